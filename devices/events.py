@@ -8,10 +8,11 @@ import stat
 import threading
 import warnings
 from collections.abc import Callable
-from types import TracebackType
-from typing import IO, Generic, Self, TypeVar
+from typing import IO, Generic, TypeVar
 
 import msgspec
+
+from mdp.closing import Closing
 
 #: Where an agent in another program reports; `mdp-agent` prints what it reports.
 LOG = logging.getLogger("mdp.agent")
@@ -98,7 +99,7 @@ class Events:
             return
 
 
-class BackgroundWriter(Generic[T]):
+class BackgroundWriter(Generic[T], Closing):
     """Calls `write` in a thread: `select` reports a file on a hanging network as writable."""
 
     def __init__(
@@ -124,14 +125,7 @@ class BackgroundWriter(Generic[T]):
         while (item := self._items.get()) is not None:
             self._write(item)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Write what is left, and end the thread."""
         self._items.put(None)
         self._thread.join(LEAVE_S)

@@ -14,7 +14,6 @@ from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from partitioner.config import (
     BuildConfig,
-    PlanSettings,
     checked,
     checked_plan,
     key_of,
@@ -23,6 +22,7 @@ from partitioner.config import (
 )
 from partitioner.planner.make_plan import Planned
 from partitioner.run.folder import RunFolder, bundle_name
+from partitioner.run.plan_settings import PlanSettings
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
     Augmentation,

@@ -7,60 +7,17 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta
 
 from mdp.errors import InputError
 from mdp.files import Record, read_toml
 from mdp.formats.plan import TeacherArgument
-from partitioner.planner.make_plan import PlanOptions, precisions_of
+from partitioner.run.plan_settings import PlanSettings, check_argument
 from partitioner.run.settings import Asked
 
 R = TypeVar("R", bound=Record)
-#: Arguments of a teacher that are not the user's to set.
-_RESERVED = ("num_classes", "in_chans", "pretrained", "checkpoint_path", "dynamic_img_size")
-
-
-class PlanSettings(PlanOptions, frozen=True, kw_only=True):
-    """What is planned: the table `[plan]` of run.toml."""
-
-    teacher: Annotated[
-        str, Meta(description="timm's name of a plain ViT, for instance vit_base_patch16_224")
-    ]
-    profiles: Annotated[
-        list[str],
-        Meta(
-            description="Device profiles: files, or names of shipped ones; 'NAME*3' is three "
-            "boards of a kind"
-        ),
-    ]
-    teacher_args: Annotated[
-        dict[str, TeacherArgument],
-        Meta(description="Arguments of timm's constructor of it: key=value, one or more"),
-    ] = msgspec.field(default_factory=dict)
-    precision: Annotated[
-        list[str], Meta(description="Precisions to plan with, of those measured; default: fp32")
-    ] = msgspec.field(default_factory=list)
-    runs: Annotated[
-        list[str],
-        Meta(description="Evaluated bundles of your own to predict accuracy from"),
-    ] = msgspec.field(default_factory=list)
-    families: Annotated[
-        list[str] | None,
-        Meta(
-            description="Architectures of members: ViT, cut from the teacher, families or names of "
-            "timm's networks, or all; default: ViT, and networks with a file in --weights"
-        ),
-    ] = None
-
-    def check(self) -> None:
-        """Raise InputError for a value out of range, or without a target."""
-        super().check()
-        precisions_of(self.precision, self.any_precision)
-        for key in self.teacher_args:
-            _check_argument(key)
 
 
 class BuildConfig(Asked, frozen=True, kw_only=True):
@@ -119,10 +76,7 @@ class Given:
 
     def build(self) -> BuildConfig:
         """The configuration of a build; raises InputError naming option, or file and key."""
-        config = self._record(BuildConfig)
-        with self.naming():
-            config.plan.check()
-        return config
+        return self._record(BuildConfig)
 
     def training(self) -> Asked:
         """The configuration of a training, without a plan; raises InputError."""
@@ -130,10 +84,7 @@ class Given:
 
     def planning(self) -> PlanSettings:
         """The configuration of a plan, without a training; raises InputError."""
-        settings = self._record(_PlanOnly).plan
-        with self.naming():
-            settings.check()
-        return settings
+        return self._record(_PlanOnly).plan
 
     def value(self, key: str) -> Any:
         """The value of one key, None where it is not given; raises InputError."""
@@ -153,7 +104,8 @@ class Given:
         names = {found.encode_name for found in msgspec.structs.fields(kind)}
         content = {name: table for name, table in self.tables.items() if name in names}
         try:
-            return msgspec.convert(content, kind)
+            with self.naming():
+                return msgspec.convert(content, kind)
         except msgspec.ValidationError as error:
             what, _, place = str(error).partition(" - at `$.")
             raise InputError(self._explained(what, place.removesuffix("`"))) from error
@@ -259,16 +211,11 @@ def parse_arguments(pairs: Sequence[str]) -> dict[str, TeacherArgument]:
         key, equals, text = pair.partition("=")
         if not (equals and key.isidentifier() and text):
             raise InputError(f"--teacher-arg: expected key=value, got {pair!r}")
-        _check_argument(key)
+        check_argument(key)
         if key in parsed:
             raise InputError(f"--teacher-arg: {key!r} is given twice")
         parsed[key] = _value(text)
     return parsed
-
-
-def _check_argument(key: str) -> None:
-    if key in _RESERVED:
-        raise InputError(f"--teacher-arg: {key!r} is set by mdp-partition itself")
 
 
 def _value(text: str) -> TeacherArgument:

@@ -15,7 +15,7 @@ from mdp.formats.plan import Plan
 from mdp.formats.profile import DeviceProfile, read_profiles
 from mdp.runtimes.base import Execution
 from mdp.runtimes.select import check_execution
-from partitioner.config import BuildConfig, PlanSettings
+from partitioner.config import BuildConfig
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
 from partitioner.estimates.accuracy_law import Training
 from partitioner.export.evaluate import Report, evaluate, write_report
@@ -27,8 +27,9 @@ from partitioner.export.write import export_bundle
 from partitioner.networks.members import check_member
 from partitioner.networks.teacher import teacher_spec
 from partitioner.networks.weight_init import check_source
-from partitioner.planner.make_plan import Planned, make_planned, precisions_of
+from partitioner.planner.make_plan import Planned, make_planned
 from partitioner.run.folder import RunFolder, bundle_name, default_run
+from partitioner.run.plan_settings import PlanSettings
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
     Asked,
@@ -128,14 +129,10 @@ def planned_for(
     """The plan of `settings`; see `make_planned`."""
     return make_planned(
         teacher_spec(settings.teacher, settings.teacher_args),
-        settings.profiles,
         settings,
         num_classes,
-        precisions=precisions_of(settings.precision, settings.any_precision),
-        runs=[Path(run) for run in settings.runs],
         training=training,
         rows=rows,
-        families=settings.families,
         weights=weights,
         explained=explained,
         front=front,

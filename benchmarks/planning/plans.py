@@ -14,7 +14,8 @@ from mdp.formats.plan import Plan
 from mdp.formats.profile import shipped_profiles
 from partitioner.cli.plan_plot import draw_plan
 from partitioner.networks.teacher import teacher_spec
-from partitioner.planner.make_plan import Planned, PlanOptions, make_planned
+from partitioner.planner.make_plan import Planned, make_planned
+from partitioner.run.plan_settings import PlanSettings
 
 TEACHERS = ("vit_base_patch16_224",)
 TARGETS_MS = (20.0, 50.0, 100.0)
@@ -32,11 +33,11 @@ DRAWN = (TEACHERS[0], 20.0, "without both GPUs", "every family")
 
 def planned(teacher: str, target_ms: float, fleet: str, members: str) -> Planned:
     names = [name for name in shipped_profiles() if name not in FLEETS[fleet]]
-    return make_planned(
-        teacher_spec(teacher, {}), names, PlanOptions(latency_ms=target_ms), 1000,
-        families=MEMBERS[members], explained=True,
-        front=(teacher, target_ms, fleet, members) == DRAWN,
-    )  # fmt: skip
+    settings = PlanSettings(
+        teacher=teacher, profiles=names, latency_ms=target_ms, families=MEMBERS[members]
+    )
+    front = (teacher, target_ms, fleet, members) == DRAWN
+    return make_planned(teacher_spec(teacher, {}), settings, 1000, explained=True, front=front)
 
 
 def _together(plan: Plan) -> str:

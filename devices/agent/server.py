@@ -9,6 +9,7 @@ computes or has failed.
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from devices.agent.bundles import GRACE_S, LoadableBundle, ServedBundle, warmed
 from devices.agent.counters import Counters
@@ -351,34 +352,23 @@ class Agent:
         now_s: float,
     ) -> Job:
         """The admitted request; raises NoFrameError."""
-        deadline_s = now_s + request.budget_ms / 1e3
+        admitted: dict[str, Any] = {
+            "route": peer.route,
+            "client": peer.client,
+            "request_id": request.request_id,
+            "served": served,
+            "arrived_s": now_s,
+            "deadline_s": now_s + request.budget_ms / 1e3,
+            "traceparent": request.traceparent,
+        }
         if isinstance(request, Infer):
-            return PictureJob(
-                route=peer.route,
-                client=peer.client,
-                request_id=request.request_id,
-                served=served,
-                arrived_s=now_s,
-                deadline_s=deadline_s,
-                traceparent=request.traceparent,
-                infer=request,
-                buffer=buffer,
-            )
+            return PictureJob(infer=request, buffer=buffer, **admitted)
         if self._frames is None:
             raise NoFrameError("this agent has no source (--source)")
         frame = self._frames.match(
             view_of(served.source.assignment), ago_ms=request.ago_ms, within_ms=request.within_ms
         )
-        return FrameJob(
-            route=peer.route,
-            client=peer.client,
-            request_id=request.request_id,
-            served=served,
-            arrived_s=now_s,
-            deadline_s=deadline_s,
-            traceparent=request.traceparent,
-            frame=frame,
-        )
+        return FrameJob(frame=frame, **admitted)
 
     # Away from the socket.
 

@@ -10,10 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from mdp.cameras import LEAVE_S, Camera, Source
+from mdp.closing import Closing
 from mdp.errors import AgentError, PictureError
 from mdp.formats.plan import Assignment, Region
 from mdp.pictures.crop import Pixels, crop, load_picture, side_for
@@ -78,7 +78,7 @@ def nearest(frames: Sequence[Frame], view: ViewKey, wanted_s: float) -> Frame | 
     return best
 
 
-class FrameBuffer:
+class FrameBuffer(Closing):
     """Keeps the last frames of one source, cut to the views of the served bundles."""
 
     def __init__(
@@ -231,11 +231,7 @@ class FrameBuffer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the thread that reads the source."""
         self._over.set()
         self._thread.join(LEAVE_S)

@@ -7,19 +7,19 @@ import subprocess
 import sys
 import tempfile
 import threading
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from devices.probe.child import Failed, Reply, Request, StillRunning
+from mdp.closing import Closing
 
 _REPLY: msgspec.json.Decoder[Reply | StillRunning] = msgspec.json.Decoder(Reply | StillRunning)
 #: Without numpy's idle threads beside the measured ones.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
 
 
-class Worker:
+class Worker(Closing):
     """Starts `devices.probe.child` at the first request, and again after it has ended."""
 
     def __init__(self) -> None:
@@ -105,17 +105,6 @@ class Worker:
         self.stop()
         self._stderr.close()
         self._cache.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _read(process: Any, lines: "queue.SimpleQueue[bytes]") -> None:

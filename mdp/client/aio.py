@@ -22,7 +22,7 @@ from mdp.client.base import (
     DEFAULT_DEADLINE_MS,
     BaseClient,
     Connecting,
-    Link,
+    FleetConnection,
     StreamOptions,
     WatchOptions,
 )
@@ -60,8 +60,8 @@ class AsyncClient(BaseClient):
         """See `connect`, which does the same."""
         super().__init__(fleet, **options)
         self._something_happened = asyncio.Event()
-        #: The link for new calls, and those whose calls have not ended.
-        self._links: list[Link] = []
+        #: The connection for new calls, and those whose calls have not ended.
+        self._connections: list[FleetConnection] = []
         #: How long to wait for agents until the first call; 0 once that is done.
         self._connect_s = self._options.timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -95,9 +95,9 @@ class AsyncClient(BaseClient):
         """Wait for the agents, as long as nobody has; for `left_s` at most."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._listen(self._link)
+            self._listen(self._connection)
         if self._connect_s:
-            await self._wait(min(self._connect_s, left_s), self._link.settled)
+            await self._wait(min(self._connect_s, left_s), self._connection.settled)
             self._connect_s = 0.0
 
     def close(self) -> None:
@@ -105,9 +105,9 @@ class AsyncClient(BaseClient):
         self._closed = True
         if self._process is not this_process():
             return
-        for link in list(self._links):
-            self._leave(link)
-        self._link.transport.close()
+        for connection in list(self._connections):
+            self._leave(connection)
+        self._connection.transport.close()
         if self._loop is not None and not self._loop.is_closed():
             for pending in self._pending:
                 pending.cancel()
@@ -125,9 +125,9 @@ class AsyncClient(BaseClient):
         Late replies to a cancelled call are ignored.
         """
         deadline = self._deadline(deadline_ms)
-        async with self._link_for(deadline) as link:
-            question = await self._cut(link, picture, deadline)
-            return await self._answered(link, question, deadline)
+        async with self._connection_for(deadline) as connection:
+            question = await self._cut(connection, picture, deadline)
+            return await self._answered(connection, question, deadline)
 
     async def look(
         self,
@@ -139,8 +139,8 @@ class AsyncClient(BaseClient):
         """What the devices' own cameras see; see `Client.look`."""
         deadline = self._deadline(deadline_ms)
         question = self._camera_question(at, within_ms)
-        async with self._link_for(deadline) as link:
-            return await self._answered(link, question, deadline)
+        async with self._connection_for(deadline) as connection:
+            return await self._answered(connection, question, deadline)
 
     @overload
     def watch(
@@ -170,18 +170,20 @@ class AsyncClient(BaseClient):
             await asyncio.sleep(max(0.0, started_s + how.every_ms / 1e3 - self._clock()))
 
     @asynccontextmanager
-    async def _link_for(self, deadline: Deadline) -> AsyncIterator[Link]:
-        """The link of a new call until that ends; the first one waits for the agents."""
+    async def _connection_for(self, deadline: Deadline) -> AsyncIterator[FleetConnection]:
+        """The connection of a new call until that ends; the first one waits for the agents."""
         self._check_usable()
         if self._connect_s or self._loop is None:
             await self._first_wait(deadline.left_s(self._clock()))
-        with self._in_use() as link:
+        with self._in_use() as connection:
             try:
-                yield link
+                yield connection
             finally:
                 self._something_happened.set()
 
-    async def _answered(self, link: Link, question: Question, deadline: Deadline) -> Prediction:
+    async def _answered(
+        self, connection: FleetConnection, question: Question, deadline: Deadline
+    ) -> Prediction:
         self._check_usable()
         answered = asyncio.get_running_loop().create_future()
         self._pending.add(answered)
@@ -191,23 +193,25 @@ class AsyncClient(BaseClient):
             if not answered.done():
                 answered.set_result(None)
 
-        self._drain(link)
-        call = link.dispatcher.submit(question, deadline, done)
-        self._drain(link)
+        self._drain(connection)
+        call = connection.dispatcher.submit(question, deadline, done)
+        self._drain(connection)
         while not answered.done():
-            left_s = link.dispatcher.next_wake_s() - self._clock()
+            left_s = connection.dispatcher.next_wake_s() - self._clock()
             if math.isfinite(left_s):
                 await asyncio.wait([answered], timeout=max(0.0, left_s))
             # What is in hand counts, also if the loop was too busy to take it in.
-            self._drain(link)
-            link.dispatcher.tick()
+            self._drain(connection)
+            connection.dispatcher.tick()
         # Raises where closing the client has cancelled it.
         answered.result()
         return call.result()
 
-    async def _cut(self, link: Link, picture: Picture, deadline: Deadline) -> PictureQuestion:
+    async def _cut(
+        self, connection: FleetConnection, picture: Picture, deadline: Deadline
+    ) -> PictureQuestion:
         if is_quick(picture):
-            return link.cut(picture)
+            return connection.cut(picture)
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def done() -> None:
@@ -215,7 +219,7 @@ class AsyncClient(BaseClient):
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(ended.set)
 
-        cutter, waiting = link.start_cut(picture, done), asyncio.ensure_future(ended.wait())
+        cutter, waiting = connection.start_cut(picture, done), asyncio.ensure_future(ended.wait())
         try:
             await asyncio.wait([waiting], timeout=deadline.left_s(self._clock()))
         finally:
@@ -293,7 +297,7 @@ class AsyncClient(BaseClient):
         self._check_usable()
         await self._first_wait(timeout_s)
         asked = self._ask_all()
-        self._drain(self._link)
+        self._drain(self._connection)
         await self._wait(timeout_s, lambda: self._all_told(asked))
         return self._device_statuses(asked)
 
@@ -306,43 +310,45 @@ class AsyncClient(BaseClient):
         check_timeout_s(timeout_s)
         self._check_usable()
         await self._first_wait(timeout_s)
-        link = Link(self._options, self._clock, stacklevel=2)
-        self._listen(link)
+        connection = FleetConnection(self._options, self._clock, stacklevel=2)
+        self._listen(connection)
         try:
-            await self._wait(timeout_s, link.settled)
-            link = self._adopt(link)
+            await self._wait(timeout_s, connection.settled)
+            connection = self._adopt(connection)
             # Each ends by its deadline.
-            await self._wait(math.inf, lambda: not link.users)
+            await self._wait(math.inf, lambda: not connection.users)
         finally:
             # The former one or, if that failed, the new one. Calls that somebody who gave up
             # waiting has left on the former one end with the client.
-            if link is not self._link and not link.users:
-                self._leave(link)
+            if connection is not self._connection and not connection.users:
+                self._leave(connection)
 
-    def _listen(self, link: Link) -> None:
-        self._links.append(link)
-        asyncio.get_running_loop().add_reader(link.transport.fileno(), self._drain, link)
+    def _listen(self, connection: FleetConnection) -> None:
+        self._connections.append(connection)
+        asyncio.get_running_loop().add_reader(
+            connection.transport.fileno(), self._drain, connection
+        )
 
-    def _leave(self, link: Link) -> None:
-        if link in self._links:
-            self._links.remove(link)
+    def _leave(self, connection: FleetConnection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
             if self._loop is not None and not self._loop.is_closed():
-                self._loop.remove_reader(link.transport.fileno())
-            link.transport.close()
+                self._loop.remove_reader(connection.transport.fileno())
+            connection.transport.close()
 
-    def _drain(self, link: Link) -> None:
+    def _drain(self, connection: FleetConnection) -> None:
         """Take in what is there, of each device as much as for one turn of the loop."""
-        if events := link.transport.poll(0):
-            link.dispatcher.handle(events)
+        if events := connection.transport.poll(0):
+            connection.dispatcher.handle(events)
             self._something_happened.set()
-        if link.transport.unfinished and not link.goes_on:
-            link.goes_on = True
-            asyncio.get_running_loop().call_soon(self._go_on, link)
+        if connection.transport.unfinished and not connection.goes_on:
+            connection.goes_on = True
+            asyncio.get_running_loop().call_soon(self._go_on, connection)
 
-    def _go_on(self, link: Link) -> None:
-        link.goes_on = False
-        if link in self._links:
-            self._drain(link)
+    def _go_on(self, connection: FleetConnection) -> None:
+        connection.goes_on = False
+        if connection in self._connections:
+            self._drain(connection)
 
     async def _wait(self, timeout_s: float, reached: Callable[[], bool]) -> None:
         until_s = self._clock() + timeout_s
@@ -353,8 +359,8 @@ class AsyncClient(BaseClient):
                     await self._something_happened.wait()
             except TimeoutError:
                 # Those that are not there may have to be dialled again, which no event tells.
-                for link in self._links:
-                    self._drain(link)
+                for connection in self._connections:
+                    self._drain(connection)
             self._check_usable()
 
 

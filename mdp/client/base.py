@@ -50,10 +50,10 @@ DEFAULT_DEADLINE_MS = 1000.0
 CONNECT_TIMEOUT_S = 1.0
 
 
-class Link:
+class FleetConnection:
     """A fleet and its bundle as they were read once, and the sockets and calls that go with them.
 
-    Everything of a call happens on one link, so that no answer is made of two bundles.
+    Everything of a call happens on one connection, so that no answer is made of two bundles.
     """
 
     def __init__(self, options: "Options", clock: Clock, *, stacklevel: int) -> None:
@@ -64,7 +64,7 @@ class Link:
         self.fleet: Fleet
         self.bundle: Bundle
         self.fleet, self.bundle = read_fleet(options.fleet)
-        #: One object for each caller that holds this link.
+        #: One object for each caller that holds this connection.
         self.users: set[object] = set()
         #: Whether an event loop goes on taking in what has come in its next turn.
         self.goes_on = False
@@ -195,14 +195,14 @@ class StreamOptions:
 
 
 class BaseClient:
-    """What both clients hold: the link for new calls, and what was asked for."""
+    """What both clients hold: the connection for new calls, and what was asked for."""
 
     def __init__(self, fleet: str | os.PathLike[str], **options: Unpack[Connecting]) -> None:
         self._options = Options(fleet=checked_path("fleet", fleet), **options)
         self._clock: Clock = time.monotonic
         self._closed = False
         self._process = this_process()
-        self._link = Link(self._options, self._clock, stacklevel=4)
+        self._connection = FleetConnection(self._options, self._clock, stacklevel=4)
 
     @classmethod
     def connect(cls, fleet: str | os.PathLike[str], **options: Unpack[Connecting]) -> Self:
@@ -223,12 +223,12 @@ class BaseClient:
     @property
     def fleet(self) -> Fleet:
         """The fleet that new calls go to."""
-        return self._link.fleet
+        return self._connection.fleet
 
     @property
     def bundle(self) -> Bundle:
         """The bundle by which new calls are answered."""
-        return self._link.bundle
+        return self._connection.bundle
 
     def leave_out(self, *devices: str) -> None:
         """Ask none of `devices` in calls that begin from now on, and all others again.
@@ -258,35 +258,35 @@ class BaseClient:
 
     @property
     def _dispatcher(self) -> Dispatcher:
-        return self._link.dispatcher
+        return self._connection.dispatcher
 
     @property
     def _transport(self) -> Dealers:
-        return self._link.transport
+        return self._connection.transport
 
-    def _adopt(self, link: Link) -> Link:
-        """From now on calls begin on `link`; returns the one before."""
-        former, self._link = self._link, link
-        LOG.info("%s: now in use, digest %s", link.bundle.path, link.bundle.digest[:12])
-        link.dispatcher.counters.update(former.dispatcher.counters)
-        link.dispatcher.left_out = former.dispatcher.left_out
+    def _adopt(self, connection: FleetConnection) -> FleetConnection:
+        """From now on calls begin on `connection`; returns the one before."""
+        former, self._connection = self._connection, connection
+        LOG.info("%s: now in use, digest %s", connection.bundle.path, connection.bundle.digest[:12])
+        connection.dispatcher.counters.update(former.dispatcher.counters)
+        connection.dispatcher.left_out = former.dispatcher.left_out
         return former
 
     @contextmanager
-    def _in_use(self) -> Iterator[Link]:
-        """The link of a new call: its bundle and sockets stay until the end."""
+    def _in_use(self) -> Iterator[FleetConnection]:
+        """The connection of a new call: its bundle and sockets stay until the end."""
         self._check_usable()
         user = object()
-        link = self._link
-        link.users.add(user)
-        while link is not self._link:  # another thread has reloaded
-            link.users.discard(user)
-            link = self._link
-            link.users.add(user)
+        connection = self._connection
+        connection.users.add(user)
+        while connection is not self._connection:  # another thread has reloaded
+            connection.users.discard(user)
+            connection = self._connection
+            connection.users.add(user)
         try:
-            yield link
+            yield connection
         finally:
-            link.users.discard(user)
+            connection.users.discard(user)
 
     def _deadline(self, deadline_ms: float) -> Deadline:
         """The deadline of a call that begins now; raises InputError."""

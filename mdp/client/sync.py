@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 from mdp.arguments import (
@@ -27,7 +26,7 @@ from mdp.client.base import (
     DEFAULT_DEADLINE_MS,
     BaseClient,
     Connecting,
-    Link,
+    FleetConnection,
     StreamOptions,
     WatchOptions,
 )
@@ -35,6 +34,7 @@ from mdp.client.crops import is_quick
 from mdp.client.dispatcher import Call
 from mdp.client.questions import PictureQuestion, Question
 from mdp.client.status import DeviceStatus
+from mdp.closing import Closing
 from mdp.errors import InferenceError, PictureError
 from mdp.pictures.crop import Picture
 from mdp.pictures.decoders import Decoding
@@ -50,7 +50,7 @@ _CHECK_S = 0.005
 _CONNECT_SHARE = 0.5
 
 
-class Client(BaseClient):
+class Client(BaseClient, Closing):
     """Classifies pictures with a fleet; calls from several threads take turns.
 
     with mdp.Client.connect("fleet.toml") as client:
@@ -64,7 +64,7 @@ class Client(BaseClient):
         #: The thread whose turn it is.
         self._holder: int | None = None
         try:
-            self._wait(self._link, self._options.timeout_s, self._link.settled)
+            self._wait(self._connection, self._options.timeout_s, self._connection.settled)
         except BaseException:  # Ctrl-C while it waits
             self.close()
             raise
@@ -94,8 +94,8 @@ class Client(BaseClient):
         """
         deadline = self._deadline(deadline_ms)
         question = self._camera_question(at, within_ms)
-        with self._in_use() as link:
-            return self._answered(link, question, deadline)
+        with self._in_use() as connection:
+            return self._answered(connection, question, deadline)
 
     @overload
     def watch(self, *, errors: Raising = ..., **how: Unpack[Watching]) -> Iterator[Prediction]: ...
@@ -178,21 +178,23 @@ class Client(BaseClient):
     def _begun(self, picture: Picture, deadline: Deadline) -> Callable[[], Prediction]:
         """Begin a call; returns what waits for its answer."""
         try:
-            with self._in_use() as link:
-                question = self._cut(link, picture, deadline, tending=True)
+            with self._in_use() as connection:
+                question = self._cut(connection, picture, deadline, tending=True)
                 with self._in_turn(deadline):
-                    return partial(self._awaited, link, self._submit(link, question, deadline))
+                    return partial(
+                        self._awaited, connection, self._submit(connection, question, deadline)
+                    )
         except (InferenceError, PictureError) as error:
             return partial(_raise, error)
 
-    def _awaited(self, link: Link, call: Call) -> Prediction:
+    def _awaited(self, connection: FleetConnection, call: Call) -> Prediction:
         """The answer of a call under way, which another thread's turn may bring as well."""
         while call.answer is None:
             self._check_usable()
             if self._turn.acquire(timeout=_CHECK_S):
                 with self._holding():
                     while call.answer is None:
-                        link.step()
+                        connection.step()
         return call.result()
 
     def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
@@ -203,7 +205,7 @@ class Client(BaseClient):
         check_timeout_s(timeout_s)
         with self._in_turn(Deadline(self._clock(), timeout_s * 1e3)):
             asked = self._ask_all()
-            self._wait(self._link, timeout_s, lambda: self._all_told(asked))
+            self._wait(self._connection, timeout_s, lambda: self._all_told(asked))
             return self._device_statuses(asked)
 
     def reload(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
@@ -214,20 +216,20 @@ class Client(BaseClient):
         """
         check_timeout_s(timeout_s)
         self._check_usable()
-        link = Link(self._options, self._clock, stacklevel=2)
+        connection = FleetConnection(self._options, self._clock, stacklevel=2)
         try:
-            self._wait(link, timeout_s, link.settled)
+            self._wait(connection, timeout_s, connection.settled)
             self._turn.acquire()
             with self._holding():
-                link = self._adopt(link)
+                connection = self._adopt(connection)
                 # Each ends by its deadline.
-                while link.dispatcher.busy:
-                    link.step()
+                while connection.dispatcher.busy:
+                    connection.step()
         finally:
             # The former one or, if that failed, the new one. Where a call still cuts its picture,
             # the sockets close with the last reference.
-            if not link.users:
-                link.transport.close()
+            if not connection.users:
+                connection.transport.close()
 
     def close(self) -> None:
         """Close the connections; the client cannot be used afterwards.
@@ -244,29 +246,23 @@ class Client(BaseClient):
         self._check_usable()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _classify(self, picture: Picture, deadline: Deadline) -> Prediction:
-        with self._in_use() as link:
-            return self._answered(link, self._cut(link, picture, deadline), deadline)
+        with self._in_use() as connection:
+            return self._answered(connection, self._cut(connection, picture, deadline), deadline)
 
-    def _answered(self, link: Link, question: Question, deadline: Deadline) -> Prediction:
+    def _answered(
+        self, connection: FleetConnection, question: Question, deadline: Deadline
+    ) -> Prediction:
         with self._in_turn(deadline):
-            call = self._submit(link, question, deadline)
+            call = self._submit(connection, question, deadline)
             while call.answer is None:
-                link.step()
+                connection.step()
         return call.result()
 
-    def _submit(self, link: Link, question: Question, deadline: Deadline) -> Call:
+    def _submit(self, connection: FleetConnection, question: Question, deadline: Deadline) -> Call:
         # Connections that went or came since the last call are settled before any is asked.
-        link.step(0.0)
-        return link.dispatcher.submit(question, deadline)
+        connection.step(0.0)
+        return connection.dispatcher.submit(question, deadline)
 
     @contextmanager
     def _in_turn(self, deadline: Deadline) -> Iterator[None]:
@@ -290,41 +286,50 @@ class Client(BaseClient):
             self._turn.release()
 
     def _cut(
-        self, link: Link, picture: Picture, deadline: Deadline, *, tending: bool = False
+        self,
+        connection: FleetConnection,
+        picture: Picture,
+        deadline: Deadline,
+        *,
+        tending: bool = False,
     ) -> PictureQuestion:
         """Every member's crop; a decoder that is not done in time is left to itself.
 
         With `tending`, calls under way are not kept waiting for it.
         """
         if is_quick(picture):
-            return link.cut(picture)
-        cutter = link.start_cut(picture)
+            return connection.cut(picture)
+        cutter = connection.start_cut(picture)
         try:
-            self._join(link, cutter, deadline.decide_s, tending=tending)
+            self._join(connection, cutter, deadline.decide_s, tending=tending)
         finally:
             why = cutter.abandon() if cutter.is_alive() else ""
         if why:
             raise self._too_late(deadline, why)
         return cutter.result()
 
-    def _join(self, link: Link, cutter: Decoding[Any], until_s: float, *, tending: bool) -> None:
+    def _join(
+        self, connection: FleetConnection, cutter: Decoding[Any], until_s: float, *, tending: bool
+    ) -> None:
         """Wait for `cutter` until `until_s`; calls under way are decided in time meanwhile."""
         while cutter.is_alive() and (left_s := until_s - self._clock()) > 0:
-            cutter.join(min(left_s, self._tend(link)) if tending else left_s)
+            cutter.join(min(left_s, self._tend(connection)) if tending else left_s)
 
-    def _tend(self, link: Link) -> float:
+    def _tend(self, connection: FleetConnection) -> float:
         """Take in what has come for calls under way; seconds until the next has to be decided."""
         if not self._turn.acquire(blocking=False):
             # The thread whose turn it is sees to all calls.
             return _CHECK_S
         with self._holding():
-            link.step(0.0)
-            return max(0.0, link.dispatcher.next_wake_s() - self._clock())
+            connection.step(0.0)
+            return max(0.0, connection.dispatcher.next_wake_s() - self._clock())
 
-    def _wait(self, link: Link, timeout_s: float, reached: Callable[[], bool]) -> None:
+    def _wait(
+        self, connection: FleetConnection, timeout_s: float, reached: Callable[[], bool]
+    ) -> None:
         until_s = self._clock() + timeout_s
         while not reached() and (left_s := until_s - self._clock()) > 0:
-            link.step(left_s)
+            connection.step(left_s)
 
 
 def _outcome(

@@ -8,9 +8,10 @@ import contextlib
 import ipaddress
 import secrets
 from collections.abc import Mapping
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Self
 
+from mdp.closing import Closing
 from mdp.discovery.announcements import Found
 from mdp.errors import AgentError, InputError, MDPError
 from mdp.extras import install
@@ -61,7 +62,7 @@ def _own_addresses() -> list[ipaddress.IPv4Address]:
     ]
 
 
-class Announcer:
+class Announcer(Closing):
     """Announces an agent on the networks that reach it, until it is closed."""
 
     def __init__(self, bound: str, texts: Mapping[str, str]) -> None:
@@ -114,14 +115,6 @@ class Announcer:
     def __enter__(self) -> Self:
         self.begin()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _not_working(error: Exception) -> AgentError:

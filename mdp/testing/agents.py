@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Self
 
 from mdp.client.sync import Client
+from mdp.closing import Closing
 from mdp.errors import InputError
 from mdp.extras import install
 from mdp.formats.bundle import Bundle
@@ -79,7 +80,7 @@ class AgentProcess(LineProcess):
         return f"{self.events} {self.stderr}"
 
 
-class AgentFleet:
+class AgentFleet(Closing):
     """Agents by their fleet entry's name: a device, or `device/label` for a replica.
 
     Ends all of them at the end of its `with` block.
@@ -160,14 +161,7 @@ class AgentFleet:
         with Client.connect(path, fusion=fusion, timeout_s=self.patience_s) as client:
             yield client
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End every agent."""
         for agent in [*self.agents.values(), *self._retired]:
             agent.close()

@@ -9,8 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Self
+from types import MappingProxyType
+
+from mdp.closing import Closing
 
 #: Seconds, long enough for a busy machine; nothing waits so long unless it fails.
 PATIENCE_S = 60.0
@@ -54,7 +55,7 @@ class Lines:
         return self._waiting.popleft()
 
 
-class LineProcess:
+class LineProcess(Closing):
     """A process whose standard output is read, and whose standard input is written, line by line.
 
     Every wait ends after `patience_s` seconds with an AssertionError that quotes the process's log.
@@ -191,14 +192,3 @@ class LineProcess:
         self.process.wait(self.patience_s)
         self._stdin.close()
         self._stdout.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -10,9 +10,8 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from mdp.closing import Closing
 from mdp.testing import relay_process
 from mdp.testing.processes import LineProcess
 from mdp.testing.relay_process import Link
@@ -21,7 +20,7 @@ from mdp.testing.relay_process import Link
 WELL = Link()
 
 
-class Relay:
+class Relay(Closing):
     """Listens on loopback and passes on to `address`, as `link` says at that moment.
 
     In a process of its own, so that it takes no time from the threads of this one.
@@ -54,14 +53,3 @@ class Relay:
     def close(self) -> None:
         """End every connection, the listener and the process."""
         self._process.finish()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

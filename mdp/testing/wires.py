@@ -10,8 +10,8 @@ import contextlib
 import os
 import subprocess
 from functools import cache
-from types import TracebackType
-from typing import Self
+
+from mdp.closing import Closing
 
 #: Addresses from the block for tests of network devices (RFC 2544), so that no real one is hidden.
 NEAR, SWITCH_NEAR, SWITCH_FAR, FAR = "198.18.0.1", "198.18.0.2", "198.19.0.2", "198.19.0.1"
@@ -57,7 +57,7 @@ class Namespace:
         self._holder.communicate()
 
 
-class Wire:
+class Wire(Closing):
     """A cable to one device, at `address`; commands after `inside()` run on the device."""
 
     address = FAR
@@ -120,17 +120,6 @@ class Wire:
         # At once: what a namespace that has gone leaves behind is cleared away later.
         with self._undo:
             _run("ip", "link", "delete", NEAR_END)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 @cache

@@ -11,12 +11,12 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from mdp.closing import Closing
 from mdp.errors import AgentError
 from mdp.protocol.messages import MAX_BUFFER_BYTES, Buffer
 from mdp.transport import zap
@@ -67,7 +67,7 @@ class Peer(NamedTuple):
 Request = tuple[Peer, Sequence[Buffer]]
 
 
-class Router:
+class Router(Closing):
     """The agent's socket: one thread polls, any thread may send.
 
     A ZeroMQ socket may be used by several threads if they take turns: every use is under one lock,
@@ -316,17 +316,6 @@ class Router:
             self._router.close(linger=int(LINGER_S * 1000))
             self._finalizer()
         linger(peers, until_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _release(

@@ -1,4 +1,4 @@
-"""Models that exist, in the form that devices serve: uint8 `[N, S, S, 3]` in, logits out."""
+"""Trained models in the served form: uint8 `[N, S, S, 3]` in, logits `[N, C]` out."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,7 @@ HEADS = ["bag"]
 
 
 class ServedClassifier(nn.Module):
-    """What a device runs of a network with one classifier."""
+    """The served form of a network with one classifier."""
 
     def __init__(self, normalise: Normalise, network: nn.Module, rows: list[int] | None) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def timm_module(model: Model, weights: Path, names: int, rows: list[int]) -> nn.
 def _trained_member(
     backbone: Backbone, state: dict[str, Tensor], weights: Path, names: int, rows: list[int]
 ) -> nn.Module:
-    """A member trained by MDP, without its boost head; InputError for another's weights."""
+    """A member trained by MDP, without its boost head; raises InputError for other weights."""
     found = len(state["bag.weight"])
     if found != names:
         raise InputError(f"{weights}: tells {found} classes apart, its labels name {names}")
@@ -123,7 +123,7 @@ def onnx_member(model: Model, path: Path, names: int, rows: list[int]) -> tuple[
 
 
 def _rename(graph: Any, names: dict[str, str]) -> None:
-    """Give tensors of the graph other names, so that the served form's are free."""
+    """Rename tensors of the graph that have names of the served form."""
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
@@ -132,12 +132,12 @@ def _rename(graph: Any, names: dict[str, str]) -> None:
 
 
 def _shape(value: Any) -> list[int]:
-    """Sizes of a tensor, 0 for what is left open."""
+    """Sizes of a tensor, 0 for open dimensions."""
     return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
 
 
 def _picture_input(value: Any, path: Path, image_size: int | None) -> int:
-    """Side of the square that the input takes; raises InputError for another kind of input."""
+    """Side in pixels of the model's square input; raises InputError for any other input."""
     import onnx
 
     kind, shape = value.type.tensor_type.elem_type, _shape(value)
@@ -173,7 +173,7 @@ def _tensor(name: str, value: Any) -> Any:
 
 
 def _normalised(value: Any, target: str, model: Model) -> tuple[list[Any], list[Any]]:
-    """Nodes from `images` to the model's own input, and the numbers that they need."""
+    """Nodes from `images` to the model's own input, and their constants."""
     import onnx
     from onnx import helper
 
@@ -194,7 +194,7 @@ def _normalised(value: Any, target: str, model: Model) -> tuple[list[Any], list[
 
 
 def own_logits(path: Path, model: Model, pixels: Pixels, rows: list[int]) -> Any:
-    """Logits `[N, C]` as the ONNX file itself gives them, one picture at a time."""
+    """Logits `[N, C]` of the ONNX file itself, one picture at a time."""
     from mdp.runtimes.onnxruntime import open_session
 
     session = open_session(path)
@@ -211,8 +211,8 @@ def own_logits(path: Path, model: Model, pixels: Pixels, rows: list[int]) -> Any
     return np.concatenate(found)
 
 
-def counted(content: bytes) -> tuple[int, int]:
-    """Learned numbers of a served model, and multiply-accumulates of one picture."""
+def count_costs(content: bytes) -> tuple[int, int]:
+    """Parameters of a served model, and its multiply-accumulates for one picture."""
     import onnx
     from onnx import shape_inference
 

@@ -1,4 +1,4 @@
-"""Which models make up an assembled bundle, and the plan that they come to. Plain functions."""
+"""Models of an assembled bundle, and their plan. Pure."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ from partitioner.estimates.latency_networks import (
 from partitioner.estimates.macs import macs, memory_bytes
 from partitioner.estimates.network import choose_encoding, network_ms
 
-#: How many names a message shows.
+#: Most names in a message.
 _SHOWN = 5
 Channels = tuple[float, float, float]
 
@@ -38,9 +38,9 @@ class Model(Record, frozen=True):
     """One model of a models.toml: an ONNX file, or a timm name with weights."""
 
     device: DeviceName
-    #: Names of the classes that the model tells apart, one a line, in its order.
+    #: File with the names of the model's classes, one a line, in its order.
     labels: str
-    #: Two columns, parted by a tab: a class of the data, and its name in `labels`.
+    #: File with two columns, separated by a tab: a class of the data, its name in `labels`.
     map: str | None = None
     onnx: str | None = None
     timm: str | None = None
@@ -51,13 +51,13 @@ class Model(Record, frozen=True):
     #: Normalisation of pixels 0..1 of an ONNX file; timm knows its own.
     mean: Channels | None = None
     std: Channels | None = None
-    #: What its device sees of the picture's centred square; None: chosen on the data.
+    #: Its device's part of the picture's centred square; None: chosen on the data.
     region: Region | None = None
     #: Whose pictures of a scene it sees, where `--data` holds scenes.
     camera: CameraName | None = None
     precision: Precision = "fp32"
     runtime: RuntimeName = "onnxruntime"
-    #: Of the weights, in words; goes into the bundle's provenance.
+    #: Licence of the weights, in words, for the bundle's provenance.
     licence: str = "not stated"
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Model(Record, frozen=True):
 
     @property
     def source(self) -> str:
-        """The file that the numbers come from."""
+        """The file with the weights."""
         source = self.onnx or self.weights
         assert source is not None
         return source
@@ -199,9 +199,9 @@ def reference_point(profile: DeviceProfile, network: NetworkSpec) -> LatencyPoin
 def network_estimate(
     profile: DeviceProfile, network: NetworkSpec, runtime: RuntimeName
 ) -> NetworkEstimate | None:
-    """From networks measured on the device; None where those or the network's counts are lacking.
+    """The estimate from networks measured on the device; None without any that are comparable.
 
-    Raises InputError for a profile that measured a network which is not in the catalogue.
+    Raises InputError for a profile with a network that is not in the catalogue.
     """
     way = Way(
         precision=network.precision,
@@ -225,7 +225,7 @@ def assigned(
     how: str,
     num_classes: int,
 ) -> Assignment:
-    """The part of one device; `how` says where its milliseconds come from."""
+    """The assignment of one device; `how` is the source of its milliseconds."""
     encoding = choose_encoding(profile.link, network.image_size, num_classes)
     sent_ms = network_ms(profile.link, network.image_size, num_classes, encoding)
     memory = memory_bytes(network, num_classes)
@@ -256,7 +256,7 @@ def assigned(
 
 
 def assembled_plan(assignments: Sequence[Assignment], num_classes: int) -> Plan:
-    """The plan of models that exist; its target is what its slowest member is estimated to take."""
+    """The plan of assembled models; its target is the slowest member's estimate."""
     return Plan(
         target_ms=max(a.predicted_ms.total for a in assignments),
         refused=False,

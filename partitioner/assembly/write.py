@@ -1,4 +1,4 @@
-"""Turn models that exist into a bundle folder: export, check, quantise, time, fit the fusion."""
+"""Assemble trained models in a bundle folder: export, check, quantize, time, fit the fusion."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import CPU, Execution
 from mdp.runtimes.onnxruntime import open_session
 from mdp.runtimes.select import check_execution, open_runtime
-from partitioner.assembly.imported import HEADS, counted, onnx_member, own_logits, timm_module
+from partitioner.assembly.imported import HEADS, count_costs, onnx_member, own_logits, timm_module
 from partitioner.assembly.members import (
     Model,
     assembled_plan,
@@ -54,24 +54,24 @@ from partitioner.networks.submodel import SubModel
 from partitioner.regions import REGIONS, WHOLE, where
 from partitioner.run.progress import Progress
 
-#: Fewer calibration pictures than this leave the fusion weights uncertain, which is said.
+#: Fewer calibration pictures get a warning: fusion weights are then uncertain.
 FEW_PICTURES = 1000
-#: Pictures on which the served form is compared with the model itself.
+#: Pictures for the comparison of the served form with its source.
 _COMPARED = 32
-#: How often a latency is taken.
+#: Repetitions of a latency measurement.
 _ROUNDS = 5
 
 
 @dataclass(slots=True)
 class Assembly:
-    """What all models of one bundle share."""
+    """The assembly of one bundle: its data and folders."""
 
     folder: Path
     data: Dataset
     limit: int
     cache: Path
     progress: Progress
-    #: Milliseconds here on one thread of the encoders with which devices are compared.
+    #: Milliseconds of reference encoders on one thread of this machine.
     references: dict[SubModelSpec, float] = field(default_factory=dict)
 
     def write(
@@ -123,7 +123,7 @@ class Assembly:
     def _exported(
         self, model: Model, names: int, rows: list[int], path: Path, pictures: PictureSet
     ) -> NetworkSpec:
-        """Write one model in fp32 and compare it with its source; returns what it is."""
+        """Write one model in fp32 and compare it with its source; returns its spec."""
         source = self.folder / model.source
         if model.onnx is not None:
             content, size = onnx_member(model, source, names, rows)
@@ -131,7 +131,7 @@ class Assembly:
             assert model.image_size is not None
             module, size = timm_module(model, source, names, rows), model.image_size
             content = to_onnx(module, size, HEADS, {})
-        parameters, macs = counted(content)
+        parameters, macs = count_costs(content)
         write_bytes(path, content)
         some = self._views(thinned(pictures, _COMPARED), size, [WHOLE], model.camera)[0]
         if model.onnx is None:
@@ -154,7 +154,7 @@ class Assembly:
         paths: Sequence[Path],
         pictures: PictureSet,
     ) -> list[Region]:
-        """What each member sees: as its model says, else chosen on calibration pictures in fp32."""
+        """The region of each member: its model's, else chosen on calibration pictures in fp32."""
         allowed = [REGIONS if model.region is None else (model.region,) for model in models]
         some = thinned(pictures, CHOSEN_ON)
 
@@ -177,7 +177,7 @@ class Assembly:
         path: Path,
         pictures: PictureSet,
     ) -> tuple[Assignment, Contribution]:
-        """Quantize and time one model; returns its part of the plan, and its calibration logits."""
+        """Quantize and time one model; returns its assignment and its calibration logits."""
         pixels = self._views(pictures, network.image_size, [region], model.camera)[0]
         write_bytes(path, quantized(path.read_bytes(), model.precision, pixels, whole=True))
         runtime = open_runtime(
@@ -209,9 +209,9 @@ class Assembly:
         profile: DeviceProfile,
         runtime: RuntimeName,
     ) -> tuple[float, str]:
-        """Milliseconds on the device as estimated, and how that was done.
+        """Estimated milliseconds on the device, and the method in words.
 
-        From networks that were measured there; else from those here.
+        From networks measured there, else from this machine's time and a reference encoder.
         """
         if (known := network_estimate(profile, network, runtime)) is not None:
             return known.ms, (
@@ -229,7 +229,7 @@ class Assembly:
         )
 
     def _time(self, spec: SubModelSpec) -> float:
-        """One thread here, one picture, with random weights."""
+        """Milliseconds of one picture on one thread of this machine, with random weights."""
         path = self.cache / "reference.onnx"
         content = to_onnx(ServedMember(SubModel(spec, 2)), spec.image_size, HEADS, {})
         write_bytes(path, content)
@@ -239,7 +239,7 @@ class Assembly:
         return quickest_ms(run_of(open_session(path)), noise)
 
     def _provenance(self, models: Sequence[Model], pictures: PictureSet) -> dict[str, str]:
-        """Where every model comes from, in words."""
+        """Source, checksum and licence of every model."""
         facts = {
             "method": "assembled from models that exist, without training",
             "data": Path(self.data.source).name,
@@ -258,7 +258,7 @@ class Assembly:
 
 
 def _here(model: Model, image_size: int = 0) -> Execution:
-    """How a model is run on this machine, whatever its device is."""
+    """The model's execution on this machine."""
     return on_processor(
         Execution(
             runtime=model.runtime, provider=CPU, precision=model.precision, image_size=image_size
@@ -267,7 +267,7 @@ def _here(model: Model, image_size: int = 0) -> Execution:
 
 
 def quickest_ms(run: Callable[[Pixels], object], pixels: Pixels) -> float:
-    """Processor time of one thread, the least of several medians: others at work matter little."""
+    """Milliseconds of processor time on one thread, the least of several medians."""
     return min(latency_ms(run, pixels, time.process_time) for _ in range(_ROUNDS))
 
 

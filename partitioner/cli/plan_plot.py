@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mdp.formats.plan import Plan
-from partitioner.planner.pareto import ParetoPoint
+from partitioner.planner.targets import ParetoPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

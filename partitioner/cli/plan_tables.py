@@ -11,7 +11,7 @@ from partitioner.estimates.accuracy import Predictor
 from partitioner.planner.deadline import DECODED, DECODING_MS
 from partitioner.planner.explain import Explanation, cautions
 from partitioner.planner.make_plan import Planned
-from partitioner.planner.pareto import ParetoPoint
+from partitioner.planner.targets import ParetoPoint
 
 
 def print_planned(planned: Planned, console: Console | None = None) -> None:

@@ -23,7 +23,7 @@ from partitioner.estimates.latency_quantiles import (
     CLIENT_FUSE_MS,
     CLIENT_SEND_MS,
 )
-from partitioner.planner.make_plan import checked_client_mbit
+from partitioner.run.plan_settings import checked_client_mbit
 from partitioner.run.progress import Progress
 from partitioner.simulation.answer_accuracy import (
     AnswerAccuracy,

@@ -11,48 +11,48 @@ from mdp.formats.profile import DeviceProfile
 from mdp.queueing.compute_times import PAYS
 from partitioner.estimates.latency import spec_of
 
-Seat = TypeVar("Seat", Assignment, Replica)
+Part = TypeVar("Part", Assignment, Replica)
 
 
 def with_batches(plan: Plan, profiles: Iterable[DeviceProfile]) -> Plan:
     """`plan` with the best batch size of each device."""
     known = {profile.name: profile for profile in profiles}
 
-    def seated(seat: Seat, precision: str) -> Seat:
-        return replace(seat, batch=_batch(seat, precision, known[seat.device], plan.target_ms))
+    def batched(part: Part, precision: str) -> Part:
+        return replace(part, batch=_batch(part, precision, known[part.device], plan.target_ms))
 
     precisions = [assignment.spec.precision for assignment in plan.assignments]
     return replace(
         plan,
-        assignments=[seated(a, a.spec.precision) for a in plan.assignments],
-        replicas=[seated(r, precisions[r.k]) for r in plan.replicas],
+        assignments=[batched(a, a.spec.precision) for a in plan.assignments],
+        replicas=[batched(r, precisions[r.k]) for r in plan.replicas],
     )
 
 
 def _batch(
-    seat: Assignment | Replica, precision: str, profile: DeviceProfile, target_ms: float
+    part: Assignment | Replica, precision: str, profile: DeviceProfile, target_ms: float
 ) -> int:
     """The measured batch with the least time per picture within the target, else 1."""
     best, least = 1, PAYS
-    for pictures, share in sorted(batch_shares(seat, precision, profile).items()):
-        took_ms = seat.predicted_ms.compute * pictures * share + seat.predicted_ms.network
+    for pictures, share in sorted(batch_shares(part, precision, profile).items()):
+        took_ms = part.predicted_ms.compute * pictures * share + part.predicted_ms.network
         if share <= least and took_ms <= target_ms:
             best, least = pictures, share
     return best
 
 
 def batch_shares(
-    seat: Assignment | Replica, precision: str, profile: DeviceProfile
+    part: Assignment | Replica, precision: str, profile: DeviceProfile
 ) -> dict[int, float]:
-    """Batch size -> time per picture relative to batch 1, for the way this seat is run.
+    """Batch size -> time per picture relative to batch 1, for the way this part is run.
 
     The median over the encoders measured with both.
     """
     mine = [
         point
         for point in profile.latency
-        if (point.precision, point.runtime) == (precision, seat.runtime)
-        and (point.provider or profile.provider, point.threads) == (seat.provider, seat.threads)
+        if (point.precision, point.runtime) == (precision, part.runtime)
+        and (point.provider or profile.provider, point.threads) == (part.provider, part.threads)
     ]
     alone = {spec_of(point): point.latency_ms for point in mine if point.batch == 1}
     shares: dict[int, list[float]] = {}

@@ -33,6 +33,8 @@ MAX_REVERSED = 5.0
 SUSTAINED_NOISE = 1.02
 #: Two-sided 90 % quantile of the standard normal distribution.
 NINE_OF_TEN = 1.645
+#: Logarithm of the largest factor of an interval; far extrapolations overflow beyond it.
+_MAX_LOG_FACTOR = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -214,10 +216,11 @@ class LatencyModel:
         milliseconds = self.predict_ms(spec, num_classes, batch)
         shares = terms([spec], num_classes, batch)[0] * self.sustained / milliseconds
         spread = self.error * math.sqrt(1 + float(shares @ self.covariance @ shares))
+        factor = math.exp(min(NINE_OF_TEN * spread, _MAX_LOG_FACTOR))
         return Estimate(
             ms=milliseconds,
-            low_ms=milliseconds * math.exp(-NINE_OF_TEN * spread),
-            high_ms=milliseconds * math.exp(NINE_OF_TEN * spread),
+            low_ms=milliseconds / factor,
+            high_ms=milliseconds * factor,
             outside=self._outside(spec, batch),
         )
 

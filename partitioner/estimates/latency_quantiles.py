@@ -96,24 +96,26 @@ def jitter_of(link: Link) -> Jitter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """The quantile of latency that a plan is about: the median, or a share of the requests."""
+class LatencyQuantile:
+    """A quantile of a member's latency: the median, or that of a share of the requests."""
 
     #: Standard normal and two-exponential quantiles of that share; 0 and `TWO_MEDIAN`: the median.
     z: float = 0.0
     two: float = TWO_MEDIAN
     #: Client time.
     client_ms: float = 0.0
-    typical: bool = True
+    median: bool = True
 
-    def by_ms(self, compute_ms: Array, network_ms: Array, sigma: Array, jitter: Jitter) -> Array:
+    def latency_ms(
+        self, compute_ms: Array, network_ms: Array, sigma: Array, jitter: Jitter
+    ) -> Array:
         """Latency `[n]` in milliseconds, to the microsecond.
 
         The excesses of computing and network over their medians are independent: the root of their
         summed squares.
         """
         total = np.round(compute_ms, 3) + np.round(network_ms, 3)
-        if not self.typical:
+        if not self.median:
             known = np.where(np.isfinite(compute_ms), compute_ms, 0.0)
             late = np.hypot(
                 known * np.expm1(self.z * sigma), jitter.mean_ms * (self.two - TWO_MEDIAN)
@@ -123,7 +125,7 @@ class Pace:
         return rounded
 
 
-TYPICAL = Pace()
+MEDIAN = LatencyQuantile()
 
 
 def client_ms(members: int) -> float:
@@ -131,21 +133,21 @@ def client_ms(members: int) -> float:
     return CLIENT_SEND_MS * members + CLIENT_FUSE_MS
 
 
-def pace_for(percentile: float | None, members: int) -> Pace:
-    """The pace of each of `members` with which this percentage of answers is complete in time.
+def quantile_for(percentile: float | None, members: int) -> LatencyQuantile:
+    """The quantile of each of `members` with which this percentage of answers is complete.
 
     Members are independent. None: each member's median.
     """
     if percentile is None:
-        return TYPICAL
+        return MEDIAN
     from scipy.special import gammaincinv
 
     share = (percentile / 100) ** (1 / members)
-    return Pace(
+    return LatencyQuantile(
         z=NormalDist().inv_cdf(share),
         two=float(gammaincinv(2, share)),
         client_ms=client_ms(members),
-        typical=False,
+        median=False,
     )
 
 

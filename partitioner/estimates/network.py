@@ -4,9 +4,7 @@ All crops of a picture leave interleaved through the client's one network port (
 docs/lab-log.md). Only when all have left is predictable, so each counts as the last one.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -44,7 +42,7 @@ def reply_bytes(num_classes: int) -> float:
 def network_ms(link: Link, image_size: int, num_classes: int, encoding: Encoding) -> float:
     """Milliseconds to send one crop, receive its logits and, for JPEG, encode and decode it.
 
-    Without other crops on the link: see `Port`.
+    Without other crops on the link: see `waits_ms`.
     """
     sent = request_bytes(image_size, encoding) + reply_bytes(num_classes)
     coding_ms = JPEG_MS_PER_PIXEL * image_size**2 if encoding == "jpeg" else 0.0
@@ -58,40 +56,17 @@ def choose_encoding(link: Link, image_size: int, num_classes: int) -> Encoding:
     return "jpeg" if raw - jpeg >= JPEG_MIN_SAVING_MS else "raw"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
-    """The client's port, and the most bytes of crops of one picture."""
-
-    bandwidth_bps: float = math.inf
-    most_bytes: float = math.inf
-
-    @property
-    def shared(self) -> bool:
-        """Whether crops wait for each other."""
-        return self.bandwidth_bps < math.inf
-
-    def wait_ms(self, own_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Milliseconds that crops `[n]` of these bytes wait for others, of `most_bytes` in all."""
-        if not self.shared:
-            return np.zeros(len(own_bytes))
-        return _wait_ms(self.most_bytes - own_bytes, self.bandwidth_bps)
-
-
-#: No waiting.
-UNSHARED = Port()
-
-
 def waits_ms(sizes_bytes: Sequence[float], bandwidth_bps: float) -> list[float]:
     """Milliseconds that each of the crops sent at once waits for all others.
 
     In whole microseconds; 0 for a port without limit.
     """
     sizes = np.array(sizes_bytes, dtype=np.float64)
-    port = Port(bandwidth_bps=bandwidth_bps, most_bytes=float(sizes.sum()))
-    return [float(wait) for wait in port.wait_ms(sizes)]
+    return [float(wait) for wait in wait_ms(sizes.sum() - sizes, bandwidth_bps)]
 
 
-def _wait_ms(others_bytes: NDArray[np.float64], bandwidth_bps: float) -> NDArray[np.float64]:
+def wait_ms(others_bytes: NDArray[np.float64], bandwidth_bps: float) -> NDArray[np.float64]:
+    """Milliseconds `[n]` that crops wait for others of these bytes, in whole microseconds."""
     waits: NDArray[np.float64] = np.round(np.maximum(others_bytes, 0.0) * 8e3 / bandwidth_bps, 3)
     return waits
 

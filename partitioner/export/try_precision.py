@@ -87,23 +87,23 @@ def try_member(
     plan = bundle.manifest.plan
     planned: Way = (assignment.spec.precision, assignment.runtime)
     replicas = [plan.assignment_of(r.device) for r in plan.replicas if r.k == assignment.k]
-    seats = [assignment, *(seat for seat in replicas if seat is not None)]
+    parts = [assignment, *(part for part in replicas if part is not None)]
     timings: dict[Way, dict[str, Timing]] = {w: {} for w in request.ways if w != planned}
     trials = [
-        try_precision(bundle, seats, way, pixels, request, found) for way, found in timings.items()
+        try_precision(bundle, parts, way, pixels, request, found) for way, found in timings.items()
     ]
     made = [trial for trial in trials if not trial.reason]
-    for seat in seats:
-        if seat.device in request.here and made:
-            runs = [_open(bundle, seat, planned).run]
-            runs += [_open(bundle, seat, trial.way, trial.model).run for trial in made]
+    for part in parts:
+        if part.device in request.here and made:
+            runs = [_open(bundle, part, planned).run]
+            runs += [_open(bundle, part, trial.way, trial.model).run for trial in made]
             fp32_ms, *compute_ms = best_ms(runs, pixels[:1])
             for trial, ms in zip(made, compute_ms, strict=True):
-                timings[trial.way][seat.device] = Timing(ms, fp32_ms)
+                timings[trial.way][part.device] = Timing(ms, fp32_ms)
     for trial in made:
         measured = timings[trial.way]
         trial.timing = measured[assignment.device]
-        slow = [too_slow(measured[seat.device], seat.device) for seat in seats]
+        slow = [too_slow(measured[part.device], part.device) for part in parts]
         trial.reason = next((reason for reason in slow if reason), "")
         if trial.reason:
             trial.model = b""
@@ -112,32 +112,32 @@ def try_member(
 
 def try_precision(
     bundle: Bundle,
-    seats: Sequence[Assignment],
+    parts: Sequence[Assignment],
     way: Way,
     pixels: Pixels,
     request: QuantizeRequest,
     timings: dict[str, Timing],
 ) -> Trial:
-    """The sub-model of `seats`, the devices that serve it, in one precision and runtime.
+    """The sub-model of `parts`, the devices that serve it, in one precision and runtime.
 
     Timings known from profiles are put into `timings` by device. A trial with a `reason` is given
     up: unknown latency, no conversion, no runtime, or logits that are not finite.
     """
-    first = seats[0]
+    first = parts[0]
     trial = Trial(k=first.k, way=way)
-    for seat in seats:
-        if seat.device in request.here:
+    for part in parts:
+        if part.device in request.here:
             continue
-        profile = next((p for p in request.profiles if p.name == seat.device), None)
+        profile = next((p for p in request.profiles if p.name == part.device), None)
         found: Timing | str = (
-            f"nothing was measured on {seat.device}: give its profile, or --here"
+            f"nothing was measured on {part.device}: give its profile, or --here"
             if profile is None
-            else profile_timing(profile, seat, way, (first.spec.precision, first.runtime))
+            else profile_timing(profile, part, way, (first.spec.precision, first.runtime))
         )
         if isinstance(found, str):
             trial.reason = found
             return trial
-        timings[seat.device] = found
+        timings[part.device] = found
     try:
         trial.model = quantized(bundle.model(first.k).content, way[0], pixels)
         runtime = _open(bundle, first, way, trial.model)
@@ -154,12 +154,12 @@ def try_precision(
     return trial
 
 
-def _open(bundle: Bundle, seat: Assignment, way: Way, content: bytes | None = None) -> Runtime:
-    """The sub-model of `seat` as its device runs it in `way`; `content` replaces its file."""
-    model = bundle.model(seat.k)
+def _open(bundle: Bundle, part: Assignment, way: Way, content: bytes | None = None) -> Runtime:
+    """The sub-model of `part` as its device runs it in `way`; `content` replaces its file."""
+    model = bundle.model(part.k)
     if content is not None:
         model = ModelFile(model.path, content)
-    execution = replace(Execution.of(seat), precision=way[0], runtime=way[1])
+    execution = replace(Execution.of(part), precision=way[0], runtime=way[1])
     return open_runtime(model, execution, num_classes=len(bundle.manifest.labels))
 
 
@@ -189,9 +189,9 @@ def best_ms(
 
 
 def profile_timing(
-    profile: DeviceProfile, seat: Assignment, way: Way, planned: Way
+    profile: DeviceProfile, part: Assignment, way: Way, planned: Way
 ) -> Timing | str:
-    """The sub-model of `seat` in `way` and as `planned`, by a measured profile; else why unknown.
+    """The sub-model of `part` in `way` and as `planned`, by a measured profile; else why unknown.
 
     A plain ViT's ratio is that of the measured points of its shape, or interpolated between shapes
     over the logarithm of the MACs; beyond the measured shapes it is constant. Other networks are
@@ -200,14 +200,14 @@ def profile_timing(
     if profile.provenance["latency"].method != "measured":
         return f"the latencies of profile {profile.name} are estimated, not measured"
     runs = [
-        latency.Way(precision=p, runtime=r, provider=seat.provider, threads=seat.threads)
+        latency.Way(precision=p, runtime=r, provider=part.provider, threads=part.threads)
         for p, r in (way, planned)
     ]
-    unknown = f"profile {profile.name} has no {{}} with {seat.threads} threads"
-    if seat.network is not None:
+    unknown = f"profile {profile.name} has no {{}} with {part.threads} threads"
+    if part.network is not None:
         known, predicted_ms = latency.ways(profile), []
         for run in runs:
-            network = replace(seat.network, precision=run.precision)
+            network = replace(part.network, precision=run.precision)
             found = fit_networks(profile, run).estimate(network) if run in known else None
             if found is None or found.basis != "measured":
                 words = f"networks in {way_words((run.precision, run.runtime))}"
@@ -225,8 +225,8 @@ def profile_timing(
     shapes = sorted(quick.keys() & plain.keys(), key=lambda shape: macs(shape, 0))
     if not shapes:
         return unknown.format(f"{way_words(way)} beside fp32 of the same shapes")
-    assert seat.submodel is not None
-    shape = replace(seat.submodel, precision="fp32")
+    assert part.submodel is not None
+    shape = replace(part.submodel, precision="fp32")
     if shape in shapes:
         return Timing(quick[shape], plain[shape])
     size = np.log([macs(shape, 0) for shape in shapes])

@@ -1,9 +1,8 @@
-"""Accuracy expected of members whose devices are not always there. Pure.
+"""Expected accuracy of members whose devices are not always available. Pure.
 
-Arrivals are taken to be independent, and a request that nobody answers counts as wrong. With few
-devices every pattern of arrivals is counted, with its probability; with many, patterns are drawn
-once, from a fixed seed, and serve every comparison, so that what differs between two plans is the
-plans and not the draws.
+Availabilities are independent, and an unanswered request counts as wrong. With few devices every
+pattern of available devices counts with its probability; with many, patterns are drawn once from a
+fixed seed, the same for all plans compared.
 """
 
 from collections.abc import Sequence
@@ -15,9 +14,9 @@ from numpy.typing import NDArray
 from partitioner.estimates.accuracy_law import AccuracyLaw, Array
 from partitioner.planner.candidates import Candidate
 
-#: Up to so many devices every pattern of arrivals is counted.
+#: Most devices whose every pattern is counted.
 MAX_EXACT = 10
-#: How many patterns are drawn for more devices.
+#: Patterns drawn for more devices.
 PATTERNS = 1024
 _SEED = 0
 _ALL = slice(None)
@@ -28,14 +27,14 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrivals:
-    """Patterns of which devices are there: `there[n, devices]`, each with a probability `[n]`."""
+    """Patterns of available devices `there[n, devices]`, each with a probability `[n]`."""
 
     there: NDArray[np.bool_]
     weights: Array
 
 
 def arrivals(availability: Sequence[float], *, seed: int = _SEED) -> Arrivals:
-    """Every pattern of up to `MAX_EXACT` devices; drawn ones of more."""
+    """Every pattern of up to `MAX_EXACT` devices, else `PATTERNS` drawn ones."""
     chances = np.array(availability, dtype=np.float64)
     if len(chances) <= MAX_EXACT:
         return exact_arrivals(availability)
@@ -44,7 +43,7 @@ def arrivals(availability: Sequence[float], *, seed: int = _SEED) -> Arrivals:
 
 
 def exact_arrivals(availability: Sequence[float]) -> Arrivals:
-    """Every pattern, at most 2^16 of them in use."""
+    """Every possible pattern; the planner has at most 2^16."""
     chances = np.array(availability, dtype=np.float64)
     bits = np.arange(2 ** len(chances))[:, None] >> np.arange(len(chances)) & 1
     there = bits.astype(bool)
@@ -54,61 +53,61 @@ def exact_arrivals(availability: Sequence[float]) -> Arrivals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sums:
-    """What members add up to in every pattern: all parts, and the largest of whatever is shared."""
+class PartSums:
+    """Sums `[n]` of members' parts by pattern, and the largest parts that members share."""
 
     total: Array
-    #: Per view and per build, as the law's shares are ordered in `Objective`.
+    #: By view and by architecture, in the order of the law's shares in `Objective`.
     most: tuple[dict[int, Array], dict[int, Array]]
 
 
 class Objective:
-    """Expected accuracy of members, and what one more would make of it."""
+    """Expected accuracy of members, by an accuracy law."""
 
     def __init__(self, law: AccuracyLaw, top: float, arrived: Arrivals) -> None:
-        """`top` is the capability that parts are counted relative to: the teacher's."""
+        """Parts are relative to the capability `top`, the teacher's."""
         self.law, self.top, self.arrived = law, top, arrived
         self._shares = (law.same_view, law.same_model)
 
     def part(self, capability: float) -> float:
-        """A member's part in the sum."""
+        """A member's part of the sum."""
         return float((capability / self.top) ** self.law.sharpness)
 
     def present(self, devices: Sequence[int]) -> NDArray[np.bool_]:
-        """In which patterns any of these devices is there."""
+        """In which patterns `[n]` any of these devices is available."""
         there: NDArray[np.bool_] = np.any(self.arrived.there[:, list(devices)], axis=1)
         return there
 
-    def sums(self, members: Sequence[tuple[Candidate, Sequence[int]]]) -> Sums:
-        """What members, each served by some devices, add up to."""
-        sums = Sums(total=np.zeros(len(self.arrived.weights)), most=({}, {}))
+    def sums(self, members: Sequence[tuple[Candidate, Sequence[int]]]) -> PartSums:
+        """The sums of members, each with the devices that serve it."""
+        sums = PartSums(total=np.zeros(len(self.arrived.weights)), most=({}, {}))
         for member, devices in members:
-            sums = self.added(sums, member, devices)
+            sums = self.with_member(sums, member, devices)
         return sums
 
-    def added(self, sums: Sums, member: Candidate, devices: Sequence[int]) -> Sums:
-        """The sums with one member more."""
+    def with_member(self, sums: PartSums, member: Candidate, devices: Sequence[int]) -> PartSums:
+        """The sums with one more member."""
         part = self.part(member.capability) * self.present(devices)
         views, models = (
             {**known, key: np.maximum(known.get(key, 0.0), part)}
             for known, key in zip(sums.most, _keys(member), strict=True)
         )
-        return Sums(total=sums.total + part, most=(views, models))
+        return PartSums(total=sums.total + part, most=(views, models))
 
-    def value(self, sums: Sums, *, most: float = np.inf) -> float:
-        """Expected accuracy; no answer counts for more than `most` times the top capability."""
+    def value(self, sums: PartSums, *, most: float = np.inf) -> float:
+        """Expected accuracy; an answer counts for at most `most` times the top capability."""
         combined = self._combined(sums)
         combined = np.minimum(combined, most**self.law.sharpness)
         return float(self._values(combined))
 
-    def with_one_more(
-        self, sums: Sums, candidates: Sequence[Candidate], devices: Sequence[int]
+    def values_with(
+        self, sums: PartSums, candidates: Sequence[Candidate], devices: Sequence[int]
     ) -> Array:
-        """Expected accuracy `[candidates]` when these devices serve one of the candidates too."""
+        """Expected accuracy `[candidates]` with each as a further member on these devices."""
         parts = np.array([self.part(c.capability) for c in candidates])
         there, base = self.present(devices), self._combined(sums)
-        # Of all that differs between candidates: where none of these devices is there, nothing
-        # does, often in half of the patterns; and where nobody shares anything, patterns do not.
+        # Only patterns with one of these devices, often half of them, differ between candidates;
+        # and only what a candidate shares with members differs between those patterns.
         rows = np.flatnonzero(there)
         alone, more = self.law.own * parts, np.zeros((len(candidates), len(rows)))
         keys = zip(*map(_keys, candidates), strict=True)
@@ -121,7 +120,7 @@ class Objective:
         grown = self._values(base[rows] + alone[:, None] + more, rows)
         return grown + self._values(base[~there], np.flatnonzero(~there))
 
-    def _combined(self, sums: Sums) -> Array:
+    def _combined(self, sums: PartSums) -> Array:
         combined = self.law.own * sums.total
         for share, known in zip(self._shares, sums.most, strict=True):
             for part in known.values():
@@ -129,12 +128,12 @@ class Objective:
         return combined
 
     def _values(self, combined: Array, rows: Rows | slice = _ALL) -> Array:
-        """What patterns `[..., rows]` contribute to expected accuracy; `[...]`."""
+        """Contribution `[...]` of patterns `[..., rows]` to expected accuracy."""
         right = -np.expm1(-self.top * combined ** (1 / self.law.sharpness))
         values: Array = right @ self.arrived.weights[rows]
         return values
 
 
 def _keys(member: Candidate) -> tuple[int, int]:
-    """What a member may have in common with others, in the order of the law's shares."""
+    """What members can have in common, in the order of the law's shares."""
     return member.view, member.model

@@ -1,7 +1,4 @@
-"""The grid that the planner searches, and what no device changes about it.
-
-Latency terms, bytes and capability are the same for all devices and counted once. Pure.
-"""
+"""The planner's design space: shapes and networks, and their costs on any device. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -15,17 +12,12 @@ from numpy.typing import NDArray
 from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
 from mdp.formats.profile import DeviceProfile, Precision, is_openvino_device
 from partitioner.estimates.accuracy import Predictor
-from partitioner.estimates.accuracy_law import (
-    QUANTISATION_LOSS,
-    Array,
-    model_of,
-    view_of,
-)
+from partitioner.estimates.accuracy_law import QUANTISATION_LOSS, Array, model_of, view_of
 from partitioner.estimates.latency import Way
 from partitioner.estimates.latency_terms import NAMES, terms
 from partitioner.estimates.macs import memory_bytes
 
-#: The smallest picture, relative to the teacher's; below half of it too little is left to see.
+#: The smallest picture, relative to the teacher's; smaller ones keep too little detail.
 MIN_IMAGE_SHARE = 0.5
 MIN_EMBED_DIM = 32
 MIN_DEPTH = 2
@@ -37,38 +29,38 @@ MLP_SHARES = (1.0, 0.5)
 #: Head sizes tried after the teacher's own, for widths up to `SMALL_HEADS` of the teacher's heads;
 #: wider sub-models keep the teacher's head size, so that its heads can be copied whole.
 HEAD_SIZES, SMALL_HEADS = (64, 48, 32, 24, 16), 4
-#: Relative depth over relative width: sub-models keep within this factor of the teacher's build,
-#: for what lies outside was never measured, and no teacher can be copied into one very wide layer.
+#: Largest ratio of relative depth to relative width, and the reverse: others were not measured, and
+#: no teacher can be copied into one very wide layer.
 MAX_ASPECT = 2.0
-#: Widths that a kind's kernels have to pad up are not planned for it: 16 fp32 values are a vector
-#: of AVX-512 or four of NEON, 32 a warp.
+#: Width multiples that kernels do not pad: 16 fp32 values are a vector of AVX-512 or four of NEON,
+#: 32 a warp.
 KERNEL_MULTIPLE = {"cpu": 16, "arm": 16, "gpu": 32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """Every sub-model in every precision that the search tries; row i is choice i.
+class DesignSpace:
+    """Every sub-model in every precision that is tried; row i is choice i.
 
     Rows are ordered by precision, then sub-model.
     """
 
-    #: How many sub-models.
+    #: Number of sub-models.
     shapes: int
     specs: list[Spec]
     #: Terms of the plain ViTs' latency formula `[n, terms]`; zeros of a network.
     counts: Array
     image_sizes: NDArray[np.int64]
-    #: Widths that kernels may have to pad; 0 of a network.
+    #: Widths of plain ViTs; 0 of a network.
     embed_dims: NDArray[np.int64]
     memory_bytes: NDArray[np.int64]
     capability: Array
-    #: Indices by which choices see the same, or are built alike.
+    #: Indices of equal views, and of equal architectures.
     view: NDArray[np.int64]
     model: NDArray[np.int64]
-    #: The same index for what competes on a device: plain ViTs of the same view, networks of the
-    #: same family; in the same precision.
+    #: Index of choices that compete on a device: plain ViTs of a view, networks of a family;
+    #: in one precision.
     group: NDArray[np.int64]
-    #: What no two members may share: the shape, whatever the precision.
+    #: Index of the shape in any precision, unique among a plan's members.
     identity: NDArray[np.int64]
     precisions: tuple[Precision, ...]
     num_classes: int
@@ -76,19 +68,15 @@ class Choices:
     def __len__(self) -> int:
         return len(self.specs)
 
-    def of_precision(self, precision: Precision, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in ascending `rows` those of a precision are."""
-        if precision not in self.precisions:
-            return rows[:0]
-        first = self.precisions.index(precision) * self.shapes
-        begin, end = np.searchsorted(rows, [first, first + self.shapes])
-        places: NDArray[np.int64] = np.arange(begin, end)
-        return places
-
     def of_way(self, way: Way, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in ascending `rows` those are that may be run so; on a GPU beside a processor only
-        those whose widths it need not pad."""
-        places = self.of_precision(way.precision, rows)
+        """Indices in ascending `rows` of those that may be run this way.
+
+        On a GPU beside a processor only those of unpadded widths.
+        """
+        if way.precision not in self.precisions:
+            return rows[:0]
+        first = self.precisions.index(way.precision) * self.shapes
+        places = np.arange(*np.searchsorted(rows, [first, first + self.shapes]))
         if is_openvino_device(way.provider):
             places = places[self.embed_dims[rows[places]] % KERNEL_MULTIPLE["gpu"] == 0]
         return places
@@ -96,21 +84,21 @@ class Choices:
     def networks_among(
         self, rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], list[NetworkSpec]]:
-        """Where in `rows` networks are, and which."""
+        """Indices in `rows` of the networks, and the networks."""
         places = np.flatnonzero(self.embed_dims[rows] == 0)
         specs = [self.specs[row] for row in rows[places].tolist()]
         return places, [spec for spec in specs if isinstance(spec, NetworkSpec)]
 
     def fast_on(self, profile: DeviceProfile) -> NDArray[np.bool_]:
-        """Which choices have widths that this kind of device need not pad."""
+        """Which choices have widths that this kind of device does not pad."""
         fast: NDArray[np.bool_] = self.embed_dims % KERNEL_MULTIPLE[profile.kind] == 0
         return fast
 
 
 def sub_model_grid(teacher: SubModelSpec) -> list[SubModelSpec]:
-    """Every shape that the search tries: smaller than the teacher and built in its proportions.
+    """Every plain ViT that is tried: smaller than the teacher, in about its proportions.
 
-    All of them can be cut from the teacher's weights.
+    All can be cut from the teacher's weights.
     """
     shapes = [
         SubModelSpec(
@@ -125,7 +113,7 @@ def sub_model_grid(teacher: SubModelSpec) -> list[SubModelSpec]:
         for image_size, patch_size in _pictures(teacher)
         for embed_dim, head_size in _widths(teacher)
         for depth in range(min(MIN_DEPTH, teacher.depth), teacher.depth + 1)
-        if 1 / MAX_ASPECT <= _aspect(teacher, embed_dim, depth) <= MAX_ASPECT
+        if 1 / MAX_ASPECT <= (depth / teacher.depth) / (embed_dim / teacher.embed_dim) <= MAX_ASPECT
         for share in MLP_SHARES
     ]
     return [shape for shape in shapes if size_of(shape) != size_of(teacher)]
@@ -166,17 +154,13 @@ def _widths(teacher: SubModelSpec) -> list[tuple[int, int]]:
     return sorted(widths.items())
 
 
-def _aspect(teacher: SubModelSpec, embed_dim: int, depth: int) -> float:
-    return (depth / teacher.depth) / (embed_dim / teacher.embed_dim)
-
-
 def size_of(spec: SubModelSpec) -> tuple[int, int, int, int, float]:
-    """What makes two sub-models of one teacher different."""
+    """Key of a sub-model among those of one teacher."""
     return (spec.image_size, spec.patch_size, spec.embed_dim, spec.depth, spec.mlp_ratio)
 
 
 def words(spec: Spec) -> str:
-    """A sub-model as a person reads it."""
+    """A sub-model in words."""
     text = spec.words
     if isinstance(spec, SubModelSpec):
         text = (
@@ -190,18 +174,18 @@ def words(spec: Spec) -> str:
     return text
 
 
-def make_choices(
+def make_design_space(
     teacher: SubModelSpec,
     predictor: Predictor,
     precisions: Sequence[Precision] = ("fp32",),
     *,
     shapes: Sequence[SubModelSpec] | None = None,
     networks: Sequence[NetworkSpec] = (),
-) -> Choices:
-    """Count everything that no device changes about shapes and networks.
+) -> DesignSpace:
+    """Latency terms, bytes and capability of shapes and networks, the same for all devices.
 
-    Shapes are by default the teacher's grid. Raises InputError for a network that the predictor
-    does not know.
+    Shapes are by default the teacher's grid. Raises InputError for a network without a known
+    accuracy.
     """
     vits = list(sub_model_grid(teacher) if shapes is None else shapes)
     plain: list[Spec] = [*vits, *networks]
@@ -217,7 +201,7 @@ def make_choices(
         specs += mine
     views = [view_of(spec) for spec in specs]
     models = [model_of(spec) for spec in specs]
-    return Choices(
+    return DesignSpace(
         shapes=len(plain),
         specs=specs,
         counts=np.tile(counts, (len(known), 1)),
@@ -240,7 +224,7 @@ def make_choices(
 
 
 def quantised(capability: Array, precision: Precision) -> Array:
-    """Capability after the loss that planning assumes of a precision."""
+    """Capability after the assumed loss of a precision."""
     loss = QUANTISATION_LOSS.get(precision, 0.0)
     values: Array = -np.log(np.minimum(np.exp(-capability) + loss, 1.0))
     return values
@@ -252,6 +236,6 @@ def _with_precision(spec: Spec, precision: Precision) -> Spec:
 
 
 def _indices(keys: Sequence[object]) -> NDArray[np.int64]:
-    """The same small number for the same key."""
+    """Indices `[n]` of the keys, equal for equal keys."""
     known: dict[object, int] = {}
     return np.array([known.setdefault(key, len(known)) for key in keys])

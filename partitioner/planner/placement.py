@@ -1,99 +1,76 @@
-"""Who is to run what: the members of a plan in the making, and what it has to keep. Pure."""
+"""Placements: which devices run a member's sub-model, and how. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from mdp.formats.plan import PLANNED_MEMBERS
-from partitioner.estimates.latency_quantiles import TYPICAL, Pace
 from partitioner.estimates.network import waits_ms
 from partitioner.planner.candidates import Candidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """One member: its candidate on its own device, and the devices that serve it too."""
+class Placement:
+    """One member: its candidate on its own device, and its replicas."""
 
     device: int
     candidate: Candidate
-    #: (device, how that one runs the same sub-model).
+    #: (device, the same sub-model as that device runs it).
     replicas: tuple[tuple[int, Candidate], ...] = ()
 
     @property
     def devices(self) -> list[int]:
-        """Everyone who serves this member."""
+        """Indices of all devices that serve this member."""
         return [self.device, *(device for device, _ in self.replicas)]
 
     @property
+    def candidates(self) -> list[Candidate]:
+        """The sub-model on each of `devices`."""
+        return [self.candidate, *(candidate for _, candidate in self.replicas)]
+
+    @property
     def energy_j(self) -> float:
-        """Joules of one answer, by whoever needs most; 0 where unknown."""
-        return max(c.energy_j or 0.0 for c in self.runs)
+        """Most joules of one answer on any of the devices; 0 where unknown."""
+        return max(c.energy_j or 0.0 for c in self.candidates)
 
     @property
     def request_bytes(self) -> float:
-        """Bytes of its crop, to whoever gets the largest."""
-        return max(c.request_bytes for c in self.runs)
+        """Most bytes of the crop on any of the devices."""
+        return max(c.request_bytes for c in self.candidates)
 
-    @property
-    def runs(self) -> list[Candidate]:
-        """How everyone who serves this member runs it."""
-        return [self.candidate, *(run for _, run in self.replicas)]
-
-    def waiting(self, wait_ms: float) -> "Seat":
-        """The same, its crop being so long at the client's port behind those of other members."""
+    def with_wait(self, wait_ms: float) -> "Placement":
+        """A copy whose crop waits so long at the client's port for those of other members."""
         return replace(
             self,
-            candidate=self.candidate.waiting(wait_ms),
-            replicas=tuple((device, run.waiting(wait_ms)) for device, run in self.replicas),
+            candidate=self.candidate.with_wait(wait_ms),
+            replicas=tuple((device, c.with_wait(wait_ms)) for device, c in self.replicas),
         )
 
 
-Seats = tuple[Seat, ...]
+Placements = tuple[Placement, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What every plan of one search has to keep."""
-
-    target_ms: float
-    max_energy_j: float | None = None
-    #: By when each member has to have answered, where there are no more than so many members.
-    pace: Pace = TYPICAL
-    most_members: int = PLANNED_MEMBERS
-    #: What the client's port carries, in bits per second.
-    client_bps: float = np.inf
-
-
-def energy_of(seats: Seats) -> float:
+def total_energy_j(placements: Placements) -> float:
     """Joules of one answer by all members; 0 where unknown."""
-    return sum(seat.energy_j for seat in seats)
+    return sum(placement.energy_j for placement in placements)
 
 
-def bytes_of(seats: Seats) -> float:
+def total_bytes(placements: Sequence[Placement]) -> float:
     """Bytes of the crops that the client sends for one picture, one to each member."""
-    return sum(seat.request_bytes for seat in seats)
+    return sum(placement.request_bytes for placement in placements)
 
 
-def settled(seats: Sequence[Seat], client_bps: float) -> Seats:
-    """The seats with what each crop waits at the client's port for all others."""
-    waits = waits_ms([seat.request_bytes for seat in seats], client_bps)
-    return tuple(seat.waiting(wait) for seat, wait in zip(seats, waits, strict=True))
+def with_waits(placements: Sequence[Placement], client_bps: float) -> Placements:
+    """The placements with the time that each crop waits at the client's port for all others."""
+    waits = waits_ms([placement.request_bytes for placement in placements], client_bps)
+    return tuple(p.with_wait(wait) for p, wait in zip(placements, waits, strict=True))
 
 
-def without(seats: Seats, index: int) -> Seats:
-    """Without a device: a member's first replica takes its place."""
+def without_device(placements: Placements, index: int) -> Placements:
+    """The placements without a device; a member's first replica takes its place."""
     kept = []
-    for seat in seats:
-        if seat.device == index:
-            if seat.replicas:
-                (device, run), *others = seat.replicas
-                kept.append(Seat(device=device, candidate=run, replicas=tuple(others)))
-        else:
-            others = [pair for pair in seat.replicas if pair[0] != index]
-            kept.append(
-                seat
-                if len(others) == len(seat.replicas)
-                else Seat(device=seat.device, candidate=seat.candidate, replicas=tuple(others))
-            )
+    for placement in placements:
+        runs = zip(placement.devices, placement.candidates, strict=True)
+        left = [(device, c) for device, c in runs if device != index]
+        if left:
+            (device, c), *others = left
+            kept.append(Placement(device=device, candidate=c, replicas=tuple(others)))
     return tuple(kept)

@@ -1,37 +1,43 @@
-"""What the best single device can do, and when that is the better plan. Pure."""
+"""The best single device, and when it is preferred to a plan. Pure."""
 
 import math
 from collections.abc import Sequence
 
 from mdp.formats.plan import NetworkSpec, PredictedAccuracy, SingleDevice, SubModelSpec
-from partitioner.planner.candidates import Candidate, Device
-from partitioner.planner.placement import Limits, Seat
-from partitioner.planner.problem import Problem, Rival, exact_objective
+from partitioner.planner.candidates import Candidate, Run
+from partitioner.planner.limits import Limits
+from partitioner.planner.placement import Placement
+from partitioner.planner.problem import Problem, exact_objective
 
-#: A plan has to be predicted to be more accurate than one device by more than this share of the
-#: pictures, half of what tables show.
+#: Least lead in accuracy of a plan over one device, as a share of the pictures: half of the digits
+#: that tables show.
 LEAST_LEAD = 5e-4
 
 
 def single_device(problem: Problem, limits: Limits) -> SingleDevice | None:
-    """Who would be right most often alone, as often as it is there; of equals the quickest.
+    """The device with the highest expected accuracy alone; the fastest of equals.
 
-    Every device that runs the teacher in time counts with it, the others with the best plain ViT or
-    public network, which has to be predicted to lead the teacher by more than such predictions are
-    off.
+    A device that runs the teacher in time counts with it, any other with its best plain ViT or
+    public network. The teacher is preferred to a lead within the error of such predictions.
     """
     alone = problem.limits(limits.target_ms, 1)
+    max_j = math.inf if alone.max_energy_j is None else alone.max_energy_j
     unsure = problem.predictor.typical_error
-    runs: list[tuple[float, float, str, Candidate | Rival, bool]] = []
+    runs: list[tuple[float, float, str, Run, bool]] = []
     for index, device in enumerate(problem.devices):
         there = device.profile.availability
-        itself = _within(problem.with_teacher[index], alone)
-        able: list[Candidate | Rival] = [*(itself or _within(device, alone, per_view=1))]
-        able += _network_within(problem.rivals[index], alone)
-        for c in able:
-            is_teacher = bool(itself) and isinstance(c, Candidate)
-            right = there * problem.predictor.accuracy(c.capability) + is_teacher * unsure
-            runs.append((-right, c.predicted_ms.total, device.name, c, is_teacher))
+        itself = problem.with_teacher[index].within(alone)
+        able: list[Run] = [*(itself or device.within(alone, per_view=1))]
+        # Networks are sorted by capability.
+        able += [
+            run
+            for run in problem.public_networks[index]
+            if run.latency_ms(alone.quantile) <= alone.target_ms and (run.energy_j or 0) <= max_j
+        ][:1]
+        for run in able:
+            is_teacher = bool(itself) and isinstance(run, Candidate)
+            right = there * problem.predictor.accuracy(run.capability) + is_teacher * unsure
+            runs.append((-right, run.predicted_ms.total, device.name, run, is_teacher))
     if not runs:
         return None
     _, _, name, best, is_teacher = min(runs, key=lambda run: run[:3])
@@ -45,53 +51,39 @@ def single_device(problem: Problem, limits: Limits) -> SingleDevice | None:
     )
 
 
-def _network_within(rivals: Sequence[Rival], limits: Limits) -> list[Rival]:
-    """The most capable network that meets the limits, if there is one."""
-    most_j = math.inf if limits.max_energy_j is None else limits.max_energy_j
-    return [
-        r
-        for r in rivals
-        if r.by_ms(limits.pace) <= limits.target_ms and (r.energy_j or 0) <= most_j
-    ][:1]
-
-
-def _within(device: Device, limits: Limits, per_view: int | None = None) -> list[Candidate]:
-    return device.within(limits.target_ms, limits.max_energy_j, pace=limits.pace, per_view=per_view)
-
-
 def reason_to_refuse(
     problem: Problem,
-    seats: Sequence[Seat],
+    placements: Sequence[Placement],
     accuracy: PredictedAccuracy,
     single: SingleDevice | None,
     limits: Limits,
     floor: float,
 ) -> str:
-    """Why one device does at least as well, or an empty text."""
+    """Why one device is at least as good, or an empty text."""
     if single is None or single.accuracy is None or len(problem.devices) == 1:
-        # A fleet of one device was asked for, and a plan of one member is what can be served.
+        # A fleet of one device gets a plan of one member.
         return ""
     there = next(d for d in problem.devices if d.name == single.device).profile.availability
     alone = there * single.accuracy
     if single.is_teacher and alone >= floor:
-        lead = _expected_at_most(problem, seats) - alone
+        lead = _expected_at_most(problem, placements) - alone
         if lead <= accuracy.typical_error:
             return _teacher_instead(single, there, alone + lead, accuracy.expected, limits)
-    able = [
-        d
-        for d in problem.devices
-        if len(d.places(limits.target_ms, limits.max_energy_j, limits.pace))
-    ]
+    able = [device for device in problem.devices if len(device.places(limits))]
     if len(able) == 1:
         return f"only {able[0].name} can take part, so there is nothing to run in parallel"
-    # That networks come trained, and members not, has to be made up for by more than errors.
+    # Public networks come trained and members do not, so a plan has to lead by more than errors.
     lead = LEAST_LEAD if single.network is None else accuracy.typical_error
     if (
         not single.is_teacher
         and accuracy.all_in <= single.accuracy + LEAST_LEAD
         and accuracy.expected <= alone + lead
     ):
-        several = f"all {len(seats)} members together" if seats[1:] else "the plan's only member"
+        several = (
+            f"all {len(placements)} members together"
+            if placements[1:]
+            else "the plan's only member"
+        )
         return (
             f"{single.device} alone, with {single.spec.words}, is predicted to be right on "
             f"{single.accuracy:.2%} in {single.predicted_ms.total:.1f} ms, and {several} on "
@@ -103,10 +95,10 @@ def reason_to_refuse(
 def _teacher_instead(
     single: SingleDevice, there: float, counted: float, expected: float, limits: Limits
 ) -> str:
-    """That one device runs the teacher, and what speaks for the plan where anything does.
+    """The reason that one device runs the teacher, with the plan's accuracy where that leads.
 
-    The plan's expected accuracy is `expected`; no answer counted for more than the teacher's, it is
-    `counted`.
+    `expected` is the plan's expected accuracy, `counted` the same with every answer capped at the
+    teacher's.
     """
     quantised = "" if single.spec.precision == "fp32" else f" in {single.spec.precision}"
     text = (
@@ -125,10 +117,10 @@ def _teacher_instead(
     )
 
 
-def _expected_at_most(problem: Problem, seats: Sequence[Seat]) -> float:
-    """Expected accuracy where no answer counts for more than the teacher's.
+def _expected_at_most(problem: Problem, placements: Sequence[Placement]) -> float:
+    """Expected accuracy with every answer capped at the teacher's.
 
-    That members together outdo what they learned from is nothing to give the teacher up for.
+    A prediction that members outdo the model they learned from does not justify giving it up.
     """
-    objective, sums = exact_objective(problem, seats)
+    objective, sums = exact_objective(problem, placements)
     return objective.value(sums, most=1.0)

@@ -32,16 +32,7 @@ from mdp.requests.deadline import Deadline
 from mdp.requests.prediction import Prediction
 from mdp.testing.bundles import LABELS, colour_picture
 from mdp.transport import Connected, Disconnected, Received
-
-
-class Clock:
-    """Shows what it was set to."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.support.clock import Clock
 
 
 @dataclass

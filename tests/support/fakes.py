@@ -4,19 +4,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import zmq
 
+from mdp.closing import Closing
 from mdp.fusion.fuse import Contribution
 from mdp.protocol.messages import Buffer, Envelope, Infer, Result, decode, encode, logits_buffer
 
 Handler = Callable[[Infer], Sequence[Sequence[Buffer]]]
 
 
-class FakeAgent:
+class FakeAgent(Closing):
     """A ROUTER that answers every Infer with whatever messages `handler` makes of it."""
 
     def __init__(self, handler: Handler, address: str = "tcp://127.0.0.1:0") -> None:
@@ -50,17 +49,6 @@ class FakeAgent:
         self._thread.join()
         self._router.close()
         self._context.term()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def red_result(request_id: int) -> list[Buffer]:
@@ -104,7 +92,7 @@ def other_program(port: int, greeting: bytes) -> Iterator[int]:
         listener.close()
 
 
-class StrangePeer:
+class StrangePeer(Closing):
     """A DEALER that sends an agent any frames, and reads what comes back.
 
     `keys` are its own public and secret one, and the agent's public one.
@@ -129,14 +117,6 @@ class StrangePeer:
         assert self.dealer.poll(int(timeout_s * 1000)), "no reply"
         return decode(self.dealer.recv_multipart())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self.dealer.close()
         self._context.term()

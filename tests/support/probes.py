@@ -21,6 +21,7 @@ from devices.probe.measure import Load, Measured, Run
 from mdp.formats.plan import SubModelSpec
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
+from tests.support.clock import Clock
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -91,16 +92,6 @@ ENCODERS = [
     )
     for precision in ("fp32", "int8")
 ]
-
-
-class Clock:
-    """Seconds that pass only when they are told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @dataclass

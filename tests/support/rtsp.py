@@ -5,11 +5,11 @@ import io
 import socket
 import struct
 import threading
-from types import TracebackType
 from typing import Self
 
 from PIL import Image
 
+from mdp.closing import Closing
 from mdp.pictures.crop import Pixels
 
 USER, PASSWORD = "me", "s3cret"
@@ -21,7 +21,7 @@ _SDP = (
 )
 
 
-class NetworkCamera:
+class NetworkCamera(Closing):
     """Shows one picture, again and again, to whoever knows the password; one viewer at a time."""
 
     def __init__(self, picture: Pixels) -> None:
@@ -94,12 +94,7 @@ class NetworkCamera:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._over.set()
         self._thread.join()
         self._listener.close()

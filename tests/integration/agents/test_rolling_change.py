@@ -215,7 +215,7 @@ def test_calls_of_an_event_loop_change_over_too(fleet: Fleet) -> None:
                 await more()
                 point(fleet, "held", "new")
                 await client.reload(timeout_s=PATIENCE_S)
-                assert len(client._links) == 1, "nobody is left on the old one"
+                assert len(client._connections) == 1, "nobody is left on the old one"
                 await more()
                 over.set()
             return answers, await client.classify(RED, deadline_ms=PLENTY_MS)

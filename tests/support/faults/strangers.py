@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, repeat
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+from mdp.closing import Closing
 from mdp.formats.keys import KeyPair, load_pair, new_keys
 from mdp.transport import new_pair, public_key_of
 from mdp.transport.admission import connection_rate as arrivals
@@ -97,7 +97,7 @@ def hung_up(visitor: socket.socket) -> bool:
 
 
 @dataclass
-class Relay:
+class Relay(Closing):
     """Somebody on the way to `address`: passes bytes on, keeps them, and may change them."""
 
     address: str
@@ -149,12 +149,7 @@ class Relay:
             return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
         return data
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._over.set()
         for thread in self._threads:
             thread.join()

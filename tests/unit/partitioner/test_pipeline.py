@@ -375,12 +375,6 @@ def test_other_classes_are_refused(built: Built, tmp_path: Path) -> None:
         measured(Bundle.open(built.bundle), other, None)
 
 
-def test_a_bundle_of_this_very_run_is_not_exported_again(built: Built) -> None:
-    before = (built.bundle / "manifest.json").stat().st_mtime_ns
-    assert steps.export_step(built.work, built.bundle, "patterns") is None
-    assert (built.bundle / "manifest.json").stat().st_mtime_ns == before
-
-
 @pytest.mark.usefixtures("traced")
 def test_a_damaged_bundle_is_exported_again(built: Built, tmp_path: Path) -> None:
     out = tmp_path / "b"

@@ -26,7 +26,7 @@ from mdp.errors import InputError, PictureError
 from mdp.formats.plan import Region
 from mdp.pictures.crop import Pixels
 from mdp.testing.bundles import SIZES, colour_picture, colour_plan
-from tests.support.exchanges import Clock
+from tests.support.clock import Clock
 
 ALPHA = colour_plan().assignments[0]
 VIEW = view_of(ALPHA)

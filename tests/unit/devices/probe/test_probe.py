@@ -10,7 +10,8 @@ from devices.probe.run import Probe, ProbeOptions
 from devices.probe.schedule import best_provider
 from mdp.errors import AgentError
 from mdp.runtimes.cuda import TENSORRT
-from tests.support.probes import CPU, CUDA, ENCODERS, Clock, FakeDevice, FakeModels, latency_of
+from tests.support.clock import Clock
+from tests.support.probes import CPU, CUDA, ENCODERS, FakeDevice, FakeModels, latency_of
 
 THOROUGH = ProbeOptions(threads=[1, 2])
 

@@ -14,7 +14,8 @@ from devices.probe.measure import (
     sustain,
     warm_up_s,
 )
-from tests.support.probes import CPU, Clock, FakeRuntime, FakeSystem, a_run
+from tests.support.clock import Clock
+from tests.support.probes import CPU, FakeRuntime, FakeSystem, a_run
 
 
 def loading(clock: Clock, runtime: FakeRuntime, system: FakeSystem, seconds: float = 0.2) -> Any:

@@ -13,7 +13,8 @@ from devices.probe.run import Probe, ProbeOptions, ProbeResult
 from mdp.errors import AgentError
 from mdp.files import write_toml
 from mdp.formats.profile import DeviceProfile, Sustained, read_profile
-from tests.support.probes import CPU, CUDA, ENCODERS, Clock, FakeDevice, FakeModels, measured, spec
+from tests.support.clock import Clock
+from tests.support.probes import CPU, CUDA, ENCODERS, FakeDevice, FakeModels, measured, spec
 
 DEVICE = Device(
     name="here",

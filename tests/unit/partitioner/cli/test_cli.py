@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ from partitioner.data.datasets import open_dataset
 from tests.support.models.quantized import profile_of, write_colours
 from tests.support.models.runs import SHARED_ARGS, SHARED_MS, tiny_plan, write_profiles
 from tests.support.models.trees import write_tree
+from tests.unit.partitioner.cli.conftest import Run
 
-Outcome = tuple[int, str, str]
-Run = Callable[..., Outcome]
 TEACHER = ["--teacher", "vit_tiny_patch16_224"]
 SHARED = [*TEACHER, "--teacher-arg", *SHARED_ARGS]
 
@@ -33,21 +32,6 @@ SHARED = [*TEACHER, "--teacher-arg", *SHARED_ARGS]
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a test's profiles lie, apart from what it writes."""
     return tmp_path_factory.mktemp("profiles")
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Run a command line in this process; returns exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*args: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["mdp-partition", *map(str, args)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(stopped.value.code or 0), out, err
-
-    return call
 
 
 def test_help_needs_no_torch() -> None:

@@ -1,8 +1,7 @@
 """`mdp-partition simulate` as a user sees it."""
 
 import json
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -12,37 +11,26 @@ from PIL import Image
 
 from mdp.files import write_toml
 from mdp.testing.bundles import LABELS, colour_picture, colour_plan, subset_accuracy, write_bundle
-from partitioner.cli import main as cli
 from partitioner.data.datasets import open_dataset
 from partitioner.estimates.network import request_bytes
+from tests.unit.partitioner.cli.conftest import Run
 
 NAMES = ("n100", "raspberry-pi-5", "laptop-cpu")
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Run the command in this process, beside a bundle and a plan of shipped profiles' devices."""
-    monkeypatch.chdir(tmp_path)
+def simulated(run: Run, tmp_path: Path) -> Run:
+    """Run `simulate` beside a bundle and a plan of shipped profiles' devices."""
     write_bundle(tmp_path / "bundle", devices=NAMES)
     write_toml(tmp_path / "plan.toml", colour_plan(NAMES))
-
-    def call(*args: object) -> tuple[int, str, str]:
-        words = ["mdp-partition", "simulate", "--requests", "200", *map(str, args)]
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(stopped.value.code or 0), out, err
-
-    return call
+    return partial(run, "simulate", "--requests", 200)
 
 
 QUIET = ("--sigma", 0, "--jitter-ms", 0)
 
 
-def test_json_has_everything(run: Run) -> None:
-    code, out, err = run(
+def test_json_has_everything(simulated: Run) -> None:
+    code, out, err = simulated(
         "--bundle", "bundle", "--deadline-ms", "20", "40", "--rate", "50", "--clients", "3",
         "--lose", "n100", "--add", "n100=1", "--hedge-ms", "1", "--seed", "7", "--json", *QUIET,
     )  # fmt: skip
@@ -66,12 +54,12 @@ def test_json_has_everything(run: Run) -> None:
     assert hedged["devices"]["n100/added"]["asked"] > 0
 
 
-def test_the_same_seed_tells_the_same(run: Run) -> None:
+def test_the_same_seed_tells_the_same(simulated: Run) -> None:
     asked = ("--bundle", "bundle", "--deadline-ms", 3, "--json", "--seed")
-    assert run(*asked, 3)[1] == run(*asked, 3)[1] != run(*asked, 4)[1]
+    assert simulated(*asked, 3)[1] == simulated(*asked, 3)[1] != simulated(*asked, 4)[1]
 
 
-def test_a_client_s_port_is_the_plan_s_unless_it_is_given(run: Run, tmp_path: Path) -> None:
+def test_a_client_s_port_is_the_plan_s_unless_it_is_given(simulated: Run, tmp_path: Path) -> None:
     plan = msgspec.structs.replace(colour_plan(NAMES), client_bps=1e6)
     write_toml(tmp_path / "narrow.toml", plan)
     write_bundle(tmp_path / "narrow", devices=NAMES)
@@ -81,7 +69,7 @@ def test_a_client_s_port_is_the_plan_s_unless_it_is_given(run: Run, tmp_path: Pa
     manifest.write_text(json.dumps(told))
 
     def latest_ms(*options: object) -> tuple[float | None, float]:
-        code, out, err = run(*options, "--deadline-ms", 500, "--json", *QUIET)
+        code, out, err = simulated(*options, "--deadline-ms", 500, "--json", *QUIET)
         assert code == 0, err
         told = json.loads(out)
         return told["client_bps"], told["deadlines"][0]["base"]["latency_ms"]["max"]
@@ -98,11 +86,11 @@ def test_a_client_s_port_is_the_plan_s_unless_it_is_given(run: Run, tmp_path: Pa
     assert narrow_ms > bundle_ms > crops_ms
     assert latest_ms("--plan", "narrow.toml", "--client-mbit", "inf") == (None, free_ms)
     assert latest_ms("--plan", "plan.toml", "--client-mbit", 1) == (1e6, narrow_ms)
-    _, out, _ = run("--plan", "narrow.toml", "--deadline-ms", 500)
+    _, out, _ = simulated("--plan", "narrow.toml", "--deadline-ms", 500)
     assert "crops of a client share its port of 1 Mbit/s" in out
 
 
-def test_real_outputs_are_fused_on_request(run: Run, tmp_path: Path) -> None:
+def test_real_outputs_are_fused_on_request(simulated: Run, tmp_path: Path) -> None:
     for label in LABELS:
         (tmp_path / "photos" / label).mkdir(parents=True)
         for number in range(20):
@@ -111,7 +99,7 @@ def test_real_outputs_are_fused_on_request(run: Run, tmp_path: Path) -> None:
             picture = Image.fromarray(np.roll(colour_picture(shown), number, axis=1))
             picture.save(tmp_path / "photos" / label / f"{number}.png")
     options = ("--bundle", "bundle", "--deadline-ms", 50, "--json", "--rate", 20, *QUIET)
-    code, out, err = run(*options, "--data", "photos")
+    code, out, err = simulated(*options, "--data", "photos")
     assert code == 0, err
     told = json.loads(out)
     names = open_dataset("photos").test.names
@@ -124,8 +112,8 @@ def test_real_outputs_are_fused_on_request(run: Run, tmp_path: Path) -> None:
     assert told["deadlines"][0]["base"]["accuracy"] == pytest.approx(right / count, abs=0.02)
 
 
-def test_tables_for_people(run: Run) -> None:
-    code, out, err = run("--plan", "plan.toml", "--deadline-ms", "20", "--replicas", "2")
+def test_tables_for_people(simulated: Run) -> None:
+    code, out, err = simulated("--plan", "plan.toml", "--deadline-ms", "20", "--replicas", "2")
     assert code == 0, err
     for words in (
         "plan.toml, simulated: 200 requests, 1 client, one request at a time",
@@ -138,17 +126,17 @@ def test_tables_for_people(run: Run) -> None:
     assert "simulating" in err
 
 
-def test_a_picture_that_is_the_same_every_time(run: Run, tmp_path: Path) -> None:
+def test_a_picture_that_is_the_same_every_time(simulated: Run, tmp_path: Path) -> None:
     for name in ("a.svg", "b.svg", "c.png"):
-        code, _, err = run("--bundle", "bundle", "--deadline-ms", "3", "9", "--plot", name)
+        code, _, err = simulated("--bundle", "bundle", "--deadline-ms", "3", "9", "--plot", name)
         assert code == 0, err
     a, b, c = ((tmp_path / name).read_bytes() for name in ("a.svg", "b.svg", "c.png"))
     assert a == b
     assert (a[:5], c[:4]) == (b"<?xml", b"\x89PNG")
 
 
-def test_many_devices_are_not_lost_one_by_one(run: Run) -> None:
-    code, out, _ = run(
+def test_many_devices_are_not_lost_one_by_one(simulated: Run) -> None:
+    code, out, _ = simulated(
         "--bundle", "bundle", "--deadline-ms", 20, "--replicas", 6, "--clients", 6, "--json"
     )
     told = json.loads(out)
@@ -158,58 +146,45 @@ def test_many_devices_are_not_lost_one_by_one(run: Run) -> None:
 
 
 SOURCE = ("--bundle", "bundle")
+PLAN = ("--plan", "plan.toml")
+SHIPPED = "desktop-gpu, jetson-orin-nano, laptop-cpu, n100, raspberry-pi-5"
 
 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (("--deadline-ms", 9), "expected either --bundle or --plan"),
-        (
-            (*SOURCE, "--plan", "plan.toml", "--deadline-ms", 9),
-            "expected either --bundle or --plan",
-        ),
+        ((), "expected either --bundle or --plan"),
+        ((*SOURCE, *PLAN), "expected either --bundle or --plan"),
         ((*SOURCE, "--deadline-ms", 0), "--deadline-ms: expected a number above 0, got 0"),
         ((*SOURCE, "--deadline-ms", "nan"), "--deadline-ms: expected a number above 0, got nan"),
         (
             (*SOURCE, "--deadline-ms", 1e9),
             "deadline_ms: expected more than 0 and at most 3.6e+06, got 1e+09",
         ),
-        ((*SOURCE, "--deadline-ms", 9, "--clients", 0), "--clients: expected at least 1, got 0"),
+        ((*SOURCE, "--clients", 0), "--clients: expected at least 1, got 0"),
+        ((*SOURCE, "--client-mbit", "nan"), "--client-mbit: expected a number above 0, got nan"),
+        ((*SOURCE, "--rate", 0), "--rate: expected a number above 0, got 0"),
         (
-            (*SOURCE, "--deadline-ms", 9, "--client-mbit", "nan"),
-            "--client-mbit: expected a number above 0, got nan",
-        ),
-        ((*SOURCE, "--deadline-ms", 9, "--rate", 0), "--rate: expected a number above 0, got 0"),
-        (
-            (*SOURCE, "--deadline-ms", 9, "--lose", "toaster"),
-            "--lose: expected one of n100, raspberry-pi-5, laptop-cpu, got 'toaster'",
+            (*SOURCE, "--lose", "toaster"),
+            f"--lose: expected one of {', '.join(NAMES[:2])}, laptop-cpu, got 'toaster'",
         ),
         (
-            (*SOURCE, "--deadline-ms", 9, "--add", "toaster"),
-            "toaster: neither a file nor a shipped profile (these are: desktop-gpu, "
-            "jetson-orin-nano, laptop-cpu, n100, raspberry-pi-5)",
+            (*SOURCE, "--add", "toaster"),
+            f"toaster: neither a file nor a shipped profile (these are: {SHIPPED})",
         ),
+        ((*SOURCE, "--add", "n100=3"), "--add n100=3: expected a sub-model from 0 to 2 after '='"),
         (
-            (*SOURCE, "--deadline-ms", 9, "--add", "n100=3"),
-            "--add n100=3: expected a sub-model from 0 to 2 after '='",
-        ),
-        (
-            (*SOURCE, "--deadline-ms", 9, "--hedge-ms", 5),
+            (*SOURCE, "--hedge-ms", 5),
             "--hedge-ms: no sub-model has a replica; see --replicas and --add",
         ),
+        ((*SOURCE, "--plot", "x.pdf"), "--plot: expected FILE.svg or FILE.png, got 'x.pdf'"),
         (
-            (*SOURCE, "--deadline-ms", 9, "--plot", "x.pdf"),
-            "--plot: expected FILE.svg or FILE.png, got 'x.pdf'",
-        ),
-        (
-            ("--plan", "plan.toml", "--deadline-ms", 9, "--data", "digits"),
+            (*PLAN, "--data", "digits"),
             "--data: expected with --bundle, as a plan has no outputs to fuse",
         ),
-        (
-            (*SOURCE, "--deadline-ms", 9, "--sigma", "nan"),
-            "--sigma: expected a number from 0 to 3, got nan",
-        ),
+        ((*SOURCE, "--sigma", "nan"), "--sigma: expected a number from 0 to 3, got nan"),
     ],
 )
-def test_bad_input_is_one_line(run: Run, options: tuple[object, ...], line: str) -> None:
-    assert run(*options) == (2, "", f"mdp-partition: {line}\n")
+def test_bad_input_is_one_line(simulated: Run, options: tuple[object, ...], line: str) -> None:
+    deadline = () if "--deadline-ms" in options else ("--deadline-ms", 9)
+    assert simulated(*options, *deadline) == (2, "", f"mdp-partition: {line}\n")

@@ -15,26 +15,25 @@ from partitioner.estimates.latency_quantiles import (
     ASSUMED_SIGMA,
     CLIENT_FUSE_MS,
     CLIENT_SEND_MS,
+    MEDIAN,
     TWO_MEDIAN,
-    TYPICAL,
     Jitter,
     client_ms,
     jitter_of,
-    pace_for,
+    quantile_for,
     share_in_time,
     sigma_of,
     spread_of,
 )
-from partitioner.planner.deadline import DECODING_MS, deadline_ms
-from partitioner.planner.explain import explain
-from partitioner.planner.make_plan import PlanOptions, make_planned
-from partitioner.planner.pareto import plan_with_accuracy
+from partitioner.planner.deadline import DECODING_MS
+from partitioner.planner.make_plan import make_planned
 from partitioner.planner.problem import make_problem
-from partitioner.planner.search import plan_within
+from partitioner.planner.targets import plan_with_accuracy
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import Load, LogNormal, Scenario
 from partitioner.simulation.setup import Assumptions, by_name, device_models
-from tests.unit.partitioner.cli.test_plan_command import BASE, NAMES
+from tests.support.models.planning import BASE, make_plan, settings
+from tests.unit.partitioner.cli.test_plan_command import NAMES
 
 PROFILES = [read_profile(name) for name in NAMES]
 
@@ -109,8 +108,8 @@ def test_quantiles_and_shares_are_those_of_drawn_answers(sigma: float, mean_ms: 
         - TWO_MEDIAN * mean_ms
     )
     for percentile in (50, 90, 99):
-        pace = pace_for(percentile, 1)
-        by_ms = pace.by_ms(np.array([10.0]), np.array([3.0]), np.array([sigma]), jitter)[0]
+        quantile = quantile_for(percentile, 1)
+        by_ms = quantile.latency_ms(np.array([10.0]), np.array([3.0]), np.array([sigma]), jitter)[0]
         by_ms -= client_ms(1)
         real = float((drawn <= by_ms + 1e-6).mean())
         if sigma or mean_ms:
@@ -122,14 +121,14 @@ def test_quantiles_and_shares_are_those_of_drawn_answers(sigma: float, mean_ms: 
 
 
 def test_without_a_percentile_only_compute_and_network_count() -> None:
-    assert pace_for(None, 8) is TYPICAL
-    assert TYPICAL.by_ms(
+    assert quantile_for(None, 8) is MEDIAN
+    assert MEDIAN.latency_ms(
         np.array([1.23456]), np.array([2.0]), np.array([0.5]), Jitter(mean_ms=9, added_ms=9)
     ) == [3.235]
 
 
 def test_more_members_leave_each_less_time() -> None:
-    few, many = (pace_for(90, members) for members in (2, 8))
+    few, many = (quantile_for(90, members) for members in (2, 8))
     assert 1.28 < few.z < many.z
     assert many.client_ms - few.client_ms == pytest.approx(6 * CLIENT_SEND_MS)
     assert client_ms(1) == CLIENT_SEND_MS + CLIENT_FUSE_MS
@@ -137,10 +136,7 @@ def test_more_members_leave_each_less_time() -> None:
 
 def promised(percentile: float, sigma: float, target_ms: float = 40.0) -> Plan:
     profiles = [spreading(p, sigma) for p in PROFILES]
-    problem = make_problem(BASE, profiles, percentile=percentile)
-    return msgspec.structs.replace(
-        plan := plan_within(problem, target_ms), deadline_ms=deadline_ms(problem, plan)
-    )
+    return make_plan(BASE, profiles, target_ms=target_ms, percentile=percentile)
 
 
 def simulated_share(plan: Plan, profiles: Sequence[DeviceProfile]) -> float:
@@ -176,17 +172,16 @@ def test_as_many_answers_are_complete_in_time_as_a_plan_promises(
 
 def test_a_plan_for_typical_answers_promises_no_share() -> None:
     steady = [spreading(p, 0.2) for p in PROFILES]
-    plan = plan_within(make_problem(BASE, steady), 40.0)
+    plan = make_plan(BASE, steady, target_ms=40.0)
     assert (plan.percentile, plan.on_time) == (None, None)
     assert simulated_share(plan, steady) < 0.6
 
 
 def test_the_surer_the_smaller() -> None:
-    problems = [make_problem(BASE, [spreading(p, 0.2) for p in PROFILES], percentile=share)
-                for share in (None, 75.0, 95.0, 99.0)]  # fmt: skip
-    accuracies = [
-        plan.accuracy.expected for p in problems if (plan := plan_within(p, 40.0)).accuracy
-    ]
+    profiles = [spreading(p, 0.2) for p in PROFILES]
+    plans = [make_plan(BASE, profiles, target_ms=40.0, percentile=share)
+             for share in (None, 75.0, 95.0, 99.0)]  # fmt: skip
+    accuracies = [plan.accuracy.expected for plan in plans if plan.accuracy is not None]
     assert len(accuracies) == 4
     assert accuracies == sorted(accuracies, reverse=True)
     assert accuracies[0] > accuracies[-1]
@@ -196,7 +191,7 @@ def test_where_not_all_can_keep_it_fewer_do() -> None:
     """A device that is rarely in time would spoil every answer; without it, the others may."""
     wild = spreading(PROFILES[1], 1.5)
     steady = [spreading(p, 0.05) for p in (PROFILES[0], PROFILES[2])]
-    plan = plan_within(make_problem(BASE, [wild, *steady], percentile=95.0), 12.0)
+    plan = make_plan(BASE, [wild, *steady], target_ms=12.0, percentile=95.0)
     assert plan.on_time is not None
     assert plan.on_time >= 0.94
     assert "ms too late" in " ".join([*plan.left_out.values(), *(a.why for a in plan.assignments)])
@@ -204,7 +199,7 @@ def test_where_not_all_can_keep_it_fewer_do() -> None:
 
 def test_a_floor_holds_with_a_percentile_too() -> None:
     problem = make_problem(BASE, [spreading(p, 0.1) for p in PROFILES], percentile=95.0)
-    plan = plan_with_accuracy(problem, 0.75)
+    plan = plan_with_accuracy(problem, 0.75).plan
     assert plan.accuracy is not None
     assert plan.accuracy.expected >= 0.75
     assert plan.on_time is not None
@@ -216,10 +211,10 @@ def test_it_is_said_what_is_kept_for_slow_answers(
 ) -> None:
     from mdp.files import write_toml
 
-    options = PlanOptions(latency_ms=40.0, percentile=95.0, anyway=True)
-    planned = make_planned(BASE, NAMES, options, 1000, explained=True)
+    asked = settings(NAMES, latency_ms=40.0, percentile=95.0, anyway=True)
+    planned = make_planned(BASE, asked, 1000, explained=True)
     assert "with slow answers and the client" in planned.plan.assignments[0].why
-    assert explain(planned.problem, planned.plan) == planned.explanations
+    assert "with slow answers and the client" in str(planned.explanations)
     print_planned(planned)
     out = capsys.readouterr().out
     assert "of the answers are predicted to be complete within 40 ms, with all devices " in out

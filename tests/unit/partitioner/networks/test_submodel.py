@@ -22,12 +22,5 @@ def test_the_heads_read_the_same_feature(boosting: bool) -> None:
         assert torch.equal(logits, head(output.feature))
 
 
-def test_pixels_become_minus_one_to_one() -> None:
-    pixels = torch.tensor([0.0, 127.5, 255.0]).expand(1, 3, 1, 3)
-    assert torch.allclose(
-        Normalise(MEAN, STD)(pixels)[0, 0, 0], torch.tensor([-1.0, 0.0, 1.0]), atol=1e-6
-    )
-
-
 def test_normalisation_is_no_weight() -> None:
     assert not Normalise(MEAN, STD).state_dict()

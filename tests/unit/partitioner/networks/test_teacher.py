@@ -157,17 +157,7 @@ def test_teachers_that_are_refused(name: str, args: dict[str, Any], message: str
 
 @pytest.mark.parametrize(
     ("name", "module"),
-    [
-        ("resnet18", "resnet"),
-        ("convnext_tiny", "convnext"),
-        ("swin_tiny_patch4_window7_224", "swin_transformer"),
-        ("levit_128", "levit"),
-        ("beit_base_patch16_224", "beit"),
-        ("eva02_tiny_patch14_224", "eva"),
-        ("vit_base_patch16_dinov3", "eva"),
-        ("vit_relpos_base_patch16_224", "vision_transformer_relpos"),
-        ("vit_base_r50_s16_224", "vision_transformer_hybrid"),
-    ],
+    [("resnet18", "resnet"), ("vit_base_r50_s16_224", "vision_transformer_hybrid")],
 )
 def test_other_architectures_are_refused_with_what_works(name: str, module: str) -> None:
     expected = (

@@ -13,11 +13,12 @@ from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import capability_of
 from partitioner.estimates.network import waits_ms
 from partitioner.planner.availability import Objective, exact_arrivals
-from partitioner.planner.candidates import Candidate, Device, evaluate_device, fitted_ways
-from partitioner.planner.design_space import make_choices, sub_model_grid
+from partitioner.planner.candidates import Candidate, Device, evaluate_device, fit_ways
+from partitioner.planner.design_space import make_design_space, sub_model_grid
+from partitioner.planner.limits import Limits
 from partitioner.planner.local_search import choose
-from partitioner.planner.placement import Limits, Seat, Seats, energy_of
-from tests.unit.partitioner.planner.test_search import TINY, device
+from partitioner.planner.placement import Placement, Placements, total_energy_j
+from tests.support.models.planning import TINY, device
 
 PREDICTOR = predictor_for(shipped_law(), TINY.shape, num_classes=10)
 
@@ -32,7 +33,7 @@ def some_devices(
     draw = np.random.default_rng(seed)
     grid = sub_model_grid(TINY.shape)
     chosen = [grid[i] for i in sorted(draw.choice(len(grid), size=shapes, replace=False))]
-    choices = make_choices(TINY.shape, PREDICTOR, shapes=chosen)
+    choices = make_design_space(TINY.shape, PREDICTOR, shapes=chosen)
     profiles = [
         device(
             f"d{i}",
@@ -42,7 +43,7 @@ def some_devices(
         )
         for i in range(count)
     ]
-    return [evaluate_device(p, fitted_ways(p, ["fp32"]), choices) for p in profiles]
+    return [evaluate_device(p, fit_ways(p, ["fp32"]), choices) for p in profiles]
 
 
 def exhaustive(devices: Sequence[Device], limits: Limits) -> float:
@@ -76,27 +77,27 @@ def test_two_or_three_devices_get_the_best_plan_there_is(seed: int) -> None:
     devices = some_devices(seed, count, shapes)
     target_ms = float(np.random.default_rng(seed).uniform(2, 20))
     limits = Limits(target_ms=target_ms)
-    seats, found = choose(devices, PREDICTOR, limits)
+    placements, found = choose(devices, PREDICTOR, limits)
     best = exhaustive(devices, limits)
     # Devices that add next to nothing are left out; replicas may even be better.
     assert found >= best - len(devices) * 1e-4
-    assert all(seat.candidate.predicted_ms.total <= target_ms for seat in seats)
+    assert all(placement.candidate.predicted_ms.total <= target_ms for placement in placements)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_an_energy_limit_is_kept_and_nearly_used_up(seed: int) -> None:
     devices = some_devices(100 + seed, 3, 9)
     unlimited, _ = choose(devices, PREDICTOR, Limits(target_ms=20.0))
-    limit_j = 0.6 * energy_of(unlimited)
+    limit_j = 0.6 * total_energy_j(unlimited)
     limits = Limits(target_ms=20.0, max_energy_j=limit_j)
-    seats, found = choose(devices, PREDICTOR, limits)
-    assert energy_of(seats) <= limit_j * (1 + 1e-9)
+    placements, found = choose(devices, PREDICTOR, limits)
+    assert total_energy_j(placements) <= limit_j * (1 + 1e-9)
     assert found >= 0.98 * exhaustive(devices, limits)
 
 
 def test_more_time_is_never_worse() -> None:
     devices = some_devices(7, 6, 60)
-    start: Seats = ()
+    start: Placements = ()
     before = 0.0
     for target_ms in (2.0, 3.0, 5.0, 8.0, 13.0, 21.0):
         start, found = choose(devices, PREDICTOR, Limits(target_ms=target_ms), start)
@@ -107,37 +108,37 @@ def test_more_time_is_never_worse() -> None:
 def same_shape(count: int, availability: Sequence[float]) -> list[Device]:
     """Devices that can run one and the same shape only."""
     shape = sub_model_grid(TINY.shape)[40]
-    choices = make_choices(TINY.shape, PREDICTOR, shapes=[shape])
+    choices = make_design_space(TINY.shape, PREDICTOR, shapes=[shape])
     profiles = [device(f"d{i}", availability=availability[i]) for i in range(count)]
-    return [evaluate_device(p, fitted_ways(p, ["fp32"]), choices) for p in profiles]
+    return [evaluate_device(p, fit_ways(p, ["fp32"]), choices) for p in profiles]
 
 
 def test_a_second_device_replicates_one_that_is_often_away() -> None:
-    seats, found = choose(same_shape(2, [0.6, 0.9]), PREDICTOR, Limits(target_ms=50.0))
-    assert [seat.devices for seat in seats] == [[1, 0]]
-    alone = PREDICTOR.accuracy(seats[0].candidate.capability)
+    placements, found = choose(same_shape(2, [0.6, 0.9]), PREDICTOR, Limits(target_ms=50.0))
+    assert [placement.devices for placement in placements] == [[1, 0]]
+    alone = PREDICTOR.accuracy(placements[0].candidate.capability)
     assert found == pytest.approx(alone * (1 - 0.4 * 0.1))
 
 
 def test_nobody_replicates_a_device_that_is_always_there() -> None:
-    seats, _ = choose(same_shape(2, [1.0, 1.0]), PREDICTOR, Limits(target_ms=50.0))
-    assert [seat.devices for seat in seats] in ([[0]], [[1]])
+    placements, _ = choose(same_shape(2, [1.0, 1.0]), PREDICTOR, Limits(target_ms=50.0))
+    assert [placement.devices for placement in placements] in ([[0]], [[1]])
 
 
 def test_of_many_devices_some_become_replicas() -> None:
     devices = some_devices(3, 24, 200, availability=(0.3,))
-    seats, _ = choose(devices, PREDICTOR, Limits(target_ms=15.0))
-    busy = [d for seat in seats for d in seat.devices]
-    assert len(seats) <= PLANNED_MEMBERS
-    assert len(busy) == len(set(busy)) > len(seats)
-    assert len({seat.candidate.identity for seat in seats}) == len(seats)
+    placements, _ = choose(devices, PREDICTOR, Limits(target_ms=15.0))
+    busy = [d for placement in placements for d in placement.devices]
+    assert len(placements) <= PLANNED_MEMBERS
+    assert len(busy) == len(set(busy)) > len(placements)
+    assert len({placement.candidate.identity for placement in placements}) == len(placements)
 
 
 def test_the_same_search_finds_the_same_plan() -> None:
     devices = some_devices(11, 14, 80)
-    first: tuple[Seats, float] = choose(devices, PREDICTOR, Limits(target_ms=10.0))
+    first: tuple[Placements, float] = choose(devices, PREDICTOR, Limits(target_ms=10.0))
     assert choose(devices, PREDICTOR, Limits(target_ms=10.0)) == first
-    assert isinstance(first[0][0], Seat)
+    assert isinstance(first[0][0], Placement)
     assert isinstance(PREDICTOR, Predictor)
 
 
@@ -150,8 +151,8 @@ def test_a_gpu_beside_a_processor_runs_what_it_is_quicker_at_and_need_not_pad() 
         msgspec.structs.replace(TINY.shape, embed_dim=width, num_heads=width // 16, depth=depth)
         for width, depth in ((32, 1), (192, 8), (176, 8))
     ]
-    choices = make_choices(TINY.shape, PREDICTOR, shapes=shapes)
-    device_of_both = evaluate_device(both, fitted_ways(both, ["fp32"]), choices)
+    choices = make_design_space(TINY.shape, PREDICTOR, shapes=shapes)
+    device_of_both = evaluate_device(both, fit_ways(both, ["fp32"]), choices)
     runs = [device_of_both.running(row) for row in range(3)]
     ways = [(run.way.runtime, run.way.provider) for run in runs if run is not None]
     on_processor, on_gpu = ("onnxruntime", "CPUExecutionProvider"), ("openvino", "GPU.1")

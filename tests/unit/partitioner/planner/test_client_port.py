@@ -8,22 +8,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from mdp.errors import InputError, PlanRefused
+from mdp.errors import PlanRefused
 from mdp.files import write_toml
 from mdp.formats.plan import read_plan
 from mdp.formats.profile import DeviceProfile, Link
-from partitioner.estimates.network import Port, through_port, waits_ms
+from partitioner.estimates.network import through_port, waits_ms
 from partitioner.planner.candidates import evaluate_device
-from partitioner.planner.deadline import deadline_ms
 from partitioner.planner.explain import explain
+from partitioner.planner.limits import Limits
 from partitioner.planner.local_search import choose
-from partitioner.planner.make_plan import PlanOptions
-from partitioner.planner.pareto import pareto, plan_with_accuracy
-from partitioner.planner.placement import Limits, settled
+from partitioner.planner.placement import with_waits
 from partitioner.planner.problem import make_problem
-from partitioner.planner.search import make_plan, plan_within
+from partitioner.planner.search import plan_within
+from partitioner.planner.targets import pareto, plan_with_accuracy
+from tests.support.models.planning import TINY, device, make_plan
 from tests.unit.partitioner.planner.test_choose import PREDICTOR, exhaustive, some_devices
-from tests.unit.partitioner.planner.test_search import TINY, check, device
+from tests.unit.partitioner.planner.test_search import check
 
 MBIT = 1e6
 
@@ -45,8 +45,8 @@ def test_a_crop_waits_for_the_bytes_of_all_others() -> None:
 
 
 def test_a_port_that_is_planned_for_a_total_keeps_a_crop_from_the_rest_of_it() -> None:
-    port = Port(bandwidth_bps=8 * MBIT, most_bytes=10_000.0)
-    assert port.wait_ms(np.array([1000.0, 4000.0])).tolist() == [9.0, 6.0]
+    limits = Limits(target_ms=20.0, client_bps=8 * MBIT, port_bytes=10_000.0)
+    assert limits.port_wait_ms(np.array([1000.0, 4000.0])).tolist() == [9.0, 6.0]
 
 
 def test_no_link_is_faster_than_the_port() -> None:
@@ -68,10 +68,10 @@ def test_a_shared_port_costs_at_most_two_percent_of_the_best_plan(seed: int) -> 
         for d in some_devices(seed, *((2, 24) if seed % 2 else (3, 10)))
     ]
     limits = Limits(target_ms=float(draw.uniform(4, 25)), client_bps=client_bps)
-    seats, found = choose(devices, PREDICTOR, limits)
+    placements, found = choose(devices, PREDICTOR, limits)
     assert found >= 0.98 * exhaustive(devices, limits)
-    together = settled(seats, client_bps)
-    assert all(run.predicted_ms.total <= limits.target_ms for s in together for run in s.runs)
+    together = with_waits(placements, client_bps)
+    assert all(run.predicted_ms.total <= limits.target_ms for s in together for run in s.candidates)
 
 
 def test_one_device_is_planned_as_if_nothing_were_shared() -> None:
@@ -90,10 +90,11 @@ def test_the_port_is_as_fast_as_the_quickest_link_unless_told() -> None:
 
 def test_what_the_port_costs_is_planned_and_said() -> None:
     problem = make_problem(TINY, linked(8, "a", "b", "c"), num_classes=10)
-    plan = plan_within(problem, 30.0)
+    solution = plan_within(problem, 30.0)
+    plan = solution.plan
     assert len(plan.assignments) > 1
     assert all(a.predicted_ms.total <= 30.0 for a in plan.assignments)
-    told = {e.device: " ".join(e.sentences) for e in explain(problem, plan)}
+    told = {e.device: " ".join(e.sentences) for e in explain(problem, solution)}
     for a in plan.assignments:
         said = re.search(r"waits ([\d.]+) ms for the crops of the others", told[a.device])
         assert said is not None
@@ -101,14 +102,15 @@ def test_what_the_port_costs_is_planned_and_said() -> None:
         assert "(8 Mbit/s)" in told[a.device]
     # The deadline that goes with the plan has room for it.
     last_ms = max(a.predicted_ms.total for a in plan.assignments)
-    assert deadline_ms(problem, plan) > last_ms
+    assert plan.deadline_ms is not None
+    assert plan.deadline_ms > last_ms
 
 
 def test_without_a_limit_nobody_waits_and_nothing_is_noted() -> None:
     problem = make_problem(TINY, linked(8, "a", "b"), num_classes=10, client_bps=math.inf)
-    plan = plan_within(problem, 30.0)
-    assert plan.client_bps is None
-    assert "waits" not in str(explain(problem, plan))
+    solution = plan_within(problem, 30.0)
+    assert solution.plan.client_bps is None
+    assert "waits" not in str(explain(problem, solution))
 
 
 def test_a_slower_port_never_makes_a_better_plan() -> None:
@@ -138,9 +140,9 @@ def test_two_devices_can_keep_the_target_that_is_named_for_two() -> None:
     named_ms = float(said[1])
     problem = make_problem(TINY, profiles, num_classes=10)
     limits = problem.limits(named_ms)
-    a, b = (device.within(named_ms, pace=limits.pace) for device in problem.devices)
+    a, b = (device.within(limits) for device in problem.devices)
     last_ms = [
-        max(c.waiting(w).predicted_ms.total for c, w in zip(pair, waits, strict=True))
+        max(c.with_wait(w).predicted_ms.total for c, w in zip(pair, waits, strict=True))
         for pair in itertools.product(a, b)
         for waits in [waits_ms([c.request_bytes for c in pair], problem.client_bps)]
     ]
@@ -153,12 +155,12 @@ def test_the_pareto_list_and_the_floor_reckon_with_it() -> None:
     points = pareto(problem)
     assert [p.accuracy.expected for p in points] == sorted(p.accuracy.expected for p in points)
     floor = points[-1].accuracy.expected - 0.002
-    plan = plan_with_accuracy(problem, floor)
+    plan = plan_with_accuracy(problem, floor).plan
     assert plan.accuracy is not None
     assert plan.accuracy.expected >= floor
     assert max(a.predicted_ms.total for a in plan.assignments) <= plan.target_ms
     free = make_problem(TINY, profiles, num_classes=10, client_bps=math.inf)
-    assert plan_with_accuracy(free, floor).target_ms < plan.target_ms
+    assert plan_with_accuracy(free, floor).plan.target_ms < plan.target_ms
 
 
 def test_a_plan_file_says_for_which_port_it_was_made(
@@ -172,11 +174,3 @@ def test_a_plan_file_says_for_which_port_it_was_made(
     # Older plans do not say.
     file.write_text(file.read_text().replace("client_bps = 8000000.0\n", ""))
     assert read_plan(file) == msgspec.structs.replace(plan, client_bps=None)
-
-
-@pytest.mark.parametrize("mbit", [0.0, -5.0, math.nan])
-def test_a_port_carries_something(mbit: float) -> None:
-    with pytest.raises(InputError, match="--client-mbit: expected a number above 0, got "):
-        PlanOptions(latency_ms=5.0, client_mbit=mbit).check()
-    with pytest.raises(InputError, match="expected a client's port above 0 bit/s, got "):
-        make_plan(TINY, linked(8, "a"), target_ms=5, client_bps=mbit * MBIT)

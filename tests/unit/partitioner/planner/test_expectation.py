@@ -17,6 +17,7 @@ from partitioner.planner.availability import (
     arrivals,
     exact_arrivals,
 )
+from partitioner.planner.limits import Limits
 from tests.unit.partitioner.planner.test_choose import PREDICTOR, some_devices
 
 LAW = PREDICTOR.law
@@ -24,7 +25,7 @@ LAW = PREDICTOR.law
 
 def candidates(count: int) -> list[Any]:
     """As many different candidates, of some device."""
-    found = some_devices(5, 1, 200)[0].within(1e9)
+    found = some_devices(5, 1, 200)[0].within(Limits(target_ms=1e9))
     return found[:: max(1, len(found) // count)][:count]
 
 
@@ -60,9 +61,9 @@ def test_one_more_is_valued_as_if_it_were_there() -> None:
     members = candidates(5)
     objective = Objective(LAW, 1.6, arrivals([0.9, 0.5, 0.99, 0.7, 0.8]))
     three = objective.sums([(c, [k]) for k, c in enumerate(members[:3])])
-    values = objective.with_one_more(three, members[3:], [4])
+    values = objective.values_with(three, members[3:], [4])
     for c, value in zip(members[3:], values, strict=True):
-        assert value == pytest.approx(objective.value(objective.added(three, c, [4])))
+        assert value == pytest.approx(objective.value(objective.with_member(three, c, [4])))
 
 
 @pytest.mark.parametrize("availability", [0.5, 0.8, 0.95, 0.99])

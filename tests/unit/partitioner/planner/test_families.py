@@ -12,15 +12,14 @@ from mdp.formats.plan import NetworkSpec, SubModelSpec, read_plan
 from mdp.formats.profile import DeviceProfile, read_profile
 from partitioner.estimates.accuracy import predictor_for, shipped_law
 from partitioner.estimates.catalogue import catalogue
-from partitioner.planner.candidates import evaluate_device, fitted_ways
-from partitioner.planner.deadline import deadline_ms
-from partitioner.planner.design_space import make_choices
+from partitioner.planner.candidates import evaluate_device, fit_ways
+from partitioner.planner.design_space import make_design_space
 from partitioner.planner.explain import explain
 from partitioner.planner.families import Families, families_of
 from partitioner.planner.problem import make_problem
 from partitioner.planner.search import plan_within
 from partitioner.run.weights import weights_in, weights_of
-from tests.unit.partitioner.planner.test_search import BASE
+from tests.support.models.planning import BASE
 
 NAMES = ("n100", "laptop-cpu")
 LITE0, CONV = "tf_efficientnet_lite0", "mobilenetv4_conv_small"
@@ -92,7 +91,8 @@ def test_a_plan_of_networks_is_explained_and_read_again(
     networks = tuple(catalogue()[name].spec(160, 1000) for name in (LITE0, CONV, "hgnetv2_b0"))
     families = Families(vits=False, networks=networks)
     problem = make_problem(BASE, profiles, families=families)
-    plan = plan_within(problem, 40.0)
+    solution = plan_within(problem, 40.0)
+    plan = solution.plan
     assert plan.assignments
     for assignment in plan.assignments:
         assert assignment.submodel is None
@@ -100,9 +100,10 @@ def test_a_plan_of_networks_is_explained_and_read_again(
         assert assignment.spec.outline in assignment.why
     write_toml(tmp_path / "plan.toml", plan)
     assert read_plan(tmp_path / "plan.toml") == plan
-    told = explain(problem, plan)
+    told = explain(problem, solution)
     assert {one.device for one in told} == set(NAMES)
-    assert deadline_ms(problem, plan) > max(a.predicted_ms.total for a in plan.assignments)
+    assert plan.deadline_ms is not None
+    assert plan.deadline_ms > max(a.predicted_ms.total for a in plan.assignments)
 
 
 def test_vits_and_networks_compete_with_their_own_kind_alone(
@@ -110,15 +111,13 @@ def test_vits_and_networks_compete_with_their_own_kind_alone(
 ) -> None:
     predictor = predictor_for(shipped_law(), BASE.shape, num_classes=10)
     networks = [catalogue()[name].spec(160, 10) for name in (CONV, "hgnetv2_b0", "hgnetv2_b1")]
-    choices = make_choices(BASE.shape, predictor, networks=networks)
-    device = evaluate_device(
-        profiles[0], fitted_ways(profiles[0], ["fp32"], networks=True), choices
-    )
+    choices = make_design_space(BASE.shape, predictor, networks=networks)
+    device = evaluate_device(profiles[0], fit_ways(profiles[0], ["fp32"], networks=True), choices)
     kept = [choices.specs[row] for row in device.rows]
     assert {s.name for s in kept if isinstance(s, NetworkSpec)} >= {CONV}
     assert any(isinstance(spec, SubModelSpec) and spec.image_size == 160 for spec in kept)
     # Without latencies of networks none of them can be run.
-    blind = evaluate_device(profiles[0], fitted_ways(profiles[0], ["fp32"]), choices)
+    blind = evaluate_device(profiles[0], fit_ways(profiles[0], ["fp32"]), choices)
     assert not [row for row in blind.rows if isinstance(choices.specs[row], NetworkSpec)]
     network = int(np.flatnonzero(choices.embed_dims == 0)[0])
     assert blind.running(network) is None

@@ -16,7 +16,7 @@ from partitioner.planner.search import plan_within
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import DeviceModel, Load, Scenario
 from partitioner.simulation.setup import Assumptions, by_name, device_models
-from tests.unit.partitioner.cli.test_plan_command import BASE
+from tests.support.models.planning import BASE
 from tests.unit.partitioner.estimates.test_spread import PROFILES
 from tests.unit.partitioner.planner.test_client_port import MBIT
 from tests.unit.partitioner.simulation.test_simulation_engine import (
@@ -103,7 +103,7 @@ def test_a_port_carries_something(bandwidth_bps: float) -> None:
 
 def planned(profiles: Mapping[str, DeviceProfile], mbit: float) -> Plan:
     problem = make_problem(BASE, list(profiles.values()), client_bps=mbit * MBIT)
-    return plan_within(problem, 60.0)
+    return plan_within(problem, 60.0).plan
 
 
 @pytest.mark.parametrize("mbit", [20.0, 50.0, 100.0, 1000.0, math.inf])

@@ -69,19 +69,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(work, tree)
 
 
-def test_no_answer_of_the_train_split_is_kept(trained: Trained) -> None:
-    run = trained.work.run
-    assert run.settings().teaching == "live"
-    assert not list(run.cache.glob("*-logits.npy"))
-    assert not run.predecessors.exists()
-    assert len(list(run.cache.glob("teacher-*.npy"))) == 2  # calibration and test
-    curves = msgspec.json.decode(run.curves.read_bytes())
-    assert {name: len(curve) for name, curve in curves.items()} == {
-        "teacher": 2, "member-0": 2, "member-1": 1,
-    }  # fmt: skip
-    assert set(curves["member-1"][0]) == {"loss", "boost", "bag", "stack", "seconds"}
-
-
 def test_a_stopped_run_goes_on_after_its_last_finished_member(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,23 @@
+"""Objects that a `with` statement closes."""
+
+from types import TracebackType
+from typing import Self
+
+
+class Closing:
+    """Base of classes with a `close`, which the end of a `with` block calls."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release what the object holds."""
+        raise NotImplementedError

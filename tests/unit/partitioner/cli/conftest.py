@@ -1,0 +1,23 @@
+"""Command lines of `mdp-partition` in the test's own process and folder."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from partitioner.cli import main as cli
+from tests.support.command_lines import run_here
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run a command line; returns exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object) -> tuple[int, str, str]:
+        done = run_here(cli.main, "mdp-partition", *words)
+        return done.returncode, done.stdout, done.stderr
+
+    return call
