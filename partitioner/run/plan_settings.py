@@ -92,24 +92,21 @@ class PlanSettings(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.latency_ms is None and self.min_accuracy is None:
             raise InputError("expected --latency-ms, --min-accuracy or both, got neither")
-        for option, value in (
-            ("--latency-ms", self.latency_ms),
-            ("--max-energy-j", self.max_energy_j),
-        ):
+        for key, value in (("latency_ms", self.latency_ms), ("max_energy_j", self.max_energy_j)):
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise InputError(f"{option}: expected a number above 0, got {value:g}")
+                raise InputError(f"plan.{key}: expected a number above 0, got {value:g}")
         if self.client_mbit is not None:
-            checked_client_mbit(self.client_mbit)
+            checked_client_mbit(self.client_mbit, "plan.client_mbit")
         if self.percentile is not None and not 50 <= self.percentile <= 99.9:
             raise InputError(
-                f"--percentile: expected a number from 50 to 99.9, got {self.percentile:g}"
+                f"plan.percentile: expected a number from 50 to 99.9, got {self.percentile:g}"
             )
-        for option, value in (
-            ("--min-accuracy", self.min_accuracy),
-            ("--teacher-accuracy", self.teacher_accuracy),
+        for key, value in (
+            ("min_accuracy", self.min_accuracy),
+            ("teacher_accuracy", self.teacher_accuracy),
         ):
             if value is not None and not 0 < value < 1:
-                raise InputError(f"{option}: expected a share above 0 and below 1, got {value:g}")
+                raise InputError(f"plan.{key}: expected a share above 0 and below 1, got {value:g}")
         self.precisions()
         for key in self.teacher_args:
             check_argument(key)
@@ -119,7 +116,7 @@ class PlanSettings(Record, frozen=True, kw_only=True):
         for name in self.precision:
             if name not in PRECISIONS:
                 known = ", ".join(PRECISIONS)
-                raise InputError(f"--precision: expected some of {known}, got {name!r}")
+                raise InputError(f"plan.precision: expected some of {known}, got {name!r}")
         named = self.precision or ("fp32",)
         return tuple(p for p in PRECISIONS if self.any_precision or p in named)
 
@@ -130,8 +127,8 @@ def check_argument(key: str) -> None:
         raise InputError(f"--teacher-arg: {key!r} is set by mdp-partition itself")
 
 
-def checked_client_mbit(client_mbit: float) -> float:
+def checked_client_mbit(client_mbit: float, name: str = "--client-mbit") -> float:
     """`client_mbit` if a port can carry it, infinity included; raises InputError."""
     if not client_mbit > 0:
-        raise InputError(f"--client-mbit: expected a number above 0, got {client_mbit:g}")
+        raise InputError(f"{name}: expected a number above 0, got {client_mbit:g}")
     return client_mbit

@@ -291,37 +291,33 @@ def test_own_runs_change_the_prediction() -> None:
     assert 0.55 < known.plan.accuracy.all_in < 0.68
 
 
-ABOVE_0 = "expected a number above 0"
-PERCENTILE = "--percentile: expected a number from 50 to 99.9, got {}"
+PERCENTILE = "plan.percentile: expected a number from 50 to 99.9, got {}"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({}, "expected --latency-ms, --min-accuracy or both, got neither"),
-        ({"min_accuracy": 1.0}, "--min-accuracy: expected a share above 0 and below 1, got 1"),
+        ({"min_accuracy": 1.0}, "plan.min_accuracy: expected a share above 0 and below 1, got 1"),
         *(
-            ({"latency_ms": ms}, f"--latency-ms: expected a number above 0, got {ms:g}")
-            for ms in (0.0, -1.0, math.nan, math.inf)
-        ),
-        *(
-            (
-                {"latency_ms": 5, "client_mbit": x},
-                f"--client-mbit: expected a number above 0, got {x:g}",
+            ({"latency_ms": 5, key: value}, f"plan.{key}: expected a number above 0, got {value:g}")
+            for key, values in (
+                ("latency_ms", (0.0, -1.0, math.nan, math.inf)),
+                ("client_mbit", (0.0, -5.0, math.nan)),
+                ("max_energy_j", (0.0,)),
             )
-            for x in (0.0, -5.0, math.nan)
+            for value in values
         ),
-        ({"latency_ms": 5, "max_energy_j": 0}, "--max-energy-j: expected a number above 0, got 0"),
         (
             {"latency_ms": 5, "precision": ["int4"]},
-            "--precision: expected some of fp32, fp16, bf16, int8, int8-static, got 'int4'",
+            "plan.precision: expected some of fp32, fp16, bf16, int8, int8-static, got 'int4'",
         ),
         ({"latency_ms": 5, "percentile": 40}, PERCENTILE.format("40")),
         ({"latency_ms": 5, "percentile": 100}, PERCENTILE.format("100")),
         ({"latency_ms": 5, "percentile": math.nan}, PERCENTILE.format("nan")),
         (
             {"latency_ms": 5, "teacher_accuracy": 80},
-            "--teacher-accuracy: expected a share above 0 and below 1, got 80",
+            "plan.teacher_accuracy: expected a share above 0 and below 1, got 80",
         ),
     ],
 )
