@@ -51,7 +51,7 @@ gateway-clients: $(STAMP)
 	runs/clients/bin/pip install --quiet --only-binary :all: 'tritonclient[http]==2.73.0' kserve==0.21.0
 	$(BIN)/python -m tests.gateway.clients runs/clients/bin/python
 
-# The tutorial that trains, word for word, and the notebook: two minutes on two idle cores.
+# The tutorial that trains, word for word, and the notebook: two minutes of processor time.
 tutorials: $(STAMP)
 	$(BIN)/pytest --timeout 1200 tests/tutorials/trained.py
 
