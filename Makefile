@@ -68,7 +68,7 @@ manifests:
 	kubectl kustomize deploy/kubernetes > runs/manifests/all.yaml
 	runs/manifests/bin/python tests/deploy/validate.py runs/manifests/all.yaml deploy/kubernetes/kserve/*.yaml
 
-# The tutorial that trains, word for word, and the notebook: two minutes on two idle cores.
+# The tutorial that trains, word for word, and the notebook: two minutes of processor time.
 tutorials: $(STAMP)
 	$(BIN)/pytest --timeout 1200 tests/tutorials/trained.py
 
