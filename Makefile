@@ -22,9 +22,9 @@ demo: $(STAMP)
 # Real processes that promise nothing about time: they may run beside others. The longest come first.
 PATIENT := $(addprefix tests/integration/,commands/test_partition_build.py \
 	commands/test_torchrun.py commands/test_quantized_fleet.py commands/test_discovery.py \
-	commands/test_gateway_page.py commands/test_gateway.py commands/test_deploy.py \
-	commands/test_mqtt.py commands/test_sources.py commands/test_tutorials.py \
-	commands/test_doctor.py commands/test_tracing.py faults/test_key_changes.py \
+	services/test_gateway_page.py services/test_gateway.py commands/test_deploy.py \
+	services/test_mqtt.py commands/test_sources.py commands/test_tutorials.py \
+	commands/test_doctor.py services/test_tracing.py faults/test_key_changes.py \
 	agents/test_agent_process.py agents/test_full_disk.py)
 
 # Tests with deadlines of their own run one after another, the others beside each other, a file at a

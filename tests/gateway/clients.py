@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mdp.testing.bundles import DEVICES, colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from tests.support.fleet import Fleet
-from tests.support.gateway import gateway
+from tests.support.web.gateway import gateway
 
 ASKED = Path(__file__).with_name("asked.py")
 #: What fetch does in Node and in a browser.

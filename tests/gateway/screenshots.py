@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from tests.support.browser import Browser, browser
 from tests.support.fleet import ROOT, Fleet
-from tests.support.gateway import gateway
+from tests.support.web.browser import Browser, browser
+from tests.support.web.gateway import gateway
 
 PICTURES = ROOT / "docs" / "pictures"
 ASKED = 24

@@ -18,8 +18,8 @@ from mdp.formats.keys import load_public, new_keys
 from mdp.testing.processes import LineProcess
 from mdp.transport import new_pair
 from tests.support.container import ROOT, Mount, command, reason_against, stages
-from tests.support.gateway import self_signed
 from tests.support.pictures import encoded, four_corners
+from tests.support.web.gateway import self_signed
 
 pytestmark = pytest.mark.skipif(bool(reason_against()), reason=reason_against())
 

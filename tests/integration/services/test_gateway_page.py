@@ -11,9 +11,9 @@ from PIL import Image
 
 from mdp.formats.bundle import MANIFEST
 from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
-from tests.support.browser import Browser, browser, why_no_browser
 from tests.support.fleet import PLENTY_MS, Fleet
-from tests.support.gateway import Gateway, gateway
+from tests.support.web.browser import Browser, browser, why_no_browser
+from tests.support.web.gateway import Gateway, gateway
 
 pytestmark = pytest.mark.skipif(why_no_browser() != "", reason=why_no_browser())
 

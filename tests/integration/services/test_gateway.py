@@ -20,8 +20,8 @@ from mdp.testing.agents import ANY_PORT
 from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from tests.support.fleet import PLENTY_MS, Fleet
-from tests.support.gateway import IMPATIENT, Gateway, gateway, self_signed
 from tests.support.pages import ROOT, blocks
+from tests.support.web.gateway import IMPATIENT, Gateway, gateway, self_signed
 
 FORM = "multipart/form-data; boundary=cut"
 CLASSIFY = f"/v2/models/colours/classify?deadline_ms={PLENTY_MS:g}"

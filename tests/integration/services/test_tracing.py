@@ -11,7 +11,7 @@ from PIL import Image
 from mdp.testing.bundles import DEVICES, colour_picture, write_bundle
 from mdp.testing.processes import until
 from tests.support.fleet import PLENTY_MS, ROOT, Fleet
-from tests.support.gateway import gateway
+from tests.support.web.gateway import gateway
 
 TRACED = (sys.executable, ROOT / "tests" / "support" / "traced.py")
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

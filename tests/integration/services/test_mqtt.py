@@ -16,9 +16,9 @@ from mdp.testing.bundles import DEVICES, colour_picture, write_bundle
 from mdp.testing.processes import LineProcess, until
 from tests.support.command_lines import run_here
 from tests.support.fleet import BIN, PLENTY_MS, Fleet
-from tests.support.gateway import self_signed
 from tests.support.mqtt.home_assistant import check_discovery, states
 from tests.support.mqtt.mosquitto import Mosquitto, free_port, needed
+from tests.support.web.gateway import self_signed
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
