@@ -51,7 +51,8 @@ def onnx_model(
     graph += b"".join(_bytes(11, _value(value)) for value in inputs)
     graph += b"".join(_bytes(12, _value(value)) for value in outputs)
     opset = _text(1, "") + _number(2, OPSET)
-    return _number(1, IR_VERSION) + _bytes(7, graph) + _bytes(8, opset) + _text(6, comment)
+    said = _text(6, comment) if comment else b""
+    return _number(1, IR_VERSION) + said + _bytes(7, graph) + _bytes(8, opset)
 
 
 def _node(node: Node) -> bytes:

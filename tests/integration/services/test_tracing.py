@@ -13,7 +13,7 @@ from mdp.testing.processes import until
 from tests.support.fleet import PLENTY_MS, ROOT, Fleet
 from tests.support.web.gateway import gateway
 
-TRACED = (sys.executable, ROOT / "tests" / "support" / "traced.py")
+TRACED = (sys.executable, ROOT / "tests/support/web/traced.py")
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
