@@ -26,12 +26,11 @@ from mdp.client.base import (
     StreamOptions,
     WatchOptions,
 )
-from mdp.client.crops import is_quick
+from mdp.client.crops import PictureOrScene, is_quick
 from mdp.client.dispatcher import Call
 from mdp.client.questions import PictureQuestion, Question
 from mdp.client.status import DeviceStatus
 from mdp.errors import InferenceError, PictureError
-from mdp.pictures.crop import Picture
 from mdp.requests.capture import DEFAULT_WITHIN_MS, Moment
 from mdp.requests.deadline import Deadline
 from mdp.requests.prediction import Prediction
@@ -42,7 +41,7 @@ _POLL_S = 0.1
 
 
 #: Pictures of a stream, in their order.
-Pictures = Iterable[Picture] | AsyncIterable[Picture]
+Pictures = Iterable[PictureOrScene] | AsyncIterable[PictureOrScene]
 
 
 class AsyncClient(BaseClient):
@@ -118,7 +117,7 @@ class AsyncClient(BaseClient):
         self.close()
 
     async def classify(
-        self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS
+        self, picture: PictureOrScene, *, deadline_ms: float = DEFAULT_DEADLINE_MS
     ) -> Prediction:
         """The fleet's answer; see `Client.classify`. Files are decoded in threads.
 
@@ -208,7 +207,7 @@ class AsyncClient(BaseClient):
         return call.result()
 
     async def _cut(
-        self, connection: FleetConnection, picture: Picture, deadline: Deadline
+        self, connection: FleetConnection, picture: PictureOrScene, deadline: Deadline
     ) -> PictureQuestion:
         if is_quick(picture):
             return connection.cut(picture)
@@ -364,7 +363,7 @@ class AsyncClient(BaseClient):
             self._check_usable()
 
 
-async def _each(pictures: Pictures) -> AsyncIterator[Picture]:
+async def _each(pictures: Pictures) -> AsyncIterator[PictureOrScene]:
     if isinstance(pictures, AsyncIterable):
         async for picture in pictures:
             yield picture

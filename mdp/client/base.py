@@ -21,7 +21,7 @@ from mdp.arguments import (
     check_timeout_s,
     checked_path,
 )
-from mdp.client.crops import Cutter
+from mdp.client.crops import Cutter, PictureOrScene
 from mdp.client.dispatcher import LOG, Clock, Dispatcher
 from mdp.client.questions import CameraQuestion, PictureQuestion
 from mdp.client.status import DeviceStatus, device_status
@@ -30,7 +30,6 @@ from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.fleet import PLAIN_TEXT, Fleet, agent_keys, exposed, read_fleet
 from mdp.formats.keys import load_pair
 from mdp.fusion.fuse import FUSIONS, Fusion
-from mdp.pictures.crop import Picture
 from mdp.pictures.decoders import CUTTERS, DECODERS, Decoding
 from mdp.protocol.messages import reply_frame_bytes
 from mdp.requests.capture import (
@@ -104,12 +103,12 @@ class FleetConnection:
             raise
         self._cutter = Cutter(self.dispatcher.assignments)
 
-    def cut(self, picture: Picture) -> PictureQuestion:
+    def cut(self, picture: PictureOrScene) -> PictureQuestion:
         """The question about a picture, every member's crop cut; raises PictureError."""
         return PictureQuestion(self._cutter.views(picture))
 
     def start_cut(
-        self, picture: Picture, done: Callable[[], None] = lambda: None
+        self, picture: PictureOrScene, done: Callable[[], None] = lambda: None
     ) -> Decoding[PictureQuestion]:
         """Begin to decode and cut `picture` beside the call; `done` is called in that thread."""
         decoders = CUTTERS if isinstance(picture, np.ndarray) else DECODERS

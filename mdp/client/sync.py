@@ -30,13 +30,12 @@ from mdp.client.base import (
     StreamOptions,
     WatchOptions,
 )
-from mdp.client.crops import is_quick
+from mdp.client.crops import PictureOrScene, is_quick
 from mdp.client.dispatcher import Call
 from mdp.client.questions import PictureQuestion, Question
 from mdp.client.status import DeviceStatus
 from mdp.closing import Closing
 from mdp.errors import InferenceError, PictureError
-from mdp.pictures.crop import Picture
 from mdp.pictures.decoders import Decoding
 from mdp.requests.capture import DEFAULT_WITHIN_MS, Moment
 from mdp.requests.deadline import Deadline, checked_deadline_ms
@@ -69,10 +68,13 @@ class Client(BaseClient, Closing):
             self.close()
             raise
 
-    def classify(self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS) -> Prediction:
+    def classify(
+        self, picture: PictureOrScene, *, deadline_ms: float = DEFAULT_DEADLINE_MS
+    ) -> Prediction:
         """The fleet's answer for a path, an encoded file's bytes, a binary file, a Pillow image, a
         uint8 array `[H, W]`, `[H, W, 3]` or `[H, W, 4]`, or a torch tensor `[C, H, W]` of uint8 or
-        of floats from 0 to 1; normalised ones are refused.
+        of floats from 0 to 1; normalised ones are refused. For a bundle of several cameras, such a
+        picture of each, by the cameras' names.
 
         A binary file is read from its position, in another thread. The deadline counts from this
         call, decoding and cropping included. Raises InputError, PictureError, or InferenceError if
@@ -129,16 +131,20 @@ class Client(BaseClient, Closing):
 
     @overload
     def stream(
-        self, pictures: Iterable[Picture], *, errors: Raising = ..., **how: Unpack[Streaming]
+        self, pictures: Iterable[PictureOrScene], *, errors: Raising = ..., **how: Unpack[Streaming]
     ) -> Iterator[Prediction]: ...
 
     @overload
     def stream(
-        self, pictures: Iterable[Picture], *, errors: Errors, **how: Unpack[Streaming]
+        self, pictures: Iterable[PictureOrScene], *, errors: Errors, **how: Unpack[Streaming]
     ) -> Iterator[Prediction | InferenceError | PictureError]: ...
 
     def stream(
-        self, pictures: Iterable[Picture], *, errors: Errors = "raise", **how: Unpack[Streaming]
+        self,
+        pictures: Iterable[PictureOrScene],
+        *,
+        errors: Errors = "raise",
+        **how: Unpack[Streaming],
     ) -> Iterator[Any]:
         """Answers for `pictures` in their order, with up to `in_flight` (2) of them under way.
 
@@ -150,22 +156,26 @@ class Client(BaseClient, Closing):
 
     @overload
     def classify_many(
-        self, pictures: Iterable[Picture], *, errors: Raising = ..., **how: Unpack[Streaming]
+        self, pictures: Iterable[PictureOrScene], *, errors: Raising = ..., **how: Unpack[Streaming]
     ) -> list[Prediction]: ...
 
     @overload
     def classify_many(
-        self, pictures: Iterable[Picture], *, errors: Errors, **how: Unpack[Streaming]
+        self, pictures: Iterable[PictureOrScene], *, errors: Errors, **how: Unpack[Streaming]
     ) -> list[Prediction | InferenceError | PictureError]: ...
 
     def classify_many(
-        self, pictures: Iterable[Picture], *, errors: Errors = "raise", **how: Unpack[Streaming]
+        self,
+        pictures: Iterable[PictureOrScene],
+        *,
+        errors: Errors = "raise",
+        **how: Unpack[Streaming],
     ) -> list[Any]:
         """All answers of `stream`, which takes the same arguments, in a list."""
         return list(self.stream(pictures, errors=errors, **how))
 
     def _stream(
-        self, pictures: Iterator[Picture], how: StreamOptions
+        self, pictures: Iterator[PictureOrScene], how: StreamOptions
     ) -> Iterator[Prediction | InferenceError | PictureError]:
         waiting: deque[Callable[[], Prediction]] = deque()
         for picture in pictures:
@@ -175,7 +185,7 @@ class Client(BaseClient, Closing):
         while waiting:
             yield _outcome(waiting.popleft(), how.errors)
 
-    def _begun(self, picture: Picture, deadline: Deadline) -> Callable[[], Prediction]:
+    def _begun(self, picture: PictureOrScene, deadline: Deadline) -> Callable[[], Prediction]:
         """Begin a call; returns what waits for its answer."""
         try:
             with self._in_use() as connection:
@@ -246,7 +256,7 @@ class Client(BaseClient, Closing):
         self._check_usable()
         return self
 
-    def _classify(self, picture: Picture, deadline: Deadline) -> Prediction:
+    def _classify(self, picture: PictureOrScene, deadline: Deadline) -> Prediction:
         with self._in_use() as connection:
             return self._answered(connection, self._cut(connection, picture, deadline), deadline)
 
@@ -288,7 +298,7 @@ class Client(BaseClient, Closing):
     def _cut(
         self,
         connection: FleetConnection,
-        picture: Picture,
+        picture: PictureOrScene,
         deadline: Deadline,
         *,
         tending: bool = False,
@@ -349,7 +359,7 @@ def _raise(error: InferenceError | PictureError) -> Prediction:
 
 def classify(
     fleet: str | os.PathLike[str],
-    picture: Picture,
+    picture: PictureOrScene,
     *,
     deadline_ms: float = DEFAULT_DEADLINE_MS,
     **options: Unpack[Connecting],

@@ -597,6 +597,25 @@ def test_a_device_on_a_slow_link_gets_jpeg() -> None:
     assert len(views[0].pixels) == SIZES[0] ** 2 * 3
 
 
+def test_each_member_gets_the_picture_of_its_camera() -> None:
+    plan = colour_plan()
+    assignments = {
+        a.k: msgspec.structs.replace(a, camera="side" if a.k else "front") for a in plan.assignments
+    }
+    cutter = Cutter(assignments)
+    red, blue = colour_picture("red"), colour_picture("blue")
+    seen = cutter.views({"side": blue, "front": red, "top": red})
+    expected = [Cutter({0: plan.assignments[0]}).views(red)[0]]
+    expected += [Cutter({a.k: a}).views(blue)[a.k] for a in plan.assignments[1:]]
+    assert [bytes(seen[k].pixels) for k in range(3)] == [bytes(view.pixels) for view in expected]
+    with pytest.raises(InputError, match=r"a picture of each camera \(front, side\), got one pic"):
+        cutter.views(red)
+    with pytest.raises(InputError, match="a picture of each camera, got none of side"):
+        cutter.views({"front": red})
+    with pytest.raises(InputError, match="expected one picture, got one of each camera"):
+        Cutter(dict(enumerate(plan.assignments))).views({"front": red})
+
+
 def answer_all(desk: Desk, colour: int, *devices: str, but: str = "") -> None:
     """`devices` answer the call under way with logits of their own, except `but`."""
     for number, device in enumerate(devices):
