@@ -45,7 +45,9 @@ class Suspicions:
             self._repeats[device] = self._repeats[device] + 1 if same else 1
             self._last[device] = content
             if self._repeats[device] == FROZEN_AFTER:
-                found.append(((device,), f"{device}: the same picture {FROZEN_AFTER} times"))
+                found.append(
+                    ((device,), f"{device}: the same picture {FROZEN_AFTER} times in a row")
+                )
         for one, other in combinations(sorted(pictures), 2):
             if pictures[one] == pictures[other]:
                 text = f"{one} and {other}: the same picture: expected a camera for each"
