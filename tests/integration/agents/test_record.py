@@ -69,6 +69,8 @@ def looked_until(fleet: Fleet, device: str) -> Scene:
 
 
 def is_shown_as_recorded(fleet: Fleet) -> bool:
+    """Whether `mdp status` says so after a further picture."""
+    looked_until(fleet, "alpha")
     shown = run_here(mdp_main, "mdp", "status", "--fleet", fleet.write()).stdout
     (seen,) = (line for line in shown.splitlines() if line.startswith("alpha looks at "))
     return seen.endswith("; being recorded")
@@ -88,7 +90,7 @@ def test_recorded_scenes_are_data_for_several_cameras(tmp_path: Path, fleet: Fle
         assert ", without gamma 4\n" in done.stderr
         reason = "no_frame: this agent's camera is not recorded (--allow-record)"
         assert f"  without gamma: {reason}\n" in done.stdout
-    until(lambda: looked_until(fleet, "alpha") and is_shown_as_recorded(fleet), "mdp status")
+    until(lambda: is_shown_as_recorded(fleet), "mdp status says so")
     again = record(fleet, out, "--label", "part-a", "--count", 2, "--json")
     lines = [json.loads(line) for line in again.stdout.splitlines()]
     assert len(lines) == 2
