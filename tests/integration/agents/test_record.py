@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from devices.cli.main import main as agent_main
 from mdp.cli.main import main as mdp_main
 from mdp.client.base import Options
 from mdp.client.cameras import FleetCameras
 from mdp.client.scenes import Scene
-from mdp.formats.fleet import read_fleet
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet, read_fleet
 from mdp.testing.agents import AgentProcess
 from mdp.testing.bundles import colour_picture, write_bundle
 from mdp.testing.machine_faults import fill, mounting_works, small_disk
@@ -190,10 +192,14 @@ def test_bad_input(fleet: Fleet, tmp_path: Path, options: list[str], expected: s
 
 
 def test_recording_needs_keys_and_a_camera(tmp_path: Path) -> None:
-    from devices.cli.main import main as agent_main
-
     bundle = write_bundle(tmp_path / "bundle")
     command = ["run", "--bundle", bundle, "--device", "alpha", "--allow-record"]
     done = run_here(agent_main, "mdp-agent", *command, "--source", f"folder:{tmp_path}")
     assert done.returncode == 2
     assert done.stderr.startswith("mdp-agent: --allow-record: expected --source, --key and --cli")
+    path = tmp_path / "fleet.toml"
+    new_fleet(Bundle.open(bundle), ["alpha=tcp://127.0.0.1:7500"], path)
+    asked = ["--fleet", path, "--label", "a", "--out", tmp_path / "out"]
+    done = run_here(mdp_main, "mdp", "record", *asked)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"mdp: {path}: no `key` in the fleet file")
