@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +32,7 @@ from mdp.cli.answers import (
     describe,
     failure,
     picture_files,
+    utc_now,
 )
 from mdp.cli.bench import noise_picture, run_bench
 from mdp.cli.demo import run_demo
@@ -145,7 +146,7 @@ def record(
                 cameras.wait(due_s)
                 # Missed moments are not caught up.
                 due_s = max(due_s + every_s, time.monotonic())
-                at, scene = datetime.now(UTC), cameras.take()
+                at, scene = datetime.fromisoformat(utc_now()), cameras.take()
                 path = None
                 if len(scene.pictures) >= LEAST_CAMERAS:
                     path = folder.write(at, scene.pictures)
