@@ -14,6 +14,7 @@ from devices.agent.bundles import LoadableBundle
 from devices.agent.lifecycle import Report
 from devices.agent.options import ServeOptions
 from devices.agent.push import PushAccess
+from devices.agent.record import RecordAccess
 from devices.agent.reload import Reloader
 from devices.agent.server import Agent
 from devices.agent.store import BundleStore
@@ -56,6 +57,8 @@ class BuiltAgent:
             self.agent.temperature_c = self._machine.temperature_c()
             if self._watch is not None:
                 self._watch.tend()
+            if self.agent.recording is not None:
+                self.agent.recording.tend()
 
         self.agent.temperature_c = self._machine.temperature_c()
         with ExitStack() as stack:
@@ -79,7 +82,7 @@ def check(options: ServeOptions) -> LoadableBundle:
     `build_agent` does, but for an address in use and an audit log that cannot be written.
     """
     agent_keys(options.bind, options.key, options.clients, insecure=options.insecure)
-    _check_push(options)
+    _check_rights(options)
     if options.source is not None:
         open_frame_buffer(options.source, options.source_fps)
     return options.loadable()
@@ -99,7 +102,7 @@ def build_agent(
     """
     access = agent_keys(options.bind, options.key, options.clients, insecure=options.insecure)
     keys, clients = access or (None, None)
-    _check_push(options)
+    _check_rights(options)
     source = options.loadable()
     frames = None
     if options.source is not None:
@@ -124,12 +127,18 @@ def build_agent(
             push = _push_access(
                 options, options.allow_push, clients, max_frame_bytes, audit or _no_audit
             )
+        record = None
+        if options.allow_record and clients is not None:
+            record = RecordAccess(
+                may_record=clients.may_record, name_of=clients.name, audit=audit or _no_audit
+            )
         agent = Agent(
             source,
             router,
             reloader=Reloader(lambda: options.loadable(max_frame_bytes), clock=clock),
             frames=frames,
             push=push,
+            record=record,
             grace_s=options.grace_s,
             report=report,
             clock=clock,
@@ -153,11 +162,16 @@ def _no_audit(event: str, key: str, address: str, reason: str) -> None:
     """Without `--audit`."""
 
 
-def _check_push(options: ServeOptions) -> None:
+def _check_rights(options: ServeOptions) -> None:
     if options.allow_push is not None and options.key is None:
         raise InputError(
             "--allow-push: expected --key and --clients: `push = true` in a client's .limits file "
             "says who may push"
+        )
+    if options.allow_record and (options.key is None or options.source is None):
+        raise InputError(
+            "--allow-record: expected --source, --key and --clients: `record = true` in a client's "
+            ".limits file says who may record"
         )
 
 

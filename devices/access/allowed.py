@@ -79,6 +79,11 @@ class AllowedClients:
         client = self._clients.get(key)
         return client is not None and client.limits.push
 
+    def may_record(self, key: str) -> bool:
+        """Whether a client may fetch pictures of the camera. Any thread."""
+        client = self._clients.get(key)
+        return client is not None and client.limits.record
+
     def connections(self) -> dict[str, int]:
         """Connection limits by key, where a key has one of its own."""
         limits = self.limits().items()

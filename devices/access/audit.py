@@ -1,4 +1,4 @@
-"""The audit log: connections, refusals, revoked keys, pushes; one JSON object a line, rate-limited.
+"""The audit log: who connects, is refused, revoked, pushes, records; JSON lines, limited in rate.
 
 {"time": "2027-01-31T12:00:00.000Z", "event": "refuse", "client": "", "key": "3f...",
  "address": "10.0.0.9", "reason": "unknown key"}

@@ -47,6 +47,8 @@ class ServeOptions:
     #: The agent's own camera, as `--source` names it.
     source: str | None = None
     source_fps: float = DEFAULT_FPS
+    #: Whether clients may fetch its pictures.
+    allow_record: bool = False
     audit: Path | None = None
     #: Whether the agent is announced on the local network.
     announce: bool = False

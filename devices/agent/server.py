@@ -19,12 +19,15 @@ from devices.agent.lifecycle import Lifecycle, Report
 from devices.agent.main_loop import MainLoop
 from devices.agent.push import NOT_HERE, BundleMessage, BundlePush, PushAccess
 from devices.agent.quotas import Quotas
+from devices.agent.record import NOT_HERE as NOT_RECORDED
+from devices.agent.record import RecordAccess, Recording
 from devices.agent.reload import NewBundle, Rejected, Reload, Reloader, Unchanged
 from devices.agent.replies import Replies
 from devices.camera.frames import FrameBuffer, NoFrameError, view_of
 from devices.events import LOG
 from mdp.errors import WireError
 from mdp.protocol.messages import Buffer, FrameRequest, Infer, State, StatusRequest, decode
+from mdp.protocol.recording import PictureRequest
 from mdp.protocol.transfer import BundlePiece, BundleRead, BundleRefusal, BundleRequest
 from mdp.queueing.queue import AgentQueue
 from mdp.transport import Peer, Router
@@ -54,6 +57,7 @@ class Agent:
         reloader: Reloader | None = None,
         frames: FrameBuffer | None = None,
         push: PushAccess | None = None,
+        record: RecordAccess | None = None,
         grace_s: float = GRACE_S,
         report: Report = LOG.info,
         clock: Callable[[], float] = time.monotonic,
@@ -61,8 +65,8 @@ class Agent:
         """`source` is loaded while the socket is answered; what loading raises ends `serve`.
 
         `reloader` prepares other bundles; the previous one is served for `grace_s` after its last
-        request. Frame requests are answered from `frames`; clients may push bundles as `push` says,
-        which needs `reloader`.
+        request. Frame requests are answered from `frames`, which clients may record as `record`
+        says; they may push bundles as `push` says, which needs `reloader`.
         """
         self._first = source
         self._router = router
@@ -78,6 +82,9 @@ class Agent:
         self._push = None
         if push is not None and reloader is not None:
             self._push = BundlePush(push, self.lifecycle, self._replies, self._switch)
+        self.recording: Recording | None = None
+        if record is not None and frames is not None:
+            self.recording = Recording(record, frames, self._replies, report, clock)
         self._executor = Executor(self.lifecycle, self._replies, self._counters, clock)
         self.quotas = Quotas()
         self.main_loop = MainLoop()
@@ -296,19 +303,26 @@ class Agent:
             case FrameRequest() as look:
                 self._admit(peer, look, b"")
             case StatusRequest(request_id=request_id):
-                camera = "" if self._frames is None else self._frames.describe()
                 status = self.lifecycle.status(
                     request_id,
                     queued=self._queue.waiting,
-                    camera=camera,
+                    camera=self._camera(),
                     temperature_c=self.temperature_c,
                 )
                 self._replies.send(peer.route, status)
             case BundleRequest() | BundlePiece() | BundleRead() as message:
                 self._receive_bundle(peer, message, envelope.buffers)
+            case PictureRequest() as wanted if self.recording is not None:
+                self.recording.receive(peer, wanted)
+            case PictureRequest(request_id=request_id):
+                self._replies.fail(peer.route, request_id, "no_frame", NOT_RECORDED)
             case message:
                 text = f"{type(message).__name__} is for clients"
                 self._replies.fail(peer.route, 0, "bad_message", text)
+
+    def _camera(self) -> str:
+        recorded = self.recording is not None and self.recording.is_recorded
+        return "" if self._frames is None else self._frames.describe(recorded=recorded)
 
     def _receive_bundle(
         self, peer: Peer, message: BundleMessage, buffers: Sequence[Buffer]

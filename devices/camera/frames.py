@@ -1,8 +1,8 @@
 """The device's own camera: a buffer of its last frames.
 
 A thread grabs frames, cuts each to this device's crop and buffers the last few. Requests are
-answered from the buffer, so that a camera that hangs or is gone delays none. Pictures stay here:
-nothing in this module writes or sends one.
+answered from the buffer, so that a camera that hangs or is gone delays none. Whole pictures are
+kept only where clients may record them, and then the newest alone.
 """
 
 import threading
@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
+
+from PIL import Image
 
 from mdp.cameras import LEAVE_S, Camera, Source
 from mdp.closing import Closing
@@ -55,6 +57,17 @@ class Frame:
     crops: dict[ViewKey, Pixels]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeFrame:
+    """The newest picture, as the camera gave it."""
+
+    #: From 1, over all openings of the source.
+    number: int
+    #: By this device's clock.
+    taken_s: float
+    picture: Image.Image | Pixels
+
+
 def view_of(assignment: Assignment) -> ViewKey:
     """The view of an assignment."""
     return assignment.region, assignment.spec.image_size
@@ -91,6 +104,8 @@ class FrameBuffer(Closing):
     ) -> None:
         """`open_camera` may raise SourceError; `fps` frames a second are taken."""
         self.source = source
+        #: Least shorter side in pixels of the newest whole picture, which is kept; 0: none is.
+        self.whole_side = 0
         self._open_camera = open_camera
         self._period_s = 1.0 / fps
         self._clock = clock
@@ -105,6 +120,7 @@ class FrameBuffer(Closing):
         #: Guards everything below, which other threads read.
         self._lock = threading.Lock()
         self._ring: deque[Frame] = deque(maxlen=RING_FRAMES)
+        self._whole: WholeFrame | None = None
         self._taken = 0
         self._unreadable = 0
         #: Why there is no newer frame; empty if there is one.
@@ -131,24 +147,47 @@ class FrameBuffer(Closing):
             frame = nearest(self._ring, view, wanted_s)
             why = f" ({self._problem})" if self._problem else ""
         if frame is None:
-            raise NoFrameError(f"{self.source} has given no frame yet{why}")
+            raise self._none_yet(why)
         off_ms = abs(frame.taken_s - wanted_s) * 1e3
         if off_ms > within_ms:
             which = "newest frame is" if ago_ms == 0 else "nearest frame is off by"
-            old = " old" if ago_ms == 0 else ""
-            raise NoFrameError(
-                f"{self.source}: the {which} {off_ms:.0f} ms{old}, "
-                f"at most {within_ms:.0f} ms were asked for{why}"
-            )
+            raise self._too_far(which, off_ms, " old" if ago_ms == 0 else "", within_ms, why)
         age_ms = max(0.0, (now_s - frame.taken_s) * 1e3)
         return FrameMatch(number=frame.number, age_ms=age_ms, crop=frame.crops[view])
 
-    def describe(self) -> str:
+    def newest(self, *, within_ms: float) -> tuple[WholeFrame, float]:
+        """The newest whole picture and its age in milliseconds. Any thread; never waits.
+
+        Raises NoFrameError if it is older than `within_ms`, or there is none.
+        """
+        now_s = self._clock()
+        with self._lock:
+            whole = self._whole
+            why = f" ({self._problem})" if self._problem else ""
+        if whole is None:
+            raise self._none_yet(why)
+        age_ms = max(0.0, (now_s - whole.taken_s) * 1e3)
+        if age_ms > within_ms:
+            raise self._too_far("newest frame is", age_ms, " old", within_ms, why)
+        return whole, age_ms
+
+    def _none_yet(self, why: str) -> NoFrameError:
+        return NoFrameError(f"{self.source} has given no frame yet{why}")
+
+    def _too_far(
+        self, which: str, off_ms: float, old: str, within_ms: float, why: str
+    ) -> NoFrameError:
+        return NoFrameError(
+            f"{self.source}: the {which} {off_ms:.0f} ms{old}, "
+            f"at most {within_ms:.0f} ms were asked for{why}"
+        )
+
+    def describe(self, *, recorded: bool = False) -> str:
         """The source and its condition, in one line for people. Any thread."""
         now_s = self._clock()
         with self._lock:
             newest = self._ring[-1] if self._ring else None
-            parts = [self._problem] if self._problem else []
+            parts = ["being recorded"] * recorded + [self._problem] * bool(self._problem)
             if self._unreadable:
                 parts.append(f"{self._unreadable} could not be read")
         seen = "no frame yet"
@@ -184,12 +223,14 @@ class FrameBuffer(Closing):
         self._due_s = (taken_s if behind else self._due_s) + self._period_s
         views = self._views_now()
         side = max((side_for(*view) for view in views), default=1)
-        picture = load_picture(camera.picture(smallest_side=side))
+        picture = load_picture(camera.picture(smallest_side=max(side, self.whole_side)))
         crops = {view: crop(picture, *view) for view in views}
         with self._lock:
             self._taken += 1
             self._problem = ""
             self._ring.append(Frame(number=self._taken, taken_s=taken_s, crops=crops))
+            if self.whole_side:
+                self._whole = WholeFrame(number=self._taken, taken_s=taken_s, picture=picture)
         if self._reported:
             self._reported = ""
             self._report(f"pictures again: {self.source}")

@@ -91,9 +91,19 @@ def run_agent(
     source_fps: Annotated[
         float, typer.Option(min=0.01, max=240, help="Frames a second to take of --source.")
     ] = DEFAULT_FPS,
+    allow_record: Annotated[
+        bool,
+        typer.Option(
+            "--allow-record",
+            help="Let clients fetch pictures of --source (`mdp record`), whose keys may: "
+            "`record = true` in NAME.limits.",
+        ),
+    ] = False,
     audit: Annotated[
         Path | None,
-        typer.Option(help="Append connections, refusals, revoked keys, pushes: JSON lines."),
+        typer.Option(
+            help="Append connections, refusals, pushes, recordings, revoked keys: JSON lines."
+        ),
     ] = None,
     announce: Annotated[
         bool,
@@ -145,6 +155,7 @@ def run_agent(
         allow_fallback=allow_fallback,
         source=source,
         source_fps=source_fps,
+        allow_record=allow_record,
         audit=audit,
         announce=announce,
         allow_push=allow_push,

@@ -69,6 +69,8 @@ class Limits(Record, frozen=True):
     computing_share: Annotated[float, Meta(gt=0, le=1)] | None = None
     #: Whether it may push bundles, and fetch them.
     push: bool = False
+    #: Whether it may fetch pictures of the agent's camera.
+    record: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from mdp.formats.plan import MAX_MEMBERS, Encoding
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from mdp.protocol.fields import Digest, Milliseconds, RequestId, Text, check_printable
+from mdp.protocol.recording import PictureReply, PictureRequest
 from mdp.protocol.transfer import (
     PIECE_BYTES,
     BundleContent,
@@ -197,6 +198,7 @@ def as_line(text: str) -> str:
 Message = (
     Infer | StatusRequest | Result | Failure | Status | FrameRequest | FrameReply
     | BundleRequest | BundlePiece | BundleRead | BundleState | BundleContent | BundleRefusal
+    | PictureRequest | PictureReply
 )  # fmt: skip
 _KINDS: dict[int, type[Message]] = {kind.kind: kind for kind in get_args(Message)}
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _KINDS.items()}
@@ -286,6 +288,11 @@ def _check_sizes(message: Message, buffers: Sequence[Buffer]) -> None:
         case BundlePiece() | BundleContent():
             if len(buffers[0]) > PIECE_BYTES:
                 raise WireError(f"expected up to {PIECE_BYTES} bytes, got {len(buffers[0])}")
+        case PictureReply():
+            if not 0 < len(buffers[0]) <= MAX_BUFFER_BYTES:
+                raise WireError(
+                    f"expected 1 to {MAX_BUFFER_BYTES} bytes of JPEG, got {len(buffers[0])}"
+                )
 
 
 def pixels_of(infer: Infer, buffer: Buffer) -> Pixels:

@@ -216,6 +216,7 @@ function update(card, device, fleet) {
   else if (device.usable && device.reason) [kind, said] = ["warn", `Ready: ${device.reason}`];
   else if (device.state === "READY" && !device.usable) said = device.reason;
   if (!device.in_use) [kind, said] = ["warn", "Switched off here"];
+  if (device.source?.includes("; being recorded")) said += "; its camera is being recorded";
   card.querySelector(".state").className = `state ${kind}`;
   put(".state-text", said);
   put(".submodel", device.submodel);

@@ -39,3 +39,14 @@ def test_a_single_file_is_watched_too(tmp_path: Path) -> None:
     (tmp_path / "office.public").unlink()
     assert [clients.have_changed(), clients.have_changed()] == [False, True]
     assert clients.reload().startswith("0 clients allowed, no new ones: ")
+
+
+def test_rights_are_those_of_the_limits_file(tmp_path: Path) -> None:
+    pair = new_keys(tmp_path, "office", new_pair)
+    clients = AllowedClients(tmp_path)
+    assert not clients.may_record(pair.public)
+    (tmp_path / f"office{LIMITS}").write_text("record = true\n")
+    clients.reload()
+    assert clients.may_record(pair.public)
+    assert not clients.may_push(pair.public)
+    assert not clients.may_record("of nobody")

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from mdp.protocol import messages as wire
-from mdp.protocol import transfer
+from mdp.protocol import recording, transfer
 from mdp.transport import sockets, zap
 from mdp.transport.admission import pending as pending
 
@@ -26,6 +26,8 @@ KINDS = (
     transfer.BundleState,
     transfer.BundleContent,
     transfer.BundleRefusal,
+    recording.PictureRequest,
+    recording.PictureReply,
 )
 
 
@@ -43,6 +45,7 @@ def test_limits() -> None:
     assert f"{wire.request_frame_bytes(4):,} bytes at least" in PAGE
     assert f"{wire.reply_frame_bytes(2):,} bytes at least" in PAGE
     assert f"more than\n{pending.MAX_PENDING:,} that" in PAGE
+    assert f"{recording.LEAST_SIDE} to {recording.MOST_SIDE:,}" in PAGE
     assert f"after {sockets.HANDSHAKE_MS // 1000} s" in PAGE
     assert f"domain is `{zap.DOMAIN.decode()}`" in PAGE
 

@@ -1,0 +1,107 @@
+"""Pictures of the cameras of a fleet's agents, all of one moment."""
+
+import time
+
+import msgspec
+
+from mdp.client.base import Options, client_keys
+from mdp.client.dispatcher import Clock
+from mdp.client.scenes import Scene
+from mdp.closing import Closing
+from mdp.errors import ConfigError, MDPError, PictureError, WireError
+from mdp.formats.fleet import Fleet
+from mdp.pictures.crop import load_picture
+from mdp.protocol.messages import MAX_BUFFER_BYTES, Failure, decode, encode
+from mdp.protocol.recording import PictureReply, PictureRequest
+from mdp.transport import Dealers, Disconnected, Received
+
+#: Longest side of the pictures in pixels: quarters of them are finer than common networks' 224.
+SIDE = 1280
+#: Largest age of a picture at its device, and how long its reply may take.
+WITHIN_MS, REPLY_S = 1000.0, 2.0
+NO_KEY = "no `key` in the fleet file: pictures are sent with keys only"
+
+
+class FleetCameras(Closing):
+    """The cameras of all agents of a fleet that have a key; for one thread."""
+
+    def __init__(self, fleet: Fleet, options: Options, *, clock: Clock = time.monotonic) -> None:
+        """Connect to the agents; raises ConfigError, also where no agent has a key."""
+        keyed = [entry for entry in fleet.devices if entry.key is not None]
+        if not keyed:
+            raise ConfigError(f"{options.fleet}: {NO_KEY}")
+        self._without_key = [entry.device for entry in fleet.devices if entry.key is None]
+        self._clock = clock
+        self._request_id = 0
+        self._dealers = Dealers(
+            {entry.device: entry.address for entry in keyed},
+            keys=client_keys(msgspec.structs.replace(fleet, devices=keyed), options),
+            max_frame_bytes=MAX_BUFFER_BYTES,
+        )
+        self.devices = [entry.device for entry in keyed]
+        until_s = clock() + options.timeout_s
+        while clock() < until_s and len(self._dealers.connected) < len(keyed):
+            if self._dealers.connected | self._dealers.refused.keys() >= set(self.devices):
+                break
+            self._dealers.poll(until_s - clock())
+
+    def take(self) -> Scene:
+        """A picture of every camera, as far as they are given within `REPLY_S`."""
+        until_s = self._clock() + REPLY_S
+        self._request_id += 1
+        frames = encode(PictureRequest(request_id=self._request_id, within_ms=WITHIN_MS, side=SIDE))
+        pictures: dict[str, bytes] = {}
+        missing = dict.fromkeys(self._without_key, NO_KEY)
+        awaited = set()
+        for device in self.devices:
+            if self._dealers.send(device, frames):
+                awaited.add(device)
+            else:
+                missing[device] = self._dealers.refused.get(device, "no connection")
+        while awaited and (left_s := until_s - self._clock()) > 0:
+            for event in self._dealers.poll(left_s):
+                if event.device not in awaited:
+                    continue
+                if isinstance(event, Disconnected):
+                    missing[event.device] = "the connection was lost"
+                elif not isinstance(event, Received):
+                    continue
+                else:
+                    try:
+                        content = self._picture(event)
+                    except MDPError as error:
+                        missing[event.device] = str(error)
+                    else:
+                        if content is None:
+                            continue
+                        pictures[event.device] = content
+                awaited.discard(event.device)
+        missing |= dict.fromkeys(awaited, f"no answer within {REPLY_S:g} s")
+        return Scene(pictures=pictures, missing=missing)
+
+    def _picture(self, event: Received) -> bytes | None:
+        """The picture in a reply, None for one of an earlier moment; raises MDPError."""
+        envelope = decode(event.frames)
+        match envelope.message:
+            case Failure(request_id=0, text=text):
+                raise WireError(f"its mdp-agent cannot be recorded: expected a newer one ({text})")
+            case Failure(request_id=request_id, code=code, text=text) if (
+                request_id == self._request_id
+            ):
+                raise WireError(f"{code}: {text}")
+            case PictureReply(request_id=request_id) if request_id == self._request_id:
+                content = bytes(envelope.buffers[0])
+                if not content.startswith(b"\xff\xd8"):
+                    raise PictureError("expected a JPEG")
+                load_picture(content)
+                return content
+        return None
+
+    def wait(self, until_s: float) -> None:
+        """Keep the connections until then, by this object's clock."""
+        while (left_s := until_s - self._clock()) > 0:
+            self._dealers.poll(left_s)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._dealers.close()
