@@ -37,6 +37,8 @@ COMMANDS = {
     "mdp": "mdp.cli.main", "mdp-agent": "devices.cli.main", "mdp-partition": "partitioner.cli.main",
 }  # fmt: skip
 GENERATED = re.compile(r"^<!-- generated: (\w+) ?([\w.]*) -->$", re.MULTILINE)
+#: Lines of code of 100 characters are whole: in one line where the window has room, else in two.
+STYLE = ".md-grid {max-width: 74rem} .md-typeset pre > code {white-space: pre-wrap}\n"
 ITEM = re.compile(r"(?:[-*]|\d+\.) +")
 #: What a browser loads by itself, of another host.
 LOADED = re.compile(
@@ -84,8 +86,21 @@ def commands() -> str:
     for name, module in COMMANDS.items():
         command = [sys.executable, "-m", "typer", module, "utils", "docs", "--name", name]
         done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-        parts.append(re.sub(r"^#", "##", done.stdout, flags=re.MULTILINE))
+        parts.append(whole(re.sub(r"^#", "##", done.stdout, flags=re.MULTILINE)))
     return "\n".join(parts)
+
+
+def whole(page: str) -> str:
+    """`page` of typer with the summaries of commands whole, which typer cuts."""
+    summaries = dict(re.findall(r"^#+ `(.+)`\n\n(.+)$", page, re.MULTILINE))
+    lines, command = [], ""
+    for line in page.splitlines():
+        if heading := re.match(r"#+ `(.+)`", line):
+            command = heading[1]
+        elif item := re.match(r"\* `([\w-]+)`: ", line):
+            line = item[0] + summaries.get(f"{command} {item[1]}", line[item.end() :])
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def _values(kind: inspect.Type) -> str:
@@ -208,11 +223,13 @@ def loads(folder: Path) -> list[str]:
 def main() -> int:
     """0 if the site is whole: in runs/site/html."""
     write_pages(SITE / "pages")
+    (SITE / "pages/site.css").write_text(STYLE)
     config = {
         "INHERIT": str(ROOT / "tools/site.yml"),
         "docs_dir": str(SITE / "pages"),
         "site_dir": str(SITE / "html"),
         "nav": navigation(),
+        "extra_css": ["site.css"],
     }
     (SITE / "mkdocs.yml").write_text(json.dumps(config))
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file"]

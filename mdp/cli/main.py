@@ -295,11 +295,8 @@ def _flat(outcome: dict[str, object], prefix: str = "") -> Iterator[str]:
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield (
-                f"{prefix}{key:<16} {value:.2f}"
-                if isinstance(value, float)
-                else (f"{prefix}{key:<16} {value}")
-            )
+            shown = f"{value:.2f}" if isinstance(value, float) else f"{value}"
+            yield f"{prefix + key:<16} {shown}"
 
 
 app.command()(gateway_command.gateway)

@@ -36,6 +36,11 @@ def test_python_parts_name_what_a_package_exports() -> None:
     assert "__version__" not in page
 
 
+def test_summaries_of_commands_are_whole() -> None:
+    page = "## `mdp`\n\nAll.\n\n* `look`: See...\n* `--json`: Lines.\n\n### `mdp look`\n\nSee it."
+    assert site.whole(page) == page.replace("See...", "See it.")
+
+
 def test_every_page_is_in_the_navigation() -> None:
     named = [page for section in site.navigation() for pages in section.values() for page in pages]
     there = {
