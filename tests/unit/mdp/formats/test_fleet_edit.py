@@ -7,7 +7,7 @@ import pytest
 
 from mdp.errors import ConfigError, InputError
 from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import FleetEntry, new_fleet, read_fleet
+from mdp.formats.fleet import FleetEntry, new_fleet, read_fleet, relative_to
 from mdp.formats.fleet_edit import FleetFile, suggested
 from mdp.testing.bundles import write_bundle
 
@@ -122,6 +122,13 @@ def test_edits_of_others_mode_and_link_stay(path: Path, tmp_path: Path) -> None:
     assert path.read_text() == written
     FleetFile.read(path).with_entry(entry()).write()
     assert [one.device for one in read_fleet(path)[0].devices] == ["alpha", "beta", "gamma"]
+
+
+def test_paths_in_a_linked_file_are_relative_to_the_link(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "there" / "fleet.toml"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    assert relative_to(tmp_path / "client-2.secret", link) == "../client-2.secret"
 
 
 def test_what_is_written_anew_can_be_edited(tmp_path: Path) -> None:
