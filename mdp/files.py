@@ -7,7 +7,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -207,11 +207,20 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write `data` to `path` atomically; raises InputError if that fails."""
+def write_bytes(
+    path: str | os.PathLike[str], data: bytes, like: os.stat_result | None = None
+) -> None:
+    """Write `data` to `path` atomically; raises InputError if that fails.
+
+    With the mode of `like`, and its owner where that is allowed.
+    """
     try:
         with replacing(path) as temporary:
             temporary.write_bytes(data)
+            if like is not None:
+                with suppress(OSError):
+                    os.chown(temporary, like.st_uid, like.st_gid)
+                temporary.chmod(stat.S_IMODE(like.st_mode))
     except OSError as error:
         raise _unwritable(path, error) from error
 

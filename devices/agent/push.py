@@ -152,7 +152,11 @@ class BundlePush:
 
         def read() -> LoadableBundle:
             # Takes as long as the disk does.
-            return self._access.loadable(self._store.complete(manifest))
+            source = self._access.loadable(self._store.complete(manifest))
+            if version_of(source.bundle).manifest != manifest:
+                # Its folder was removed, or another bundle is at `--bundle` since.
+                raise AgentError(f"the files of version {manifest[:12]} are gone")
+            return source
 
         self._switch(Reload(read, commit, settled))
 

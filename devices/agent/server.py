@@ -269,6 +269,7 @@ class Agent:
                     self.lifecycle.enter("READY")
                 reloader.settled()
             case Unchanged():
+                self.lifecycle.reload_error = ""
                 reloader.settled()
             case Rejected(error):
                 why = f"{error}" or type(error).__name__

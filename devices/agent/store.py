@@ -110,6 +110,8 @@ class BundleStore:
         self._manifest = ""
         #: Whether manifest and signature of the offer have been verified.
         self._verified = False
+        #: Whether the complete version of the same manifest differs from the offer.
+        self._differs = False
 
     def folder_of(self, manifest: Sha256) -> Path:
         """Where the files of a version are."""
@@ -135,8 +137,8 @@ class BundleStore:
             )
         self.tidy(manifest)
         self._manifest, self._offered, self._verified = manifest, dict(files), False
-        if self._is_complete() and not self._is_right():
-            shutil.rmtree(self.folder / manifest)
+        self._differs = False
+        self._differs = self._is_complete() and not self._is_right()
         received = self.received()
         free, left = self._free_bytes(self.folder), total - sum(received.values())
         if left and left + KEPT_FREE_BYTES > free:
@@ -159,7 +161,9 @@ class BundleStore:
         A piece that is there already, or comes too early, changes nothing.
         """
         if manifest != self._manifest or file not in self._offered:
-            raise AgentError(f"{file} of {manifest[:12]} was not offered")
+            raise AgentError(
+                f"{file} of {manifest[:12]} was not offered, or another client pushes meanwhile"
+            )
         received = self.received()
         if offset != received[file] or self._is_complete():
             return received
@@ -192,7 +196,7 @@ class BundleStore:
         Not quick. Any thread, while no other method but `received` is called.
         """
         self.check_there(manifest)
-        if (self.folder / manifest).is_dir():
+        if (self.folder / manifest).is_dir() and (manifest != self._manifest or not self._differs):
             return self.folder / manifest
         if manifest != self._manifest:
             return self._original
@@ -206,7 +210,10 @@ class BundleStore:
                 (self._staging / file).replace(target)
                 for durable in (target, *target.relative_to(self._staging).parents):
                     sync(self._staging / durable)
+            if self._differs:
+                shutil.rmtree(self.folder / manifest)
             self._staging.replace(self.folder / manifest)
+            self._differs = False
             sync(self.folder)
         except OSError as error:
             self._drop()
@@ -234,7 +241,8 @@ class BundleStore:
         return self.folder / f"{self._manifest}.partial"
 
     def _is_complete(self) -> bool:
-        return (self.folder / self._manifest).is_dir() if self._manifest else False
+        there = bool(self._manifest) and (self.folder / self._manifest).is_dir()
+        return there and not self._differs
 
     def _verify_manifest(self) -> int:
         """Check what the other files are accepted by; returns this device's sub-model."""

@@ -1,6 +1,7 @@
 """`mdp fleet`: make fleet files, and change them as devices come, break and leave."""
 
 import difflib
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -108,7 +109,7 @@ def fleet_add(
     _finish(before, after, entry.device, dry_run=dry_run, json=json)
     if json or dry_run:
         return
-    print(f"  on {name}: put the bundle there, and run its agent with --device {own}")
+    _print_start(after, entry, f"on {name}")
     print("  clients: Client.reload(); gateways read the file again within seconds")
 
 
@@ -144,8 +145,7 @@ def fleet_replace(
     _finish(before, after, name, dry_run=dry_run, json=json)
     if json or dry_run:
         return
-    own = name.partition("/")[0]
-    print(f"  on the new board: put the bundle there, and run its agent with --device {own}")
+    _print_start(after, after.entry(name), "on the new board")
     if keys is None and entry.keys:
         print("  its key is as before: with a key of its own, expected --keys")
     print("  clients: Client.reload(); gateways read the file again within seconds")
@@ -180,6 +180,14 @@ def fleet_remove(
     if json or dry_run:
         return
     print(f"  clients: Client.reload(), then end the agent of {device}")
+
+
+def _print_start(file: EditedFile, entry: FleetEntry, where: str) -> None:
+    print(f"  {where}: put the bundle there, and run its agent with --device {entry.plan_device}")
+    if entry.keys:
+        words = ["mdp", "bundle", "push", str(file.bundle.path), entry.device]
+        command = shlex.join([*words, "--fleet", str(file.path)])
+        print(f"  or, if its agent serves another bundle with --allow-push: {command}")
 
 
 def _refuse_unknown(file: EditedFile, name: str, address: str) -> None:

@@ -13,10 +13,10 @@ from rich.table import Table
 from mdp import console
 from mdp.cli.answers import FleetFile, Json, KeyFile
 from mdp.client.base import Options
-from mdp.client.bundles import PATIENCE_S, DeviceBundles, Pushed
+from mdp.client.bundles import PATIENCE_S, DeviceBundles, Pushed, check_keyed
 from mdp.errors import InputError, MDPError, TransferError
 from mdp.formats.bundle import Bundle
-from mdp.formats.device_part import Version
+from mdp.formats.device_part import Version, part_of
 from mdp.formats.fleet import Fleet, FleetEntry, read_fleet
 
 #: How long a device may take to tell its status.
@@ -37,6 +37,8 @@ class _Devices:
             if name not in known:
                 raise InputError(f"{name}: expected one of {', '.join(known)}")
         self.entries = [known[name] for name in dict.fromkeys(names or known)]
+        for entry in self.entries:
+            check_keyed(entry)
 
     def connect(self, entry: FleetEntry, patience_s: float = PATIENCE_S) -> DeviceBundles:
         return DeviceBundles(self._fleet, entry, self._options, patience_s=patience_s)
@@ -59,6 +61,9 @@ def push(
     Exit codes: 0 all serve it, 2 bad input, 3 a device does not, 1 unforeseen.
     """
     opened, chosen = Bundle.open(bundle), _Devices(fleet, devices or [], key)
+    # Before the first device serves it: a part is missing or damaged, a device is of another plan.
+    for entry in chosen.entries:
+        part_of(opened, opened.assignment(entry.plan_device).k)
     done: list[Pushed] = []
     try:
         for entry in chosen.entries:

@@ -66,6 +66,15 @@ class Pushed:
     sent_bytes: int
 
 
+def check_keyed(entry: FleetEntry) -> None:
+    """Raise ConfigError for a device in plain text."""
+    if entry.key is None:
+        raise ConfigError(
+            f"device {entry.device!r}: expected a `key` in the fleet file: agents exchange "
+            "bundles with keys only"
+        )
+
+
 class _BrokenError(Exception):
     """The connection was lost, or no reply came: to be tried again."""
 
@@ -83,12 +92,9 @@ class DeviceBundles:
         clock: Clock = time.monotonic,
     ) -> None:
         """Connect to `entry` of `fleet`, whose file `options` names; raises ConfigError."""
-        if entry.key is None:
-            raise ConfigError(
-                f"device {entry.device!r}: expected a `key` in the fleet file: agents exchange "
-                "bundles with keys only"
-            )
-        self.device, self._patience_s, self._clock = entry.device, patience_s, clock
+        check_keyed(entry)
+        self.device, self._plan_device = entry.device, entry.plan_device
+        self._patience_s, self._clock = patience_s, clock
         alone = msgspec.structs.replace(fleet, devices=[entry])
         self._dealers = Dealers(
             {entry.device: entry.address},
@@ -112,7 +118,7 @@ class DeviceBundles:
         ConfigError if `bundle` has no part for the agent.
         """
         # Not as the agent says: it would get another device's model.
-        name = self.device.partition("/")[0]
+        name = self._plan_device
         part = part_of(bundle, bundle.assignment(name).k)
         if (told := self.state().device) != name:
             raise TransferError(f"{self.device}: the agent there is that of {told}")

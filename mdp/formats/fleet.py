@@ -67,6 +67,11 @@ class FleetEntry(Record, frozen=True):
         return [self.key] if isinstance(self.key, str) else self.key
 
     @property
+    def plan_device(self) -> str:
+        """The device of the bundle's plan: `n100` for a replica `n100/attic`, too."""
+        return self.device.partition("/")[0]
+
+    @property
     def exposed(self) -> bool:
         """Whether the connection is plain text over a network."""
         return self.key is None and not is_loopback(self.address)
@@ -207,7 +212,8 @@ def entry_toml(entry: FleetEntry) -> bytes:
 
 def relative_to(path: Path, out: Path) -> str:
     """`path` as a file at `out` names it: relative to its own folder."""
-    return Path(os.path.relpath(path.resolve(), out.resolve().parent)).as_posix()
+    # Where `out` is a link, paths in it are relative to the link's folder.
+    return Path(os.path.relpath(path.resolve(), out.parent.resolve())).as_posix()
 
 
 def _checked(what: str, content: Mapping[str, object], kind: type[R]) -> R:

@@ -4,9 +4,13 @@ The file is edited as text. What results is decoded and compared with the wanted
 edit changes what was asked for and nothing else.
 """
 
+import fcntl
+import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from dataclasses import replace as changed
 from pathlib import Path
 
 import msgspec
@@ -23,6 +27,8 @@ _TEXT = r"""(?:"[^"\n]*"|'[^'\n]*')"""
 #: A value of `address` or `key`: a text, or a list of them over one or more lines.
 _VALUE = rf"(?:{_TEXT}|\[\s*(?:{_TEXT}\s*,?\s*)*\])"
 
+_CHANGED = "{}: was changed meanwhile: run this again"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFile:
@@ -30,15 +36,19 @@ class FleetFile:
 
     path: Path
     text: str
+    #: The file's content when it was read.
+    before: bytes
     fleet: Fleet
     bundle: Bundle
 
     @classmethod
     def read(cls, path: Path) -> "FleetFile":
         """As `read_fleet`, with the text; raises ConfigError."""
-        fleet, bundle = read_fleet(path)
         content, _ = read_regular(path, MAX_TOML_BYTES)
-        return cls(path=path, text=content.decode(), fleet=fleet, bundle=bundle)
+        fleet, bundle = read_fleet(path)
+        if decoded(path, content, Fleet, msgspec.toml.decode) != fleet:
+            raise InputError(_CHANGED.format(path))
+        return cls(path=path, text=content.decode(), before=content, fleet=fleet, bundle=bundle)
 
     def entry(self, name: str) -> FleetEntry:
         """The entry of this name; raises InputError with the known names."""
@@ -95,8 +105,16 @@ class FleetFile:
         return self._changed(text, self.fleet.devices, key=key)
 
     def write(self) -> None:
-        """Write the file atomically; a link to it stays. Raises InputError."""
-        write_bytes(self.path.resolve(), self.text.encode())
+        """Write the file atomically; its mode stays, and a link to it.
+
+        Raises InputError, also if it was changed since it was read.
+        """
+        path = self.path.resolve()
+        with _locked(path.parent):
+            content, found = read_regular(path, MAX_TOML_BYTES)
+            if content != self.before:
+                raise InputError(_CHANGED.format(self.path))
+            write_bytes(path, self.text.encode(), like=found)
 
     def _blocks(self) -> list[str]:
         """What precedes the first entry, then each entry with the comment directly above it."""
@@ -126,8 +144,26 @@ class FleetFile:
         except ConfigError:
             as_wanted = False
         if not as_wanted:
-            raise ConfigError(f"{self.path}: only this change cannot be made: edit it by hand")
-        return FleetFile(path=self.path, text=text, fleet=fleet, bundle=self.bundle)
+            raise ConfigError(
+                f"{self.path}: cannot be changed without changing more: edit it by hand"
+            )
+        return changed(self, text=text, fleet=fleet)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let no other program change fleet files in `folder` this way; waits for one that does."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {error.strerror}") from error
+    try:
+        # Where the file system has no locks, the comparison has to do.
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _with_value(block: str, key: str, value: str | list[str]) -> str:

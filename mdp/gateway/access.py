@@ -33,7 +33,18 @@ def check_exposure(bind: str, *, tokens: bool, encrypted: bool, insecure: bool =
         if not given
     ]
     if insecure:
-        return f"{bind} is not on this machine alone, and without {', '.join(lacking)}"
+        risks = [
+            risk
+            for risk, given in (
+                ("whoever connects may ask and switch devices off", tokens),
+                ("anyone on the network path can read and forge what is sent", encrypted),
+            )
+            if not given
+        ]
+        return (
+            f"{bind} is not on this machine alone, and without {', '.join(lacking)}: "
+            f"{', and '.join(risks)}"
+        )
     raise InputError(f"--bind {bind} is not on this machine alone: expected {', '.join(lacking)}")
 
 

@@ -47,10 +47,10 @@ class Bridge:
         self._latencies_ms: dict[str, float] = {}
         #: Topic -> its latest health, less the latency, and when that was published.
         self._told: dict[str, tuple[dict[str, Any], float]] = {}
+        self._read = files_stamp(path, client.fleet)
         self._announce()
 
     def _announce(self) -> None:
-        self._read = files_stamp(self._path, self._client.fleet)
         names = [entry.device for entry in self._client.fleet.devices]
         self.topics = Topics(self._name, names)
         wanted = discovery(self.topics, self._client.fleet, self._client.bundle)
@@ -80,8 +80,11 @@ class Bridge:
         """Follow a fleet file or bundle that has changed."""
         # A file that is being replaced is there again in the next step.
         with suppress(MDPError, OSError):
-            if files_stamp(self._path, self._client.fleet) != self._read:
+            # Before it is read, so that no later change goes unseen.
+            stamp = files_stamp(self._path, self._client.fleet)
+            if stamp != self._read:
                 self._client.reload()
+                self._read = stamp
                 self._announce()
 
     def _tell_health(self) -> None:

@@ -313,6 +313,12 @@ def test_the_commands(fleet: Fleet) -> None:
     rows = json.loads(mdp(fleet, "status", "--json").stdout)["devices"]
     versions = [(row["serves"]["name"], row["previous"]["name"]) for row in rows]
     assert versions == [("new", "old"), ("old", "new")]
+    # Of a bundle that one device cannot serve, none is served anywhere.
+    write_bundle(fleet.folder / "other", name="other", devices=("alpha", "zeta", "eta"))
+    done = mdp(fleet, "push", fleet.folder / "other")
+    assert (done.stdout, done.exit_code) == ("", 1)
+    assert "no assignment for device 'beta'" in str(done.exception)
+    assert json.loads(mdp(fleet, "status", "--json").stdout)["devices"] == rows
     done = mdp(fleet, "push", fleet.folder / "new", "gamma")
     assert (done.stdout, str(done.exception)) == ("", "gamma: expected one of alpha, beta")
 

@@ -171,7 +171,12 @@ def test_a_bundle_that_cannot_be_served_changes_nothing(fleet: Fleet) -> None:
             assert told.reason.startswith("the bundle is as before: ")
             assert why in told.reason
             assert ask(old).probability == before.probability
-        # A bundle that can be served is then taken, and the reason forgotten.
+        # With the served one back in its place, the reason is forgotten.
+        point(fleet, "old")
+        agent.signal(signal.SIGHUP)
+        until(lambda: not status(old).reason, "the reason to be forgotten")
+        # A bundle that can be served is then taken.
+        point(fleet, "new")
         write_bundle(fleet.folder / "new", name="new", bag_scale=9.0)
         look_again(agent, f"serves {named(fleet, 'new')}")
         assert ask(old).probability == before.probability

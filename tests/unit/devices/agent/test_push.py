@@ -1,5 +1,6 @@
 """Messages about bundles: who may, one switch at a time, and what is told of it. No sockets."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from devices.agent.push import FORBIDDEN, MOST_WAITING, BundleMessage, BundlePus
 from devices.agent.reload import Reload
 from devices.agent.replies import Replies
 from devices.agent.store import BundleStore
+from mdp.errors import AgentError
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle
 from mdp.formats.device_part import MODEL, PartFile, entry_of, part_of, version_of
 from mdp.protocol.messages import Buffer, Failure, Message, decode
@@ -164,6 +166,19 @@ def test_a_switch_that_failed_says_why_until_the_next(desk: Desk) -> None:
     told = desk.switch(manifest)
     assert isinstance(told, BundleState)
     assert (told.switching, told.error) == (True, "")
+
+
+def test_of_a_version_whose_files_are_gone_no_other_is_served(desk: Desk, tmp_path: Path) -> None:
+    desk.switch(desk.send_all())
+    (reload,) = desk.switches
+    reload.commit(reload.read())
+    reload.settled("")
+    # The previous version is `--bundle`, which is another one by now.
+    shutil.rmtree(desk.served.path)
+    write_bundle(desk.served.path, name="third", bag_scale=5.0)
+    desk.switch(version_of(desk.served).manifest)
+    with pytest.raises(AgentError, match=r"the files of version .* are gone"):
+        desk.switches[1].read()
 
 
 def test_what_is_served_is_given_in_pieces(desk: Desk, tmp_path: Path) -> None:

@@ -197,6 +197,32 @@ def test_what_was_altered_is_not_served_and_is_sent_again(tmp_path: Path, push: 
     assert opened(tmp_path).offer(push.manifest, push.files)[MODEL] == 0
 
 
+def test_a_version_stays_until_another_signature_of_it_is_verified(
+    tmp_path: Path, push: Push, original: Bundle
+) -> None:
+    store = opened(tmp_path)
+    push.send(store)
+    folder = store.complete(push.manifest)
+    store.commit(Bundle.open(folder), original)
+    push.part = {MANIFEST: push.part[MANIFEST], SIGNATURE: b"forged", **push.part}
+    push.files[SIGNATURE] = entry_of(b"forged")
+
+    def strict(folder: Path) -> tuple[Bundle, int]:
+        if (folder / SIGNATURE).exists():
+            raise ConfigError("not signed for this key")
+        return read(folder)
+
+    store._read = strict
+    with pytest.raises(ConfigError, match="not signed for"):
+        push.send(store)
+    assert Bundle.open(current_folder(store.folder, original.path)).digest == push.bundle.digest
+    store._read = read
+    push.send(store)
+    assert store.complete(push.manifest) == folder
+    assert (folder / SIGNATURE).read_bytes() == b"forged"
+    assert store.offer(push.manifest, push.files)[MODEL] == len(push.part[MODEL])
+
+
 @pytest.mark.parametrize("file", [MANIFEST, FUSION, MODEL])
 def test_an_incomplete_version_is_not_served(tmp_path: Path, push: Push, file: PartFile) -> None:
     store = opened(tmp_path)

@@ -55,6 +55,8 @@ def test_a_replica_comes_a_board_is_replaced_and_one_leaves(toml: Path, keys: Pa
     assert (code, err) == (0, "")
     assert "sub-model 2 is also served by gamma\n" in out
     assert "run its agent with --device gamma\n" in out
+    push = f"mdp bundle push {toml.parent}/bundle gamma/attic --fleet {toml}"
+    assert f"  or, if its agent serves another bundle with --allow-push: {push}\n" in out
     assert read_fleet(toml)[0].members()[2] == ["gamma", "gamma/attic"]
 
     other = new_keys(keys / "second", "beta", new_pair).public

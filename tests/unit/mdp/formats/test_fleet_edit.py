@@ -1,12 +1,13 @@
 """Changes of fleet.toml: what is not asked for stays as it was, comments and order included."""
 
+import stat
 from pathlib import Path
 
 import pytest
 
 from mdp.errors import ConfigError, InputError
 from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import FleetEntry, new_fleet, read_fleet
+from mdp.formats.fleet import FleetEntry, new_fleet, read_fleet, relative_to
 from mdp.formats.fleet_edit import FleetFile, suggested
 from mdp.testing.bundles import write_bundle
 
@@ -106,6 +107,28 @@ def test_what_cannot_be_kept_is_refused(path: Path) -> None:
     path.write_text(WRITTEN.replace('address = "tcp://10.0.0.8:7500"', '"address" = "tcp://h:1"'))
     with pytest.raises(ConfigError, match="edit it by hand"):
         FleetFile.read(path).with_values("beta", {"address": "tcp://h:2"})
+
+
+def test_edits_of_others_mode_and_link_stay(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.toml"
+    link.symlink_to(path.name)
+    path.chmod(0o640)
+    first, second = FleetFile.read(link), FleetFile.read(path)
+    first.with_values("beta", {"address": "tcp://h:1"}).write()
+    assert (link.is_symlink(), stat.S_IMODE(path.stat().st_mode)) == (True, 0o640)
+    written = path.read_text()
+    with pytest.raises(InputError, match=r"fleet.toml: was changed meanwhile: run this again"):
+        second.with_entry(entry()).write()
+    assert path.read_text() == written
+    FleetFile.read(path).with_entry(entry()).write()
+    assert [one.device for one in read_fleet(path)[0].devices] == ["alpha", "beta", "gamma"]
+
+
+def test_paths_in_a_linked_file_are_relative_to_the_link(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "there" / "fleet.toml"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    assert relative_to(tmp_path / "client-2.secret", link) == "../client-2.secret"
 
 
 def test_what_is_written_anew_can_be_edited(tmp_path: Path) -> None:

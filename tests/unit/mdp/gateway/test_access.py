@@ -35,6 +35,8 @@ def test_other_addresses_need_tokens_and_tls(bind: str) -> None:
             check_exposure(bind, tokens=tokens, encrypted=encrypted)
         warning = check_exposure(bind, tokens=tokens, encrypted=encrypted, insecure=True)
         assert said.removeprefix("expected ") in warning
+        assert ("whoever connects may ask and switch devices off" in warning) != tokens
+        assert ("on the network path can read and forge" in warning) != encrypted
     assert not check_exposure(bind, tokens=True, encrypted=True, insecure=True)
 
 

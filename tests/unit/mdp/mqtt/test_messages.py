@@ -1,6 +1,7 @@
 """What is published of answers and devices, and what Home Assistant makes of it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,7 @@ class Recorded:
         self.sent: list[tuple[str, bool]] = []
         self.retracted: list[str] = []
         self.reloaded = 0
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def publish(self, topic: str, payload: str, *, retain: bool = False) -> None:
         json.loads(payload) if topic != "mdp/colours/availability" else None
@@ -135,6 +137,7 @@ class Recorded:
     def reload(self) -> None:
         self.reloaded += 1
         self.fleet = Fleet(bundle="bundle", devices=ENTRIES[:1])
+        self.meanwhile()
 
 
 def test_health_is_published_when_it_changes_and_a_device_that_left_is_removed(
@@ -164,6 +167,14 @@ def test_health_is_published_when_it_changes_and_a_device_that_left_is_removed(
     assert health in step()
     assert (seen.reloaded, len(seen.retracted)) == (1, 3)
     assert "homeassistant/device/mdp_colours/device-beta_2/config" in seen.retracted
+    # Changed again while it is read: once more.
+    seen.meanwhile = lambda: file.write_text("a third")
+    file.write_text("in between")
+    step()
+    seen.meanwhile = lambda: None
+    step()
+    step()
+    assert seen.reloaded == 3
 
 
 def test_a_fleet_file_that_is_away_for_a_moment_is_no_reason_to_end(bundle: Bundle) -> None:
