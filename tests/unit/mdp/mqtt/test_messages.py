@@ -73,7 +73,7 @@ def test_two_fleets_on_a_broker_share_no_identifier(bundle: Bundle) -> None:
     fleets = {"porch": ["back_door", "a/b", "a.b"], "porch_back": ["door"], "porch.back": ["door"]}
     found, identifiers = [], []
     for name, devices in fleets.items():
-        entries = [FleetEntry(device=each, address="tcp://h:1", k=0) for each in devices]
+        entries = [FleetEntry(device=each, address=f"tcp://{each}:1", k=0) for each in devices]
         topics = Topics(name, devices)
         assert topics.slugs == Topics(name, reversed(devices)).slugs
         configs = discovery(topics, Fleet(bundle="bundle", devices=entries), bundle)
