@@ -8,11 +8,11 @@ Each gets the same picture of 224x224 pixels in the way that it takes one: the g
 binary tensor and a JPEG file as it is; LitServe either as a multipart upload; MLServer either in
 base64, as it reads no binary tensors, and numbers in JSON cost it four times the processor time.
 Gateway, LitServe's worker and MLServer each decode the JPEG file. The gateway's model is one stub
-agent, a process of its own, as LitServe's worker is; MLServer's is in the server's process, with no
-worker to hand pictures to (`parallel_workers=0`). One caller asks all in turns, over connections
-that stay open; then several at once ask each for some seconds, in turns too. The callers are threads
-of one process on the same machine, whose time counts but in `cpu_ms`: processor time of a server's
-processes per answer, which other load changes little.
+agent, a process of its own, as LitServe's worker is; MLServer's is in the server's process, with
+no worker to hand pictures to (`parallel_workers=0`). One caller asks all in turns, over
+connections that stay open; then several at once ask each for some seconds, in turns too. The
+callers are threads of one process on the same machine, whose time counts but in `cpu_ms`:
+processor time of a server's processes per answer, which other load changes little.
 """
 
 import base64
