@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -29,6 +30,8 @@ def mdp_partition() -> NoReturn:
 
 
 def _run(name: str, module: str) -> NoReturn:
+    _open_closed_streams()
+
     def leave(*_: object) -> NoReturn:
         # No exception: a module that is being imported may swallow it or turn it into another.
         os.write(sys.stderr.fileno(), f"{name}: interrupted\n".encode())
@@ -45,3 +48,13 @@ def _run(name: str, module: str) -> NoReturn:
     except KeyboardInterrupt:
         leave()
     sys.exit(0)
+
+
+def _open_closed_streams() -> None:
+    """Have those that the caller has closed (`<&-`) be empty, or lead nowhere.
+
+    Else they are None, and the next file or connection gets their number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115

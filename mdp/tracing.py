@@ -5,11 +5,13 @@ passed on without OpenTelemetry too. Nothing here imports OpenTelemetry but `set
 in a program that has imported `opentelemetry.trace`, by its tracer provider.
 """
 
+import atexit
 import os
 import re
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,8 @@ _HEADER = re.compile(
 )
 #: What `set_up` reads, as OpenTelemetry names it. Nothing is exported unless it is set.
 EXPORTER = "OTEL_TRACES_EXPORTER"
+#: How long a program that ends waits for its last spans; OpenTelemetry's own limit is 30 s.
+LEAVE_S = 2.0
 #: The trace context that calls of this task or thread belong to; empty without one.
 _caller: ContextVar[str] = ContextVar("traceparent", default="")
 
@@ -70,9 +74,29 @@ def set_up(service: str, **resource: str) -> None:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     name = os.environ.get("OTEL_SERVICE_NAME", service)
-    provider = TracerProvider(resource=Resource.create({"service.name": name, **resource}))
+    resources = Resource.create({"service.name": name, **resource})
+    provider = TracerProvider(resource=resources, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(found[wanted].load()()))
     trace.set_tracer_provider(provider)
+    _at_exit(provider.shutdown)
+
+
+def _at_exit(shut_down: Callable[[], None]) -> None:
+    over = threading.Event()
+
+    def last() -> None:
+        over.wait()
+        shut_down()
+
+    # Begun now, as an interpreter that ends may begin none; left behind if the exporter hangs.
+    thread = threading.Thread(target=last, name="last spans", daemon=True)
+    thread.start()
+
+    def leave() -> None:
+        over.set()
+        thread.join(LEAVE_S)
+
+    atexit.register(leave)
 
 
 def _tracer() -> "Tracer | None":

@@ -53,15 +53,11 @@ class LitStub(LitAPI):  # type: ignore[misc]
 
 
 class MlStub(MLModel):  # type: ignore[misc]
-    """The Open Inference Protocol, which it reads as JSON alone: pixels, or a file in base64."""
+    """The Open Inference Protocol, which it reads as JSON alone: pixels or a file in base64."""
 
     async def predict(self, payload: Any) -> Any:
         """The label."""
-        data = payload.inputs[0].data.root
-        if payload.inputs[0].datatype == "BYTES":
-            content = base64.b64decode(data[0])
-        else:
-            content = np.asarray(data, np.uint8).tobytes()
+        content = base64.b64decode(payload.inputs[0].data.root[0])
         output = StringCodec.encode_output("labels", [label_of(content)])
         return InferenceResponse(model_name=self.name, outputs=[output])
 

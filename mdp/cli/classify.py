@@ -122,6 +122,8 @@ def given_pictures(words: Sequence[str]) -> list[Given]:
     """
     found: list[Given] = []
     for word in words:
+        if not word:
+            raise InputError("pictures: expected a file, folder, pattern, video or camera, got ''")
         if camera := _CAMERA.fullmatch(word):
             found.append(parse_source(f"camera:{camera[1]}", "pictures"))
         elif _STREAM.match(word):
@@ -148,10 +150,26 @@ def _matching(word: str) -> list[Path]:
     """The files that a pattern matches; any other word is the path itself."""
     if not glob.has_magic(word) or os.path.lexists(word):
         return [Path(word)]
-    # Path.glob takes no pattern that begins at the root.
-    return [Path(name) for name in sorted(glob.glob(word, recursive=True))] or [  # noqa: PTH207
-        Path(word)
-    ]
+    if "**" in Path(word).parts:
+        return sorted(_everywhere(Path(word))) or [Path(word)]
+    # Path.glob does not leave out hidden files.
+    return [Path(name) for name in sorted(glob.glob(word))] or [Path(word)]  # noqa: PTH207
+
+
+def _everywhere(pattern: Path) -> Iterator[Path]:
+    """The files that a pattern with `**` matches, hidden ones only where it names them.
+
+    Links to folders are not followed, as two that lead up would have no end.
+    """
+    # Path.glob takes no pattern that begins at the root, and `**` as a whole part only.
+    top = Path(pattern.anchor)
+    parts = [part if part == "**" else re.sub(r"\*+", "*", part) for part in pattern.parts]
+    # At the end it means folders alone.
+    parts += ["*"] if parts[-1] == "**" else []
+    for path in top.glob("/".join(parts[len(top.parts) :])):
+        hidden = any(part[0] == "." and part not in parts for part in path.parts)
+        if (not hidden or parts[-1][0] == ".") and not path.is_dir():
+            yield path
 
 
 def pictures_of(given: Sequence[Given], every_s: float) -> Iterator[Asked]:

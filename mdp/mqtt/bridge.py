@@ -19,8 +19,9 @@ from mdp.mqtt.messages import (
     health_payload,
 )
 
-#: A device's health is published when it changes, and so often for its latency.
+#: A device's health is published when it changes, and so often for what varies all the time.
 HEALTH_S = 10.0
+_VARIES = ("latency_ms", "temperature_c")
 #: How long devices may take to say how they are.
 STATUS_TIMEOUT_S = 0.8
 
@@ -45,7 +46,7 @@ class Bridge:
         self._announced: set[str] = set()
         #: Device -> milliseconds that it took for its latest answer.
         self._latencies_ms: dict[str, float] = {}
-        #: Topic -> its latest health, less the latency, and when that was published.
+        #: Topic -> its latest health, less what varies, and when that was published.
         self._told: dict[str, tuple[dict[str, Any], float]] = {}
         self._read = files_stamp(path, client.fleet)
         self._announce()
@@ -92,7 +93,7 @@ class Bridge:
         for status in self._client.status(timeout_s=STATUS_TIMEOUT_S):
             topic = self.topics.health(status.device)
             payload = health_payload(status, self._latencies_ms.get(status.device))
-            lasting = {key: value for key, value in payload.items() if key != "latency_ms"}
+            lasting = {key: value for key, value in payload.items() if key not in _VARIES}
             before, told_s = self._told.get(topic, ({}, 0.0))
             if lasting != before or now_s - told_s >= HEALTH_S:
                 self._broker.publish(topic, _json(payload))

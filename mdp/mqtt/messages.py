@@ -5,8 +5,10 @@ discovery", Home Assistant 2024.11 and later.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
+from zlib import crc32
 
 from mdp import __version__
 from mdp.client.status import DeviceStatus
@@ -45,6 +47,11 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", text)
 
 
+def _distinct(text: str) -> str:
+    """`slug` of a text with other characters, and a checksum of it."""
+    return f"{slug(text)}_{crc32(text.encode()):08x}"
+
+
 class Topics:
     """The topics of one fleet under `mdp/NAME`, and those of its devices."""
 
@@ -53,15 +60,16 @@ class Topics:
         self.name = name
         self.availability = f"mdp/{name}/availability"
         self.answer = f"mdp/{name}/answer"
-        self.node = f"mdp_{slug(name)}"
+        # Of another fleet on the same broker only its own process knows: `a.b` beside `a_b`.
+        self.node = f"mdp_{name if slug(name) == name else _distinct(name)}"
         #: Device -> what stands for it in topics and identifiers, no two of them the same.
-        self.slugs: dict[str, str] = {}
-        for device in devices:
-            short = wanted = slug(device)
-            number = 2
-            while short in self.slugs.values():
-                short, number = f"{wanted}_{number}", number + 1
-            self.slugs[device] = short
+        names = list(devices)
+        wanted = Counter(slug(name) for name in names)
+        # The same whatever the order of a fleet file.
+        self.slugs = {
+            name: slug(name) if wanted[slug(name)] == 1 or slug(name) == name else _distinct(name)
+            for name in names
+        }
 
     @property
     def announced(self) -> str:
@@ -107,6 +115,7 @@ def health_payload(status: DeviceStatus, latency_ms: float | None) -> dict[str, 
         "reason": status.reason,
         "provider": status.provider,
         "latency_ms": None if latency_ms is None or not status.usable else round(latency_ms, 2),
+        "temperature_c": status.temperature_c,
     }
 
 
@@ -132,14 +141,14 @@ def discovery(topics: Topics, fleet: Fleet, bundle: Bundle) -> dict[str, dict[st
         found[_config(topics, "device", short)] = {
             **_common(topics, topics.health(entry.device)),
             "device": {
-                "identifiers": [f"{node}_{short}"],
+                "identifiers": [f"{node}.{short}"],
                 "name": f"{topics.name} {entry.device}",
                 "manufacturer": "MDP",
                 "model": assignments[entry.k].spec.words,
                 "sw_version": bundle.digest[:12],
                 "via_device": node,
             },
-            "components": _components(f"{node}_{short}", _device_entities(topics, entry.device)),
+            "components": _components(f"{node}.{short}", _device_entities(topics, entry.device)),
         }
     return found
 
@@ -159,8 +168,9 @@ def _common(topics: Topics, state_topic: str) -> dict[str, Any]:
 
 
 def _components(owner: str, entities: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    # A full stop is in no slug: device `b_c` of fleet `a` is not device `c` of fleet `a_b`.
     return {
-        f"{owner}_{key}": {"unique_id": f"{owner}_{key}", **entity}
+        f"{owner}.{key}": {"unique_id": f"{owner}.{key}", **entity}
         for key, entity in entities.items()
     }
 
@@ -268,6 +278,15 @@ def _device_entities(topics: Topics, device: str) -> dict[str, dict[str, Any]]:
             "name": "Latency",
             "value_template": _number("latency_ms"),
             **_MILLISECONDS,
+        },
+        "temperature": {
+            "platform": "sensor",
+            "name": "Temperature",
+            "device_class": "temperature",
+            "unit_of_measurement": "°C",
+            "value_template": _number("temperature_c"),
+            **_MEASURED,
+            **_DIAGNOSTIC,
         },
         "problem": {
             "platform": "binary_sensor",

@@ -46,7 +46,8 @@ function askToken() {
     $("token").value = "";
     // Several requests may wait for the same token.
     dialog.addEventListener("close", () => {
-      sessionStorage.setItem("token", $("token").value.trim());
+      // No other is a header: Escape closes the dialog unchecked.
+      if ($("token").checkValidity()) sessionStorage.setItem("token", $("token").value.trim());
       resolve();
     }, { once: true });
     if (!dialog.open) dialog.showModal();
@@ -325,14 +326,16 @@ async function ask() {
     return;
   }
   state.asking = true;
-  const blob = state.blob;
+  const { blob, chosen } = state;
+  // The picture or the fleet may be another one before the answer is there.
+  const latest = () => state.blob === blob && state.chosen === chosen;
   try {
-    const answer = await told(await request(`v2/models/${state.chosen}/classify`, {
+    const answer = await told(await request(`v2/models/${chosen}/classify`, {
       method: "POST", body: blob, headers: { "Content-Type": blob.type || "application/octet-stream" },
     }));
-    if (state.blob === blob) showAnswer(answer);
+    if (latest()) showAnswer(answer);
   } catch (error) {
-    if (state.blob === blob) showNoAnswer("No answer", error.message);
+    if (latest()) showNoAnswer("No answer", error.message);
   } finally {
     state.asking = false;
   }
@@ -539,7 +542,8 @@ $("fleet").addEventListener("change", () => {
   state.team = null;
   if (state.looking) stop();
   showFleet();
-  if (state.blob && !state.camera) ask();
+  if (!state.blob) showNoAnswer("No picture yet", "The fused answer of all devices, and what it is made of, appear here.");
+  else if (!state.camera) ask();
 });
 for (const kind of ["dragover", "dragleave", "drop"]) {
   // Anywhere: a picture that is dropped beside the stage would open in its place.

@@ -158,6 +158,10 @@ def test_a_gateway_with_tokens_asks_for_one_and_shows_either_fleet(
     with gateway(*names, "--tokens", tokens) as guarded:
         page.open(guarded.url)
         page.wait_for("dialog[open]", "needs a token")
+        # A browser cannot send this one at all.
+        page.type("#token", "“0123456789abcdef”\n")
+        assert page.run("return sessionStorage.getItem('token')") is None
+        page.run("document.getElementById('token').value = ''")
         page.type("#token", "wrong\n")
         page.wait_for("dialog[open]", "does not know that token")
         page.type("#token", "0123456789abcdef\n")

@@ -27,7 +27,7 @@ SENSOR = ENTITY | {
 }  # fmt: skip
 BINARY_SENSOR = ENTITY | {"off_delay", "payload_off", "payload_on"}
 #: Units that go with a class of sensors; a measurement needs a unit or none of these classes.
-UNITS = {"duration": {"d", "h", "min", "s", "ms", "μs"}}
+UNITS = {"duration": {"d", "h", "min", "s", "ms", "μs"}, "temperature": {"°C", "°F", "K"}}
 CLASSES = {"sensor": {"duration", "enum", "temperature"}, "binary_sensor": {"problem"}}
 
 

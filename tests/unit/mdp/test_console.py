@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import sys
 import threading
 from typing import Annotated, Any
@@ -44,6 +45,14 @@ def test_an_error_is_one_line_and_its_class_s_exit_code(
 def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
     error = errors.ConfigError("line 1\n   line 2\r\n\tline 3  ")
     assert ended(capsys, error) == (2, "", "mdp: line 1 line 2 line 3\n")
+
+
+def test_streams_that_the_caller_has_closed() -> None:
+    # The shell closes them; the program would print a traceback, or write into a connection.
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c"]
+    program = "import mdp_start; mdp_start._open_closed_streams(); print(input.__name__)"
+    program += "; import os, sys; assert sys.stdin.read() == ''; os._exit(sys.stdout.fileno() + 6)"
+    assert subprocess.run([*command, program], check=False).returncode == 7
 
 
 HOSTILE = "a\x1b]0;owned\x07b\x9b31mc\u202ed\x7f"

@@ -1,5 +1,6 @@
 """Trace contexts that are passed on, and what a program without OpenTelemetry does."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,23 @@ def test_nothing_is_imported_by_a_client_or_an_agent() -> None:
     assert (
         subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
     )
+
+
+def test_a_program_ends_though_its_exporter_hangs() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    program = """
+import threading
+from opentelemetry import trace
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+from mdp import tracing
+tracing.LEAVE_S = 0.1
+ConsoleSpanExporter.export = lambda self, spans: threading.Event().wait()
+tracing.set_up("x")
+with tracing.served("y", "", {}): pass
+"""
+    command = [sys.executable, "-c", program]
+    # OpenTelemetry itself would wait for 30 s.
+    subprocess.run(command, env={**os.environ, EXPORTER: "console"}, check=True, timeout=25)
 
 
 def test_an_exporter_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

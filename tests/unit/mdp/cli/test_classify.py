@@ -27,6 +27,13 @@ def test_files_folders_patterns_and_videos(folder: Path) -> None:
     a, b, c = folder / "a.png", folder / "b.png", folder / "sub" / "c.png"
     assert given_pictures([str(folder)]) == [a, b, film, c]
     assert given_pictures([f"{folder}/*.png", f"{folder}/**/c.png"]) == [a, b, c]
+    # Links that lead up are not followed, or there would be no end.
+    for name in ("up", "higher"):
+        (folder / "sub" / name).symlink_to(folder)
+    (folder / "sub" / ".c.png").touch()
+    assert given_pictures([f"{folder}/**/*.png"]) == [a, b, c]
+    assert given_pictures([f"{folder}/**"]) == [a, b, film, c]
+    assert given_pictures([f"{folder}/**/.c**"]) == [folder / "sub" / ".c.png"]
     # A file whose name is that of a pattern is that file.
     (folder / "[ab].png").touch()
     assert given_pictures([f"{folder}/[ab].png"]) == [folder / "[ab].png"]
@@ -52,6 +59,7 @@ def test_streams() -> None:
         (["rtsp://:0/x"], "^pictures: expected rtsp://HOST/PATH or "),
         (["video:nowhere.mp4"], "^pictures video:nowhere.mp4: expected a file$"),
         (["camera:0", "."], "^camera:0 has no end: expected no other pictures beside it$"),
+        ([""], "^pictures: expected a file, .*, got ''$"),
         (["-", "-"], "^-: expected once, as standard input has one picture$"),
     ],
 )

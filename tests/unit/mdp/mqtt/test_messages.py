@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +56,34 @@ def test_a_device_for_the_fleet_and_one_for_each_entry(bundle: Bundle) -> None:
         check_discovery(topic, payload)
     names = [topic.split("/")[3] for topic in found]
     assert names == [
-        "fleet", "device-alpha", "device-alpha_attic", "device-alpha_attic_2", "device-beta_2",
+        "fleet", "device-alpha", "device-alpha_attic_6ae3dd35", "device-alpha_attic",
+        "device-beta_2",
     ]  # fmt: skip
     unique = [key for payload in found.values() for key in payload["components"]]
-    assert len(set(unique)) == len(unique) == 8 + 4 * len(NAMES)
+    assert len(set(unique)) == len(unique) == 8 + 5 * len(NAMES)
     states = [payload["state_topic"] for payload in found.values()]
     assert len(set(states)) == len(states), "no two devices share a topic"
     assert {payload["availability_topic"] for payload in found.values()} == {
         "mdp/colours/availability"
     }
     assert list(found.values())[1]["device"]["via_device"] == "mdp_colours"
+
+
+def test_two_fleets_on_a_broker_share_no_identifier(bundle: Bundle) -> None:
+    # Names that are the same once what Home Assistant refuses is gone, or once joined.
+    fleets = {"porch": ["back_door", "a/b", "a.b"], "porch_back": ["door"], "porch.back": ["door"]}
+    found, identifiers = [], []
+    for name, devices in fleets.items():
+        entries = [FleetEntry(device=each, address=f"tcp://{each}:1", k=0) for each in devices]
+        topics = Topics(name, devices)
+        assert topics.slugs == Topics(name, reversed(devices)).slugs
+        configs = discovery(topics, Fleet(bundle="bundle", devices=entries), bundle)
+        for topic, payload in configs.items():
+            check_discovery(topic, payload)
+            identifiers += [*payload["device"]["identifiers"], *payload["components"]]
+        found += [*configs]
+    for names in (found, identifiers):
+        assert len(set(names)) == len(names)
 
 
 def test_an_answer_and_none_are_shown(bundle: Bundle) -> None:
@@ -102,6 +121,7 @@ def test_a_devices_health_is_shown(bundle: Bundle) -> None:
         "State": "READY",
         "Provider": "CPU",
         "Latency": "3.25",
+        "Temperature": "None",
         "Problem": "OFF",
     }
     gone = DeviceStatus(device="alpha", address="", state="UNREACHABLE", reason="no connection")
@@ -163,6 +183,8 @@ def test_health_is_published_when_it_changes_and_a_device_that_left_is_removed(
     assert step() == [answer, health]
     bridge.again()
     assert step() == [answer, health]
+    seen.statuses = [replace(seen.statuses[0], temperature_c=61.5)]
+    assert step() == [answer], "a temperature is not a change"
     file.write_text("another")
     assert health in step()
     assert (seen.reloaded, len(seen.retracted)) == (1, 3)
