@@ -110,6 +110,7 @@ def test_every_request_ends_once_by_its_deadline_and_the_same_way_again(asked: S
         # Some may still be under way, or have gone down with their device.
         ended = counts["used"] + counts["late"] + counts["too_late"] + counts["overloaded"]
         assert ended <= counts["asked"]
+        assert min(counts.values()) >= 0
     used = sum(counts["used"] for counts in trace.counts.values())
     arrived = sum(len(subset) * len(p) for subset, p in trace.by_subset().items())
     assert used >= arrived  # and a contribution to a request still under way at the end
