@@ -455,7 +455,12 @@ def test_a_device_that_is_back_has_forgotten_what_it_was_asked() -> None:
     play(0.8)
     assert [job.call for job in replied] == [0]
     one.fall(0.8)
-    one.up = True
+    statuses: list[Any] = []
+    for up in (False, True):
+        one.up = up
+        one.ask(0.9, lambda _, told: statuses.append(told), "client")
+        play(0.9)
+        assert statuses == [("client", "alpha")] * up
     # Half a second would not suffice, if that was still known, nor a second, behind another.
     one.send(1.0, 3, 0.1)
     play(9.0)
