@@ -30,6 +30,7 @@ LOADED_ONCE = (hypothesis, np)
 #: Of processor time; what waits for ever is ended by pytest's own timeout.
 LIMIT_S = 240
 CHANGED_INPUTS = "tests/fuzz/test_corpus.py"
+PLANS = "tests/unit/partitioner/cli/test_plan_command.py"
 ROOMS = {
     "mdp/requests": ("tests/unit/mdp/client", "tests/unit/mdp/requests"),
     "mdp/fusion": ("tests/unit/mdp/fusion",),
@@ -40,7 +41,7 @@ ROOMS = {
     "mdp/discovery": ("tests/unit/mdp/discovery", CHANGED_INPUTS),
     "devices/camera": ("tests/unit/devices/camera",),
     # What needs torch is about teachers, and takes longer than all else.
-    "partitioner/planner": ("tests/unit/partitioner/planner", "-m", "not torch"),
+    "partitioner/planner": ("tests/unit/partitioner/planner", PLANS, "-m", "not torch"),
     "partitioner/estimates": ("tests/unit/partitioner/estimates",),
     "partitioner/fusion": ("tests/unit/partitioner/fusion",),
     "partitioner/simulation": ("tests/unit/partitioner/simulation",),

@@ -210,7 +210,7 @@ class Store:
 
     def _views(self, size: int, split: SplitName, seen: str) -> Views:
         """A split `[N, S, S, 3]` as a member sees it; parts are cut together."""
-        parts = [WHOLE] if seen == WHOLE else [name for name in SEEN if name != WHOLE]
+        parts = [WHOLE] if seen == WHOLE else [name for name in self.parts if name != WHOLE]
         views = load_views(
             self.data.split(split), [View(size, SEEN[part]) for part in parts],
             self._folder / "views", Progress(), f"{split}, {size} px",

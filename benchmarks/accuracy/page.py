@@ -41,8 +41,6 @@ def _rivals(title: str, own: Row) -> list[str]:
     told = f"{title}, {own['test_pictures']:,} test pictures" + (
         f", {own['unseen_pictures']} of them unseen" if unseen else ""
     )
-    if not any("@" in one["name"] for one in own["front"]["singles"]):
-        told += ", all of them seen whole"
     columns = [
         ("method", _method),
         ("ms", "{ms:.2f}"),

@@ -108,7 +108,6 @@ def activation_bytes(spec: Spec, batch: int = 1) -> int:
     values = max(
         length * (width + 3 * hidden_dim(spec)),
         7 * length * width,
-        4 * length * width + maps,
         2 * length * width + 2 * maps,
         2 * pixels,
     )

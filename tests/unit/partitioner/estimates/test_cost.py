@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mdp.formats.plan import SubModelSpec
+from mdp.formats.plan import NetworkSpec, SubModelSpec
 from mdp.formats.profile import Precision
 from partitioner.estimates import macs as cost
 from tests.support.models.latencies import spec_from
@@ -46,6 +46,15 @@ def test_fp16_halves_what_is_stored_and_what_is_alive_and_bf16_is_stored_as_fp32
     assert 2 * cost.weight_bytes(half, 10) == cost.weight_bytes(spec, 10)
     assert 2 * (cost.activation_bytes(half) - pixels) == cost.activation_bytes(spec) - pixels
     assert cost.weight_bytes(with_precision(spec, "bf16"), 10) == cost.weight_bytes(spec, 10)
+
+
+def test_activations_of_a_network_grow_with_its_pictures_and_shrink_with_their_precision() -> None:
+    network = NetworkSpec(name="any", image_size=100, parameters=10**6, macs=10**8)
+    large = msgspec.structs.replace(network, image_size=200)
+    half = msgspec.structs.replace(network, precision="fp16")
+    assert cost.activation_bytes(large) == 4 * cost.activation_bytes(network)
+    pixels = 3 * 100 * 100
+    assert 2 * (cost.activation_bytes(half) - pixels) == cost.activation_bytes(network) - pixels
 
 
 @pytest.fixture(scope="module")

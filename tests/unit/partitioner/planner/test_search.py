@@ -16,7 +16,9 @@ from partitioner.estimates.accuracy import predictor_for, shipped_law
 from partitioner.estimates.latency import Way, fit_latency, predict, ways
 from partitioner.estimates.network import request_bytes
 from partitioner.planner.design_space import sub_model_grid
-from partitioner.planner.problem import make_problem
+from partitioner.planner.explain import explain
+from partitioner.planner.problem import expected_accuracy, make_problem
+from partitioner.planner.search import plan_within
 from partitioner.planner.targets import plan_with_accuracy
 from partitioner.regions import WHOLE
 from tests.support.models.planning import BASE, DIGITS, TINY, device, make_plan, teacher
@@ -246,8 +248,12 @@ def test_one_device_alone_is_nothing_to_run_in_parallel() -> None:
 
 def test_a_device_without_memory_is_left_out_for_that() -> None:
     small = device("small", memory_bytes=10**6)
-    plan = make_plan(TINY, [device("a", gmacs_per_s=10), small], target_ms=10, num_classes=10)
-    assert "MB more memory than there is" in plan.left_out["small"]
+    profiles = [device("a", gmacs_per_s=10), small]
+    problem = make_problem(TINY, profiles, num_classes=10)
+    plan = plan_within(problem, 10).plan
+    needed = problem.devices[1].quickest.memory_bytes
+    more = f"need {needed / 1e6 - 1:.1f} MB more memory than there is"
+    assert more in plan.left_out["small"]
     with pytest.raises(PlanRefused, match=r"has the memory for a sub-model \(small: even"):
         make_plan(TINY, [small], target_ms=10)
 
@@ -296,6 +302,18 @@ def test_equal_devices_get_different_sub_models() -> None:
     check(plan, equal, 10)
     assert len(plan.assignments) == 8
     assert len({assignment.vit.image_size for assignment in plan.assignments}) >= 3
+
+
+def test_a_member_is_said_to_be_worth_what_it_adds() -> None:
+    profiles = [device(name, availability=there) for name, there in (("a", 0.9), ("b", 0.7))]
+    problem = make_problem(TINY, profiles, num_classes=2)
+    solution = plan_within(problem, 3)
+    with_all = expected_accuracy(problem, solution.placements)
+    assert len(solution.placements) == 2
+    for one in explain(problem, solution):
+        others = [p for k, p in enumerate(solution.placements) if k != one.k]
+        worth = 100 * (with_all - expected_accuracy(problem, others))
+        assert f"and worth {worth:.2f} points of the expected accuracy" in one.sentences[0]
 
 
 def test_a_device_whose_every_sub_model_is_taken_is_left_out() -> None:

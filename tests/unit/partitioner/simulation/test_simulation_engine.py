@@ -110,6 +110,7 @@ def test_every_request_ends_once_by_its_deadline_and_the_same_way_again(asked: S
         # Some may still be under way, or have gone down with their device.
         ended = counts["used"] + counts["late"] + counts["too_late"] + counts["overloaded"]
         assert ended <= counts["asked"]
+        assert min(counts.values()) >= 0
     used = sum(counts["used"] for counts in trace.counts.values())
     arrived = sum(len(subset) * len(p) for subset, p in trace.by_subset().items())
     assert used >= arrived  # and a contribution to a request still under way at the end
@@ -454,7 +455,12 @@ def test_a_device_that_is_back_has_forgotten_what_it_was_asked() -> None:
     play(0.8)
     assert [job.call for job in replied] == [0]
     one.fall(0.8)
-    one.up = True
+    statuses: list[Any] = []
+    for up in (False, True):
+        one.up = up
+        one.ask(0.9, lambda _, told: statuses.append(told), "client")
+        play(0.9)
+        assert statuses == [("client", "alpha")] * up
     # Half a second would not suffice, if that was still known, nor a second, behind another.
     one.send(1.0, 3, 0.1)
     play(9.0)
