@@ -114,8 +114,8 @@ class FusionWeights(Record, frozen=True):
     subsets: list[SubsetWeights]
     #: For the subsets that are not listed, by their size.
     by_size: tuple[SizeWeights, ...] = ()
-    #: With cameras, of every member: in how many scenes, as a share, its label is that of the others
-    #: at least (95 % one-sided). Without cameras not written, for clients that predate it.
+    #: With cameras, of each member: in which share of scenes its label is that of the others, at
+    #: least (95 % one-sided). Without cameras not written, for clients that predate it.
     agreement: tuple[Share, ...] | UnsetType = UNSET
     format_version: Literal[1] = 1
 

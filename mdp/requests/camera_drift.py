@@ -117,9 +117,7 @@ def weights_beside(
     return weights, bias
 
 
-def labels_beside(
-    logits: Logits, weights: Logits, bias: Logits
-) -> list[tuple[int, int | None]]:
+def labels_beside(logits: Logits, weights: Logits, bias: Logits) -> list[tuple[int, int | None]]:
     """Of each of K members' `logits` `[K, C]`: its class, and its others' if that is probable."""
     fused = weights.dot(logits) + bias
     best, count = fused.argmax(axis=1).tolist(), len(logits)
