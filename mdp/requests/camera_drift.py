@@ -103,7 +103,7 @@ def weights_beside(
     members: tuple[int, ...], doubted: frozenset[int], fusion: FusionWeights
 ) -> tuple[Logits, Logits]:
     """Weights `[2K, K]`, biases `[2K, C]`: each of K members, then its others but `doubted`."""
-    groups = [(k,) for k in members]
+    groups: list[tuple[int, ...]] = [(k,) for k in members]
     groups += [tuple(i for i in members if i != k and i not in doubted) for k in members]
     weights = np.zeros((len(groups), len(members)), dtype=np.float32)
     bias = np.zeros((len(groups), fusion.num_classes), dtype=np.float32)
