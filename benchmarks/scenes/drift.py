@@ -17,7 +17,9 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from benchmarks.harness.results import RESULTS
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.tables import table
 from benchmarks.scenes.__main__ import CAMERAS, NAMES, SEEDS
 from benchmarks.scenes.render import SIDE_PX, cameras, view
 from mdp.files import write_json
@@ -31,6 +33,7 @@ from partitioner.export.sessions import member_contribution, open_member
 from partitioner.fusion.bundle_fit import agreement
 from partitioner.fusion.stacking import fit_fusion
 
+RESULT = RESULTS / "scenes-drift.json"
 #: Looks before and after a change; runs of each camera; scenes of the turned cameras.
 BEFORE, AFTER, RUNS, TURNED = 100, 50, 25, 120
 #: A turned camera's picture is displaced by so many of its sides.
@@ -133,16 +136,39 @@ def noticed(
     return {"looks": needed, "median": median, "missed": missed, "others": others}
 
 
+def figures() -> str:
+    rows = kept(RESULT.stem)["rows"]
+    lines = []
+    for name in rows[0]["changes"]:
+        found = [row["changes"][name] for row in rows]
+        lines.append(
+            {
+                "what": name,
+                "noticed": ", ".join(f"{CAMERAS * RUNS - each['missed']}" for each in found),
+                "median": ", ".join(f"{each['median']:g}" for each in found),
+                "others": sum(each["others"] for each in found),
+            }
+        )
+    columns = (
+        ("of 100 changes", "{what}"), ("noticed within 50 looks, by seed", "{noticed}"),
+        ("looks, median", "{median}"), ("also another named", "{others}"),
+    )  # fmt: skip
+    wrong = sum(sum(row["wrong_alarms"]) for row in rows)
+    runs = NORMAL_RUNS * len(rows)
+    return f"{table(lines, *columns)}\n\nWrong alarms in {runs} runs of {NORMAL_LOOKS:,}: {wrong}."
+
+
+PAGE = Page("benchmarks.scenes.drift", figures)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scenes.drift", description=__doc__)
     for name in ("data", "scratch"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     options = parser.parse_args()
     rows = [measured(seed, options) for seed in SEEDS]
-    write_json(RESULTS / "scenes-drift.json", {"rows": rows})
-    for row in rows:
-        brief = {name: {**found, "looks": None} for name, found in row["changes"].items()}
-        print(row["seed"], row["agreement"], row["wrong_alarms"], brief)
+    write_json(RESULT, {"rows": rows})
+    PAGE.write()
 
 
 if __name__ == "__main__":

@@ -37,9 +37,9 @@ def test_cameras_get_how_often_each_agrees_with_the_others(tmp_path: Path) -> No
     plan = Bundle.open(folder).manifest.plan
     own = [replace(part, camera=f"side-{part.k}") for part in plan.assignments]
     targets = random.integers(0, 3, 400)
-    noise = (0.1, 0.1, 8.0)
+    signal, noise = 4 * np.eye(3)[targets], (0.1, 0.1, 8.0)
     contributions = {
-        k: Contribution(None, 4 * np.eye(3)[targets] + spread * random.normal(size=(400, 3)))
+        k: Contribution(None, (signal + spread * random.normal(size=(400, 3))).astype(np.float32))
         for k, spread in enumerate(noise)
     }
     fit_bundle(folder, replace(plan, assignments=own), contributions, targets)
