@@ -23,6 +23,7 @@ PAGES = {
     "platforms": "keep.__main__:arm",
     "reliability": "faults.page",
     "scenes": "scenes.__main__",
+    "scenes-drift": "scenes.drift",
     "serving": "serving.__main__",
     "soak": "soak.page",
 }

@@ -109,6 +109,8 @@ def failure(error: MDPError) -> dict[str, object]:
     )
 
 
+#: What is said of a device in `suspects`.
+SUSPECT = "disagrees with the others: camera covered, turned or moved?"
 #: The stage of a cascade's answer, for people.
 STAGES = {"all": "", "first": " (first stage, sure)", "escalated": " (escalated)"}
 
@@ -134,6 +136,7 @@ def describe(name: str, prediction: Prediction) -> str:
             f"{m.device} {m.frame} ({m.frame_age_ms:.0f} ms old)" for m in prediction.members
         )
         lines.append(f"  frames {seen}; {prediction.frame_spread_ms:.0f} ms apart")
+    lines += [f"  {device}: {SUSPECT}" for device in prediction.suspects]
     lines += [f"  without {device}: {reason}" for device, reason in prediction.missing.items()]
     return "\n".join(lines)
 

@@ -16,6 +16,7 @@ import typer
 from mdp import console
 from mdp.arguments import seconds
 from mdp.cli.answers import (
+    SUSPECT,
     Cascade,
     DeadlineMs,
     FleetFile,
@@ -229,7 +230,8 @@ def rows(devices: list[str], seen: Seen) -> list[list[str]]:
         member = members.get(device)
         if member is not None:
             age = "" if member.frame_age_ms is None else f"{member.frame_age_ms:.0f}"
-            found.append([device, "yes", str(member.frame), age, f"{member.spent_ms:.1f}", ""])
+            doubt = SUSPECT if device in seen.suspects else ""
+            found.append([device, "yes", str(member.frame), age, f"{member.spent_ms:.1f}", doubt])
         else:
             # A replica beside the device that has answered is neither used nor missing.
             reason = seen.missing.get(device, "")

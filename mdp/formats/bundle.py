@@ -344,6 +344,11 @@ class Bundle:
                 f"the number of labels, got {weights.num_classes}"
             )
         count = len(self.manifest.plan.assignments)
+        if weights.agreement and len(weights.agreement) != count:
+            raise ConfigError(
+                f"{path}: key `agreement`: expected a number for each of {count} assignments, got "
+                f"{len(weights.agreement)}"
+            )
         for shared in weights.by_size:
             if len(shared.b) != count:
                 raise ConfigError(

@@ -10,9 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from mdp.files import Record
-from mdp.fusion.fuse import Fusion
-
-Share = Annotated[float, Meta(ge=0, le=1)]
+from mdp.fusion.fuse import Fusion, Share
 
 
 class Cascade(Record, frozen=True):

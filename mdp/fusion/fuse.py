@@ -17,7 +17,7 @@ from math import comb
 from typing import Annotated, Literal, get_args
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
 from mdp.files import Record
@@ -27,6 +27,7 @@ Logits = NDArray[np.float32]
 Fusion = Literal["stacked", "boosted", "bagged"]
 FUSIONS: tuple[str, ...] = get_args(Fusion)
 Mode = Literal["boosted", "stacked", "bagged", "single"]
+Share = Annotated[float, Meta(ge=0, le=1)]
 #: Larger weights would only ever overflow: a fit stays within a few hundred.
 MAX_WEIGHT = 1e6
 #: A size with more subsets than this is not listed. Up to 8 members every size is; of 16 members
@@ -113,6 +114,9 @@ class FusionWeights(Record, frozen=True):
     subsets: list[SubsetWeights]
     #: For the subsets that are not listed, by their size.
     by_size: tuple[SizeWeights, ...] = ()
+    #: With cameras, of each member: in which share of scenes its label is that of the others, at
+    #: least (95 % one-sided). Without cameras not written, for clients that predate it.
+    agreement: tuple[Share, ...] | UnsetType = UNSET
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:

@@ -58,6 +58,12 @@ class Metrics:
             ["model", "device"],
             registry=registry,
         )
+        self._suspect = Gauge(
+            "mdp_camera_suspect",
+            "Whether a device's camera seems to be covered, turned or moved, by its latest look.",
+            ["model", "device"],
+            registry=registry,
+        )
         self._under_way = Gauge(
             "mdp_requests_under_way", "Requests being answered.", ["model"], registry=registry
         )
@@ -84,6 +90,9 @@ class Metrics:
             self._requests.labels(model, "degraded" if each.degraded else "answered").inc()
             self._answer.labels(model).observe(each.latency_ms / 1e3)
             for member in each.members:
+                if member.frame is not None:
+                    suspect = member.device in each.suspects
+                    self._suspect.labels(model, member.device).set(suspect)
                 parts = {
                     "queue": member.queue_ms,
                     "compute": member.compute_ms,

@@ -22,6 +22,7 @@ from mdp.fusion.fuse import (
     rule_for,
     weights_for,
 )
+from mdp.requests.camera_drift import CameraDrift
 from mdp.requests.capture import FramesSeen
 from mdp.requests.reason import NOT_NEEDED, Code, Reason
 from mdp.requests.session import Arrival, Finish, Stage
@@ -83,6 +84,8 @@ class Prediction(Struct, frozen=True, kw_only=True):
     stage: Stage = "all"
     #: Device -> the code of its reason in `missing`.
     missing_codes: dict[str, Code] = {}
+    #: Of a look: devices whose cameras seem to be covered, turned or moved (`camera_drift`).
+    suspects: tuple[str, ...] = ()
 
     @property
     def partial(self) -> bool:
@@ -130,6 +133,7 @@ class AnswerBuilder:
         self._fusion: Fusion = fusion
         self._labels = bundle.manifest.labels
         self._weights = bundle.fusion_weights()
+        self._drift = CameraDrift(self._weights) if self._weights.agreement else None
         #: Heads of each contribution that fusion needs.
         self.heads = 2 if "boosted" in self._weights.rules else 1
         self._rules: dict[tuple[int, ...], _Rule] = {}
@@ -159,13 +163,17 @@ class AnswerBuilder:
             expected = self._bundle.cascade_accuracy(self._fusion)
         contributions = {k: arrival.contribution for k, arrival in finish.arrived.items()}
         classes, shares = likeliest(fuse(contributions, rule.weights))
+        used = tuple(arrival.device for arrival in finish.arrived.values())
+        suspects: tuple[str, ...] = ()
+        if self._drift is not None and frames is not None:
+            suspects = self._drift.saw(contributions, used)
         top = tuple(zip([self._labels[i] for i in classes], shares, strict=True))
         return Prediction(
             label=top[0][0],
             probability=top[0][1],
             top=top,
             mode=rule.mode,
-            used=tuple(arrival.device for arrival in finish.arrived.values()),
+            used=used,
             missing={device: str(reason) for device, reason in finish.missing.items()},
             missing_codes={device: reason.code for device, reason in finish.missing.items()},
             expected_accuracy=expected,
@@ -176,6 +184,7 @@ class AnswerBuilder:
             bundle=self._bundle.digest,
             stage=finish.stage,
             frame_spread_ms=_spread_ms(finish, frames),
+            suspects=suspects,
         )
 
     def _member(self, k: int, arrival: Arrival, frames: FramesSeen | None) -> MemberTiming:

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
+from mdp.cli.answers import describe
 from mdp.cli.watch import COLUMNS, Seen, Table, rows, written
 from mdp.errors import InputError, QuorumNotMet
 from mdp.requests.prediction import MemberTiming, Prediction
@@ -40,6 +42,8 @@ def test_every_device_has_a_row() -> None:
         ["beta", "no", "", "", "", "no_frame: [odd]"],
         ["beta/attic", "", "", "", "", ""],
     ]
+    doubted = replace(SEEN, suspects=("alpha",))
+    assert rows(DEVICES, doubted)[0][-1] == describe("look", doubted).splitlines()[2][9:]
     assert [row[1] + row[-1] for row in rows(DEVICES, NOBODY)] == ["nounreachable"] * 3
 
 

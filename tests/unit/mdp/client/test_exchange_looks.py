@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mdp.client.questions import CameraQuestion
-from mdp.fusion.fuse import Contribution
+from mdp.formats.bundle import Bundle
+from mdp.fusion.fuse import Contribution, FusionWeights
 from mdp.protocol.messages import Failure, FrameReply, FrameRequest, decode, logits_buffer
 from mdp.requests.capture import FrameQuery, frame_query
 from mdp.testing.bundles import LABELS, write_bundle
@@ -32,8 +33,15 @@ def looks(desk: Desk) -> dict[str, FrameRequest]:
     }
 
 
-def see(desk: Desk, device: str, frame: int = 1, age_ms: float = 10.0, request_id: int = 1) -> None:
-    logits = np.eye(len(LABELS), dtype=np.float32)[2] * 4
+def see(
+    desk: Desk,
+    device: str,
+    frame: int = 1,
+    age_ms: float = 10.0,
+    request_id: int = 1,
+    label: int = 2,
+) -> None:
+    logits = np.eye(len(LABELS), dtype=np.float32)[label] * 4
     seen = FrameReply(
         request_id=request_id,
         num_classes=len(LABELS),
@@ -147,3 +155,22 @@ def test_a_result_is_no_answer_to_a_look_nor_the_other_way_round(desk: Desk) -> 
         if device != "alpha":
             desk.reply(device, 2)
     assert desk.prediction().missing == {"alpha": "bad_output: expected a Result, got a FrameReply"}
+
+
+def test_a_camera_that_disagrees_is_a_suspect_in_every_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = FusionWeights(num_classes=len(LABELS), subsets=[], agreement=(0.9, 0.9, 0.9))
+    monkeypatch.setattr(Bundle, "fusion_weights", lambda bundle: known)
+    folder = write_bundle(tmp_path / "bundle")
+    desk = Desk(folder, [("alpha", 0), ("beta", 1), ("gamma", 2)])
+    told = []
+    for turn in range(50):
+        look(desk)
+        for device, ask in looks(desk).items():
+            # Gamma's camera is covered after a while.
+            label = 0 if device == "gamma" and turn >= 20 else turn % len(LABELS)
+            see(desk, device, request_id=ask.request_id, label=label)
+        told.append(desk.prediction().suspects)
+    assert set(told[:20]) == {()}
+    assert told[-1] == ("gamma",)

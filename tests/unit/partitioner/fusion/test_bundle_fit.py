@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from mdp.files import read_json
 from mdp.formats.bundle import Bundle, file_entry
 from mdp.fusion.fuse import Contribution, FusionWeights
 from mdp.testing.bundles import write_bundle
-from partitioner.fusion.bundle_fit import fit_bundle
+from partitioner.fusion.bundle_fit import agreement, fit_bundle
 from partitioner.fusion.cascade_fit import fit_cascade
 from partitioner.fusion.stacking import fit_fusion
 
@@ -26,5 +27,25 @@ def test_weights_are_written_and_every_file_is_hashed(tmp_path: Path) -> None:
     assert fusion == fit_fusion(contributions, targets)
     assert cascade == fit_cascade(manifest.plan, contributions, targets, fusion)
     assert cascade is not None
+    assert b"agreement" not in (folder / "fusion.json").read_bytes()
     assert files == {name: file_entry(folder / name) for name in manifest.files}
     assert files["fusion.json"] != manifest.files["fusion.json"]
+
+
+def test_cameras_get_how_often_each_agrees_with_the_others(tmp_path: Path) -> None:
+    folder, random = write_bundle(tmp_path / "bundle"), np.random.default_rng(0)
+    plan = Bundle.open(folder).manifest.plan
+    own = [replace(part, camera=f"side-{part.k}") for part in plan.assignments]
+    targets = random.integers(0, 3, 400)
+    signal, noise = 4 * np.eye(3)[targets], (0.1, 0.1, 8.0)
+    contributions = {
+        k: Contribution(None, (signal + spread * random.normal(size=(400, 3))).astype(np.float32))
+        for k, spread in enumerate(noise)
+    }
+    fit_bundle(folder, replace(plan, assignments=own), contributions, targets)
+    fusion = read_json(folder / "fusion.json", FusionWeights)
+    assert fusion.agreement == agreement(contributions, fusion)
+    assert isinstance(fusion.agreement, tuple)
+    assert len(fusion.agreement) == 3
+    assert min(fusion.agreement[:2]) > 0.98
+    assert 0.3 < fusion.agreement[2] < 0.75
