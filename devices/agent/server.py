@@ -32,8 +32,7 @@ from mdp.protocol.transfer import BundlePiece, BundleRead, BundleRefusal, Bundle
 from mdp.queueing.queue import AgentQueue
 from mdp.transport import Peer, Router
 
-#: How long a draining agent computes what it has accepted, and how often it checks whether it may
-#: end.
+#: Longest computing of accepted jobs while draining, and the pause between checks for its end.
 DRAIN_S, DRAIN_CHECK_S = 5.0, 0.05
 #: A failed agent reloads its bundle after so long: the cause, such as memory, may be gone.
 RETRY_S = 30.0
