@@ -1,10 +1,11 @@
 """Objects that a `with` statement closes."""
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
 
-class Closing:
+class Closing(ABC):
     """Base of classes with a `close`, which the end of a `with` block calls."""
 
     def __enter__(self) -> Self:
@@ -18,6 +19,6 @@ class Closing:
     ) -> None:
         self.close()
 
+    @abstractmethod
     def close(self) -> None:
         """Release what the object holds."""
-        raise NotImplementedError

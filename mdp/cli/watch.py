@@ -210,7 +210,7 @@ class Table:
         for row in rows(self.devices, seen):
             table.add_row(*(Text(cell) for cell in row))
         latest = [
-            Text(f"  {at[11:19]}  {what}", style="dim") for at, what in reversed(self.changes)
+            Text(f"  {at[_CLOCK]}  {what}", style="dim") for at, what in reversed(self.changes)
         ]
         return Group(
             Text(f"{now[_CLOCK]} UTC  {line}", style="bold"),
