@@ -72,6 +72,8 @@ class BuiltAgent:
                         self.address, self.public_key, lambda: current.sources[0], self._report
                     )
                 )
+            if self.agent.recording is not None:
+                stack.callback(self.agent.recording.tend, over=True)
             self.agent.serve(tasks)
 
 

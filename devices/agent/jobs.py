@@ -75,6 +75,7 @@ class FrameJob(_Admitted, frozen=True, kw_only=True, eq=False):
             compute_ms=compute_ms,
             frame=self.frame.number,
             age_ms=self.frame.age_ms,
+            frozen=self.frame.frozen,
         )
 
 

@@ -104,14 +104,14 @@ class Recording:
         if begins:
             self._tell(client, "begins to record")
 
-    def tend(self) -> None:
-        """Report which clients record no more; to be called every second or so."""
+    def tend(self, *, over: bool = False) -> None:
+        """Report which clients record no more, all if `over`; to be called every second or so."""
         now_s = self._clock()
         with self._lock:
             ended = {
                 client: recorder.pictures
                 for client, recorder in self._recorders.items()
-                if now_s - recorder.last_s >= SILENT_S
+                if over or now_s - recorder.last_s >= SILENT_S
             }
             for client in ended:
                 del self._recorders[client]

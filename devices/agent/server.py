@@ -379,9 +379,9 @@ class Agent:
             return PictureJob(infer=request, buffer=buffer, **admitted)
         if self._frames is None:
             raise NoFrameError("this agent has no source (--source)")
-        frame = self._frames.match(
-            view_of(served.source.assignment), ago_ms=request.ago_ms, within_ms=request.within_ms
-        )
+        self._frames.note(suspected=request.suspect)
+        view, ago_ms = view_of(served.source.assignment), request.ago_ms
+        frame = self._frames.match(view, ago_ms=ago_ms, within_ms=request.within_ms)
         return FrameJob(frame=frame, **admitted)
 
     # Away from the socket.

@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
+from zlib import crc32
 
+import numpy as np
 from PIL import Image
 
 from mdp.cameras import LEAVE_S, Camera, Source
@@ -27,6 +29,15 @@ RING_BYTES = 16 * 1024 * 1024
 #: Wait before a source that failed is reopened; doubles with each failure up to the longest.
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 8.0
+#: A live source is frozen once all frames of so long, three at least, have been the same picture:
+#: cameras have noise, and a stream's next key frame changes at least some pixels.
+FROZEN_S, FROZEN_FRAMES = 10.0, 3
+#: Of each side, one pixel in so many is compared: the noise is everywhere.
+_COMPARED = 4
+#: How long a client's suspicion is shown after its latest look.
+SUSPECTED_S = 60.0
+FROZEN = f"the same picture for {FROZEN_S:g} s and more: frozen?"
+SUSPECTED = "a client's looks disagree: covered, turned or moved?"
 
 #: One device's view: what is cut from a picture, and to how many pixels.
 ViewKey = tuple[Region, int]
@@ -44,6 +55,24 @@ class FrameMatch:
     #: When the request arrived.
     age_ms: float
     crop: Pixels
+    #: Whether the source gives the same picture again and again.
+    frozen: bool = False
+
+
+class Stillness:
+    """Finds out whether a live source gives the same picture again and again."""
+
+    def __init__(self) -> None:
+        self._checksum, self._since_s, self._frames = -1, 0.0, 0
+
+    def saw(self, picture: Image.Image | Pixels, taken_s: float) -> bool:
+        """Whether the source is frozen, by its newest frame."""
+        pixels = np.asarray(picture)[::_COMPARED, ::_COMPARED]
+        checksum = crc32(pixels.tobytes())
+        if checksum != self._checksum:
+            self._checksum, self._since_s, self._frames = checksum, taken_s, 0
+        self._frames += 1
+        return self._frames >= FROZEN_FRAMES and taken_s - self._since_s >= FROZEN_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +154,9 @@ class FrameBuffer(Closing):
         self._unreadable = 0
         #: Why there is no newer frame; empty if there is one.
         self._problem = ""
+        self._frozen = False
+        self._suspected_s = float("-inf")
+        self._stillness = Stillness()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._capture, name="camera", daemon=True)
 
@@ -146,6 +178,7 @@ class FrameBuffer(Closing):
         with self._lock:
             frame = nearest(self._ring, view, wanted_s)
             why = f" ({self._problem})" if self._problem else ""
+            frozen = self._frozen
         if frame is None:
             raise self._none_yet(why)
         off_ms = abs(frame.taken_s - wanted_s) * 1e3
@@ -153,7 +186,8 @@ class FrameBuffer(Closing):
             which = "newest frame is" if ago_ms == 0 else "nearest frame is off by"
             raise self._too_far(which, off_ms, " old" if ago_ms == 0 else "", within_ms, why)
         age_ms = max(0.0, (now_s - frame.taken_s) * 1e3)
-        return FrameMatch(number=frame.number, age_ms=age_ms, crop=frame.crops[view])
+        crops = frame.crops
+        return FrameMatch(number=frame.number, age_ms=age_ms, crop=crops[view], frozen=frozen)
 
     def newest(self, *, within_ms: float) -> tuple[WholeFrame, float]:
         """The newest whole picture and its age in milliseconds. Any thread; never waits.
@@ -182,6 +216,13 @@ class FrameBuffer(Closing):
             f"at most {within_ms:.0f} ms were asked for{why}"
         )
 
+    def note(self, *, suspected: bool) -> None:
+        """Show for a while whether a client's looks suspect the camera. One thread."""
+        now_s = self._clock()
+        if suspected and now_s - self._suspected_s >= SUSPECTED_S:
+            self._report(f"{self.source}: {SUSPECTED}")
+        self._suspected_s = now_s if suspected else self._suspected_s
+
     def describe(self, *, recorded: bool = False) -> str:
         """The source and its condition, in one line for people. Any thread."""
         now_s = self._clock()
@@ -190,6 +231,8 @@ class FrameBuffer(Closing):
             parts = ["being recorded"] * recorded + [self._problem] * bool(self._problem)
             if self._unreadable:
                 parts.append(f"{self._unreadable} could not be read")
+            parts += [FROZEN] * self._frozen
+        parts += [SUSPECTED] * (now_s - self._suspected_s < SUSPECTED_S)
         seen = "no frame yet"
         if newest is not None:
             seen = f"frame {newest.number}, {(now_s - newest.taken_s) * 1e3:.0f} ms old"
@@ -225,9 +268,12 @@ class FrameBuffer(Closing):
         side = max((side_for(*view) for view in views), default=1)
         picture = load_picture(camera.picture(smallest_side=max(side, self.whole_side)))
         crops = {view: crop(picture, *view) for view in views}
+        frozen = self.source.is_live and self._stillness.saw(picture, taken_s)
+        if frozen and not self._frozen:
+            self._report(f"{self.source}: {FROZEN}")
         with self._lock:
             self._taken += 1
-            self._problem = ""
+            self._problem, self._frozen = "", frozen
             self._ring.append(Frame(number=self._taken, taken_s=taken_s, crops=crops))
             if self.whole_side:
                 self._whole = WholeFrame(number=self._taken, taken_s=taken_s, picture=picture)

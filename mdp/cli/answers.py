@@ -18,6 +18,7 @@ from mdp.formats.fleet import PLAIN_TEXT, exposed
 from mdp.formats.keys import PUBLIC, SECRET
 from mdp.fusion.fuse import Fusion
 from mdp.requests.prediction import Prediction
+from mdp.requests.reason import SUSPECT
 
 FleetFile = Annotated[
     Path,
@@ -109,8 +110,6 @@ def failure(error: MDPError) -> dict[str, object]:
     )
 
 
-#: What is said of a device in `suspects`.
-SUSPECT = "disagrees with the others: camera covered, turned or moved?"
 #: The stage of a cascade's answer, for people.
 STAGES = {"all": "", "first": " (first stage, sure)", "escalated": " (escalated)"}
 
@@ -136,7 +135,7 @@ def describe(name: str, prediction: Prediction) -> str:
             f"{m.device} {m.frame} ({m.frame_age_ms:.0f} ms old)" for m in prediction.members
         )
         lines.append(f"  frames {seen}; {prediction.frame_spread_ms:.0f} ms apart")
-    lines += [f"  {device}: {SUSPECT}" for device in prediction.suspects]
+    lines += [f"  {device}: {SUSPECT[why]}" for device, why in prediction.suspects.items()]
     lines += [f"  without {device}: {reason}" for device, reason in prediction.missing.items()]
     return "\n".join(lines)
 

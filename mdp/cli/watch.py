@@ -16,7 +16,6 @@ import typer
 from mdp import console
 from mdp.arguments import seconds
 from mdp.cli.answers import (
-    SUSPECT,
     Cascade,
     DeadlineMs,
     FleetFile,
@@ -34,6 +33,7 @@ from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.errors import InferenceError, InputError
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.requests.prediction import Prediction
+from mdp.requests.reason import SUSPECT
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,6 +52,7 @@ COLUMNS = (
     "expected_accuracy",
     "latency_ms",
     "frame_spread_ms",
+    "suspects",
     "error",
 )
 
@@ -103,7 +104,7 @@ def cells(now: str, seen: Seen) -> list[object]:
     """The same as `COLUMNS`; several devices in a cell are separated by spaces."""
     told = facts(now, seen)
     told["missing"] = told.get("missing", told.get("outcomes", {}))
-    lists = {name: " ".join(told.get(name, ())) for name in ("used", "missing")}
+    lists = {name: " ".join(told.get(name, ())) for name in ("used", "missing", "suspects")}
     return [{**told, **lists}.get(name) for name in COLUMNS]
 
 
@@ -230,7 +231,7 @@ def rows(devices: list[str], seen: Seen) -> list[list[str]]:
         member = members.get(device)
         if member is not None:
             age = "" if member.frame_age_ms is None else f"{member.frame_age_ms:.0f}"
-            doubt = SUSPECT if device in seen.suspects else ""
+            doubt = SUSPECT[seen.suspects[device]] if device in seen.suspects else ""
             found.append([device, "yes", str(member.frame), age, f"{member.spent_ms:.1f}", doubt])
         else:
             # A replica beside the device that has answered is neither used nor missing.

@@ -24,7 +24,7 @@ from mdp.arguments import (
 from mdp.client.crops import Cutter, PictureOrScene
 from mdp.client.dispatcher import LOG, Clock, Dispatcher
 from mdp.client.questions import CameraQuestion, PictureQuestion
-from mdp.client.status import DeviceStatus, device_status
+from mdp.client.status import DeviceStatus, device_status, with_claims
 from mdp.errors import ConfigError, DeadlineExceeded, InputError, InsecureWarning
 from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.fleet import PLAIN_TEXT, Fleet, agent_keys, exposed, read_fleet
@@ -292,7 +292,8 @@ class BaseClient:
         return Deadline(self._clock(), checked_deadline_ms(deadline_ms))
 
     def _camera_question(self, at: Moment, within_ms: float) -> CameraQuestion:
-        return CameraQuestion(frame_query(at, within_ms=within_ms, now_s=self._clock()))
+        query = frame_query(at, within_ms=within_ms, now_s=self._clock())
+        return CameraQuestion(query, self._dispatcher.suspects)
 
     def _too_late(self, deadline: Deadline, why: str) -> DeadlineExceeded:
         devices = [entry.device for entry in self.fleet.devices]
@@ -313,16 +314,18 @@ class BaseClient:
         return asked & self._transport.connected <= self._dispatcher.statuses.keys()
 
     def _device_statuses(self, asked: set[str]) -> list[DeviceStatus]:
-        return [
+        told = [
             device_status(
                 entry,
                 self._dispatcher.statuses.get(entry.device),
                 self.bundle,
                 silent=entry.device in asked & self._transport.connected,
                 refused=self._transport.refused.get(entry.device),
+                suspect=self._dispatcher.suspects.get(entry.device),
             )
             for entry in self.fleet.devices
         ]
+        return with_claims(told, self.fleet, self.bundle)
 
 
 def client_keys(fleet: Fleet, options: Options) -> ClientKeys | None:

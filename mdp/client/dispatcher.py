@@ -8,7 +8,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -43,8 +43,10 @@ from mdp.requests.reason import (
     LEFT_OUT,
     NOT_IN_FLEET,
     PROBATION,
+    SUSPECT,
     UNREACHABLE,
     Reason,
+    Suspicion,
 )
 from mdp.requests.replicas import Chance
 from mdp.requests.session import Action, Failed, Finish, Replied, Session, Stages, TimePassed
@@ -124,7 +126,11 @@ class Dispatcher:
         }
         self._bundle, self._digest = bundle, bundle.digest
         self._num_classes = len(bundle.manifest.labels)
-        self._builder = AnswerBuilder(bundle, fusion, opinions=opinions)
+        self._builder = AnswerBuilder(
+            bundle, fusion, opinions=opinions, max_spread_ms=fleet.max_spread_ms
+        )
+        #: Device -> why the latest look suspects its camera.
+        self.suspects: Mapping[str, Suspicion] = {}
         #: Members that are asked before the others; empty: all at once.
         first = frozenset(stages.first if cascade and stages is not None else ())
         self._first = first if first <= members.keys() else frozenset()
@@ -332,10 +338,11 @@ class Dispatcher:
         self._book.decided(number)
         if self._not_in_fleet:
             finish = replace(finish, missing={**finish.missing, **self._not_in_fleet})
-        answer = self._builder.build(
-            finish, call.deadline.ms, call.question.frames(finish.arrived, self._clock())
-        )
+        frames = call.question.frames(finish.arrived, self._clock())
+        answer = self._builder.build(finish, call.deadline.ms, frames)
         if isinstance(answer, Prediction):
+            if frames is not None:
+                self._suspect(answer.suspects)
             # Fusing counts.
             latency_ms = (self._clock() - call.deadline.started_s) * 1e3
             answer = replace(answer, latency_ms=latency_ms)
@@ -344,6 +351,15 @@ class Dispatcher:
             _end_trace(call.trace, answer)
         if call.done is not None:
             call.done(call)
+
+    def _suspect(self, suspects: Mapping[str, Suspicion]) -> None:
+        """Keep the latest look's suspects, and log a change."""
+        for device, why in suspects.items():
+            if self.suspects.get(device) != why:
+                LOG.info("%s: %s", device, SUSPECT[why])
+        for device in self.suspects.keys() - suspects.keys():
+            LOG.info("%s: its camera is no longer suspected", device)
+        self.suspects = suspects
 
 
 def _end_trace(trace: CallTrace, answer: Answer) -> None:

@@ -1,6 +1,6 @@
 """What a call asks: about a picture, or about what the devices' own cameras see."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from mdp.client.crops import View
@@ -66,8 +66,9 @@ class PictureQuestion:
 class CameraQuestion:
     """A frame of each device's own camera, whose logits may be the same for hours."""
 
-    def __init__(self, query: FrameQuery) -> None:
-        self._query = query
+    def __init__(self, query: FrameQuery, suspects: Collection[str] = ()) -> None:
+        """`suspects` are devices that are told so."""
+        self._query, self._suspects = query, suspects
         #: Device -> the frame that it has seen.
         self._seen: dict[str, FrameSeen] = {}
 
@@ -82,6 +83,7 @@ class CameraQuestion:
             budget_ms=request.budget_ms,
             ago_ms=self._query.ago_ms(now_s),
             within_ms=self._query.within_ms,
+            suspect=request.device in self._suspects,
             traceparent=traceparent,
         )
         return encode(look)
@@ -92,7 +94,9 @@ class CameraQuestion:
         """None; keeps which frame it was."""
         if not isinstance(reply, FrameReply):
             raise WireError(f"expected a FrameReply, got a {type(reply).__name__}")
-        self._seen[device] = FrameSeen(number=reply.frame, age_ms=reply.age_ms, heard_s=now_s)
+        self._seen[device] = FrameSeen(
+            number=reply.frame, age_ms=reply.age_ms, heard_s=now_s, frozen=reply.frozen
+        )
         return None
 
     def frames(self, arrived: Mapping[int, Arrival], now_s: float) -> FramesSeen | None:

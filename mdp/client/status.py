@@ -1,12 +1,16 @@
 """One device of a fleet as it describes itself, or as far as a client can see it. Pure."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import FleetEntry
+from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.protocol.messages import Status, answered_by
-from mdp.requests.reason import Reason
+from mdp.requests.reason import SUSPECT, Reason, Suspicion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,8 @@ class DeviceStatus:
     queued: int | None = None
     #: Where its own pictures come from and how that does, in words; empty if it has no source.
     source: str = ""
+    #: Why this client's latest look suspects its camera; None if it does not.
+    suspect: Suspicion | None = None
     #: Degrees Celsius of its warmest sensor; None if it has not said.
     temperature_c: float | None = None
 
@@ -46,11 +52,12 @@ def device_status(
     *,
     silent: bool,
     refused: str | None = None,
+    suspect: Suspicion | None = None,
 ) -> DeviceStatus:
     """What `status`, if there is one, says of `entry` to a client that holds `bundle`.
 
     `silent` tells a device that is connected, but has not answered; `refused` why one that is
-    there cannot be connected to.
+    there cannot be connected to; `suspect` why its camera is suspected.
     """
     encrypted = entry.key is not None
     if status is None:
@@ -74,11 +81,12 @@ def device_status(
         encrypted=encrypted,
         bundle=status.bundle,
         provider=status.provider,
-        reason="; ".join(_notes(entry, status, bundle)) if wrong is None else str(wrong),
+        reason="; ".join(_notes(entry, status, bundle, suspect)) if wrong is None else str(wrong),
         code="" if wrong is None else wrong.code,
         counts=status.counts,
         queued=status.queued,
         source=status.source,
+        suspect=suspect,
         temperature_c=status.temperature_c,
     )
 
@@ -105,9 +113,13 @@ def _wrong(status: Status, bundle: Bundle, k: int) -> Reason | None:
     return None
 
 
-def _notes(entry: FleetEntry, status: Status, bundle: Bundle) -> Iterator[str]:
+def _notes(
+    entry: FleetEntry, status: Status, bundle: Bundle, suspect: Suspicion | None
+) -> Iterator[str]:
     if status.reason:
         yield status.reason
+    if suspect is not None:
+        yield f"camera: {SUSPECT[suspect]}"
     if status.digest != bundle.digest:
         yield (
             f"serves {status.bundle} {status.digest[:12]} by now, and this client's bundle until "
@@ -117,3 +129,52 @@ def _notes(entry: FleetEntry, status: Status, bundle: Bundle) -> Iterator[str]:
         yield f"runs on {status.provider}, not as planned"
     if entry.exposed:
         yield "plain text over the network"
+
+
+#: A status's source, before what it says of the newest frame.
+_SOURCE = re.compile(r"(.+?): (?:no frame yet|frame \d+, )")
+
+
+class _Claim(NamedTuple):
+    """A device that plays a camera of a scene."""
+
+    device: str
+    camera: str
+    source: str
+    #: The stream's or, of a local source, the agent's.
+    host: str | None
+    is_stream: bool
+
+    def conflict(self, other: "_Claim") -> str:
+        """Why these two cannot both be right, for the status of the first; empty if they can."""
+        same = (self.host, self.source) == (other.host, other.source)
+        theirs = f"of {other.device}"
+        if self.camera != other.camera and same:
+            return f"{self.source} is camera {self.camera}, and camera {other.camera} {theirs}"
+        # A network camera has several streams.
+        same |= self.is_stream and other.is_stream and self.host == other.host
+        if self.camera == other.camera and not same:
+            return f"camera {self.camera} is {self.source}, and {other.source} {theirs}"
+        return ""
+
+
+def with_claims(told: Sequence[DeviceStatus], fleet: Fleet, bundle: Bundle) -> list[DeviceStatus]:
+    """`told`, and as a reason which devices claim one camera of a scene, or one source for two."""
+    cameras = {a.k: a.camera for a in bundle.manifest.plan.assignments}
+    claims = []
+    for entry, status in zip(fleet.devices, told, strict=True):
+        found, camera = _SOURCE.match(status.source), cameras[entry.k]
+        if found is not None and camera is not None:
+            is_stream = found[1].startswith(("rtsp://", "rtsps://"))
+            host = urlsplit(found[1] if is_stream else entry.address).hostname
+            claims.append(_Claim(entry.device, camera, found[1], host, is_stream))
+    notes: dict[str, list[str]] = {}
+    for one, other in permutations(claims, 2):
+        if text := one.conflict(other):
+            notes.setdefault(one.device, []).append(text)
+    return [
+        replace(each, reason="; ".join([*filter(None, [each.reason]), *notes[each.device]]))
+        if each.device in notes
+        else each
+        for each in told
+    ]

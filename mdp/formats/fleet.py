@@ -36,6 +36,10 @@ Address = Annotated[
 _FLEET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FLEET_NAME_FORM = "1 to 64 letters, digits, `.`, `_` or `-`"
 
+#: How far apart the frames of one answer may have been taken, in milliseconds, unless a fleet file
+#: says otherwise: five frames of a source at its default rate.
+MAX_SPREAD_MS = 500.0
+
 R = TypeVar("R", bound=Record)
 
 #: The risk of a connection without keys that leaves this machine.
@@ -84,9 +88,15 @@ class Fleet(Record, frozen=True):
     devices: Annotated[list[FleetEntry], Meta(min_length=1)]
     #: The client's secret key file.
     key: Annotated[str, Meta(min_length=1)] | None = None
+    #: Camera frames that were taken further apart are not fused.
+    max_spread_ms: float = MAX_SPREAD_MS
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:
+        # False for NaN too.
+        if not 0 < self.max_spread_ms <= 1e9:
+            got = f"{self.max_spread_ms:g}"
+            raise ValueError(f"`max_spread_ms`: expected more than 0, up to 1e9, got {got}")
         for what in ("device", "address"):
             values = [getattr(entry, what) for entry in self.devices]
             twice = sorted(value for value, count in Counter(values).items() if count > 1)
@@ -201,6 +211,8 @@ def fleet_toml(fleet: Fleet) -> bytes:
     """The file's content, a `[[devices]]` table for each device."""
     whole = msgspec.to_builtins(fleet)
     top = {name: whole[name] for name in ("bundle", "key", "format_version") if whole[name]}
+    if fleet.max_spread_ms != MAX_SPREAD_MS:
+        top["max_spread_ms"] = fleet.max_spread_ms
     blocks = [msgspec.toml.encode(top), *map(entry_toml, fleet.devices)]
     return b"\n".join(blocks)
 

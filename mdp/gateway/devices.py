@@ -17,7 +17,7 @@ from mdp.formats.fleet import Fleet
 from mdp.formats.plan import Assignment
 from mdp.fusion.fuse import Fusion, rule_for
 from mdp.requests.prediction import Prediction
-from mdp.requests.reason import LEFT_OUT, NOT_IN_FLEET, NOT_NEEDED
+from mdp.requests.reason import LEFT_OUT, NOT_IN_FLEET, NOT_NEEDED, Suspicion
 
 #: Latencies of a device's sparkline, and faults of a fleet that are kept.
 KEPT_LATENCIES, KEPT_FAULTS = 60, 100
@@ -60,6 +60,8 @@ class Device(Struct):
     reason: str = ""
     provider: str | None = None
     source: str = ""
+    #: Why the gateway's latest look suspects its camera; None if it does not.
+    suspect: Suspicion | None = None
     counts: dict[str, int] = field(default_factory=dict)
     #: Requests that wait there; None if it has not said.
     queued: int | None = None
@@ -132,6 +134,7 @@ class Roll:
                 continue
             device.state, device.usable, device.reason = status.state, status.usable, status.reason
             device.source, device.counts = status.source, status.counts
+            device.suspect = status.suspect
             device.queued, device.temperature_c = status.queued, status.temperature_c
             device.provider = status.provider or device.provider
             fault = "" if status.usable else f"{status.state}: {status.reason}".rstrip(": ")

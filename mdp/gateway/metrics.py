@@ -12,6 +12,7 @@ from mdp.gateway.devices import kind_of
 from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.refusals import refusal_of
 from mdp.requests.prediction import Prediction
+from mdp.requests.reason import SUSPECT
 
 #: From a picture of a quick board to the longest deadline.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -60,8 +61,9 @@ class Metrics:
         )
         self._suspect = Gauge(
             "mdp_camera_suspect",
-            "Whether a device's camera seems to be covered, turned or moved, by its latest look.",
-            ["model", "device"],
+            "Whether a device's camera disagrees with the others (covered, turned or moved?) or is "
+            "frozen, by its latest look.",
+            ["model", "device", "why"],
             registry=registry,
         )
         self._under_way = Gauge(
@@ -91,8 +93,9 @@ class Metrics:
             self._answer.labels(model).observe(each.latency_ms / 1e3)
             for member in each.members:
                 if member.frame is not None:
-                    suspect = member.device in each.suspects
-                    self._suspect.labels(model, member.device).set(suspect)
+                    told = each.suspects.get(member.device)
+                    for why in SUSPECT:
+                        self._suspect.labels(model, member.device, why).set(why == told)
                 parts = {
                     "queue": member.queue_ms,
                     "compute": member.compute_ms,

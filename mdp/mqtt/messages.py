@@ -90,6 +90,7 @@ def answer_payload(now: str, seen: Prediction | InferenceError) -> dict[str, Any
             **dict.fromkeys(blank),
             "used": [],
             "missing": seen.outcomes,
+            "suspects": {},
             "degraded": True,
             "error": as_line(str(seen)),
         }
@@ -102,6 +103,7 @@ def answer_payload(now: str, seen: Prediction | InferenceError) -> dict[str, Any
         "latency_ms": round(seen.latency_ms, 2),
         "used": seen.used,
         "missing": seen.missing,
+        "suspects": seen.suspects,
         "degraded": seen.degraded,
         "error": None,
     }
@@ -114,6 +116,7 @@ def health_payload(status: DeviceStatus, latency_ms: float | None) -> dict[str, 
         "usable": status.usable,
         "reason": status.reason,
         "provider": status.provider,
+        "suspect": status.suspect,
         "latency_ms": None if latency_ms is None or not status.usable else round(latency_ms, 2),
         "temperature_c": status.temperature_c,
     }
@@ -293,5 +296,13 @@ def _device_entities(topics: Topics, device: str) -> dict[str, dict[str, Any]]:
             "name": "Problem",
             "device_class": "problem",
             "value_template": "{{ 'OFF' if value_json.usable else 'ON' }}",
+        },
+        "camera": {
+            "platform": "binary_sensor",
+            "name": "Camera",
+            "device_class": "problem",
+            "value_template": "{{ 'ON' if value_json.suspect else 'OFF' }}",
+            **_DIAGNOSTIC,
+            **_attributes(topics.health(device), "suspect"),
         },
     }

@@ -170,10 +170,12 @@ class FrameRequest(Record, frozen=True, omit_defaults=True):
     ago_ms: Milliseconds
     #: The largest difference from that age.
     within_ms: Milliseconds
+    #: Whether the client's looks suspect the camera. Left out if not, for agents that predate it.
+    suspect: bool = False
     traceparent: Traceparent = ""
 
 
-class FrameReply(Record, frozen=True):
+class FrameReply(Record, frozen=True, omit_defaults=True):
     """Agent -> client: the reply to a FrameRequest, with logits as in a Result."""
 
     kind: ClassVar[int] = 7
@@ -187,6 +189,8 @@ class FrameReply(Record, frozen=True):
     frame: Annotated[int, Meta(ge=1, le=2**63 - 1)]
     #: Age of the frame when the request arrived.
     age_ms: Milliseconds
+    #: Whether the picture never changes. Left out if it does, for clients that predate it.
+    frozen: bool = False
 
 
 def as_line(text: str) -> str:

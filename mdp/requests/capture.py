@@ -8,11 +8,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
 
 from mdp.arguments import check_number
 from mdp.errors import InputError
-from mdp.requests.session import Arrival
+from mdp.requests.reason import Reason
+from mdp.requests.session import Arrival, Finish
 
 #: How far a frame may be from the moment that was asked for, unless the caller says otherwise.
 DEFAULT_WITHIN_MS = 2000.0
@@ -45,6 +48,8 @@ class FrameSeen:
     age_ms: float
     #: When the reply came.
     heard_s: float
+    #: Whether the device says that its picture never changes.
+    frozen: bool = False
 
     def taken_s(self, part: Arrival) -> float:
         """When it was taken, on the client's clock; off by half of the network time at most.
@@ -55,8 +60,16 @@ class FrameSeen:
         return self.heard_s - since_ms / 1e3
 
 
-#: Device -> number and age in ms of the frame that is in an answer.
-FramesSeen = Mapping[str, tuple[int, float]]
+class FrameInAnswer(NamedTuple):
+    """The frame that one device contributed, its age as of the answer."""
+
+    number: int
+    age_ms: float
+    frozen: bool = False
+
+
+#: By device.
+FramesSeen = Mapping[str, FrameInAnswer]
 
 
 def frames_of(
@@ -64,12 +77,40 @@ def frames_of(
 ) -> FramesSeen:
     """The frames of all that is in an answer, their ages as of now."""
     return {
-        part.device: (
+        part.device: FrameInAnswer(
             seen[part.device].number,
             (now_s - seen[part.device].taken_s(part)) * 1e3,
+            seen[part.device].frozen,
         )
         for part in arrived.values()
     }
+
+
+def together(finish: Finish, frames: FramesSeen, most_ms: float) -> Finish:
+    """`finish` with most members whose frames are at most `most_ms` apart; the others are missing.
+
+    Of as many members, those with the newer frames.
+    """
+    ages_ms = sorted(frames[part.device].age_ms for part in finish.arrived.values())
+    if not ages_ms or ages_ms[-1] - ages_ms[0] <= most_ms:
+        return finish
+    # The first of the largest is the newest.
+    newest_ms = max(
+        ages_ms, key=lambda first: sum(first <= age <= first + most_ms for age in ages_ms)
+    )
+    oldest_ms = max(age for age in ages_ms if age <= newest_ms + most_ms)
+    arrived, missing = dict(finish.arrived), dict(finish.missing)
+    for k, part in finish.arrived.items():
+        age_ms = frames[part.device].age_ms
+        if newest_ms <= age_ms <= oldest_ms:
+            continue
+        off = f"{age_ms - newest_ms:.0f} ms older than the newest"
+        if age_ms < newest_ms:
+            off = f"{oldest_ms - age_ms:.0f} ms newer than the oldest"
+        text = f"its frame is {off} in the answer: expected at most {most_ms:g} ms"
+        missing[part.device] = Reason("apart", text)
+        del arrived[k]
+    return replace(finish, arrived=arrived, missing=missing)
 
 
 def frame_query(at: Moment, *, within_ms: float, now_s: float) -> FrameQuery:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
 from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import MAX_SPREAD_MS
 from mdp.fusion.fuse import (
     Contribution,
     Fusion,
@@ -23,8 +24,8 @@ from mdp.fusion.fuse import (
     weights_for,
 )
 from mdp.requests.camera_drift import CameraDrift
-from mdp.requests.capture import FramesSeen
-from mdp.requests.reason import NOT_NEEDED, Code, Reason
+from mdp.requests.capture import FrameInAnswer, FramesSeen, together
+from mdp.requests.reason import NOT_NEEDED, Code, Reason, Suspicion
 from mdp.requests.session import Arrival, Finish, Stage
 
 TOP_K = 5
@@ -84,8 +85,9 @@ class Prediction(Struct, frozen=True, kw_only=True):
     stage: Stage = "all"
     #: Device -> the code of its reason in `missing`.
     missing_codes: dict[str, Code] = {}
-    #: Of a look: devices whose cameras seem to be covered, turned or moved (`camera_drift`).
-    suspects: tuple[str, ...] = ()
+    #: Of a look: device -> why its camera is suspected. It `disagrees` with the others: covered,
+    #: turned or moved (`camera_drift`); or it is `frozen`: its picture never changes.
+    suspects: dict[str, Suspicion] = {}
 
     @property
     def partial(self) -> bool:
@@ -123,12 +125,20 @@ class _Rule:
 class AnswerBuilder:
     """Makes an answer of what a session collected, by one bundle's labels, weights and table."""
 
-    def __init__(self, bundle: Bundle, fusion: Fusion, *, opinions: bool = False) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        fusion: Fusion,
+        *,
+        opinions: bool = False,
+        max_spread_ms: float = MAX_SPREAD_MS,
+    ) -> None:
         """Answers by the rule `fusion`, with `opinions` also each member's alone.
 
-        Raises ConfigError if the bundle's weights are damaged.
+        Frames that are further apart than `max_spread_ms` are not fused. Raises ConfigError if the
+        bundle's weights are damaged.
         """
-        self._opinions = opinions
+        self._opinions, self._max_spread_ms = opinions, max_spread_ms
         self._bundle = bundle
         self._fusion: Fusion = fusion
         self._labels = bundle.manifest.labels
@@ -155,18 +165,23 @@ class AnswerBuilder:
 
         `frames` are those of a camera question.
         """
+        whole = finish
+        if frames is not None:
+            finish = together(finish, frames, self._max_spread_ms)
         if not finish.arrived:
             return no_answer(finish.missing, timed_out=finish.timed_out, deadline_ms=deadline_ms)
         rule = self._rule(tuple(finish.arrived))
         expected = rule.expected_accuracy
-        if finish.stage == "first":
+        if finish.stage == "first" and finish is whole:
             expected = self._bundle.cascade_accuracy(self._fusion)
         contributions = {k: arrival.contribution for k, arrival in finish.arrived.items()}
         classes, shares = likeliest(fuse(contributions, rule.weights))
         used = tuple(arrival.device for arrival in finish.arrived.values())
-        suspects: tuple[str, ...] = ()
-        if self._drift is not None and frames is not None:
-            suspects = self._drift.saw(contributions, used)
+        suspects: dict[str, Suspicion] = {}
+        if frames is not None:
+            if self._drift is not None:
+                suspects |= dict.fromkeys(self._drift.saw(contributions, used), "disagrees")
+            suspects |= dict.fromkeys((one for one in used if frames[one].frozen), "frozen")
         top = tuple(zip([self._labels[i] for i in classes], shares, strict=True))
         return Prediction(
             label=top[0][0],
@@ -188,7 +203,7 @@ class AnswerBuilder:
         )
 
     def _member(self, k: int, arrival: Arrival, frames: FramesSeen | None) -> MemberTiming:
-        frame, age_ms = (None, None) if frames is None else frames[arrival.device]
+        frame: FrameInAnswer | None = None if frames is None else frames[arrival.device]
         label, probability = None, None
         if self._opinions:
             weights = self._rule((k,)).weights
@@ -202,8 +217,8 @@ class AnswerBuilder:
             network_ms=arrival.network_ms,
             label=label,
             probability=probability,
-            frame=frame,
-            frame_age_ms=age_ms,
+            frame=None if frame is None else frame.number,
+            frame_age_ms=None if frame is None else frame.age_ms,
         )
 
     def _rule(self, members: tuple[int, ...]) -> "_Rule":
@@ -247,7 +262,7 @@ def _likeliest_of_many(logits: Logits) -> tuple[list[int], list[float]]:
 def _spread_ms(finish: Finish, frames: FramesSeen | None) -> float | None:
     if frames is None:
         return None
-    ages_ms = [frames[arrival.device][1] for arrival in finish.arrived.values()]
+    ages_ms = [frames[arrival.device].age_ms for arrival in finish.arrived.values()]
     return max(ages_ms) - min(ages_ms)
 
 

@@ -1,5 +1,6 @@
 """Why a device is not in an answer: a code for programs, a text for people. Pure."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -12,9 +13,17 @@ Code = (
     | Literal[
         "late", "slow", "silent", "failing", "unsteady", "on probation", "bad_output",
         "disconnected", "unreachable", "refused", "backlogged", "not asked", "not needed",
-        "not in the fleet", "left out",
+        "not in the fleet", "left out", "apart",
     ]
 )  # fmt: skip
+
+#: Why a camera is suspected: its labels disagree with the others', or its picture never changes.
+Suspicion = Literal["disagrees", "frozen"]
+#: The same for people.
+SUSPECT: Mapping[Suspicion, str] = {
+    "disagrees": "disagrees with the others: camera covered, turned or moved?",
+    "frozen": "the same picture again and again: camera frozen?",
+}
 
 
 class Reason(Struct, frozen=True):

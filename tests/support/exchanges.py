@@ -12,7 +12,7 @@ from mdp.client.dispatcher import Answer, Call, Dispatcher
 from mdp.client.questions import PictureQuestion, Question
 from mdp.errors import InferenceError
 from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import Fleet, FleetEntry
+from mdp.formats.fleet import MAX_SPREAD_MS, Fleet, FleetEntry
 from mdp.fusion.fuse import Contribution, Fusion
 from mdp.protocol.messages import (
     Buffer,
@@ -64,11 +64,13 @@ class Desk:
         hedge_after_s: float | None = None,
         hedge_share: float = 0.05,
         cascade: bool = False,
+        max_spread_ms: float = MAX_SPREAD_MS,
     ) -> None:
         """`folder` holds a colour bundle; `entries` are (device, k) of the fleet."""
         self.bundle = Bundle.open(folder)
         fleet = Fleet(
             bundle=str(folder),
+            max_spread_ms=max_spread_ms,
             devices=[
                 FleetEntry(device=device, address=f"tcp://127.0.0.1:{7500 + number}", k=k)
                 for number, (device, k) in enumerate(entries)

@@ -163,3 +163,11 @@ def test_a_picture_that_no_message_takes() -> None:
     small = Image.open(io.BytesIO(encoded(noise[:20, :30], 1280)))
     assert small.size == (30, 20)
     assert not small.getexif()
+
+
+def test_the_end_of_the_agent_ends_every_recording(desk: Desk) -> None:
+    desk.frames.step()
+    desk.ask()
+    desk.recording.tend(over=True)
+    assert desk.audited[-1] == ("record", OWNER, "has ended recording: pictures 1")
+    assert not desk.recording.is_recorded

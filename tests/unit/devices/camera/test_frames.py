@@ -14,9 +14,12 @@ from devices.camera.frames import (
     LONGEST_RETRY_S,
     RING_BYTES,
     RING_FRAMES,
+    SUSPECTED,
+    SUSPECTED_S,
     Frame,
     FrameBuffer,
     NoFrameError,
+    Stillness,
     capacity_for,
     nearest,
     view_of,
@@ -350,3 +353,57 @@ def test_a_camera_that_hangs_keeps_nobody_waiting(
     released.set()
     buffer._thread.join(60)
     assert camera.closed == 1
+
+
+def test_a_live_camera_that_gives_one_picture_is_frozen_until_it_gives_another(
+    camera: ToyCamera,
+) -> None:
+    camera.waits_s = 0.5
+    told: list[str] = []
+    buffer = buffer_of(camera, LIVE, fps=2.0)
+    buffer.report_to(told.append)
+    frozen = []
+    for _ in range(26):
+        buffer.step()
+        frozen.append(buffer.match(VIEW, ago_ms=0.0, within_ms=1e9).frozen)
+    # The first picture stands for 10 s before it is taken for frozen.
+    assert frozen == [False] * 20 + [True] * 6
+    assert told == ["camera:0: the same picture for 10 s and more: frozen?"]
+    assert buffer.describe().endswith("ms old; the same picture for 10 s and more: frozen?")
+    camera.pictures = [colour_picture("blue")]
+    buffer.step()
+    assert not buffer.match(VIEW, ago_ms=0.0, within_ms=1e9).frozen
+    assert "frozen" not in buffer.describe()
+
+
+def test_noise_is_no_frozen_camera_and_neither_is_a_still_folder(camera: ToyCamera) -> None:
+    random = np.random.default_rng(1)
+    camera.waits_s = 1.0
+    dark = np.zeros((40, 60, 3), np.uint8)
+    for source in (LIVE, FOLDER):
+        noisy = [dark + random.integers(0, 2, dark.shape, np.uint8) for _ in range(30)]
+        camera.pictures = [*noisy] if source is LIVE else []
+        buffer = buffer_of(camera, source)
+        for _ in range(30):
+            buffer.step()
+            assert not buffer.match(VIEW, ago_ms=0.0, within_ms=1e9).frozen
+
+
+def test_two_equal_frames_far_apart_are_not_enough() -> None:
+    stillness = Stillness()
+    picture = colour_picture("red")
+    assert [stillness.saw(picture, at_s) for at_s in (0.0, 60.0, 120.0)] == [False, False, True]
+
+
+def test_a_client_s_suspicion_is_shown_for_a_while(camera: ToyCamera) -> None:
+    told: list[str] = []
+    buffer = buffer_of(camera)
+    buffer.report_to(told.append)
+    for _ in range(3):
+        buffer.note(suspected=True)
+        buffer.note(suspected=False)
+        camera.clock.now_s += SUSPECTED_S / 2
+        assert buffer.describe() == f"folder:door: no frame yet; {SUSPECTED}"
+    assert told == [f"folder:door: {SUSPECTED}"]
+    camera.clock.now_s += SUSPECTED_S / 2
+    assert buffer.describe() == "folder:door: no frame yet"

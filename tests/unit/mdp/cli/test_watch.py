@@ -42,7 +42,7 @@ def test_every_device_has_a_row() -> None:
         ["beta", "no", "", "", "", "no_frame: [odd]"],
         ["beta/attic", "", "", "", "", ""],
     ]
-    doubted = replace(SEEN, suspects=("alpha",))
+    doubted = replace(SEEN, suspects={"alpha": "disagrees"})
     assert rows(DEVICES, doubted)[0][-1] == describe("look", doubted).splitlines()[2][9:]
     assert [row[1] + row[-1] for row in rows(DEVICES, NOBODY)] == ["nounreachable"] * 3
 
@@ -67,13 +67,13 @@ def test_the_table_goes_on_without_an_answer() -> None:
 
 def test_a_csv_file_is_appended_to(tmp_path: Path) -> None:
     file = tmp_path / "seen.csv"
-    for seen in (SEEN, NOBODY):
+    for seen in (replace(SEEN, suspects={"alpha": "frozen"}), NOBODY):
         with written(file) as write:
             write(NOW, seen)
     assert file.read_text().splitlines() == [
         ",".join(COLUMNS),
-        f"{NOW},red,0.93,single,alpha,beta,0.5,12.5,0.0,",
-        f"{NOW},,,,,alpha beta beta/attic,,,,no device can answer",
+        f"{NOW},red,0.93,single,alpha,beta,0.5,12.5,0.0,alpha,",
+        f"{NOW},,,,,alpha beta beta/attic,,,,,no device can answer",
     ]
 
 

@@ -9,7 +9,10 @@ from mdp.client.questions import CameraQuestion
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution, FusionWeights
 from mdp.protocol.messages import Failure, FrameReply, FrameRequest, decode, logits_buffer
-from mdp.requests.capture import FrameQuery, frame_query
+from mdp.requests.capture import FrameInAnswer, FrameQuery, frame_query
+from mdp.requests.prediction import AnswerBuilder, Prediction
+from mdp.requests.reason import Suspicion
+from mdp.requests.session import Arrival, Finish
 from mdp.testing.bundles import LABELS, write_bundle
 from tests.support.exchanges import Desk
 
@@ -21,7 +24,7 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def look(desk: Desk, query: FrameQuery | None = None, deadline_ms: float = 100.0) -> None:
-    desk.ask(CameraQuestion(query or FrameQuery()), deadline_ms)
+    desk.ask(CameraQuestion(query or FrameQuery(), desk.dispatcher.suspects), deadline_ms)
 
 
 def looks(desk: Desk) -> dict[str, FrameRequest]:
@@ -40,6 +43,7 @@ def see(
     age_ms: float = 10.0,
     request_id: int = 1,
     label: int = 2,
+    frozen: bool = False,
 ) -> None:
     logits = np.eye(len(LABELS), dtype=np.float32)[label] * 4
     seen = FrameReply(
@@ -49,6 +53,7 @@ def see(
         compute_ms=5.0,
         frame=frame,
         age_ms=age_ms,
+        frozen=frozen,
     )
     desk.receive(device, seen, logits_buffer(Contribution(logits, logits)))
 
@@ -164,13 +169,69 @@ def test_a_camera_that_disagrees_is_a_suspect_in_every_answer(
     monkeypatch.setattr(Bundle, "fusion_weights", lambda bundle: known)
     folder = write_bundle(tmp_path / "bundle")
     desk = Desk(folder, [("alpha", 0), ("beta", 1), ("gamma", 2)])
-    told = []
+    told: list[dict[str, Suspicion]] = []
+    said: set[str] = set()
     for turn in range(50):
         look(desk)
         for device, ask in looks(desk).items():
             # Gamma's camera is covered after a while.
             label = 0 if device == "gamma" and turn >= 20 else turn % len(LABELS)
+            said |= {device} if ask.suspect else set()
             see(desk, device, request_id=ask.request_id, label=label)
         told.append(desk.prediction().suspects)
-    assert set(told[:20]) == {()}
-    assert told[-1] == ("gamma",)
+    assert not any(told[:20])
+    assert told[-1] == desk.dispatcher.suspects == {"gamma": "disagrees"}
+    assert said == {"gamma"}, "its agent is told"
+
+
+def test_frames_too_far_apart_are_not_fused_and_the_answer_says_it(desk: Desk) -> None:
+    look(desk)
+    third = gamma(looks(desk))
+    see(desk, "alpha", age_ms=40.0)
+    see(desk, "beta", age_ms=1840.0, label=0)
+    see(desk, third, age_ms=30.0)
+    answer = desk.prediction()
+    assert answer.used == ("alpha", third)
+    assert answer.missing == {
+        "beta": "apart: its frame is 1810 ms older than the newest in the answer: expected at "
+        "most 500 ms"
+    }
+    assert answer.missing_codes == {"beta": "apart"}
+    assert answer.expected_accuracy == desk.bundle.expected_accuracy((0, 2), "stacked")
+    assert answer.frame_spread_ms == pytest.approx(10.0)
+
+
+def test_the_fleet_file_says_how_far_apart_frames_may_be(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    desk = Desk(folder, [("alpha", 0), ("beta", 1)], max_spread_ms=2000.0)
+    look(desk)
+    see(desk, "alpha", age_ms=40.0)
+    see(desk, "beta", age_ms=1840.0)
+    assert desk.prediction().used == ("alpha", "beta")
+
+
+def test_a_first_stage_that_is_left_out_is_not_worth_a_whole_cascade(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    desk = Desk(folder, [("alpha", 0), ("beta", 1)])
+    frames = {"alpha": FrameInAnswer(1, 0.0), "beta": FrameInAnswer(1, 900.0)}
+    parts = {
+        k: Arrival(
+            device=device, contribution=Contribution(*np.zeros((2, 3), np.float32)),
+            queue_ms=0.0, compute_ms=1.0, network_ms=1.0,
+        )
+        for k, device in enumerate(("alpha", "beta"))
+    }  # fmt: skip
+    finish = Finish(arrived=parts, missing={}, timed_out=False, stage="first")
+    answer = AnswerBuilder(desk.bundle, "stacked").build(finish, 100.0, frames)
+    assert isinstance(answer, Prediction)
+    assert answer.used == ("alpha",)
+    assert answer.expected_accuracy == desk.bundle.expected_accuracy((0,), "stacked")
+
+
+def test_a_frozen_camera_is_a_suspect_and_no_longer_once_it_moves(desk: Desk) -> None:
+    for frozen in (True, False):
+        look(desk)
+        for device, ask in looks(desk).items():
+            see(desk, device, request_id=ask.request_id, frozen=frozen and device == "beta")
+        told = {"beta": "frozen"} if frozen else {}
+        assert desk.prediction().suspects == desk.dispatcher.suspects == told

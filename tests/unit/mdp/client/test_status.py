@@ -4,10 +4,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from mdp.client.status import device_status
+from mdp.client.status import device_status, with_claims
 from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import FleetEntry
+from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.protocol.messages import State, Status, answered_by
 from mdp.testing.bundles import write_bundle
 
@@ -115,3 +116,84 @@ def test_plain_text_over_a_network_is_said(
     entry = FleetEntry(device="beta", address=address, k=1, key=key)
     status = device_status(entry, said(bundle), bundle, silent=False)
     assert (status.encrypted, status.reason, status.usable) == (encrypted, reason, True)
+
+
+def test_a_suspected_camera_is_a_reason_and_the_device_stays_usable(bundle: Bundle) -> None:
+    status = device_status(ENTRY, said(bundle), bundle, silent=False, suspect="frozen")
+    assert (status.suspect, status.usable) == ("frozen", True)
+    assert status.reason == "camera: the same picture again and again: camera frozen?"
+
+
+class Seats:
+    """A fleet of agents, each at a host with a camera of the scene and a source."""
+
+    def __init__(self, bundle: Bundle, *seats: tuple[str, str, str]) -> None:
+        plan = bundle.manifest.plan
+        cameras = list(dict.fromkeys(camera for _, camera, _ in seats))
+        parts = [
+            replace(plan.assignments[0], k=k, device=camera, camera=camera)
+            for k, camera in enumerate(cameras)
+        ]
+        manifest = replace(bundle.manifest, plan=replace(plan, assignments=parts), evaluation=None)
+        self.bundle = Bundle(bundle.path, manifest)
+        entries, self.told = [], []
+        for number, (host, camera, source) in enumerate(seats):
+            address, k = f"tcp://{host}:{7500 + number}", cameras.index(camera)
+            entries.append(FleetEntry(device=f"d{number}", address=address, k=k))
+            told = said(self.bundle, k=k, source=source)
+            self.told.append(device_status(entries[-1], told, self.bundle, silent=False))
+        self.fleet = Fleet(bundle="bundle", devices=entries)
+
+    @property
+    def reasons(self) -> list[str]:
+        found = with_claims(self.told, self.fleet, self.bundle)
+        plain = "plain text over the network"
+        return [each.reason.removeprefix(plain).removeprefix("; ") for each in found]
+
+
+DOOR = "rtsp://10.0.0.30:554/door"
+
+
+@pytest.mark.parametrize(
+    ("seats", "told"),
+    [
+        (
+            [("a", "door", "camera:0: no frame yet"), ("a", "yard", "camera:0: frame 7, 1 ms old")],
+            [
+                "camera:0 is camera door, and camera yard of d1",
+                "camera:0 is camera yard, and camera door of d0",
+            ],
+        ),
+        (
+            [("a", "door", f"{DOOR}: no frame yet"), ("b", "yard", f"{DOOR}: frame 7, 1 ms old")],
+            [f"{DOOR} is camera door, and camera yard of d1", f"{DOOR} is camera yard, and camera"],
+        ),
+        (
+            [("a", "door", "camera:0: frame 1, 1 ms old"), ("b", "door", "camera:0: no frame yet")],
+            [
+                "camera door is camera:0, and camera:0 of d1",
+                "camera door is camera:0, and camera:0 of d0",
+            ],
+        ),
+        # Cameras of their own, one stream for two devices or two of one camera, and no source.
+        (
+            [("a", "door", "camera:0: no frame yet"), ("b", "yard", "camera:0: no frame yet")],
+            ["", ""],
+        ),
+        (
+            [("a", "door", f"{DOOR}: no frame yet"), ("b", "door", f"{DOOR}: no frame yet")],
+            ["", ""],
+        ),
+        (
+            [("a", "door", f"{DOOR}: no frame yet"), ("b", "door", f"{DOOR}/sub: no frame yet")],
+            ["", ""],
+        ),
+        ([("a", "door", ""), ("a", "door", "")], ["", ""]),
+    ],
+)
+def test_two_agents_that_claim_one_camera_are_told_of(
+    bundle: Bundle, seats: list[tuple[str, str, str]], told: list[str]
+) -> None:
+    for reason, expected in zip(Seats(bundle, *seats).reasons, told, strict=True):
+        assert reason.startswith(expected)
+        assert bool(reason) == bool(expected)

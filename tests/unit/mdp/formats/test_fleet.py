@@ -6,7 +6,15 @@ import pytest
 
 from mdp.errors import ConfigError, InputError
 from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import Fleet, FleetEntry, agent_keys, exposed, new_fleet, read_fleet
+from mdp.formats.fleet import (
+    Fleet,
+    FleetEntry,
+    agent_keys,
+    exposed,
+    fleet_toml,
+    new_fleet,
+    read_fleet,
+)
 from mdp.testing.bundles import write_bundle
 
 ALPHA = '{ device = "alpha", address = "tcp://10.0.0.7:7500", k = 0 }'
@@ -196,3 +204,16 @@ def test_who_is_spoken_to_encrypted_in_plain_text_or_not_at_all(
     found = agent_keys(fleet, has_key=has_key, insecure=insecure)
     assert found == ({"beta": key} if key else {})
     assert len(exposed(fleet)) == (address == AWAY and key is None)
+
+
+def test_how_far_apart_frames_may_be(tmp_path: Path, bundle: Bundle) -> None:
+    assert bundle.path == tmp_path / "bundle"
+    assert read_fleet(write(tmp_path, ALPHA))[0].max_spread_ms == 500.0
+    fleet, _ = read_fleet(write(tmp_path, ALPHA, more="max_spread_ms = 1500\n"))
+    assert fleet.max_spread_ms == 1500.0
+    (tmp_path / "again.toml").write_bytes(fleet_toml(fleet))
+    assert read_fleet(tmp_path / "again.toml")[0] == fleet
+    for bad in ("0", "-1", "nan", "inf"):
+        text = "`max_spread_ms`: expected more than 0, up to 1e9, got "
+        with pytest.raises(ConfigError, match=text):
+            read_fleet(write(tmp_path, ALPHA, more=f"max_spread_ms = {bad}\n"))

@@ -60,7 +60,7 @@ def test_a_device_for_the_fleet_and_one_for_each_entry(bundle: Bundle) -> None:
         "device-beta_2",
     ]  # fmt: skip
     unique = [key for payload in found.values() for key in payload["components"]]
-    assert len(set(unique)) == len(unique) == 8 + 5 * len(NAMES)
+    assert len(set(unique)) == len(unique) == 8 + 6 * len(NAMES)
     states = [payload["state_topic"] for payload in found.values()]
     assert len(set(states)) == len(states), "no two devices share a topic"
     assert {payload["availability_topic"] for payload in found.values()} == {
@@ -123,7 +123,10 @@ def test_a_devices_health_is_shown(bundle: Bundle) -> None:
         "Latency": "3.25",
         "Temperature": "None",
         "Problem": "OFF",
+        "Camera": "OFF",
     }
+    suspect = health_payload(replace(READY, suspect="disagrees"), 3.25)
+    assert states(config, suspect)["Camera"] == "ON"
     gone = DeviceStatus(device="alpha", address="", state="UNREACHABLE", reason="no connection")
     shown = states(config, health_payload(gone, 3.25))
     assert (shown["State"], shown["Latency"], shown["Problem"]) == ("UNREACHABLE", "None", "ON")
