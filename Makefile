@@ -12,8 +12,8 @@ SECONDS ?= 86400
 MINUTES ?= 2
 SEED   ?= 1
 
-.PHONY: demo test invariants test-arm test-gpu gateway-clients manifests tutorials fuzz soak check \
-	bench accuracy faults docs lock sbom format coverage clean
+.PHONY: demo test invariants scenes test-arm test-gpu gateway-clients manifests tutorials fuzz soak \
+	check bench accuracy faults docs lock sbom format coverage clean
 
 demo: $(STAMP)
 	$(BIN)/mdp demo --work $(WORK) --report $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE)) \
@@ -25,7 +25,7 @@ PATIENT := $(addprefix tests/integration/,commands/test_partition_build.py \
 	services/test_gateway_page.py services/test_gateway.py commands/test_deploy.py \
 	services/test_mqtt.py commands/test_sources.py commands/test_tutorials.py \
 	commands/test_doctor.py services/test_tracing.py faults/test_key_changes.py \
-	agents/test_agent_process.py agents/test_full_disk.py)
+	agents/test_agent_process.py agents/test_full_disk.py agents/test_scenes.py)
 
 # Tests with deadlines of their own run one after another, the others beside each other, a file at a
 # time: what the tests of a file share is then made once.
@@ -85,6 +85,10 @@ soak: $(STAMP)
 # What may never happen to a call, over 100,000 histories: about ten minutes on one core.
 invariants: $(STAMP)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest --timeout 0 tests/unit/mdp/requests/test_session_invariants.py
+
+# Several cameras with real agents, from the recording to 1,000 looks and a covered camera: minutes.
+scenes: $(STAMP)
+	$(BIN)/pytest --timeout 1800 tests/scenes/whole.py
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

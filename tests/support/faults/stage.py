@@ -1,0 +1,125 @@
+"""Cameras of one scene, played by folders: what they show, and a bundle assembled from scenes."""
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+from PIL import Image
+
+from mdp.client.scenes import SceneFolder
+from mdp.client.sync import Client
+from mdp.files import write_json
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry
+from mdp.pictures.crop import Pixels
+from mdp.testing.bundles import LABELS, colour_model, colour_picture
+from mdp.testing.processes import PATIENCE_S, until
+
+#: Side of the networks' pictures in pixels.
+SIDE = 16
+
+
+class Stage:
+    """A folder for each camera, which shows one picture."""
+
+    def __init__(self, folder: Path, cameras: Iterable[str]) -> None:
+        self.folders = {camera: folder / f"camera-{camera}" for camera in cameras}
+        self._random = np.random.default_rng(5)
+        for path in self.folders.values():
+            path.mkdir()
+
+    def source(self, camera: str) -> tuple[str, str, str, str]:
+        """Options of the camera's agent."""
+        return "--source", f"folder:{self.folders[camera]}", "--source-fps", "100"
+
+    def picture(self, label: str) -> Pixels:
+        """A picture of the colour `label`, or a black one, with noise of its own."""
+        noise = self._random.integers(0, 7, (40, 60, 1), np.uint8)
+        black = np.zeros((40, 60, 3), np.uint8)
+        return noise + (black if label == "black" else colour_picture(label))
+
+    def show(self, labels: Mapping[str, str]) -> None:
+        """Put each camera before a colour."""
+        for camera, label in labels.items():
+            hidden = self.folders[camera] / ".next.png"
+            Image.fromarray(self.picture(label)).save(hidden, compress_level=1)
+            hidden.rename(self.folders[camera] / "1.png")
+
+    def show_all(self, label: str) -> None:
+        """Put all cameras before the same colour."""
+        self.show(dict.fromkeys(self.folders, label))
+
+    def seen(self, client: Client) -> None:
+        """Wait until each camera has given a frame that was begun after this call."""
+        before = self._frames(client)
+        # One frame may have been under way.
+        until(
+            lambda: all(n >= before[device] + 2 for device, n in self._frames(client).items()),
+            "new frames",
+        )
+
+    def _frames(self, client: Client) -> dict[str, int]:
+        # By statuses, as looks in between would see the cameras change one after another.
+        numbers: dict[str, int] = {}
+
+        def all_there() -> bool:
+            for status in client.status(timeout_s=PATIENCE_S):
+                if found := re.search(r": frame (\d+), ", status.source):
+                    numbers[status.device] = int(found[1])
+            return numbers.keys() == self.folders.keys()
+
+        until(all_there, "a frame of every camera")
+        return numbers
+
+    def write_scenes(self, out: Path, each: int, *, wrong: float = 0.0) -> None:
+        """Write `each` scenes of every colour; a camera sees another in a share `wrong` of them."""
+        at = datetime(2026, 1, 1, tzinfo=UTC)
+        for label in LABELS:
+            folder = SceneFolder(out, label)
+            for number in range(each):
+                shown = self.drawn(label, wrong)
+                pictures = {camera: jpeg(self.picture(seen)) for camera, seen in shown.items()}
+                folder.write(at + timedelta(seconds=number), pictures)
+
+    def drawn(self, label: str, wrong: float) -> dict[str, str]:
+        """What each camera sees of a scene of `label`."""
+        return {
+            camera: str(self._random.choice(LABELS)) if self._random.random() < wrong else label
+            for camera in self.folders
+        }
+
+
+def with_cameras(bundle: Path, rate: float = 0.95) -> Path:
+    """The bundle, each sub-model with a camera called as its device, of which `rate` agree."""
+    opened = Bundle.open(bundle)
+    manifest, count = opened.manifest, len(opened.manifest.plan.assignments)
+    write_json(bundle / FUSION, replace(opened.fusion_weights(), agreement=(rate,) * count))
+    parts = [replace(part, camera=part.device) for part in manifest.plan.assignments]
+    files = {**manifest.files, FUSION: file_entry(bundle / FUSION)}
+    plan = replace(manifest.plan, assignments=parts)
+    write_json(bundle / MANIFEST, replace(manifest, plan=plan, files=files))
+    return bundle
+
+
+def jpeg(picture: Pixels) -> bytes:
+    """The picture as a JPEG."""
+    content = BytesIO()
+    Image.fromarray(picture).save(content, "JPEG", quality=90)
+    return content.getvalue()
+
+
+def models_file(folder: Path, cameras: Iterable[str]) -> Path:
+    """A models.toml with the same network for every camera, on the device of that name."""
+    (folder / "net.onnx").write_bytes(colour_model(SIDE, 1.0, 8.0))
+    (folder / "labels.txt").write_text("\n".join(LABELS) + "\n")
+    entries = [
+        f'[[models]]\ndevice = "{camera}"\ncamera = "{camera}"\nonnx = "net.onnx"\n'
+        'labels = "labels.txt"\nregion = {}\n'
+        for camera in cameras
+    ]
+    path = folder / "models.toml"
+    path.write_text("\n".join(entries))
+    return path
