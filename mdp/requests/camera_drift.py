@@ -1,11 +1,11 @@
 """Detects cameras that were covered, turned or moved, in looks without labels. Pure.
 
 A member's own label is compared with the one that the others of the same look fuse to, where that
-is probable. How often both agree is known from calibration scenes; a camera is suspected once it
-agrees half as often. The test is CUSUM (E. S. Page, Continuous inspection schemes, Biometrika 41,
-1954). At a threshold of log A, independent looks bring a wrong alarm once in A of them or less
-often (G. Lorden, Procedures for reacting to a change in distribution, Annals of Mathematical
-Statistics 42, 1971).
+is probable. How often both agree is known from calibration scenes or, for a bundle without them,
+from the first looks; a camera is suspected once it agrees half as often. The test is CUSUM (E. S.
+Page, Continuous inspection schemes, Biometrika 41, 1954). At a threshold of log A, independent
+looks bring a wrong alarm once in A of them or less often (G. Lorden, Procedures for reacting to a
+change in distribution, Annals of Mathematical Statistics 42, 1971).
 
 Looks at a scene that stands still are not independent: a look counts where the others' label
 differs from the last one that counted. While it never changes, nothing is found out. Of two
@@ -27,6 +27,10 @@ PROBABLE = 0.5
 LOST = 0.5
 #: Sets of members whose weights are kept.
 _KEPT = 256
+#: Of a bundle without known agreement, so many looks that count are taken for normal.
+LOOKS_TO_LEARN = 60
+#: Of the normal distribution, for a one-sided bound of 95 %.
+_QUANTILE = 1.645
 #: Agreement is never expected to be rarer (it would tell nothing) or more certain than this.
 RATES = (0.2, 0.98)
 
@@ -34,21 +38,35 @@ RATES = (0.2, 0.98)
 class _Camera:
     """CUSUM of one camera."""
 
-    __slots__ = ("agreed", "differed", "last", "sum", "suspect")
+    __slots__ = ("agreed", "differed", "last", "learnt", "sum", "suspect")
 
-    def __init__(self, rate: float) -> None:
-        rate = min(max(rate, RATES[0]), RATES[1])
-        #: Log-likelihood ratios of a suspect over a working camera.
-        self.agreed, self.differed = math.log(LOST), math.log((1 - LOST * rate) / (1 - rate))
+    def __init__(self, rate: float | None) -> None:
+        """`rate` is the expected agreement; None: it is learnt."""
+        #: Looks so far in which both agreed, and all of them; None once the agreement is known.
+        self.learnt: tuple[int, int] | None = (0, 0)
+        if rate is not None:
+            self._expect(rate)
         self.sum, self.suspect = 0.0, False
         #: The others' label in the last look that counted.
         self.last = -1
+
+    def _expect(self, rate: float) -> None:
+        rate = min(max(rate, RATES[0]), RATES[1])
+        #: Log-likelihood ratios of a suspect over a working camera.
+        self.agreed, self.differed = math.log(LOST), math.log((1 - LOST * rate) / (1 - rate))
+        self.learnt = None
 
     def saw(self, own: int, others: int) -> bool:
         """Whether this look changes the verdict."""
         if others == self.last:
             return False
         self.last = others
+        if self.learnt is not None:
+            agreed, counted = self.learnt
+            self.learnt = agreed + (own == others), counted + 1
+            if self.learnt[1] == LOOKS_TO_LEARN:
+                self._expect(at_least(*self.learnt))
+            return False
         ratio = self.agreed if own == others else self.differed
         self.sum = max(0.0, self.sum - ratio if self.suspect else self.sum + ratio)
         return self.sum >= math.log(LOOKS_TO_END if self.suspect else LOOKS_TO_ALARM)
@@ -58,7 +76,7 @@ class CameraDrift:
     """The cameras of one fleet, in the looks of one client."""
 
     def __init__(self, fusion: FusionWeights) -> None:
-        """Cameras of members with the `agreement` of `fusion`."""
+        """Cameras of members with the `agreement` of `fusion`, learnt where that has none."""
         self._fusion, self._rates = fusion, fusion.agreement or ()
         self._cameras: dict[str, _Camera] = {}
         self._weights: dict[tuple[tuple[int, ...], frozenset[int]], tuple[Logits, Logits]] = {}
@@ -70,7 +88,7 @@ class CameraDrift:
         members = tuple(contributions)
         for k, device in zip(members, devices, strict=True):
             if device not in self._cameras:
-                self._cameras[device] = _Camera(self._rates[k])
+                self._cameras[device] = _Camera(self._rates[k] if self._rates else None)
         cameras = [self._cameras[device] for device in devices]
         doubted = frozenset(k for k, one in zip(members, cameras, strict=True) if one.suspect)
         key = members, doubted
@@ -97,6 +115,19 @@ class CameraDrift:
                 camera.suspect = not camera.suspect
         for camera in self._cameras.values():
             camera.sum = 0.0
+
+
+def at_least(agreed: int, counted: int) -> float:
+    """How often both agree, at least, where they did `agreed` of `counted` times.
+
+    Wilson's bound, one-sided (E. B. Wilson, Journal of the American Statistical Association 22,
+    1927).
+    """
+    count = max(counted, 1)
+    rate = agreed / count
+    centre = rate + _QUANTILE**2 / (2 * count)
+    half = _QUANTILE * math.sqrt(rate * (1 - rate) / count + (_QUANTILE / (2 * count)) ** 2)
+    return max(0.0, (centre - half) / (1 + _QUANTILE**2 / count))
 
 
 def weights_beside(

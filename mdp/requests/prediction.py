@@ -143,7 +143,9 @@ class AnswerBuilder:
         self._fusion: Fusion = fusion
         self._labels = bundle.manifest.labels
         self._weights = bundle.fusion_weights()
-        self._drift = CameraDrift(self._weights) if self._weights.agreement else None
+        cameras = len(bundle.manifest.plan.cameras)
+        known = bool(self._weights.agreement)
+        self._drift = CameraDrift(self._weights) if known or cameras > 1 else None
         #: Heads of each contribution that fusion needs.
         self.heads = 2 if "boosted" in self._weights.rules else 1
         self._rules: dict[tuple[int, ...], _Rule] = {}

@@ -11,12 +11,9 @@ from mdp.formats.bundle import FUSION, FileEntry, file_entry, model_path
 from mdp.formats.plan import Plan
 from mdp.fusion.cascade import Cascade
 from mdp.fusion.fuse import Contribution, FusionWeights
-from mdp.requests.camera_drift import labels_beside, weights_beside
+from mdp.requests.camera_drift import at_least, labels_beside, weights_beside
 from partitioner.fusion.cascade_fit import fit_cascade
 from partitioner.fusion.stacking import Targets, fit_fusion
-
-#: Of the normal distribution, for a one-sided bound of 95 %.
-QUANTILE = 1.645
 
 
 def fit_bundle(
@@ -43,8 +40,6 @@ def agreement(
     """How often the label of each of ascending members is that of the others, at least.
 
     `contributions` are logits `[N, C]` of scenes, of which those count where the others are sure.
-    The bound is Wilson's, one-sided (E. B. Wilson, Journal of the American Statistical Association
-    22, 1927).
     """
     weights, bias = weights_beside(tuple(contributions), frozenset(), fusion)
     counted, agreed = np.zeros((2, len(contributions)), dtype=np.int64)
@@ -52,8 +47,5 @@ def agreement(
         for row, (own, others) in enumerate(labels_beside(logits, weights, bias)):
             counted[row] += others is not None
             agreed[row] += own == others
-    count, rate = np.maximum(counted, 1), agreed / np.maximum(counted, 1)
-    centre = rate + QUANTILE**2 / (2 * count)
-    half = QUANTILE * np.sqrt(rate * (1 - rate) / count + (QUANTILE / (2 * count)) ** 2)
-    lowest = (centre - half) / (1 + QUANTILE**2 / count)
-    return tuple(np.clip(lowest, 0, 1).round(4).tolist())
+    pairs = zip(agreed.tolist(), counted.tolist(), strict=True)
+    return tuple(round(at_least(*pair), 4) for pair in pairs)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from mdp.client.questions import CameraQuestion
 from mdp.formats.bundle import Bundle
@@ -15,6 +16,7 @@ from mdp.requests.reason import Suspicion
 from mdp.requests.session import Arrival, Finish
 from mdp.testing.bundles import LABELS, write_bundle
 from tests.support.exchanges import Desk
+from tests.support.faults.stage import with_cameras
 
 
 @pytest.fixture
@@ -162,24 +164,26 @@ def test_a_result_is_no_answer_to_a_look_nor_the_other_way_round(desk: Desk) -> 
     assert desk.prediction().missing == {"alpha": "bad_output: expected a Result, got a FrameReply"}
 
 
+@pytest.mark.parametrize(("known", "normal"), [(True, 20), (False, 80)])
 def test_a_camera_that_disagrees_is_a_suspect_in_every_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool, normal: int
 ) -> None:
-    known = FusionWeights(num_classes=len(LABELS), subsets=[], agreement=(0.9, 0.9, 0.9))
-    monkeypatch.setattr(Bundle, "fusion_weights", lambda bundle: known)
-    folder = write_bundle(tmp_path / "bundle")
+    rates = (0.9, 0.9, 0.9) if known else UNSET
+    weights = FusionWeights(num_classes=len(LABELS), subsets=[], agreement=rates)
+    folder = with_cameras(write_bundle(tmp_path / "bundle"))
+    monkeypatch.setattr(Bundle, "fusion_weights", lambda bundle: weights)
     desk = Desk(folder, [("alpha", 0), ("beta", 1), ("gamma", 2)])
     told: list[dict[str, Suspicion]] = []
     said: set[str] = set()
-    for turn in range(50):
+    for turn in range(normal + 30):
         look(desk)
         for device, ask in looks(desk).items():
             # Gamma's camera is covered after a while.
-            label = 0 if device == "gamma" and turn >= 20 else turn % len(LABELS)
+            label = 0 if device == "gamma" and turn >= normal else turn % len(LABELS)
             said |= {device} if ask.suspect else set()
             see(desk, device, request_id=ask.request_id, label=label)
         told.append(desk.prediction().suspects)
-    assert not any(told[:20])
+    assert not any(told[:normal])
     assert told[-1] == desk.dispatcher.suspects == {"gamma": "disagrees"}
     assert said == {"gamma"}, "its agent is told"
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdp.fusion.fuse import Contribution, FusionWeights
-from mdp.requests.camera_drift import CameraDrift
+from mdp.requests.camera_drift import CameraDrift, at_least
 
 CLASSES = 10
 NAMES = ("alpha", "beta", "gamma", "delta")
@@ -100,3 +100,24 @@ def test_a_suspect_is_no_measure_of_the_others() -> None:
         # What beta says is now compared with alpha alone.
         told = look(detector, (now, (now + 1) % CLASSES, (now + 1) % CLASSES))
     assert set(told) >= {"alpha", "beta"}
+
+
+@pytest.mark.parametrize("covered", range(4))
+def test_without_known_agreement_the_first_looks_are_taken_for_normal(covered: int) -> None:
+    detector = CameraDrift(FusionWeights(num_classes=CLASSES, subsets=[]))
+    told = [look(detector, labels) for labels in scenes(covered, 600)]
+    assert set(told) == {()}
+    told = [look(detector, labels) for labels in scenes(10 + covered, 50, covered=covered)]
+    assert told[-1] == (NAMES[covered],)
+
+
+def test_a_camera_that_was_covered_from_the_start_is_not_noticed() -> None:
+    detector = CameraDrift(FusionWeights(num_classes=CLASSES, subsets=[]))
+    assert {look(detector, labels) for labels in scenes(3, 300, covered=1)} == {()}
+
+
+@pytest.mark.parametrize(
+    ("agreed", "counted", "rate"), [(0, 0, 0.0), (0, 50, 0.0), (50, 50, 0.9487), (80, 100, 0.7266)]
+)
+def test_the_lower_bound_of_a_share(agreed: int, counted: int, rate: float) -> None:
+    assert at_least(agreed, counted) == pytest.approx(rate, abs=1e-4)
