@@ -51,6 +51,8 @@ def recorded(fleet: Fleet, stage: Stage, scenes: Path) -> None:
             stage.seen(client)
             asked = ("--fleet", fleet.folder / "fleet.toml", "--label", label, "--out", scenes)
             mdp("record", *asked, "--every", "500ms", "--count", 3)
+    for camera in CAMERAS:
+        assert fleet.agents[camera].terminate() == 0
     found = {path.parent.parent.name for path in scenes.glob("*/*/n100.jpg")}
     assert found == set(LABELS)
     stage.write_scenes(scenes, 300, wrong=WRONG)

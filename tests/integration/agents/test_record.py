@@ -159,6 +159,13 @@ def test_one_picture_from_two_cameras_and_ctrl_c(tmp_path: Path, fleet: Fleet) -
     assert f"mdp: {out / 'a'}: scenes " in said
     for scene in (out / "a").iterdir():
         assert sorted(file.name for file in scene.iterdir()) == ["alpha.jpg", "beta.jpg"]
+    # An agent that is stopped has ended its recordings.
+    assert [agent.terminate() for agent in fleet.agents.values()] == [0, 0]
+    log = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
+    told = [line["reason"] for line in log if line["event"] == "record"]
+    begun = told.count("begins to record")
+    assert begun >= 2
+    assert len([reason for reason in told if reason.startswith("has ended recording")]) == begun
 
 
 def test_a_full_disk(tmp_path: Path, fleet: Fleet) -> None:
