@@ -25,6 +25,8 @@ tests:
       - {{series: 'mdp_requests_total{{model="m", outcome="deadline"}}', values: "0+60x20"}}
       - {{series: 'mdp_member_late_total{{model="m", device="a"}}', values: "0+6x30"}}
       - {{series: 'mdp_member_late_total{{model="m", device="b"}}', values: "0+1x30"}}
+      - {{series: 'mdp_camera_suspect{{model="m", device="a", why="frozen"}}', values: "1x20"}}
+      - {{series: 'mdp_camera_suspect{{model="m", device="b", why="frozen"}}', values: "0x20"}}
     alert_rule_test:
 """
 FIRES = """\
@@ -48,11 +50,13 @@ def test_the_rules_fire_for_the_device_that_is_meant(tmp_path: Path) -> None:
     down = "m: a cannot answer; mdp doctor says why."
     late = "m: over 5 % of the answers lack a, which was late."
     device = "severity: ticket, model: m, device: a"
+    camera = "m: the camera of a is covered, turned, moved or frozen."
     none = "m: requests had no answer by their deadline."
     (tmp_path / "story.yaml").write_text(
         STORY
         + FIRES.format(name="DeviceDown", labels=device, summary=down)
         + FIRES.format(name="DeviceLate", labels=device, summary=late)
+        + FIRES.format(name="CameraSuspect", labels=device, summary=camera)
         + FIRES.format(name="NoAnswers", labels="severity: page, model: m", summary=none)
     )
     assert "SUCCESS" in promtool("test", "rules", tmp_path / "story.yaml")
