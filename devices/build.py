@@ -18,7 +18,6 @@ from devices.agent.record import RecordAccess
 from devices.agent.reload import Reloader
 from devices.agent.server import Agent
 from devices.agent.store import BundleStore
-from devices.camera.capture import open_frame_buffer
 from devices.camera.frames import FrameBuffer
 from devices.events import LOG
 from devices.machine import Machine
@@ -83,8 +82,7 @@ def check(options: ServeOptions) -> LoadableBundle:
     """
     agent_keys(options.bind, options.key, options.clients, insecure=options.insecure)
     _check_rights(options)
-    if options.source is not None:
-        open_frame_buffer(options.source, options.source_fps)
+    options.frame_buffer()
     return options.loadable()
 
 
@@ -104,9 +102,7 @@ def build_agent(
     keys, clients = access or (None, None)
     _check_rights(options)
     source = options.loadable()
-    frames = None
-    if options.source is not None:
-        frames = open_frame_buffer(options.source, options.source_fps)
+    frames = options.frame_buffer()
     raise_descriptor_limit()
     max_frame_bytes = request_frame_bytes(source.assignment.spec.image_size)
     with ExitStack() as stack:
@@ -145,7 +141,9 @@ def build_agent(
         )
         watch = None
         if keys is not None and clients is not None:
-            watch = ClientWatch(clients, keys.allowed, router, agent, report)
+            watch = ClientWatch(
+                clients, keys.allowed, router, agent.quotas, agent.lifecycle, report
+            )
         yield BuiltAgent(
             agent=agent,
             address=router.address,

@@ -135,14 +135,17 @@ def test_folders_and_files_have_to_be_there(tmp_path: Path) -> None:
         ("folder:", "'folder:'"),
         ("http://me:s3cret@door/1", "'http:'"),
         ("rtsp:door", "'rtsp:'"),
+        ("mdp://door", "'mdp:'"),
+        ("mdp://door:0", "'mdp:'"),
+        ("mdp://me@door:7500", "'mdp:'"),
     ],
 )
 def test_what_is_no_source(text: str, got: str) -> None:
     with pytest.raises(InputError) as raised:
         parse_source(text)
     assert str(raised.value) == (
-        "--source: expected folder:PATH, video:FILE, camera:NUMBER (0 to 63) or rtsp://HOST/PATH, "
-        f"got {got}"
+        "--source: expected folder:PATH, video:FILE, camera:NUMBER (0 to 63), rtsp://HOST/PATH or "
+        f"mdp://HOST:PORT, got {got}"
     )
     for stream in ("rtsp://", "rtsp://:554/x", "rtsp://d:99999/", "rtsp://[::/x"):
         with pytest.raises(
