@@ -108,6 +108,8 @@ class Predictor:
     unknown: str = ""
     #: How much more capable than their teacher members ever were, as a factor.
     beyond: float = np.inf
+    #: What views of several cameras add together, in words; empty where that is not known.
+    views: str = ""
 
     @property
     def task(self) -> Task:

@@ -48,6 +48,7 @@ class ToyCamera:
     refusals: list[Exception] = field(default_factory=list)
     #: How long each grab takes, as a live camera's does.
     waits_s: float = 0.0
+    age_s: float = 0.0
 
     def open(self) -> "ToyCamera":
         if self.refusals:
