@@ -53,8 +53,8 @@ LINK, DEADLINE_MS, WITHIN_MS = "mdp-look", 5000.0, 5000.0
 PORT, SENDER_PORT = 7500, 7600
 SYSTEMS = {
     "look": "`look`: logits",
-    "cut": f"pictures cut to {SIZE_PX} px, sent",
-    "whole": "whole pictures, sent",
+    "cut": f"pictures of {SIZE_PX} px",
+    "whole": "whole pictures",
 }
 WHOLE = Region()
 
@@ -248,8 +248,8 @@ def figures() -> str:
             row[f"ms{rate}"] = f"{own['ms']['p50']:.1f} / {own['ms']['p99']:.1f}"
             row["bytes"] = f"{np.mean(own['device_bytes']):,.0f}"
         rows.append(row)
-    rates = ((f"{rate} Mbit/s, ms p50 / p99", f"{{ms{rate}}}") for rate in result["rates"])
-    columns = (("system", "{what}"), ("bytes a device and answer", "{bytes}"), *rates)
+    rates = ((f"ms at {rate} Mbit/s, p50 / p99", f"{{ms{rate}}}") for rate in result["rates"])
+    columns = (("sent", "{what}"), ("bytes a device", "{bytes}"), *rates)
     return f"{table(rows, *columns)}\n\nOn {measured_on(result['machine'])}."
 
 

@@ -36,6 +36,10 @@ class Views:
     error: float
     subsets: int
 
+    def accuracy(self, capabilities: Sequence[float]) -> float:
+        """Share of right answers of members that all arrived."""
+        return _accuracy(capabilities, self.sharpness)
+
     def __str__(self) -> str:
         return (
             f"what the views add together is as in {self.subsets} measured subsets of cameras, "
