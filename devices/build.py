@@ -171,6 +171,8 @@ def _check_rights(options: ServeOptions) -> None:
             "--allow-record: expected --source, --key and --clients: `record = true` in a client's "
             ".limits file says who may record"
         )
+    if options.allow_record and (options.source or "").startswith("mdp:"):
+        raise InputError("--allow-record: expected a camera of this device's own, got another's")
 
 
 def _push_access(

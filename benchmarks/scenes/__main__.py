@@ -146,9 +146,9 @@ def figures() -> str:
     own, views = law_errors(rows)
     sent = np.mean([row["picture_bytes"] for row in rows]) / 1e3
     return (
-        f"{table(lines, *columns)}\n\nA picture has {sent:.1f} kB on average as JPEG. On a "
-        f"seed left out, the planner's law of views errs by {views:.1f} points, that of one picture "
-        f"by {own:.1f}."
+        f"{table(lines, *columns)}\n\nA picture has {sent:.1f} kB on average as JPEG. On a seed "
+        f"left out, the planner's law of views errs by {views:.1f} points, that of one picture by "
+        f"{own:.1f}."
     )
 
 

@@ -114,11 +114,20 @@ def test_no_more_is_sent_than_is_needed(tmp_path: Path, doorbell: AgentProcess) 
             ["--source", "mdp://127.0.0.1:7500"],
             "--source mdp://HOST:PORT: expected --key, and --so",
         ),
+        (
+            [
+                *("--source", "mdp://127.0.0.1:7500", "--allow-record"),
+                *("--key", "alpha.secret", "--clients", "alpha.public"),
+            ],
+            "--allow-record: expected a camera of this device's own",
+        ),
         (["--source-key", "a.public"], "--source-key: expected --source mdp://HOST:PORT beside it"),
     ],
 )
 def test_bad_input(tmp_path: Path, options: list[str], expected: str) -> None:
     bundle = write_bundle(tmp_path / "bundle")
+    new_keys(tmp_path, "alpha", new_pair)
+    options = [str(tmp_path / word) if word.startswith("alpha.") else word for word in options]
     done = run_here(
         agent_main, "mdp-agent", "run", "--bundle", bundle, "--device", "alpha", *options
     )

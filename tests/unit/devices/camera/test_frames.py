@@ -202,6 +202,13 @@ def test_a_frame_is_cut_as_the_assignment_says(camera: ToyCamera) -> None:
     assert seen.crop[..., 0].mean() > seen.crop[..., 2].mean() + 50
 
 
+def test_a_picture_that_was_old_when_it_came_is_as_old_here(camera: ToyCamera) -> None:
+    buffer, camera.age_s = buffer_of(camera), 0.25
+    buffer.step()
+    camera.clock.now_s += 0.1
+    assert buffer.match(VIEW, ago_ms=0.0, within_ms=1e3).age_ms == pytest.approx(350.0)
+
+
 def test_a_played_source_keeps_its_pace(camera: ToyCamera) -> None:
     buffer = buffer_of(camera, fps=4.0)
     waits = []

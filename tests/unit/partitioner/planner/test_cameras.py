@@ -1,18 +1,25 @@
 """Devices with cameras of their own: what they see, what that adds, and who computes it."""
 
+import io
+from pathlib import Path
+
 import msgspec
 import pytest
+from rich.console import Console
 
 from mdp.errors import InputError
+from mdp.files import write_toml
 from mdp.formats.plan import Plan
 from mdp.formats.profile import DeviceProfile, Link
+from partitioner.cli.plan_tables import print_planned
 from partitioner.estimates.accuracy import predictor_for, shipped_law
 from partitioner.estimates.network import fetch_ms, look_ms
 from partitioner.estimates.views import NO_SCENES, Views, seeing
 from partitioner.planner.explain import explain
+from partitioner.planner.make_plan import make_planned
 from partitioner.planner.problem import make_problem
 from partitioner.planner.search import plan_within
-from tests.support.models.planning import TINY, device, make_plan
+from tests.support.models.planning import TINY, device, make_plan, settings
 
 MEASURED = Views(sharpness=4.9, error=0.006, subsets=11)
 PREDICTOR = predictor_for(shipped_law(), TINY.shape, num_classes=10)
@@ -101,6 +108,21 @@ def test_a_picture_that_takes_too_long_to_fetch_leaves_its_camera_out() -> None:
     )
     assert cameras_of(plan) == {"pi": "yard"}
     assert "too late" in plan.left_out["n100"]
+
+
+def test_the_plan_says_who_computes_and_what_is_not_known(tmp_path: Path) -> None:
+    profiles = [weak("bell"), device("n100"), device("pi")]
+    for profile in profiles:
+        write_toml(tmp_path / f"{profile.name}.toml", profile)
+    names = [str(tmp_path / f"{profile.name}.toml") for profile in profiles]
+    shared = {"bell": "door", "n100": "door", "pi": "yard"}
+    planned = make_planned(TINY, settings(names, latency_ms=8.0, cameras=shared), 10)
+    said = io.StringIO()
+    print_planned(planned, Console(file=said, width=200))
+    assert "camera door: n100 computes it for bell, whose pictures it fetches" in said.getvalue()
+    assert "camera yard: pi computes it\n" in said.getvalue()
+    assert NO_SCENES in said.getvalue()
+    assert planned.as_json()["predictor"]["views"] == ""
 
 
 def test_a_camera_of_no_device() -> None:
