@@ -26,7 +26,7 @@ import zmq
 
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept, measured_on
+from benchmarks.harness.results import RESULTS, kept
 from benchmarks.harness.tables import table
 from benchmarks.harness.turns import in_turns
 from benchmarks.scenes.__main__ import CAMERAS, NAMES, SIZE_PX, subsets
@@ -250,7 +250,7 @@ def figures() -> str:
         rows.append(row)
     rates = ((f"ms at {rate} Mbit/s, p50 / p99", f"{{ms{rate}}}") for rate in result["rates"])
     columns = (("sent", "{what}"), ("bytes a device", "{bytes}"), *rates)
-    return f"{table(rows, *columns)}\n\nOn {measured_on(result['machine'])}."
+    return table(rows, *columns)
 
 
 PAGE = Page("benchmarks.scenes.sent", figures)
