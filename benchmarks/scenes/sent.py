@@ -15,8 +15,10 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from benchmarks.harness.results import RESULTS, kept
 from benchmarks.harness.tables import table
 from benchmarks.harness.turns import in_turns
 from benchmarks.scenes.__main__ import CAMERAS, NAMES, SIZE_PX, subsets
+from benchmarks.scenes.render import SIDE_PX
 from devices.agent.record import encoded
 from devices.camera.capture import FolderCamera
 from mdp.client.sync import Client
@@ -49,56 +52,47 @@ RESULT = RESULTS / "scenes-sent.json"
 RATES_MBIT, ROUNDS, BLOCK = (20, 100), 10, 50
 #: Scenes that the cameras repeat, and pictures a second.
 SHOWN, FPS = 100, 10
-LINK, DEADLINE_MS, WITHIN_MS = "mdp-look", 5000.0, 5000.0
-PORT, SENDER_PORT = 7500, 7600
+LINK, PLENTY_MS, PORT, SENDER_PORT = "mdp-look", 5000.0, 7500, 7600
 SYSTEMS = {
     "look": "`look`: logits",
     "cut": f"pictures of {SIZE_PX} px",
     "whole": "whole pictures",
 }
-WHOLE = Region()
 
 
-class Here:
-    """This namespace, as an end of a link."""
-
-    pid = os.getpid()
-
-    def run(self, *command: object) -> None:
-        """Run a command; raises CalledProcessError."""
-        subprocess.run([str(part) for part in command], check=True, capture_output=True)
-
-    def close(self) -> None:
-        """Take the link away."""
-        self.run("ip", "link", "delete", LINK)
+def run(inside: list[str], *command: object) -> None:
+    """Run a command in a namespace; raises CalledProcessError."""
+    subprocess.run([*inside, *map(str, command)], check=True, capture_output=True)
 
 
 class Network:
     """Devices in namespaces, and this one, each behind a link of its own to one switch."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self._switch, *self.devices = [
+        switch, *self.devices = [
             stack.enter_context(closing(Namespace())) for _ in range(CAMERAS + 1)
         ]
-        self._ends: list[Here | Namespace] = [Here(), *self.devices]
-        self._switch.run("ip", "link", "add", "bridge", "type", "bridge")
-        self._switch.run("ip", "link", "set", "bridge", "up")
-        for number, end in enumerate(self._ends):
-            self._switch.run("ip", "link", "add", f"port{number}", "type", "veth",
-                             "peer", "name", LINK, "netns", end.pid)  # fmt: skip
-            if isinstance(end, Here):
-                stack.enter_context(closing(end))
-            self._switch.run("ip", "link", "set", f"port{number}", "master", "bridge", "up")
-            end.run("ip", "address", "add", f"{host(number)}/24", "dev", LINK)
-            end.run("ip", "link", "set", LINK, "up")
+        self._switch = switch.inside()
+        run(self._switch, "ip", "link", "add", "bridge", "type", "bridge")
+        run(self._switch, "ip", "link", "set", "bridge", "up")
+        self._ends: list[list[str]] = [[], *(device.inside() for device in self.devices)]
+        for number, inside in enumerate(self._ends):
+            pid = self.devices[number - 1].pid if number else os.getpid()
+            port = f"port{number}"
+            run(self._switch, "ip", "link", "add", port, "type", "veth",
+                "peer", "name", LINK, "netns", pid)  # fmt: skip
+            if not number:
+                stack.callback(run, [], "ip", "link", "delete", LINK)
+            run(self._switch, "ip", "link", "set", port, "master", "bridge", "up")
+            run(inside, "ip", "address", "add", f"{host(number)}/24", "dev", LINK)
+            run(inside, "ip", "link", "set", LINK, "up")
 
     def limit(self, mbit: int) -> None:
         """Let no more through each link, each way."""
-        ends: list[tuple[Here | Namespace, str]] = [(end, LINK) for end in self._ends]
-        ends += [(self._switch, f"port{number}") for number in range(CAMERAS + 1)]
-        for end, name in ends:
-            end.run("tc", "qdisc", "replace", "dev", name, "root", "tbf", "rate", f"{mbit}mbit",
-                    "burst", max(1600, mbit * 500), "latency", "1s")  # fmt: skip
+        ends = [(inside, LINK) for inside in self._ends]
+        for inside, name in ends + [(self._switch, f"port{n}") for n in range(CAMERAS + 1)]:
+            run(inside, "tc", "qdisc", "replace", "dev", name, "root", "tbf", "rate",
+                f"{mbit}mbit", "burst", max(1600, mbit * 500), "latency", "1s")  # fmt: skip
 
     def sent_bytes(self) -> np.ndarray:
         """What each device has sent so far, with the headers of every layer."""
@@ -116,26 +110,23 @@ def host(number: int) -> str:
 
 def send_pictures(folder: Path, address: str) -> None:
     """Answer every request with the newest picture of a folder that plays as a camera, as JPEG."""
-    camera, over = FolderCamera(folder), threading.Event()
+    camera = FolderCamera(folder)
     newest: list[Any] = []
 
     def play() -> None:
-        while not over.wait(1 / FPS):
+        while True:
             camera.grab()
             newest[:] = [load_picture(camera.picture(smallest_side=0))]
+            time.sleep(1 / FPS)
 
-    thread = threading.Thread(target=play, daemon=True)
-    thread.start()
+    threading.Thread(target=play, daemon=True).start()
     with zmq.Context() as context, context.socket(zmq.REP) as socket:
         socket.bind(address)
         print("there", flush=True)
-        while (asked := socket.recv()) != b"end":
-            picture = newest[0]
-            if asked == b"cut":
-                socket.send(encode_jpeg(crop(picture, WHOLE, SIZE_PX)))
-            else:
-                socket.send(encoded(picture, 1280))
-    over.set()
+        while asked := socket.recv():
+            cut = asked == b"cut"
+            picture = crop(newest[0], Region(), SIZE_PX) if cut else newest[0]
+            socket.send(encode_jpeg(picture) if cut else encoded(picture, SIDE_PX))
 
 
 class OneDevice:
@@ -157,7 +148,7 @@ class OneDevice:
         for socket in self._sockets:
             socket.send(what)
         pictures = [socket.recv() for socket in self._sockets]
-        views = [crop(load_picture(p, smallest_side=SIZE_PX), WHOLE, SIZE_PX) for p in pictures]
+        views = [crop(load_picture(p, smallest_side=SIZE_PX), Region(), SIZE_PX) for p in pictures]
         heads = self._runtime.run(np.stack(views)).heads
         answers = {k: Contribution.of([head[k] for head in heads]) for k in range(CAMERAS)}
         return int(np.argmax(fuse(answers, self._weights)))
@@ -192,12 +183,9 @@ def measured(options: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:
 def at_rate(mbit: int, network: Network, client: Client, one: OneDevice) -> dict[str, Any]:
     """The systems in turns on links of one rate."""
     network.limit(mbit)
-    calls: dict[str, Callable[[], object]] = {
-        "look": lambda: whole_look(client),
-        "cut": lambda: one.answer(b"cut"),
-        "whole": lambda: one.answer(b"whole"),
-    }
-    until(lambda: seen(client) == CAMERAS, "four frames")
+    calls: dict[str, Callable[[], object]] = {"look": lambda: whole_look(client)}
+    calls |= {name: partial(one.answer, name.encode()) for name in ("cut", "whole")}
+    until(lambda: whole_look(client, needed=False), "four frames")
     sent: dict[str, list[Any]] = {name: [] for name in calls}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
@@ -216,17 +204,13 @@ def at_rate(mbit: int, network: Network, client: Client, one: OneDevice) -> dict
     }
 
 
-def seen(client: Client) -> int:
-    """How many cameras answered a look."""
+def whole_look(client: Client, *, needed: bool = True) -> bool:
+    """Whether all cameras answer a look; raises AssertionError where it is `needed`."""
     with suppress(InferenceError):
-        return len(client.look(within_ms=WITHIN_MS, deadline_ms=DEADLINE_MS).used)
-    return 0
-
-
-def whole_look(client: Client) -> None:
-    """A look that all cameras answer; raises AssertionError."""
-    if seen(client) < CAMERAS:
-        raise AssertionError("a look lacks a camera")
+        if len(client.look(within_ms=PLENTY_MS, deadline_ms=PLENTY_MS).used) == CAMERAS:
+            return True
+    assert not needed, "a look lacks a camera"
+    return False
 
 
 def shown(scenes: Path, folder: Path, camera: str) -> Path:
