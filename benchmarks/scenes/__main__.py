@@ -24,10 +24,9 @@ from benchmarks.scenes.render import cameras, view
 from mdp.files import write_bytes, write_json
 from mdp.formats.bundle import Bundle, SubsetAccuracy
 from partitioner.cli.assemble import assemble
-from partitioner.estimates.accuracy import shipped_law
+from partitioner.estimates.accuracy import fit_views, shipped_law
 from partitioner.estimates.accuracy_law import Member, capability_of, together
 from partitioner.estimates.accuracy_records import RecordedSubset
-from partitioner.estimates.views import fit_views
 
 RESULT = RESULTS / "scenes.json"
 DEVICES = ("laptop-cpu", "n100", "raspberry-pi-5", "jetson-orin-nano")

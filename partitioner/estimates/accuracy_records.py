@@ -125,6 +125,19 @@ def read_runs(paths: Iterable[Path]) -> list[RecordedRun]:
     return found
 
 
+def read_scenes(paths: Iterable[Path]) -> list[list[RecordedSubset]]:
+    """The measured subsets of each bundle of several cameras among bundles and files of runs.
+
+    Raises ConfigError for such a bundle that was never evaluated.
+    """
+    found = []
+    for path in paths:
+        if path.is_dir() and (manifest := Bundle.open(path).manifest).plan.cameras:
+            subsets = evaluation_of(path, manifest).subsets
+            found.append(recorded((subset.members, subset.stacked) for subset in subsets))
+    return found
+
+
 def run_of_bundle(path: Path, manifest: Manifest) -> RecordedRun:
     """What an evaluated bundle tells; raises ConfigError where it does not."""
     evaluation = evaluation_of(path, manifest)

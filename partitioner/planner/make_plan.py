@@ -10,10 +10,9 @@ import msgspec
 from mdp.errors import PlanRefused
 from mdp.formats.plan import Plan, TeacherSpec
 from mdp.formats.profile import read_profiles
-from partitioner.estimates.accuracy import predictor_for, shipped_law
+from partitioner.estimates.accuracy import fit_views, predictor_for, seeing, shipped_law
 from partitioner.estimates.accuracy_law import Training
-from partitioner.estimates.accuracy_records import read_runs
-from partitioner.estimates.views import fit_views, read_scenes, seeing
+from partitioner.estimates.accuracy_records import read_runs, read_scenes
 from partitioner.planner.deadline import DECODING_MS
 from partitioner.planner.explain import Explanation, explain
 from partitioner.planner.families import families_of

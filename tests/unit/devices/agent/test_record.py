@@ -133,7 +133,8 @@ def test_small_pictures_count_a_tenth(desk: Desk) -> None:
         assert isinstance(desk.ask(side=SMALL_SIDE), PictureReply)
         desk.clock.now_s += 1 / SMALL_PER_S
         desk.frames.step()
-    desk.ask(side=SMALL_SIDE + 1)
+    for _ in range(2):
+        assert isinstance(desk.ask(side=SMALL_SIDE + 1), PictureReply)
     assert refused(desk.ask(side=SMALL_SIDE + 1)) == ("overloaded", TOO_MANY)
 
 

@@ -9,8 +9,8 @@ from mdp.errors import ConfigError
 from mdp.files import write_json
 from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.testing.bundles import write_bundle
-from partitioner.estimates.accuracy_records import read_runs, recorded
-from partitioner.estimates.views import fit_views, read_scenes
+from partitioner.estimates.accuracy import fit_views
+from partitioner.estimates.accuracy_records import read_runs, read_scenes, recorded
 
 #: Accuracies of three cameras alone, and of pairs and all with p of 2 and 8.
 ALONE = [((0,), 0.6), ((1,), 0.7), ((2,), 0.8)]

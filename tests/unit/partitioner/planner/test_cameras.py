@@ -12,9 +12,14 @@ from mdp.files import write_toml
 from mdp.formats.plan import Plan
 from mdp.formats.profile import DeviceProfile, Link
 from partitioner.cli.plan_tables import print_planned
-from partitioner.estimates.accuracy import predictor_for, shipped_law
+from partitioner.estimates.accuracy import (
+    NO_SCENES,
+    Views,
+    predictor_for,
+    seeing,
+    shipped_law,
+)
 from partitioner.estimates.network import fetch_ms, look_ms
-from partitioner.estimates.views import NO_SCENES, Views, seeing
 from partitioner.planner.explain import explain
 from partitioner.planner.make_plan import make_planned
 from partitioner.planner.problem import make_problem
