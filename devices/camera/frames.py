@@ -224,8 +224,8 @@ class FrameBuffer(Closing):
         views = self._views_now()
         side = max((side_for(*view) for view in views), default=1)
         picture = load_picture(camera.picture(smallest_side=max(side, self.whole_side)))
-        crops = {view: crop(picture, *view) for view in views}
         taken_s -= camera.age_s
+        crops = {view: crop(picture, *view) for view in views}
         with self._lock:
             self._taken += 1
             self._problem = ""
