@@ -24,6 +24,7 @@ PAGES = {
     "reliability": "faults.page",
     "scenes": "scenes.__main__",
     "scenes-drift": "scenes.drift",
+    "scenes-sent": "scenes.sent",
     "serving": "serving.__main__",
     "soak": "soak.page",
 }

@@ -18,7 +18,6 @@ from devices.agent.record import RecordAccess
 from devices.agent.reload import Reloader
 from devices.agent.server import Agent
 from devices.agent.store import BundleStore
-from devices.camera.capture import open_frame_buffer
 from devices.camera.frames import FrameBuffer
 from devices.events import LOG
 from devices.machine import Machine
@@ -85,8 +84,7 @@ def check(options: ServeOptions) -> LoadableBundle:
     """
     agent_keys(options.bind, options.key, options.clients, insecure=options.insecure)
     _check_rights(options)
-    if options.source is not None:
-        open_frame_buffer(options.source, options.source_fps)
+    options.frame_buffer()
     return options.loadable()
 
 
@@ -106,9 +104,7 @@ def build_agent(
     keys, clients = access or (None, None)
     _check_rights(options)
     source = options.loadable()
-    frames = None
-    if options.source is not None:
-        frames = open_frame_buffer(options.source, options.source_fps)
+    frames = options.frame_buffer()
     raise_descriptor_limit()
     max_frame_bytes = request_frame_bytes(source.assignment.spec.image_size)
     with ExitStack() as stack:
@@ -147,7 +143,9 @@ def build_agent(
         )
         watch = None
         if keys is not None and clients is not None:
-            watch = ClientWatch(clients, keys.allowed, router, agent, report)
+            watch = ClientWatch(
+                clients, keys.allowed, router, agent.quotas, agent.lifecycle, report
+            )
         yield BuiltAgent(
             agent=agent,
             address=router.address,
@@ -175,6 +173,8 @@ def _check_rights(options: ServeOptions) -> None:
             "--allow-record: expected --source, --key and --clients: `record = true` in a client's "
             ".limits file says who may record"
         )
+    if options.allow_record and (options.source or "").startswith("mdp:"):
+        raise InputError("--allow-record: expected a camera of this device's own, got another's")
 
 
 def _push_access(

@@ -5,6 +5,7 @@ The only module that imports OpenCV, which is the optional extra `camera`.
 
 import os
 import queue
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ LEAVE_S = 1.0
 #: How long a reader waits for a picture: opening and the first one, twice the timeout of each.
 LIVE_TIMEOUT_S = 4 * STREAM_TIMEOUT_MS / 1e3
 
-SourceKind = Literal["folder", "video", "camera", "rtsp"]
+_AGENT = re.compile(r"//([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+
+SourceKind = Literal["folder", "video", "camera", "rtsp", "mdp"]
 
 
 class SourceError(AgentError):
@@ -40,10 +43,10 @@ class EndOfVideo(SourceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A folder of pictures, a video file, a local camera or a stream."""
+    """A folder of pictures, a video file, a local camera, a stream, or another agent's camera."""
 
     kind: SourceKind
-    #: A path, a number, or a whole URL, which may hold a password.
+    #: A path, a number, `//HOST:PORT` of an agent, or a whole URL, which may hold a password.
     place: str
 
     @property
@@ -78,11 +81,13 @@ def parse_source(text: str, name: str = "--source") -> Source:
         return Source(kind="video", place=place)
     if kind == "camera" and place.isascii() and place.isdigit() and int(place) <= MAX_CAMERA:
         return Source(kind="camera", place=str(int(place)))
+    if kind == "mdp" and _AGENT.fullmatch(place) and 0 < int(place.rpartition(":")[2]) < 65536:
+        return Source(kind="mdp", place=place)
     # Only the first word is shown: a mistyped URL may contain a password.
     shown = as_line(kind + separator)[:32]
     raise InputError(
         f"{name}: expected folder:PATH, video:FILE, camera:NUMBER "
-        f"(0 to {MAX_CAMERA}) or rtsp://HOST/PATH, got {shown!r}"
+        f"(0 to {MAX_CAMERA}), rtsp://HOST/PATH or mdp://HOST:PORT, got {shown!r}"
     )
 
 
@@ -100,6 +105,9 @@ def _check_url(text: str, name: str) -> None:
 class Camera(Protocol):
     """An open source."""
 
+    #: How old a picture is as it is asked for, in seconds; 0 where that is not known.
+    age_s: float
+
     def grab(self) -> None:
         """Grab the next picture, waiting for it if it is live; raises SourceError."""
 
@@ -112,6 +120,8 @@ class Camera(Protocol):
 
 class OpenCvCamera:
     """A video file, a local camera, or a stream."""
+
+    age_s = 0.0
 
     def __init__(self, source: Source, *, repeat: bool = True) -> None:
         """Open `source`; a video file begins again at its end with `repeat`.

@@ -3,10 +3,11 @@
 import datetime
 import resource
 from pathlib import Path
+from typing import Protocol
 
 from devices.access.allowed import AllowedClients
 from devices.agent.lifecycle import Report
-from devices.agent.server import Agent
+from devices.agent.quotas import Quotas
 from mdp.errors import InputError
 from mdp.formats.keys import check_bind_address, is_loopback, load_pair
 from mdp.transport import AgentKeys, Router, public_key_of
@@ -48,6 +49,13 @@ def now() -> datetime.datetime:
     return datetime.datetime.now(tz=datetime.UTC)
 
 
+class Health(Protocol):
+    """What an agent's statuses are made of."""
+
+    #: What is wrong with the clients' files; empty if nothing is.
+    clients_error: str
+
+
 class ClientWatch:
     """Updates a router's allowed keys: after changes of the files, and as keys expire."""
 
@@ -56,19 +64,20 @@ class ClientWatch:
         clients: AllowedClients,
         allowed: frozenset[str],
         router: Router,
-        agent: Agent,
+        quotas: Quotas,
+        health: Health,
         report: Report,
     ) -> None:
         """`allowed` are the keys that the router allows so far."""
-        self._clients, self._router, self._agent, self._report = clients, router, agent, report
-        self._allowed = allowed
-        agent.quotas.limit(clients.limits())
+        self._clients, self._router, self._report = clients, router, report
+        self._quotas, self._health, self._allowed = quotas, health, allowed
+        quotas.limit(clients.limits())
 
     def reload(self) -> None:
         """Read the files again."""
         self._report(self._clients.reload())
-        self._agent.lifecycle.clients_error = self._clients.error
-        self._agent.quotas.limit(self._clients.limits())
+        self._health.clients_error = self._clients.error
+        self._quotas.limit(self._clients.limits())
         self._allow()
 
     def tend(self) -> None:

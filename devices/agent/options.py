@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from devices.agent.bundles import GRACE_S, LoadableBundle
 from devices.agent.store import current_folder
-from devices.camera.capture import DEFAULT_FPS
-from mdp.errors import AgentError
+from devices.camera.capture import DEFAULT_FPS, open_frame_buffer
+from devices.camera.frames import FrameBuffer
+from mdp.errors import AgentError, InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.signing import BundleKey
 from mdp.protocol.messages import request_frame_bytes
@@ -47,6 +48,8 @@ class ServeOptions:
     #: The agent's own camera, as `--source` names it.
     source: str | None = None
     source_fps: float = DEFAULT_FPS
+    #: The public key file of the agent whose camera that is.
+    source_key: Path | None = None
     #: Whether clients may fetch its pictures.
     allow_record: bool = False
     audit: Path | None = None
@@ -56,6 +59,19 @@ class ServeOptions:
     allow_push: Path | None = None
     #: Of one pushed bundle.
     max_push_mb: float = MAX_PUSH_MB
+
+    def frame_buffer(self) -> FrameBuffer | None:
+        """A buffer for the camera, which is opened later; None without one.
+
+        Raises InputError or ConfigError, or AgentError if OpenCV is needed and not installed.
+        """
+        if self.source_key is not None and not (self.source or "").startswith("mdp:"):
+            raise InputError("--source-key: expected --source mdp://HOST:PORT beside it")
+        if self.source is None:
+            return None
+        return open_frame_buffer(
+            self.source, self.source_fps, key=self.key, source_key=self.source_key
+        )
 
     def loadable(
         self, max_frame_bytes: int | None = None, folder: Path | None = None

@@ -13,7 +13,14 @@ from devices.events import BackgroundWriter
 from mdp.errors import PictureError
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import MAX_BUFFER_BYTES, FailureCode, as_line
-from mdp.protocol.recording import MOST_SIDE, PICTURES_PER_S, PictureReply, PictureRequest
+from mdp.protocol.recording import (
+    MOST_SIDE,
+    PICTURES_PER_S,
+    SMALL_PER_S,
+    SMALL_SIDE,
+    PictureReply,
+    PictureRequest,
+)
 from mdp.transport import Audit, Peer
 
 #: Of a JPEG.
@@ -24,7 +31,10 @@ SILENT_S = 5.0
 MOST_WAITING, AT_ONCE = 4, 2
 NOT_HERE = "this agent's camera is not recorded (--allow-record)"
 FORBIDDEN = "this client's key may not record (`record = true` in its .limits file)"
-TOO_MANY = f"expected at most {PICTURES_PER_S:g} pictures a second, of all clients together"
+TOO_MANY = (
+    f"expected at most {PICTURES_PER_S:g} pictures a second, or {SMALL_PER_S:g} of at most "
+    f"{SMALL_SIDE} pixels, of all clients together"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +101,7 @@ class Recording:
         except NoFrameError as error:
             self._fail(peer, request, "no_frame", str(error))
             return
-        self._paid_s = paid_s + 1 / PICTURES_PER_S
+        self._paid_s = paid_s + 1 / (SMALL_PER_S if request.side <= SMALL_SIDE else PICTURES_PER_S)
         # Told before the picture leaves.
         self._note(peer.client, now_s)
         self.worker.put((peer, request, whole, age_ms))

@@ -1,4 +1,4 @@
-"""Opens what `--source` names; a folder is read with Pillow alone."""
+"""Opens what `--source` names; OpenCV is needed for cameras, streams and videos alone."""
 
 import math
 from collections import deque
@@ -6,31 +6,40 @@ from pathlib import Path
 
 from PIL import Image
 
+from devices.camera.fetched import FetchedCamera, owner_keys
 from devices.camera.frames import FrameBuffer
 from mdp.cameras import Camera, OpenCvCamera, Source, SourceError, opencv, parse_source
 from mdp.errors import InputError
 from mdp.pictures.crop import Pixels, load_picture
+from mdp.transport import ClientKeys
 
 #: Frames taken a second, unless --source-fps changes it.
 DEFAULT_FPS = 10.0
 
 
-def open_frame_buffer(text: str, fps: float) -> FrameBuffer:
+def open_frame_buffer(
+    text: str, fps: float, *, key: Path | None = None, source_key: Path | None = None
+) -> FrameBuffer:
     """A buffer for what `--source` names, which is opened later.
 
-    Raises InputError, or AgentError if OpenCV is needed and not installed.
+    `key` is this agent's secret key file, `source_key` the public one of another agent that is the
+    source. Raises InputError or ConfigError, or AgentError if OpenCV is needed and not installed.
     """
-    source = parse_source(text)
+    source, keys = parse_source(text), None
     # False for NaN too.
     if not 0 < fps < math.inf:
         raise InputError(f"--source-fps: expected more than 0, got {fps:g}")
-    if source.kind != "folder":
+    if source.kind == "mdp":
+        keys = owner_keys(key, source_key)
+    elif source.kind != "folder":
         opencv()
-    return FrameBuffer(source, lambda: open_camera(source), fps=fps)
+    return FrameBuffer(source, lambda: open_camera(source, keys), fps=fps)
 
 
-def open_camera(source: Source) -> Camera:
-    """`source`, open; raises SourceError."""
+def open_camera(source: Source, keys: ClientKeys | None = None) -> Camera:
+    """`source`, open; another agent's camera with `keys`. Raises SourceError."""
+    if keys is not None:
+        return FetchedCamera(source, keys)
     if source.kind == "folder":
         return FolderCamera(Path(source.place))
     return OpenCvCamera(source)
@@ -41,6 +50,8 @@ class FolderCamera:
 
     Hidden files are left out, so that one may be written under a hidden name and then renamed.
     """
+
+    age_s = 0.0
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -267,6 +267,7 @@ class FrameBuffer(Closing):
         views = self._views_now()
         side = max((side_for(*view) for view in views), default=1)
         picture = load_picture(camera.picture(smallest_side=max(side, self.whole_side)))
+        taken_s -= camera.age_s
         crops = {view: crop(picture, *view) for view in views}
         frozen = self.source.is_live and self._stillness.saw(picture, taken_s)
         if frozen and not self._frozen:

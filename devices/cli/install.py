@@ -163,7 +163,8 @@ def _service(
     program = _program()
     # The program itself, its interpreter and its packages are read, too.
     used = [program, Path(sys.executable), Path(console.__file__)]
-    used += filter(None, (options.bundle, options.clients, given["bundle_key"]))
+    keys = (options.clients, given["bundle_key"], options.source_key)
+    used += filter(None, (options.bundle, *keys))
     if source is not None and source.kind in ("folder", "video"):
         used.append(Path(source.place))
     reads = [path.absolute() for path in used]
@@ -175,7 +176,7 @@ def _service(
         reads=tuple(dict.fromkeys((*reads, *(path.resolve() for path in reads)))),
         plain_cpu=plain_cpu,
         camera=camera,
-        opencv=source is not None and source.kind != "folder",
+        opencv=source is not None and source.kind not in ("folder", "mdp"),
         announced=options.announce,
         audited=options.audit is not None,
         pushed=pushed is not None,

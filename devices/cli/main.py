@@ -14,7 +14,7 @@ from devices.agent.options import MAX_PUSH_MB, ServeOptions
 from devices.agent.server import Agent
 from devices.build import build_agent
 from devices.camera.capture import DEFAULT_FPS
-from devices.cli import install, probe
+from devices.cli import camera, install, probe
 from devices.cores import pin_to_cores
 from devices.events import BackgroundWriter, Events, for_events_alone, quiet_libraries
 from devices.notify import Notifier
@@ -27,6 +27,7 @@ from mdp.tracing import set_up
 
 app = console.new_app("Run one device's part of a bundle, or measure the device.", "mdp-agent")
 probe.add_to(app)
+camera.add_to(app)
 
 
 @app.command("run")
@@ -85,12 +86,15 @@ def run_agent(
         typer.Option(
             envvar="MDP_SOURCE",
             help="The agent's own camera: folder:PATH, video:FILE, camera:NUMBER or "
-            "rtsp://HOST/PATH.",
+            "rtsp://HOST/PATH; or that of the agent at mdp://HOST:PORT.",
         ),
     ] = None,
     source_fps: Annotated[
         float, typer.Option(min=0.01, max=240, help="Frames a second to take of --source.")
     ] = DEFAULT_FPS,
+    source_key: Annotated[
+        Path | None, typer.Option(help="With mdp://HOST:PORT: the public key file of that agent.")
+    ] = None,
     allow_record: Annotated[
         bool,
         typer.Option(
@@ -155,6 +159,7 @@ def run_agent(
         allow_fallback=allow_fallback,
         source=source,
         source_fps=source_fps,
+        source_key=source_key,
         allow_record=allow_record,
         audit=audit,
         announce=announce,

@@ -1,4 +1,4 @@
-"""Messages that fetch a picture of an agent's camera, to make data of (`mdp record`)."""
+"""Messages that fetch a picture of an agent's camera, to make data of or to compute elsewhere."""
 
 from typing import Annotated, ClassVar
 
@@ -11,6 +11,8 @@ from mdp.protocol.fields import Milliseconds, RequestId
 LEAST_SIDE, MOST_SIDE = 16, 1920
 #: Pictures a second that an agent sends, to all clients together.
 PICTURES_PER_S = 2.0
+#: The same of pictures up to a side that common networks see: each counts as so many less.
+SMALL_SIDE, SMALL_PER_S = 512, 20.0
 
 
 class PictureRequest(Record, frozen=True):

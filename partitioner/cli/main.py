@@ -129,7 +129,7 @@ def evaluate(
 
 @app.command(cls=console.list_options(*plan_command.LISTS))
 @configured(
-    *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.latency_ms"),
+    *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.cameras", "plan.latency_ms"),
     *("plan.min_accuracy", "plan.families", "plan.anyway", *_TRAINING),
 )
 def build(

@@ -23,6 +23,8 @@ def print_planned(planned: Planned, console: Console | None = None) -> None:
     _print_accuracy(console, planned.plan.accuracy, planned.problem.predictor)
     if planned.plan.deadline_ms is not None and not planned.plan.refused:
         console.print(_deadline(planned.plan), soft_wrap=True, highlight=False)
+    for camera in planned.plan.cameras:
+        console.print(_camera(planned, camera), soft_wrap=True, highlight=False)
     for name, reason in planned.plan.left_out.items():
         console.print(f"left out: {name}: {reason}", soft_wrap=True, highlight=False)
     for device in planned.problem.devices:
@@ -46,6 +48,24 @@ def _deadline(plan: Plan) -> str:
         f"{text}{plan.on_time:.1%} of the answers are predicted to be complete within "
         f"{plan.target_ms:g} ms, with all devices there ({plan.percentile:g} % were asked for)"
     )
+
+
+def _camera(planned: Planned, camera: str) -> str:
+    """Which device computes a camera's pictures, and where it has them from."""
+    device = next(
+        device
+        for device in planned.problem.devices
+        for a in planned.plan.assignments
+        if a.camera == camera and a.device == device.name
+    )
+    text = f"camera {camera}: {device.name} computes it"
+    if device.sight is not None and device.sight.owner:
+        owner = device.sight.owner
+        text += (
+            f" for {owner}, whose pictures it fetches: start mdp-agent camera there, and "
+            f"{device.name} with --source mdp://HOST:PORT of {owner}"
+        )
+    return text
 
 
 def estimated(planned: Planned) -> list[str]:
@@ -126,6 +146,8 @@ def _print_accuracy(
             soft_wrap=True,
             highlight=False,
         )
+    if predictor.views:
+        console.print(predictor.views, soft_wrap=True, highlight=False)
     if not predictor.has_networks:
         console.print(
             f"single networks of other families: none known for {predictor.teacher.image_size} px",

@@ -1,7 +1,8 @@
 """What accuracy a member of a fleet is predicted to have: the law, applied to one teacher. Pure."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 
 import numpy as np
@@ -20,7 +21,12 @@ from partitioner.estimates.accuracy_law import (
     capabilities,
     capability_of,
 )
-from partitioner.estimates.accuracy_records import RecordedRun, alone_of, predicted_of
+from partitioner.estimates.accuracy_records import (
+    RecordedRun,
+    RecordedSubset,
+    alone_of,
+    predicted_of,
+)
 from partitioner.regions import WHOLE
 
 #: Where the teacher was never measured, planning takes it to be right on this share of pictures.
@@ -34,6 +40,10 @@ _SHIPPED = "accuracy_law.json"
 _HALF_BELIEVED = 2.0
 #: A training or a number of classes beyond what is on file by this factor is like nothing on file.
 _ALIKE = 1.5
+#: Why what views add is not known.
+NO_SCENES = "what the views add together is unknown: no scenes measured"
+#: Values of p that are tried: members that add almost all they have, to such that add nothing.
+_SHARPNESS = np.geomspace(1, 64, 400)
 
 
 class LawErrors(Record, frozen=True):
@@ -108,6 +118,8 @@ class Predictor:
     unknown: str = ""
     #: How much more capable than their teacher members ever were, as a factor.
     beyond: float = np.inf
+    #: What views of several cameras add together, in words; empty where that is not known.
+    views: str = ""
 
     @property
     def task(self) -> Task:
@@ -234,3 +246,74 @@ def _factor(law: AccuracyLaw, runs: Sequence[RecordedRun]) -> float:
         return 1.0
     believed = len(deviations) / (len(deviations) + _HALF_BELIEVED)
     return float(np.exp(believed * np.mean(deviations)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Views:
+    """What views of several cameras add together, fitted to evaluated bundles of scenes.
+
+    Members with cameras of their own share neither view nor errors as networks on one picture do:
+    with capabilities c_k theirs is (sum of c_k ** p) ** (1 / p) for one p, `sharpness`, that fits
+    the measured subsets best. docs/results/scenes.md has its errors.
+    """
+
+    sharpness: float
+    #: Mean absolute error of the subsets that it was fitted to, as a fraction of scenes.
+    error: float
+    subsets: int
+
+    def accuracy(self, capabilities: Sequence[float]) -> float:
+        """Share of right answers of members that all arrived."""
+        return _accuracy(capabilities, self.sharpness)
+
+    def __str__(self) -> str:
+        return (
+            f"what the views add together is as in {self.subsets} measured subsets of cameras, "
+            f"off by {100 * self.error:.1f} points on average"
+        )
+
+
+def fit_views(scenes: Sequence[Sequence[RecordedSubset]]) -> Views | None:
+    """The law of all these subsets; None where no subset of several members was measured."""
+    measured: list[tuple[list[float], float]] = []
+    for subsets in scenes:
+        alone = {s.members[0]: s.accuracy for s in subsets if len(s.members) == 1}
+        measured += [
+            ([capability_of(min(alone[k], 1 - 1e-6)) for k in s.members], s.accuracy)
+            for s in subsets
+            if len(s.members) > 1 and alone.keys() >= set(s.members)
+        ]
+    if not measured:
+        return None
+    errors = np.array(
+        [[_accuracy(parts, p) - accuracy for parts, accuracy in measured] for p in _SHARPNESS]
+    )
+    best = int(np.argmin((errors**2).mean(axis=1)))
+    return Views(
+        sharpness=float(_SHARPNESS[best]),
+        error=float(np.abs(errors[best]).mean()),
+        subsets=len(measured),
+    )
+
+
+def _accuracy(capabilities: Sequence[float], sharpness: float) -> float:
+    together = float(np.linalg.norm(capabilities, ord=sharpness))
+    return -math.expm1(-together)
+
+
+def seeing(predictor: Predictor, views: Views | None) -> Predictor:
+    """`predictor` of members with cameras of their own; without measured scenes it says so."""
+    if views is not None:
+        law = structs.replace(
+            predictor.law, sharpness=views.sharpness, same_view=0.0, same_model=0.0
+        )
+        error = max(predictor.typical_error, views.error)
+        # The teacher sees one view.
+        return replace(predictor, law=law, beyond=math.inf, typical_error=error, views=str(views))
+    errors = shipped_law().errors
+    return replace(
+        predictor,
+        unknown="; ".join(filter(None, (predictor.unknown, NO_SCENES))),
+        typical_error=max(predictor.typical_error, errors.unknown_left_out),
+        spread=errors.unknown,
+    )

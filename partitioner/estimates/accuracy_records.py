@@ -8,7 +8,7 @@ from msgspec import Meta, field
 
 from mdp.errors import ConfigError
 from mdp.files import Record, read_json
-from mdp.formats.bundle import MANIFEST, Bundle, Manifest
+from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, Manifest
 from mdp.formats.plan import NetworkSpec, Plan, Region, Spec, SubModelSpec
 from mdp.formats.profile import Fraction
 from partitioner.estimates.accuracy_law import (
@@ -105,6 +105,7 @@ class Records(Record, frozen=True):
 def read_runs(paths: Iterable[Path]) -> list[RecordedRun]:
     """The runs of evaluated bundles (folders) and of files of recorded runs.
 
+    Bundles of several cameras tell nothing of members that see one picture, and are left out.
     Raises ConfigError naming the bundle that was never evaluated, or lacks its teacher's accuracy,
     and the folder that is no bundle.
     """
@@ -117,30 +118,35 @@ def read_runs(paths: Iterable[Path]) -> list[RecordedRun]:
                     "recorded runs"
                 )
             manifest = Bundle.open(path).manifest
-            found.append(run_of_bundle(path, manifest))
+            if not manifest.plan.cameras:
+                found.append(run_of_bundle(path, manifest))
         else:
             found += read_json(path, Records).runs
     return found
 
 
+def read_scenes(paths: Iterable[Path]) -> list[list[RecordedSubset]]:
+    """The measured subsets of each bundle of several cameras among bundles and files of runs.
+
+    Raises ConfigError for such a bundle that was never evaluated.
+    """
+    found = []
+    for path in paths:
+        if path.is_dir() and (manifest := Bundle.open(path).manifest).plan.cameras:
+            subsets = evaluation_of(path, manifest).subsets
+            found.append(recorded((subset.members, subset.stacked) for subset in subsets))
+    return found
+
+
 def run_of_bundle(path: Path, manifest: Manifest) -> RecordedRun:
     """What an evaluated bundle tells; raises ConfigError where it does not."""
-    evaluation = manifest.evaluation
-    if evaluation is None:
-        raise ConfigError(
-            f"{path / MANIFEST}: key `evaluation`: expected a measured bundle; run "
-            "mdp-partition evaluate --write first"
-        )
+    evaluation = evaluation_of(path, manifest)
     if evaluation.teacher is None or evaluation.teacher.data is not None:
         raise ConfigError(
             f"{path / MANIFEST}: key `evaluation.teacher`: expected the teacher's accuracy on "
             "the evaluation's pictures, which evaluate --write measures where "
             "the run folder is at hand"
         )
-    subsets = [
-        RecordedSubset(members=subset.members, accuracy=subset.stacked)
-        for subset in evaluation.subsets
-    ]
     teacher = manifest.plan.require_teacher()
     return RecordedRun(
         name=manifest.name,
@@ -148,10 +154,20 @@ def run_of_bundle(path: Path, manifest: Manifest) -> RecordedRun:
         teacher=teacher.shape,
         teacher_accuracy=min(max(evaluation.teacher.accuracy, 1e-6), 1 - 1e-6),
         members=members_of(manifest.plan),
-        subsets=subsets,
+        subsets=recorded((subset.members, subset.stacked) for subset in evaluation.subsets),
         pictures=evaluation.pictures,
         num_classes=len(manifest.labels),
     )
+
+
+def evaluation_of(path: Path, manifest: Manifest) -> Evaluation:
+    """A bundle's evaluation; raises ConfigError for one that was never evaluated."""
+    if manifest.evaluation is None:
+        raise ConfigError(
+            f"{path / MANIFEST}: key `evaluation`: expected a measured bundle; run "
+            "mdp-partition evaluate --write first"
+        )
+    return manifest.evaluation
 
 
 def members_of(plan: Plan) -> list[RecordedMember]:

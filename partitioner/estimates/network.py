@@ -49,6 +49,23 @@ def network_ms(link: Link, image_size: int, num_classes: int, encoding: Encoding
     return link.round_trip_s * 1e3 + sent * 8e3 / link.bandwidth_bps + coding_ms
 
 
+def look_ms(link: Link, num_classes: int) -> float:
+    """Milliseconds to ask a device what its camera sees, and receive the logits."""
+    sent = FRAMING_BYTES + reply_bytes(num_classes)
+    return link.round_trip_s * 1e3 + sent * 8e3 / link.bandwidth_bps
+
+
+def fetch_ms(owner: Link, link: Link, image_size: int) -> float:
+    """Milliseconds to fetch a picture from another device's camera.
+
+    As JPEG, twice as wide as high at most; over both devices' links to the client, at most.
+    """
+    sent = 2 * request_bytes(image_size, "jpeg")
+    trips_ms = (owner.round_trip_s + link.round_trip_s) * 1e3
+    coding_ms = 2 * JPEG_MS_PER_PIXEL * image_size**2
+    return trips_ms + sent * 8e3 / min(owner.bandwidth_bps, link.bandwidth_bps) + coding_ms
+
+
 def choose_encoding(link: Link, image_size: int, num_classes: int) -> Encoding:
     """Raw pixels, unless JPEG saves `JPEG_MIN_SAVING_MS` on this link."""
     raw = network_ms(link, image_size, num_classes, "raw")

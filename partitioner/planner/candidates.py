@@ -8,12 +8,19 @@ from numpy.typing import NDArray
 
 from mdp.errors import InputError
 from mdp.formats.plan import Encoding, PredictedMs, Spec
-from mdp.formats.profile import DeviceProfile, Precision
+from mdp.formats.profile import DeviceProfile, Link, Precision
 from partitioner.estimates.accuracy_law import Array
 from partitioner.estimates.latency import Way, own_way, ways
 from partitioner.estimates.latency_members import MemberLatency, fit_members
 from partitioner.estimates.latency_quantiles import MEDIAN, Jitter, LatencyQuantile, jitter_of
-from partitioner.estimates.network import choose_encoding, network_ms, request_bytes
+from partitioner.estimates.network import (
+    FRAMING_BYTES,
+    choose_encoding,
+    fetch_ms,
+    look_ms,
+    network_ms,
+    request_bytes,
+)
 from partitioner.planner.design_space import DesignSpace, words
 from partitioner.planner.limits import Limits
 
@@ -108,6 +115,25 @@ class CostTable:
         return met
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """The camera whose pictures a device computes."""
+
+    camera: str
+    #: Of the camera, from 0.
+    number: int
+    #: Name and link of the device that has the camera, where it is another one.
+    owner: str = ""
+    owner_link: Link | None = None
+
+    def network_ms(self, link: Link, image_size: int, num_classes: int) -> float:
+        """Milliseconds of a look beside computing."""
+        asked_ms = look_ms(link, num_classes)
+        if self.owner_link is None:
+            return asked_ms
+        return asked_ms + fetch_ms(self.owner_link, link, image_size)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fitted:
     """A profile with its latency models, for any choice of a design space."""
@@ -115,15 +141,35 @@ class Fitted:
     profile: DeviceProfile
     models: tuple[MemberLatency, ...]
     choices: DesignSpace = field(repr=False)
+    #: None where all devices see one picture, which is sent to them.
+    sight: Sight | None = None
 
     @property
     def name(self) -> str:
         """The profile's name."""
         return self.profile.name
 
+    @property
+    def beyond(self) -> int:
+        """What is added to views and identities of choices, which differ between cameras."""
+        return 0 if self.sight is None else self.sight.number * len(self.choices)
+
+    def network_ms(self, image_size: int) -> float:
+        """Milliseconds of one request beside computing, on an unused link."""
+        link, classes = self.profile.link, self.choices.num_classes
+        if self.sight is not None:
+            return self.sight.network_ms(link, image_size, classes)
+        return network_ms(link, image_size, classes, self._encoding(image_size))
+
+    def request_bytes(self, image_size: int) -> float:
+        """Bytes of one request."""
+        if self.sight is not None:
+            return FRAMING_BYTES
+        return request_bytes(image_size, self._encoding(image_size))
+
     def cost_table(self, rows: NDArray[np.int64]) -> CostTable:
         """Costs of ascending rows of the choices."""
-        choices, link = self.choices, self.profile.link
+        choices = self.choices
         compute_ms = np.full(len(rows), np.inf)
         way, sigma = np.full(len(rows), -1), np.zeros(len(rows))
         for index, model in enumerate(self.models):
@@ -137,15 +183,15 @@ class Fitted:
             sigma[mine[quicker]] = model.vit.spread.sigma(took_ms[quicker])
         # Network time follows from the picture size alone.
         sizes, of_size = np.unique(choices.image_sizes[rows], return_inverse=True)
-        encodings = [(size, self._encoding(size)) for size in sizes.tolist()]
-        sent_ms = [network_ms(link, size, choices.num_classes, e) for size, e in encodings]
+        sent_ms = [self.network_ms(size) for size in sizes.tolist()]
+        sent_bytes = [self.request_bytes(size) for size in sizes.tolist()]
         fits = choices.memory_bytes[rows] <= self.profile.memory_bytes
         return CostTable(
             compute_ms=compute_ms,
             network_ms=np.array(sent_ms, dtype=np.float64)[of_size],
-            request_bytes=np.array([request_bytes(*one) for one in encodings], float)[of_size],
+            request_bytes=np.array(sent_bytes, dtype=np.float64)[of_size],
             sigma=sigma,
-            jitter=jitter_of(link),
+            jitter=jitter_of(self.profile.link),
             way=way,
             possible=(way >= 0) & fits & choices.fast_on(self.profile)[rows],
         )
@@ -155,13 +201,12 @@ class Fitted:
         choices, power_w = self.choices, self.profile.power_w
         compute, network = (round(float(t[place]), 3) for t in (table.compute_ms, table.network_ms))
         spec, way = choices.specs[row], int(table.way[place])
-        encoding = self._encoding(spec.image_size)
         return Candidate(
             choice=int(row),
             spec=spec,
             way=self.models[way].way if way >= 0 else own_way(self.profile),
-            encoding=encoding,
-            request_bytes=request_bytes(spec.image_size, encoding),
+            encoding=self._encoding(spec.image_size),
+            request_bytes=float(table.request_bytes[place]),
             predicted_ms=PredictedMs(
                 compute=compute, network=network, total=round(compute + network, 3)
             ),
@@ -170,12 +215,14 @@ class Fitted:
             memory_bytes=int(choices.memory_bytes[row]),
             energy_j=None if power_w is None else round(power_w * compute / 1e3, 6),
             capability=float(choices.capability[row]),
-            view=int(choices.view[row]),
+            view=int(choices.view[row]) + self.beyond,
             model=int(choices.model[row]),
-            identity=int(choices.identity[row]),
+            identity=int(choices.identity[row]) + self.beyond,
         )
 
     def _encoding(self, image_size: int) -> Encoding:
+        if self.sight is not None:
+            return "raw"
         return choose_encoding(self.profile.link, image_size, self.choices.num_classes)
 
     def running(self, row: int) -> Candidate | None:
@@ -197,6 +244,10 @@ class Device(Fitted):
     costs: CostTable
     #: The fastest choice, whatever memory it needs.
     quickest: Candidate
+    #: Whether other devices have cameras, and this one neither has nor may compute one.
+    blind: bool = False
+    #: Devices that compute this one's camera instead, where any of them can in time.
+    before: tuple["Device", ...] = ()
 
     def within(self, limits: Limits, *, per_view: int | None = None) -> list[Candidate]:
         """Candidates that meet target and energy limit alone; of each view the best `per_view`."""
@@ -207,11 +258,17 @@ class Device(Fitted):
 
     def places(self, limits: Limits) -> NDArray[np.int64]:
         """Their indices in `rows`."""
+        if self.blind or self.computed_by(limits):
+            return np.empty(0, dtype=np.int64)
         met = self.costs.within(limits)
         if limits.max_energy_j is not None:
             power_w = self.profile.power_w or np.inf
             met &= power_w * np.round(self.costs.compute_ms, 3) / 1e3 <= limits.max_energy_j
         return np.flatnonzero(met)
+
+    def computed_by(self, limits: Limits) -> str:
+        """The device that computes this one's camera instead of it; empty where none can."""
+        return next((other.name for other in self.before if len(other.places(limits))), "")
 
     def _best_few(self, places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Of each view and precision the most capable."""
@@ -228,9 +285,10 @@ def evaluate_device(
     models: tuple[MemberLatency, ...],
     choices: DesignSpace,
     quantile: LatencyQuantile = MEDIAN,
+    sight: Sight | None = None,
 ) -> Device:
     """Cost every choice on a device, and keep those on the Pareto front and just below it."""
-    fitted = Fitted(profile=profile, models=models, choices=choices)
+    fitted = Fitted(profile=profile, models=models, choices=choices, sight=sight)
     rows = np.arange(len(choices))
     table = fitted.cost_table(rows)
     total_ms, capability, group = table.latency_ms(quantile), choices.capability, choices.group
@@ -249,6 +307,7 @@ def evaluate_device(
         costs=table.only(places),
         quickest=fitted.candidate(table, quickest, quickest),
         choices=choices,
+        sight=sight,
     )
 
 

@@ -43,7 +43,7 @@ def limit_broken(device: Device, c: Candidate, limits: Limits) -> str:
 def next_bigger(device: Device, pick: Candidate, quantile: LatencyQuantile) -> Candidate | None:
     """The fastest more capable choice with the same view; None if there is none."""
     choices = device.choices
-    same = (choices.view == pick.view) & choices.fast_on(device.profile)
+    same = (choices.view + device.beyond == pick.view) & choices.fast_on(device.profile)
     rows = np.flatnonzero(same & (choices.capability > pick.capability * (1 + 1e-9)))
     table = device.cost_table(rows)
     places = np.flatnonzero(table.way >= 0)
@@ -128,11 +128,14 @@ def _member_sentences(
     placement = placements[k]
     device, pick = problem.devices[placement.device], placement.candidate
     alone = problem.predictor.accuracy(pick.capability)
+    sent = f"sent as {pick.encoding}"
+    if device.sight is not None:
+        sent = f"on the pictures of camera {device.sight.camera}"
     worth = expected_accuracy(problem, placements)
     if placements[1:]:
         worth -= expected_accuracy(problem, [*placements[:k], *placements[k + 1 :]])
     sentences = [
-        f"Runs {pick} ({pick.way}), sent as {pick.encoding}: predicted right on {alone:.1%} alone, "
+        f"Runs {pick} ({pick.way}), {sent}: predicted right on {alone:.1%} alone, "
         f"and worth {100 * worth:.2f} points of the expected accuracy.",
         f"{why_this[0].upper()}{why_this[1:]}.",
     ]
@@ -148,7 +151,7 @@ def _member_sentences(
 
 def _waits(pick: Candidate, limits: Limits) -> str:
     """The member's wait at the client's port; empty where there is none."""
-    if not pick.wait_ms:
+    if round(pick.wait_ms, 2) == 0:
         return ""
     return (
         f"Of that network its crop ({pick.request_bytes / 1e3:.1f} kB) waits {pick.wait_ms:.2f} ms "

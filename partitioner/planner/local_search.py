@@ -280,6 +280,9 @@ class _Search:
     def _add_replica(self, placements: Placements, index: int) -> _Valued | None:
         """Placements with the device as a replica of the member that gains most, or None."""
         best: _Valued | None = None
+        if self.devices[index].sight is not None:
+            # It does not see what another one does.
+            return None
         for k, placement in enumerate(placements):
             if self.devices[placement.device].profile.availability >= 1:
                 continue

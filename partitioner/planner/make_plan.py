@@ -10,9 +10,9 @@ import msgspec
 from mdp.errors import PlanRefused
 from mdp.formats.plan import Plan, TeacherSpec
 from mdp.formats.profile import read_profiles
-from partitioner.estimates.accuracy import predictor_for, shipped_law
+from partitioner.estimates.accuracy import fit_views, predictor_for, seeing, shipped_law
 from partitioner.estimates.accuracy_law import Training
-from partitioner.estimates.accuracy_records import read_runs
+from partitioner.estimates.accuracy_records import read_runs, read_scenes
 from partitioner.planner.deadline import DECODING_MS
 from partitioner.planner.explain import Explanation, explain
 from partitioner.planner.families import families_of
@@ -63,6 +63,7 @@ class Planned:
             "assumed": predictor.assumed,
             "typical_error": predictor.typical_error,
             "unknown": predictor.unknown,
+            "views": predictor.views,
         }
         value["decoding_ms"] = DECODING_MS
         if self.nearest_ms is not None:
@@ -93,14 +94,17 @@ def make_planned(
     """
     known = None if weights is None else weights_in(weights)
     families = families_of(settings.families, known, teacher.shape, num_classes)
+    runs = [Path(run) for run in settings.runs]
     predictor = predictor_for(
         shipped_law(),
         teacher.shape,
         num_classes=num_classes,
         teacher_accuracy=settings.teacher_accuracy,
-        own=read_runs([Path(run) for run in settings.runs]),
+        own=read_runs(runs),
         training=training,
     )
+    if settings.cameras:
+        predictor = seeing(predictor, fit_views(read_scenes(runs)))
     problem = make_problem(
         teacher,
         read_profiles(settings.profiles),
@@ -111,6 +115,7 @@ def make_planned(
         percentile=settings.percentile,
         client_bps=None if settings.client_mbit is None else 1e6 * settings.client_mbit,
         families=families,
+        cameras=settings.cameras,
     )
     solution = _searched(problem, settings)
     plan, nearest_ms = solution.plan, None

@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -31,7 +32,7 @@ from partitioner.estimates.latency_quantiles import (
 from partitioner.estimates.macs import memory_bytes
 from partitioner.estimates.network import choose_encoding, network_ms, through_port
 from partitioner.planner.availability import Objective, PartSums, exact_arrivals
-from partitioner.planner.candidates import Device, Run, evaluate_device, fit_ways
+from partitioner.planner.candidates import Device, Run, Sight, evaluate_device, fit_ways
 from partitioner.planner.design_space import make_design_space, quantised
 from partitioner.planner.families import Families
 from partitioner.planner.limits import Limits
@@ -96,9 +97,12 @@ def make_problem(
     percentile: float | None = None,
     client_bps: float | None = None,
     families: Families = VITS,
+    cameras: Mapping[str, str] = MappingProxyType({}),
 ) -> Problem:
     """Cost every choice on every device; raises InputError for unusable arguments.
 
+    `cameras` maps devices to the names of their cameras. Of several devices with one camera, the
+    first has it, and the next one that can in time computes its pictures where those before cannot.
     `client_bps` is the rate of the client's port, by default that of the fastest of the devices'
     links; infinite: each crop has its link to itself.
     """
@@ -125,22 +129,72 @@ def make_problem(
         (profile, fit_ways(profile, precisions, networks=with_networks)) for profile in ordered
     ]
     quantile = quantile_for(percentile, min(PLANNED_MEMBERS, len(ordered)))
+    sights = sights_of(cameras, ordered)
+    able = {
+        profile.name: evaluate_device(profile, models, choices, quantile, sights.get(profile.name))
+        for profile, models in fitted
+    }
+    teaching = [
+        evaluate_device(profile, models, whole, quantile, sights.get(profile.name))
+        for profile, models in fitted
+    ]
     return Problem(
         teacher=teacher,
         predictor=predictor,
-        devices=tuple(evaluate_device(*device, choices, quantile) for device in fitted),
-        with_teacher=tuple(evaluate_device(*device, whole, quantile) for device in fitted),
-        public_networks=tuple(_public_networks(*device, predictor) for device in fitted),
+        devices=tuple(_seeing(device, able, cameras) for device in able.values()),
+        with_teacher=tuple(_seeing(device, able, cameras) for device in teaching),
+        public_networks=tuple(
+            ()
+            if cameras and profile.name not in sights
+            else _public_networks(profile, models, predictor, sights.get(profile.name))
+            for profile, models in fitted
+        ),
         max_energy_j=max_energy_j,
         percentile=percentile,
         client_bps=client_bps,
     )
 
 
+def sights_of(cameras: Mapping[str, str], profiles: Sequence[DeviceProfile]) -> dict[str, Sight]:
+    """What each device with a camera sees; raises InputError for a camera of no profile's."""
+    links = {profile.name: profile.link for profile in profiles}
+    for device, camera in cameras.items():
+        if device not in links:
+            raise InputError(
+                f"plan.cameras: expected cameras of {', '.join(links)}; camera {camera!r} is "
+                f"said to be {device}'s, which --profiles lacks"
+            )
+    owners: dict[str, str] = {}
+    for device, camera in cameras.items():
+        owners.setdefault(camera, device)
+    numbers = {camera: number for number, camera in enumerate(sorted(owners))}
+    return {
+        device: Sight(
+            camera=camera,
+            number=numbers[camera],
+            owner="" if owners[camera] == device else owners[camera],
+            owner_link=None if owners[camera] == device else links[owners[camera]],
+        )
+        for device, camera in cameras.items()
+    }
+
+
+def _seeing(device: Device, able: Mapping[str, Device], cameras: Mapping[str, str]) -> Device:
+    """A device that leaves its camera to those before it that can compute it."""
+    if not cameras:
+        return device
+    if device.sight is None:
+        return replace(device, blind=True)
+    shared = [name for name, camera in cameras.items() if camera == device.sight.camera]
+    earlier = shared[: shared.index(device.name)]
+    return replace(device, before=tuple(able[name] for name in earlier))
+
+
 def _public_networks(
     profile: DeviceProfile,
     models: Sequence[MemberLatency],
     predictor: Predictor,
+    sight: Sight | None,
 ) -> tuple[Run, ...]:
     """The Pareto front of public networks at every picture size, in time and capability."""
     if not predictor.has_networks:
@@ -163,6 +217,8 @@ def _public_networks(
                 continue
             encoding = choose_encoding(profile.link, spec.image_size, classes)
             sent_ms = network_ms(profile.link, spec.image_size, classes, encoding)
+            if sight is not None:
+                sent_ms = sight.network_ms(profile.link, spec.image_size, classes)
             found.append(
                 Run(
                     spec=spec,

@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -133,13 +133,17 @@ def _boosting_order(problem: Problem, placement: Placement) -> tuple[float, floa
 
 
 def _assignment(problem: Problem, placements: Placements, k: int, limits: Limits) -> Assignment:
-    c = placements[k].candidate
+    c, sight = placements[k].candidate, problem.devices[placements[k].device].sight
+    reason = why(problem, placements, k, limits)
+    if sight is not None and sight.owner:
+        reason += f"; it fetches the pictures of {sight.owner}, which is too weak to compute them"
     return Assignment(
         k=k,
         submodel=c.spec if isinstance(c.spec, SubModelSpec) else None,
         network=c.spec if isinstance(c.spec, NetworkSpec) else None,
-        why=why(problem, placements, k, limits),
+        why=reason,
         accuracy=problem.predictor.accuracy(c.capability),
+        camera=None if sight is None else sight.camera,
         **_run_of(problem, placements[k].device, c),
     )
 
@@ -167,9 +171,10 @@ def _left_out(problem: Problem, placements: Sequence[Placement], limits: Limits)
     for index, device in enumerate(problem.devices):
         if index in busy:
             continue
-        identities = set(device.choices.identity[device.rows[device.places(limits)]].tolist())
+        rows = device.rows[device.places(limits)]
+        identities = set((device.choices.identity[rows] + device.beyond).tolist())
         if not identities:
-            reasons[device.name] = why_left_out(device, limits)
+            reasons[device.name] = why_left_out(device, limits) + _elsewhere(problem, device, busy)
         elif identities <= taken:
             reasons[device.name] = "another member already has every sub-model it could run"
         elif not _joins(device, placements, limits):
@@ -181,6 +186,15 @@ def _left_out(problem: Problem, placements: Sequence[Placement], limits: Limits)
                 f"it would add less than {100 * LEAST_GAIN:g} points to the expected accuracy"
             )
     return reasons
+
+
+def _elsewhere(problem: Problem, device: Device, busy: Collection[int]) -> str:
+    """Which of the `busy` devices computes an unused device's camera instead; empty if none."""
+    for index in sorted(busy):
+        sight = problem.devices[index].sight
+        if sight is not None and sight.owner == device.name:
+            return f"; {problem.devices[index].name} computes its camera {sight.camera}"
+    return ""
 
 
 def _joins(device: Device, placements: Sequence[Placement], limits: Limits) -> bool:
@@ -198,6 +212,10 @@ def _joins(device: Device, placements: Sequence[Placement], limits: Limits) -> b
 
 def why_left_out(device: Device, limits: Limits) -> str:
     """Why a device is unused: its fastest choice, and the limit that it exceeds."""
+    if device.blind:
+        return "it has no camera (--camera)"
+    if device.sight is not None and (other := device.computed_by(limits)):
+        return f"{other} computes the camera {device.sight.camera} itself"
     c = device.quickest
     return (
         f"even {c} {limit_broken(device, c, limits)} ({c.predicted_ms.compute:.2f} ms compute, "

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from mdp.formats.plan import NetworkSpec, PredictedAccuracy, SingleDevice, SubModelSpec
-from partitioner.planner.candidates import Candidate, Run
+from partitioner.planner.candidates import Candidate, Run, Sight
 from partitioner.planner.limits import Limits
 from partitioner.planner.placement import Placement
 from partitioner.planner.problem import Problem, exact_objective
@@ -25,6 +25,8 @@ def single_device(problem: Problem, limits: Limits) -> SingleDevice | None:
     unsure = problem.predictor.typical_error
     runs: list[tuple[float, float, str, Run, bool]] = []
     for index, device in enumerate(problem.devices):
+        if device.blind or device.computed_by(alone):
+            continue
         there = device.profile.availability
         itself = problem.with_teacher[index].within(alone)
         able: list[Run] = [*(itself or device.within(alone, per_view=1))]
@@ -63,12 +65,15 @@ def reason_to_refuse(
     if single is None or single.accuracy is None or len(problem.devices) == 1:
         # A fleet of one device gets a plan of one member.
         return ""
-    there = next(d for d in problem.devices if d.name == single.device).profile.availability
+    device = next(d for d in problem.devices if d.name == single.device)
+    there = device.profile.availability
     alone = there * single.accuracy
     if single.is_teacher and alone >= floor:
         lead = _expected_at_most(problem, placements) - alone
         if lead <= accuracy.typical_error:
-            return _teacher_instead(single, there, alone + lead, accuracy.expected, limits)
+            return _teacher_instead(
+                single, there, alone + lead, accuracy.expected, limits, device.sight
+            )
     able = [device for device in problem.devices if len(device.places(limits))]
     if len(able) == 1:
         return f"only {able[0].name} can take part, so there is nothing to run in parallel"
@@ -93,7 +98,12 @@ def reason_to_refuse(
 
 
 def _teacher_instead(
-    single: SingleDevice, there: float, counted: float, expected: float, limits: Limits
+    single: SingleDevice,
+    there: float,
+    counted: float,
+    expected: float,
+    limits: Limits,
+    sight: Sight | None,
 ) -> str:
     """The reason that one device runs the teacher, with the plan's accuracy where that leads.
 
@@ -101,8 +111,9 @@ def _teacher_instead(
     teacher's.
     """
     quantised = "" if single.spec.precision == "fp32" else f" in {single.spec.precision}"
+    seen = "" if sight is None else f" on the pictures of {sight.camera} alone"
     text = (
-        f"{single.device} runs the teacher itself{quantised} in "
+        f"{single.device} runs the teacher itself{quantised}{seen} in "
         f"{single.predicted_ms.total:.1f} ms, within the target of {limits.target_ms:g} ms"
     )
     alone = there * (single.accuracy or 0.0)
@@ -120,7 +131,9 @@ def _teacher_instead(
 def _expected_at_most(problem: Problem, placements: Sequence[Placement]) -> float:
     """Expected accuracy with every answer capped at the teacher's.
 
-    A prediction that members outdo the model they learned from does not justify giving it up.
+    A prediction that members outdo the model they learned from does not justify giving it up. With
+    cameras, the teacher on one device sees the picture of one alone, and answers are not capped so.
     """
     objective, sums = exact_objective(problem, placements)
-    return objective.value(sums, most=1.0)
+    seeing = any(device.sight is not None for device in problem.devices)
+    return objective.value(sums, most=problem.predictor.beyond if seeing else 1.0)

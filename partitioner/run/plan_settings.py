@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from mdp.errors import InputError
 from mdp.files import Record
-from mdp.formats.plan import TeacherArgument
+from mdp.formats.plan import CameraName, TeacherArgument
 from mdp.formats.profile import Precision
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -32,6 +32,14 @@ class PlanSettings(Record, frozen=True, kw_only=True):
     teacher_args: Annotated[
         dict[str, TeacherArgument],
         Meta(description="Arguments of timm's constructor of it: key=value, one or more"),
+    ] = msgspec.field(default_factory=dict)
+    cameras: Annotated[
+        dict[str, CameraName],
+        Meta(
+            description="Devices' cameras, where --data has scenes (a folder per class, in it one "
+            "per scene, in it a picture per camera): device=camera, one or more; of two devices "
+            "with one camera the second computes it where the first is too weak"
+        ),
     ] = msgspec.field(default_factory=dict)
     precision: Annotated[
         list[str], Meta(description="Precisions to plan with, of those measured; default: fp32")

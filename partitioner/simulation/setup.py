@@ -17,7 +17,7 @@ from partitioner.estimates.latency_quantiles import (
     jitter_of,
     spread_of,
 )
-from partitioner.estimates.network import network_ms, reply_bytes, request_bytes
+from partitioner.estimates.network import FRAMING_BYTES, network_ms, reply_bytes, request_bytes
 from partitioner.simulation.models import DeviceModel, Jittered, LogNormal
 
 #: An agent's time after computing, in which it sends the reply.
@@ -60,7 +60,8 @@ def device_models(
         )
     models = []
     for part in parts:
-        spec = plan.assignments[part.k].spec
+        member = plan.assignments[part.k]
+        spec = member.spec
         for copy in range(copies):
             models.append(
                 device_model(
@@ -78,6 +79,7 @@ def device_models(
                     encoding=part.encoding,
                     num_classes=num_classes,
                     assumed=assumed,
+                    looks=member.camera is not None,
                 )
             )
     return tuple(models)
@@ -99,13 +101,19 @@ def device_model(
     encoding: Encoding,
     num_classes: int,
     assumed: Assumptions,
+    looks: bool = False,
 ) -> DeviceModel:
-    """The model of `profile`'s device serving sub-model `k`; raises InputError."""
+    """The model of `profile`'s device serving sub-model `k`; raises InputError.
+
+    A device that `looks` through its own camera is sent no crop.
+    """
     link = profile.link
-    sent, received = request_bytes(image_size, encoding), reply_bytes(num_classes)
+    sent = FRAMING_BYTES if looks else request_bytes(image_size, encoding)
+    received = reply_bytes(num_classes)
     # Without the bytes: the round trip, and JPEG coding.
     bytes_ms = (sent + received) * 8e3 / link.bandwidth_bps
-    trip_ms = network_ms(link, image_size, num_classes, encoding) - bytes_ms
+    asked_ms = network_ms(link, image_size, num_classes, encoding)
+    trip_ms = (predicted.network if looks else asked_ms) - bytes_ms
     jitter_ms = assumed.jitter_ms
     if jitter_ms is None:
         jitter = jitter_of(link)

@@ -21,7 +21,7 @@ from devices.agent.replies import Replies
 from devices.camera.frames import FrameBuffer
 from mdp.errors import PictureError
 from mdp.protocol.messages import Buffer, Failure, Message, decode
-from mdp.protocol.recording import PictureReply, PictureRequest
+from mdp.protocol.recording import SMALL_PER_S, SMALL_SIDE, PictureReply, PictureRequest
 from mdp.testing.processes import until
 from mdp.transport import Peer, Router
 from tests.support.clock import Clock
@@ -125,6 +125,17 @@ def test_two_pictures_a_second_for_all_clients_together(desk: Desk) -> None:
     # Two in ten steps of 0.1 s, and one that was saved up.
     assert len(given) in (7, 8)
     assert all(later - first >= 9 for first, later in zip(given[1:], given[3:], strict=False))
+
+
+def test_small_pictures_count_a_tenth(desk: Desk) -> None:
+    desk.frames.step()
+    for _ in range(40):
+        assert isinstance(desk.ask(side=SMALL_SIDE), PictureReply)
+        desk.clock.now_s += 1 / SMALL_PER_S
+        desk.frames.step()
+    for _ in range(2):
+        assert isinstance(desk.ask(side=SMALL_SIDE + 1), PictureReply)
+    assert refused(desk.ask(side=SMALL_SIDE + 1)) == ("overloaded", TOO_MANY)
 
 
 def test_the_end_of_a_recording_is_told(desk: Desk) -> None:

@@ -51,6 +51,7 @@ class ToyCamera:
     refusals: list[Exception] = field(default_factory=list)
     #: How long each grab takes, as a live camera's does.
     waits_s: float = 0.0
+    age_s: float = 0.0
 
     def open(self) -> "ToyCamera":
         if self.refusals:
@@ -138,14 +139,17 @@ def test_folders_and_files_have_to_be_there(tmp_path: Path) -> None:
         ("folder:", "'folder:'"),
         ("http://me:s3cret@door/1", "'http:'"),
         ("rtsp:door", "'rtsp:'"),
+        ("mdp://door", "'mdp:'"),
+        ("mdp://door:0", "'mdp:'"),
+        ("mdp://me@door:7500", "'mdp:'"),
     ],
 )
 def test_what_is_no_source(text: str, got: str) -> None:
     with pytest.raises(InputError) as raised:
         parse_source(text)
     assert str(raised.value) == (
-        "--source: expected folder:PATH, video:FILE, camera:NUMBER (0 to 63) or rtsp://HOST/PATH, "
-        f"got {got}"
+        "--source: expected folder:PATH, video:FILE, camera:NUMBER (0 to 63), rtsp://HOST/PATH or "
+        f"mdp://HOST:PORT, got {got}"
     )
     for stream in ("rtsp://", "rtsp://:554/x", "rtsp://d:99999/", "rtsp://[::/x"):
         with pytest.raises(
@@ -199,6 +203,13 @@ def test_a_frame_is_cut_as_the_assignment_says(camera: ToyCamera) -> None:
     assert (seen.number, seen.age_ms) == (1, 0.0)
     assert seen.crop.shape == (SIZES[0], SIZES[0], 3)
     assert seen.crop[..., 0].mean() > seen.crop[..., 2].mean() + 50
+
+
+def test_a_picture_that_was_old_when_it_came_is_as_old_here(camera: ToyCamera) -> None:
+    buffer, camera.age_s = buffer_of(camera), 0.25
+    buffer.step()
+    camera.clock.now_s += 0.1
+    assert buffer.match(VIEW, ago_ms=0.0, within_ms=1e3).age_ms == pytest.approx(350.0)
 
 
 def test_a_played_source_keeps_its_pace(camera: ToyCamera) -> None:

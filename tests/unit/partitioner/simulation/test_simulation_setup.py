@@ -18,7 +18,7 @@ from partitioner.estimates.accuracy import shipped_law
 from partitioner.estimates.accuracy_law import AccuracyLaw, Member, capability_of, together
 from partitioner.estimates.latency import Way, fit_latency, own_way, predict
 from partitioner.estimates.latency_quantiles import ASSUMED_SIGMA
-from partitioner.estimates.network import network_ms
+from partitioner.estimates.network import FRAMING_BYTES, network_ms
 from partitioner.simulation.answer_accuracy import FusedOutputs, MeasuredSubsets, PredictedSubsets
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import DeviceModel, Jittered, Load, LogNormal, Scenario
@@ -67,6 +67,24 @@ def test_a_model_says_what_plan_and_profile_say(profiles: dict[str, DeviceProfil
     assert trace.latencies_s[0] * 1e3 == pytest.approx(
         network_ms(profile.link, 12, 3, "raw"), abs=1e-5
     )
+
+
+def test_a_device_with_a_camera_is_sent_no_crop(profiles: dict[str, DeviceProfile]) -> None:
+    planned = plan()
+    looking = [
+        msgspec.structs.replace(
+            a,
+            camera=f"side-{a.k}",
+            predicted_ms=msgspec.structs.replace(a.predicted_ms, network=2.0),
+        )
+        for a in planned.assignments
+    ]
+    seeing = msgspec.structs.replace(planned, assignments=looking)
+    (first, *_) = device_models(seeing, profiles, 3, Assumptions(jitter_ms=0.0, sigma=0.0))
+    assert first.request_bytes == FRAMING_BYTES
+    assert isinstance(first.delay, Jittered)
+    bytes_s = (first.request_bytes + first.reply_bytes) * 8 / first.bandwidth_bps
+    assert first.delay.round_trip_s + bytes_s == pytest.approx(0.002)
 
 
 def test_replicas_of_the_plan_and_copies(profiles: dict[str, DeviceProfile]) -> None:

@@ -1,0 +1,76 @@
+"""`mdp-agent camera`: the camera of a device that computes nothing."""
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from devices.camera.capture import DEFAULT_FPS
+from devices.camera_agent import build_camera_agent
+from devices.events import BackgroundWriter, Events, for_events_alone, quiet_libraries
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("camera")(camera)
+
+
+def camera(
+    device: Annotated[str, typer.Option(help="This device's name.")],
+    source: Annotated[
+        str,
+        typer.Option(
+            envvar="MDP_SOURCE",
+            help="folder:PATH, video:FILE, camera:NUMBER or rtsp://HOST/PATH.",
+        ),
+    ],
+    key: Annotated[
+        Path, typer.Option(help="This agent's secret key file, made by `mdp keys new`.")
+    ],
+    clients: Annotated[
+        Path,
+        typer.Option(
+            help="Public key file of the agent that computes, or a folder of such; `record = true` "
+            "in NAME.limits lets it fetch pictures."
+        ),
+    ],
+    bind: Annotated[
+        str, typer.Option(help="Address to listen on; port 0 takes any free one.")
+    ] = "tcp://127.0.0.1:7500",
+    source_fps: Annotated[
+        float, typer.Option(min=0.01, max=240, help="Frames a second to take of --source.")
+    ] = DEFAULT_FPS,
+    audit: Annotated[
+        Path | None,
+        typer.Option(help="Append connections, refusals, recordings, revoked keys: JSON lines."),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per event on stdout.")
+    ] = False,
+) -> None:
+    """Give a camera's pictures to agents that compute for it, until SIGTERM or Ctrl-C.
+
+    For a device too weak for a sub-model: another runs it with --source mdp://HOST:PORT. `mdp
+    record` fetches its pictures as well.
+
+    Example: mdp-agent camera --device doorbell --source camera:0 --bind tcp://0.0.0.0:7500
+    --key keys/doorbell.secret --clients clients/
+
+    Exit codes: 0 stopped by a signal, 2 bad input (source, address, key), 1 unforeseen.
+    """
+    quiet_libraries()
+    events = Events(for_events_alone(sys.stdout) if json else sys.stderr, device, json=json)
+    with (
+        BackgroundWriter(events.emit, "events") as writer,
+        build_camera_agent(
+            device, source,
+            fps=source_fps, bind=bind, key=key, clients=clients, audit=audit, report=writer.put,
+        ) as (agent, address, periodic),
+    ):  # fmt: skip
+        events.address = address
+        for stop_signal in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(stop_signal, lambda *_: agent.stop())
+        events.emit("LISTENING" if json else f"listening on {address}")
+        agent.serve(periodic)
