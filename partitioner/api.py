@@ -80,7 +80,8 @@ def plan(
         from partitioner.estimates.accuracy_law import Training
         from partitioner.pipeline import planned_for
 
-        pictures = None if data is None else open_dataset(data)
+        cameras = list(settings.cameras.values())
+        pictures = None if data is None else open_dataset(data, cameras=cameras)
         training = None
         if pictures is not None and epochs is not None:
             training = Training(pictures=len(pictures.train), epochs=epochs)

@@ -43,7 +43,7 @@ _SUBJECT = re.compile(rf"--[a-z-]+|(?:{'|'.join(_TABLES)})\.\w+")
 def option_of(key: str) -> str:
     """`--teacher-epochs` for `teacher_schedule.epochs`."""
     table, _, name = key.partition(".")
-    name = "teacher_arg" if name == "teacher_args" else name
+    name = {"teacher_args": "teacher_arg", "cameras": "camera"}.get(name, name)
     return f"--{_PREFIXES.get(table, '')}{name.replace('_', '-')}"
 
 
@@ -202,6 +202,19 @@ def read_config(
     `settings` override the file's by key: `{"run.data": "digits", "plan.profiles": ["n100"]}`.
     """
     return Given(Path(path), settings).build()
+
+
+def parse_cameras(pairs: Sequence[str]) -> dict[str, str]:
+    """`["n100=front"]` -> camera by device; raises InputError."""
+    parsed: dict[str, str] = {}
+    for pair in pairs:
+        device, _, camera = pair.partition("=")
+        if not (device and camera):
+            raise InputError(f"--camera: expected device=camera, got {pair!r}")
+        if device in parsed:
+            raise InputError(f"--camera: {device!r} is given twice")
+        parsed[device] = camera
+    return parsed
 
 
 def parse_arguments(pairs: Sequence[str]) -> dict[str, TeacherArgument]:

@@ -81,7 +81,8 @@ def train(
         from partitioner.run_setup import open_pictures
 
         with together():
-            chosen, data = read_plan(plan), open_pictures(asked)
+            chosen = read_plan(plan)
+            data = open_pictures(asked, chosen.cameras)
         with owned(folder):
             train_step(folder, chosen, data, asked, _progress())
     if is_first():
@@ -129,7 +130,7 @@ def evaluate(
 
 @app.command(cls=console.list_options(*plan_command.LISTS))
 @configured(
-    *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.latency_ms"),
+    *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.cameras", "plan.latency_ms"),
     *("plan.min_accuracy", "plan.families", "plan.anyway", *_TRAINING),
 )
 def build(

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from mdp.files import Record
-from partitioner.config import Given, field_of, option_of, parse_arguments
+from partitioner.config import Given, field_of, option_of, parse_arguments, parse_cameras
 
 Command = Callable[..., None]
 
@@ -32,8 +32,9 @@ def configured(*keys: str) -> Callable[[Command], Command]:
         def wrapper(*, config: Path | None, **values: Any) -> None:
             options = {key: values.pop(name) for key, name in names.items()}
             options = {key: value for key, value in options.items() if value not in (None, [])}
-            if ARGUMENTS in options:
-                options[ARGUMENTS] = parse_arguments(options[ARGUMENTS])
+            for key, parse in _PARSED.items():
+                if key in options:
+                    options[key] = parse(options[key])
             given = Given(config, options)
             with given.naming():
                 command(given=given, **values)
@@ -45,8 +46,11 @@ def configured(*keys: str) -> Callable[[Command], Command]:
     return decorate
 
 
-#: The key whose option takes `key=value`.
-ARGUMENTS = "plan.teacher_args"
+#: The keys whose options take `key=value`.
+_PARSED: dict[str, Callable[[Sequence[str]], Any]] = {
+    "plan.teacher_args": parse_arguments,
+    "plan.cameras": parse_cameras,
+}
 _CONFIG = Annotated[
     Path,
     msgspec.Meta(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from partitioner.planner.make_plan import Planned
 
 #: Options that take several values.
-LISTS = ("--profiles", "--teacher-arg", "--precision", "--runs", "--families")
+LISTS = ("--profiles", "--teacher-arg", "--camera", "--precision", "--runs", "--families")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,7 +29,7 @@ def add_to(app: typer.Typer) -> None:
     *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.latency_ms", "plan.percentile"),
     *("plan.min_accuracy", "plan.max_energy_j", "plan.teacher_accuracy"),
     *("plan.client_mbit", "plan.precision", "plan.any_precision", "plan.runs", "plan.families"),
-    *("plan.anyway", "run.weights", "run.data", "schedule.epochs"),
+    *("plan.anyway", "plan.cameras", "run.weights", "run.data", "schedule.epochs"),
 )
 def plan(
     *,

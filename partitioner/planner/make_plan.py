@@ -25,7 +25,7 @@ from partitioner.planner.targets import (
     pareto,
     plan_with_accuracy,
 )
-from partitioner.run.plan_settings import PlanSettings
+from partitioner.run.plan_settings import PlanSettings, check_cameras
 from partitioner.run.weights import weights_in
 
 
@@ -101,9 +101,11 @@ def make_planned(
         own=read_runs([Path(run) for run in settings.runs]),
         training=training,
     )
+    profiles = read_profiles(settings.profiles)
+    check_cameras(settings, [profile.name for profile in profiles])
     problem = make_problem(
         teacher,
-        read_profiles(settings.profiles),
+        profiles,
         num_classes=num_classes,
         predictor=replace(predictor, pretrained=frozenset(known or ()), rows=frozenset(rows)),
         precisions=settings.precisions(),
@@ -113,7 +115,7 @@ def make_planned(
         families=families,
     )
     solution = _searched(problem, settings)
-    plan, nearest_ms = solution.plan, None
+    plan, nearest_ms = _with_cameras(solution.plan, settings), None
     if plan.refused and settings.anyway:
         plan = msgspec.structs.replace(
             plan, refused=False, reason=f"made against advice: {plan.reason}"
@@ -127,6 +129,16 @@ def make_planned(
         problem=problem,
         pareto=pareto(problem, settings.latency_ms) if front else [],
         explanations=explain(problem, solution) if explained else [],
+    )
+
+
+def _with_cameras(plan: Plan, settings: PlanSettings) -> Plan:
+    return msgspec.structs.replace(
+        plan,
+        assignments=[
+            msgspec.structs.replace(a, camera=settings.cameras.get(a.device))
+            for a in plan.assignments
+        ],
     )
 
 

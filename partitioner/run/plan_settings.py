@@ -1,6 +1,7 @@
 """Settings of a plan: targets, devices, and the base of its predictions."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, get_args
 
 import msgspec
@@ -8,7 +9,7 @@ from msgspec import Meta
 
 from mdp.errors import InputError
 from mdp.files import Record
-from mdp.formats.plan import TeacherArgument
+from mdp.formats.plan import CameraName, TeacherArgument
 from mdp.formats.profile import Precision
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -32,6 +33,13 @@ class PlanSettings(Record, frozen=True, kw_only=True):
     teacher_args: Annotated[
         dict[str, TeacherArgument],
         Meta(description="Arguments of timm's constructor of it: key=value, one or more"),
+    ] = msgspec.field(default_factory=dict)
+    cameras: Annotated[
+        dict[str, CameraName],
+        Meta(
+            description="Camera of every device, where --data has scenes (a folder per class, in "
+            "it one per scene, in it a picture per camera): device=camera, one or more"
+        ),
     ] = msgspec.field(default_factory=dict)
     precision: Annotated[
         list[str], Meta(description="Precisions to plan with, of those measured; default: fp32")
@@ -132,3 +140,18 @@ def checked_client_mbit(client_mbit: float, name: str = "--client-mbit") -> floa
     if not client_mbit > 0:
         raise InputError(f"{name}: expected a number above 0, got {client_mbit:g}")
     return client_mbit
+
+
+def check_cameras(settings: PlanSettings, devices: Sequence[str]) -> None:
+    """Raise InputError unless every one of `devices`, or none, has a camera."""
+    for device, camera in settings.cameras.items():
+        if device not in devices:
+            raise InputError(
+                f"plan.cameras: expected cameras of {', '.join(devices)}; camera {camera!r} is "
+                f"said to be {device}'s, which --profiles lacks"
+            )
+    without = [device for device in devices if device not in settings.cameras]
+    if settings.cameras and without:
+        raise InputError(
+            f"plan.cameras: expected a camera for every device, found none for {without[0]}"
+        )

@@ -119,6 +119,20 @@ class MemberSchedule(Schedule, frozen=True):
             "split, and take the best; 0 is never",
         ),
     ] = 0
+    teacher_views: Annotated[
+        Literal["own", "fused", "both"],
+        Meta(
+            description="With scenes: the teacher's answer that a sub-model learns, to its own "
+            "camera's picture, fused over a random part of the scene's, or the mean of both"
+        ),
+    ] = "own"
+    shared: Annotated[
+        bool,
+        Meta(
+            description="With scenes: train on the pictures of all cameras, sub-models of one "
+            "shape once"
+        ),
+    ] = False
 
     @property
     def boosting(self) -> bool:

@@ -50,7 +50,7 @@ def test_scenes_without_one_of_the_cameras_are_left_out_and_counted(scenes: Path
         (scenes / "a" / f"{n:02d}" / "side.png").unlink()
     data = open_dataset(str(scenes), cameras=CAMERAS)
     assert data.incomplete == {"side": 2}
-    assert data.remark == f"{scenes}: left out scenes: 2 without 'side'"
+    assert data.remark == f"{scenes}: scenes for training alone: 2 without 'side'"
     assert sum(len(data.split(split)) for split in SPLITS) == 22
     # One camera alone has them all; other pictures make another digest.
     front = open_dataset(str(scenes), cameras=["front"])
