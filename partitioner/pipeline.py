@@ -30,7 +30,7 @@ from partitioner.networks.teacher import teacher_spec
 from partitioner.networks.weight_init import check_source
 from partitioner.planner.make_plan import Planned, make_planned
 from partitioner.run.folder import RunFolder, bundle_name, default_run
-from partitioner.run.plan_settings import PlanSettings
+from partitioner.run.plan_settings import PlanSettings, check_cameras
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
     Asked,
@@ -77,7 +77,7 @@ def build_bundle(
     with together():
         named = bundle_name(name, out)
         check_target(out)
-        read_profiles(settings.profiles)
+        check_cameras(settings, [profile.name for profile in read_profiles(settings.profiles)])
         pictures = open_pictures(config, list(settings.cameras.values()))
         spec = teacher_spec(settings.teacher, settings.teacher_args)
         facts = teacher_facts(config, pictures, spec) if config.given_teacher else None

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from partitioner.data.datasets import Dataset, PictureSet, Source
 from partitioner.data.memmaps import Array, Index
+from partitioner.run.settings import TeacherViews
 
 #: Cameras, at most, that single pictures are taken to be of.
 _LIKELY = 16
@@ -105,6 +106,21 @@ def fused_answers(
     # A scene without any picture has no row that is asked for.
     fused: NDArray[np.float32] = np.divide(total, np.maximum(counted, 1), dtype=np.float32)
     return fused
+
+
+def taught(
+    answers: Array, where: Places, part: slice, wanted: TeacherViews, random: np.random.Generator
+) -> Array:
+    """What a sub-model learns `[B, C]`, of a teacher's centred logits `[P, C]`.
+
+    `part` are the pictures that it is trained on. The views of a scene are fused without a part of
+    them, which `random` draws.
+    """
+    own = answers[part]
+    if wanted == "own":
+        return own
+    fused = fused_answers(answers, where, random)[where.scene[part]]
+    return fused if wanted == "fused" else (fused + own) / 2
 
 
 def likely_cameras(data: Dataset) -> list[str]:

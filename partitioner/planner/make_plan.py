@@ -25,7 +25,7 @@ from partitioner.planner.targets import (
     pareto,
     plan_with_accuracy,
 )
-from partitioner.run.plan_settings import PlanSettings, check_cameras
+from partitioner.run.plan_settings import PlanSettings
 from partitioner.run.weights import weights_in
 
 
@@ -101,11 +101,9 @@ def make_planned(
         own=read_runs([Path(run) for run in settings.runs]),
         training=training,
     )
-    profiles = read_profiles(settings.profiles)
-    check_cameras(settings, [profile.name for profile in profiles])
     problem = make_problem(
         teacher,
-        profiles,
+        read_profiles(settings.profiles),
         num_classes=num_classes,
         predictor=replace(predictor, pretrained=frozenset(known or ()), rows=frozenset(rows)),
         precisions=settings.precisions(),

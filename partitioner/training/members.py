@@ -16,7 +16,7 @@ from mdp.files import write_bytes
 from mdp.formats.plan import Assignment, Spec
 from partitioner.data.crops import View, single_view_of, view_of
 from partitioner.data.memmaps import Array, Index, Views, load, rows
-from partitioner.data.scenes import fused_answers
+from partitioner.data.scenes import taught
 from partitioner.networks.families import FamilyMember, cut_classifier, own_classifier
 from partitioner.networks.linear_probe import fit_classifier
 from partitioner.networks.submodel import Member, SubModel
@@ -206,12 +206,10 @@ def _targets(work: Work, assignment: Assignment, logits: Sequence[Array]) -> Dis
 
 def _taught(work: Work, logits: Array, variant: int, part: slice) -> Array:
     """The teacher's centred logits `[N, C]` that a sub-model learns, for one variant."""
-    own, wanted, where = logits[part], work.settings.schedule.teacher_views, work.places
-    if wanted == "own" or not where.cameras:
-        return own
+    if not work.data.cameras:
+        return logits
     random = np.random.default_rng([work.settings.seed, variant])
-    fused = fused_answers(logits, where, random)[where.scene[part]]
-    return fused if wanted == "fused" else (fused + own) / 2
+    return taught(logits, work.places, part, work.settings.schedule.teacher_views, random)
 
 
 def _seen(work: Work, k: int) -> range:
