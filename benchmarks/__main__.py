@@ -24,6 +24,7 @@ PAGES = {
     "reliability": "faults.page",
     "scenes": "scenes.__main__",
     "scenes-drift": "scenes.drift",
+    "scenes-trained": "scenes.trained",
     "serving": "serving.__main__",
     "soak": "soak.page",
 }

@@ -11,7 +11,7 @@ at a time is added to benchmarks/results/scenes-trained.json.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,13 @@ NETWORK, SIZE_PX, TEACHER_PX = "tf_efficientnet_lite0", 80, 112
 #: these fusion is fitted on every third, and the rest is for the test.
 TRAINED, HELD_OUT, FITTED = 360, 450, 3
 EPOCHS, VARIANTS, BATCH = 2, 2, 16
+#: Four networks on the camera that is best alone.
+ONE = "one camera"
 #: Way -> settings of the schedule.
 WAYS: Mapping[str, dict[str, Any]] = {
     "own": {},
     "shared": {"shared": True},
+    ONE: {},
     "both": {"teacher_views": "both"},
     "fused": {"teacher_views": "fused"},
 }
@@ -157,8 +160,8 @@ def teacher_accuracy(work: Work) -> dict[str, float]:
     }
 
 
-def of_seed(options: argparse.Namespace) -> dict[str, Any]:
-    """One seed's row."""
+def of_seed(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One seed's row, after each way of training."""
     scenes = options.scratch / f"trained-{options.seed}" / "scenes"
     if not scenes.exists():
         for part, target, count in (("train", "train", TRAINED), ("val", "test", HELD_OUT)):
@@ -168,13 +171,21 @@ def of_seed(options: argparse.Namespace) -> dict[str, Any]:
     data = open_dataset(str(scenes), cameras=NAMES)
     row: dict[str, Any] = {"seed": options.seed}
     for name, schedule in WAYS.items():
-        work = trained(name, NAMES, data, options, **schedule)
-        row[name] = measured(work)
-        row["teacher"] = teacher_accuracy(work)
-    best = NAMES[int(np.argmax(row["own"]["alone"]))]
-    single = open_dataset(str(scenes), cameras=[best])
-    row["one camera"] = measured(trained("one camera", (best,) * CAMERAS, single, options))
-    return row
+        if name == ONE:
+            best = NAMES[int(np.argmax(row["own"]["alone"]))]
+            single = open_dataset(str(scenes), cameras=[best])
+            row[name] = measured(trained(name, (best,) * CAMERAS, single, options))
+        else:
+            work = trained(name, NAMES, data, options, **schedule)
+            row[name] = measured(work)
+            row["teacher"] = teacher_accuracy(work)
+        yield row
+
+
+def keep(row: dict[str, Any]) -> None:
+    rows = kept(RESULT.stem)["rows"] if RESULT.exists() else []
+    others = [other for other in rows if other["seed"] != row["seed"]]
+    write_json(RESULT, {"rows": sorted([*others, row], key=lambda one: int(one["seed"]))})
 
 
 def figures() -> str:
@@ -229,10 +240,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     (options.scratch / f"trained-{options.seed}").mkdir(parents=True, exist_ok=True)
-    row = of_seed(options)
-    rows = kept(RESULT.stem)["rows"] if RESULT.exists() else []
-    others = [other for other in rows if other["seed"] != options.seed]
-    write_json(RESULT, {"rows": sorted([*others, row], key=lambda one: int(one["seed"]))})
+    for row in of_seed(options):
+        keep(row)
     PAGE.write()
 
 
