@@ -134,8 +134,7 @@ class _Reading:
     left_out: Counter[str] = field(default_factory=Counter)
     incomplete: Counter[str] = field(default_factory=Counter)
     others: Counter[str] = field(default_factory=Counter)
-    #: Scenes with some of the cameras.
-    partial: list[_Sample] = field(default_factory=list)
+    partial: list[_Sample] = field(default_factory=list)  # scenes that lack a camera
 
 
 def open_dataset(
