@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from mdp.errors import InputError
 from mdp.formats.bundle import Bundle, SubsetAccuracy
 from partitioner.cli.main import main
 from partitioner.data.datasets import open_dataset
-from partitioner.pipeline import train_step
+from partitioner.pipeline import reopen, train_step
 from partitioner.run.folder import RunFolder
 from tests.support.command_lines import run_here
 from tests.support.models.runs import (
@@ -80,6 +81,7 @@ def test_a_build_from_scenes_trains_and_measures_every_camera(folder: Path) -> N
     assert [len(answers) for answers in kept] == [2 * scenes - 1] * 2
     assert len({path.read_bytes() for path in (folder / "own.run").glob("member-*")}) == 2
     # The run and the bundle know the cameras.
+    assert reopen(RunFolder(folder / "own.run"), QUIET).data.cameras == CAMERAS
     for more in (["--run", str(folder / "own.run")], ["--data", str(folder / "scenes")]):
         again = run_here(
             main, "mdp-partition", "evaluate", "--bundle", str(bundle.path), *more, "--json"
@@ -105,6 +107,9 @@ def test_one_shared_network_is_trained_once_for_all_cameras(folder: Path, tmp_pa
     data = open_dataset(source, cameras=CAMERAS)
     schedule = {"shared": True, "teacher_views": "fused", "patience": 1}
     wanted = asked(source, epochs=1, schedule=schedule)
+    without = replace(plan, assignments=[replace(first, camera=None), *plan.assignments[1:]])
+    with pytest.raises(InputError, match="plan: device alpha has no camera: expected one for"):
+        train_step(RunFolder(tmp_path / "odd"), without, data, wanted, QUIET)
     work = train_step(RunFolder(tmp_path / "run"), plan, data, wanted, QUIET)
     one, two, three = (work.run.member(k).read_bytes() for k in range(3))
     # The third has another shape, and learns the pictures of all cameras too.
