@@ -280,7 +280,9 @@ def check_scenes(plan: Plan, asked: Asked) -> None:
         return
     if len([a for a in plan.assignments if a.camera]) < len(plan.assignments):
         without = next(a.device for a in plan.assignments if a.camera is None)
-        raise InputError(f"plan: device {without} has no camera: expected one for every device")
+        raise InputError(
+            f"--camera: expected one for every device of the plan, got none: {without}"
+        )
     for name, weight in (
         ("boost_weight", schedule.boost_weight),
         ("stack_weight", schedule.stack_weight),
