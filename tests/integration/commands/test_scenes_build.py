@@ -108,7 +108,7 @@ def test_one_shared_network_is_trained_once_for_all_cameras(folder: Path, tmp_pa
     schedule = {"shared": True, "teacher_views": "fused", "patience": 1}
     wanted = asked(source, epochs=1, schedule=schedule)
     without = replace(plan, assignments=[replace(first, camera=None), *plan.assignments[1:]])
-    with pytest.raises(InputError, match="--camera: expected one for .* got none: alpha"):
+    with pytest.raises(InputError, match=r"--camera: expected one for .* got none: alpha"):
         train_step(RunFolder(tmp_path / "odd"), without, data, wanted, QUIET)
     work = train_step(RunFolder(tmp_path / "run"), plan, data, wanted, QUIET)
     one, two, three = (work.run.member(k).read_bytes() for k in range(3))
