@@ -25,6 +25,7 @@ PAGES = {
     "scenes": "scenes.__main__",
     "scenes-drift": "scenes.drift",
     "scenes-sent": "scenes.sent",
+    "scenes-trained": "scenes.trained",
     "serving": "serving.__main__",
     "soak": "soak.page",
 }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
+from mdp.formats.profile import read_profiles
 from partitioner.config import (
     BuildConfig,
     checked,
@@ -22,7 +23,7 @@ from partitioner.config import (
 )
 from partitioner.planner.make_plan import Planned
 from partitioner.run.folder import RunFolder, bundle_name
-from partitioner.run.plan_settings import PlanSettings
+from partitioner.run.plan_settings import PlanSettings, check_cameras
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
     Augmentation,
@@ -80,6 +81,7 @@ def plan(
         from partitioner.estimates.accuracy_law import Training
         from partitioner.pipeline import planned_for
 
+        check_cameras(settings, [profile.name for profile in read_profiles(settings.profiles)])
         cameras = list(settings.cameras.values())
         pictures = None if data is None else open_dataset(data, cameras=cameras)
         training = None

@@ -17,6 +17,7 @@ from mdp.runtimes.base import Execution
 from mdp.runtimes.select import check_execution
 from partitioner.config import BuildConfig
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
+from partitioner.data.scenes import likely_cameras, single_pictures
 from partitioner.estimates.accuracy_law import Training
 from partitioner.export.evaluate import Report, evaluate, write_report
 from partitioner.export.quantize import check_calibration
@@ -29,7 +30,7 @@ from partitioner.networks.teacher import teacher_spec
 from partitioner.networks.weight_init import check_source
 from partitioner.planner.make_plan import Planned, make_planned
 from partitioner.run.folder import RunFolder, bundle_name, default_run
-from partitioner.run.plan_settings import PlanSettings
+from partitioner.run.plan_settings import PlanSettings, check_cameras
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
     Asked,
@@ -40,6 +41,7 @@ from partitioner.run.settings import (
 )
 from partitioner.run.weights import weights_of
 from partitioner.run_setup import (
+    check_scenes,
     checkpoint_of,
     cut_views,
     given_teacher,
@@ -75,13 +77,12 @@ def build_bundle(
     with together():
         named = bundle_name(name, out)
         check_target(out)
-        read_profiles(settings.profiles)
-        pictures = open_pictures(config)
+        check_cameras(settings, [profile.name for profile in read_profiles(settings.profiles)])
+        pictures = open_pictures(config, list(settings.cameras.values()))
         spec = teacher_spec(settings.teacher, settings.teacher_args)
         facts = teacher_facts(config, pictures, spec) if config.given_teacher else None
-    given = (
-        None if facts is None else given_teacher(folder, spec, facts, pictures, config, progress)
-    )
+        singles = single_pictures(pictures)
+    given = None if facts is None else given_teacher(folder, spec, facts, singles, config, progress)
     if given is not None and settings.teacher_accuracy is None:
         with owned(folder):
             share = teacher_accuracy(given, config, progress)
@@ -100,6 +101,8 @@ def build_bundle(
             weights=asked.weights_folder,
         )
         if not planned.plan.refused:
+            if len(planned.plan.cameras) < len(pictures.cameras):
+                pictures = open_pictures(config, planned.plan.cameras)
             check_ways(planned.plan, pictures)
     with together():
         if is_first():
@@ -153,6 +156,7 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
     """Finish the training in the run folder; raises InputError."""
     named = {a.k: a.network.name for a in plan.assignments if a.network is not None}
     with together():
+        check_scenes(plan, asked)
         weights = weights_of(asked.options.weights_folder, dict.fromkeys(named.values()))
         teaching = teaching_of(asked, plan, data, progress)
     settings = _settled(run, plan, data, asked, weights, teaching)
@@ -160,6 +164,11 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
     work = Work(run, settings, plan, data, progress, starts)
     if data.remark:
         progress.note(data.remark)
+    if names := likely_cameras(data):
+        progress.note(
+            f"{data.source}: looks like scenes of {', '.join(names)}, but pictures of one scene "
+            "may fall into different splits: name the devices' cameras with --camera"
+        )
     # Report unreadable pictures before hours of training.
     with first_then_others():
         cut_views(work.first_pixels, progress)
@@ -233,7 +242,12 @@ def reopen(run: RunFolder, progress: Progress) -> Work:
     """The run of a folder; raises InputError if its pictures have changed."""
     settings, plan = run.settings(), run.plan()
     facts = settings.data
-    data = open_dataset(facts.source, limit_train=facts.limit_train, limit_test=facts.limit_test)
+    data = open_dataset(
+        facts.source,
+        limit_train=facts.limit_train,
+        limit_test=facts.limit_test,
+        cameras=plan.cameras,
+    )
     for name in ("train", "calibration", "test"):
         if not data.split(name).digest.startswith(getattr(facts, name)):
             raise InputError(f"{facts.source}: the {name} split changed since {run.path} was made")
@@ -316,12 +330,14 @@ def inputs_of(
     folder = RunFolder(default_run(bundle.path) if run is None else run)
     known = folder if run is not None or folder.settings_file.is_file() else None
     facts = None if known is None else known.settings().data
+    cameras = bundle.manifest.plan.cameras
     if source is not None:
-        cameras = bundle.manifest.plan.cameras
         data = open_dataset(source, limit_train=limit_train, limit_test=limit_test, cameras=cameras)
     elif facts is not None:
         limit_test = facts.limit_test if limit_test is None else limit_test
-        data = open_dataset(facts.source, limit_train=facts.limit_train, limit_test=limit_test)
+        data = open_dataset(
+            facts.source, limit_train=facts.limit_train, limit_test=limit_test, cameras=cameras
+        )
         if not data.train.digest.startswith(facts.train):
             raise InputError(
                 f"{facts.source}: the train split changed since {folder.path} was made, so that "

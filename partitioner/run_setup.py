@@ -1,6 +1,6 @@
 """Set up a run: pictures, settings, and the teacher's accuracy."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -121,7 +121,7 @@ def teaching_of(asked: Asked, plan: Plan, data: Dataset, progress: Progress) -> 
     wanted, device = asked.options.teaching, training_device()
     if wanted == "kept" or (wanted == "auto" and device.type == "cpu"):
         return "kept"
-    obstacle = _not_live(asked) or _too_large(plan, data, memory_bytes(device))
+    obstacle = _not_live(asked, plan) or _too_large(plan, data, memory_bytes(device))
     if not obstacle:
         return "live"
     if wanted == "live":
@@ -130,8 +130,10 @@ def teaching_of(asked: Asked, plan: Plan, data: Dataset, progress: Progress) -> 
     return "kept"
 
 
-def _not_live(asked: Asked) -> str:
+def _not_live(asked: Asked, plan: Plan) -> str:
     """The setting that live teaching does not support; empty if there is none."""
+    if plan.cameras:
+        return "expected pictures without scenes, got cameras"
     augmentation, plain = asked.augmentation, Augmentation()
     # Training the teacher uses variants.
     several = augmentation.variants != plain.variants and not asked.teacher_schedule.epochs
@@ -258,12 +260,43 @@ def checkpoint_of(asked: Asked) -> Path | None:
     return path
 
 
-def open_pictures(asked: Asked) -> Dataset:
-    """The pictures of a training; raises InputError."""
+def open_pictures(asked: Asked, cameras: Sequence[str] = ()) -> Dataset:
+    """The pictures of a training, or with `cameras` its scenes; raises InputError."""
     options = asked.options
     return open_dataset(
-        options.data, limit_train=options.limit_train, limit_test=options.limit_test
+        options.data,
+        limit_train=options.limit_train,
+        limit_test=options.limit_test,
+        cameras=cameras,
     )
+
+
+def check_scenes(plan: Plan, asked: Asked) -> None:
+    """Raise InputError for settings that do not fit a plan with cameras, or one without."""
+    schedule = asked.schedule
+    if not plan.cameras:
+        if schedule.shared:
+            raise InputError("schedule.shared: expected --camera for every device beside it")
+        return
+    if len([a for a in plan.assignments if a.camera]) < len(plan.assignments):
+        without = next(a.device for a in plan.assignments if a.camera is None)
+        raise InputError(
+            f"--camera: expected one for every device of the plan, got none: {without}"
+        )
+    for name, weight in (
+        ("boost_weight", schedule.boost_weight),
+        ("stack_weight", schedule.stack_weight),
+    ):
+        if weight:
+            raise InputError(
+                f"schedule.{name}: expected 0 with --camera, got {weight:g}: sub-models see "
+                "different pictures"
+            )
+    if asked.augmentation.mixes and schedule.teacher_views != "own":
+        raise InputError(
+            f"schedule.teacher_views: expected own with mixup or cutmix, got "
+            f"{schedule.teacher_views}: the views of a scene are mixed with different others"
+        )
 
 
 def cut_views(cut: Callable[[SplitName], object], progress: Progress) -> None:

@@ -81,7 +81,8 @@ def train(
         from partitioner.run_setup import open_pictures
 
         with together():
-            chosen, data = read_plan(plan), open_pictures(asked)
+            chosen = read_plan(plan)
+            data = open_pictures(asked, chosen.cameras)
         with owned(folder):
             train_step(folder, chosen, data, asked, _progress())
     if is_first():

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +61,11 @@ def view_of(assignment: Assignment) -> View:
     return View(
         assignment.spec.image_size, assignment.region, assignment.encoding, assignment.camera
     )
+
+
+def single_view_of(assignment: Assignment) -> View:
+    """The same for pictures that are no longer in scenes."""
+    return replace(view_of(assignment), camera=None)
 
 
 def picture_of(source: Source, camera: str | None) -> Path | Pixels:

@@ -1,10 +1,10 @@
 """Labelled pictures: the digits that scikit-learn carries, or a class-per-folder tree.
 
 With `cameras`, a class has a folder for each scene, with one picture per camera:
-`<class>/<scene>/<camera>.jpg`. A scene counts as one picture and falls into one split whole.
+`<class>/<scene>/<camera>.jpg`. A scene counts as one picture and falls into one split whole; one
+without a picture of every camera is for training alone.
 
-Which picture falls into which split depends on its path alone, not on a seed: runs that differ in
-their seed are trained and measured on the same pictures.
+Splits depend on paths alone: runs of different seeds are trained and measured on the same pictures.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ SPLITS: tuple[SplitName, ...] = ("train", "calibration", "test")
 class PictureSet:
     """Labelled pictures in a fixed order; `targets[N]` index the data set's labels."""
 
-    #: What `mdp.pictures.crop.load_picture` takes, a path or the pixels themselves, or a scene.
+    #: What `mdp.pictures.crop.load_picture` takes, or scenes of it.
     sources: Sequence[Source]
     #: Path below the data folder, in POSIX notation.
     names: tuple[str, ...]
@@ -79,22 +79,26 @@ class Dataset:
     left_out: Mapping[str, int] = field(default_factory=dict)
     #: Scenes without a picture of one of the cameras asked for: camera -> how many.
     incomplete: Mapping[str, int] = field(default_factory=dict)
+    #: Pictures of cameras that were not asked for: camera -> how many.
+    others: Mapping[str, int] = field(default_factory=dict)
+    #: The cameras of scenes, sorted.
+    cameras: tuple[str, ...] = ()
 
     @property
     def remark(self) -> str:
         """One line about what was left out; empty where that is nothing."""
         lacking = ", ".join(f"{n:,} without {camera!r}" for camera, n in self.incomplete.items())
-        scenes = f"{self.source}: left out scenes: {lacking}" if lacking else ""
-        return "; ".join(filter(None, (self._strays, scenes)))
+        scenes = f"{self.source}: scenes for training alone: {lacking}" if lacking else ""
+        others = ", ".join(f"{n:,} of camera {camera!r}" for camera, n in self.others.items())
+        unused = f"{self.source}: pictures that no device uses: {others}" if others else ""
+        return "; ".join(filter(None, (self._strays, scenes, unused)))
 
     @property
     def _strays(self) -> str:
-        if not self.left_out:
-            return ""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.left_out.items()))
         count = sum(self.left_out.values())
         files = "file that is no picture" if count == 1 else "files that are no pictures"
-        return f"{self.source}: left out {count:,} {files}: {kinds}"
+        return f"{self.source}: left out {count:,} {files}: {kinds}" if count else ""
 
     def split(self, name: SplitName) -> PictureSet:
         """The split called `name`."""
@@ -129,6 +133,8 @@ class _Reading:
     cameras: Sequence[str]
     left_out: Counter[str] = field(default_factory=Counter)
     incomplete: Counter[str] = field(default_factory=Counter)
+    others: Counter[str] = field(default_factory=Counter)
+    partial: list[_Sample] = field(default_factory=list)  # scenes that lack a camera
 
 
 def open_dataset(
@@ -140,11 +146,11 @@ def open_dataset(
 ) -> Dataset:
     """Find and split the pictures of `source`, `digits` or a folder; none is decoded yet.
 
-    With `cameras` the folder holds scenes, of which those are kept that have a picture of each.
+    With `cameras` the folder holds scenes; those that lack some are in `train` alone.
     `limit_train` bounds train and calibration together, `limit_test` the test split; both take
     the same share of every class. Raises InputError naming what was found and what was expected.
     """
-    reading = _Reading(tuple(dict.fromkeys(cameras)))
+    reading = _Reading(sorted(set(cameras)))
     if source == DIGITS:
         if cameras:
             raise InputError(f"{DIGITS}: expected a folder of scenes with cameras, has none")
@@ -155,14 +161,18 @@ def open_dataset(
     kept = _limited(labels, kept, limit_train, "--limit-train", least=2)
     test = _limited(labels, test, limit_test, "--limit-test", least=1)
     train, calibration = _hold_out(labels, kept, CALIBRATION_SHARE, least=2, where=source)
+    room = limit_train and max(0, limit_train - len(kept))
+    partial = _limited(labels, reading.partial, room, "--limit-train", least=0)
     return Dataset(
         source=source,
         labels=tuple(labels),
-        train=_picture_set(train),
+        train=_picture_set(train + partial),
         calibration=_picture_set(calibration),
         test=_picture_set(test),
         left_out=dict(reading.left_out),
         incomplete=dict(reading.incomplete),
+        others=dict(reading.others),
+        cameras=tuple(reading.cameras),
     )
 
 
@@ -237,18 +247,22 @@ def _read_tree(root: Path, below: str, reading: _Reading) -> tuple[list[str], li
             found = f"only {sum(others.values())} other files" if others else "no file"
             raise InputError(f"{folder}: expected pictures of class {label!r}, found {found}")
         reading.left_out.update(others)
-        sources = (
-            _scenes(folder, files, reading) if reading.cameras else ((file, file) for file in files)
-        )
-        samples += [
-            _Sample(source, f"{label}/{path.relative_to(folder).as_posix()}", target)
-            for path, source in sources
-        ]
+        scenes = _scenes(folder, files, reading) if reading.cameras else {p: p for p in files}
+        for path, source in scenes.items():
+            sample = _Sample(source, f"{label}/{path.relative_to(folder).as_posix()}", target)
+            if not _lacks(source, reading):
+                samples.append(sample)
+            elif below not in TEST_FOLDERS:
+                reading.partial.append(sample)
     return labels, samples
 
 
-def _scenes(folder: Path, files: Sequence[Path], reading: _Reading) -> list[tuple[Path, Scene]]:
-    """The complete scenes of one class, in the order of their folders."""
+def _lacks(source: Source, reading: _Reading) -> bool:
+    return isinstance(source, Mapping) and len(source) < len(reading.cameras)
+
+
+def _scenes(folder: Path, files: Sequence[Path], reading: _Reading) -> Mapping[Path, Source]:
+    """The scenes of one class by folder; raises InputError where none has every camera."""
     scenes: dict[Path, dict[str, Path]] = {}
     for file in files:
         if file.parent == folder:
@@ -258,19 +272,19 @@ def _scenes(folder: Path, files: Sequence[Path], reading: _Reading) -> list[tupl
             raise InputError(
                 f"{file}: camera {file.stem!r} has another picture there: {other.name}"
             )
-    complete: list[tuple[Path, Scene]] = []
+    known: dict[Path, Source] = {}
     for place, scene in scenes.items():
-        lacking = [camera for camera in reading.cameras if camera not in scene]
-        reading.incomplete.update(lacking)
-        if not lacking:
-            complete.append((place, {camera: scene[camera] for camera in reading.cameras}))
-    if not complete:
-        there = ", ".join(sorted({camera for scene in scenes.values() for camera in scene})[:9])
+        reading.incomplete.update(c for c in reading.cameras if c not in scene)
+        reading.others.update(c for c in scene if c not in reading.cameras)
+        if there := {c: scene[c] for c in reading.cameras if c in scene}:
+            known[place] = there
+    if all(_lacks(scene, reading) for scene in known.values()):
+        names = ", ".join(sorted({camera for scene in scenes.values() for camera in scene})[:9])
         raise InputError(
             f"{folder}: expected scenes with a picture each of {', '.join(reading.cameras)}, "
-            f"found none among {len(scenes):,} (cameras there: {there})"
+            f"found none among {len(scenes):,} (cameras there: {names})"
         )
-    return complete
+    return known
 
 
 def _files(folder: Path) -> tuple[list[Path], Counter[str]]:

@@ -141,6 +141,11 @@ class Labels:
     #: Probabilities `[N, C]` of mixed pictures.
     mixed: Array | None = None
 
+    def part(self, of: slice) -> "Labels":
+        """The labels of some of the pictures."""
+        mixed = None if self.mixed is None else self.mixed[of]
+        return Labels(self.targets[of], self.num_classes, mixed)
+
     def __getitem__(self, index: Index) -> Tensor:
         """Probabilities `[B, C]`, float32, of the pictures `index`."""
         if self.mixed is not None:

@@ -42,6 +42,7 @@ from mdp.fusion.fuse import (
 from mdp.runtimes.onnxruntime import open_session
 from partitioner.data.crops import View, load_views, view_of
 from partitioner.data.datasets import Dataset, PictureSet, open_dataset, thinned
+from partitioner.data.scenes import fused_answers, places, single_pictures
 from partitioner.estimates.macs import macs, parameters
 from partitioner.export.sessions import (
     latency_ms,
@@ -313,14 +314,18 @@ def _teacher(
         progress.note(f"{run.path}: not the run that {bundle.path} was made of: teacher left out")
         return None
     view = View(bundle.manifest.plan.require_teacher().shape.image_size)
-    pixels = load_views(data.test, [view], cache, progress, "test split, for the teacher")[0]
+    single = single_pictures(data).test
+    pixels = load_views(single, [view], cache, progress, "test split, for the teacher")[0]
     session = open_session(run.teacher_onnx)
-    kept = run.answers(data.test.digest[:16]) if run.teacher.is_file() else None
+    kept = run.answers(single.digest[:16]) if run.teacher.is_file() else None
     if kept is not None and kept.is_file():
         logits = np.load(kept)
     else:
         progress.note(f"running the teacher on {len(pixels):,} pictures")
         logits = run_session(session, pixels, ["logits"])[0]
+    if data.cameras:
+        # The answers to all views of a scene are fused, as the sub-models' are.
+        logits = fused_answers(logits, places(data.test, data.cameras))
     return accuracy(logits, data.test.targets), latency_ms(run_of(session), pixels)
 
 

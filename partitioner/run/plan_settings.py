@@ -1,6 +1,7 @@
 """Settings of a plan: targets, devices, and the base of its predictions."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, get_args
 
 import msgspec
@@ -140,3 +141,13 @@ def checked_client_mbit(client_mbit: float, name: str = "--client-mbit") -> floa
     if not client_mbit > 0:
         raise InputError(f"{name}: expected a number above 0, got {client_mbit:g}")
     return client_mbit
+
+
+def check_cameras(settings: PlanSettings, devices: Sequence[str]) -> None:
+    """Raise InputError for the camera of none of `devices`."""
+    for device, camera in settings.cameras.items():
+        if device not in devices:
+            raise InputError(
+                f"plan.cameras: expected cameras of {', '.join(devices)}; camera {camera!r} is "
+                f"said to be {device}'s, which --profiles lacks"
+            )

@@ -12,6 +12,7 @@ from mdp.formats.plan import TeacherArgument
 
 Autocast = Literal["fp32", "bf16"]
 Teaching = Literal["kept", "live"]
+TeacherViews = Literal["own", "fused", "both"]
 Epochs = Annotated[int, Meta(ge=0, le=100_000, description="Passes over the training pictures")]
 BatchSize = Annotated[
     int, Meta(ge=1, le=65_536, description="Pictures per step, over all processes")
@@ -119,6 +120,20 @@ class MemberSchedule(Schedule, frozen=True):
             "split, and take the best; 0 is never",
         ),
     ] = 0
+    teacher_views: Annotated[
+        TeacherViews,
+        Meta(
+            description="With scenes: the teacher's answer that a sub-model learns, to its own "
+            "camera's picture, fused over a random part of the scene's, or the mean of both"
+        ),
+    ] = "own"
+    shared: Annotated[
+        bool,
+        Meta(
+            description="With scenes: train on the pictures of all cameras, sub-models of one "
+            "shape once"
+        ),
+    ] = False
 
     @property
     def boosting(self) -> bool:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mdp.formats.plan import Assignment, Plan
-from partitioner.data.crops import View, load_views, view_of
+from partitioner.data.crops import View, load_views, single_view_of, view_of
 from partitioner.data.datasets import Dataset, SplitName
 from partitioner.data.memmaps import Views, load_weights
+from partitioner.data.scenes import Places, places, single_pictures
 from partitioner.data.variants import Variants
 from partitioner.networks.members import build_member
 from partitioner.networks.submodel import Member
@@ -28,6 +29,11 @@ class Work:
     progress: Progress
     #: k of members that start from pretrained weights -> the file.
     weights: Mapping[int, Path] = field(default_factory=dict)
+    #: The pictures of scenes one by one, as the teacher sees them; `data` where there are none.
+    singles: Dataset = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "singles", single_pictures(self.data))
 
     @property
     def variants(self) -> Variants:
@@ -35,13 +41,13 @@ class Work:
         settings = self.settings
         longest = max(settings.schedule.epochs, settings.teacher_schedule.epochs)
         return Variants(
-            pictures=self.data.train,
+            pictures=self.singles.train,
             num_classes=len(self.data.labels),
             augmentation=settings.augmentation,
             seed=settings.seed,
             count=min(settings.augmentation.variants, longest),
             teacher=self.teacher_view,
-            members=tuple(view_of(a) for a in self.plan.assignments),
+            members=tuple(dict.fromkeys(single_view_of(a) for a in self.plan.assignments)),
             cache=self.run.cache,
             progress=self.progress,
         )
@@ -59,12 +65,12 @@ class Work:
         """The train split `[N, S, S, 3]`, whole, at the finest view's resolution."""
         view = View(self.variants.image_size)
         what = f"train split, {view.image_size} px"
-        return load_views(self.data.train, [view], self.run.cache, self.progress, what)[0]
+        return load_views(self.singles.train, [view], self.run.cache, self.progress, what)[0]
 
     def teacher_pixels(self, split: SplitName) -> Views:
         """A split `[N, S, S, 3]` as the teacher sees it, unchanged."""
         what = f"{split} split, {self.teacher_view.image_size} px for the teacher"
-        pictures = self.data.split(split)
+        pictures = self.singles.split(split)
         return load_views(pictures, [self.teacher_view], self.run.cache, self.progress, what)[0]
 
     def member_pixels(self, assignment: Assignment, split: SplitName) -> Views:
@@ -74,13 +80,25 @@ class Work:
         arrays = load_views(self.data.split(split), views, self.run.cache, self.progress, what)
         return arrays[assignment.k]
 
+    @property
+    def places(self) -> Places:
+        """Cameras and scenes of the single training pictures."""
+        return places(self.data.train, self.data.cameras)
+
+    def trained_on(self, assignment: Assignment) -> slice:
+        """The single training pictures of one sub-model: its camera's, or all of a shared one."""
+        if self.settings.schedule.shared or assignment.camera is None:
+            return slice(None)
+        return self.places.of(assignment.camera)
+
     def first_pixels(self, split: SplitName) -> None:
         """Cut a split for the teacher and the first sub-model, or for live teaching."""
         if split == "train" and self.settings.teaching == "live":
             self.canvases()
             return
         self.teacher_pixels(split)
-        self.member_pixels(self.plan.assignments[0], split)
+        if split != "train" or not self.data.cameras:
+            self.member_pixels(self.plan.assignments[0], split)
 
     def stage(
         self,
@@ -88,11 +106,12 @@ class Work:
         what: str,
         schedule: Schedule,
         patience: int = 0,
+        rows: slice = slice(None),
     ) -> Stage:
-        """Training of the network `name` on the train split; `what` is its name in messages."""
+        """Training of the network `name` on training pictures; `what` is its name in messages."""
         return Stage(
             name=what,
-            pictures=len(self.data.train),
+            pictures=len(range(len(self.singles.train))[rows]),
             schedule=schedule,
             seed=derived_seed(self.settings.seed, name),
             autocast=self.settings.autocast,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from torch.nn import functional as F
 
 from mdp.errors import InputError
 from mdp.files import write_bytes
-from mdp.formats.plan import Assignment
-from partitioner.data.crops import view_of
+from mdp.formats.plan import Assignment, Spec
+from partitioner.data.crops import View, single_view_of, view_of
 from partitioner.data.memmaps import Array, Index, Views, load, rows
+from partitioner.data.scenes import taught
 from partitioner.networks.families import FamilyMember, cut_classifier, own_classifier
 from partitioner.networks.linear_probe import fit_classifier
 from partitioner.networks.submodel import Member, SubModel
@@ -24,7 +26,7 @@ from partitioner.run.curves import Curve
 from partitioner.training.cached_outputs import BATCH, batch, device_of, keep_outputs
 from partitioner.training.compute import training_device
 from partitioner.training.context import Work
-from partitioner.training.distributed import finished
+from partitioner.training.distributed import finished, on_first
 from partitioner.training.live import LiveRun
 from partitioner.training.loop import Validate, derived_seed, train_stage
 from partitioner.training.student import DistillationTargets, MemberLoss, Student
@@ -42,12 +44,30 @@ def train_members(work: Work, teacher: Teacher, logits: Sequence[Array]) -> None
     for assignment in work.plan.assignments:
         if finished(work.run.member(assignment.k)):
             continue
+        if (twin := _twin(work, assignment)) is not None:
+            on_first(partial(_copy, work, assignment, twin))
+            continue
         if work.settings.teaching == "live":
             live = live or LiveRun.of(work, teacher)
             submodel = untrained(work, assignment, teacher)
             _keep(work, assignment, submodel, live.train(assignment, submodel))
         else:
             _train_member(work, assignment, teacher, logits)
+
+
+def _twin(work: Work, assignment: Assignment) -> Assignment | None:
+    """The earlier sub-model whose weights `assignment` shares, if any."""
+
+    def shape(one: Assignment) -> tuple[Spec, View]:
+        return one.spec, single_view_of(one)
+
+    earlier = work.plan.assignments[: assignment.k] if work.settings.schedule.shared else []
+    return next((one for one in earlier if shape(one) == shape(assignment)), None)
+
+
+def _copy(work: Work, assignment: Assignment, twin: Assignment) -> None:
+    work.progress.note(f"sub-model {assignment.k} shares the weights of sub-model {twin.k}")
+    _keep(work, assignment, work.load_member(twin), [])
 
 
 def _train_member(
@@ -72,13 +92,16 @@ def _train_member(
         _keep(work, assignment, student.submodel, curve)
 
     what = f"training sub-model {k} for {assignment.device}"
-    stage = work.stage(f"member-{k}", what, schedule, schedule.patience)
+    stage = work.stage(
+        f"member-{k}", what, schedule, schedule.patience, work.trained_on(assignment)
+    )
     train_stage(stage, prepare, keep, work.progress)
 
 
 def _keep(work: Work, assignment: Assignment, submodel: Member, curve: Curve) -> None:
     """Write a finished sub-model to the run folder, and report its accuracy on calibration."""
-    work.run.keep_curve(f"member-{assignment.k}", curve)
+    if curve:
+        work.run.keep_curve(f"member-{assignment.k}", curve)
     targets = work.data.calibration.targets
     student = Student(submodel).to(device_of(submodel)).eval()
     logits = _bag_logits(student, work.member_pixels(assignment, "calibration"))
@@ -130,18 +153,19 @@ def _start_heads(work: Work, assignment: Assignment, submodel: Member, weights: 
     if rows and own is not None and own.in_features == submodel.width:
         submodel.start_heads(cut_classifier(own, rows))
         return f"{count} rows of its classifier"
-    pixels = work.member_pixels(assignment, "train")
+    part = work.trained_on(assignment)
+    pixels = work.variants.view(single_view_of(assignment), 0)[part]
     index = np.arange(0, len(pixels), math.ceil(len(pixels) / _PROBED))
     device = training_device()
     submodel.to(device).eval()
     features = []
     with torch.inference_mode():
-        for part in np.array_split(index, math.ceil(len(index) / BATCH)):
-            seen = submodel.normalise(batch(pixels, part, device))
+        for some in np.array_split(index, math.ceil(len(index) / BATCH)):
+            seen = submodel.normalise(batch(pixels, some, device))
             features.append(submodel.of_normalised(seen).feature)
     # Tensors made in inference mode cannot be fitted to.
     known = torch.cat(features).clone()
-    targets = torch.from_numpy(work.data.train.targets[index]).to(device)
+    targets = torch.from_numpy(work.singles.train.targets[part][index]).to(device)
     probe = nn.Linear(submodel.width, count)
     weight, bias = fit_classifier(known, targets, count)
     probe.load_state_dict({"weight": weight, "bias": bias})
@@ -169,15 +193,23 @@ def _init_from_earlier(work: Work, submodel: Member, k: int) -> bool:
 def _targets(work: Work, assignment: Assignment, logits: Sequence[Array]) -> DistillationTargets:
     """Sub-model k's views, labels, teacher logits and predecessors' outputs, per variant."""
     k, variants, schedule = assignment.k, work.variants, work.settings.schedule
-    every = _seen(work, k)
+    every, part, view = _seen(work, k), work.trained_on(assignment), single_view_of(assignment)
     boosting, stacking = k > 0 and schedule.boosting, k > 0 and schedule.stacking
     return DistillationTargets(
-        pixels=[variants.view(view_of(assignment), v) for v in every],
-        labels=[variants.labels(v) for v in every],
-        teacher=[logits[v] for v in every],
+        pixels=[variants.view(view, v)[part] for v in every],
+        labels=[variants.labels(v).part(part) for v in every],
+        teacher=[_taught(work, logits[v], v, part) for v in every],
         before=[load(_sum(work, k - 1, v)) for v in every if boosting],
         imitated=[load(_feature(work, k - 1, v)) for v in every if stacking],
     )
+
+
+def _taught(work: Work, logits: Array, variant: int, part: slice) -> Array:
+    """The teacher's centred logits `[N, C]` that a sub-model learns, for one variant."""
+    if not work.data.cameras:
+        return logits
+    random = np.random.default_rng([work.settings.seed, variant])
+    return taught(logits, work.places, part, work.settings.schedule.teacher_views, random)
 
 
 def _seen(work: Work, k: int) -> range:

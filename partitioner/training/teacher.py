@@ -164,7 +164,7 @@ def _untrained(work: Work, checkpoint: Path | None) -> Teacher:
     facts, spec = work.settings.teacher, work.plan.require_teacher()
     torch.manual_seed(derived_seed(work.settings.seed, "teacher", "init"))
     if facts.pretrained or checkpoint is not None:
-        return GivenTeacher(work.run, spec, facts, work.data, checkpoint, work.progress).build()
+        return GivenTeacher(work.run, spec, facts, work.singles, checkpoint, work.progress).build()
     teacher = _random(work)
     init_weights(teacher.network)
     return teacher
@@ -175,7 +175,7 @@ def ensure_targets(work: Work, teacher: Teacher) -> list[Array]:
 
     None where teaching is live. Those for calibration and test are kept too.
     """
-    run, variants, count = work.run, work.variants, len(work.data.train)
+    run, variants, count = work.run, work.variants, len(work.singles.train)
     teacher.to(training_device())
     kept = [
         run.answers(f"{variants.digest}-{v}-logits")
@@ -201,7 +201,8 @@ def ensure_targets(work: Work, teacher: Teacher) -> list[Array]:
 
 def _ensure_plain(work: Work, teacher: Teacher, split: SplitName) -> None:
     """Keep the teacher's fp32 logits for an unchanged split."""
-    path = work.run.answers(work.data.split(split).digest[:16])
+    pictures = work.singles.split(split)
+    path = work.run.answers(pictures.digest[:16])
     if path.exists():
         return
     pixels = work.teacher_pixels(split)
@@ -214,7 +215,7 @@ def _ensure_plain(work: Work, teacher: Teacher, split: SplitName) -> None:
             dtype=np.float32,
             advance=advance,
         )
-    right = accuracy(load(path), work.data.split(split).targets)
+    right = accuracy(load(path), pictures.targets)
     work.progress.note(f"teacher: {right:.1%} on {len(pixels):,} {split} pictures")
 
 

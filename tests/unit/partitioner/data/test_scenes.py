@@ -1,5 +1,6 @@
 """Scenes: a folder per class, in it one per scene, in it a picture per camera."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,16 @@ from PIL import Image
 from mdp.errors import InputError
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import SPLITS, open_dataset
+from partitioner.data.scenes import (
+    Places,
+    fused_answers,
+    likely_cameras,
+    places,
+    single_pictures,
+    taught,
+)
 from partitioner.run.progress import Progress
+from partitioner.run.settings import TeacherViews
 
 CAMERAS = ("front", "side")
 
@@ -44,14 +54,28 @@ def test_a_scene_falls_into_one_split_and_each_member_sees_its_camera(
     assert side[:, 0, 0, 0].tolist() == [100 + level for level in expected]
 
 
-def test_scenes_without_one_of_the_cameras_are_left_out_and_counted(scenes: Path) -> None:
+def test_scenes_without_one_of_the_cameras_are_for_training_alone(scenes: Path) -> None:
     whole = open_dataset(str(scenes), cameras=CAMERAS)
     for n in (3, 4):
         (scenes / "a" / f"{n:02d}" / "side.png").unlink()
     data = open_dataset(str(scenes), cameras=CAMERAS)
     assert data.incomplete == {"side": 2}
-    assert data.remark == f"{scenes}: left out scenes: 2 without 'side'"
-    assert sum(len(data.split(split)) for split in SPLITS) == 22
+    assert data.remark == f"{scenes}: scenes for training alone: 2 without 'side'"
+    partial = [n for n, scene in zip(data.train.names, data.train.sources, strict=True)
+               if isinstance(scene, Mapping) and len(scene) < 2]  # fmt: skip
+    assert partial == ["a/03", "a/04"]
+    assert sum(len(data.split(split)) for split in SPLITS) == 24
+    # Other splits are as if the two were not there, and a limit leaves them out first.
+    for n in (3, 4):
+        (scenes / "a" / f"{n:02d}" / "front.png").rename(scenes / f"{n}.png")
+    without = open_dataset(str(scenes), cameras=CAMERAS)
+    assert [without.split(s).digest for s in SPLITS[1:]] == [
+        data.split(s).digest for s in SPLITS[1:]
+    ]
+    for n in (3, 4):
+        (scenes / f"{n}.png").rename(scenes / "a" / f"{n:02d}" / "front.png")
+    limited = open_dataset(str(scenes), cameras=CAMERAS, limit_train=12)
+    assert not {"a/03", "a/04"} & set(limited.train.names)
     # One camera alone has them all; other pictures make another digest.
     front = open_dataset(str(scenes), cameras=["front"])
     assert (front.incomplete, sum(len(front.split(split)) for split in SPLITS)) == ({}, 24)
@@ -85,3 +109,74 @@ def test_cameras_need_scenes_and_scenes_need_cameras(scenes: Path, tmp_path: Pat
     ):
         with pytest.raises(InputError, match=expected):
             load_views(data.test, [view], tmp_path / "cache", Progress(), "test")
+
+
+def test_partial_scenes_of_the_test_folder_are_not_trained_on(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for label in "ab":
+            for n in range(3):
+                for camera in CAMERAS:
+                    grey(tmp_path / "two" / split / label / f"{split}{n}" / f"{camera}.png", n)
+    (tmp_path / "two/test/a/test1/side.png").unlink()
+    data = open_dataset(str(tmp_path / "two"), cameras=CAMERAS)
+    names = {split: len(data.split(split)) for split in SPLITS}
+    assert names == {"train": 4, "calibration": 2, "test": 5}
+
+
+def test_single_pictures_are_in_the_order_of_cameras_and_scenes(scenes: Path) -> None:
+    (scenes / "a/03/front.png").unlink()
+    data = open_dataset(str(scenes), cameras=CAMERAS)
+    single, where = single_pictures(data).train, places(data.train, data.cameras)
+    side = where.of("side")
+    assert where.of("front").stop == side.start == len(data.train) - 1
+    assert len(single) == len(range(len(single))[side]) + side.start == 2 * len(data.train) - 1
+    assert [data.train.names[row] for row in where.scene[side]] == list(data.train.names)
+    for row, name in enumerate(single.names):
+        assert name.startswith(data.train.names[where.scene[row]])
+        assert str(single.sources[row]).endswith(f"{name}.png")
+        assert single.targets[row] == data.train.targets[where.scene[row]]
+    plain = open_dataset("digits", limit_train=20, limit_test=10)
+    assert single_pictures(plain) is plain
+
+
+#: Three scenes: the first with both cameras, then one of each.
+WHERE = Places(CAMERAS, np.array([0, 0, 1, 1]), np.array([0, 1, 0, 2]))
+ANSWERS = np.array([[1, -1], [2, -2], [3, -3], [4, -4]], dtype=np.float16)
+
+
+def test_answers_are_fused_over_the_views_that_are_there() -> None:
+    assert fused_answers(ANSWERS, WHERE)[:, 0].tolist() == [2, 2, 4]
+    random = np.random.default_rng(0)
+    drawn = np.stack([fused_answers(ANSWERS, WHERE, random)[:, 0] for _ in range(60)])
+    # A scene of two views has either or both, one of one view has that one.
+    assert {float(value) for value in drawn[:, 0]} == {1, 2, 3}
+    assert np.unique(drawn[:, 1:], axis=0).tolist() == [[2, 4]]
+
+
+def test_a_sub_model_learns_the_answers_that_were_asked_for() -> None:
+    def learnt(wanted: TeacherViews, part: slice) -> list[float]:
+        answers = taught(ANSWERS, WHERE, part, wanted, np.random.default_rng(3))
+        return [float(value) for value in answers[:, 0]]
+
+    front, side = WHERE.of("front"), WHERE.of("side")
+    fused = fused_answers(ANSWERS, WHERE, np.random.default_rng(3))[:, 0].tolist()
+    assert learnt("own", front) == [1, 2]
+    assert (learnt("fused", front), learnt("fused", side)) == (fused[:2], [fused[0], fused[2]])
+    assert learnt("both", side) == [(3 + fused[0]) / 2, 4]
+    # One shared network learns all pictures.
+    assert learnt("fused", WHERE.of(None)) == [fused[0], fused[1], fused[0], fused[2]]
+
+
+def test_single_pictures_that_look_like_scenes_are_noticed(scenes: Path) -> None:
+    assert likely_cameras(open_dataset(str(scenes))) == ["front", "side"]
+    assert likely_cameras(open_dataset(str(scenes), cameras=CAMERAS)) == []
+    for folder in scenes.glob("*/*"):
+        # Names of their own: pictures that are merely sorted into folders.
+        for file in folder.glob("*.png"):
+            file.rename(folder / f"{folder.parent.name}-{folder.name}-{file.name}")
+    assert likely_cameras(open_dataset(str(scenes))) == []
+
+
+def test_pictures_of_a_camera_that_no_device_has_are_counted(scenes: Path) -> None:
+    data = open_dataset(str(scenes), cameras=["front"])
+    assert data.remark == f"{scenes}: pictures that no device uses: 24 of camera 'side'"
