@@ -62,6 +62,7 @@ class CameraAgent:
                     self._counters.count_rejected(self._router.rejected())
                     if line := self._counters.report(time.monotonic()):
                         self._report(line)
+            self._recording.tend(over=True)
 
     def _receive(self, peer: Peer, frames: Sequence[Buffer]) -> None:
         try:

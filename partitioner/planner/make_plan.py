@@ -118,7 +118,7 @@ def make_planned(
         cameras=settings.cameras,
     )
     solution = _searched(problem, settings)
-    plan, nearest_ms = _with_cameras(solution.plan, settings), None
+    plan, nearest_ms = solution.plan, None
     if plan.refused and settings.anyway:
         plan = msgspec.structs.replace(
             plan, refused=False, reason=f"made against advice: {plan.reason}"
@@ -132,16 +132,6 @@ def make_planned(
         problem=problem,
         pareto=pareto(problem, settings.latency_ms) if front else [],
         explanations=explain(problem, solution) if explained else [],
-    )
-
-
-def _with_cameras(plan: Plan, settings: PlanSettings) -> Plan:
-    return msgspec.structs.replace(
-        plan,
-        assignments=[
-            msgspec.structs.replace(a, camera=settings.cameras.get(a.device))
-            for a in plan.assignments
-        ],
     )
 
 
