@@ -70,7 +70,7 @@ manifests:
 
 # The tutorial that trains, word for word, and the notebook: two minutes of processor time.
 tutorials: $(STAMP)
-	$(BIN)/pytest --timeout 1200 tests/tutorials/trained.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest --timeout 1200 tests/tutorials/trained.py
 
 # An hour and more on one core: make fuzz RUNS=10000000; one target: make fuzz TARGETS=frames.
 fuzz: $(STAMP)

@@ -166,7 +166,8 @@ class AsyncClient(BaseClient):
                     raise
                 answer = error
             yield answer
-            await asyncio.sleep(max(0.0, started_s + how.every_ms / 1e3 - self._clock()))
+            answered = isinstance(answer, Prediction)
+            await asyncio.sleep(how.pause_s(self._clock() - started_s, answered=answered))
 
     @asynccontextmanager
     async def _connection_for(self, deadline: Deadline) -> AsyncIterator[FleetConnection]:

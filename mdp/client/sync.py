@@ -127,7 +127,8 @@ class Client(BaseClient, Closing):
                     raise
                 answer = error
             yield answer
-            time.sleep(max(0.0, started_s + how.every_ms / 1e3 - self._clock()))
+            answered = isinstance(answer, Prediction)
+            time.sleep(how.pause_s(self._clock() - started_s, answered=answered))
 
     @overload
     def stream(

@@ -272,6 +272,10 @@ def test_a_revoked_key_is_allowed_under_no_name(tmp_path: Path) -> None:
         revoke(tmp_path, "nobody")
     assert [path.name for path in revoke(tmp_path, "office")] == ["desk.revoked", "office.revoked"]
     assert [client.name for client in load_clients(tmp_path)[0].values()] == ["phone"]
+    for again in ("-2", "-3"):
+        new_keys(tmp_path / again, "office", new_pair)
+        (tmp_path / again / "office.public").rename(tmp_path / "office.public")
+        assert [path.name for path in revoke(tmp_path, "office")] == [f"office.revoked{again}"]
 
 
 def test_names_of_following_keys() -> None:
