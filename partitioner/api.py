@@ -12,24 +12,12 @@ from typing import TYPE_CHECKING
 
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
-from partitioner.config import (
-    BuildConfig,
-    checked,
-    checked_plan,
-    key_of,
-    naming,
-    read_config,
-)
+from partitioner.config import BuildConfig, checked, checked_plan, key_of, naming, read_config
 from partitioner.planner.make_plan import Planned
 from partitioner.run.folder import RunFolder, bundle_name
 from partitioner.run.plan_settings import PlanSettings
 from partitioner.run.progress import Progress
-from partitioner.run.settings import (
-    Augmentation,
-    MemberSchedule,
-    RunOptions,
-    TeacherSchedule,
-)
+from partitioner.run.settings import Augmentation, MemberSchedule, RunOptions, TeacherSchedule
 from partitioner.training.compute import own_threads, use_threads
 from partitioner.training.world import world
 

@@ -31,13 +31,7 @@ from partitioner.planner.make_plan import Planned, make_planned
 from partitioner.run.folder import RunFolder, bundle_name, default_run
 from partitioner.run.plan_settings import PlanSettings
 from partitioner.run.progress import Progress
-from partitioner.run.settings import (
-    Asked,
-    MemberSchedule,
-    Settings,
-    Teaching,
-    differences,
-)
+from partitioner.run.settings import Asked, MemberSchedule, Settings, Teaching, differences
 from partitioner.run.weights import weights_of
 from partitioner.run_setup import (
     checkpoint_of,

@@ -228,10 +228,7 @@ def _show_agent(out: Console, agent: "AgentProcess") -> None:
 
 
 def _classify_all(
-    out: Console,
-    client: Client,
-    labelled: Sequence[tuple[str | None, Picture]],
-    seen: _Seen,
+    out: Console, client: Client, labelled: Sequence[tuple[str | None, Picture]], seen: _Seen
 ) -> None:
     """Every held-out picture through the agents."""
     out.print(

@@ -9,14 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
-from mdp.arguments import (
-    Errors,
-    Raising,
-    Streaming,
-    Watching,
-    check_pictures,
-    check_timeout_s,
-)
+from mdp.arguments import Errors, Raising, Streaming, Watching, check_pictures, check_timeout_s
 from mdp.client.base import (
     CONNECT_TIMEOUT_S,
     DEFAULT_DEADLINE_MS,

@@ -38,14 +38,7 @@ from mdp.requests.deadline import Deadline
 from mdp.requests.hedging import DEFAULT_SHARE
 from mdp.requests.in_flight import InFlight
 from mdp.requests.prediction import AnswerBuilder, Prediction
-from mdp.requests.reason import (
-    BACKLOGGED,
-    LEFT_OUT,
-    NOT_IN_FLEET,
-    PROBATION,
-    UNREACHABLE,
-    Reason,
-)
+from mdp.requests.reason import BACKLOGGED, LEFT_OUT, NOT_IN_FLEET, PROBATION, UNREACHABLE, Reason
 from mdp.requests.replicas import Chance
 from mdp.requests.session import Action, Failed, Finish, Replied, Session, Stages, TimePassed
 from mdp.requests.stuck_output import CONSTANT, StuckOutputDetector
@@ -151,10 +144,7 @@ class Dispatcher:
         return bool(self._book.calls)
 
     def submit(
-        self,
-        question: Question,
-        deadline: Deadline,
-        done: Callable[[Call], None] | None = None,
+        self, question: Question, deadline: Deadline, done: Callable[[Call], None] | None = None
     ) -> Call:
         """Begin a call; `done` is called when there is its answer, perhaps before this returns."""
         now_s, decide_s = self._clock(), deadline.decide_s

@@ -64,10 +64,7 @@ def frames_of(
 ) -> FramesSeen:
     """The frames of all that is in an answer, their ages as of now."""
     return {
-        part.device: (
-            seen[part.device].number,
-            (now_s - seen[part.device].taken_s(part)) * 1e3,
-        )
+        part.device: (seen[part.device].number, (now_s - seen[part.device].taken_s(part)) * 1e3)
         for part in arrived.values()
     }
 

@@ -113,8 +113,7 @@ def core_for(execution: Execution) -> tuple[Any, Any]:
         openvino = import_openvino()
     except ImportError as error:
         raise NotHereError(
-            f"openvino in {execution.precision}",
-            f"which is not installed ({install('openvino')})",
+            f"openvino in {execution.precision}", f"which is not installed ({install('openvino')})"
         ) from error
     core = core_of(openvino)
     _check_device(core, device_of(execution.provider), execution.precision)

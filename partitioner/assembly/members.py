@@ -185,11 +185,7 @@ def reference_point(profile: DeviceProfile, network: NetworkSpec) -> LatencyPoin
 
     def distance(point: LatencyPoint) -> tuple[bool, bool, float]:
         size = macs(spec_of(point), 0) / network.macs
-        return (
-            point.threads != way.threads,
-            point.runtime != way.runtime,
-            max(size, 1 / size),
-        )
+        return (point.threads != way.threads, point.runtime != way.runtime, max(size, 1 / size))
 
     if not single:
         raise InputError(f"profile {profile.name}: expected latencies of one picture in fp32")

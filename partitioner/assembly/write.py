@@ -203,11 +203,7 @@ class Assembly:
         return load_views(pictures, views, self.cache, self.progress, what)
 
     def _scaled(
-        self,
-        here_ms: float,
-        network: NetworkSpec,
-        profile: DeviceProfile,
-        runtime: RuntimeName,
+        self, here_ms: float, network: NetworkSpec, profile: DeviceProfile, runtime: RuntimeName
     ) -> tuple[float, str]:
         """Estimated milliseconds on the device, and the method in words.
 

@@ -222,10 +222,7 @@ def _check_positive(option: str, value: float) -> None:
 
 
 def _subject(
-    bundle: Path | None,
-    plan: Path | None,
-    data: str | None,
-    limit_test: int | None,
+    bundle: Path | None, plan: Path | None, data: str | None, limit_test: int | None
 ) -> _Subject:
     if (bundle is None) == (plan is None):
         raise InputError("expected either --bundle or --plan")

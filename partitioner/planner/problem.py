@@ -9,13 +9,7 @@ import msgspec
 import numpy as np
 
 from mdp.errors import InputError
-from mdp.formats.plan import (
-    PLANNED_MEMBERS,
-    Plan,
-    PredictedAccuracy,
-    PredictedMs,
-    TeacherSpec,
-)
+from mdp.formats.plan import PLANNED_MEMBERS, Plan, PredictedAccuracy, PredictedMs, TeacherSpec
 from mdp.formats.profile import DeviceProfile, Precision
 from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import Member, capability_of, together
@@ -138,9 +132,7 @@ def make_problem(
 
 
 def _public_networks(
-    profile: DeviceProfile,
-    models: Sequence[MemberLatency],
-    predictor: Predictor,
+    profile: DeviceProfile, models: Sequence[MemberLatency], predictor: Predictor
 ) -> tuple[Run, ...]:
     """The Pareto front of public networks at every picture size, in time and capability."""
     if not predictor.has_networks:

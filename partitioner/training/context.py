@@ -82,13 +82,7 @@ class Work:
         self.teacher_pixels(split)
         self.member_pixels(self.plan.assignments[0], split)
 
-    def stage(
-        self,
-        name: str,
-        what: str,
-        schedule: Schedule,
-        patience: int = 0,
-    ) -> Stage:
+    def stage(self, name: str, what: str, schedule: Schedule, patience: int = 0) -> Stage:
         """Training of the network `name` on the train split; `what` is its name in messages."""
         return Stage(
             name=what,

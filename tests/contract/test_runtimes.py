@@ -236,18 +236,8 @@ def float_input(model: onnx.ModelProto) -> None:
             3,
             r"input 'images' of uint8 \[N, 16, 16, 3\], got .*12",
         ),
-        (
-            says("fp32"),
-            {},
-            10,
-            r"an output 'bag', or .*, with 10 classes, got .*'bag': 3",
-        ),
-        (
-            rename_output,
-            {},
-            3,
-            r"an output 'bag', or .*, with 3 classes, got .*logits",
-        ),
+        (says("fp32"), {}, 10, r"an output 'bag', or .*, with 10 classes, got .*'bag': 3"),
+        (rename_output, {}, 3, r"an output 'bag', or .*, with 3 classes, got .*logits"),
         (float_input, {}, 3, r"input 'images' of uint8 .* got .*(tensor\(float\)|f32)"),
     ],
 )

@@ -134,10 +134,7 @@ def test_a_bundle_is_kept_while_a_request_for_it_is_decoded(
 
 @pytest.mark.parametrize("how", ["told to reload", "by itself"])
 def test_an_agent_fails_after_three_errors_and_serves_once_its_bundle_works(
-    shop: Shop,
-    open_shop: tuple[Agent, StrangePeer],
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
+    shop: Shop, open_shop: tuple[Agent, StrangePeer], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     agent, peer = open_shop
     runtime = shop.runtime(shop.old)

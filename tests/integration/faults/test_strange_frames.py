@@ -135,10 +135,7 @@ def test_malformed_messages_and_impossible_requests_are_answered_and_counted(
         # None of them is a failure of the model, which still serves.
         assert after["failed"] == 0
         jpeg = encoded(four_corners(SIZE, SIZE), "JPEG")
-        for request in (
-            encode(infer, PIXELS),
-            encode(replaced(infer, encoding="jpeg"), jpeg),
-        ):
+        for request in (encode(infer, PIXELS), encode(replaced(infer, encoding="jpeg"), jpeg)):
             peer.send(request)
             result = peer.receive()
             assert isinstance(result.message, Result)

@@ -32,13 +32,7 @@ from mdp.transport.admission import connection_rate as arrivals
 from mdp.transport.admission import pending as door
 from mdp.transport.admission.access import TOO_MANY, UNKNOWN_KEY
 from mdp.transport.greeting import PROBE
-from mdp.transport.outage import (
-    AGENT_IS_PLAIN,
-    ANOTHER_KEY,
-    CLIENT_IS_PLAIN,
-    NO_MORE,
-    NOT_ACCEPTED,
-)
+from mdp.transport.outage import AGENT_IS_PLAIN, ANOTHER_KEY, CLIENT_IS_PLAIN, NO_MORE, NOT_ACCEPTED
 from tests.integration.commands.test_command_line import here, refused
 from tests.support.command_lines import run_here
 from tests.support.fakes import StrangePeer, other_program
@@ -256,9 +250,7 @@ def thinned(router: Router, visitors: list[socket.socket], left: int) -> None:
     assert router.rejected()["handshakes crowded out"] == len(visitors) - left
 
 
-def test_an_authenticated_connection_is_not_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_authenticated_connection_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "MAX_PENDING", 20)
     (agent, agent_secret), (client, client_secret) = new_pair(), new_pair()
     keys = AgentKeys(secret=agent_secret, allowed=frozenset([client]))

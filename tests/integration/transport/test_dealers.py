@@ -85,9 +85,7 @@ def test_replies_that_were_not_read_yet_outlive_their_connection() -> None:
         go_on.set()
 
 
-def test_an_unpolled_flapping_device_blocks_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unpolled_flapping_device_blocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds, enough = 0, threading.Event()
 
     def hang_up(_: socket.socket) -> None:
@@ -117,9 +115,7 @@ def test_a_connection_that_ends_at_once_is_not_made_again_at_once() -> None:
         assert absence.redial_s < float("inf")
 
 
-def test_a_silent_name_server_delays_no_other_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_silent_name_server_delays_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
     answered, asked = threading.Event(), []
 
     def getaddrinfo(host: str, *_: object, **__: object) -> list[object]:

@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.machine import (
-    Machine,
-    NvidiaMachine,
-    free_disk_bytes,
-    query_nvidia,
-    usable_cores,
-)
+from devices.machine import Machine, NvidiaMachine, free_disk_bytes, query_nvidia, usable_cores
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 

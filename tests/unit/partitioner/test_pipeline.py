@@ -26,12 +26,7 @@ from partitioner import run_setup  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load  # noqa: E402
 from partitioner.export import write as export  # noqa: E402
-from partitioner.export.evaluate import (  # noqa: E402
-    Report,
-    evaluate,
-    subset_accuracies,
-    write_report,
-)
+from partitioner.export.evaluate import Report, evaluate, subset_accuracies, write_report  # noqa: E402
 from partitioner.export.sessions import member_contribution, open_member, run_session  # noqa: E402
 from partitioner.networks.weight_init import TrainedMember, init_from  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402

@@ -126,12 +126,7 @@ def test_one_that_fails_is_taken_down(services: list[ServedBundle]) -> None:
 
 def asking(service: ServedBundle, **changes: object) -> Infer:
     infer = Infer(
-        request_id=1,
-        digest=service.digest,
-        k=0,
-        budget_ms=1.0,
-        image_size=SIZES[0],
-        encoding="raw",
+        request_id=1, digest=service.digest, k=0, budget_ms=1.0, image_size=SIZES[0], encoding="raw"
     )
     return msgspec.structs.replace(infer, **changes)
 

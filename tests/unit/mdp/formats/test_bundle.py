@@ -49,8 +49,7 @@ def test_an_assignment_or_the_names_there_are(folder: Path) -> None:
     bundle = Bundle.open(folder)
     assert bundle.assignment("gamma").k == 2
     with pytest.raises(
-        ConfigError,
-        match=r"no assignment for device 'delta' \(there are: alpha, beta, gamma\)",
+        ConfigError, match=r"no assignment for device 'delta' \(there are: alpha, beta, gamma\)"
     ):
         bundle.assignment("delta")
 
@@ -63,8 +62,7 @@ def test_what_is_no_bundle_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["../secret", "/etc/passwd", "a/../../b", "..", "", ".", "C:/x", "a\\..\\b", "a\0b"],
+    "path", ["../secret", "/etc/passwd", "a/../../b", "..", "", ".", "C:/x", "a\\..\\b", "a\0b"]
 )
 def test_a_listed_path_may_not_leave_the_folder(folder: Path, path: str) -> None:
     change_manifest(folder, lambda m: m["files"].update({path: m["files"][FUSION]}))
@@ -309,9 +307,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_sixteen_members_have_the_mean_of_the_size_where_a_subset_is_not_listed(
-    many: Path,
-) -> None:
+def test_sixteen_members_have_the_mean_of_the_size_where_a_subset_is_not_listed(many: Path) -> None:
     bundle = Bundle.open(many)
     assert bundle.manifest.evaluation is not None
     assert len(bundle.manifest.evaluation.subsets) < 300

@@ -7,12 +7,7 @@ import pytest
 
 from mdp.errors import ConfigError, InputError
 from mdp.formats.keys import host_and_port, is_local
-from mdp.gateway.access import (
-    Tokens,
-    check_exposure,
-    check_request,
-    read_tokens,
-)
+from mdp.gateway.access import Tokens, check_exposure, check_request, read_tokens
 from mdp.gateway.refusals import Refusal
 
 TOKEN = "0123456789abcdef"

@@ -256,10 +256,7 @@ PNG_START = 8 + 25
         (PNG[:-12] + chunk(b"prVt", bytes(1 << 24)) + PNG[-12:], "16 MiB besides the pixels"),
         (PNG[:-12] + chunk(b"IDAT") * 200_001 + PNG[-12:], "200,000 chunks of pixels"),
         (b"P6 #" + b" " * 9000 + b"\n1 1 255\nxyz", "8,192 parts"),
-        (
-            b"GIF89a\1\0\1\0\0\0\0!\xfe" + (b"\xff" + b"c" * 255) * 9000 + b"\0;",
-            "8,192 parts",
-        ),
+        (b"GIF89a\1\0\1\0\0\0\0!\xfe" + (b"\xff" + b"c" * 255) * 9000 + b"\0;", "8,192 parts"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

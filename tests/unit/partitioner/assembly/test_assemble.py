@@ -87,10 +87,7 @@ def put_onnx(
         "colours",
         [helper.make_tensor_value_info("images", kind, channels)],
         [helper.make_tensor_value_info("boost", TensorProto.FLOAT, ["N", classes])],
-        [
-            numpy_helper.from_array(np.array([2, 3]), "axes"),
-            numpy_helper.from_array(weights, "w"),
-        ],
+        [numpy_helper.from_array(np.array([2, 3]), "axes"), numpy_helper.from_array(weights, "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     onnx.save(model, path)

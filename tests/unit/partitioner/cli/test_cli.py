@@ -80,8 +80,7 @@ def test_without_the_partition_extra_one_line_says_what_to_install(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["plan", "train", "export", "evaluate", "quantize", "build", "data", "simulate"],
+    "command", ["plan", "train", "export", "evaluate", "quantize", "build", "data", "simulate"]
 )
 def test_every_command_has_help_with_an_example(run: Run, command: str) -> None:
     code, out, _ = run(command, "--help")

@@ -72,14 +72,8 @@ def test_a_config_gives_all_and_options_count_before_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            "[schedule]\nepoch = 7",
-            "key `schedule.epoch`: unknown key; close to it: `schedule.e",
-        ),
-        (
-            "[schedule]\nboost_target = 'logits'",
-            "key `schedule.boost_target`: unknown key",
-        ),
+        ("[schedule]\nepoch = 7", "key `schedule.epoch`: unknown key; close to it: `schedule.e"),
+        ("[schedule]\nboost_target = 'logits'", "key `schedule.boost_target`: unknown key"),
         (
             "[schedules]\nepochs = 7",
             "expected only known tables, got `schedules`; close to it: `sch",

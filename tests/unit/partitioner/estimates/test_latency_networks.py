@@ -12,11 +12,7 @@ from mdp.formats.profile import DeviceProfile, NetworkPoint, Provenance, read_pr
 from partitioner.assembly.members import network_estimate
 from partitioner.estimates.catalogue import catalogue
 from partitioner.estimates.latency import Way, fit_latency
-from partitioner.estimates.latency_networks import (
-    fit_networks,
-    older_probe,
-    ratio_ms,
-)
+from partitioner.estimates.latency_networks import fit_networks, older_probe, ratio_ms
 from partitioner.estimates.network_terms import NAMES, network_terms
 
 MEASURED = (

@@ -29,12 +29,7 @@ from partitioner.estimates.accuracy_law import (
     together,
     view_of,
 )
-from partitioner.estimates.accuracy_records import (
-    RecordedMember,
-    RecordedRun,
-    read_runs,
-    recorded,
-)
+from partitioner.estimates.accuracy_records import RecordedMember, RecordedRun, read_runs, recorded
 from partitioner.estimates.catalogue import catalogue
 from partitioner.regions import CENTRES, WHOLE
 
@@ -143,10 +138,7 @@ def test_guessing_is_the_least() -> None:
 
 
 members = st.builds(
-    Member,
-    capability=st.floats(0.05, 4),
-    view=st.integers(0, 2),
-    model=st.integers(0, 2),
+    Member, capability=st.floats(0.05, 4), view=st.integers(0, 2), model=st.integers(0, 2)
 )
 laws = st.builds(
     AccuracyLaw,

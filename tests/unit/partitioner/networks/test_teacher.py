@@ -17,12 +17,7 @@ from mdp.errors import InputError  # noqa: E402
 from partitioner.config import parse_arguments  # noqa: E402
 from partitioner.export.write import ServedTeacher, check_parity, to_onnx  # noqa: E402
 from partitioner.networks.submodel import init_weights  # noqa: E402
-from partitioner.networks.teacher import (  # noqa: E402
-    FAMILIES,
-    Teacher,
-    build_teacher,
-    teacher_spec,
-)
+from partitioner.networks.teacher import FAMILIES, Teacher, build_teacher, teacher_spec  # noqa: E402
 from partitioner.networks.teacher_weights import (  # noqa: E402
     classifiers,
     given_teacher,
@@ -254,10 +249,7 @@ def test_a_checkpoint_for_other_classes_leaves_the_head_alone(
     ("change", "expected"),
     [
         ({"head.bias": None}, r"not a checkpoint of this teacher: it lacks 'head.bias'"),
-        (
-            {"pos_embed": torch.zeros(1, 8, 24)},
-            "its positions or patches cannot be resampled: ",
-        ),
+        ({"pos_embed": torch.zeros(1, 8, 24)}, "its positions or patches cannot be resampled: "),
         (
             {"norm.weight": torch.zeros(32)},
             r"'norm.weight' has shape \[32\], this teacher needs \[24",

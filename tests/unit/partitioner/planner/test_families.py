@@ -106,9 +106,7 @@ def test_a_plan_of_networks_is_explained_and_read_again(
     assert plan.deadline_ms > max(a.predicted_ms.total for a in plan.assignments)
 
 
-def test_vits_and_networks_compete_with_their_own_kind_alone(
-    profiles: list[DeviceProfile],
-) -> None:
+def test_vits_and_networks_compete_with_their_own_kind_alone(profiles: list[DeviceProfile]) -> None:
     predictor = predictor_for(shipped_law(), BASE.shape, num_classes=10)
     networks = [catalogue()[name].spec(160, 10) for name in (CONV, "hgnetv2_b0", "hgnetv2_b1")]
     choices = make_design_space(BASE.shape, predictor, networks=networks)
