@@ -88,9 +88,7 @@ def test_the_other_agent_is_one_for_arm(both: Both, arm: Arm) -> None:
     assert here.name != EMULATOR
 
 
-def test_its_logits_and_answers_are_those_of_this_machine(
-    both: Both, figures: list[dict[str, Any]]
-) -> None:
+def test_logits_and_answers_match_this_machine(both: Both, figures: list[dict[str, Any]]) -> None:
     here, there = both.here.logits(), both.arm.logits()
     assert len(here) == PICTURES
     alike = likeness(here, there)

@@ -99,7 +99,7 @@ def test_a_ctrl_c_during_a_destructor_is_not_lost(capsys: pytest.CaptureFixture[
     assert sys.unraisablehook is before
 
 
-def test_a_timer_that_fires_before_it_is_started_is_not_lost(
+def test_an_early_timer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     early = [True]

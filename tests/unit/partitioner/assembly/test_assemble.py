@@ -181,9 +181,7 @@ def test_a_network_and_an_onnx_file_become_a_bundle(
         _ = manifest.plan.require_teacher()
 
 
-def test_a_trained_member_loses_its_boost_head_and_is_quantised(
-    parts: Path, tmp_path: Path, tree: Path
-) -> None:
+def test_a_trained_member_is_quantized(parts: Path, tmp_path: Path, tree: Path) -> None:
     from partitioner.export.sessions import contribution, open_member
 
     bundle = run(parts, tmp_path, tree, VIT_MODEL | {"precision": "int8-static"})
