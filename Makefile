@@ -110,7 +110,7 @@ coverage: $(STAMP)
 	mkdir -p runs/coverage
 	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -n auto --maxprocesses 4 --dist loadfile \
 		tests/unit tests/contract tests/fuzz benchmarks/tests/unit
-	-$(BIN)/coverage run -m pytest --timeout 600 tests/integration examples
+	-$(BIN)/coverage run $(BIN)/pytest --timeout 600 tests/integration examples
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
