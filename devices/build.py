@@ -114,10 +114,7 @@ def build_agent(
             audit = stack.enter_context(AuditLog(options.audit, name_of)).record
         router = stack.enter_context(
             Router(
-                options.bind,
-                keys=keys,
-                max_frame_bytes=max_frame_bytes,
-                audit=audit or _no_audit,
+                options.bind, keys=keys, max_frame_bytes=max_frame_bytes, audit=audit or _no_audit
             )
         )
         push = None
@@ -178,11 +175,7 @@ def _check_rights(options: ServeOptions) -> None:
 
 
 def _push_access(
-    options: ServeOptions,
-    folder: Path,
-    clients: AllowedClients,
-    max_frame_bytes: int,
-    audit: Audit,
+    options: ServeOptions, folder: Path, clients: AllowedClients, max_frame_bytes: int, audit: Audit
 ) -> PushAccess:
     """Pushes into `folder`; raises InputError or ConfigError if it cannot be used."""
 

@@ -62,8 +62,7 @@ def _add_version(app: typer.Typer, summary: str, command: str) -> None:
     @app.callback(help=summary)
     def _options(
         version: Annotated[
-            bool,
-            typer.Option("--version", callback=tell, is_eager=True, help="Show the version."),
+            bool, typer.Option("--version", callback=tell, is_eager=True, help="Show the version.")
         ] = False,
     ) -> None:
         """Options that end the command."""

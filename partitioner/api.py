@@ -25,12 +25,7 @@ from partitioner.planner.make_plan import Planned
 from partitioner.run.folder import RunFolder, bundle_name
 from partitioner.run.plan_settings import PlanSettings, check_cameras
 from partitioner.run.progress import Progress
-from partitioner.run.settings import (
-    Augmentation,
-    MemberSchedule,
-    RunOptions,
-    TeacherSchedule,
-)
+from partitioner.run.settings import Augmentation, MemberSchedule, RunOptions, TeacherSchedule
 from partitioner.training.compute import own_threads, use_threads
 from partitioner.training.world import world
 

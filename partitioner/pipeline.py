@@ -32,13 +32,7 @@ from partitioner.planner.make_plan import Planned, make_planned
 from partitioner.run.folder import RunFolder, bundle_name, default_run
 from partitioner.run.plan_settings import PlanSettings, check_cameras
 from partitioner.run.progress import Progress
-from partitioner.run.settings import (
-    Asked,
-    MemberSchedule,
-    Settings,
-    Teaching,
-    differences,
-)
+from partitioner.run.settings import Asked, MemberSchedule, Settings, Teaching, differences
 from partitioner.run.weights import weights_of
 from partitioner.run_setup import (
     check_scenes,

@@ -135,7 +135,5 @@ def _front(singles: Sequence[Row]) -> list[Row]:
 
 
 PAGE = Page(
-    "benchmarks.accuracy",
-    lambda: figures(kept(RESULT.stem)),
-    lambda: draw(kept(RESULT.stem)),
+    "benchmarks.accuracy", lambda: figures(kept(RESULT.stem)), lambda: draw(kept(RESULT.stem))
 )

@@ -24,12 +24,7 @@ from benchmarks.law.errors import left_out
 from mdp.files import read_json, write_json
 from partitioner.estimates.accuracy import FittedLaw, predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import capabilities, together
-from partitioner.estimates.accuracy_records import (
-    RecordedRun,
-    RecordedSubset,
-    Records,
-    as_members,
-)
+from partitioner.estimates.accuracy_records import RecordedRun, RecordedSubset, Records, as_members
 
 RESULT = RESULTS / "accuracy-unseen.json"
 

@@ -128,9 +128,7 @@ def fit_alone(runs: Sequence[RecordedRun]) -> AloneLaw:
 
     def task_errors(x: Array) -> Array:
         member = np.where(
-            own.network > 0,
-            own.published + blur * own.blurred,
-            level + _shape(shape, own.shapes),
+            own.network > 0, own.published + blur * own.blurred, level + _shape(shape, own.shapes)
         )
         demand = own.classes ** x[0] * own.pixels ** x[1]
         lack = own.taught + demand * (member - level - _shape(shape, own.teachers))

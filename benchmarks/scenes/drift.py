@@ -112,11 +112,7 @@ def wrong_alarms(fusion: FusionWeights, normal: Logits, random: np.random.Genera
 
 
 def noticed(
-    fusion: FusionWeights,
-    before: Logits,
-    whole: Logits,
-    after: Logits,
-    random: np.random.Generator,
+    fusion: FusionWeights, before: Logits, whole: Logits, after: Logits, random: np.random.Generator
 ) -> dict[str, Any]:
     """After how many looks the changed camera was a suspect; `whole`, `after` of one scene each."""
     needed, missed, others = [], 0, 0

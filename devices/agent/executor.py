@@ -39,11 +39,7 @@ class Executor:
     """Computes one batch at a time; the caller's queue ensures that."""
 
     def __init__(
-        self,
-        lifecycle: Lifecycle,
-        replies: Replies,
-        counters: Counters,
-        clock: Callable[[], float],
+        self, lifecycle: Lifecycle, replies: Replies, counters: Counters, clock: Callable[[], float]
     ) -> None:
         self._lifecycle = lifecycle
         self._replies = replies

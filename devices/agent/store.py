@@ -21,14 +21,7 @@ from typing import Literal
 from mdp.errors import AgentError, ConfigError, InputError
 from mdp.files import Record, read_json, sync, write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, FileEntry, Sha256
-from mdp.formats.device_part import (
-    MODEL,
-    PartFile,
-    Version,
-    listed,
-    path_in_bundle,
-    version_of,
-)
+from mdp.formats.device_part import MODEL, PartFile, Version, listed, path_in_bundle, version_of
 from mdp.formats.signing import MAX_FILE_BYTES, SIGNATURE
 from mdp.protocol.messages import Buffer
 

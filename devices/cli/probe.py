@@ -70,8 +70,7 @@ def probe(
         typer.Option(min=1, max=12, help="Only so many of the quick encoders, to try it."),
     ] = None,
     shared: Annotated[
-        bool,
-        typer.Option("--shared", help="Other processes on this machine are meant to be busy."),
+        bool, typer.Option("--shared", help="Other processes on this machine are meant to be busy.")
     ] = False,
     spin: Annotated[
         bool,

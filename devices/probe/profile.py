@@ -12,13 +12,7 @@ from devices.probe.measure import ON_PROCESSOR, Run
 from devices.probe.run import ProbeResult
 from devices.probe.schedule import Point, best_provider, consistent, describe_run
 from mdp.errors import AgentError
-from mdp.formats.profile import (
-    DeviceProfile,
-    Link,
-    ProbeRecord,
-    Provenance,
-    Sustained,
-)
+from mdp.formats.profile import DeviceProfile, Link, ProbeRecord, Provenance, Sustained
 
 #: A link that was not measured: gigabit Ethernet, as in the shipped profiles.
 DEFAULT_LINK = Link(bandwidth_bps=940e6, round_trip_s=0.0005)

@@ -4,30 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from devices.probe.child import (
-    Capabilities,
-    Failed,
-    ListCapabilities,
-    MeasureRun,
-    Reply,
-    Request,
-    SustainRun,
-)
+from devices.probe import child, schedule
 from devices.probe.encoders import Encoder, complete
 from devices.probe.measure import Load, Measured, Run
-from devices.probe.schedule import (
-    Backend,
-    Task,
-    backends,
-    best_provider,
-    describe_run,
-    is_busy,
-    network_point_of,
-    point_of,
-    quieter,
-    representative,
-    tasks,
-)
 from mdp.errors import AgentError
 from mdp.extras import install
 from mdp.formats.profile import LatencyPoint, NetworkPoint
@@ -39,7 +18,7 @@ LIMIT_S = 300.0
 SLOW_START_MS = 5_000.0
 
 #: Sends a request; returns its reply, or Failed after so many seconds.
-RequestReply = Callable[[Request, float], Reply]
+RequestReply = Callable[[child.Request, float], child.Reply]
 #: Gets points done, points planned, and the next step.
 Progress = Callable[[int, int, str], None]
 
@@ -84,17 +63,21 @@ class ProbeResult:
     @property
     def points(self) -> list[LatencyPoint]:
         """The table of encoders so far."""
-        return [point_of(r, m) for r, m in self.measured.items() if r.submodel is not None]
+        return [schedule.point_of(r, m) for r, m in self.measured.items() if r.submodel is not None]
 
     @property
     def networks(self) -> list[NetworkPoint]:
         """The table of networks so far."""
-        return [network_point_of(r, m) for r, m in self.measured.items() if r.network is not None]
+        return [
+            schedule.network_point_of(r, m)
+            for r, m in self.measured.items()
+            if r.network is not None
+        ]
 
     @property
     def busy(self) -> int:
         """Number of disturbed points, where other processes were not meant to be busy."""
-        return 0 if self.shared else sum(map(is_busy, self.measured.values()))
+        return 0 if self.shared else sum(map(schedule.is_busy, self.measured.values()))
 
 
 class Models:
@@ -131,18 +114,18 @@ class Probe:
         self._models = models
         self._clock = clock
         self._progress = progress
-        self._tasks: dict[Run, Task] = {}
+        self._tasks: dict[Run, schedule.Task] = {}
         #: What is still planned or was measured, less what turned out to be impossible.
-        self._possible: list[Task] = []
+        self._possible: list[schedule.Task] = []
 
     def run(self, encoders: Sequence[Encoder], num_classes: int, options: ProbeOptions) -> None:
         """Measure everything; raises AgentError if nothing can be measured."""
         self.result.shared, self.result.spin = options.shared, options.spin
         here = self._capabilities()
-        ways, skipped = backends(here.providers, here.openvino)
+        ways, skipped = schedule.backends(here.providers, here.openvino)
         self.result.versions = here.versions
         self.result.dropped |= skipped
-        planned = tasks(
+        planned = schedule.tasks(
             encoders,
             ways,
             options.threads,
@@ -165,34 +148,34 @@ class Probe:
         self._sustain(options.load_s)
         self.result.complete = True
 
-    def _plan(self, possible: list[Task]) -> None:
+    def _plan(self, possible: list[schedule.Task]) -> None:
         self._possible = possible
         self.result.planned = len(possible)
 
     def _report(self, step: str) -> None:
         self._progress(len(self.result.measured), self.result.planned, step)
 
-    def _capabilities(self) -> Capabilities:
-        here = self._request(ListCapabilities(), LIMIT_S)
-        if isinstance(here, Capabilities) and (here.providers or here.openvino):
+    def _capabilities(self) -> child.Capabilities:
+        here = self._request(child.ListCapabilities(), LIMIT_S)
+        if isinstance(here, child.Capabilities) and (here.providers or here.openvino):
             return here
-        reason = f": {here.reason}" if isinstance(here, Failed) else ""
+        reason = f": {here.reason}" if isinstance(here, child.Failed) else ""
         raise AgentError(
             "neither onnxruntime nor openvino can be used here"
             f"{reason}; {install('agent')} installs onnxruntime"
         )
 
-    def _measure(self, task: Task, seconds: float) -> Measured | Failed:
+    def _measure(self, task: schedule.Task, seconds: float) -> Measured | child.Failed:
         try:
             model = self._models.path(task.encoder)
         except OSError as error:
-            return Failed(reason=f"the model cannot be written: {error.strerror or error}")
-        reply = self._request(MeasureRun(run=task.run, model=model, seconds=seconds), LIMIT_S)
-        if isinstance(reply, Measured | Failed):
+            return child.Failed(reason=f"the model cannot be written: {error.strerror or error}")
+        reply = self._request(child.MeasureRun(run=task.run, model=model, seconds=seconds), LIMIT_S)
+        if isinstance(reply, Measured | child.Failed):
             return reply
-        return Failed(reason="the measuring process sent an unexpected reply")
+        return child.Failed(reason="the measuring process sent an unexpected reply")
 
-    def _take(self, task: Task, seconds: float) -> None:
+    def _take(self, task: schedule.Task, seconds: float) -> None:
         reply = self._measure(task, seconds)
         earlier = [run for run in self.result.measured if self._tasks[run].backend == task.backend]
         if isinstance(reply, Measured):
@@ -214,14 +197,14 @@ class Probe:
         else:
             self._drop(task.backend, f"was lost after {len(earlier)} points: {again.reason}")
 
-    def _shorten(self, backend: Backend, start_up_ms: float) -> None:
+    def _shorten(self, backend: schedule.Backend, start_up_ms: float) -> None:
         """Keep only the first tier of a backend that takes long to compile each model."""
         self._plan([t for t in self._possible if t.backend != backend or t.encoder.tier == "quick"])
         self.result.dropped[f"{backend.label}, beyond the quick encoders"] = (
             f"loading the smallest took {start_up_ms / 1e3:.0f} s"
         )
 
-    def _drop(self, backend: Backend, reason: str) -> None:
+    def _drop(self, backend: schedule.Backend, reason: str) -> None:
         """Remove a backend and its points, as nothing could be served on it."""
         self._plan([task for task in self._possible if task.backend != backend])
         self.result.dropped[backend.label] = reason
@@ -241,23 +224,25 @@ class Probe:
                 reply = self._measure(self._tasks[run], options.point_s)
                 if isinstance(reply, Measured):
                     repetitions[run].append(reply)
-                    self.result.measured[run] = representative(repetitions[run])
+                    self.result.measured[run] = schedule.representative(repetitions[run])
 
     def _again(self, options: ProbeOptions) -> None:
         """Measure disturbed points again, and keep the less disturbed of both."""
         until_s = self._clock() + options.again_s
-        for run in [run for run, measured in self.result.measured.items() if is_busy(measured)]:
+        for run in [
+            run for run, measured in self.result.measured.items() if schedule.is_busy(measured)
+        ]:
             if self._clock() >= until_s:
                 return
             task = self._tasks[run]
             self._report(f"{_describe(task)}, again")
             reply = self._measure(task, options.point_s)
             if isinstance(reply, Measured):
-                self.result.measured[run] = quieter(self.result.measured[run], reply)
+                self.result.measured[run] = schedule.quieter(self.result.measured[run], reply)
 
     def _sustain(self, seconds: float) -> None:
         """Run one encoder under sustained load on the profile's provider, with all threads."""
-        provider = best_provider(self.result.points)
+        provider = schedule.best_provider(self.result.points)
         own = {
             run: measured
             for run, measured in self.result.measured.items()
@@ -266,10 +251,10 @@ class Probe:
         run = _to_sustain(own)
         self._report(f"sustained load, {seconds:g} s")
         model = self._models.path(self._tasks[run].encoder)
-        reply = self._request(SustainRun(run=run, model=model, seconds=seconds), LIMIT_S)
+        reply = self._request(child.SustainRun(run=run, model=model, seconds=seconds), LIMIT_S)
         if isinstance(reply, Load):
             self.result.load, self.result.load_run = reply, run
-        elif isinstance(reply, Failed):
+        elif isinstance(reply, child.Failed):
             self.result.dropped["sustained load"] = reply.reason
 
 
@@ -286,8 +271,8 @@ def _to_sustain(measured: dict[Run, Measured]) -> Run:
     )
 
 
-def _describe(task: Task) -> str:
+def _describe(task: schedule.Task) -> str:
     run = task.run
     batch = f", {run.batch} pictures" if run.batch > 1 else ""
     threads = f"{run.threads} thread{'s' if run.threads > 1 else ''}"
-    return f"{describe_run(run)}: {task.backend.label}, {threads}{batch}"
+    return f"{schedule.describe_run(run)}: {task.backend.label}, {threads}{batch}"

@@ -11,13 +11,7 @@ from msgspec.structs import replace
 from devices.probe.encoders import Encoder, Tier
 from devices.probe.measure import ON_PROCESSOR, Measured, Run
 from mdp.formats.plan import NetworkSpec
-from mdp.formats.profile import (
-    LatencyPoint,
-    NetworkPoint,
-    Precision,
-    RuntimeName,
-    contradictions,
-)
+from mdp.formats.profile import LatencyPoint, NetworkPoint, Precision, RuntimeName, contradictions
 from mdp.runtimes.base import CPU
 from mdp.runtimes.openvino import precisions, provider_of
 

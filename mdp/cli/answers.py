@@ -30,8 +30,7 @@ KeyFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")]
 Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="Plain text over a network, to agents without a key."),
+    bool, typer.Option("--insecure", help="Plain text over a network, to agents without a key.")
 ]
 DeadlineMs = Annotated[float, typer.Option(help="Milliseconds for each answer.")]
 FusionChoice = Annotated[Fusion, typer.Option(help="Fusion rule.")]
@@ -43,11 +42,7 @@ Cascade = Annotated[
 
 @contextmanager
 def connected(
-    fleet: Path,
-    key: Path | None,
-    insecure: bool,
-    fusion: Fusion = "stacked",
-    cascade: bool = False,
+    fleet: Path, key: Path | None, insecure: bool, fusion: Fusion = "stacked", cascade: bool = False
 ) -> Iterator[Client]:
     """A client of `fleet`; warns on stderr of plain text over a network."""
     with warnings.catch_warnings():

@@ -86,10 +86,7 @@ def run_bench(
         "requests": requests,
         "answered": len(given),
         "partial": sum(each.partial and each.stage != "first" for each in given),
-        "latency_ms": {
-            **percentiles(latencies, (50, 90, 99)),
-            "max": max(latencies, default=0.0),
-        },
+        "latency_ms": {**percentiles(latencies, (50, 90, 99)), "max": max(latencies, default=0.0)},
         "overhead_ms": percentiles(overheads, (50, 99)),
         "throughput_per_s": len(given) / took_s,
         "modes": dict(modes),

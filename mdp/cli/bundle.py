@@ -9,13 +9,7 @@ from mdp import console
 from mdp.cli import push
 from mdp.cli.answers import Json, show_pair
 from mdp.formats.bundle import MANIFEST, Bundle, model_path
-from mdp.formats.signing import (
-    fingerprint,
-    load_bundle_key,
-    load_signing_key,
-    new_bundle_key,
-    sign,
-)
+from mdp.formats.signing import fingerprint, load_bundle_key, load_signing_key, new_bundle_key, sign
 
 bundle_app = console.new_app("Sign and verify bundles, and change those of agents.")
 

@@ -16,22 +16,7 @@ import typer
 from mdp import console
 from mdp.arguments import seconds
 from mdp.cameras import LiveReader, Source, parse_source, video_pictures
-from mdp.cli.answers import (
-    Cascade,
-    DeadlineMs,
-    FleetFile,
-    FusionChoice,
-    Insecure,
-    Json,
-    KeyFile,
-    connected,
-    describe,
-    failure,
-    named,
-    picture_files,
-    shown,
-    utc_now,
-)
+from mdp.cli import answers
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.errors import InputError, MDPError, PictureError
 from mdp.pictures.crop import Picture
@@ -68,16 +53,16 @@ def classify(
             "on standard input, video files, camera:0 or /dev/video0, rtsp://HOST/PATH."
         ),
     ],
-    fleet: FleetFile,
-    deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
+    fleet: answers.FleetFile,
+    deadline_ms: answers.DeadlineMs = DEFAULT_DEADLINE_MS,
     every: Annotated[
         str, typer.Option(help="Of videos, cameras and streams: a picture so often, 0.5s or 200ms.")
     ] = "1s",
-    fusion: FusionChoice = "stacked",
-    cascade: Cascade = False,
-    key: KeyFile = None,
-    insecure: Insecure = False,
-    json: Json = False,
+    fusion: answers.FusionChoice = "stacked",
+    cascade: answers.Cascade = False,
+    key: answers.KeyFile = None,
+    insecure: answers.Insecure = False,
+    json: answers.Json = False,
 ) -> None:
     """Classify pictures; an unreadable one is an error, and the others follow.
 
@@ -90,7 +75,10 @@ def classify(
     checked_deadline_ms(deadline_ms)
     every_s = seconds("every", every)
     exit_code = 0
-    with connected(fleet, key, insecure, fusion, cascade) as client, console.until_reader_leaves():
+    with (
+        answers.connected(fleet, key, insecure, fusion, cascade) as client,
+        console.until_reader_leaves(),
+    ):
         given = given_pictures(pictures)
         with progress(given) as advance:
             for asked in pictures_of(given, every_s):
@@ -103,13 +91,13 @@ def classify(
                     text = text if text.startswith(asked.name) else f"{asked.name}: {text}"
                     print(f"mdp: {console.one_line(MDPError(text))}", file=sys.stderr)
                     if json:
-                        console.print_json({**asked.keys, **failure(error)})
+                        console.print_json({**asked.keys, **answers.failure(error)})
                     exit_code = exit_code or error.exit_code
                 else:
                     if json:
                         console.print_json({**asked.keys, **prediction.to_dict()})
                     else:
-                        print(describe(asked.name, prediction), flush=True)
+                        print(answers.describe(asked.name, prediction), flush=True)
                 advance()
     raise typer.Exit(exit_code)
 
@@ -131,7 +119,7 @@ def given_pictures(words: Sequence[str]) -> list[Given]:
         elif word == STDIN:
             found.append(STDIN)
         else:
-            for path, unusable in picture_files(_matching(word)):
+            for path, unusable in answers.picture_files(_matching(word)):
                 if unusable is not None:
                     found.append((path, unusable))
                 elif path.suffix.lower() in VIDEOS:
@@ -181,7 +169,7 @@ def pictures_of(given: Sequence[Given], every_s: float) -> Iterator[Asked]:
             yield Asked(name=each, keys={"path": each}, picture=_stdin())
         else:
             path, picture = each if isinstance(each, tuple) else (each, each)
-            yield Asked(name=str(path), keys=named(path), picture=picture)
+            yield Asked(name=str(path), keys=answers.named(path), picture=picture)
 
 
 def _stdin() -> bytes | InputError:
@@ -196,10 +184,10 @@ def _stdin() -> bytes | InputError:
 
 
 def _video(source: Source, every_s: float) -> Iterator[Asked]:
-    keys = named(Path(source.place))
+    keys = answers.named(Path(source.place))
     try:
         for at_s, picture in video_pictures(source, every_s):
-            name = f"{shown(Path(source.place))} at {at_s:.2f} s"
+            name = f"{answers.shown(Path(source.place))} at {at_s:.2f} s"
             yield Asked(name=name, keys={**keys, "at_s": at_s}, picture=picture)
     except MDPError as error:
         yield Asked(name=str(source), keys=keys, picture=error)
@@ -219,7 +207,7 @@ def _camera(source: Source, every_s: float) -> Iterator[Asked]:
                 picture = reader.next()
             except PictureError as error:
                 picture = error
-            yield Asked(name=str(source), keys={**keys, "time": utc_now()}, picture=picture)
+            yield Asked(name=str(source), keys={**keys, "time": answers.utc_now()}, picture=picture)
     except MDPError as error:
         yield Asked(name=str(source), keys=keys, picture=error)
     finally:

@@ -6,6 +6,7 @@ every claim at the end is checked against the answers.
 
 import json as json_codec
 import math
+import mimetypes
 import shlex
 import subprocess
 import sys
@@ -140,13 +141,19 @@ def _show_and_read(out: Console, command: Sequence[str]) -> dict[str, Any]:
     return dict(json_codec.loads(done.stdout))
 
 
+def _pictures(folder: Path, pattern: str) -> list[Path]:
+    """The files that are pictures by their names, which a README beside them is not."""
+    kinds = ((file, mimetypes.guess_type(file.name)[0] or "") for file in folder.glob(pattern))
+    return sorted(file for file, kind in kinds if kind.startswith("image/") and file.is_file())
+
+
 def _labelled_pictures(folder: Path | None, bundle: Bundle) -> list[tuple[str | None, Picture]]:
     """(label, picture) of a class-per-folder tree; else a folder's pictures or photographs."""
-    if folder is None or (plain := sorted(file for file in folder.glob("*") if file.is_file())):
+    if folder is None or (plain := _pictures(folder, "*")):
         unlabelled = plain if folder else some_pictures(bundle.manifest.plan.finest_px)
         return [(None, picture) for picture in unlabelled * math.ceil(100 / len(unlabelled))]
     labelled: list[tuple[str | None, Picture]] = [
-        (file.parent.name, file) for file in sorted(folder.glob("*/*")) if file.is_file()
+        (file.parent.name, file) for file in _pictures(folder, "*/*")
     ]
     if not labelled:
         raise InputError(f"{folder}: expected pictures, or a folder per class with some")
@@ -221,10 +228,7 @@ def _show_agent(out: Console, agent: "AgentProcess") -> None:
 
 
 def _classify_all(
-    out: Console,
-    client: Client,
-    labelled: Sequence[tuple[str | None, Picture]],
-    seen: _Seen,
+    out: Console, client: Client, labelled: Sequence[tuple[str | None, Picture]], seen: _Seen
 ) -> None:
     """Every held-out picture through the agents."""
     out.print(

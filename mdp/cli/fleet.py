@@ -13,14 +13,7 @@ from mdp.cli import discover
 from mdp.cli.answers import FleetFile, Json
 from mdp.errors import InputError, PlanRefused
 from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import (
-    Fleet,
-    FleetEntry,
-    absent_devices,
-    exposed,
-    new_entry,
-    new_fleet,
-)
+from mdp.formats.fleet import Fleet, FleetEntry, absent_devices, exposed, new_entry, new_fleet
 from mdp.formats.fleet_edit import FleetFile as EditedFile
 from mdp.formats.fleet_edit import accuracy_with, suggested
 from mdp.formats.keys import PUBLIC, load_pair, load_public

@@ -12,17 +12,7 @@ import typer
 
 from mdp import console
 from mdp.arguments import seconds
-from mdp.cli.answers import (
-    Cascade,
-    DeadlineMs,
-    FleetFile,
-    FusionChoice,
-    Insecure,
-    Json,
-    KeyFile,
-    connected,
-    utc_now,
-)
+from mdp.cli import answers
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.errors import ConfigError, InputError
 from mdp.extras import MQTT, install, missing
@@ -41,7 +31,7 @@ _MAX_LOGIN_BYTES = 4096
 
 
 def mqtt(
-    fleet: FleetFile,
+    fleet: answers.FleetFile,
     broker: Annotated[
         str, typer.Option(help=f"HOST or HOST:PORT; port {PORT}, with --ca {TLS_PORT}.")
     ],
@@ -59,12 +49,12 @@ def mqtt(
         str | None, typer.Option(help="The fleet's name in topics; by default its bundle's.")
     ] = None,
     every: Annotated[str, typer.Option(help="From one look to the next: 1s, 200ms.")] = "1s",
-    deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
-    fusion: FusionChoice = "stacked",
-    cascade: Cascade = False,
-    key: KeyFile = None,
-    insecure: Insecure = False,
-    json: Json = False,
+    deadline_ms: answers.DeadlineMs = DEFAULT_DEADLINE_MS,
+    fusion: answers.FusionChoice = "stacked",
+    cascade: answers.Cascade = False,
+    key: answers.KeyFile = None,
+    insecure: answers.Insecure = False,
+    json: answers.Json = False,
 ) -> None:
     """Publish what the devices' own cameras see, and every device's health, to an MQTT broker.
 
@@ -90,7 +80,7 @@ def mqtt(
     place = Place(host=host, port=port, login=read_login(login), ca=ca)
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    with connected(fleet, key, insecure, fusion, cascade) as client:
+    with answers.connected(fleet, key, insecure, fusion, cascade) as client:
         topics = Topics(name or client.bundle.manifest.name, ())
         if ca is None and not is_local(host):
             print(f"mdp: WARNING: broker {place} is {PLAIN_TEXT}", file=sys.stderr)
@@ -117,7 +107,7 @@ def mqtt(
                     else:
                         print(f"publishing to {place} as {root}; Ctrl-C ends it", flush=True)
                     bridge.again()
-                bridge.step(deadline_ms=deadline_ms, now=utc_now)
+                bridge.step(deadline_ms=deadline_ms, now=answers.utc_now)
         kept.check()
 
 

@@ -9,23 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
-from mdp.arguments import (
-    Errors,
-    Raising,
-    Streaming,
-    Watching,
-    check_pictures,
-    check_timeout_s,
-)
-from mdp.client.base import (
-    CONNECT_TIMEOUT_S,
-    DEFAULT_DEADLINE_MS,
-    BaseClient,
-    Connecting,
-    FleetConnection,
-    StreamOptions,
-    WatchOptions,
-)
+from mdp.arguments import Errors, Raising, Streaming, Watching, check_pictures, check_timeout_s
+from mdp.client import base
 from mdp.client.crops import PictureOrScene, is_quick
 from mdp.client.dispatcher import Call
 from mdp.client.questions import PictureQuestion, Question
@@ -44,7 +29,7 @@ _POLL_S = 0.1
 Pictures = Iterable[PictureOrScene] | AsyncIterable[PictureOrScene]
 
 
-class AsyncClient(BaseClient):
+class AsyncClient(base.BaseClient):
     """The same for asyncio: many calls may be under way at once.
 
     async with mdp.AsyncClient.connect("fleet.toml") as client:
@@ -55,12 +40,12 @@ class AsyncClient(BaseClient):
     first call.
     """
 
-    def __init__(self, fleet: str | os.PathLike[str], **options: Unpack[Connecting]) -> None:
+    def __init__(self, fleet: str | os.PathLike[str], **options: Unpack[base.Connecting]) -> None:
         """See `connect`, which does the same."""
         super().__init__(fleet, **options)
         self._something_happened = asyncio.Event()
         #: The connection for new calls, and those whose calls have not ended.
-        self._connections: list[FleetConnection] = []
+        self._connections: list[base.FleetConnection] = []
         #: How long to wait for agents until the first call; 0 once that is done.
         self._connect_s = self._options.timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -117,7 +102,7 @@ class AsyncClient(BaseClient):
         self.close()
 
     async def classify(
-        self, picture: PictureOrScene, *, deadline_ms: float = DEFAULT_DEADLINE_MS
+        self, picture: PictureOrScene, *, deadline_ms: float = base.DEFAULT_DEADLINE_MS
     ) -> Prediction:
         """The fleet's answer; see `Client.classify`. Files are decoded in threads.
 
@@ -131,7 +116,7 @@ class AsyncClient(BaseClient):
     async def look(
         self,
         *,
-        deadline_ms: float = DEFAULT_DEADLINE_MS,
+        deadline_ms: float = base.DEFAULT_DEADLINE_MS,
         at: Moment = "latest",
         within_ms: float = DEFAULT_WITHIN_MS,
     ) -> Prediction:
@@ -153,9 +138,9 @@ class AsyncClient(BaseClient):
 
     def watch(self, *, errors: Errors = "raise", **how: Unpack[Watching]) -> AsyncIterator[Any]:
         """One look every `every_ms`; see `Client.watch`."""
-        return self._watch(WatchOptions(errors=errors, **how))
+        return self._watch(base.WatchOptions(errors=errors, **how))
 
-    async def _watch(self, how: WatchOptions) -> AsyncIterator[Prediction | InferenceError]:
+    async def _watch(self, how: base.WatchOptions) -> AsyncIterator[Prediction | InferenceError]:
         while True:
             started_s = self._clock()
             answer: Prediction | InferenceError
@@ -166,10 +151,11 @@ class AsyncClient(BaseClient):
                     raise
                 answer = error
             yield answer
-            await asyncio.sleep(max(0.0, started_s + how.every_ms / 1e3 - self._clock()))
+            answered = isinstance(answer, Prediction)
+            await asyncio.sleep(how.pause_s(self._clock() - started_s, answered=answered))
 
     @asynccontextmanager
-    async def _connection_for(self, deadline: Deadline) -> AsyncIterator[FleetConnection]:
+    async def _connection_for(self, deadline: Deadline) -> AsyncIterator[base.FleetConnection]:
         """The connection of a new call until that ends; the first one waits for the agents."""
         self._check_usable()
         if self._connect_s or self._loop is None:
@@ -181,7 +167,7 @@ class AsyncClient(BaseClient):
                 self._something_happened.set()
 
     async def _answered(
-        self, connection: FleetConnection, question: Question, deadline: Deadline
+        self, connection: base.FleetConnection, question: Question, deadline: Deadline
     ) -> Prediction:
         self._check_usable()
         answered = asyncio.get_running_loop().create_future()
@@ -207,7 +193,7 @@ class AsyncClient(BaseClient):
         return call.result()
 
     async def _cut(
-        self, connection: FleetConnection, picture: PictureOrScene, deadline: Deadline
+        self, connection: base.FleetConnection, picture: PictureOrScene, deadline: Deadline
     ) -> PictureQuestion:
         if is_quick(picture):
             return connection.cut(picture)
@@ -246,7 +232,7 @@ class AsyncClient(BaseClient):
         While the next one of an asynchronous iterable is awaited, answers wait too.
         """
         check_pictures(pictures)
-        return self._stream(pictures, StreamOptions(errors=errors, **how))
+        return self._stream(pictures, base.StreamOptions(errors=errors, **how))
 
     @overload
     async def classify_many(
@@ -265,7 +251,7 @@ class AsyncClient(BaseClient):
         return [answer async for answer in self.stream(pictures, errors=errors, **how)]
 
     async def _stream(
-        self, pictures: Pictures, how: StreamOptions
+        self, pictures: Pictures, how: base.StreamOptions
     ) -> AsyncIterator[Prediction | InferenceError | PictureError]:
         waiting: deque[asyncio.Task[Prediction]] = deque()
 
@@ -290,7 +276,7 @@ class AsyncClient(BaseClient):
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
+    async def status(self, *, timeout_s: float = base.CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
         """How every device of the fleet is, waiting at most `timeout_s` for those that are slow."""
         check_timeout_s(timeout_s)
         self._check_usable()
@@ -300,7 +286,7 @@ class AsyncClient(BaseClient):
         await self._wait(timeout_s, lambda: self._all_told(asked))
         return self._device_statuses(asked)
 
-    async def reload(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    async def reload(self, *, timeout_s: float = base.CONNECT_TIMEOUT_S) -> None:
         """Read fleet.toml, its bundle and the key again, as `Client.reload` does.
 
         Calls that begin meanwhile do not wait. Returns when the last one that had begun before has
@@ -309,7 +295,7 @@ class AsyncClient(BaseClient):
         check_timeout_s(timeout_s)
         self._check_usable()
         await self._first_wait(timeout_s)
-        connection = FleetConnection(self._options, self._clock, stacklevel=2)
+        connection = base.FleetConnection(self._options, self._clock, stacklevel=2)
         self._listen(connection)
         try:
             await self._wait(timeout_s, connection.settled)
@@ -322,20 +308,20 @@ class AsyncClient(BaseClient):
             if connection is not self._connection and not connection.users:
                 self._leave(connection)
 
-    def _listen(self, connection: FleetConnection) -> None:
+    def _listen(self, connection: base.FleetConnection) -> None:
         self._connections.append(connection)
         asyncio.get_running_loop().add_reader(
             connection.transport.fileno(), self._drain, connection
         )
 
-    def _leave(self, connection: FleetConnection) -> None:
+    def _leave(self, connection: base.FleetConnection) -> None:
         if connection in self._connections:
             self._connections.remove(connection)
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.remove_reader(connection.transport.fileno())
             connection.transport.close()
 
-    def _drain(self, connection: FleetConnection) -> None:
+    def _drain(self, connection: base.FleetConnection) -> None:
         """Take in what is there, of each device as much as for one turn of the loop."""
         if events := connection.transport.poll(0):
             connection.dispatcher.handle(events)
@@ -344,7 +330,7 @@ class AsyncClient(BaseClient):
             connection.goes_on = True
             asyncio.get_running_loop().call_soon(self._go_on, connection)
 
-    def _go_on(self, connection: FleetConnection) -> None:
+    def _go_on(self, connection: base.FleetConnection) -> None:
         connection.goes_on = False
         if connection in self._connections:
             self._drain(connection)

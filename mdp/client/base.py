@@ -47,6 +47,8 @@ from mdp.transport import CLOSED, FORKED, ClientKeys, Dealers, public_key_of, th
 DEFAULT_DEADLINE_MS = 1000.0
 #: How long `connect` waits for devices that do not answer.
 CONNECT_TIMEOUT_S = 1.0
+#: From a look without an answer to the next one, at least.
+RETRY_MS = 100.0
 
 
 class FleetConnection:
@@ -177,6 +179,14 @@ class WatchOptions:
         checked_deadline_ms(self.deadline_ms)
         checked_every_ms(self.every_ms)
         frame_query("latest", within_ms=self.within_ms, now_s=0.0)
+
+    def pause_s(self, since_s: float, *, answered: bool) -> float:
+        """How long to wait for the next look, `since_s` after the last one's start.
+
+        A look without an answer may end at once: the next comes `RETRY_MS` later or more.
+        """
+        every_ms = self.every_ms if answered else max(self.every_ms, RETRY_MS)
+        return max(0.0, every_ms / 1e3 - since_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

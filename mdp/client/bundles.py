@@ -18,14 +18,7 @@ from mdp.client.dispatcher import Clock
 from mdp.errors import ConfigError, InputError, TransferError, WireError
 from mdp.files import MAX_JSON_BYTES, decoded, replacing_folder, write_bytes
 from mdp.formats.bundle import MANIFEST, Bundle, FileEntry, Manifest
-from mdp.formats.device_part import (
-    PartFile,
-    Version,
-    entry_of,
-    listed,
-    part_of,
-    path_in_bundle,
-)
+from mdp.formats.device_part import PartFile, Version, entry_of, listed, part_of, path_in_bundle
 from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.formats.signing import MAX_FILE_BYTES, SIGNATURE
 from mdp.protocol.messages import Buffer, Envelope, Failure, Message, decode, encode

@@ -157,10 +157,7 @@ class Dispatcher:
         return bool(self._book.calls)
 
     def submit(
-        self,
-        question: Question,
-        deadline: Deadline,
-        done: Callable[[Call], None] | None = None,
+        self, question: Question, deadline: Deadline, done: Callable[[Call], None] | None = None
     ) -> Call:
         """Begin a call; `done` is called when there is its answer, perhaps before this returns."""
         now_s, decide_s = self._clock(), deadline.decide_s

@@ -13,14 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self, Unpack, overload
 
-from mdp.arguments import (
-    Errors,
-    Raising,
-    Streaming,
-    Watching,
-    check_pictures,
-    check_timeout_s,
-)
+from mdp.arguments import Errors, Raising, Streaming, Watching, check_pictures, check_timeout_s
 from mdp.client.base import (
     CONNECT_TIMEOUT_S,
     DEFAULT_DEADLINE_MS,
@@ -127,7 +120,8 @@ class Client(BaseClient, Closing):
                     raise
                 answer = error
             yield answer
-            time.sleep(max(0.0, started_s + how.every_ms / 1e3 - self._clock()))
+            answered = isinstance(answer, Prediction)
+            time.sleep(how.pause_s(self._clock() - started_s, answered=answered))
 
     @overload
     def stream(

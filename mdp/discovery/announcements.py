@@ -133,11 +133,7 @@ def _address(addresses: Sequence[str]) -> str:
 
 
 def propose(
-    bundle: Bundle,
-    found: Sequence[Found],
-    *,
-    keys: Mapping[str, str],
-    on_loopback: bool,
+    bundle: Bundle, found: Sequence[Found], *, keys: Mapping[str, str], on_loopback: bool
 ) -> Proposal:
     """Entries for `found`, and why others were left out.
 

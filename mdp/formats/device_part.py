@@ -4,15 +4,7 @@ import hashlib
 from typing import Final, Literal
 
 from mdp.files import Record, read_regular
-from mdp.formats.bundle import (
-    FUSION,
-    MANIFEST,
-    Bundle,
-    BundleName,
-    FileEntry,
-    Sha256,
-    model_path,
-)
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle, BundleName, FileEntry, Sha256, model_path
 from mdp.formats.signing import MAX_FILE_BYTES, SIGNATURE
 
 #: In the order in which they are sent: what is verified first comes first.

@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -229,8 +230,9 @@ def load_clients(path: Path) -> tuple[dict[str, AllowedClient], list[str]]:
 def revoke(folder: Path, name: str) -> list[Path]:
     """Rename NAME.public in a folder of clients to NAME.revoked; returns the renamed files.
 
-    Also those of other names with the same key. Raises InputError for a name that is not there,
-    ConfigError for a file that is no public key.
+    Also those of other names with the same key. An older NAME.revoked stays: the new one is
+    NAME.revoked-2 then. Raises InputError for a name that is not there, ConfigError for a file
+    that is no public key.
     """
     here = sorted(file for file in folder.glob(f"*{PUBLIC}"))
     if folder / f"{name}{PUBLIC}" not in here:
@@ -239,9 +241,15 @@ def revoke(folder: Path, name: str) -> list[Path]:
     key = load_public(folder / f"{name}{PUBLIC}")
     clients = [file for file in here if file.stem == name or _is_key(file, key)]
     try:
-        return [file.rename(file.with_suffix(REVOKED)) for file in clients]
+        return [file.rename(_unused(file.with_suffix(REVOKED))) for file in clients]
     except OSError as error:
         raise InputError(f"{folder}: cannot be changed: {error.strerror}") from error
+
+
+def _unused(path: Path) -> Path:
+    """`path`, or the first of `path`-2, `path`-3 and so on that is not there."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], numbered) if not each.exists())
 
 
 def _is_key(file: Path, key: str) -> bool:

@@ -8,16 +8,7 @@ from msgspec.structs import replace
 
 from mdp.errors import ConfigError
 from mdp.files import Record, read_toml
-from mdp.formats.profile import (
-    DeviceName,
-    Fraction,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Precision,
-    RuntimeName,
-    Threads,
-)
+from mdp.formats import profile
 
 #: Most members of a plan.
 MAX_MEMBERS = 64
@@ -30,7 +21,7 @@ MIN_REGION = 0.01
 ImageSize = Annotated[int, Meta(ge=4, le=1024)]
 PatchSize = Annotated[int, Meta(ge=1, le=64)]
 Encoding = Literal["raw", "jpeg"]
-CameraName = DeviceName
+CameraName = profile.DeviceName
 BatchSize = Annotated[int, Meta(ge=1, le=64)]
 TeacherArgument = bool | int | float | str
 Percentile = Annotated[float, Meta(ge=50, le=99.9)]
@@ -45,7 +36,7 @@ class SubModelSpec(Record, frozen=True):
     depth: Annotated[int, Meta(ge=1, le=64)]
     num_heads: Annotated[int, Meta(ge=1, le=64)]
     mlp_ratio: Annotated[float, Meta(gt=0, le=16)]
-    precision: Precision = "fp32"
+    precision: profile.Precision = "fp32"
 
     def __post_init__(self) -> None:
         if self.image_size % self.patch_size:
@@ -76,9 +67,9 @@ class NetworkSpec(Record, frozen=True):
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     image_size: ImageSize
     #: Learned numbers and multiply-accumulates of one picture, both heads included.
-    parameters: PositiveInt
-    macs: PositiveInt
-    precision: Precision = "fp32"
+    parameters: profile.PositiveInt
+    macs: profile.PositiveInt
+    precision: profile.Precision = "fp32"
 
     @property
     def outline(self) -> str:
@@ -105,10 +96,10 @@ def one_spec(submodel: SubModelSpec | None, network: NetworkSpec | None) -> Spec
 class Region(Record, frozen=True):
     """A box inside the picture's centred square, as fractions of that square's side."""
 
-    left: Fraction = 0.0
-    top: Fraction = 0.0
-    right: Fraction = 1.0
-    bottom: Fraction = 1.0
+    left: profile.Fraction = 0.0
+    top: profile.Fraction = 0.0
+    right: profile.Fraction = 1.0
+    bottom: profile.Fraction = 1.0
 
     def __post_init__(self) -> None:
         if not (self.left < self.right and self.top < self.bottom):
@@ -120,9 +111,9 @@ class Region(Record, frozen=True):
 class PredictedMs(Record, frozen=True):
     """Predicted milliseconds of one picture on one device."""
 
-    compute: NonNegativeFloat
-    network: NonNegativeFloat
-    total: NonNegativeFloat
+    compute: profile.NonNegativeFloat
+    network: profile.NonNegativeFloat
+    total: profile.NonNegativeFloat
 
 
 class Assignment(Record, frozen=True):
@@ -132,21 +123,21 @@ class Assignment(Record, frozen=True):
     """
 
     k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
-    device: DeviceName
+    device: profile.DeviceName
     predicted_ms: PredictedMs
-    memory_bytes: PositiveInt
+    memory_bytes: profile.PositiveInt
     provider: str
-    threads: Threads
+    threads: profile.Threads
     why: str
     submodel: SubModelSpec | None = None
     network: NetworkSpec | None = None
     region: Region = Region()
     encoding: Encoding = "raw"
-    runtime: RuntimeName = "onnxruntime"
+    runtime: profile.RuntimeName = "onnxruntime"
     #: Predicted joules of one picture; None where the profile has no power.
-    energy_j: NonNegativeFloat | None = None
+    energy_j: profile.NonNegativeFloat | None = None
     #: Predicted share of pictures that this member is right on alone.
-    accuracy: Fraction | None = None
+    accuracy: profile.Fraction | None = None
     #: Most pictures that the device computes at once, when several wait.
     batch: BatchSize = 1
     #: Whether the threads of one run spin while they wait for each other.
@@ -172,7 +163,7 @@ class Assignment(Record, frozen=True):
             )
         return self.submodel
 
-    def in_precision(self, precision: Precision) -> "Assignment":
+    def in_precision(self, precision: profile.Precision) -> "Assignment":
         """A copy with its sub-model in another precision."""
         if self.submodel is None:
             assert self.network is not None
@@ -184,15 +175,15 @@ class Replica(Record, frozen=True):
     """A further device that serves sub-model `k`, so that losing one device loses no member."""
 
     k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
-    device: DeviceName
+    device: profile.DeviceName
     predicted_ms: PredictedMs
-    memory_bytes: PositiveInt
+    memory_bytes: profile.PositiveInt
     provider: str
-    threads: Threads
+    threads: profile.Threads
     why: str
     encoding: Encoding = "raw"
-    runtime: RuntimeName = "onnxruntime"
-    energy_j: NonNegativeFloat | None = None
+    runtime: profile.RuntimeName = "onnxruntime"
+    energy_j: profile.NonNegativeFloat | None = None
     batch: BatchSize = 1
     spin: bool = False
 
@@ -201,14 +192,14 @@ class PredictedAccuracy(Record, frozen=True):
     """Predicted accuracy of a plan's answers, as fractions of pictures."""
 
     #: With every member in.
-    all_in: Fraction
+    all_in: profile.Fraction
     #: Mean over which devices happen to be there, by each one's availability.
-    expected: Fraction
+    expected: profile.Fraction
     #: Typical error of such predictions on runs that they were not fitted to.
-    typical_error: Fraction
+    typical_error: profile.Fraction
     #: Nine of ten such trainings end between these with every member in; None if unknown.
-    low: Fraction | None = None
-    high: Fraction | None = None
+    low: profile.Fraction | None = None
+    high: profile.Fraction | None = None
     #: Why no measured training is like the planned one; empty if one is.
     unknown: str = ""
 
@@ -224,14 +215,14 @@ class TeacherSpec(Record, frozen=True):
 class SingleDevice(Record, frozen=True):
     """The best that one device can do alone under the same latency target."""
 
-    device: DeviceName
+    device: profile.DeviceName
     predicted_ms: PredictedMs
     is_teacher: bool
     #: Either a plain ViT or a public network.
     submodel: SubModelSpec | None = None
     network: NetworkSpec | None = None
     #: Predicted, as a fraction of pictures.
-    accuracy: Fraction | None = None
+    accuracy: profile.Fraction | None = None
     region: Region = Region()
 
     def __post_init__(self) -> None:
@@ -246,7 +237,7 @@ class SingleDevice(Record, frozen=True):
 class Plan(Record, frozen=True):
     """The result of `mdp-partition plan`; `refused` if one device alone does at least as well."""
 
-    target_ms: PositiveFloat
+    target_ms: profile.PositiveFloat
     refused: bool
     reason: str
     assignments: Annotated[list[Assignment], Meta(min_length=1, max_length=MAX_MEMBERS)]
@@ -260,16 +251,16 @@ class Plan(Record, frozen=True):
     accuracy: PredictedAccuracy | None = None
     #: The deadline with which answers are complete at the predicted latencies (with a percentile:
     #: that share of them), the client's decoding included; the target is about the typical answer.
-    deadline_ms: PositiveFloat | None = None
+    deadline_ms: profile.PositiveFloat | None = None
     #: Percentage of answers to be complete within the target, the client's decoding included; None:
     #: each member's typical answer is within it.
     percentile: Percentile | None = None
     #: Predicted share of answers that are complete within the target with all devices there; only
     #: with a percentile.
-    on_time: Fraction | None = None
+    on_time: profile.Fraction | None = None
     #: Assumed bits per second of the client's network port, which all crops share; None: not
     #: modelled.
-    client_bps: PositiveFloat | None = None
+    client_bps: profile.PositiveFloat | None = None
     #: Number of classes.
     num_classes: Annotated[int, Meta(ge=2)] | None = None
     format_version: Literal[1] = 1

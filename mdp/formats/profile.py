@@ -254,10 +254,7 @@ def _all_but_size(point: LatencyPoint | NetworkPoint, provider: str) -> tuple[ob
 
 
 def _contradiction(
-    first: int,
-    small: LatencyPoint | NetworkPoint,
-    second: int,
-    large: LatencyPoint | NetworkPoint,
+    first: int, small: LatencyPoint | NetworkPoint, second: int, large: LatencyPoint | NetworkPoint
 ) -> str:
     ratio = large.latency_ms / small.latency_ms
     same = _size(small) == _size(large)

@@ -26,10 +26,7 @@ def check_exposure(bind: str, *, tokens: bool, encrypted: bool, insecure: bool =
         return ""
     lacking = [
         option
-        for option, given in (
-            ("--tokens", tokens),
-            ("--certificate and --private-key", encrypted),
-        )
+        for option, given in (("--tokens", tokens), ("--certificate and --private-key", encrypted))
         if not given
     ]
     if insecure:

@@ -11,13 +11,7 @@ import msgspec
 from mdp.client.sync import Client
 from mdp.errors import InferenceError, MDPError
 from mdp.formats.fleet import files_stamp
-from mdp.mqtt.messages import (
-    ONLINE,
-    Topics,
-    answer_payload,
-    discovery,
-    health_payload,
-)
+from mdp.mqtt.messages import ONLINE, Topics, answer_payload, discovery, health_payload
 
 #: A device's health is published when it changes, and so often for what varies all the time.
 HEALTH_S = 10.0

@@ -10,15 +10,7 @@ from mdp.formats.model_file import ModelFile
 from mdp.fusion.fuse import Contribution
 from mdp.imports import silence_onnxruntime
 from mdp.pictures.crop import Pixels
-from mdp.runtimes.base import (
-    CPU,
-    INPUT,
-    PRECISION_KEY,
-    Execution,
-    NotHereError,
-    check_graph,
-    run_until_steady,
-)
+from mdp.runtimes import base
 from mdp.runtimes.cuda import CUDA, ON_CUDA, TENSORRT, load_libraries, load_tensorrt, options_for
 
 #: Why a provider in onnxruntime's build may fall back to the processor.
@@ -34,7 +26,7 @@ class OrtRuntime:
     def __init__(
         self,
         model: ModelFile,
-        execution: Execution,
+        execution: base.Execution,
         *,
         num_classes: int,
         allow_fallback: bool = False,
@@ -49,7 +41,7 @@ class OrtRuntime:
             load_tensorrt()
         elsewhere = _planned_elsewhere(execution)
         if elsewhere and not allow_fallback:
-            raise NotHereError(elsewhere, "this is onnxruntime")
+            raise base.NotHereError(elsewhere, "this is onnxruntime")
 
         def start(provider: str) -> Any:
             options = _options(ort, execution.threads, execution.spin)
@@ -67,31 +59,31 @@ class OrtRuntime:
         self.provider: str = self._session.get_providers()[0]
         self.fallback = self.provider != execution.provider or bool(elsewhere)
         if self.fallback and not allow_fallback:
-            raise NotHereError(
+            raise base.NotHereError(
                 execution.provider, f"onnxruntime lists it here but cannot start it: {why}"
             )
         self._image_size = execution.image_size
         self._check(model.path, execution, num_classes)
 
-    def _check(self, model: Path, execution: Execution, num_classes: int) -> None:
+    def _check(self, model: Path, execution: base.Execution, num_classes: int) -> None:
         session = self._session
-        self._heads = check_graph(
+        self._heads = base.check_graph(
             model,
             execution,
             num_classes,
             inputs={i.name: (i.type, i.shape[1:]) for i in session.get_inputs()},
             outputs={o.name: o.shape[-1] for o in session.get_outputs()},
-            precision=session.get_modelmeta().custom_metadata_map.get(PRECISION_KEY),
+            precision=session.get_modelmeta().custom_metadata_map.get(base.PRECISION_KEY),
             uint8="tensor(uint8)",
         )
 
     def warm_up(self) -> None:
         """Run until steady; raises AgentError if the logits are not finite."""
-        run_until_steady(self.run, self._image_size)
+        base.run_until_steady(self.run, self._image_size)
 
     def run(self, pixels: Pixels) -> Contribution:
         """Each head's logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
-        return Contribution.of(self._session.run(self._heads, {INPUT: pixels}))
+        return Contribution.of(self._session.run(self._heads, {base.INPUT: pixels}))
 
 
 def open_session(model: Path, *, threads: int = 1, spin: bool = False) -> Any:
@@ -101,7 +93,7 @@ def open_session(model: Path, *, threads: int = 1, spin: bool = False) -> Any:
     """
     ort = import_onnxruntime()
     try:
-        return _session(ort, str(model), _options(ort, threads, spin), (CPU, {}))
+        return _session(ort, str(model), _options(ort, threads, spin), (base.CPU, {}))
     except Exception as error:  # onnxruntime raises types of its own, without a common base
         raise AgentError(f"{model}: onnxruntime cannot load it: {error}") from error
 
@@ -139,13 +131,13 @@ def _open(start: Callable[[str], Any], provider: str, instead: str) -> tuple[Any
     why = _NOT_STARTED
     try:
         session = start(provider)
-        if instead == CPU or session.get_providers()[0] == provider:
+        if instead == base.CPU or session.get_providers()[0] == provider:
             return session, why
     except Exception as error:  # onnxruntime raises types of its own, without a common base
-        if provider == CPU:
+        if provider == base.CPU:
             raise
         why = " ".join(str(error).split())
-    return _open(start, instead, CPU)[0], why
+    return _open(start, instead, base.CPU)[0], why
 
 
 def _session(ort: Any, model: bytes | str, options: Any, chosen: tuple[str, dict[str, str]]) -> Any:
@@ -161,17 +153,17 @@ def _choose_provider(ort: Any, planned: str, allow_fallback: bool, instead: str)
     if planned in available:
         return planned
     if not allow_fallback:
-        raise NotHereError(planned, f"this device has {', '.join(available)}")
+        raise base.NotHereError(planned, f"this device has {', '.join(available)}")
     return instead
 
 
 def _instead(ort: Any, planned: str, allow_fallback: bool) -> str:
     """The provider to try if the planned one is missing."""
     same_gpu = planned == TENSORRT and CUDA in ort.get_available_providers()
-    return CUDA if allow_fallback and same_gpu else CPU
+    return CUDA if allow_fallback and same_gpu else base.CPU
 
 
-def _planned_elsewhere(execution: Execution) -> str:
+def _planned_elsewhere(execution: base.Execution) -> str:
     """The planned runtime or precision that is not onnxruntime's; empty if there is none."""
     if execution.runtime != "onnxruntime":
         return f"{execution.runtime} in {execution.precision}"

@@ -19,15 +19,7 @@ from mdp.formats.profile import Precision
 from mdp.fusion.fuse import Contribution
 from mdp.imports import without
 from mdp.pictures.crop import Pixels
-from mdp.runtimes.base import (
-    CPU,
-    INPUT,
-    PRECISION_KEY,
-    Execution,
-    NotHereError,
-    check_graph,
-    run_until_steady,
-)
+from mdp.runtimes import base
 
 #: Before OpenVINO's name of the device in a status.
 PREFIX = "openvino:"
@@ -50,7 +42,7 @@ class OpenVinoRuntime:
     #: OpenVINO refuses what it cannot run as planned.
     fallback = False
 
-    def __init__(self, model: ModelFile, execution: Execution, *, num_classes: int) -> None:
+    def __init__(self, model: ModelFile, execution: base.Execution, *, num_classes: int) -> None:
         """Load `model`; raises AgentError for another model, or if the planned way is missing."""
         device, size = device_of(execution.provider), execution.image_size
         openvino, core = core_for(execution)
@@ -61,13 +53,13 @@ class OpenVinoRuntime:
         self._heads = _checked_heads(graph, model.path, execution, num_classes)
         try:
             # A fixed batch of one made ViTs 3 to 5 % faster, and NPUs accept no other graph.
-            graph.reshape({INPUT: [1, size, size, 3]})
+            graph.reshape({base.INPUT: [1, size, size, 3]})
             settings = _settings(device, execution.precision, execution.threads)
             self._compiled = core.compile_model(graph, device, settings)
             self._request = self._compiled.create_infer_request()
         except Exception as error:  # OpenVINO raises types of its own, without a common base
             if device != "CPU":
-                raise NotHereError(
+                raise base.NotHereError(
                     f"openvino on {device}", f"which cannot be started: {_line(error)}"
                 ) from error
             raise AgentError(f"{model.path}: openvino cannot load it: {_line(error)}") from error
@@ -76,7 +68,7 @@ class OpenVinoRuntime:
 
     def warm_up(self) -> None:
         """Run until steady; raises AgentError if the logits are not finite."""
-        run_until_steady(self.run, self._image_size)
+        base.run_until_steady(self.run, self._image_size)
 
     def run(self, pixels: Pixels) -> Contribution:
         """Each head's logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
@@ -84,7 +76,7 @@ class OpenVinoRuntime:
         return Contribution.of([np.concatenate(head) for head in zip(*rows, strict=True)])
 
     def _run_one(self, pixels: Pixels) -> list[Any]:
-        self._request.infer({INPUT: pixels})
+        self._request.infer({base.INPUT: pixels})
         # The next run overwrites the request's memory.
         return [self._request.get_tensor(head).data.copy() for head in self._heads]
 
@@ -107,14 +99,13 @@ def core_of(openvino: Any) -> Any:
     return openvino.Core()
 
 
-def core_for(execution: Execution) -> tuple[Any, Any]:
+def core_for(execution: base.Execution) -> tuple[Any, Any]:
     """OpenVINO and its core; raises NotHereError if no model can run in this way."""
     try:
         openvino = import_openvino()
     except ImportError as error:
-        raise NotHereError(
-            f"openvino in {execution.precision}",
-            f"which is not installed ({install('openvino')})",
+        raise base.NotHereError(
+            f"openvino in {execution.precision}", f"which is not installed ({install('openvino')})"
         ) from error
     core = core_of(openvino)
     _check_device(core, device_of(execution.provider), execution.precision)
@@ -123,12 +114,12 @@ def core_for(execution: Execution) -> tuple[Any, Any]:
 
 def device_of(provider: str) -> str:
     """OpenVINO's name of a plan's or profile's provider: `CPU`, `GPU`, `GPU.1`, `NPU`."""
-    return "CPU" if provider == CPU else provider.removeprefix(PREFIX)
+    return "CPU" if provider == base.CPU else provider.removeprefix(PREFIX)
 
 
 def provider_of(device: str) -> str:
     """The name of OpenVINO's device in plans and profiles: onnxruntime's for the processor."""
-    return CPU if device == "CPU" else device
+    return base.CPU if device == "CPU" else device
 
 
 def precisions(device: str, able: Container[str]) -> list[Precision]:
@@ -148,19 +139,19 @@ def _check_device(core: Any, device: str, precision: Precision) -> None:
     # Of several GPUs the first one has two names.
     if _kind(device) not in HINTS or not {device, f"{device}.0"} & set(found):
         here = ", ".join(found) or "no device"
-        raise NotHereError(f"openvino on {device}", f"openvino finds {here} here")
+        raise base.NotHereError(f"openvino on {device}", f"openvino finds {here} here")
     where = "" if device == "CPU" else f" on {device}"
     planned = f"openvino in {precision}{where}"
     served = HINTS[_kind(device)]
     if precision not in served:
-        raise NotHereError(planned, f"openvino has {', '.join(served)}{where}")
+        raise base.NotHereError(planned, f"openvino has {', '.join(served)}{where}")
     try:
         able = list(core.get_property(device, "OPTIMIZATION_CAPABILITIES"))
     except Exception as error:  # OpenVINO raises types of its own, without a common base
-        raise NotHereError(planned, f"which cannot be started: {_line(error)}") from error
+        raise base.NotHereError(planned, f"which cannot be started: {_line(error)}") from error
     if precision not in precisions(device, able):
         unit = "processor" if device == "CPU" else "device"
-        raise NotHereError(planned, f"this {unit} computes {', '.join(sorted(able))} only")
+        raise base.NotHereError(planned, f"this {unit} computes {', '.join(sorted(able))} only")
 
 
 def _settings(device: str, precision: Precision, threads: int) -> dict[str, object]:
@@ -184,10 +175,10 @@ def _read(openvino: Any, model: ModelFile) -> Any:
 
 
 def _checked_heads(
-    graph: Any, model: Path, execution: Execution, num_classes: int
+    graph: Any, model: Path, execution: base.Execution, num_classes: int
 ) -> Sequence[str]:
-    where = ["framework", PRECISION_KEY]
-    return check_graph(
+    where = ["framework", base.PRECISION_KEY]
+    return base.check_graph(
         model,
         execution,
         num_classes,

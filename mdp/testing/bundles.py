@@ -6,28 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from mdp.files import write_json
-from mdp.formats.bundle import (
-    FUSION,
-    MANIFEST,
-    Evaluation,
-    FileEntry,
-    Manifest,
-    MemberAccuracy,
-    PerRule,
-    SizeAccuracy,
-    SubsetAccuracy,
-    TeacherAccuracy,
-    file_entry,
-    model_path,
-)
+from mdp.formats import bundle
 from mdp.formats.plan import Assignment, Plan, PredictedMs, SubModelSpec, TeacherSpec
-from mdp.fusion.fuse import (
-    FusionWeights,
-    SizeWeights,
-    SubsetWeights,
-    listed_subsets,
-    unlisted_sizes,
-)
+from mdp.fusion import fuse
 from mdp.pictures.crop import Pixels
 from mdp.testing.onnx_writer import FLOAT, UINT8, Node, Value, onnx_model
 
@@ -103,28 +84,28 @@ def shape(image_size: int) -> SubModelSpec:
     )
 
 
-def subset_accuracy(members: tuple[int, ...]) -> SubsetAccuracy:
+def subset_accuracy(members: tuple[int, ...]) -> bundle.SubsetAccuracy:
     """Accuracies that differ for every subset and rule, so that tests can tell which was used.
 
     All three members stacked are right about every colour picture, as is written here.
     """
     base = min(1.0, round(0.7 + 0.09 * len(members) + 0.01 * sum(members), 4))
-    return SubsetAccuracy(
+    return bundle.SubsetAccuracy(
         members=members,
         boosted=base - 0.1,
         stacked=base,
         bagged=round(base - 0.05, 4),
-        ece=PerRule(boosted=0.3, stacked=0.1, bagged=0.2),
+        ece=bundle.PerRule(boosted=0.3, stacked=0.1, bagged=0.2),
     )
 
 
-def size_accuracy(size: int) -> SizeAccuracy:
+def size_accuracy(size: int) -> bundle.SizeAccuracy:
     """Accuracies that differ for every size and rule, for the sizes that are not listed."""
     more = min(size / 100, 0.5)
-    mean = PerRule(boosted=0.2 + more, stacked=0.5 + more, bagged=0.4 + more)
-    lowest = PerRule(boosted=0.01, stacked=0.03, bagged=0.02)
-    ece = PerRule(boosted=0.3, stacked=0.1, bagged=0.2)
-    return SizeAccuracy(size=size, sampled=48, mean=mean, lowest=lowest, ece=ece)
+    mean = bundle.PerRule(boosted=0.2 + more, stacked=0.5 + more, bagged=0.4 + more)
+    lowest = bundle.PerRule(boosted=0.01, stacked=0.03, bagged=0.02)
+    ece = bundle.PerRule(boosted=0.3, stacked=0.1, bagged=0.2)
+    return bundle.SizeAccuracy(size=size, sampled=48, mean=mean, lowest=lowest, ece=ece)
 
 
 def write_bundle(
@@ -145,39 +126,41 @@ def write_bundle(
     every subset of members; without `evaluated` it lists none. Each model is larger by a comment.
     """
     plan = colour_plan(devices, sizes)
-    files: dict[str, FileEntry] = {}
+    files: dict[str, bundle.FileEntry] = {}
     for k, size in enumerate(sizes):
-        path = folder / model_path(k)
+        path = folder / bundle.model_path(k)
         path.parent.mkdir(parents=True)
         scales = (2.0 / (k + 1), bag_scale + k)
         path.write_bytes(colour_model(size, *scales, len(labels), comment_bytes))
-        files[model_path(k)] = file_entry(path)
+        files[bundle.model_path(k)] = bundle.file_entry(path)
     count = len(sizes)
-    subsets = listed_subsets(range(count))
-    weights = FusionWeights(
+    subsets = fuse.listed_subsets(range(count))
+    weights = fuse.FusionWeights(
         num_classes=len(labels),
         subsets=[
-            SubsetWeights(members=s, a=(0.5,) * len(s), b=(1.0 / len(s),) * len(s)) for s in subsets
+            fuse.SubsetWeights(members=s, a=(0.5,) * len(s), b=(1.0 / len(s),) * len(s))
+            for s in subsets
         ],
         by_size=tuple(
-            SizeWeights(size=size, a=(0.5,) * count, b=(1.0 / size,) * count)
-            for size in unlisted_sizes(count)
+            fuse.SizeWeights(size=size, a=(0.5,) * count, b=(1.0 / size,) * count)
+            for size in fuse.unlisted_sizes(count)
         ),
     )
-    write_json(folder / FUSION, weights)
-    files[FUSION] = file_entry(folder / FUSION)
-    evaluation = Evaluation(
+    write_json(folder / bundle.FUSION, weights)
+    files[bundle.FUSION] = bundle.file_entry(folder / bundle.FUSION)
+    evaluation = bundle.Evaluation(
         data="colours",
         data_digest="0" * 64,
         pictures=100,
-        teacher=TeacherAccuracy(accuracy=0.99),
+        teacher=bundle.TeacherAccuracy(accuracy=0.99),
         members=[
-            MemberAccuracy(k=k, device=device, accuracy=0.5) for k, device in enumerate(devices)
+            bundle.MemberAccuracy(k=k, device=device, accuracy=0.5)
+            for k, device in enumerate(devices)
         ],
         subsets=[subset_accuracy(subset) for subset in subsets],
-        sizes=tuple(size_accuracy(size) for size in unlisted_sizes(count)),
+        sizes=tuple(size_accuracy(size) for size in fuse.unlisted_sizes(count)),
     )
-    manifest = Manifest(
+    manifest = bundle.Manifest(
         name=name,
         labels=list(labels),
         plan=plan,
@@ -185,7 +168,7 @@ def write_bundle(
         provenance={"made_by": "mdp.testing"},
         evaluation=evaluation if evaluated else None,
     )
-    write_json(folder / MANIFEST, manifest)
+    write_json(folder / bundle.MANIFEST, manifest)
     return folder
 
 

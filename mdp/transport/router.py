@@ -21,12 +21,7 @@ from mdp.errors import AgentError
 from mdp.protocol.messages import MAX_BUFFER_BYTES, Buffer
 from mdp.transport import zap
 from mdp.transport.admission.access import Access, AgentKeys, Audit
-from mdp.transport.admission.tcp_peers import (
-    duplicate_socket,
-    is_delivered,
-    linger,
-    peer_of,
-)
+from mdp.transport.admission.tcp_peers import duplicate_socket, is_delivered, linger, peer_of
 from mdp.transport.sockets import (
     HIGH_WATER_MARK,
     NOBLOCK,

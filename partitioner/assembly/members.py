@@ -8,24 +8,10 @@ from msgspec import Meta
 
 from mdp.errors import ConfigError, InputError
 from mdp.files import MAX_TOML_BYTES, Record, read_regular, read_toml
-from mdp.formats.plan import (
-    MAX_MEMBERS,
-    Assignment,
-    CameraName,
-    ImageSize,
-    NetworkSpec,
-    Plan,
-    PredictedMs,
-    Region,
-)
+from mdp.formats import plan
 from mdp.formats.profile import DeviceName, DeviceProfile, LatencyPoint, Precision, RuntimeName
+from partitioner.estimates import latency_networks
 from partitioner.estimates.latency import Way, own_way, spec_of
-from partitioner.estimates.latency_networks import (
-    NetworkEstimate,
-    enough,
-    fit_networks,
-    network_points,
-)
 from partitioner.estimates.macs import macs, memory_bytes
 from partitioner.estimates.network import choose_encoding, network_ms
 
@@ -45,16 +31,16 @@ class Model(Record, frozen=True):
     onnx: str | None = None
     timm: str | None = None
     weights: str | None = None
-    image_size: ImageSize | None = None
+    image_size: plan.ImageSize | None = None
     #: Transformer blocks kept of a plain vision transformer of timm, from the first on; 0: all.
     depth: Annotated[int, Meta(ge=0, le=64)] = 0
     #: Normalisation of pixels 0..1 of an ONNX file; timm knows its own.
     mean: Channels | None = None
     std: Channels | None = None
     #: Its device's part of the picture's centred square; None: chosen on the data.
-    region: Region | None = None
+    region: plan.Region | None = None
     #: Whose pictures of a scene it sees, where `--data` holds scenes.
-    camera: CameraName | None = None
+    camera: plan.CameraName | None = None
     precision: Precision = "fp32"
     runtime: RuntimeName = "onnxruntime"
     #: Licence of the weights, in words, for the bundle's provenance.
@@ -88,7 +74,7 @@ class Model(Record, frozen=True):
 class Models(Record, frozen=True):
     """The content of models.toml; paths are relative to it."""
 
-    models: Annotated[list[Model], Meta(min_length=1, max_length=MAX_MEMBERS)]
+    models: Annotated[list[Model], Meta(min_length=1, max_length=plan.MAX_MEMBERS)]
     format_version: Annotated[int, Meta(ge=1, le=1)] = 1
 
     def __post_init__(self) -> None:
@@ -175,7 +161,7 @@ def rows_of(
     return rows
 
 
-def reference_point(profile: DeviceProfile, network: NetworkSpec) -> LatencyPoint:
+def reference_point(profile: DeviceProfile, network: plan.NetworkSpec) -> LatencyPoint:
     """The encoder of the profile that is most like `network` in multiply-accumulates.
 
     One picture in fp32 with the profile's own threads and provider, or the nearest to that.
@@ -185,11 +171,7 @@ def reference_point(profile: DeviceProfile, network: NetworkSpec) -> LatencyPoin
 
     def distance(point: LatencyPoint) -> tuple[bool, bool, float]:
         size = macs(spec_of(point), 0) / network.macs
-        return (
-            point.threads != way.threads,
-            point.runtime != way.runtime,
-            max(size, 1 / size),
-        )
+        return (point.threads != way.threads, point.runtime != way.runtime, max(size, 1 / size))
 
     if not single:
         raise InputError(f"profile {profile.name}: expected latencies of one picture in fp32")
@@ -197,8 +179,8 @@ def reference_point(profile: DeviceProfile, network: NetworkSpec) -> LatencyPoin
 
 
 def network_estimate(
-    profile: DeviceProfile, network: NetworkSpec, runtime: RuntimeName
-) -> NetworkEstimate | None:
+    profile: DeviceProfile, network: plan.NetworkSpec, runtime: RuntimeName
+) -> latency_networks.NetworkEstimate | None:
     """The estimate from networks measured on the device; None without any that are comparable.
 
     Raises InputError for a profile with a network that is not in the catalogue.
@@ -209,22 +191,22 @@ def network_estimate(
         provider=profile.provider,
         threads=profile.threads,
     )
-    if not enough(network_points(profile, way)):
+    if not latency_networks.enough(latency_networks.network_points(profile, way)):
         return None
-    found = fit_networks(profile, way).estimate(network)
+    found = latency_networks.fit_networks(profile, way).estimate(network)
     return found if found is not None and found.basis == "measured" else None
 
 
 def assigned(
     k: int,
     model: Model,
-    region: Region,
-    network: NetworkSpec,
+    region: plan.Region,
+    network: plan.NetworkSpec,
     profile: DeviceProfile,
     compute_ms: float,
     how: str,
     num_classes: int,
-) -> Assignment:
+) -> plan.Assignment:
     """The assignment of one device; `how` is the source of its milliseconds."""
     encoding = choose_encoding(profile.link, network.image_size, num_classes)
     sent_ms = network_ms(profile.link, network.image_size, num_classes, encoding)
@@ -234,12 +216,12 @@ def assigned(
             f"{model.source}: takes {memory / 1e6:,.0f} MB, more than the "
             f"{profile.memory_bytes / 1e6:,.0f} MB of {profile.name}"
         )
-    return Assignment(
+    return plan.Assignment(
         k=k,
         device=profile.name,
         region=region,
         network=network,
-        predicted_ms=PredictedMs(
+        predicted_ms=plan.PredictedMs(
             compute=round(compute_ms, 3),
             network=round(sent_ms, 3),
             total=round(compute_ms + sent_ms, 3),
@@ -255,9 +237,9 @@ def assigned(
     )
 
 
-def assembled_plan(assignments: Sequence[Assignment], num_classes: int) -> Plan:
+def assembled_plan(assignments: Sequence[plan.Assignment], num_classes: int) -> plan.Plan:
     """The plan of assembled models; its target is the slowest member's estimate."""
-    return Plan(
+    return plan.Plan(
         target_ms=max(a.predicted_ms.total for a in assignments),
         refused=False,
         reason="assembled from models that exist: the target is the slowest member's estimate",

@@ -19,27 +19,15 @@ from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import CPU, Execution
 from mdp.runtimes.onnxruntime import open_session
 from mdp.runtimes.select import check_execution, open_runtime
+from partitioner.assembly import members
 from partitioner.assembly.imported import HEADS, count_costs, onnx_member, own_logits, timm_module
-from partitioner.assembly.members import (
-    Model,
-    assembled_plan,
-    assigned,
-    network_estimate,
-    reference_point,
-)
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import Dataset, PictureSet, thinned
 from partitioner.data.memmaps import Views
 from partitioner.estimates.latency import spec_of
 from partitioner.estimates.latency_networks import older_probe
+from partitioner.export import sessions
 from partitioner.export.quantize import quantized
-from partitioner.export.sessions import (
-    latency_ms,
-    member_contribution,
-    on_processor,
-    run_of,
-    run_session,
-)
 from partitioner.export.write import (
     MAX_ERROR,
     ParityError,
@@ -76,7 +64,7 @@ class Assembly:
 
     def write(
         self,
-        models: Sequence[Model],
+        models: Sequence[members.Model],
         rows: Sequence[tuple[int, list[int]]],
         profiles: Mapping[str, DeviceProfile],
         out: Path,
@@ -108,7 +96,7 @@ class Assembly:
                     k, model, regions[k], networks[k], profiles[model.device], paths[k], pictures
                 )
                 assignments.append(part)
-            plan = assembled_plan(assignments, len(self.data.labels))
+            plan = members.assembled_plan(assignments, len(self.data.labels))
             files, cascade = fit_bundle(folder, plan, calibration, pictures.targets)
             manifest = Manifest(
                 name=name,
@@ -121,7 +109,7 @@ class Assembly:
             write_json(folder / MANIFEST, manifest)
 
     def _exported(
-        self, model: Model, names: int, rows: list[int], path: Path, pictures: PictureSet
+        self, model: members.Model, names: int, rows: list[int], path: Path, pictures: PictureSet
     ) -> NetworkSpec:
         """Write one model in fp32 and compare it with its source; returns its spec."""
         source = self.folder / model.source
@@ -149,7 +137,7 @@ class Assembly:
 
     def _regions(
         self,
-        models: Sequence[Model],
+        models: Sequence[members.Model],
         networks: Sequence[NetworkSpec],
         paths: Sequence[Path],
         pictures: PictureSet,
@@ -163,14 +151,14 @@ class Assembly:
             size, camera = networks[k].image_size, models[k].camera
             views = self._views(some, size, allowed[k], camera)
             pixels = views[allowed[k].index(region)]
-            return Contribution.of(run_session(open_session(paths[k]), pixels, HEADS))
+            return Contribution.of(sessions.run_session(open_session(paths[k]), pixels, HEADS))
 
         return chosen_regions(allowed, seen, some.targets)
 
     def _member(
         self,
         k: int,
-        model: Model,
+        model: members.Model,
         region: Region,
         network: NetworkSpec,
         profile: DeviceProfile,
@@ -187,12 +175,14 @@ class Assembly:
         here_ms = quickest_ms(runtime.run, pixels)
         compute_ms, how = self._scaled(here_ms, network, profile, model.runtime)
         of = f" of camera {model.camera}" if model.camera else ""
-        part = assigned(k, model, region, network, profile, compute_ms, how, len(self.data.labels))
+        part = members.assigned(
+            k, model, region, network, profile, compute_ms, how, len(self.data.labels)
+        )
         self.progress.note(
             f"sub-model {k} for {model.device}: {network.words}, sees {where(region)}{of}, "
             f"{path.stat().st_size / 1e6:.2f} MB; {how}"
         )
-        return part, member_contribution(runtime, pixels, part)
+        return part, sessions.member_contribution(runtime, pixels, part)
 
     def _views(
         self, pictures: PictureSet, size: int, regions: Sequence[Region], camera: str | None
@@ -203,22 +193,18 @@ class Assembly:
         return load_views(pictures, views, self.cache, self.progress, what)
 
     def _scaled(
-        self,
-        here_ms: float,
-        network: NetworkSpec,
-        profile: DeviceProfile,
-        runtime: RuntimeName,
+        self, here_ms: float, network: NetworkSpec, profile: DeviceProfile, runtime: RuntimeName
     ) -> tuple[float, str]:
         """Estimated milliseconds on the device, and the method in words.
 
         From networks measured there, else from this machine's time and a reference encoder.
         """
-        if (known := network_estimate(profile, network, runtime)) is not None:
+        if (known := members.network_estimate(profile, network, runtime)) is not None:
             return known.ms, (
                 f"estimated: {known.ms:.2f} ms ({known.low_ms:.2f} to {known.high_ms:.2f}) from "
                 "networks measured on the device"
             )
-        point = reference_point(profile, network)
+        point = members.reference_point(profile, network)
         spec = spec_of(point)
         if spec not in self.references:
             self.references[spec] = self._time(spec)
@@ -236,9 +222,9 @@ class Assembly:
         noise = np.random.default_rng(0).integers(
             0, 256, (4, spec.image_size, spec.image_size, 3), dtype=np.uint8
         )
-        return quickest_ms(run_of(open_session(path)), noise)
+        return quickest_ms(sessions.run_of(open_session(path)), noise)
 
-    def _provenance(self, models: Sequence[Model], pictures: PictureSet) -> dict[str, str]:
+    def _provenance(self, models: Sequence[members.Model], pictures: PictureSet) -> dict[str, str]:
         """Source, checksum and licence of every model."""
         facts = {
             "method": "assembled from models that exist, without training",
@@ -257,9 +243,9 @@ class Assembly:
         return facts | versions()
 
 
-def _here(model: Model, image_size: int = 0) -> Execution:
+def _here(model: members.Model, image_size: int = 0) -> Execution:
     """The model's execution on this machine."""
-    return on_processor(
+    return sessions.on_processor(
         Execution(
             runtime=model.runtime, provider=CPU, precision=model.precision, image_size=image_size
         )
@@ -268,13 +254,15 @@ def _here(model: Model, image_size: int = 0) -> Execution:
 
 def quickest_ms(run: Callable[[Pixels], object], pixels: Pixels) -> float:
     """Milliseconds of processor time on one thread, the least of several medians."""
-    return min(latency_ms(run, pixels, time.process_time) for _ in range(_ROUNDS))
+    return min(sessions.latency_ms(run, pixels, time.process_time) for _ in range(_ROUNDS))
 
 
-def _same_logits(path: Path, source: Path, model: Model, pixels: Pixels, rows: list[int]) -> float:
+def _same_logits(
+    path: Path, source: Path, model: members.Model, pixels: Pixels, rows: list[int]
+) -> float:
     """Largest difference of the served form from the ONNX file, relative to its largest logit."""
     try:
-        (served,) = run_session(open_session(path), pixels, HEADS)
+        (served,) = sessions.run_session(open_session(path), pixels, HEADS)
     except Exception as error:  # onnxruntime's exceptions share no base
         text = " ".join(str(error).split())[:200]
         raise InputError(f"{source}: cannot compute several pictures at once: {text}") from error

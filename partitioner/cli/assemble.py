@@ -12,13 +12,7 @@ from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.profile import read_profiles
 from partitioner.assembly.members import Model, read_map, read_models, read_names, rows_of
-from partitioner.cli.common import (
-    JsonOption,
-    NameOption,
-    OutOption,
-    interruptible,
-    prepare,
-)
+from partitioner.cli.common import JsonOption, NameOption, OutOption, interruptible, prepare
 from partitioner.data.datasets import Dataset, open_dataset
 from partitioner.run.folder import bundle_name
 from partitioner.run.progress import Progress

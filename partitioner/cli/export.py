@@ -9,14 +9,7 @@ from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import read_plan
 from partitioner import api
-from partitioner.cli.common import (
-    JsonOption,
-    NameOption,
-    OutOption,
-    interruptible,
-    prepare,
-    say,
-)
+from partitioner.cli.common import JsonOption, NameOption, OutOption, interruptible, prepare, say
 from partitioner.data.datasets import open_dataset
 from partitioner.run.folder import bundle_name
 from partitioner.run.progress import Progress

@@ -102,8 +102,7 @@ def evaluate(
     ] = None,
     limit_test: LimitTestOption = None,
     write: Annotated[
-        bool,
-        typer.Option("--write", help="Put the outcome into the bundle's manifest."),
+        bool, typer.Option("--write", help="Put the outcome into the bundle's manifest.")
     ] = False,
     json: JsonOption = False,
 ) -> None:

@@ -33,8 +33,7 @@ def quantize(
         list[str] | None, typer.Option(help="Measured profiles of the bundle's devices.")
     ] = None,
     here: Annotated[
-        list[str] | None,
-        typer.Option(help="Devices that are timed on this machine instead."),
+        list[str] | None, typer.Option(help="Devices that are timed on this machine instead.")
     ] = None,
     max_loss: Annotated[
         float, typer.Option(help="Percentage points that the fused answer may lose.")

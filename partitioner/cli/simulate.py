@@ -16,30 +16,12 @@ from mdp.formats.plan import Plan, read_plan
 from mdp.formats.profile import DeviceProfile, read_profile, read_profiles, shipped_profiles
 from mdp.requests.deadline import checked_deadline_ms
 from partitioner.cli.common import JsonOption, picture_kind
+from partitioner.estimates import latency_quantiles
 from partitioner.estimates.accuracy import shipped_law
-from partitioner.estimates.latency_quantiles import (
-    ASSUMED_JITTER_MS,
-    ASSUMED_SIGMA,
-    CLIENT_FUSE_MS,
-    CLIENT_SEND_MS,
-)
 from partitioner.run.plan_settings import checked_client_mbit
 from partitioner.run.progress import Progress
-from partitioner.simulation.answer_accuracy import (
-    AnswerAccuracy,
-    FusedOutputs,
-    MeasuredSubsets,
-    PredictedSubsets,
-)
+from partitioner.simulation import answer_accuracy, setup
 from partitioner.simulation.models import Load, LogNormal, Scenario
-from partitioner.simulation.setup import (
-    LATE_S,
-    Assumptions,
-    added_model,
-    by_name,
-    device_models,
-    parts_of,
-)
 from partitioner.simulation.what_ifs import (
     Comparison,
     WhatIf,
@@ -64,7 +46,7 @@ class _Subject:
     name: str
     plan: Plan
     num_classes: int
-    accuracy: AnswerAccuracy
+    accuracy: answer_accuracy.AnswerAccuracy
     #: Measured figures of its cascade, if any.
     cascade: CascadeAccuracy | None = None
 
@@ -120,14 +102,14 @@ def simulate(
         float | None,
         typer.Option(
             help="Spread of computing times: standard deviation of their logarithm; default: from "
-            f"the profile's p10_ms and p90_ms, else {ASSUMED_SIGMA:g}."
+            f"the profile's p10_ms and p90_ms, else {latency_quantiles.ASSUMED_SIGMA:g}."
         ),
     ] = None,
     jitter_ms: Annotated[
         float | None,
         typer.Option(
             help="Mean of each message's random delay, exponential; default: from the link's 90th "
-            f"percentile, else {ASSUMED_JITTER_MS:g}."
+            f"percentile, else {latency_quantiles.ASSUMED_JITTER_MS:g}."
         ),
     ] = None,
     loss: Annotated[
@@ -174,13 +156,13 @@ def simulate(
             raise InputError(f"{option}: expected a number from 0 to {most:g}, got {given:g}")
     if client_mbit is not None:
         checked_client_mbit(client_mbit)
-    assumed = Assumptions(
+    assumed = setup.Assumptions(
         sigma=sigma, jitter_ms=jitter_ms, loss=loss, mean_down_s=mean_down_s, detect_s=detect_s
     )
     kind = picture_kind(plot)
     subject = _subject(bundle, plan, data, limit_test)
     scenario = Scenario(
-        devices=device_models(
+        devices=setup.device_models(
             subject.plan,
             _profiles(subject.plan, profiles),
             subject.num_classes,
@@ -190,9 +172,11 @@ def simulate(
         load=Load(requests=requests, clients=clients, rate_per_s=rate),
         deadline_ms=deadline_ms[0],
         seed=seed,
-        before=LogNormal(median_s=CLIENT_SEND_MS * len(subject.plan.assignments) / 1e3),
-        after_s=CLIENT_FUSE_MS / 1e3,
-        late_s=LATE_S,
+        before=LogNormal(
+            median_s=latency_quantiles.CLIENT_SEND_MS * len(subject.plan.assignments) / 1e3
+        ),
+        after_s=latency_quantiles.CLIENT_FUSE_MS / 1e3,
+        late_s=setup.LATE_S,
         detect_s=detect_s,
         client_bps=_client_bps(subject.plan, client_mbit),
     )
@@ -222,10 +206,7 @@ def _check_positive(option: str, value: float) -> None:
 
 
 def _subject(
-    bundle: Path | None,
-    plan: Path | None,
-    data: str | None,
-    limit_test: int | None,
+    bundle: Path | None, plan: Path | None, data: str | None, limit_test: int | None
 ) -> _Subject:
     if (bundle is None) == (plan is None):
         raise InputError("expected either --bundle or --plan")
@@ -237,16 +218,18 @@ def _subject(
             name=str(plan),
             plan=chosen,
             num_classes=chosen.num_classes or _PLAN_CLASSES,
-            accuracy=PredictedSubsets(chosen, shipped_law().law),
+            accuracy=answer_accuracy.PredictedSubsets(chosen, shipped_law().law),
         )
     assert bundle is not None
     opened = Bundle.open(bundle)
-    accuracy: AnswerAccuracy = MeasuredSubsets(opened)
+    accuracy: answer_accuracy.AnswerAccuracy = answer_accuracy.MeasuredSubsets(opened)
     evaluation = opened.manifest.evaluation
     if data is not None:
         from partitioner.export.evaluate import fused_parts
 
-        accuracy = FusedOutputs(opened, *fused_parts(opened, data, limit_test, Progress()))
+        accuracy = answer_accuracy.FusedOutputs(
+            opened, *fused_parts(opened, data, limit_test, Progress())
+        )
     return _Subject(
         name=str(bundle),
         plan=opened.manifest.plan,
@@ -258,9 +241,9 @@ def _subject(
 
 def _profiles(plan: Plan, given: Sequence[str] | None) -> dict[str, DeviceProfile]:
     """The named profiles, and shipped ones for devices of the plan that none was named for."""
-    found = by_name(read_profiles(given or []))
+    found = setup.by_name(read_profiles(given or []))
     shipped = shipped_profiles()
-    for part in parts_of(plan):
+    for part in setup.parts_of(plan):
         if part.device not in found and part.device in shipped:
             found[part.device] = read_profile(shipped[part.device])
     return found
@@ -269,7 +252,7 @@ def _profiles(plan: Plan, given: Sequence[str] | None) -> dict[str, DeviceProfil
 def _what_ifs(
     scenario: Scenario,
     subject: _Subject,
-    assumed: Assumptions,
+    assumed: setup.Assumptions,
     lose: Sequence[str] | None,
     add: Sequence[str] | None,
     hedge_ms: float | None,
@@ -308,7 +291,7 @@ def _both(first: WhatIf, second: WhatIf) -> WhatIf:
     )
 
 
-def _additions(text: str, subject: _Subject, assumed: Assumptions) -> list[WhatIf]:
+def _additions(text: str, subject: _Subject, assumed: setup.Assumptions) -> list[WhatIf]:
     """What-ifs of `PROFILE=K`, or of `PROFILE` for every sub-model."""
     path, separator, number = text.rpartition("=")
     count = len(subject.plan.assignments)
@@ -319,13 +302,15 @@ def _additions(text: str, subject: _Subject, assumed: Assumptions) -> list[WhatI
     else:
         raise InputError(f"--add {text}: expected a sub-model from 0 to {count - 1} after '='")
     profile = read_profile(path)
-    return [added(added_model(subject.plan, profile, k, subject.num_classes, assumed)) for k in ks]
+    return [
+        added(setup.added_model(subject.plan, profile, k, subject.num_classes, assumed)) for k in ks
+    ]
 
 
 def _show(
     subject: _Subject,
     scenario: Scenario,
-    assumed: Assumptions,
+    assumed: setup.Assumptions,
     compared: Sequence[Comparison],
     json: bool,
 ) -> None:
@@ -355,7 +340,7 @@ def _show(
         "assumed: "
         + ", ".join(
             f"{name} {value:g}"
-            for name in Assumptions.__struct_fields__
+            for name in setup.Assumptions.__struct_fields__
             if (value := getattr(assumed, name)) is not None
         ),
     ]

@@ -125,9 +125,7 @@ class Predictor:
     def task(self) -> Task:
         """What members are taught."""
         return Task(
-            teacher=self.teacher,
-            accuracy=self.teacher_accuracy,
-            num_classes=self.num_classes,
+            teacher=self.teacher, accuracy=self.teacher_accuracy, num_classes=self.num_classes
         )
 
     @property

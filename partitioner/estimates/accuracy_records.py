@@ -78,9 +78,7 @@ class RecordedRun(Record, frozen=True):
     def task(self) -> Task:
         """What the members were taught."""
         return Task(
-            teacher=self.teacher,
-            accuracy=self.teacher_accuracy,
-            num_classes=self.num_classes,
+            teacher=self.teacher, accuracy=self.teacher_accuracy, num_classes=self.num_classes
         )
 
     @property

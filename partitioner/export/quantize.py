@@ -42,11 +42,7 @@ class QuantizationError(MDPError):
 
 
 def quantized(
-    model: bytes,
-    precision: Precision,
-    calibration: Pixels | None = None,
-    *,
-    whole: bool = False,
+    model: bytes, precision: Precision, calibration: Pixels | None = None, *, whole: bool = False
 ) -> bytes:
     """An exported fp32 `model` in `precision`; `calibration` `[N, S, S, 3]` is for int8-static.
 

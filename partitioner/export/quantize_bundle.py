@@ -46,10 +46,7 @@ class Fused:
     """Stacked accuracy of all members on the calibration pictures, weights fitted each time."""
 
     def __init__(
-        self,
-        exact: Mapping[int, Contribution],
-        trials: Sequence[Trial],
-        targets: NDArray[np.int64],
+        self, exact: Mapping[int, Contribution], trials: Sequence[Trial], targets: NDArray[np.int64]
     ) -> None:
         """`exact` are the fp32 logits `[N, C]` by member, `targets` `[N]` the labels."""
         self._exact, self._targets = exact, targets

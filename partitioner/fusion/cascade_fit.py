@@ -41,10 +41,7 @@ _DIGITS = 6
 
 
 def fit_cascade(
-    plan: Plan,
-    contributions: Mapping[int, Contribution],
-    targets: Targets,
-    fusion: FusionWeights,
+    plan: Plan, contributions: Mapping[int, Contribution], targets: Targets, fusion: FusionWeights
 ) -> Cascade | None:
     """The cascade of least energy, or of least computing where the plan has no energy.
 

@@ -44,10 +44,7 @@ MOST_ACCURATE = 128
 
 
 def choose(
-    devices: Sequence[Device],
-    predictor: Predictor,
-    limits: Limits,
-    start: Placements = (),
+    devices: Sequence[Device], predictor: Predictor, limits: Limits, start: Placements = ()
 ) -> tuple[Placements, float]:
     """Placements with the highest expected accuracy found, and that accuracy.
 

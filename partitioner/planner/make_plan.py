@@ -19,12 +19,7 @@ from partitioner.planner.families import families_of
 from partitioner.planner.placement import Placements
 from partitioner.planner.problem import Problem, Solution, make_problem
 from partitioner.planner.search import plan_within
-from partitioner.planner.targets import (
-    ParetoPoint,
-    nearest_target_ms,
-    pareto,
-    plan_with_accuracy,
-)
+from partitioner.planner.targets import ParetoPoint, nearest_target_ms, pareto, plan_with_accuracy
 from partitioner.run.plan_settings import PlanSettings
 from partitioner.run.weights import weights_in
 

@@ -10,13 +10,7 @@ import msgspec
 import numpy as np
 
 from mdp.errors import InputError
-from mdp.formats.plan import (
-    PLANNED_MEMBERS,
-    Plan,
-    PredictedAccuracy,
-    PredictedMs,
-    TeacherSpec,
-)
+from mdp.formats.plan import PLANNED_MEMBERS, Plan, PredictedAccuracy, PredictedMs, TeacherSpec
 from mdp.formats.profile import DeviceProfile, Precision
 from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import Member, capability_of, together

@@ -46,8 +46,7 @@ class PlanSettings(Record, frozen=True, kw_only=True):
         list[str], Meta(description="Precisions to plan with, of those measured; default: fp32")
     ] = msgspec.field(default_factory=list)
     runs: Annotated[
-        list[str],
-        Meta(description="Evaluated bundles of your own to predict accuracy from"),
+        list[str], Meta(description="Evaluated bundles of your own to predict accuracy from")
     ] = msgspec.field(default_factory=list)
     families: Annotated[
         list[str] | None,
@@ -74,8 +73,7 @@ class PlanSettings(Record, frozen=True, kw_only=True):
         ),
     ] = None
     max_energy_j: Annotated[
-        float | None,
-        Meta(description="Joules that one answer may take on all devices together"),
+        float | None, Meta(description="Joules that one answer may take on all devices together")
     ] = None
     teacher_accuracy: Annotated[
         float | None,

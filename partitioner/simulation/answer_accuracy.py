@@ -78,10 +78,7 @@ class FusedOutputs(_OfBundle):
     i modulo N, and what arrived is fused by `mdp.fusion.fuse`, all pictures of a subset at once."""
 
     def __init__(
-        self,
-        bundle: Bundle,
-        contributions: Mapping[int, Contribution],
-        targets: Numbers,
+        self, bundle: Bundle, contributions: Mapping[int, Contribution], targets: Numbers
     ) -> None:
         super().__init__(bundle)
         self._contributions, self._targets = contributions, targets

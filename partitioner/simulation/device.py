@@ -14,15 +14,7 @@ from numpy.typing import NDArray
 
 from mdp.queueing.queue import AgentQueue
 from mdp.queueing.queue import Reason as Refusal
-from partitioner.simulation.models import (
-    RETRANSMIT_S,
-    DeviceModel,
-    Measured,
-    RandomStreams,
-    SampleStream,
-    exponential,
-    seconds,
-)
+from partitioner.simulation import models
 
 #: Outcomes that are counted for each device.
 FATES = ("asked", "used", "late", "too_late", "overloaded")
@@ -68,8 +60,8 @@ class SimulatedDevice:
 
     def __init__(
         self,
-        model: DeviceModel,
-        streams: RandomStreams,
+        model: models.DeviceModel,
+        streams: models.RandomStreams,
         push: Push,
         reply: Callable[[float, Job], None],
         client_bps: float = math.inf,
@@ -88,7 +80,7 @@ class SimulatedDevice:
         delay = model.delay
         self._ask_s = (
             float(np.mean(delay.values_s))
-            if isinstance(delay, Measured)
+            if isinstance(delay, models.Measured)
             else delay.round_trip_s + 2 * delay.jitter_s
         )
         #: SampleStream, of each request in turns, what `_costs` says.
@@ -206,7 +198,7 @@ class SimulatedDevice:
 
 
 def _costs(
-    model: DeviceModel, streams: RandomStreams, client_bps: float
+    model: models.DeviceModel, streams: models.RandomStreams, client_bps: float
 ) -> Iterator["array[float]"]:
     """Per request: network seconds, those of its reply, and computing seconds.
 
@@ -214,7 +206,7 @@ def _costs(
     """
     way_s = _ways(model, streams)
     late_s = chain.from_iterable(_delays(model.loss, streams, model.name)).__next__
-    compute_s = seconds(model.compute, streams, model.name, "compute").next
+    compute_s = models.seconds(model.compute, streams, model.name, "compute").next
     reply_s = model.reply_bytes * 8 / min(model.bandwidth_bps, client_bps)
     while True:
         costs = array("d")
@@ -225,19 +217,19 @@ def _costs(
         yield costs
 
 
-def _ways(model: DeviceModel, streams: RandomStreams) -> Callable[[], float]:
+def _ways(model: models.DeviceModel, streams: models.RandomStreams) -> Callable[[], float]:
     """Network delay of each message, requests and replies in turns, without the bytes."""
     delay = model.delay
-    if isinstance(delay, Measured):
-        return _halves(seconds(delay, streams, model.name, "ways").next).__next__
+    if isinstance(delay, models.Measured):
+        return _halves(models.seconds(delay, streams, model.name, "ways").next).__next__
     half_s, jitter_s = delay.round_trip_s / 2, delay.jitter_s
     if not jitter_s:
         return repeat(half_s).__next__
 
     def drawn_s(random: Generator, size: int) -> NDArray[np.float64]:
-        return half_s + jitter_s * exponential(random, size)
+        return half_s + jitter_s * models.exponential(random, size)
 
-    return SampleStream(streams, model.name, "ways", drawn_s).next
+    return models.SampleStream(streams, model.name, "ways", drawn_s).next
 
 
 def _halves(trip_s: Callable[[], float]) -> Iterator[float]:
@@ -248,16 +240,16 @@ def _halves(trip_s: Callable[[], float]) -> Iterator[float]:
         yield half_s
 
 
-def _delays(loss: float, streams: RandomStreams, name: str) -> Iterator[Iterable[float]]:
+def _delays(loss: float, streams: models.RandomStreams, name: str) -> Iterator[Iterable[float]]:
     """Delay of each message by lost packets, in runs; doubled for each further loss."""
     if not loss:
         yield repeat(0.0)
-    gaps = SampleStream(streams, name, "loss", partial(_gaps, loss), 4)
+    gaps = models.SampleStream(streams, name, "loss", partial(_gaps, loss), 4)
     #: Messages up to and including the next lost one.
     until = gaps.next()
     while True:
         yield repeat(0.0, int(until) - 1)
-        late_s, wait_s, until = 0.0, RETRANSMIT_S, 0.0
+        late_s, wait_s, until = 0.0, models.RETRANSMIT_S, 0.0
         while until <= 0:
             late_s, wait_s = late_s + wait_s, 2 * wait_s
             # A resent packet counts as a message.
@@ -275,13 +267,13 @@ class UpDownTimes:
 
     __slots__ = ("_lengths", "_means_s", "constant", "starts_up")
 
-    def __init__(self, model: DeviceModel, streams: RandomStreams) -> None:
+    def __init__(self, model: models.DeviceModel, streams: models.RandomStreams) -> None:
         up_s, down_s = model.mean_up_s, model.mean_down_s
         #: Whether the device is always up, or always down.
         self.constant = math.isinf(up_s) or down_s == 0 or up_s == 0
         share = 0.0 if up_s == 0 else 1.0 if self.constant else up_s / (up_s + down_s)
         self._means_s = (down_s, up_s)
-        self._lengths = SampleStream(streams, model.name, "lives", exponential, 2)
+        self._lengths = models.SampleStream(streams, model.name, "lives", models.exponential, 2)
         # exp(-x) of an exponential x of mean 1 is uniform.
         self.starts_up = math.exp(-self._lengths.next()) < share
 

@@ -20,19 +20,8 @@ from mdp.requests.in_flight import InFlight
 from mdp.requests.reason import UNREACHABLE, Reason
 from mdp.requests.request import Request
 from mdp.requests.session import Action, Failed, Finish, Replied, Session, Stages, TimePassed
+from partitioner.simulation import models
 from partitioner.simulation.device import Job, Push, SimulatedDevice, UpDownTimes
-from partitioner.simulation.models import (
-    LogNormal,
-    Measured,
-    RandomStreams,
-    Rotated,
-    SampleStream,
-    Scenario,
-    chance,
-    exponential,
-    seconds,
-    uniform,
-)
 from partitioner.simulation.port import ClientPort
 from partitioner.simulation.trace import Trace
 
@@ -88,22 +77,25 @@ class _Call:
 class Simulation:
     """One run of a scenario; `run` may be called once."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: models.Scenario) -> None:
         self.scenario = scenario
         self.trace = Trace()
         # Fusing has to end within the reserve.
         reserved_s = reserve_s(checked_deadline_ms(scenario.deadline_ms))
         self._after_s = min(scenario.after_s, reserved_s)
-        streams = RandomStreams(scenario.seed)
-        self._streams, self._before = streams, seconds(scenario.before, streams, "", "before")
-        self._gaps = SampleStream(streams, "", "arrivals", exponential)
-        self._choices = SampleStream(streams, "", "clients", uniform)
-        self._certainties = SampleStream(streams, "", "certainty", uniform)
+        streams = models.RandomStreams(scenario.seed)
+        self._streams, self._before = (
+            streams,
+            models.seconds(scenario.before, streams, "", "before"),
+        )
+        self._gaps = models.SampleStream(streams, "", "arrivals", models.exponential)
+        self._choices = models.SampleStream(streams, "", "clients", models.uniform)
+        self._certainties = models.SampleStream(streams, "", "certainty", models.uniform)
         late = scenario.late_s
         #: Delay of the client's waking, call by call.
         self._late_s = (
-            seconds(late, streams, "", "late").next
-            if isinstance(late, LogNormal | Measured)
+            models.seconds(late, streams, "", "late").next
+            if isinstance(late, models.LogNormal | models.Measured)
             else repeat(late).__next__
         )
         self._events: list[Event] = []
@@ -135,11 +127,11 @@ class Simulation:
             _Client(
                 InFlight(
                     {
-                        k: names if number % len(names) == 0 else Rotated(names, number)
+                        k: names if number % len(names) == 0 else models.Rotated(names, number)
                         for k, names in members.items()
                     },
                     k_of,
-                    chance=chance(self._streams, number),
+                    chance=models.chance(self._streams, number),
                     hedge_after_s=scenario.hedge_after_s,
                     hedge_share=hedge_share,
                     first=scenario.first,
@@ -371,7 +363,7 @@ class Simulation:
                 client.book.connected(device.name, now_s)
 
 
-def simulate(scenario: Scenario) -> Trace:
+def simulate(scenario: models.Scenario) -> Trace:
     """Run `scenario`, deterministically; raises InputError."""
     # Requests leave no reference cycles (tested); collecting takes a quarter of the time with ten
     # thousand devices.

@@ -22,14 +22,7 @@ from mdp.transport import new_pair
 from mdp.transport.outage import NOT_ACCEPTED
 from tests.arm.prepare import EMULATOR, PROCESSOR, Arm, prepare
 from tests.support.fleet import BIN, PLENTY_MS, ROOT
-from tests.support.two_agents import (
-    DEVICES,
-    PICTURES,
-    Side,
-    likeness,
-    pictures,
-    reference_bundle,
-)
+from tests.support.two_agents import DEVICES, PICTURES, Side, likeness, pictures, reference_bundle
 
 #: Largest difference of a logit that different instructions may make; int8 activations may fall to
 #: the other side of a step where fp32 rounds differently, once a layer.
@@ -95,9 +88,7 @@ def test_the_other_agent_is_one_for_arm(both: Both, arm: Arm) -> None:
     assert here.name != EMULATOR
 
 
-def test_its_logits_and_answers_are_those_of_this_machine(
-    both: Both, figures: list[dict[str, Any]]
-) -> None:
+def test_logits_and_answers_match_this_machine(both: Both, figures: list[dict[str, Any]]) -> None:
     here, there = both.here.logits(), both.arm.logits()
     assert len(here) == PICTURES
     alike = likeness(here, there)

@@ -164,9 +164,7 @@ def test_a_file_that_is_no_model_is_named_as_such(opened: Open, tmp_path: Path) 
     assert not isinstance(caught.value, NotHereError)
 
 
-def test_libraries_are_loaded_once_and_only_for_a_gpu(
-    capsys: pytest.CaptureFixture[str], opened: Open
-) -> None:
+def test_libraries_load_once_for_a_gpu(capsys: pytest.CaptureFixture[str], opened: Open) -> None:
     build, for_processors = Build(CUDA), Build(listed=[])
     opened(build, CPU)
     load_libraries(for_processors)

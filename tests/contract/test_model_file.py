@@ -73,9 +73,7 @@ def compiled(model: onnx.ModelProto) -> None:
         compiled,
     ],
 )
-def test_another_file_is_found_wherever_it_is_named(
-    add: Callable[[onnx.ModelProto], None],
-) -> None:
+def test_another_file_is_found_wherever_it_is_named(add: Callable[[onnx.ModelProto], None]) -> None:
     model = onnx.load_from_string(colour_model(12, 1.0, 4.0))
     assert not names_other_files(model.SerializeToString())
     add(model)

@@ -73,9 +73,7 @@ def with_heads(model: ModelFile, heads: int) -> ModelFile:
 
 
 @pytest.mark.parametrize(("batch", "heads"), [(1, 2), (3, 2), (3, 1)])
-def test_the_logits_are_those_of_numpy(
-    model: ModelFile, execution: Execution, batch: int, heads: int
-) -> None:
+def test_logits_match_numpy(model: ModelFile, execution: Execution, batch: int, heads: int) -> None:
     model = with_heads(model, heads)
     runtime: Runtime = open_runtime(model, execution, num_classes=3)
     runtime.warm_up()
@@ -92,9 +90,7 @@ def test_the_logits_are_those_of_numpy(
 
 
 @pytest.mark.parametrize("spin", [False, True])
-def test_threads_are_as_many_as_planned_and_spin_only_if_planned(
-    model: ModelFile, planned: Execution, spin: bool
-) -> None:
+def test_threads_and_spinning_are_planned(model: ModelFile, planned: Execution, spin: bool) -> None:
     runtime = OrtRuntime(model, changed(planned, threads=3, spin=spin), num_classes=3)
     options = runtime._session.get_session_options()
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 1)
@@ -106,7 +102,7 @@ def test_threads_are_as_many_as_planned_and_spin_only_if_planned(
 
 # It takes no more threads than there are cores.
 @pytest.mark.parametrize("threads", [1, 2])
-def test_openvino_gets_as_many_threads_one_stream_and_no_core_of_its_own(
+def test_openvino_gets_one_unpinned_stream(
     model: ModelFile, planned: Execution, threads: int
 ) -> None:
     runtime = OpenVinoRuntime(model, changed(planned, threads=threads), num_classes=3)
@@ -117,7 +113,7 @@ def test_openvino_gets_as_many_threads_one_stream_and_no_core_of_its_own(
     assert str(said("PERFORMANCE_HINT")).endswith("LATENCY")
 
 
-def test_the_planned_provider_runs_it_and_another_only_if_a_fallback_is_allowed(
+def test_the_planned_provider_or_a_fallback(
     model: ModelFile, execution: Execution, name: str
 ) -> None:
     for allow_fallback in (False, True):
@@ -236,18 +232,8 @@ def float_input(model: onnx.ModelProto) -> None:
             3,
             r"input 'images' of uint8 \[N, 16, 16, 3\], got .*12",
         ),
-        (
-            says("fp32"),
-            {},
-            10,
-            r"an output 'bag', or .*, with 10 classes, got .*'bag': 3",
-        ),
-        (
-            rename_output,
-            {},
-            3,
-            r"an output 'bag', or .*, with 3 classes, got .*logits",
-        ),
+        (says("fp32"), {}, 10, r"an output 'bag', or .*, with 10 classes, got .*'bag': 3"),
+        (rename_output, {}, 3, r"an output 'bag', or .*, with 3 classes, got .*logits"),
         (float_input, {}, 3, r"input 'images' of uint8 .* got .*(tensor\(float\)|f32)"),
     ],
 )
@@ -264,9 +250,7 @@ def test_a_model_that_is_not_as_planned_is_refused(
 
 
 @pytest.mark.parametrize("content", [b"", b"I am not a model", b"\x08\x08" + b"\xff" * 100])
-def test_a_corrupt_file_is_refused(
-    tmp_path: Path, execution: Execution, name: str, content: bytes
-) -> None:
+def test_a_corrupt_file(tmp_path: Path, execution: Execution, name: str, content: bytes) -> None:
     expected = rf"model\.onnx: ({name} cannot load it|expected one input|expected an ONNX model)"
     with pytest.raises((AgentError, ConfigError), match=expected):
         open_runtime(ModelFile(tmp_path / "model.onnx", content), execution, num_classes=3)
@@ -306,17 +290,13 @@ def scaled(value: float) -> Callable[[onnx.ModelProto], object]:
     return change
 
 
-def test_a_model_without_finite_logits_is_refused_before_ready(
-    tmp_path: Path, execution: Execution
-) -> None:
+def test_logits_that_are_not_finite_are_refused(tmp_path: Path, execution: Execution) -> None:
     runtime = open_runtime(written(tmp_path, scaled(np.nan)), execution, num_classes=3)
     with pytest.raises(AgentError, match="gives logits that are not finite on a black picture"):
         runtime.warm_up()
 
 
-def test_a_model_that_cannot_run_is_refused_before_ready(
-    tmp_path: Path, execution: Execution, name: str
-) -> None:
+def test_a_model_that_cannot_run(tmp_path: Path, execution: Execution, name: str) -> None:
     def impossible(model: onnx.ModelProto) -> None:
         # A shape that only shows to be wrong when it is computed.
         shape = onnx.numpy_helper.from_array(np.array([5, 7], dtype=np.int64), "shape")

@@ -45,10 +45,7 @@ def check(manifest: dict[str, Any], version: str) -> None:
         return
     try:
         kubernetes_validate.validate(manifest, version, strict=True)
-    except (
-        kubernetes_validate.ValidationError,
-        kubernetes_validate.SchemaNotFoundError,
-    ) as error:
+    except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
         raise Refused(f"{manifest['kind']}: {error.message}") from error
 
 

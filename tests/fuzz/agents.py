@@ -30,13 +30,7 @@ from mdp.protocol.messages import (
     decode,
     encode,
 )
-from mdp.protocol.transfer import (
-    BundleContent,
-    BundlePiece,
-    BundleRead,
-    BundleRequest,
-    BundleState,
-)
+from mdp.protocol.transfer import BundleContent, BundlePiece, BundleRead, BundleRequest, BundleState
 from mdp.testing.bundles import DEVICES, LABELS, SIZES, write_bundle
 from mdp.transport import Peer, Router
 from tests.fuzz.messages import frames_of, joined, parse_frames, render_frames

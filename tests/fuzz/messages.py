@@ -330,9 +330,7 @@ def read_knock(data: bytes) -> bool:
 KNOCK = Target(
     name="knock",
     read=read_knock,
-    seeds=lambda: {
-        "right": joined([b"1.0", b"1", b"mdp", b"10.0.0.9", b"", b"CURVE", _KEY]),
-    },
+    seeds=lambda: {"right": joined([b"1.0", b"1", b"mdp", b"10.0.0.9", b"", b"CURVE", _KEY])},
     share=0.147,
     max_bytes=256,
     structure=Structure(parse=frames_of, render=join_bytes),

@@ -29,10 +29,7 @@ def main() -> None:
         Image.fromarray(load_sample_image("china.jpg")).save(photograph, quality=92)
         with Fleet(folder, ROOT / "examples" / "bundles" / "imagenette") as fleet:
             file = fleet.start_all().write()
-            with (
-                gateway("--fleet", file) as served,
-                browser(folder / "chromium") as page,
-            ):
+            with gateway("--fleet", file) as served, browser(folder / "chromium") as page:
                 content = photograph.read_bytes()
                 for _ in range(ASKED):
                     served.ask("/v2/models/imagenette/classify", content)

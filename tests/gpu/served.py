@@ -25,14 +25,7 @@ from mdp.runtimes.cuda import CUDA
 from mdp.testing.agents import ANY_PORT, AgentProcess
 from mdp.testing.processes import PATIENCE_S
 from tests.support.fleet import BIN, PLENTY_MS, ROOT
-from tests.support.two_agents import (
-    DEVICES,
-    PICTURES,
-    Side,
-    likeness,
-    pictures,
-    reference_bundle,
-)
+from tests.support.two_agents import DEVICES, PICTURES, Side, likeness, pictures, reference_bundle
 
 CPU = "CPUExecutionProvider"
 #: Largest difference of a logit: sums in another order; in fp16, numbers of 11 bits.

@@ -46,7 +46,6 @@ def with_cascade(folder: Path, threshold: float, first: tuple[int, ...] = (0,)) 
     measured = CascadeAccuracy(first=first, escalated=A_QUARTER, accuracy=CASCADE_ACCURACY)
     evaluation = msgspec.structs.replace(evaluation, cascade=measured)
     write_json(
-        folder / MANIFEST,
-        msgspec.structs.replace(manifest, cascade=cascade, evaluation=evaluation),
+        folder / MANIFEST, msgspec.structs.replace(manifest, cascade=cascade, evaluation=evaluation)
     )
     return folder

@@ -172,11 +172,7 @@ class Desk:
         self.receive(device, result, logits_buffer(Contribution(logits, logits)))
 
     def fail(
-        self,
-        device: str,
-        request_id: int = 1,
-        text: str = "full",
-        code: FailureCode = "overloaded",
+        self, device: str, request_id: int = 1, text: str = "full", code: FailureCode = "overloaded"
     ) -> None:
         self.receive(device, Failure(request_id=request_id, code=code, text=text))
 

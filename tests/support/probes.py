@@ -147,9 +147,7 @@ class FakeDevice:
     """Answers a probe's requests: every model takes a millisecond per MAC-like unit."""
 
     def __init__(
-        self,
-        providers: Sequence[str] = (CPU,),
-        openvino: Mapping[str, Sequence[str]] | None = None,
+        self, providers: Sequence[str] = (CPU,), openvino: Mapping[str, Sequence[str]] | None = None
     ) -> None:
         self.here: Capabilities | Failed = Capabilities(
             providers=list(providers),

@@ -71,10 +71,7 @@ def serving(
     """An agent in this process, and its address."""
     with Router(ANY_PORT, keys=keys) as router:
         source = LoadableBundle(
-            bundle=bundle,
-            assignment=bundle.assignment("alpha"),
-            load=lambda: runtime,
-            batch=batch,
+            bundle=bundle, assignment=bundle.assignment("alpha"), load=lambda: runtime, batch=batch
         )
         agent = Agent(source, router, **options)
         thread = threading.Thread(target=agent.serve)

@@ -109,9 +109,7 @@ def test_waiting_requests_are_batched(fleet: Fleet, caplog: pytest.LogCaptureFix
     assert states == ["WARMING", "READY", "DRAINING"]
 
 
-def test_an_agent_measures_the_batches_that_the_plan_or_the_operator_asks_for(
-    fleet: Fleet,
-) -> None:
+def test_an_agent_measures_the_batches_that_the_plan_or_the_operator_asks_for(fleet: Fleet) -> None:
     change_assignment(fleet.bundle, batch=3)
     for options, sizes in (((), "1, 2, 3"), (("--batch", 1), None)):
         agent = fleet.start("alpha", *options)

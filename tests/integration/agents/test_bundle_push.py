@@ -224,9 +224,7 @@ def test_a_bundle_that_does_not_load_is_not_served(fleet: Fleet) -> None:
     assert audited(fleet, "push")[-1].startswith("failed: ")
 
 
-def test_what_was_changed_on_the_way_is_refused_and_sent_again(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_piece_is_sent_again(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     start(fleet)
     sent = Dealers.send
 

@@ -126,9 +126,7 @@ def test_a_moment_of_the_past_is_looked_at(tmp_path: Path, fleet: Fleet) -> None
             client.look(deadline_ms=PLENTY_MS, at=moment_s - 100, within_ms=10.0)
 
 
-def test_an_empty_folder_is_no_reason_to_hang_and_is_opened_again(
-    tmp_path: Path, fleet: Fleet
-) -> None:
+def test_an_empty_folder_is_opened_again(tmp_path: Path, fleet: Fleet) -> None:
     door = tmp_path / "door"
     door.mkdir()
     fleet.start("alpha", "--source", f"folder:{door}")
@@ -234,9 +232,7 @@ def test_a_network_camera_that_disconnects_and_one_that_hangs(tmp_path: Path, fl
         assert secret not in events + str(status) + str(first)
 
 
-def test_a_source_may_be_given_where_no_list_of_processes_shows_it(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_from_the_environment(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MDP_SOURCE", "rtsp://me:s3cret@:0/")
     command = ["run", "--bundle", fleet.bundle, "--device", "alpha"]
     done = run_here(agent_main, "mdp-agent", *command)

@@ -172,9 +172,7 @@ def test_calls_in_flight_end_with_the_bundle_they_began_with(fleet: Fleet) -> No
     assert [answer.used for answer in came] == [SERVED] * 5
 
 
-def test_a_call_keeps_the_bundle_that_it_began_with(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_keeps_its_bundle(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     change_agents(fleet, "new")
     with Client.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
         began_with, cut = client.bundle.digest, client._cut

@@ -147,9 +147,7 @@ def test_a_password_in_the_environment_is_not_copied(monkeypatch: pytest.MonkeyP
     assert "s3cret" not in UNIT.read_text() + done.stderr
 
 
-def test_systemctl_starts_and_stops_what_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_systemctl_starts_and_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, log = tmp_path / "bin/systemctl", tmp_path / "log"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
@@ -183,9 +181,7 @@ def told(tmp_path: Path) -> Iterator[socket.socket]:
         yield receiver
 
 
-def test_a_real_agent_tells_systemd_what_it_does(
-    bundle: Path, told: socket.socket, tmp_path: Path
-) -> None:
+def test_a_real_agent_notifies_systemd(bundle: Path, told: socket.socket, tmp_path: Path) -> None:
     def hear(message: str, count: int = 1) -> list[str]:
         """Messages up to the one that is `message`, or begins with it, for the `count`th time."""
         seen: list[str] = []

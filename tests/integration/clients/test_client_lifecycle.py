@@ -91,9 +91,7 @@ def test_a_client_refuses_use_in_a_forked_process(fleet: Fleet) -> None:
     assert done.stdout.splitlines() == [said] * 3 + ["3"], done.stderr
 
 
-def test_a_cancelled_call_is_cancelled(
-    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_call(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
     Image.fromarray(RED).save(tmp_path / "red.png")
@@ -212,9 +210,7 @@ def test_an_async_stream_gives_errors_in_their_place(fleet: Fleet) -> None:
     assert [type(answer) for answer in asyncio.run(ask())] == [mdp.QuorumNotMet] * 3
 
 
-def test_a_device_that_never_stops_sending_leaves_the_loop_its_turns(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flooding_device_leaves_the_loop(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     def flood(peer: socket.socket) -> None:
         while True:
             peer.sendall(b"\x00\x01x" * 10_000)

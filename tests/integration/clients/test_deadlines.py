@@ -67,9 +67,7 @@ def test_a_call_whose_picture_is_not_decoded_in_time_ends(fleet: Fleet, tmp_path
 
 
 @pytest.mark.timeout(60)
-def test_pictures_that_are_never_decoded_keep_no_array_waiting(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_a_hanging_decoder_blocks_no_array(fleet: Fleet, tmp_path: Path) -> None:
     large = np.repeat(np.repeat(RED, 100, axis=0), 100, axis=1)
     assert large.size > 3 * QUICK_PIXELS
 
@@ -111,9 +109,7 @@ def test_a_call_that_gets_no_turn_ends_before_the_other(slow_fleet: Fleet, tmp_p
     assert [answer.used for answer in longer] == [DEVICES]
 
 
-def test_a_stream_does_not_wait_for_another_thread_s_call(
-    slow_fleet: Fleet, tmp_path: Path
-) -> None:
+def test_a_stream_waits_for_no_other_thread(slow_fleet: Fleet, tmp_path: Path) -> None:
     longer: list[Prediction] = []
     with slow_fleet.client() as client:
         stream = client.stream([RED] * 2, deadline_ms=800.0, in_flight=2)

@@ -73,9 +73,7 @@ def test_every_kind_of_picture_and_wrong_ones(fleet: Fleet, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])
-def test_a_broken_picture_takes_its_own_place_in_a_stream(
-    fleet: Fleet, tmp_path: Path, in_flight: int
-) -> None:
+def test_a_stream_continues_past_a_bad_file(fleet: Fleet, tmp_path: Path, in_flight: int) -> None:
     text = tmp_path / "text.jpg"
     text.write_text("I am not a picture")
     pictures: list[Picture] = [
@@ -147,9 +145,7 @@ def test_threads_with_calls_streams_and_clients_get_their_own_answers(fleet: Fle
     assert sorted(got) == sorted(wanted * 20)
 
 
-def test_an_async_client_gathers_streams_and_cancels(
-    fleet: Fleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_async_client(fleet: Fleet, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     labels, text = LABELS * 5, tmp_path / "text.png"
     text.write_text("text")
     pictures = [colour_picture(label) for label in labels]

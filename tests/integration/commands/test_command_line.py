@@ -195,9 +195,7 @@ REFUSED = [
 ]
 
 
-def test_refusals_are_one_line_and_leave_nothing(
-    fleet: Fleet, toml: Path, pictures: Path, tmp_path: Path
-) -> None:
+def test_refusals_leave_nothing(fleet: Fleet, toml: Path, pictures: Path, tmp_path: Path) -> None:
     entry = f'{{ device = "alpha", address = "{DEAD}", k = 0 }}'
     for name in ("gone", "weights", "manifest"):
         (tmp_path / f"{name}.toml").write_text(f'bundle = "{name}"\ndevices = [{entry}]')
@@ -237,9 +235,7 @@ def test_status_prints_what_is_documented(toml: Path, fleet: Fleet) -> None:
     assert done.stdout.count("READY") == 3
 
 
-def test_status_of_devices_that_are_gone_or_not_listed(
-    fleet: Fleet, nobody: Path, tmp_path: Path
-) -> None:
+def test_status_of_absent_devices(fleet: Fleet, nobody: Path, tmp_path: Path) -> None:
     code, out, err = here("status", "--fleet", nobody, "--json")
     assert (code, err) == (3, "")
     states = [(d["state"], d["reason"]) for d in json.loads(out)["devices"]]

@@ -34,6 +34,7 @@ def pictures(tmp_path: Path) -> Path:
         folder.mkdir(parents=True)
         for number in range(8):
             Image.fromarray(colour_picture(label)).save(folder / f"{number}.png")
+    (tmp_path / "pictures/README.md").write_text("What these are.")
     return tmp_path / "pictures"
 
 

@@ -81,7 +81,7 @@ def announce(
     stack.enter_context(Announcer(f"tcp://{LOOPBACK}:{port}", texts))
 
 
-def test_a_fleet_is_proposed_with_the_user_s_own_keys(
+def test_a_proposal_has_the_users_keys(
     tmp_path: Path, bundle: Bundle, announced: ExitStack
 ) -> None:
     keys, elsewhere = tmp_path / "keys", tmp_path / "elsewhere"

@@ -50,9 +50,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> tuple[DeviceProfile, Any
     return read_profile(out), json.loads(done.stdout), done.stderr
 
 
-def test_the_profile_tells_what_was_measured_and_how(
-    probed: tuple[DeviceProfile, Any, str],
-) -> None:
+def test_the_profile_tells_what_was_measured(probed: tuple[DeviceProfile, Any, str]) -> None:
     profile, printed, said = probed
     assert printed["path"].endswith("here.toml")
     assert (printed["name"], len(printed["latency"])) == ("here", len(profile.latency))
@@ -146,9 +144,7 @@ def a_run(provider: str = CPU) -> Run:
     )
 
 
-def test_each_point_is_measured_in_a_process_that_has_not_grown(
-    worker: Worker, model: Path
-) -> None:
+def test_each_point_has_a_fresh_process(worker: Worker, model: Path) -> None:
     """In one process the second session would find the first one's memory and need none."""
     request = MeasureRun(run=a_run(), model=str(model), seconds=0.01)
     grown = []
@@ -171,9 +167,7 @@ def test_a_network_of_a_family_is_measured(worker: Worker, graphs: Path, precisi
     assert reply.latency_ms > 0
 
 
-def test_a_provider_that_is_not_here_fails_and_the_next_point_does_not(
-    worker: Worker, model: Path
-) -> None:
+def test_an_absent_provider_fails_one_point_only(worker: Worker, model: Path) -> None:
     absent = MeasureRun(run=a_run("CUDAExecutionProvider"), model=str(model), seconds=0.01)
     reply = worker.request(absent, PATIENCE_S)
     assert isinstance(reply, Failed)
@@ -197,9 +191,7 @@ def test_a_silent_or_ended_process_is_replaced(worker: Worker, model: Path) -> N
     assert "onnxruntime" in here.versions
 
 
-def test_a_process_that_cannot_start_is_reported(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_process_starts(worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "msgspec.py").write_text("raise ImportError('broken installation')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert worker.request(ListCapabilities(), PATIENCE_S) == Failed(

@@ -58,9 +58,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Untrained:
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_untrained_sub_models_are_served_and_promise_nothing(
-    untrained: Untrained, tmp_path: Path
-) -> None:
+def test_untrained_sub_models_are_served(untrained: Untrained, tmp_path: Path) -> None:
     out, printed = untrained
     assert printed["trained"] is False
     assert max(entry["error"] for entry in printed["max_abs_error"]) < 1e-3

@@ -54,9 +54,7 @@ def classified(
     return [json.loads(line) for line in done.stdout.splitlines()], done
 
 
-def test_standard_input_and_a_broken_picture_among_others(
-    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standard_input(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = encoded(colour_picture("blue"), "PNG")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     (tmp_path / "1.png").write_bytes(content)

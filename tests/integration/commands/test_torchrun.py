@@ -204,8 +204,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     write_toml(plan_file, tiny_plan())
     wanted = asked(tree)
     wanted = msgspec.structs.replace(
-        wanted,
-        teacher_schedule=msgspec.structs.replace(wanted.teacher_schedule, epochs=2),
+        wanted, teacher_schedule=msgspec.structs.replace(wanted.teacher_schedule, epochs=2)
     )
     one, two = RunFolder(folder / "one"), RunFolder(folder / "two")
     data = open_pictures(wanted)

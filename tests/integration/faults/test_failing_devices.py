@@ -200,9 +200,7 @@ def test_a_frozen_device_is_late_then_excluded_and_used_once_it_thaws(fleet: Fle
             until(lambda: client.status()[2].usable, "gamma is ready")
 
 
-def test_late_replies_are_counted_and_requests_past_their_budget_not_computed(
-    fleet: Fleet, gate: Path
-) -> None:
+def test_late_replies_count_and_late_requests_are_skipped(fleet: Fleet, gate: Path) -> None:
     fleet.start_all("beta", "gamma", odd=("alpha", "--hold", "run", "--gate", gate))
     with fleet.client() as client:
         for _ in range(2):
@@ -233,9 +231,7 @@ def test_answers_come_from_the_last_device_and_errors_without_any(fleet: Fleet) 
         assert [type(answer) for answer in gone] == [mdp.QuorumNotMet] * 3
 
 
-def test_interrupting_connect_closes_the_transport(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_connect_closes_sockets(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Dealers] = []
 
     def interrupted(self: Dealers, timeout_s: float | None) -> NoReturn:
@@ -270,9 +266,7 @@ def test_an_async_stream_goes_on_while_a_device_is_killed_and_returns(fleet: Fle
     asyncio.run(live())
 
 
-def test_a_cascade_asks_the_others_only_where_the_first_is_not_sure(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_a_cascade_escalates_where_it_is_unsure(fleet: Fleet, tmp_path: Path) -> None:
     fleet.start_all()
 
     def written(threshold: float) -> Path:

@@ -78,9 +78,7 @@ def answered(peer: StrangePeer, bundle: Bundle, number: int) -> None:
     assert replies(peer, 1) == {number: "answered"}
 
 
-def test_the_old_bundle_is_served_again_when_the_new_model_fails(
-    shop: Shop, open_shop: tuple[Agent, StrangePeer]
-) -> None:
+def test_a_failing_model_is_rolled_back(shop: Shop, open_shop: tuple[Agent, StrangePeer]) -> None:
     agent, peer = open_shop
     shop.there = shop.new
     agent.reload()
@@ -98,9 +96,7 @@ def test_the_old_bundle_is_served_again_when_the_new_model_fails(
     assert (status.counts["renewed"], status.counts["not_renewed"]) == (1, 1)
 
 
-def test_a_bundle_is_kept_while_a_request_for_it_is_decoded(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_keeps_its_bundle(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change with no grace comes after a request was taken and before its model is looked up."""
     begun, may_go, said = threading.Event(), threading.Event(), list[str]()
     pixels = PictureJob.pixels
@@ -134,10 +130,7 @@ def test_a_bundle_is_kept_while_a_request_for_it_is_decoded(
 
 @pytest.mark.parametrize("how", ["told to reload", "by itself"])
 def test_an_agent_fails_after_three_errors_and_serves_once_its_bundle_works(
-    shop: Shop,
-    open_shop: tuple[Agent, StrangePeer],
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
+    shop: Shop, open_shop: tuple[Agent, StrangePeer], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     agent, peer = open_shop
     runtime = shop.runtime(shop.old)

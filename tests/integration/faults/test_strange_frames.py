@@ -114,9 +114,7 @@ REFUSED: list[tuple[dict[str, object], bytes, str, str]] = [
 ]
 
 
-def test_malformed_messages_and_impossible_requests_are_answered_and_counted(
-    fleet: Fleet, infer: Infer
-) -> None:
+def test_malformed_and_impossible_requests_are_answered(fleet: Fleet, infer: Infer) -> None:
     with StrangePeer(fleet.agents["alpha"].address) as peer:
         before = is_well(peer).counts
         for frames, expected in MALFORMED:
@@ -135,10 +133,7 @@ def test_malformed_messages_and_impossible_requests_are_answered_and_counted(
         # None of them is a failure of the model, which still serves.
         assert after["failed"] == 0
         jpeg = encoded(four_corners(SIZE, SIZE), "JPEG")
-        for request in (
-            encode(infer, PIXELS),
-            encode(replaced(infer, encoding="jpeg"), jpeg),
-        ):
+        for request in (encode(infer, PIXELS), encode(replaced(infer, encoding="jpeg"), jpeg)):
             peer.send(request)
             result = peer.receive()
             assert isinstance(result.message, Result)
@@ -150,9 +145,7 @@ def test_malformed_messages_and_impossible_requests_are_answered_and_counted(
         assert failed(peer).text == "expected raw pixels, as planned, got a JPEG"
 
 
-def test_library_warnings_do_not_block_an_agent_whose_stderr_is_not_read(
-    fleet: Fleet, infer: Infer, tmp_path: Path
-) -> None:
+def test_an_unread_stderr_blocks_no_agent(fleet: Fleet, infer: Infer, tmp_path: Path) -> None:
     """Pillow warns a hundred times of each of these, once for each text."""
     folder = tmp_path / "pictures"
     folder.mkdir()

@@ -32,13 +32,7 @@ from mdp.transport.admission import connection_rate as arrivals
 from mdp.transport.admission import pending as door
 from mdp.transport.admission.access import TOO_MANY, UNKNOWN_KEY
 from mdp.transport.greeting import PROBE
-from mdp.transport.outage import (
-    AGENT_IS_PLAIN,
-    ANOTHER_KEY,
-    CLIENT_IS_PLAIN,
-    NO_MORE,
-    NOT_ACCEPTED,
-)
+from mdp.transport.outage import AGENT_IS_PLAIN, ANOTHER_KEY, CLIENT_IS_PLAIN, NO_MORE, NOT_ACCEPTED
 from tests.integration.commands.test_command_line import here, refused
 from tests.support.command_lines import run_here
 from tests.support.fakes import StrangePeer, other_program
@@ -164,9 +158,7 @@ def refused_fleet(fleet: Fleet, keys: Keys, folder: Path, how: str) -> tuple[Pat
 
 
 @pytest.mark.parametrize("how", REFUSALS)
-def test_a_refused_device_is_missing_with_its_reason(
-    fleet: Fleet, keys: Keys, tmp_path: Path, how: str
-) -> None:
+def test_a_refusal_names_its_reason(fleet: Fleet, keys: Keys, tmp_path: Path, how: str) -> None:
     path, device, reason = refused_fleet(fleet, keys, tmp_path, how)
     with Client.connect(path, timeout_s=PATIENCE_S) as client:
         answer = client.classify(RED, deadline_ms=PLENTY_MS)
@@ -192,9 +184,7 @@ def test_the_commands_name_the_reason(fleet: Fleet, keys: Keys, tmp_path: Path) 
     assert f"PROBLEM {device}: tcp://" in out
 
 
-def test_a_device_with_another_key_is_refused_while_it_is_there_unless_the_fleet_has_both(
-    own: Fleet, keys: Keys, tmp_path: Path
-) -> None:
+def test_a_replaced_key_needs_both_in_the_fleet(own: Fleet, keys: Keys, tmp_path: Path) -> None:
     old, new = (guarded(own, keys, "office", key=name) for name in ("alpha", "alpha-2"))
     own.start("alpha", *old)
     first, second = (keys.pair(name).public for name in ("alpha", "alpha-2"))
@@ -256,9 +246,7 @@ def thinned(router: Router, visitors: list[socket.socket], left: int) -> None:
     assert router.rejected()["handshakes crowded out"] == len(visitors) - left
 
 
-def test_an_authenticated_connection_is_not_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_authenticated_connection_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "MAX_PENDING", 20)
     (agent, agent_secret), (client, client_secret) = new_pair(), new_pair()
     keys = AgentKeys(secret=agent_secret, allowed=frozenset([client]))
@@ -355,9 +343,7 @@ def test_descriptors_of_closed_connections_are_freed(alpha: AgentProcess, keys: 
         told(peer)
 
 
-def test_a_frame_larger_than_any_crop_ends_its_connection_only(
-    fleet: Fleet, alpha: AgentProcess, keys: Keys
-) -> None:
+def test_a_large_frame_ends_its_connection(fleet: Fleet, alpha: AgentProcess, keys: Keys) -> None:
     largest = request_frame_bytes(SIZE)
     infer = Infer(
         request_id=5,
@@ -388,9 +374,7 @@ OLD = [b"\x01\x00", b"\xff" + (1).to_bytes(8, "big") + b"\x7f\x01"]
 
 
 @pytest.mark.parametrize("start", [null_greeting_and_message(), *OLD], ids=["null", "1.0", "2.0"])
-def test_an_agent_with_keys_accepts_no_weaker_protocol(
-    alpha: AgentProcess, keys: Keys, start: bytes
-) -> None:
+def test_no_weaker_protocol_is_accepted(alpha: AgentProcess, keys: Keys, start: bytes) -> None:
     (head,) = encode(StatusRequest(request_id=1))
     with crowd(alpha.address, 1, start + b"\x00" + bytes([len(head)]) + bytes(head)) as (peer,):
         peer.settimeout(PATIENCE_S)
@@ -432,9 +416,7 @@ def test_a_replay_is_ignored(fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_
         assert told(peer).counts == before
 
 
-def test_a_byte_that_is_changed_on_the_way_ends_the_connection(
-    fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_path: Path
-) -> None:
+def test_a_changed_byte(fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_path: Path) -> None:
     with Relay(alpha.address) as relay, office(fleet, keys, tmp_path, alpha=relay.front) as client:
         before = client.classify(RED, deadline_ms=PLENTY_MS)
         assert before.used == ("alpha", "beta")
@@ -460,9 +442,7 @@ def reasons(path: Path) -> list[tuple[str, str, str]]:
     return [(line["event"], line["key"], line.get("reason", "")) for line in lines]
 
 
-def test_a_removed_client_is_disconnected_even_if_another_key_file_is_wrong(
-    fleet: Fleet, keys: Keys, tmp_path: Path
-) -> None:
+def test_removal_works_beside_a_wrong_key_file(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
     audit = tmp_path / "audit"
     keys.pair("newcomer")
     with Fleet(tmp_path, fleet.bundle) as own:
@@ -547,9 +527,7 @@ def test_one_key_cannot_take_all_descriptors(fleet: Fleet, keys: Keys, tmp_path:
             context.destroy(linger=0)
 
 
-def test_a_client_is_told_that_its_key_has_too_many_connections(
-    own: Fleet, keys: Keys, tmp_path: Path
-) -> None:
+def test_too_many_connections_are_a_reason(own: Fleet, keys: Keys, tmp_path: Path) -> None:
     options = guarded(own, keys, "office")
     (own.folder / "clients" / "office.limits").write_text("connections = 1")
     agent = own.start("alpha", *options)
@@ -604,9 +582,7 @@ def test_a_refused_client_does_not_reconnect_unless_polled() -> None:
         (["--key", "alpha.secret", "--clients", "office.secret"], "office.secret: expected a pub"),
     ],
 )
-def test_options_that_an_agent_refuses(
-    fleet: Fleet, keys: Keys, options: list[str], expected: str
-) -> None:
+def test_refused_options(fleet: Fleet, keys: Keys, options: list[str], expected: str) -> None:
     keys.pair("office")
     paths = [
         keys.folder / option if option.endswith((".secret", ".public")) else option
@@ -620,9 +596,7 @@ def test_options_that_an_agent_refuses(
     assert done.stderr.count("\n") == 1
 
 
-def test_plain_text_off_loopback_needs_insecure_and_warns_on_both_sides(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_plain_text_off_loopback_needs_insecure(fleet: Fleet, tmp_path: Path) -> None:
     with Fleet(tmp_path, fleet.bundle) as own:
         agent = own.start("alpha", "--insecure", bind="tcp://0.0.0.0:0")
         assert f"WARNING: {agent.address} is plain text" in agent.stderr

@@ -88,9 +88,7 @@ def two_colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_device_dies_and_comes_back_before_the_eyes(
-    fleet: Fleet, page: Browser, two_colours: Path
-) -> None:
+def test_a_device_dies_and_comes_back(fleet: Fleet, page: Browser, two_colours: Path) -> None:
     page.type("#file", str(two_colours))
     page.wait_for("#label", "^blue$")
     # What gamma says is another thing than what all say.
@@ -112,9 +110,7 @@ def test_a_device_dies_and_comes_back_before_the_eyes(
     assert page.text("#mode") == "stacked"
 
 
-def test_a_device_is_switched_off_with_the_keyboard(
-    page: Browser, served: Gateway, two_colours: Path
-) -> None:
+def test_a_switch_by_keyboard(page: Browser, served: Gateway, two_colours: Path) -> None:
     page.type("#file", str(two_colours))
     page.wait_for("#label", "^blue$")
     page.press("[data-name=alpha] input", SPACE)
@@ -147,9 +143,7 @@ def test_what_the_devices_own_cameras_see(page: Browser) -> None:
     page.wait_for("#empty", "Drop a picture here")
 
 
-def test_a_gateway_with_tokens_asks_for_one_and_shows_either_fleet(
-    fleet: Fleet, page: Browser, served: Gateway
-) -> None:
+def test_tokens_and_several_fleets(fleet: Fleet, page: Browser, served: Gateway) -> None:
     tokens = fleet.folder / "tokens"
     tokens.touch(0o600)
     tokens.write_text("0123456789abcdef\n")
@@ -184,9 +178,7 @@ def test_what_a_screen_reader_is_told(page: Browser) -> None:
     assert {"banner", "main", "status"} <= {node["role"] for node in tree}
 
 
-def test_a_picture_that_is_none_and_a_camera_that_is_not_there(
-    page: Browser, tmp_path: Path
-) -> None:
+def test_a_file_that_is_no_picture_and_no_camera(page: Browser, tmp_path: Path) -> None:
     (tmp_path / "none.png").write_text("no picture")
     page.type("#file", str(tmp_path / "none.png"))
     page.wait_for("#note", "expected a picture, found no format that is read")

@@ -60,9 +60,7 @@ def message(heard: LineProcess, topic: str, part: str = "") -> tuple[str, Any]:
             return retained, json.loads(payload) if payload.startswith("{") else payload
 
 
-def test_home_assistant_finds_the_fleet_and_hears_when_something_is_gone(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_home_assistant_finds_the_fleet(fleet: Fleet, tmp_path: Path) -> None:
     broker = Mosquitto(tmp_path / "broker")
     former = "homeassistant/device/mdp_colours/device-former/config"
     with broker.running(), publishing(fleet, broker) as process:
@@ -95,9 +93,7 @@ def test_home_assistant_finds_the_fleet_and_hears_when_something_is_gone(
     assert states(config, gone)["State"] == "UNREACHABLE"
 
 
-def test_a_broker_that_is_not_there_yet_and_one_that_goes_and_comes_back(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_a_late_and_a_restarted_broker(fleet: Fleet, tmp_path: Path) -> None:
     broker = Mosquitto(tmp_path / "broker")
     away = f"mdp: broker {broker.address}: Connection refused; trying again\n"
     lost = f"mdp: broker {broker.address}: the connection is lost; trying again\n"
@@ -142,9 +138,7 @@ def mdp_mqtt(fleet: Fleet, *options: object) -> subprocess.CompletedProcess[str]
     return run_here(main, "mdp", "mqtt", "--fleet", fleet.folder / "fleet.toml", *options)
 
 
-def test_what_is_refused_before_a_broker_is_asked(
-    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_options(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = ("--broker", f"127.0.0.1:{free_port()}")
     login, open_login = tmp_path / "login", tmp_path / "open"
     login.touch(mode=0o600)

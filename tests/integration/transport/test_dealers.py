@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -84,9 +85,7 @@ def test_replies_that_were_not_read_yet_outlive_their_connection() -> None:
         go_on.set()
 
 
-def test_an_unpolled_flapping_device_blocks_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unpolled_flapping_device_blocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds, enough = 0, threading.Event()
 
     def hang_up(_: socket.socket) -> None:
@@ -116,9 +115,7 @@ def test_a_connection_that_ends_at_once_is_not_made_again_at_once() -> None:
         assert absence.redial_s < float("inf")
 
 
-def test_a_silent_name_server_delays_no_other_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_silent_name_server_delays_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
     answered, asked = threading.Event(), []
 
     def getaddrinfo(host: str, *_: object, **__: object) -> list[object]:
@@ -158,9 +155,11 @@ def test_a_client_that_is_dropped_in_a_cycle_is_closed() -> None:
 def test_too_few_descriptors_are_an_error_and_leak_nothing() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with dealing(alpha=NOBODY) as before:
-        held = len(list(Path("/proc/self/fd").iterdir()))
+        taken = {int(file.name) for file in Path("/proc/self/fd").iterdir()}
+        # The limit is on a descriptor's number: five are free below it, whatever is open above.
+        *_, limit = islice((number for number in count() if number not in taken), 6)
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (held + 5, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             with pytest.raises(ConfigError, match=r"expected 14 free file descriptors, found \d"):
                 Dealers({"alpha": NOBODY, "beta": "tcp://127.0.0.1:2"})
         finally:

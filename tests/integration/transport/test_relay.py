@@ -76,9 +76,7 @@ def test_a_link_that_is_slow_or_lossy_delivers_everything_later_and_in_order(
     assert (relay.troubles > 0) is (link.loss > 0)
 
 
-def test_a_partition_closes_nothing_and_loses_nothing(
-    relay: Relay, ends: tuple[socket.socket, socket.socket]
-) -> None:
+def test_a_partition_loses_nothing(relay: Relay, ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
     relay.link = Link(silent=True)
     near.sendall(b"there")

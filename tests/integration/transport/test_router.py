@@ -106,9 +106,7 @@ def test_a_reply_from_another_thread_loses_no_message() -> None:
             replying.join()
 
 
-def test_replies_sent_before_the_end_reach_a_slow_client(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_replies_sent_before_the_end_reach_a_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mdp.transport.router.LINGER_S", PATIENCE_S)
     router = Router(ANY_PORT)
     closing = threading.Thread(target=router.close)

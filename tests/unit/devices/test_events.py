@@ -88,9 +88,7 @@ def test_native_log_lines_do_not_wait_for_a_reader(monkeypatch: pytest.MonkeyPat
             os.close(descriptor)
 
 
-def test_a_stderr_that_is_no_pipe_stays_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stderr_that_is_no_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging, "lastResort", logging.lastResort)
     log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:

@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.machine import (
-    Machine,
-    NvidiaMachine,
-    free_disk_bytes,
-    query_nvidia,
-    usable_cores,
-)
+from devices.machine import Machine, NvidiaMachine, free_disk_bytes, query_nvidia, usable_cores
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -128,9 +122,7 @@ def test_a_gpu_s_tool_comes_before_the_machine_s_sensors(
     assert found.power_w() == power_w
 
 
-def test_a_gpu_s_tool_that_is_not_there_tells_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_absent_gpu_tool_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert query_nvidia() == ""
     tool = tmp_path / "nvidia-smi"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mdp.client.aio import AsyncClient
+from mdp.client.base import WatchOptions
 from mdp.client.sync import Client
 from mdp.errors import InputError
 from mdp.requests.capture import checked_every_ms, frame_query
@@ -94,6 +95,14 @@ def test_watching_and_looking() -> None:
         with pytest.raises(InputError) as raised:
             call()
         assert str(raised.value) == expected
+
+
+def test_a_fleet_that_cannot_answer_is_not_asked_without_pause() -> None:
+    often, seldom = WatchOptions(every_ms=0.0), WatchOptions(every_ms=500.0)
+    assert often.pause_s(0.03, answered=True) == 0.0
+    assert often.pause_s(0.03, answered=False) == pytest.approx(0.07)
+    assert seldom.pause_s(0.2, answered=False) == pytest.approx(0.3)
+    assert seldom.pause_s(0.6, answered=False) == 0.0
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -63,9 +63,7 @@ def test_a_message_has_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixtu
     assert ended(capsys, error) == (2, "", "mdp: a?]0;owned?b?31mc?d?.png: no picture\n")
 
 
-def test_json_is_one_line_that_a_terminal_only_shows(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_json_is_one_line_that_a_terminal_only_shows(capsys: pytest.CaptureFixture[str]) -> None:
     console.print_json({"path": HOSTILE, "label": "\N{FIRE} blå", "numbers": (1, 2.5)})
     line = capsys.readouterr().out
     assert line.removesuffix("\n").isprintable()
@@ -101,7 +99,7 @@ def test_a_ctrl_c_during_a_destructor_is_not_lost(capsys: pytest.CaptureFixture[
     assert sys.unraisablehook is before
 
 
-def test_a_timer_that_fires_before_it_is_started_is_not_lost(
+def test_an_early_timer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     early = [True]
@@ -188,8 +186,7 @@ def test_list_options_in_a_command(capsys: pytest.CaptureFixture[str]) -> None:
 
     @app.command(cls=console.list_options("--profiles"))
     def plan(
-        profiles: Annotated[list[str], typer.Option()],
-        out: Annotated[str, typer.Option()] = "here",
+        profiles: Annotated[list[str], typer.Option()], out: Annotated[str, typer.Option()] = "here"
     ) -> None:
         console.print_json([profiles, out])
 

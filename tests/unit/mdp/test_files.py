@@ -165,9 +165,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
         (KeyboardInterrupt("Ctrl-C"), KeyboardInterrupt("Ctrl-C")),
     ],
 )
-def test_a_failure_in_the_middle_leaves_the_old_folder(
-    old: Path, error: BaseException, raised: BaseException
-) -> None:
+def test_failure_keeps_the_folder(old: Path, error: BaseException, raised: BaseException) -> None:
     def fail(temporary: Path) -> None:
         (temporary / "new").write_text("half of the n")
         raise error
@@ -206,9 +204,7 @@ def test_a_new_folder_takes_the_place_of_the_old_one(old: Path) -> None:
     assert names(old.parent) == ["folder"]
 
 
-def test_a_folder_that_cannot_take_its_place_brings_the_old_one_back(
-    old: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_exchange_is_undone(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace = Path.replace
 
     def refusing(self: Path, target: Path) -> Path:

@@ -44,9 +44,7 @@ def test_only_sampled_traces_are_logged() -> None:
     assert trace_id(f"{HEADER[:-2]}00") == trace_id("") == ""
 
 
-def test_requests_carry_the_callers_context_without_opentelemetry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_context_without_opentelemetry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)
     desk = Desk(write_bundle(tmp_path / "bundle"), [(name, k) for k, name in enumerate(DEVICES)])
     with served("POST classify", HEADER, {}):

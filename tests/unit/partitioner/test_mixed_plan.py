@@ -106,9 +106,7 @@ def rows_for(built: Built, names: list[str], folder: Path, **options: Any) -> di
     return run_setup.class_rows(wanted, built.work.data, {NAME: weights})
 
 
-def test_heads_start_as_rows_of_the_classifier_where_names_match(
-    built: Built, tmp_path: Path
-) -> None:
+def test_heads_start_as_rows_of_matching_names(built: Built, tmp_path: Path) -> None:
     work, network = built.work, built.work.plan.assignments[0]
     assert rows_for(built, SEVEN, tmp_path) == work.settings.class_rows == {NAME: [3, 5, 1]}
     found = untrained(work, network, ensure_teacher(work, None))
@@ -142,9 +140,7 @@ def test_a_plan_knows_which_networks_start_with_rows_beside_such_a_teacher(built
     assert found == [{NAME}, set(), set()]
 
 
-def test_heads_start_as_a_linear_probe_where_names_do_not_match(
-    built: Built, tmp_path: Path
-) -> None:
+def test_heads_start_as_a_probe_without_names(built: Built, tmp_path: Path) -> None:
     assert rows_for(built, list("abcdefg"), tmp_path) == {}
     settings = msgspec.structs.replace(built.work.settings, class_rows={})
     work, network = replace(built.work, settings=settings), built.work.plan.assignments[0]
@@ -187,9 +183,7 @@ def test_every_member_is_exported_as_it_was_trained(built: Built) -> None:
     assert report.evaluation.subsets[-1].members == (0, 1)
 
 
-def test_a_stopped_training_ends_with_the_same_statistics(
-    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_statistics(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     shutil.copytree(built.work.run.path, run)
     for file in ("member-0", "member-1"):

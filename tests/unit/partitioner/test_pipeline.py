@@ -26,12 +26,7 @@ from partitioner import run_setup  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load  # noqa: E402
 from partitioner.export import write as export  # noqa: E402
-from partitioner.export.evaluate import (  # noqa: E402
-    Report,
-    evaluate,
-    subset_accuracies,
-    write_report,
-)
+from partitioner.export.evaluate import Report, evaluate, subset_accuracies, write_report  # noqa: E402
 from partitioner.export.sessions import member_contribution, open_member, run_session  # noqa: E402
 from partitioner.networks.weight_init import TrainedMember, init_from  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
@@ -120,9 +115,7 @@ def test_the_sum_and_the_feature_are_kept_for_the_successor(built: Built) -> Non
     assert np.allclose(load(kept / "feature-0-0.npy")[index], output.feature, atol=2e-2)
 
 
-def test_a_finished_run_asks_nobody_again_unless_something_is_missing(
-    built: Built, short: Path, tmp_path: Path
-) -> None:
+def test_a_finished_run_only_fills_gaps(built: Built, short: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(short, tmp_path / "run"))
     shutil.rmtree(run.predecessors)
     trained(built.tree, run.path, epochs=1, schedule=CHAINED)
@@ -147,9 +140,7 @@ def test_later_members_may_be_trained_for_fewer_epochs(built: Built, tmp_path: P
 
 
 @pytest.mark.parametrize("start", ["auto", "teacher"])
-def test_later_members_start_from_an_earlier_one_unless_told_otherwise(
-    built: Built, start: str
-) -> None:
+def test_later_members_start_from_an_earlier_one(built: Built, start: str) -> None:
     schedule = msgspec.structs.replace(built.work.settings.schedule, start=start)
     settings = msgspec.structs.replace(built.work.settings, schedule=schedule)
     work = dataclasses.replace(built.work, settings=settings)
@@ -201,9 +192,7 @@ def test_another_teacher_would_be_asked_anew(built: Built, tmp_path: Path) -> No
     assert other.answers("x").name != built.work.run.answers("x").name
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_one_others(
-    built: Built, short: Path, tmp_path: Path
-) -> None:
+def test_the_seed_decides_the_weights(built: Built, short: Path, tmp_path: Path) -> None:
     second = trained(built.tree, tmp_path / "two", epochs=1, schedule=CHAINED)
     third = trained(built.tree, tmp_path / "three", epochs=1, seed=1, schedule=CHAINED)
     runs = (RunFolder(short), second.run, third.run)

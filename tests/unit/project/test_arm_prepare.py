@@ -31,9 +31,7 @@ def test_what_is_missing_is_one_line(
     assert not (tmp_path / "arm").exists()
 
 
-def test_a_release_without_this_python_is_reported_in_apt_s_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_without_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[str]] = []
 
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:

@@ -25,9 +25,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_branch_answers_for_its_own_commits(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_branchs_own_commits(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     git(repository, "commit", "--quiet", "--allow-empty", "--message", "b" * 72)
     assert subjects.main([]) == 0
     git(repository, "commit", "--quiet", "--allow-empty", "--message", "c" * 73)

@@ -9,8 +9,7 @@ from devices.access.watch import DESCRIPTORS
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [((256, 512), 512), ((256, 8192), DESCRIPTORS), ((6000, 8192), 6000)],
+    ("before", "after"), [((256, 512), 512), ((256, 8192), DESCRIPTORS), ((6000, 8192), 6000)]
 )
 def test_room_is_made_as_far_as_it_may(before: tuple[int, int], after: int) -> None:
     program = (

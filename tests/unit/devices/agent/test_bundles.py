@@ -126,12 +126,7 @@ def test_one_that_fails_is_taken_down(services: list[ServedBundle]) -> None:
 
 def asking(service: ServedBundle, **changes: object) -> Infer:
     infer = Infer(
-        request_id=1,
-        digest=service.digest,
-        k=0,
-        budget_ms=1.0,
-        image_size=SIZES[0],
-        encoding="raw",
+        request_id=1, digest=service.digest, k=0, budget_ms=1.0, image_size=SIZES[0], encoding="raw"
     )
     return msgspec.structs.replace(infer, **changes)
 
@@ -273,9 +268,7 @@ def test_a_bundle_that_cannot_be_read_is_an_answer(tmp_path: Path) -> None:
     assert isinstance(outcome.error, ConfigError)
 
 
-def test_memory_has_to_suffice_before_anything_is_loaded(
-    candidates: list[LoadableBundle], services: list[ServedBundle]
-) -> None:
+def test_too_little_memory(candidates: list[LoadableBundle], services: list[ServedBundle]) -> None:
     served, needed = ServedBundles(), candidates[1].assignment.memory_bytes
     served.install(services[0], now_s=0.0)
 

@@ -191,9 +191,7 @@ def test_nothing_is_computed_for_bad_pictures_only(desk: Desk) -> None:
     assert desk.runtime.sizes == []
 
 
-def test_no_memory_for_a_picture_is_its_failure(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_memory_for_a_picture(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = PictureJob.pixels
 
     def scarce(job: PictureJob) -> Pixels:

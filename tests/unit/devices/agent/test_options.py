@@ -61,9 +61,7 @@ def test_threads_wait_as_the_plan_says_unless_the_operator_says_otherwise(
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 3), (1, 1), (8, 8)])
-def test_pictures_at_once_are_the_plan_s_unless_they_are_asked_for(
-    folder: Path, asked: int | None, given: int
-) -> None:
+def test_the_batch_of_plan_or_option(folder: Path, asked: int | None, given: int) -> None:
     assert ServeOptions(bundle=folder, device="alpha", batch=asked).loadable().batch == given
 
 

@@ -211,7 +211,7 @@ def test_more_than_wait_are_refused_at_once(desk: Desk, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("break_it", [OSError(5, "Input/output error"), ValueError("odd")])
-def test_an_unforeseen_failure_costs_one_message(
+def test_unforeseen_failure(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, break_it: Exception
 ) -> None:
     def fails(*_: object) -> None:

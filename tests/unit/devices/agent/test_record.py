@@ -9,14 +9,7 @@ import pytest
 from PIL import Image
 
 from devices.agent.counters import Counters
-from devices.agent.record import (
-    FORBIDDEN,
-    SILENT_S,
-    TOO_MANY,
-    RecordAccess,
-    Recording,
-    encoded,
-)
+from devices.agent.record import FORBIDDEN, SILENT_S, TOO_MANY, RecordAccess, Recording, encoded
 from devices.agent.replies import Replies
 from devices.camera.frames import FrameBuffer
 from mdp.errors import PictureError

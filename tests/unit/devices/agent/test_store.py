@@ -76,9 +76,7 @@ def original(tmp_path: Path) -> Bundle:
     return Bundle.open(write_bundle(tmp_path / "original"))
 
 
-def test_a_version_is_served_once_it_is_committed(
-    tmp_path: Path, push: Push, original: Bundle
-) -> None:
+def test_a_committed_version_is_served(tmp_path: Path, push: Push, original: Bundle) -> None:
     store = opened(tmp_path)
     push.send(store)
     folder = store.complete(push.manifest)
@@ -95,9 +93,7 @@ def test_a_version_is_served_once_it_is_committed(
     assert store.complete(push.manifest) == folder
 
 
-def test_the_version_before_the_previous_one_is_removed(
-    tmp_path: Path, push: Push, original: Bundle
-) -> None:
+def test_the_third_version_is_removed(tmp_path: Path, push: Push, original: Bundle) -> None:
     store, former = opened(tmp_path), original
     for scale in (5.0, 6.0, 7.0):
         one = Push(write_bundle(tmp_path / str(scale), bag_scale=scale))
@@ -114,9 +110,7 @@ def test_the_version_before_the_previous_one_is_removed(
 
 @settings(max_examples=25)
 @given(st.data())
-def test_pieces_in_any_order_and_restarts_end_with_the_same_files(
-    shared: Push, data: st.DataObject
-) -> None:
+def test_pieces_in_any_order_make_the_same_files(shared: Push, data: st.DataObject) -> None:
     with TemporaryDirectory() as name:
         folder, push = Path(name), shared
         store = opened(folder)
@@ -197,9 +191,7 @@ def test_what_was_altered_is_not_served_and_is_sent_again(tmp_path: Path, push: 
     assert opened(tmp_path).offer(push.manifest, push.files)[MODEL] == 0
 
 
-def test_a_version_stays_until_another_signature_of_it_is_verified(
-    tmp_path: Path, push: Push, original: Bundle
-) -> None:
+def test_a_resigned_version_is_verified_first(tmp_path: Path, push: Push, original: Bundle) -> None:
     store = opened(tmp_path)
     push.send(store)
     folder = store.complete(push.manifest)
@@ -232,9 +224,7 @@ def test_an_incomplete_version_is_not_served(tmp_path: Path, push: Push, file: P
         store.complete(push.manifest)
 
 
-def test_no_byte_of_a_model_is_taken_before_its_manifest_is_verified(
-    tmp_path: Path, push: Push
-) -> None:
+def test_no_model_before_a_verified_manifest(tmp_path: Path, push: Push) -> None:
     def unsigned(folder: Path) -> tuple[Bundle, int]:
         raise ConfigError("not signed")
 
@@ -299,9 +289,7 @@ def test_more_than_was_offered_is_refused(tmp_path: Path, push: Push) -> None:
         store.complete("0" * 64)
 
 
-def test_a_full_disk_gets_back_what_was_received(
-    tmp_path: Path, push: Push, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_freed(tmp_path: Path, push: Push, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(tmp_path)
     store.offer(push.manifest, push.files)
     store.append(push.manifest, MANIFEST, 0, b"{")
@@ -329,9 +317,7 @@ def test_a_link_in_the_folder_leads_nowhere(tmp_path: Path, push: Push) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", '{"versions": [{"name": "../x"}]}', '{"versions": 1}'])
-def test_versions_that_cannot_be_read_are_named(
-    tmp_path: Path, content: str, original: Bundle
-) -> None:
+def test_unreadable_versions_are_named(tmp_path: Path, content: str, original: Bundle) -> None:
     (tmp_path / VERSIONS).write_text(content)
     with pytest.raises(ConfigError, match=VERSIONS):
         current_folder(tmp_path, original.path)

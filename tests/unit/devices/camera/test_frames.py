@@ -281,9 +281,7 @@ def test_a_camera_that_is_gone_is_opened_again_after_ever_longer_rests(camera: T
     assert camera.opened == 2
 
 
-def test_the_agent_s_log_says_that_a_camera_is_gone_and_that_it_is_back(
-    camera: ToyCamera,
-) -> None:
+def test_the_agent_s_log_says_that_a_camera_is_gone_and_that_it_is_back(camera: ToyCamera) -> None:
     told: list[str] = []
     camera.waits_s = 0.2
     camera.refusals = [SourceError("camera:0: cannot be opened")] * 3

@@ -19,9 +19,7 @@ def served(lines: bytes) -> list[str]:
     return [REPLY.decode(line).reason for line in replies.getvalue().splitlines()]
 
 
-def test_where_nothing_can_be_forked_one_request_is_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_fork_one_request_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert len(served(b"nonsense\nnonsense\n")) == 1
 

@@ -80,9 +80,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_python_without_filters_unpacks_them_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unpacking_without_tar_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # As 3.11.2 is, Debian 12's: `extractall` takes no `filter` there.
     unpack = tarfile.TarFile.extractall
     filters: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}

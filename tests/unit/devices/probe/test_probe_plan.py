@@ -58,9 +58,7 @@ def test_a_provider_that_computes_elsewhere_is_passed_over_and_said() -> None:
         (["FP32"], ["fp32", "int8-static"]),
     ],
 )
-def test_openvino_computes_in_bf16_only_where_the_processor_does(
-    able: list[str], precisions: list[str]
-) -> None:
+def test_openvino_uses_bf16_in_hardware_only(able: list[str], precisions: list[str]) -> None:
     found, _ = backends([], {"CPU": able})
     assert [way.precision for way in found if way.runtime == "openvino"] == precisions
 

@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from devices.probe.measure import (
-    MIN_RUNS,
-    Instruments,
-    execution_of,
-    measure,
-    sustain,
-    warm_up_s,
-)
+from devices.probe.measure import MIN_RUNS, Instruments, execution_of, measure, sustain, warm_up_s
 from tests.support.clock import Clock
 from tests.support.probes import CPU, FakeRuntime, FakeSystem, a_run
 

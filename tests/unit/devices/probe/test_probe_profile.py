@@ -201,9 +201,7 @@ def test_a_short_load_claims_nothing_about_throttling() -> None:
     assert profile.probe.load_temperature_c == 70.0
 
 
-def test_the_report_has_a_row_for_each_encoder_and_a_column_for_each_way(
-    profile: DeviceProfile,
-) -> None:
+def test_the_report_has_encoders_by_ways(profile: DeviceProfile) -> None:
     lines = list(report(profile))
     ways = [line for line in lines if line.startswith("  (")]
     points = profile.latency

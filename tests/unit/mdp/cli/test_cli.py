@@ -67,9 +67,7 @@ def test_paths_without_pictures_are_named_and_the_others_go_on(tmp_path: Path) -
     ]
 
 
-def test_a_file_without_permission_is_left_to_its_own_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reached = InputError("reached")
 
     def connect(*_: object, **__: object) -> None:

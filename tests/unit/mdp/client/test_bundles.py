@@ -117,9 +117,7 @@ def state(asked: Any, bundle: Bundle, **changes: Any) -> BundleState:
         ),
     ],
 )
-def test_whatever_an_agent_says_a_question_ends(
-    connected: DeviceBundles, agent: Agent, said: str
-) -> None:
+def test_a_question_always_ends(connected: DeviceBundles, agent: Agent, said: str) -> None:
     play(agent)
     with pytest.raises(TransferError) as raised:
         connected.state()
@@ -139,9 +137,7 @@ def test_a_bundle_without_the_device_is_not_sent(connected: DeviceBundles, tmp_p
         connected.push(Bundle.open(other))
 
 
-def test_only_what_is_missing_is_sent_after_a_break(
-    connected: DeviceBundles, bundle: Bundle, tmp_path: Path
-) -> None:
+def test_a_broken_push_resumes(connected: DeviceBundles, bundle: Bundle, tmp_path: Path) -> None:
     old = Bundle.open(write_bundle(tmp_path / "old", name="old"))
     served, there = old, dict[Any, int]()
     lost = iter([False] * 4 + [True])
@@ -168,7 +164,7 @@ def test_only_what_is_missing_is_sent_after_a_break(
     assert seen == sorted(seen)
 
 
-def test_an_agent_that_never_switches_is_given_up(
+def test_waiting_for_a_switch_ends(
     connected: DeviceBundles, bundle: Bundle, tmp_path: Path
 ) -> None:
     old = Bundle.open(write_bundle(tmp_path / "old", name="old"))
@@ -240,9 +236,7 @@ def test_what_is_pulled_is_verified(
     assert not (tmp_path / "pulled").exists()
 
 
-def test_a_pull_ends_with_a_short_file_and_replaces_nothing(
-    connected: DeviceBundles, bundle: Bundle, tmp_path: Path
-) -> None:
+def test_a_pull_of_a_short_file(connected: DeviceBundles, bundle: Bundle, tmp_path: Path) -> None:
     play(giving(bundle, lambda name, content: (len(content) + 5, content)))
     with pytest.raises(TransferError, match=r"manifest.json: ends too early"):
         connected.pull(tmp_path / "pulled")

@@ -234,9 +234,7 @@ def test_another_number_of_classes_is_a_bad_output(desk: Desk) -> None:
         (logits(0.0, 1.0, 0.0)[:12], "expected logits of 2 heads, got those of 1"),
     ],
 )
-def test_logits_that_cannot_be_fused_are_a_bad_output(
-    desk: Desk, buffer: bytes, reason: str
-) -> None:
+def test_logits_that_cannot_be_fused(desk: Desk, buffer: bytes, reason: str) -> None:
     desk.submit()
     desk.reply("alpha")
     desk.reply("beta")
@@ -262,9 +260,7 @@ def test_logits_that_cannot_be_fused_are_a_bad_output(
         ),
     ],
 )
-def test_garbage_is_counted_and_the_device_named(
-    desk: Desk, frames: list[bytes], reason: str
-) -> None:
+def test_garbage_names_its_device(desk: Desk, frames: list[bytes], reason: str) -> None:
     desk.submit()
     desk.reply("alpha")
     desk.reply("beta")
@@ -364,9 +360,7 @@ def well(desk: Desk, *devices: str) -> list[str]:
     return [device for device, _ in asked]
 
 
-def test_a_silent_device_is_rested_asked_how_it_is_and_taken_back(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_silent_device_is_readmitted(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "mdp")
     silence(desk, "gamma", TOLERATED_FAILURES)
     assert well(desk, "alpha", "beta") == ["alpha", "beta"]
@@ -649,9 +643,7 @@ def test_the_same_picture_may_have_the_same_logits_for_ever(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("code", ["not_ready", "draining", "wrong_bundle", "wrong_submodel"])
-def test_a_device_that_cannot_serve_is_out_at_once_until_it_says_that_it_can(
-    desk: Desk, code: FailureCode
-) -> None:
+def test_a_device_that_cannot_serve_until_it_is_ready(desk: Desk, code: FailureCode) -> None:
     desk.submit()
     desk.fail("gamma", code=code, text="so it is")
     for device in ("alpha", "beta"):
@@ -819,9 +811,7 @@ def test_a_cascade_asks_the_others_where_the_first_stage_is_unsure(in_turns: Pat
 
 
 @pytest.mark.parametrize("cascade", [True, False])
-def test_a_bundle_with_a_cascade_asks_all_at_once_unless_it_is_asked_for(
-    in_turns: Path, cascade: bool
-) -> None:
+def test_all_are_asked_at_once_without_the_switch(in_turns: Path, cascade: bool) -> None:
     # Nor where the first stage is not in the fleet.
     desk = Desk(in_turns, THREE[1:] if cascade else THREE, cascade=cascade)
     desk.submit()
@@ -832,9 +822,7 @@ def test_a_bundle_with_a_cascade_asks_all_at_once_unless_it_is_asked_for(
     assert desk.prediction().stage == "all"
 
 
-def test_a_silent_first_stage_leaves_the_others_the_time_that_they_were_seen_to_need(
-    in_turns: Path,
-) -> None:
+def test_a_silent_first_stage_leaves_the_others_their_time(in_turns: Path) -> None:
     desk = Desk(in_turns, THREE, cascade=True)
     for _ in range(ENOUGH):
         desk.submit()

@@ -84,10 +84,7 @@ def test_a_device_that_changes_over_still_serves_this_client(bundle: Bundle, sta
 
 @pytest.mark.parametrize(
     ("silent", "state", "reason"),
-    [
-        (True, "SILENT", "connected, but does not answer"),
-        (False, "UNREACHABLE", "no connection"),
-    ],
+    [(True, "SILENT", "connected, but does not answer"), (False, "UNREACHABLE", "no connection")],
 )
 def test_a_device_that_says_nothing(bundle: Bundle, silent: bool, state: str, reason: str) -> None:
     status = device_status(ENTRY, None, bundle, silent=silent)

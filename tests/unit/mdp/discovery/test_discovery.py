@@ -230,9 +230,7 @@ def test_untrusted_texts_are_shown_short_and_printable() -> None:
     assert len(read.device) <= 83
 
 
-def test_a_proposed_file_is_a_fleet_file_whatever_was_announced(
-    tmp_path: Path, bundle: Bundle
-) -> None:
+def test_any_announcement_makes_a_valid_file(tmp_path: Path, bundle: Bundle) -> None:
     (entry,) = proposed(bundle, found(bundle, "alpha", 0, key=KEYS["alpha"])).entries
     fleet = Fleet(bundle="bundle", devices=[entry], key="client.secret")
     hostile = LeftOut(device="a\nb = 1", address="x\r[[devices]]", reason="\u2028\x00" + "y" * 5000)

@@ -10,9 +10,7 @@ from mdp.discovery.mdns import Announcer, addresses_behind, listen
 from mdp.errors import AgentError, InputError
 
 
-def test_an_agent_is_announced_only_where_it_can_be_reached(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_reachable_addresses_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     own = [ipaddress.IPv4Address(text) for text in ("127.0.0.1", "10.0.0.7", "192.168.1.7")]
     monkeypatch.setattr(mdns, "_own_addresses", lambda: own)
     assert addresses_behind("tcp://127.0.0.1:7500") == ["127.0.0.1"]

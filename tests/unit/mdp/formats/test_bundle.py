@@ -49,8 +49,7 @@ def test_an_assignment_or_the_names_there_are(folder: Path) -> None:
     bundle = Bundle.open(folder)
     assert bundle.assignment("gamma").k == 2
     with pytest.raises(
-        ConfigError,
-        match=r"no assignment for device 'delta' \(there are: alpha, beta, gamma\)",
+        ConfigError, match=r"no assignment for device 'delta' \(there are: alpha, beta, gamma\)"
     ):
         bundle.assignment("delta")
 
@@ -63,8 +62,7 @@ def test_what_is_no_bundle_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["../secret", "/etc/passwd", "a/../../b", "..", "", ".", "C:/x", "a\\..\\b", "a\0b"],
+    "path", ["../secret", "/etc/passwd", "a/../../b", "..", "", ".", "C:/x", "a\\..\\b", "a\0b"]
 )
 def test_a_listed_path_may_not_leave_the_folder(folder: Path, path: str) -> None:
     change_manifest(folder, lambda m: m["files"].update({path: m["files"][FUSION]}))
@@ -110,7 +108,7 @@ def link_to_itself(path: Path) -> None:
         (link_to_itself, "cannot be read: Symlink loop"),
     ],
 )
-def test_a_listed_file_that_is_not_as_listed_is_named(
+def test_a_changed_file_is_named(
     folder: Path, change: Callable[[Path], None], expected: str
 ) -> None:
     change(folder / model_path(1))
@@ -215,7 +213,7 @@ def endless(folder: Path) -> None:
         (truncated, "Input data was truncated"),
     ],
 )
-def test_a_manifest_that_cannot_be_read_is_refused(
+def test_an_unreadable_manifest(
     folder: Path, replace: Callable[[Path], None], expected: str
 ) -> None:
     (folder / MANIFEST).unlink()
@@ -234,9 +232,7 @@ def test_a_manifest_that_cannot_be_read_is_refused(
         ),
     ],
 )
-def test_fusion_weights_of_another_bundle_are_refused(
-    folder: Path, change: dict[str, object], expected: str
-) -> None:
+def test_another_bundles_weights(folder: Path, change: dict[str, object], expected: str) -> None:
     content = json.loads((folder / FUSION).read_text())
     (folder / FUSION).write_text(json.dumps({**content, **change}))
     listed(folder, FUSION)
@@ -309,9 +305,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_sixteen_members_have_the_mean_of_the_size_where_a_subset_is_not_listed(
-    many: Path,
-) -> None:
+def test_sixteen_members_have_the_mean_of_the_size_where_a_subset_is_not_listed(many: Path) -> None:
     bundle = Bundle.open(many)
     assert bundle.manifest.evaluation is not None
     assert len(bundle.manifest.evaluation.subsets) < 300
@@ -343,9 +337,7 @@ def test_sixteen_members_have_the_mean_of_the_size_where_a_subset_is_not_listed(
         (lambda e: e["sizes"][0]["mean"].update(stacked=2.0), "`float` <= 1"),
     ],
 )
-def test_what_an_evaluation_of_many_may_not_say(
-    many: Path, tmp_path: Path, change: Change, expected: str
-) -> None:
+def test_evaluations_of_many(many: Path, tmp_path: Path, change: Change, expected: str) -> None:
     content = json.loads((many / MANIFEST).read_text())
     change(content["evaluation"])
     (tmp_path / MANIFEST).write_text(json.dumps(content))

@@ -86,9 +86,7 @@ def test_a_device_comes_and_goes_with_its_comment(path: Path) -> None:
         (entry(address="tcp://10.0.0.8:7500"), "beta is at tcp://10.0.0.8:7500"),
     ],
 )
-def test_a_name_or_address_of_another_is_refused(
-    path: Path, added: FleetEntry, expected: str
-) -> None:
+def test_a_name_or_address_in_use(path: Path, added: FleetEntry, expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         FleetFile.read(path).with_entry(added)
 

@@ -63,9 +63,7 @@ def test_only_the_owner_may_read_a_secret_or_its_new_folder(tmp_path: Path) -> N
     assert stat.S_IMODE((tmp_path / "deep" / "keys").stat().st_mode) == 0o700
 
 
-def test_a_secret_is_never_readable_by_others_on_its_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_is_private_at_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     real = os.open
 
@@ -121,9 +119,7 @@ def test_a_secret_that_others_may_read_is_refused(pair: Path, mode: int) -> None
         load_pair(pair / "box.secret", public_key_of)
 
 
-def test_a_credential_of_systemd_may_have_an_access_list(
-    pair: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_systemd_credentials_have_an_acl(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = pair / "box.secret"
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(pair))
     secret.chmod(0o440)
@@ -230,9 +226,7 @@ def test_a_client_whose_files_are_wrong_is_left_out_alone(tmp_path: Path) -> Non
     assert "Expected `datetime` with a timezone component" in tablet
 
 
-def test_of_two_that_make_the_same_keys_at_once_one_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_are_made_by_one_of_two_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, others = os.open, list[KeyFile]()
     begun: list[str] = []
 
@@ -272,6 +266,10 @@ def test_a_revoked_key_is_allowed_under_no_name(tmp_path: Path) -> None:
         revoke(tmp_path, "nobody")
     assert [path.name for path in revoke(tmp_path, "office")] == ["desk.revoked", "office.revoked"]
     assert [client.name for client in load_clients(tmp_path)[0].values()] == ["phone"]
+    for again in ("-2", "-3"):
+        new_keys(tmp_path / again, "office", new_pair)
+        (tmp_path / again / "office.public").rename(tmp_path / "office.public")
+        assert [path.name for path in revoke(tmp_path, "office")] == [f"office.revoked{again}"]
 
 
 def test_names_of_following_keys() -> None:

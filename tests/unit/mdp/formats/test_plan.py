@@ -51,10 +51,7 @@ def test_round_trip_keeps_everything(tmp_path: Path) -> None:
     [
         ({"assignments__1__k": 0}, "listed by `k`, from 0 without gaps"),
         ({"assignments__2__k": 3}, "listed by `k`, from 0 without gaps"),
-        (
-            {"assignments__2__k": MAX_MEMBERS},
-            r"`int` <= 63 - at `\$\.assignments\[2\]\.k`",
-        ),
+        ({"assignments__2__k": MAX_MEMBERS}, r"`int` <= 63 - at `\$\.assignments\[2\]\.k`"),
         ({"assignments__1__device": "alpha"}, "name a device twice: alpha, alpha, gamma"),
         (
             {"assignments__1__device": "No Name"},

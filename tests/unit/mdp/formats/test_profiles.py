@@ -142,9 +142,7 @@ DESCENDING = r"contradicts itself: `p10_ms` .* have to ascend.*`\$\.latency\[1\]
         ({"p10_ms": 2, "p90_ms": 1}, DESCENDING),
     ],
 )
-def test_points_that_contradict_each_other_or_themselves_are_refused(
-    tmp_path: Path, changes: dict[str, object], expected: str
-) -> None:
+def test_contradicting_points(tmp_path: Path, changes: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigError, match=rf"n100\.toml: .*{expected}"):
         read_profile(with_point(tmp_path, **changes))
 
@@ -165,9 +163,7 @@ def test_one_encoder_measured_twice_may_spread(tmp_path: Path, latency_ms: float
         {"mlp_ratio": 2.0},
     ],
 )
-def test_an_encoder_run_in_another_way_is_no_contradiction(
-    tmp_path: Path, changes: dict[str, object]
-) -> None:
+def test_other_ways_are_no_contradiction(tmp_path: Path, changes: dict[str, object]) -> None:
     read_profile(with_point(tmp_path, latency_ms=3.4, **changes))
 
 
@@ -217,9 +213,7 @@ latency_ms = {ms}
         ((224, 1.5), r"are efficientnet_b0 at 160 and 224 px and say 4 and 1\.5 ms"),
     ],
 )
-def test_networks_that_contradict_each_other_are_refused(
-    tmp_path: Path, second: tuple[int, float], message: str
-) -> None:
+def test_contradicting_networks(tmp_path: Path, second: tuple[int, float], message: str) -> None:
     path = write(tmp_path)
     size, ms = second
     provenance = '[provenance.networks]\nmethod = "measured"\nsource = "a test of its own"\n'

@@ -7,12 +7,7 @@ import pytest
 
 from mdp.errors import ConfigError, InputError
 from mdp.formats.keys import host_and_port, is_local
-from mdp.gateway.access import (
-    Tokens,
-    check_exposure,
-    check_request,
-    read_tokens,
-)
+from mdp.gateway.access import Tokens, check_exposure, check_request, read_tokens
 from mdp.gateway.refusals import Refusal
 
 TOKEN = "0123456789abcdef"
@@ -88,9 +83,7 @@ def test_a_file_of_tokens(tmp_path: Path) -> None:
     assert not tokens.allow("Bearer # the doorbell")
 
 
-def test_tokens_of_a_secret_that_a_pods_group_may_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_that_a_group_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tokens"
     path.write_text(TOKEN)
     path.chmod(0o440)
@@ -110,9 +103,7 @@ def test_tokens_of_a_secret_that_a_pods_group_may_read(
         (None, 0, "cannot be read: No such file"),
     ],
 )
-def test_files_of_tokens_that_are_refused(
-    tmp_path: Path, content: str | None, mode: int, said: str
-) -> None:
+def test_refused_token_files(tmp_path: Path, content: str | None, mode: int, said: str) -> None:
     path = tmp_path / "tokens"
     if content is not None:
         path.touch(mode)

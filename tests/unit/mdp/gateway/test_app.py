@@ -221,9 +221,7 @@ def test_a_body_that_does_not_come(web: Web, monkeypatch: pytest.MonkeyPatch) ->
     assert web.ask(CLASSIFY, method="POST")[0] == 408
 
 
-def test_events_and_looks_end_when_their_reader_leaves(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_end_with_their_reader(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = web.ask("/events", until=lambda body: body.endswith(b"\n\n"))
     assert shown[2].startswith(b'event: fleets\ndata: [{"name":"colours"')
     watch = "/v2/models/colours/watch?every_ms=0"

@@ -256,10 +256,7 @@ PNG_START = 8 + 25
         (PNG[:-12] + chunk(b"prVt", bytes(1 << 24)) + PNG[-12:], "16 MiB besides the pixels"),
         (PNG[:-12] + chunk(b"IDAT") * 200_001 + PNG[-12:], "200,000 chunks of pixels"),
         (b"P6 #" + b" " * 9000 + b"\n1 1 255\nxyz", "8,192 parts"),
-        (
-            b"GIF89a\1\0\1\0\0\0\0!\xfe" + (b"\xff" + b"c" * 255) * 9000 + b"\0;",
-            "8,192 parts",
-        ),
+        (b"GIF89a\1\0\1\0\0\0\0!\xfe" + (b"\xff" + b"c" * 255) * 9000 + b"\0;", "8,192 parts"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -276,9 +273,7 @@ def test_usual_headers_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(pixels_of(load_picture(file(tmp_path, many))), four_corners())
 
 
-def test_a_header_that_takes_long_keeps_no_other_picture_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_header_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good, limit = file(tmp_path, PNG, "good.png"), Image.MAX_IMAGE_PIXELS
     Image.preinit()
     read_bmp, is_bmp = Image.OPEN["BMP"]
@@ -342,9 +337,7 @@ def test_a_picture_whose_decoder_takes_much_memory_is_refused(
         load_picture(path, smallest_side=8)
 
 
-def test_a_large_picture_is_reduced_to_the_same_view(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_picture_is_reduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mdp.pictures.crop.LARGE_PIXELS", 99_999)
     monkeypatch.setattr("mdp.pictures.crop._BAND_PIXELS", 10_000)
     pixels = four_corners(420, 430)
@@ -443,9 +436,7 @@ def test_bytes_and_file_objects_are_what_their_file_is(tmp_path: Path) -> None:
             load_picture(opened)  # which is read to its end
 
 
-def test_bytes_and_file_objects_that_are_no_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_that_are_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.BytesIO(b"x")
     closed.close()
     text: Any = io.StringIO("x")
@@ -512,9 +503,7 @@ def test_a_region_never_leaves_the_picture(
         (Region(left=0.5, top=0.5), (200, 200, 30)),
     ],
 )
-def test_a_region_is_what_the_device_sees(
-    tmp_path: Path, region: Region, colour: tuple[int, int, int]
-) -> None:
+def test_the_view_of_a_region(tmp_path: Path, region: Region, colour: tuple[int, int, int]) -> None:
     for picture in (four_corners(), file(tmp_path, encoded(four_corners(), "PNG"))):
         view = crop(load_picture(picture), region, 8)
         np.testing.assert_allclose(view[1:-1, 1:-1] - np.array(colour), 0, atol=5)

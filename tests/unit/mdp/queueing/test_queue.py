@@ -125,9 +125,7 @@ def test_what_cannot_be_done_in_the_time_left_is_dropped_too() -> None:
         ),
     ],
 )
-def test_the_estimate_follows_runs_and_hardly_a_single_outlier(
-    runs: list[tuple[float, float]],
-) -> None:
+def test_the_estimate_follows_runs_not_outliers(runs: list[tuple[float, float]]) -> None:
     queue = Queue()
     for took_s, estimate_s in runs:
         ran(queue, took_s=took_s)
@@ -554,9 +552,7 @@ def test_what_took_long_once_is_tried_again() -> None:
     budgets_s=st.lists(st.floats(0.0, 3.0), min_size=1, max_size=8),
     now_s=st.floats(0, 0.5),
 )
-def test_whatever_is_taken_together_is_predicted_to_be_on_time(
-    measured_s: list[float], budgets_s: list[float], now_s: float
-) -> None:
+def test_a_batch_is_on_time(measured_s: list[float], budgets_s: list[float], now_s: float) -> None:
     queue = batching(**cast(dict[str, Any], dict(zip(PAYING, measured_s, strict=True))))
     for number, budget_s in enumerate(budgets_s):
         queue.offer(job(budget_s, client=str(number % 3)), 0.0)

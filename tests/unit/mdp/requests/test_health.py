@@ -76,9 +76,7 @@ def test_requests_that_were_under_way_when_it_was_taken_out_do_not_lengthen_its_
     ("pattern", "taken_out"),
     [("xo", True), ("xoo", False), ("xxo", True), ("o", False), ("xoxoo", True)],
 )
-def test_who_fails_every_other_time_is_taken_out_and_who_seldom_fails_is_not(
-    pattern: str, taken_out: bool
-) -> None:
+def test_frequent_failures_exclude_and_rare_ones_do_not(pattern: str, taken_out: bool) -> None:
     health, out = CircuitBreaker(), False
     for step in pattern * 20:
         if step == "x":
@@ -162,9 +160,7 @@ EVENTS = ("answered", "heard", "silent", "failed", "unready", "ready", "lost", "
 
 
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.floats(0, 10)), max_size=60))
-def test_from_any_history_a_device_that_answers_comes_back(
-    history: list[tuple[str, float]],
-) -> None:
+def test_any_history_ends_in_readmission(history: list[tuple[str, float]]) -> None:
     health, now_s = CircuitBreaker(), 0.0
     for what, step_s in history:
         now_s += step_s

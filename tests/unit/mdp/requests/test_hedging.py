@@ -30,13 +30,8 @@ def test_a_share_of_nothing_hedges_nothing() -> None:
     assert not bucket.spend()
 
 
-@given(
-    st.floats(0, 1),
-    st.lists(st.one_of(st.integers(1, 9), st.just("spend")), max_size=200),
-)
-def test_no_history_spends_more_than_the_share_and_the_burst(
-    share: float, history: list[int | str]
-) -> None:
+@given(st.floats(0, 1), st.lists(st.one_of(st.integers(1, 9), st.just("spend")), max_size=200))
+def test_no_history_exceeds_share_and_burst(share: float, history: list[int | str]) -> None:
     bucket, earned, spent = TokenBucket(share), 0, 0
     for step in history:
         if isinstance(step, int):

@@ -59,9 +59,7 @@ def test_three_late_answers_tell_for_whom_it_is_late() -> None:
     ("pattern", "left_out"),
     [("x", True), ("xo", True), ("xoo", False), ("xxo", True), ("xooo", False), ("o", False)],
 )
-def test_who_is_late_every_other_time_is_left_out_and_who_seldom_is_is_not(
-    pattern: str, left_out: bool
-) -> None:
+def test_frequent_lateness_excludes_and_rare_does_not(pattern: str, left_out: bool) -> None:
     slow, out = SlowDevices(), False
     for step in pattern * 30:
         told(slow, [LATE_S if step == "x" else USUAL_S])
@@ -156,9 +154,7 @@ def test_a_try_in_time_or_a_new_connection_is_a_reason_to_try_it_at_once() -> No
 
 
 @given(st.lists(st.sampled_from([0.01, 0.06, 0.15, 0.3]), max_size=60), st.floats(0.005, 0.5))
-def test_from_any_history_it_is_left_out_after_three_too_long_and_back_after_eight_in_time(
-    trips_s: list[float], budget_s: float
-) -> None:
+def test_any_history_is_decided_by_three_and_eight(trips_s: list[float], budget_s: float) -> None:
     slow = SlowDevices()
     told(slow, trips_s)
     told(slow, [1.0] * TOLERATED_FAILURES)
@@ -179,9 +175,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(
     late_ms=st.integers(1, 2000), every_s=st.sampled_from([0.0, 0.033, 0.5]), seed=st.integers(0)
 )
-def test_one_that_is_always_late_is_waited_for_by_few_calls_and_then_by_none(
-    folder: Path, late_ms: int, every_s: float, seed: int
-) -> None:
+def test_always_late_costs_few_calls(folder: Path, late_ms: int, every_s: float, seed: int) -> None:
     seen = play(folder, late_in(1.0, 0.098 + late_ms / 1e3, seed), calls=60, every_s=every_s)
     waited = [number for number, call in enumerate(seen) if call.waited]
     assert len(waited) <= MOST_WAITS
@@ -189,9 +183,7 @@ def test_one_that_is_always_late_is_waited_for_by_few_calls_and_then_by_none(
 
 
 @pytest.mark.parametrize(("share", "waits"), [(0.5, 0.01), (1.0, 0.01)])
-def test_one_that_is_late_often_is_seldom_waited_for(
-    folder: Path, share: float, waits: float
-) -> None:
+def test_often_late_is_seldom_waited_for(folder: Path, share: float, waits: float) -> None:
     seen = play(folder, late_in(share, LATE_S), calls=1000)
     assert sum(call.waited for call in seen) <= waits * len(seen)
 
@@ -219,9 +211,7 @@ def test_one_that_is_in_time_again_is_waited_for_again(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("deadlines_ms", [(20.0, 200.0), (20.0, 20.0, 20.0, 200.0)])
-def test_those_who_have_time_wait_for_it_and_those_who_have_none_do_not(
-    folder: Path, deadlines_ms: tuple[float, ...]
-) -> None:
+def test_only_calls_with_time_wait(folder: Path, deadlines_ms: tuple[float, ...]) -> None:
     seen = play(folder, lambda now_s: 0.06, calls=400, deadlines_ms=deadlines_ms, every_s=0.033)
     patient = [call for call in seen if call.deadline_ms == 200.0]
     assert all(call.whole for call in patient)

@@ -83,9 +83,7 @@ def test_mode_and_the_accuracy_that_was_measured_for_just_that(
     assert answer.partial == (len(members) < 3)
 
 
-def test_rules_are_kept_of_a_bounded_number_of_sets(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rules_of_bounded_many_sets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prediction, "KEPT_RULES", 2)
     judge = AnswerBuilder(Bundle.open(folder), "stacked")
     sets = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)]
@@ -95,9 +93,7 @@ def test_rules_are_kept_of_a_bounded_number_of_sets(
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
-def test_a_first_stage_is_sure_above_the_threshold_of_its_own_fused_answer(
-    tmp_path: Path, fusion: Fusion
-) -> None:
+def test_a_first_stage_is_sure_above_its_threshold(tmp_path: Path, fusion: Fusion) -> None:
     folder = write_bundle(tmp_path / "bundle")
     alone = conclude(folder, (1,), fusion).probability
     arrived = {1: ARRIVALS[1].contribution}
@@ -135,9 +131,7 @@ def test_a_first_stage_that_was_sure_is_worth_what_the_cascade_is(tmp_path: Path
         ("stacked", "green", (1.5 + 1 / 3, 0.5 + 5 / 3, 0.25 + 0.25 / 3)),
     ],
 )
-def test_each_rule_has_its_own_answer(
-    folder: Path, fusion: Fusion, label: str, logits: tuple[float, ...]
-) -> None:
+def test_each_rule(folder: Path, fusion: Fusion, label: str, logits: tuple[float, ...]) -> None:
     answer = conclude(folder, (0, 1, 2), fusion)
     exponentials = np.exp(np.array(logits))
     expected = exponentials / exponentials.sum()
@@ -179,9 +173,7 @@ def test_temperatures_soften_a_plain_answer_and_keep_its_label(tmp_path: Path) -
     assert conclude(folder, (0, 1, 2), "boosted").probability > 0.5
 
 
-def test_many_members_are_stacked_with_the_weights_and_the_mean_of_their_size(
-    tmp_path: Path,
-) -> None:
+def test_many_members_take_weights_and_accuracy_of_their_size(tmp_path: Path) -> None:
     devices = tuple(f"d{k}" for k in range(10))
     folder = write_bundle(tmp_path / "bundle", devices=devices, sizes=(8,) * 10)
     members = (1, 3, 5, 8)

@@ -224,10 +224,7 @@ def test_members_are_listed_by_k_and_not_by_arrival() -> None:
         pytest.param(
             {"alpha": "unreachable", "alpha/attic": "silent"},
             [replied("beta", 0.01)],
-            [
-                ["beta"],
-                [({1: "beta"}, {"alpha": "unreachable", "alpha/attic": "silent"}, False)],
-            ],
+            [["beta"], [({1: "beta"}, {"alpha": "unreachable", "alpha/attic": "silent"}, False)]],
             id="neither is there",
         ),
         pytest.param(
@@ -256,11 +253,7 @@ def test_members_are_listed_by_k_and_not_by_arrival() -> None:
         pytest.param(
             {},
             [replied("beta", 0.02), failed("alpha", DECIDE_S + 0.001, "a")],
-            [
-                ["alpha", "beta"],
-                [],
-                [({1: "beta"}, {"alpha": "a", "alpha/attic": NO_TIME}, True)],
-            ],
+            [["alpha", "beta"], [], [({1: "beta"}, {"alpha": "a", "alpha/attic": NO_TIME}, True)]],
             id="nobody is asked once the time to decide has come",
         ),
     ],
@@ -403,12 +396,7 @@ def test_a_hedge_passes_over_who_is_not_there() -> None:
 
 def test_a_member_without_a_replica_is_waited_for() -> None:
     told = hedging(REPLICAS, [passed(0.020), replied("beta", 0.03), replied("alpha", 0.04)])
-    assert told == [
-        ["alpha", "beta"],
-        ["alpha/attic"],
-        [],
-        [({0: "alpha", 1: "beta"}, {}, False)],
-    ]
+    assert told == [["alpha", "beta"], ["alpha/attic"], [], [({0: "alpha", 1: "beta"}, {}, False)]]
 
 
 def test_without_a_token_there_is_no_hedge_and_the_replica_may_still_step_in() -> None:

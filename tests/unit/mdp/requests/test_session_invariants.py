@@ -469,11 +469,7 @@ def play(world: World, script: bytes) -> None:
 
 
 @settings(max_examples=HISTORIES, deadline=None)
-@given(
-    fleet=st.sampled_from(FLEETS),
-    options=st.integers(0, 15),
-    script=SCRIPTS,
-)
+@given(fleet=st.sampled_from(FLEETS), options=st.integers(0, 15), script=SCRIPTS)
 def test_any_history(
     bundle: Bundle, fleet: tuple[tuple[str, int], ...], options: int, script: bytes
 ) -> None:

@@ -68,9 +68,7 @@ def test_who_connects_now_and_then_is_never_kept_out() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 40)), max_size=60))
-def test_in_the_long_run_nobody_connects_more_often_than_allowed(
-    visits: list[tuple[float, int]],
-) -> None:
+def test_the_long_run_rate_is_bounded(visits: list[tuple[float, int]]) -> None:
     rate, now_s, made = ConnectionRate(), 0.0, 0
     for pause_s, size in visits:
         now_s += pause_s
@@ -141,9 +139,7 @@ HOSTS = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
 
 
 @given(st.lists(HOSTS, max_size=MOST_NETWORKS), HOSTS, st.integers(0, 255))
-def test_only_new_connections_of_those_kept_out_are_dropped(
-    hosts: list[str], other: str, flags: int
-) -> None:
+def test_only_new_connections_are_dropped(hosts: list[str], other: str, flags: int) -> None:
     networks: set[Network] = {network_of(host) for host in hosts}
     instructions = program(networks)
     is_syn = flags & (SYN | ACK) == SYN

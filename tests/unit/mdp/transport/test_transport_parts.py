@@ -125,9 +125,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.integers(1, 5))
-def test_no_history_fills_the_door_beyond_its_limit(
-    events: list[tuple[bool, int, str, bool]], limit: int
-) -> None:
+def test_pending_is_always_bounded(events: list[tuple[bool, int, str, bool]], limit: int) -> None:
     door = PendingConnections(limit)
     there: set[int] = set()
     for opens, number, host, proves in events:

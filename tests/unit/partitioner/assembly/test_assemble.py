@@ -87,10 +87,7 @@ def put_onnx(
         "colours",
         [helper.make_tensor_value_info("images", kind, channels)],
         [helper.make_tensor_value_info("boost", TensorProto.FLOAT, ["N", classes])],
-        [
-            numpy_helper.from_array(np.array([2, 3]), "axes"),
-            numpy_helper.from_array(weights, "w"),
-        ],
+        [numpy_helper.from_array(np.array([2, 3]), "axes"), numpy_helper.from_array(weights, "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     onnx.save(model, path)
@@ -184,9 +181,7 @@ def test_a_network_and_an_onnx_file_become_a_bundle(
         _ = manifest.plan.require_teacher()
 
 
-def test_a_trained_member_loses_its_boost_head_and_is_quantised(
-    parts: Path, tmp_path: Path, tree: Path
-) -> None:
+def test_a_trained_member_is_quantized(parts: Path, tmp_path: Path, tree: Path) -> None:
     from partitioner.export.sessions import contribution, open_member
 
     bundle = run(parts, tmp_path, tree, VIT_MODEL | {"precision": "int8-static"})

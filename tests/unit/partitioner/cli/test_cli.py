@@ -80,8 +80,7 @@ def test_without_the_partition_extra_one_line_says_what_to_install(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["plan", "train", "export", "evaluate", "quantize", "build", "data", "simulate"],
+    "command", ["plan", "train", "export", "evaluate", "quantize", "build", "data", "simulate"]
 )
 def test_every_command_has_help_with_an_example(run: Run, command: str) -> None:
     code, out, _ = run(command, "--help")
@@ -124,9 +123,7 @@ def test_data_as_json(run: Run) -> None:
 
 
 @pytest.mark.torch
-def test_what_is_no_picture_is_left_out_and_broken_pictures_are_named_together(
-    run: Run, tmp_path: Path
-) -> None:
+def test_non_pictures_are_left_out_and_broken_ones_named(run: Run, tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "tree", each=10)
     for path in ("ring/Thumbs.db", "ring/desktop.ini", "cross/notes.txt", "__MACOSX/ring/000.png"):
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
@@ -170,9 +167,7 @@ def test_a_refused_plan_is_shown_and_ends_with_4(run: Run, profiles: Path, tmp_p
 
 
 @pytest.mark.torch
-def test_build_refuses_the_same_plan_before_any_work(
-    run: Run, profiles: Path, tmp_path: Path
-) -> None:
+def test_build_refuses_the_same_plan(run: Run, profiles: Path, tmp_path: Path) -> None:
     code, _, err = run(
         "build", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", 1000,
         "--data", "digits", "--teacher-epochs", 1, "--out", "b",
@@ -183,9 +178,7 @@ def test_build_refuses_the_same_plan_before_any_work(
 
 
 @pytest.mark.torch
-def test_build_plans_with_what_a_given_teacher_was_measured_to_know(
-    run: Run, profiles: Path, tmp_path: Path
-) -> None:
+def test_build_measures_a_given_teacher(run: Run, profiles: Path, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     from partitioner.config import parse_arguments
@@ -224,9 +217,7 @@ BUILD = ["build", *TEACHER, "--profiles", "n100", "--out", "b", "--data", "digit
         (["train", "--plan", "no.toml", "--data", "digits", "--run", "r"], "no.toml: cannot"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line_and_exit_code_2(
-    run: Run, tmp_path: Path, args: list[object], message: str
-) -> None:
+def test_bad_input(run: Run, tmp_path: Path, args: list[object], message: str) -> None:
     code, out, err = run(*args)
     assert (code, out) == (2, "")
     assert err.startswith(f"mdp-partition: {message}")
@@ -252,9 +243,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
         ),
     ],
 )  # fmt: skip
-def test_bad_teachers_are_one_line_and_exit_code_2(
-    run: Run, profiles: Path, args: list[str], message: str
-) -> None:
+def test_bad_teachers(run: Run, profiles: Path, args: list[str], message: str) -> None:
     code, _, err = run(
         "build", "--data", "digits", "--profiles", *write_profiles(profiles),
         "--latency-ms", SHARED_MS, "--out", "b", *args,
@@ -265,9 +254,7 @@ def test_bad_teachers_are_one_line_and_exit_code_2(
 
 
 @pytest.mark.torch
-def test_a_bad_picture_is_named_before_any_training(
-    run: Run, profiles: Path, tmp_path: Path
-) -> None:
+def test_a_bad_picture_is_named_first(run: Run, profiles: Path, tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "tree", each=8)
     (tree / "ring" / "003.png").write_text("not a picture")
     code, _, err = run(
@@ -282,9 +269,7 @@ def test_a_bad_picture_is_named_before_any_training(
 
 
 @pytest.mark.torch
-def test_something_else_at_out_is_noticed_before_any_work(
-    run: Run, profiles: Path, tmp_path: Path
-) -> None:
+def test_something_else_at_out_is_noticed(run: Run, profiles: Path, tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine").write_text("keep")
     code, _, err = run(
@@ -362,9 +347,7 @@ def test_measuring_changes_nothing_unless_asked_to(run: Run, tmp_path: Path) -> 
 PLANNED = ["export", "--untrained", "--plan", "plan.toml", "--out", "b"]
 
 
-def test_untrained_classes_may_be_numbers(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_untrained_classes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from partitioner.export import write
 
     def member(assignment: Assignment, folder: Path, name: str, num_classes: int) -> float:
@@ -400,9 +383,7 @@ def test_untrained_classes_may_be_numbers(
         ([*PLANNED, "--labels", 3], "plan.toml: cannot be read: No such file or directory"),
     ],
 )
-def test_an_export_of_nothing_in_particular_is_refused(
-    run: Run, tmp_path: Path, arguments: list[object], expected: str
-) -> None:
+def test_an_empty_export(run: Run, tmp_path: Path, arguments: list[object], expected: str) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert err == f"mdp-partition: {expected}\n"
@@ -431,9 +412,7 @@ def test_an_export_of_nothing_in_particular_is_refused(
         ),
     ],
 )
-def test_what_cannot_be_quantized_is_one_line(
-    run: Run, tmp_path: Path, arguments: list[object], expected: str
-) -> None:
+def test_not_quantizable(run: Run, tmp_path: Path, arguments: list[object], expected: str) -> None:
     write_bundle(tmp_path / "bundle")
     write_colours(tmp_path / "tree")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}

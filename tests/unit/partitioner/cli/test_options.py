@@ -72,14 +72,8 @@ def test_a_config_gives_all_and_options_count_before_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            "[schedule]\nepoch = 7",
-            "key `schedule.epoch`: unknown key; close to it: `schedule.e",
-        ),
-        (
-            "[schedule]\nboost_target = 'logits'",
-            "key `schedule.boost_target`: unknown key",
-        ),
+        ("[schedule]\nepoch = 7", "key `schedule.epoch`: unknown key; close to it: `schedule.e"),
+        ("[schedule]\nboost_target = 'logits'", "key `schedule.boost_target`: unknown key"),
         (
             "[schedules]\nepochs = 7",
             "expected only known tables, got `schedules`; close to it: `sch",
@@ -96,9 +90,7 @@ def test_a_config_gives_all_and_options_count_before_it(tmp_path: Path) -> None:
         ("[plan]\nteacher_args = {in_chans = 1}", "key `plan.teacher_args`: 'in_chans' is set by"),
     ],
 )
-def test_a_config_that_is_none_is_one_line_naming_file_and_key(
-    tmp_path: Path, content: str, message: str
-) -> None:
+def test_a_bad_config_names_file_and_key(tmp_path: Path, content: str, message: str) -> None:
     config = tmp_path / "run.toml"
     options = ["--teacher", "vit", "--data", "digits"]
     if "profiles" not in content:

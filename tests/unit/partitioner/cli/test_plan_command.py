@@ -58,9 +58,7 @@ def test_tables_show_a_network_by_a_short_name() -> None:
     assert short(lite) == "effnet-lite0@160"
 
 
-def test_the_pareto_list_rises_and_ends_at_the_plan(
-    problem: Problem, points: list[ParetoPoint]
-) -> None:
+def test_the_pareto_list_ends_at_the_plan(problem: Problem, points: list[ParetoPoint]) -> None:
     assert len(points) >= 5
     latencies = [point.latency_ms for point in points]
     accuracies = [point.accuracy.expected for point in points]
@@ -172,9 +170,7 @@ def probed(last_minute_ms: float, complete: bool = True, busy_points: int = 0) -
     )  # fmt: skip
 
 
-def test_a_probe_that_was_interrupted_disturbed_or_hot_is_told_with_the_plan(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_doubtful_probe_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plain = read_profile("n100")
     record = probed(13.0, complete=False, busy_points=2)
     path = tmp_path / "n100.toml"
@@ -265,9 +261,7 @@ def test_what_is_left_out_and_what_replicates_is_explained_too() -> None:
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
-def test_the_picture_is_the_same_every_time(
-    problem: Problem, points: list[ParetoPoint], kind: str
-) -> None:
+def test_the_picture_repeats(problem: Problem, points: list[ParetoPoint], kind: str) -> None:
     plan = plan_within(problem, 50.0).plan
     drawn = draw_plan(plan, points, kind)
     assert drawn == draw_plan(plan, points, kind)
@@ -335,9 +329,7 @@ def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -
         ([], True, ("fp32", "fp16", "bf16", "int8", "int8-static")),
     ],
 )
-def test_precisions_are_those_named_or_all_or_fp32(
-    named: list[str], every: bool, found: tuple[str, ...]
-) -> None:
+def test_precisions_by_option(named: list[str], every: bool, found: tuple[str, ...]) -> None:
     asked = settings(NAMES, latency_ms=5, precision=named, any_precision=every)
     assert asked.precisions() == found
 
@@ -367,9 +359,7 @@ def test_everything_at_once_on_the_command_line(run: Run, tmp_path: Path) -> Non
 
 
 @pytest.mark.torch
-def test_a_refusal_names_a_target_that_works_and_anyway_plans_all_the_same(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_refusal_names_a_target_and_anyway_plans(run: Run, tmp_path: Path) -> None:
     # No public network is known for pictures of 80 px, which would be the better choice anyway.
     refused = ["plan", "--teacher", "vit_base_patch16_224", "--latency-ms", 60, "--out", "p.toml",
                "--teacher-arg", "img_size=80",

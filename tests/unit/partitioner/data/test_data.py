@@ -139,9 +139,7 @@ REFUSED: list[tuple[dict[str, int], str]] = [
 
 
 @pytest.mark.parametrize(("held", "expected"), REFUSED)
-def test_folders_that_are_no_data_set_are_refused(
-    tmp_path: Path, held: dict[str, int], expected: str
-) -> None:
+def test_folders_without_data(tmp_path: Path, held: dict[str, int], expected: str) -> None:
     for name, count in held.items():
         path = tmp_path / "tree" / name
         if count < 0:

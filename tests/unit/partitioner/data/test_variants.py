@@ -102,9 +102,7 @@ def test_labels_are_certain_unless_pictures_are_mixed(variants: Variants) -> Non
     assert torch.allclose(mixed.labels(1)[everyone].sum(dim=1), torch.ones(len(targets)), atol=1e-2)
 
 
-def test_several_processes_make_the_same_canvases(
-    variants: Variants, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_share_canvases(variants: Variants, monkeypatch: pytest.MonkeyPatch) -> None:
     from partitioner.data import variants as module
 
     alone = np.array(variants.view(WHOLE, 1))
@@ -130,9 +128,7 @@ def test_an_array_appears_only_when_it_is_whole(tmp_path: Path) -> None:
     assert (load(path) == 7).all()
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -287,9 +287,7 @@ def test_a_larger_model_is_never_predicted_to_be_faster(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5))
-def test_non_negative_least_squares_meets_its_optimality_conditions(
-    seed: int, columns: int
-) -> None:
+def test_non_negative_least_squares_is_optimal(seed: int, columns: int) -> None:
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(9, columns)), rng.normal(size=9)
     # A term that is zero in every point.

@@ -12,11 +12,7 @@ from mdp.formats.profile import DeviceProfile, NetworkPoint, Provenance, read_pr
 from partitioner.assembly.members import network_estimate
 from partitioner.estimates.catalogue import catalogue
 from partitioner.estimates.latency import Way, fit_latency
-from partitioner.estimates.latency_networks import (
-    fit_networks,
-    older_probe,
-    ratio_ms,
-)
+from partitioner.estimates.latency_networks import fit_networks, older_probe, ratio_ms
 from partitioner.estimates.network_terms import NAMES, network_terms
 
 MEASURED = (
@@ -131,9 +127,7 @@ def test_without_measured_networks_the_ratio_stands_in_and_says_so() -> None:
         (("efficientnet_b0", 129), "efficientnet_b0: expected a picture size of .* px, got 129"),
     ],
 )
-def test_a_profile_that_measured_what_nobody_knows_is_refused(
-    stranger: tuple[str, int], message: str
-) -> None:
+def test_an_unknown_network_is_refused(stranger: tuple[str, int], message: str) -> None:
     strange = NetworkPoint(name=stranger[0], image_size=stranger[1], threads=4, latency_ms=1.0)
     with pytest.raises(InputError, match=rf"profile 'n100': `networks\[0\]`: {message}"):
         fit_networks(profile_with([strange, *PROBED.networks]), WAY)

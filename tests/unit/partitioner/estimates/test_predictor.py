@@ -29,12 +29,7 @@ from partitioner.estimates.accuracy_law import (
     together,
     view_of,
 )
-from partitioner.estimates.accuracy_records import (
-    RecordedMember,
-    RecordedRun,
-    read_runs,
-    recorded,
-)
+from partitioner.estimates.accuracy_records import RecordedMember, RecordedRun, read_runs, recorded
 from partitioner.estimates.catalogue import catalogue
 from partitioner.regions import CENTRES, WHOLE
 
@@ -103,9 +98,7 @@ def test_a_short_training_and_a_start_from_nothing_cost_accuracy() -> None:
         (Training(pictures=50_000, epochs=8), 10, ""),
     ],
 )
-def test_what_nothing_on_file_is_like_is_unknown_and_has_a_wide_interval(
-    training: Training | None, classes: int, why: str
-) -> None:
+def test_unlike_trainings_are_unknown(training: Training | None, classes: int, why: str) -> None:
     known = predictor_for(shipped_law(), BASE, num_classes=classes, training=training)
     assert known.unknown == why
     low, high = known.interval(0.75)
@@ -143,10 +136,7 @@ def test_guessing_is_the_least() -> None:
 
 
 members = st.builds(
-    Member,
-    capability=st.floats(0.05, 4),
-    view=st.integers(0, 2),
-    model=st.integers(0, 2),
+    Member, capability=st.floats(0.05, 4), view=st.integers(0, 2), model=st.integers(0, 2)
 )
 laws = st.builds(
     AccuracyLaw,
@@ -159,9 +149,7 @@ laws = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(law=laws, several=st.lists(members, min_size=1, max_size=6), more=st.floats(0, 1))
-def test_capability_together_only_ever_grows(
-    law: AccuracyLaw, several: list[Member], more: float
-) -> None:
+def test_capability_only_grows(law: AccuracyLaw, several: list[Member], more: float) -> None:
     whole = together(law, several)
     assert together(law, several[:-1]) <= whole * (1 + 1e-9)
     assert whole >= max(member.capability for member in several) * (1 - 1e-9)

@@ -157,9 +157,7 @@ def simulated_share(plan: Plan, profiles: Sequence[DeviceProfile]) -> float:
 
 
 @pytest.mark.parametrize(("percentile", "sigma"), [(90.0, 0.1), (95.0, 0.3), (99.0, 0.2)])
-def test_as_many_answers_are_complete_in_time_as_a_plan_promises(
-    percentile: float, sigma: float
-) -> None:
+def test_a_plans_share_is_simulated(percentile: float, sigma: float) -> None:
     plan = promised(percentile, sigma)
     assert plan.on_time is not None
     assert percentile / 100 - 0.01 <= plan.on_time <= percentile / 100 + 0.06

@@ -62,9 +62,7 @@ def test_fifteen_bins_unless_told_otherwise() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(2, 6), st.integers(1, 30))
-def test_the_calibration_error_is_a_fraction_and_no_less_than_the_overall_distance(
-    seed: int, classes: int, bins: int
-) -> None:
+def test_the_calibration_error_is_bounded(seed: int, classes: int, bins: int) -> None:
     random = np.random.default_rng(seed)
     scores = random.dirichlet(np.ones(classes), size=50).astype(np.float32)
     targets = random.integers(classes, size=50)
@@ -177,9 +175,7 @@ def test_the_table_shows_calibration_errors(capsys: pytest.CaptureFixture[str]) 
     assert [w for w in row.split() if w.endswith("%")] == ["79.00%", "89.00%", "84.00%", "10.00%"]
 
 
-def test_a_member_that_does_as_well_alone_is_pointed_out(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_member_as_good_alone_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     plan = colour_plan(("alpha", "beta"), (8, 8))
     print_report(report(2), plan)
     assert "alone" not in capsys.readouterr().out
@@ -199,9 +195,7 @@ def test_a_member_that_does_as_well_alone_is_pointed_out(
     ) in said
 
 
-def test_the_table_shows_what_a_cascade_costs_beside_asking_all(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_table_compares_a_cascade(capsys: pytest.CaptureFixture[str]) -> None:
     plan, plain = colour_plan(("alpha", "beta"), (8, 8)), report(2)
     measured = CascadeAccuracy(first=(1,), escalated=A_QUARTER, accuracy=CASCADE_ACCURACY)
     evaluation = msgspec.structs.replace(plain.evaluation, cascade=measured)

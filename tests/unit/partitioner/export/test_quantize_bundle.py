@@ -80,9 +80,7 @@ def tried(path: Path, k: int, way: tuple[str, str]) -> TriedPrecision:
     return next(one for one in member.tried if (one.precision, one.runtime) == way)
 
 
-def test_every_member_gets_what_its_own_device_is_fast_at(
-    bundle: Bundle, run: Quantize, tmp_path: Path
-) -> None:
+def test_members_get_what_is_fast_there(bundle: Bundle, run: Quantize, tmp_path: Path) -> None:
     before = {name: (bundle.path / name).read_bytes() for name in bundle.manifest.files}
     report = run(
         bundle,
@@ -109,9 +107,7 @@ def test_every_member_gets_what_its_own_device_is_fast_at(
     assert Bundle.open(bundle.path).manifest == bundle.manifest
 
 
-def test_the_record_says_what_was_tried_and_why_it_was_not_taken(
-    bundle: Bundle, run: Quantize, tmp_path: Path
-) -> None:
+def test_the_record_says_what_was_tried(bundle: Bundle, run: Quantize, tmp_path: Path) -> None:
     run(
         bundle,
         profile_of("alpha", {INT8: 0.5, STATIC: 0.6, FP16: 1.2}),
@@ -191,9 +187,7 @@ def with_first(bundle: Bundle, **changes: object) -> Bundle:
     return Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, plan=plan))
 
 
-def test_a_provider_that_is_not_here_cannot_be_judged(
-    bundle: Bundle, run: Quantize, tmp_path: Path
-) -> None:
+def test_an_absent_provider_is_not_judged(bundle: Bundle, run: Quantize, tmp_path: Path) -> None:
     """In fp16 a GPU overflows where this processor, computing in fp32, does not."""
     cuda = "CUDAExecutionProvider"
     gpu = msgspec.structs.replace(profile_of("alpha", {FP16: 0.5}), provider=cuda)
@@ -214,9 +208,7 @@ def test_a_runtime_that_is_not_here_is_a_reason(
     )
 
 
-def test_where_nothing_is_kept_only_the_record_is_new(
-    bundle: Bundle, run: Quantize, tmp_path: Path
-) -> None:
+def test_nothing_kept_changes_the_record(bundle: Bundle, run: Quantize, tmp_path: Path) -> None:
     assert run(bundle, ways=[INT8]) is None
     made = Bundle.open(tmp_path / "out")
     assert made.digest == bundle.digest
@@ -286,9 +278,7 @@ def rewritten(bundle: Bundle, **changes: object) -> Bundle:
     return Bundle.open(bundle.path)
 
 
-def test_what_is_planned_in_another_runtime_is_compared_with_that(
-    bundle: Bundle, run: Quantize, tmp_path: Path
-) -> None:
+def test_the_planned_runtime_is_compared(bundle: Bundle, run: Quantize, tmp_path: Path) -> None:
     plan = with_first(bundle, runtime="openvino").manifest.plan
     # Half of the time of fp32 in onnxruntime, but no gain on what is planned.
     profile = profile_of("alpha", {OPENVINO: 0.5, INT8: 0.5, STATIC: 0.3})

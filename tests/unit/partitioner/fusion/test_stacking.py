@@ -145,9 +145,7 @@ def test_a_useless_member_gets_little_weight() -> None:
     assert abs(fitted.a[1]) + abs(fitted.b[1]) < 0.1 * useful
 
 
-def test_scalars_that_are_not_sure_to_be_better_are_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unsure_scalars_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     # All heads alike: a plain mean is the best there is, and a fit could only find noise.
     random = np.random.default_rng(6)
     targets = random.integers(5, size=300)
@@ -167,9 +165,7 @@ def test_weights_stay_finite_where_calibration_has_no_mistake() -> None:
         assert max(map(abs, (*subset.a, *subset.b))) < 1e4
 
 
-def test_heads_of_which_neither_is_surely_better_share_the_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_equal_heads_share_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacking, "RIDGES", (1e3,))
     random, targets = np.random.default_rng(13), np.arange(400) % 4
     truth = np.eye(4)[targets]
@@ -237,9 +233,7 @@ def test_samples_are_balanced_different_and_the_same_again(count: int) -> None:
         assert sample != sampled_subsets(count, size, 48, seed=1)
 
 
-def test_shared_weights_are_the_least_of_the_mean_loss_of_their_sample(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_shared_weights_minimise_their_samples_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacking, "RIDGES", (1e-6,))
     monkeypatch.setattr(stacking, "STANDARD_ERRORS", -np.inf)
     contributions, targets = logits(11, 60, 3, 10, noise=2.0)
@@ -261,9 +255,7 @@ def test_shared_weights_are_the_least_of_the_mean_loss_of_their_sample(
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_many_members_are_listed_where_few_and_shared_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, heads: int
-) -> None:
+def test_large_sizes_share_weights(monkeypatch: pytest.MonkeyPatch, heads: int) -> None:
     # Five members stand for more than eight: of these the sizes 2 and 3 are not listed.
     monkeypatch.setattr(fusion_module, "MAX_LISTED", 5)
     monkeypatch.setattr(stacking, "SAMPLED", 5)

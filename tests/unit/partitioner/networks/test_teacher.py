@@ -17,12 +17,7 @@ from mdp.errors import InputError  # noqa: E402
 from partitioner.config import parse_arguments  # noqa: E402
 from partitioner.export.write import ServedTeacher, check_parity, to_onnx  # noqa: E402
 from partitioner.networks.submodel import init_weights  # noqa: E402
-from partitioner.networks.teacher import (  # noqa: E402
-    FAMILIES,
-    Teacher,
-    build_teacher,
-    teacher_spec,
-)
+from partitioner.networks.teacher import FAMILIES, Teacher, build_teacher, teacher_spec  # noqa: E402
 from partitioner.networks.teacher_weights import (  # noqa: E402
     classifiers,
     given_teacher,
@@ -42,9 +37,7 @@ ARGS: dict[str, bool | int | float | str] = {
 NAME = "vit_tiny_patch16_224"
 
 
-def test_weights_that_cannot_be_fetched_say_what_else_there_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unfetched_weights_name_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> None:
         raise OSError("no route to host")
 
@@ -236,9 +229,7 @@ def test_checkpoints_are_loaded(tmp_path: Path, file: str) -> None:
 
 
 @pytest.mark.parametrize("headless", [False, True])
-def test_a_checkpoint_for_other_classes_leaves_the_head_alone(
-    tmp_path: Path, headless: bool
-) -> None:
+def test_other_classes_leave_the_head(tmp_path: Path, headless: bool) -> None:
     state, target = teacher(5).network.state_dict(), teacher(3)
     if headless:
         del state["head.weight"], state["head.bias"]
@@ -254,10 +245,7 @@ def test_a_checkpoint_for_other_classes_leaves_the_head_alone(
     ("change", "expected"),
     [
         ({"head.bias": None}, r"not a checkpoint of this teacher: it lacks 'head.bias'"),
-        (
-            {"pos_embed": torch.zeros(1, 8, 24)},
-            "its positions or patches cannot be resampled: ",
-        ),
+        ({"pos_embed": torch.zeros(1, 8, 24)}, "its positions or patches cannot be resampled: "),
         (
             {"norm.weight": torch.zeros(32)},
             r"'norm.weight' has shape \[32\], this teacher needs \[24",
@@ -265,9 +253,7 @@ def test_a_checkpoint_for_other_classes_leaves_the_head_alone(
         (None, "not a checkpoint of this teacher: it lacks"),
     ],
 )
-def test_checkpoints_of_another_teacher_are_refused(
-    tmp_path: Path, change: dict[str, Any] | None, expected: str
-) -> None:
+def test_another_teacher(tmp_path: Path, change: dict[str, Any] | None, expected: str) -> None:
     changed = {"weight": torch.zeros(3)}
     if change is not None:
         changed = {**teacher().network.state_dict(), **change}

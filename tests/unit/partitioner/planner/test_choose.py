@@ -24,10 +24,7 @@ PREDICTOR = predictor_for(shipped_law(), TINY.shape, num_classes=10)
 
 
 def some_devices(
-    seed: int,
-    count: int,
-    shapes: int,
-    availability: tuple[float, ...] = (0.5, 0.8, 0.95, 1.0),
+    seed: int, count: int, shapes: int, availability: tuple[float, ...] = (0.5, 0.8, 0.95, 1.0)
 ) -> list[Device]:
     """Unequal devices with a few shapes each, drawn from the teacher's grid."""
     draw = np.random.default_rng(seed)

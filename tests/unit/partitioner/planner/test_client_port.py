@@ -163,9 +163,7 @@ def test_the_pareto_list_and_the_floor_reckon_with_it() -> None:
     assert plan_with_accuracy(free, floor).plan.target_ms < plan.target_ms
 
 
-def test_a_plan_file_says_for_which_port_it_was_made(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_a_plan_file_names_its_port(tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("plan") / "plan.toml"
     plan = make_plan(TINY, linked(8, "a", "b"), target_ms=30, num_classes=10)
     write_toml(file, plan)

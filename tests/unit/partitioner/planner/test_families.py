@@ -58,9 +58,7 @@ def test_networks_are_planned_where_their_weights_are_at_hand_or_where_they_are_
         (["LCNet"], {LITE0}, "--families LCNet: expected weights of one of lcnet_050 in --weights"),
     ],
 )
-def test_a_family_that_cannot_be_had_is_refused(
-    named: list[str] | None, weights: set[str] | None, said: str
-) -> None:
+def test_an_absent_family(named: list[str] | None, weights: set[str] | None, said: str) -> None:
     with pytest.raises(InputError, match=said):
         families_of(named, weights, BASE.shape, 10)
 
@@ -85,9 +83,7 @@ def test_weights_are_files_named_after_networks(tmp_path: Path) -> None:
         weights_in(tmp_path)
 
 
-def test_a_plan_of_networks_is_explained_and_read_again(
-    profiles: list[DeviceProfile], tmp_path: Path
-) -> None:
+def test_a_plan_of_networks_is_explained(profiles: list[DeviceProfile], tmp_path: Path) -> None:
     networks = tuple(catalogue()[name].spec(160, 1000) for name in (LITE0, CONV, "hgnetv2_b0"))
     families = Families(vits=False, networks=networks)
     problem = make_problem(BASE, profiles, families=families)
@@ -106,9 +102,7 @@ def test_a_plan_of_networks_is_explained_and_read_again(
     assert plan.deadline_ms > max(a.predicted_ms.total for a in plan.assignments)
 
 
-def test_vits_and_networks_compete_with_their_own_kind_alone(
-    profiles: list[DeviceProfile],
-) -> None:
+def test_vits_and_networks_compete_with_their_own_kind_alone(profiles: list[DeviceProfile]) -> None:
     predictor = predictor_for(shipped_law(), BASE.shape, num_classes=10)
     networks = [catalogue()[name].spec(160, 10) for name in (CONV, "hgnetv2_b0", "hgnetv2_b1")]
     choices = make_design_space(BASE.shape, predictor, networks=networks)

@@ -134,9 +134,7 @@ def test_every_plan_keeps_its_promises(
 
 @settings(max_examples=25, deadline=None)
 @given(profile=devices, target_ms=st.floats(0.01, 1))
-def test_the_nearest_target_that_a_refusal_names_can_be_met(
-    profile: DeviceProfile, target_ms: float
-) -> None:
+def test_a_refusals_nearest_target_can_be_met(profile: DeviceProfile, target_ms: float) -> None:
     try:
         make_plan(DIGITS, [profile], target_ms=target_ms, num_classes=10)
     except PlanRefused as refusal:
@@ -391,9 +389,7 @@ def test_a_gpu_is_not_planned_with_widths_that_it_pads() -> None:
         (["a"], {"num_classes": 1}, "expected at least 2 classes, got 1"),
     ],
 )
-def test_what_cannot_be_planned_for_is_refused(
-    devices: list[str], changes: dict[str, Any], expected: str
-) -> None:
+def test_impossible_problems(devices: list[str], changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         make_plan(DIGITS, [device(name) for name in devices], **{"target_ms": 5.0, **changes})
 

@@ -164,11 +164,7 @@ def test_two_devices_arrive_as_independent_ones_do() -> None:
     trace = simulate(
         # No health in the way, nor lateness: of its few requests no client learns whom not to ask.
         scenario(
-            *devices,
-            deadline_ms=deadline_ms,
-            requests=requests,
-            rate_per_s=0.01,
-            clients=requests,
+            *devices, deadline_ms=deadline_ms, requests=requests, rate_per_s=0.01, clients=requests
         )
     )
     p = {

@@ -131,9 +131,7 @@ def with_spread(profile: DeviceProfile, low: float, high: float) -> DeviceProfil
     return msgspec.structs.replace(profile, latency=points)
 
 
-def test_spread_comes_from_the_profile_unless_it_is_given(
-    profiles: dict[str, DeviceProfile],
-) -> None:
+def test_spread_of_profile_or_option(profiles: dict[str, DeviceProfile]) -> None:
     plain = profiles["n100"]
     way = own_way(plain)
     assert sigma(plain, way, 5.0, Assumptions()) == ASSUMED_SIGMA
@@ -165,9 +163,7 @@ def test_renewal_keeps_the_availability() -> None:
     assert down_s == 10.0
 
 
-def test_an_added_device_takes_what_the_cost_model_predicts(
-    profiles: dict[str, DeviceProfile],
-) -> None:
+def test_an_added_device_is_predicted(profiles: dict[str, DeviceProfile]) -> None:
     n100 = profiles["n100"]
     model = added_model(plan(), n100, 2, 3, Assumptions())
     spec = plan().assignments[2].vit

@@ -152,15 +152,7 @@ def with_code_in_it(path: Path) -> bytes:
     return saved(Net())
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        damaged,
-        of_another_shape,
-        with_another_best,
-        with_code_in_it,
-    ],
-)
+@pytest.mark.parametrize("content", [damaged, of_another_shape, with_another_best, with_code_in_it])
 def test_a_broken_checkpoint_is_named_with_what_to_do(
     tmp_path: Path, content: Callable[[Path], bytes]
 ) -> None:

@@ -12,12 +12,7 @@ from torch import Tensor, nn  # noqa: E402
 from partitioner.networks.submodel import SubModel  # noqa: E402
 from partitioner.run.settings import MemberSchedule  # noqa: E402
 from partitioner.training.losses import distillation_loss  # noqa: E402
-from partitioner.training.student import (  # noqa: E402
-    DistillationTargets,
-    MemberLoss,
-    Student,
-    StudentOutput,
-)
+from partitioner.training.student import DistillationTargets, MemberLoss, Student, StudentOutput  # noqa: E402
 from tests.support.models.runs import spec  # noqa: E402
 
 pytestmark = pytest.mark.torch
