@@ -19,7 +19,7 @@ class Message(
     """Base of all messages."""
 
 
-class Event(Message):
+class Event(Message, frozen=True):
     """Something that a trainer reports, or that the desk finds out about it."""
 
     rank: Rank
@@ -72,11 +72,27 @@ class Finished(Event, frozen=True, tag="finished"):
     pictures: Count
 
 
-class Action(Message):
+class Made(Event, frozen=True, tag="made"):
+    """A trainer has handed in the outcome of a job."""
+
+    network: str
+
+
+class Action(Message, frozen=True):
     """Something that one trainer, `rank`, is told."""
 
     rank: Rank
     network: str
+
+
+class Start(Action, frozen=True, tag="start"):
+    """Begin the job `network`, together with `members`, or join them at it."""
+
+    members: tuple[Rank, ...]
+
+
+class Leave(Action, frozen=True, tag="leave"):
+    """All is done."""
 
 
 class Close(Action, frozen=True, tag="close"):
@@ -107,8 +123,8 @@ class Refused(Action, frozen=True, tag="refused"):
     reason: str
 
 
-AnyEvent = Joined | Gone | Ready | Waiting | Done | Failed | Finished
-AnyAction = Close | Meet | Commit | GoOn | Refused
+AnyEvent = Joined | Gone | Ready | Waiting | Done | Failed | Finished | Made
+AnyAction = Start | Leave | Close | Meet | Commit | GoOn | Refused
 
 
 class Schedule(Protocol):
