@@ -41,6 +41,10 @@ class Jobs:
         """Whether every job has an outcome."""
         return self._finished == set(self._jobs)
 
+    def running(self, job: str) -> set[Rank]:
+        """The trainers of a job."""
+        return set(self._running.get(job, ()))
+
     def working(self, rank: Rank) -> str | None:
         """The job of a trainer."""
         return next((job for job, ranks in self._running.items() if rank in ranks), None)
@@ -85,14 +89,20 @@ class Jobs:
                     self._running.setdefault(job.name, set()).add(rank)
                     starts.append((job.name, rank))
         return [
-            Start(rank=rank, network=name, members=tuple(sorted(self._running[name])))
-            for name, rank in starts
+            Start(rank=rank, network=name, alone=self._alone(name, rank)) for name, rank in starts
         ]
+
+    def _alone(self, job: str, rank: Rank) -> bool:
+        by = self._jobs[job].by
+        return len(by) == 1 or self._names[rank] not in by
 
     def _crew(self, job: Job) -> set[Rank]:
         """The planned trainers that are there; else the free one that joined first."""
         planned = {rank for rank, name in self._names.items() if name in job.by}
-        if planned or job.name in self._running:
+        running = self._running.get(job.name, set())
+        if not running <= planned:
+            return set()  # another one trains it alone
+        if planned or running:
             return planned
         free = [rank for rank in self._names if self.working(rank) is None]
         return set(sorted(free)[:1])
