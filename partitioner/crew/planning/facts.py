@@ -47,6 +47,8 @@ class Trainer(Record, frozen=True, kw_only=True):
     memory_bytes: Annotated[int, Meta(gt=0)]
     #: For networks without a measured pace.
     gflops: Positive | None = None
+    #: Of its own link, each way, where that is more than its quickest line shows.
+    bytes_per_s: Positive | None = None
     #: Instead of the site that rates show.
     site: Name | None = None
 

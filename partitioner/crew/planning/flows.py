@@ -94,7 +94,7 @@ class MeanTime:
 class Links:
     """The links between trainers: every trainer's own in each direction, and shared trunks.
 
-    A trainer's own link carries what its quickest line carries; a line that is slower than every
+    A trainer's own link carries what its quickest line does, or what the facts say; a line that is slower than every
     link on its way is a further link.
     """
 
@@ -119,6 +119,10 @@ class Links:
             for link in (f"{a} up", f"{b} down"):
                 found[link] = max(found.get(link, 0.0), rate)
             found[f"{a} > {b}"] = rate
+        for trainer in self.facts.trainer:
+            for link in (f"{trainer.name} up", f"{trainer.name} down"):
+                if link in found:
+                    found[link] = max(found[link], trainer.bytes_per_s or 0.0)
         for trunk in self.facts.trunk:
             found[f"{trunk.name} out"] = found[f"{trunk.name} in"] = trunk.bytes_per_s
         return found

@@ -8,15 +8,18 @@ MBIT = 1e6 / 8
 
 
 def trainers(
-    paces: Mapping[str, Mapping[str, float]], memory_bytes: int = 64 * 10**9
+    paces: Mapping[str, Mapping[str, float]],
+    memory_bytes: int = 64 * 10**9,
+    rates: Mapping[str, float] | None = None,
 ) -> tuple[Trainer, ...]:
-    """Trainers on loopback with their paces, in pictures/s by network."""
+    """Trainers on loopback with their paces, in pictures/s by network, and links in bytes/s."""
     return tuple(
         Trainer(
             name=name,
             address=f"127.0.0.{n}",
             pictures_per_s=dict(by_network),
             memory_bytes=memory_bytes,
+            bytes_per_s=(rates or {}).get(name),
         )
         for n, (name, by_network) in enumerate(paces.items(), 1)
     )
@@ -46,7 +49,7 @@ def three(memory_bytes: int = 64 * 10**9) -> Facts:
         "nuc": {"member-0": 100.0, "member-1": 220.0},
     }
     rates = {"desk": 1000 * MBIT, "tower": 100 * MBIT, "nuc": 100 * MBIT}
-    return Facts(trainer=trainers(paces, memory_bytes), line=lines(rates))
+    return Facts(trainer=trainers(paces, memory_bytes, rates), line=lines(rates))
 
 
 def two_sites() -> Facts:

@@ -16,7 +16,9 @@ SIZE = 4e6
 def switch(rates: list[float], latency_s: float = 0.0) -> Links:
     """Trainers at one switch."""
     names = {f"t{n}": rate for n, rate in enumerate(rates)}
-    return Links(Facts(trainer=trainers({n: {} for n in names}), line=lines(names, latency_s)))
+    return Links(
+        Facts(trainer=trainers({n: {} for n in names}, rates=names), line=lines(names, latency_s))
+    )
 
 
 def test_flows_share_a_link_fairly() -> None:
@@ -87,7 +89,7 @@ def test_a_slower_line_is_a_link_of_its_own() -> None:
     facts = three()
     links = Links(facts)
     assert links.paths["desk", "nuc"] == ("desk up", "nuc down")
-    assert links.reach("desk") == 100 * MBIT
+    assert links.reach("desk") == 1000 * MBIT
     slower = msgspec.structs.replace(facts.line[-1], bytes_per_s=1e6, back_bytes_per_s=2e6)
     changed = Links(Facts(trainer=facts.trainer, line=(*facts.line[:-1], slower)))
     assert changed.paths["tower", "nuc"][-1] == "tower > nuc"
