@@ -94,8 +94,8 @@ class MeanTime:
 class Links:
     """The links between trainers: every trainer's own in each direction, and shared trunks.
 
-    A trainer's own link carries what its quickest line does, or what the facts say; a line that is slower than every
-    link on its way is a further link.
+    A trainer's own link carries what its quickest line does, or what the facts say; a line that is
+    slower than every link on its way is a further link.
     """
 
     facts: Facts
@@ -205,8 +205,8 @@ def _mean(links: Links, route: Route, crew: tuple[str, ...], shards: Shards) -> 
         return MeanTime(2 * (n - 1) * way_s, links.phases_s([ring(order)]))
     leaders = [site[0] for site in sites]
     inside_s = max(links.latency_s(site) for site in sites)
-    among_s = 2 * (len(leaders) - 1) * links.latency_s(leaders)
-    return MeanTime(4 * inside_s + among_s, links.phases_s(two_tier(sites)))
+    latency_s = 2 * inside_s + 2 * links.latency_s(leaders)
+    return MeanTime(latency_s, links.phases_s(two_tier(sites)))
 
 
 def ring(order: Sequence[str]) -> Phase:
@@ -223,9 +223,11 @@ def two_phase(crew: Sequence[str], shares: Sequence[float]) -> list[Phase]:
 
 
 def two_tier(sites: Sequence[Sequence[str]]) -> list[Phase]:
-    """Vectors to each site's first trainer, a ring of these, and the mean back."""
+    """Vectors to each site's first trainer, two phases among these, and the mean back."""
     collect = [(name, site[0], 1.0) for site in sites for name in site[1:]]
-    return [collect, ring([site[0] for site in sites]), [(b, a, part) for a, b, part in collect]]
+    leaders = [site[0] for site in sites]
+    among = two_phase(leaders, [1 / len(leaders)] * len(leaders))
+    return [collect, *among, [(b, a, part) for a, b, part in collect]]
 
 
 def _both_ways(line: Line) -> tuple[tuple[float, float], tuple[float, float]]:
