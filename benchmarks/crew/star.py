@@ -34,7 +34,7 @@ LIMIT_TRAIN = 6_250
 TEACHER = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 6, "num_heads": 3}
 #: Picture, patch, width and depth of each sub-model.
 SHAPES = ((32, 8, 96, 3), (24, 8, 96, 3), (32, 8, 64, 3), (16, 4, 96, 2))
-EPOCHS, LEARNING_RATE, VARIANTS = 10, 1e-3, 8
+EPOCHS, TEACHER_EPOCHS, LEARNING_RATE, VARIANTS = 8, 12, 1e-3, 6
 
 
 class Row(NamedTuple):
@@ -119,7 +119,9 @@ class Ground(NamedTuple):
             options=RunOptions(
                 data=self.data.source, limit_train=LIMIT_TRAIN, seed=self.seed, teaching="kept"
             ),
-            teacher_schedule=TeacherSchedule(epochs=20, batch_size=128, learning_rate=5e-4),
+            teacher_schedule=TeacherSchedule(
+                epochs=TEACHER_EPOCHS, batch_size=128, learning_rate=5e-4
+            ),
             schedule=MemberSchedule(epochs=EPOCHS, learning_rate=LEARNING_RATE, **schedule),
             augmentation=Augmentation(variants=VARIANTS),
         )
