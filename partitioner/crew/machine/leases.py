@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: Pictures of a chunk, at most, and of the first one of a trainer, which shows its pace.
-CHUNK, FIRST = 1024, 128
+#: Pictures of a chunk, at most, and of the first one of a trainer, which shows its pace. Chunks
+#: start at multiples of FIRST: batches of this size are those that a single process makes.
+CHUNK, FIRST = 1024, 256
 #: A lease lasts so many times the trainer's own seconds for the chunk, and so many seconds more.
 LEASE_FACTOR, LEASE_S = 3.0, 30.0
 #: Weight of the newest chunk in the estimate of a trainer's pace.
@@ -140,8 +141,8 @@ class Leases:
         pace = self._pace.get(rank)
         if pace is None:
             return FIRST
-        free = sum(map(len, self._uncut))
-        return max(FIRST, min(CHUNK, round(0.5 * free * pace / sum(self._pace.values()))))
+        share = 0.5 * sum(map(len, self._uncut)) * pace / sum(self._pace.values())
+        return max(FIRST, min(CHUNK, FIRST * round(share / FIRST)))
 
     def _late(self, rank: int, now_s: float) -> Chunk | None:
         """The chunk out for longest that this trainer is expected to be done with earlier.
