@@ -82,9 +82,11 @@ fuzz: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(SEED) $(if $(KEEP),--keep)
 
-# What may never happen to a call, over 100,000 histories: about ten minutes on one core.
+# What may never happen to a call, or to a crew of trainers, over 100,000 histories each.
 invariants: $(STAMP)
-	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest --timeout 0 tests/unit/mdp/requests/test_session_invariants.py
+	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest --timeout 0 \
+		tests/unit/mdp/requests/test_session_invariants.py \
+		tests/unit/partitioner/crew/test_crew_histories.py
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

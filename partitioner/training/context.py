@@ -1,6 +1,6 @@
 """A run: its folder, settings, plan and pictures."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule, Schedule, Settings
 from partitioner.training.loop import Stage, derived_seed
+from partitioner.training.synchroniser import EveryStep, Synchroniser
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Work:
     progress: Progress
     #: k of members that start from pretrained weights -> the file.
     weights: Mapping[int, Path] = field(default_factory=dict)
+    #: Name of a network -> how this process trains it with others.
+    sync_of: Callable[[str], Synchroniser] = lambda _: EveryStep()
 
     @property
     def variants(self) -> Variants:
@@ -98,6 +101,7 @@ class Work:
             autocast=self.settings.autocast,
             checkpoint=self.run.checkpoint(name),
             patience=patience,
+            sync=self.sync_of(name),
         )
 
     def new_member(self, assignment: Assignment, weights: Path | None = None) -> Member:

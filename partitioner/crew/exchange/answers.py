@@ -147,9 +147,9 @@ class FrozenPass:
         return [np.concatenate(parts) for parts in found]
 
     def reference(self) -> list[Array]:
-        """Outputs of the first pictures of the first variant in float32, each `[n, ...]`."""
+        """Outputs of the first pictures of variant 0 in float32, each `[n, ...]`."""
         index = np.arange(min(REFERENCES, self.pictures))
-        return self._rows(self.outputs_of(self.variants[0]), index, np.float32)
+        return self._rows(self.outputs_of(0), index, np.float32)
 
     def _rows(
         self,

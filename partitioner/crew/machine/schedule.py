@@ -116,7 +116,7 @@ class _Rounds:
         actions = self._resolve() if self._meeting else []
         if self._meeting or self.ended:
             return actions
-        if self._started and not self._holders():
+        if not self._givers() and (self._started or self.members):
             reason = f"no trainer that has the parameters of {self.network} is left"
             return actions + self._end(f"{reason}: start again from the last checkpoint")
         if not self._closing and self._due():
@@ -140,12 +140,12 @@ class _Rounds:
         for rank in meeting.weights.keys() - living:
             self._lost(rank)
         blamed = [rank for rank in living if rank in meeting.blamed]
-        sound = [rank for rank in self._holders() or living if rank not in meeting.blamed]
         for rank in blamed:
             member = self.members[rank]
-            if self._diverged(member) or not sound:
-                return self._end(f"{self.network}: trainer {rank} sent a number that is not finite")
+            ends = self._diverged(member)
             member.blamed = member.blamed_before = True
+            if ends or not self._givers():
+                return self._end(f"{self.network}: trainer {rank} sent a number that is not finite")
             member.pictures = 0
             self._lost(rank)
         lost = len(living) < len(meeting.weights)
@@ -180,11 +180,9 @@ class _Rounds:
         member.since, member.rests, member.finished = seq, False, False
 
     def _meet(self, weights: dict[Rank, float]) -> list[AnyAction]:
-        """All members meet; with no weight at all the first that may give its parameters does."""
+        """All members meet; where nobody has a weight, the first that may gives its parameters."""
         if not any(weights.values()):
-            sound = [rank for rank in weights if not self.members[rank].blamed]
-            givers = [rank for rank in sound if self.members[rank].holds] or sound
-            weights[givers[0]] = 1.0
+            weights[self._givers()[0]] = 1.0
         self._seq += 1
         self._meeting = _Meeting(self._seq, weights)
         members, parts = tuple(weights), tuple(weights.values())
@@ -210,6 +208,11 @@ class _Rounds:
 
     def _refused(self, rank: Rank) -> Refused:
         return Refused(rank=rank, network=self.network, reason=self.ended)
+
+    def _givers(self) -> list[Rank]:
+        """Who may give its parameters to all: before the first mean, anybody may."""
+        ranks = self._holders() if self._started else sorted(self.members)
+        return [rank for rank in ranks if not self.members[rank].blamed]
 
     def _holders(self) -> list[Rank]:
         return sorted(rank for rank, member in self.members.items() if member.holds)

@@ -1,0 +1,196 @@
+"""What a trainer does in a run: jobs as the desk gives them out, from and to the run folder."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from mdp.errors import MDPError
+from partitioner.crew.exchange.answers import FrozenPass, contribute, share_out
+from partitioner.crew.exchange.store import StoreDesk, StoreTrainer
+from partitioner.crew.machine.events import Leave, Made, Refused, Start, Trainer
+from partitioner.crew.machine.jobs import Job
+from partitioner.crew.planning.syncplan import SyncPlan
+from partitioner.data.memmaps import load
+from partitioner.run.progress import Advance
+from partitioner.training.compute import training_device
+from partitioner.training.context import Work
+from partitioner.training.members import train_members
+from partitioner.training.synchroniser import Synchroniser
+from partitioner.training.teacher import ensure_targets, ensure_teacher, kept_targets, logits_of
+
+#: Seconds of one look into the mailbox.
+LOOK_S = 0.2
+
+
+class RunRefused(MDPError):
+    """The desk takes this trainer no longer, or ends."""
+
+
+class Files(Protocol):
+    """Files of the run by name, which every trainer can hand in and get."""
+
+    def send(self, name: str, path: Path) -> None:
+        """Hand a file in; one of the same name is replaced."""
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Write the file to `path`, whole or not at all; waits until there is one."""
+
+
+def jobs_of(plan: SyncPlan, members: int, names: Sequence[str], *, teacher: bool) -> list[Job]:
+    """The jobs of a run of `members` sub-models by the trainers `names`, the desk first.
+
+    A teacher that is not trained is loaded by the desk alone.
+    """
+    by = tuple(names)
+    jobs = [
+        Job(name="teacher", by=(plan.of("teacher").by or by) if teacher else by[:1]),
+        Job(name="answers", by=plan.answers.by or by, after=("teacher",)),
+    ]
+    for k in range(members):
+        earlier = min(k, 1) if plan.chain == "star" else k
+        after = ("answers", *(f"member-{before}" for before in range(earlier)))
+        jobs.append(Job(name=f"member-{k}", by=plan.of(f"member-{k}").by or by, after=after))
+    return jobs
+
+
+@dataclass(slots=True)
+class Ends:
+    """A trainer's connections to the desk; each is used by one thread."""
+
+    control: Trainer
+    files: Files
+    answers: StoreTrainer
+    rows: StoreTrainer
+    #: Only at the desk.
+    share: StoreDesk | None = None
+
+
+class Worker:
+    """One trainer, from its acceptance to the end of the run."""
+
+    def __init__(
+        self,
+        work: Work,
+        ends: Ends,
+        checkpoint: Path | None,
+        sync_of: Callable[[str], Synchroniser],
+    ) -> None:
+        """`checkpoint` is the user's teacher, at the desk; `sync_of` makes a crew's synchroniser."""
+        self._work, self._ends, self._checkpoint = work, ends, checkpoint
+        self._sync_of = sync_of
+
+    @property
+    def _is_desk(self) -> bool:
+        return self._ends.control.rank == 0
+
+    def run(self) -> None:
+        """Do jobs until the desk says that all is done; raises RunRefused."""
+        while True:
+            action = self._ends.control.poll(LOOK_S)
+            if isinstance(action, Leave):
+                if action.reason:
+                    raise RunRefused(action.reason)
+                return
+            if isinstance(action, Refused) and not action.network:
+                raise RunRefused(action.reason)
+            if isinstance(action, Start):
+                said = self._do(action)
+                made = Made(rank=self._ends.control.rank, network=action.network, said=said)
+                self._ends.control.report(made)
+
+    def _do(self, start: Start) -> str:
+        """Do a job and hand its outcome in; returns what the desk is told beside it, as JSON."""
+        job = start.network
+        for path in self._needed(job):
+            if not path.exists():
+                self._ends.files.fetch(self._name(path), path)
+        work = self._work if start.alone else replace(self._work, sync_of=self._sync_of)
+        if job == "teacher":
+            ensure_teacher(work, self._checkpoint)
+        elif job == "answers":
+            self._answers()
+        else:
+            self._member(work, int(job.removeprefix("member-")))
+        for path in self._made(job):
+            self._ends.files.send(self._name(path), path)
+        curve = work.run.kept_curves().get(job, [])
+        return msgspec.json.encode({"curve": curve}).decode()
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._work.run.path).as_posix()
+
+    def _needed(self, job: str) -> list[Path]:
+        """Files that a job reads, which another trainer may have made."""
+        run = self._work.run
+        if job == "teacher":
+            return []
+        if job == "answers":
+            return [run.teacher]
+        k = int(job.removeprefix("member-"))
+        earlier = [run.member(before) for before in self._work.schedule_of(k).predecessors(k)]
+        # The names of the answers follow from the teacher's content.
+        if not run.teacher.exists():
+            self._ends.files.fetch(self._name(run.teacher), run.teacher)
+        return [*kept_targets(self._work), *earlier]
+
+    def _made(self, job: str) -> list[Path]:
+        """Files that a job has made, for others to read."""
+        run = self._work.run
+        if job == "teacher":
+            return [run.teacher]
+        if job == "answers":
+            return kept_targets(self._work) if self._is_desk else []
+        return [run.member(int(job.removeprefix("member-")))]
+
+    def _answers(self) -> None:
+        """Compute a share of the teacher's answers; at the desk, take all of them too."""
+        work, ends = self._work, self._ends
+        teacher = ensure_teacher(work, None).to(training_device())
+        variants, paths = work.variants, kept_targets(work)
+        if not paths:
+            return
+        frozen = FrozenPass(
+            name=paths[0].name,
+            pictures=len(work.data.train),
+            variants=range(len(paths)),
+            outputs_of=lambda v: logits_of(teacher, variants.view(work.teacher_view, v)),
+            outputs=["the teacher's answers"],
+            arithmetic=work.settings.autocast,
+        )
+        if ends.share is None:
+            contribute(ends.answers, ends.rows, frozen)
+            return
+        if not all(path.exists() for path in paths):
+            total = len(paths) * frozen.pictures
+            with work.progress.task("the teacher's answers, by all", total) as advance:
+                _shared_out(ends, frozen, {v: [path] for v, path in enumerate(paths)}, advance)
+        ensure_targets(work, teacher)  # of calibration and test, too
+
+    def _member(self, work: Work, k: int) -> None:
+        teacher = ensure_teacher(work, None)
+        train_members(work, teacher, [load(path) for path in kept_targets(work)], only=[k])
+
+
+def _shared_out(
+    ends: Ends, frozen: FrozenPass, paths: Mapping[int, Sequence[Path]], advance: Advance
+) -> None:
+    """Share a pass out at the desk, which takes part in it from another thread."""
+    assert ends.share is not None
+    failed: list[Exception] = []
+
+    def take_part() -> None:
+        try:
+            contribute(ends.answers, ends.rows, frozen)
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=take_part, name="answers", daemon=True)
+    thread.start()
+    share_out(ends.share, frozen, paths, advance)
+    thread.join()
+    if failed:
+        raise failed[0]
