@@ -79,7 +79,7 @@ class Worker:
         checkpoint: Path | None,
         sync_of: Callable[[str], Synchroniser],
     ) -> None:
-        """`checkpoint` is the user's teacher, at the desk; `sync_of` makes a crew's synchroniser."""
+        """`checkpoint` is the user's teacher, at the desk alone; `sync_of` is for crews."""
         self._work, self._ends, self._checkpoint = work, ends, checkpoint
         self._sync_of = sync_of
 
