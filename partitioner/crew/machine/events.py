@@ -2,7 +2,13 @@
 
 The log is append-only and its order is the only order there is. A schedule is a pure machine,
 `handle(event) -> actions`; the same machine runs at the desk, in the simulator and in replays.
-Ranks are numbered by joining, from 0 (the desk), and never used again.
+Ranks are numbered by joining, from 0 (the desk), and never used again. Every number `seq` of a
+network is used once: by a `Meet`, or by a `GoOn`.
+
+A trainer's side of a network: it enters by `Waiting` with no pictures, meets, and from `Commit` on
+trains: claim a batch, train it, `Ready`. `Close` ends that by `Waiting`, a claim behind the last
+batch by `Finished`; either way it then rests until it is told `Meet`, `Commit` or `GoOn`, and
+ignores `Close`.
 """
 
 from typing import Annotated, Protocol
@@ -19,7 +25,7 @@ class Message(
     """Base of all messages."""
 
 
-class Event(Message):
+class Event(Message, frozen=True):
     """Something that a trainer reports, or that the desk finds out about it."""
 
     rank: Rank
@@ -36,18 +42,29 @@ class Gone(Event, frozen=True, tag="gone"):
     """A trainer left, was lost, or has reported nothing for too long."""
 
 
-class Ready(Event, frozen=True, tag="ready"):
+class Report(Event, frozen=True):
+    """How far a trainer is in a network.
+
+    `since` is the `seq` of the last Commit or GoOn that it has taken, `claims` are the batches that
+    it has done since its last report. `Hand` fills in both.
+    """
+
+    network: str
+    pictures: Count
+    since: Count = 0
+    claims: tuple[Count, ...] = ()
+
+
+class Ready(Report, frozen=True, tag="ready"):
     """A trainer finished a step: `pictures` done since the network's last committed mean."""
 
-    network: str
-    pictures: Count
 
-
-class Waiting(Event, frozen=True, tag="waiting"):
+class Waiting(Report, frozen=True, tag="waiting"):
     """A trainer has closed its round and waits to meet, with `pictures` since the last mean."""
 
-    network: str
-    pictures: Count
+
+class Finished(Report, frozen=True, tag="finished"):
+    """No batch of the network's epoch is left for this trainer."""
 
 
 class Done(Event, frozen=True, tag="done"):
@@ -65,18 +82,15 @@ class Failed(Event, frozen=True, tag="failed"):
     blamed: Rank | None = None
 
 
-class Finished(Event, frozen=True, tag="finished"):
-    """No batch of the network's epoch is left for this trainer."""
-
-    network: str
-    pictures: Count
-
-
-class Action(Message):
-    """Something that one trainer, `rank`, is told."""
+class Action(Message, frozen=True):
+    """Something that one trainer, `rank`, is told; `network` is empty where it concerns all."""
 
     rank: Rank
     network: str
+
+
+class Accepted(Action, frozen=True, tag="accepted"):
+    """Take part."""
 
 
 class Close(Action, frozen=True, tag="close"):
@@ -84,7 +98,12 @@ class Close(Action, frozen=True, tag="close"):
 
 
 class Meet(Action, frozen=True, tag="meet"):
-    """Average with `members`, in a group of its own for `seq`; weights are pictures, unscaled."""
+    """Average with `members`, in a group of its own for `seq`; weights are pictures, unscaled.
+
+    Who has weight 0 receives the mean and adds nothing to it: it sends zeros, not 0 times its
+    parameters, which need not be finite. For an exact network the members of weight 1 are furthest
+    on and have the same state, which the first of them sends to all.
+    """
 
     seq: Count
     members: tuple[Rank, ...]
@@ -92,13 +111,21 @@ class Meet(Action, frozen=True, tag="meet"):
 
 
 class Commit(Action, frozen=True, tag="commit"):
-    """Take the mean of `seq` over and go on."""
+    """Take the mean of `seq` over and go on with `epoch`, one above the last at the end."""
 
     seq: Count
+    epoch: Count = 0
 
 
 class GoOn(Action, frozen=True, tag="go_on"):
-    """Go on without a mean, with the own parameters."""
+    """Go on without a mean, with the own parameters, with `epoch`.
+
+    `claims` are batches that were lost with other trainers: `Hand.claim` returns them first.
+    """
+
+    seq: Count = 0
+    epoch: Count = 0
+    claims: tuple[Count, ...] = ()
 
 
 class Refused(Action, frozen=True, tag="refused"):
@@ -107,8 +134,14 @@ class Refused(Action, frozen=True, tag="refused"):
     reason: str
 
 
-AnyEvent = Joined | Gone | Ready | Waiting | Done | Failed | Finished
-AnyAction = Close | Meet | Commit | GoOn | Refused
+AnyReport = Ready | Waiting | Finished
+AnyEvent = Joined | Gone | AnyReport | Done | Failed
+AnyAction = Accepted | Close | Meet | Commit | GoOn | Refused
+
+
+def cursor(network: str, epoch: int) -> str:
+    """The counter of an epoch's batches, for `Trainer.claim`."""
+    return f"cursor/{network}/{epoch}"
 
 
 class Schedule(Protocol):
