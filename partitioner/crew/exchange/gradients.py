@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 
 from partitioner.crew.exchange.codecs import CODECS
 from partitioner.crew.exchange.flat import CodecOf
@@ -18,10 +19,10 @@ from partitioner.training.synchroniser import EveryStep, Index, Share
 class Gradients(EveryStep):
     """A `Synchroniser` of a fixed crew in which every step's gradients are averaged.
 
-    members: by their rank in the group, the names by which `means` knows trainers, by default these
-    ranks. paces: pictures/s by rank, none for equal shares. Whatever the route and the shares, fp32 gives the weights of one process, up to
-    rounding; int8 and fp16 do not. Error feedback starts anew when DDP rebuilds its buckets, after
-    the first step.
+    members: by their rank in the group, the ranks by which `means` knows trainers; by default the
+    same. paces: pictures/s by rank in the group, none for equal shares. Whatever the route and the
+    shares, fp32 gives the weights of one process, up to rounding; int8 and fp16 do not. Error
+    feedback starts anew when DDP rebuilds its buckets, after the first step.
     """
 
     def __init__(
@@ -83,14 +84,15 @@ class Gradients(EveryStep):
             else:
                 yield number, index[:1], 0.0
 
-    def _hook(self, state: object, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+    def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         buffer, future = bucket.buffer(), torch.futures.Future[Tensor]()
         mean = self._mean_of(bucket)
 
         def averaged() -> Tensor:
             found = mean.of(buffer.cpu(), self._meeting(), checked=False)
             mean.commit()
-            return buffer.copy_(found)
+            buffer.copy_(found)
+            return buffer
 
         if buffer.device.type == "cpu":
             self._thread.submit(_settle, future, averaged)
@@ -106,7 +108,7 @@ class Gradients(EveryStep):
             rank=self._members[self.crew.rank],
         )
 
-    def _mean_of(self, bucket: distributed.GradBucket) -> Mean:
+    def _mean_of(self, bucket: GradBucket) -> Mean:
         """The mean of a bucket, whose consecutive parameters of one codec are a segment."""
         parameters = bucket.parameters()
         key = (parameters[0], bucket.buffer().numel())
@@ -126,4 +128,4 @@ def _settle(future: torch.futures.Future[Tensor], action: Callable[[], Tensor]) 
     try:
         future.set_result(action())
     except RuntimeError as error:  # of gloo: a member is lost
-        future.set_exception(error)
+        future.set_exception(error)  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ class Seat:
     #: Whether this trainer keeps checkpoints and the outcome.
     first: bool
     #: Of gradients: this trainer's rank among those that average them, and their group.
-    crew: Crew = Crew()
+    crew: Crew
 
 
 def synchroniser(network: str, choices: Choices, seat: Seat) -> Synchroniser:
