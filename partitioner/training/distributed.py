@@ -5,8 +5,7 @@ supervised here. Of one process alone every function below returns at once.
 """
 
 import gc
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -159,8 +158,9 @@ def finished(*paths: Path) -> bool:
 
 
 def shared(error: MDPError, crew: Crew | None = None) -> MDPError:
-    """What to raise for an error that every process meets at once: the first reports it."""
-    return error if is_first(crew) else StoppedElsewhere(str(error))
+    """What to raise for an error that all of a crew meet at once: the first reports it."""
+    here = all_started(crew)
+    return error if here.rank == 0 or here.size == 1 else StoppedElsewhere(str(error))
 
 
 def agreed(value: int, crew: Crew | None = None) -> bool:
@@ -204,28 +204,13 @@ def _broadcast(values: "Tensor", crew: Crew) -> None:
     crew.require_group().broadcast(values, 0).wait()
 
 
-def cut(total: int, shares: Sequence[float]) -> list[int]:
-    """`total` cut in proportion to `shares` by largest remainder, ties to the first."""
-    whole = sum(shares)
-    exact = [total * share / whole for share in shares]
-    sizes = [math.floor(value) for value in exact]
-    by_rest = sorted(range(len(sizes)), key=lambda i: sizes[i] - exact[i])
-    for i in by_rest[: total - sum(sizes)]:
-        sizes[i] += 1
-    return sizes
-
-
-def share_of(
-    index: NDArray[np.int64], here: World | Crew, paces: Sequence[float] | None = None
-) -> tuple[NDArray[np.int64], float]:
+def share_of(index: NDArray[np.int64], here: World | Crew) -> tuple[NDArray[np.int64], float]:
     """This process's pictures of a batch, and their share of it.
 
-    Shares are in proportion to `paces`, by rank, or equal, and may be uneven. A process without a
-    picture gets one with share 0, as every process has to take part in averaging gradients.
+    Shares may be uneven. With fewer pictures than processes, some get one picture with share 0, as
+    every process has to take part in averaging gradients.
     """
-    sizes = cut(len(index), paces or [1.0] * here.size)
-    start = sum(sizes[: here.rank])
-    share = index[start : start + sizes[here.rank]]
+    share = np.array_split(index, here.size)[here.rank]
     if len(share) == 0:
         return index[:1], 0.0
     return share, len(share) / len(index)

@@ -2,8 +2,7 @@
 
 Routes: `ring` is gloo's all-reduce. `two_phase` sends every shard to its owner, encoded, which
 sends the mean of it to all, encoded again. `two_tier` sends vectors to the best connected member
-of each site, averages those in two phases and sends the result down. Shards by link are those of
-hivemind's averager (Ryabinin et al., Moshpit SGD, 2021), in closed form.
+of each site, averages those in two phases and sends the result down.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from mdp.errors import MDPError
 from partitioner.crew.exchange.codecs import Codec
-from partitioner.training.distributed import cut
+from partitioner.crew.machine.shares import by_pace, link_shares
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -267,7 +266,7 @@ class Mean:
         shards: list[_Pieces] = [[] for _ in shares]
         for s in self._segments:
             start = s.start
-            for shard, length in zip(shards, cut(s.stop - s.start, shares), strict=True):
+            for shard, length in zip(shards, by_pace(shares, s.stop - s.start), strict=True):
                 shard.append((start, start + length, s.codec))
                 start += length
         return shards
@@ -275,7 +274,7 @@ class Mean:
     def _shares(self, members: Sequence[int]) -> list[float]:
         if self._means.shards == "equal":
             return [1 / len(members)] * len(members)
-        return shares_by_link([self._means.uplink[m] for m in members])
+        return link_shares([self._means.uplink[m] for m in members])
 
     def _leaders(self, members: Sequence[int]) -> list[int]:
         """For each place that of its site's leader: the best connected, the first of equals."""
@@ -299,20 +298,6 @@ class Mean:
         flags = [torch.zeros(1, dtype=torch.uint8) for _ in meeting.members]
         meeting.group.allgather([flags], [torch.tensor([odd], dtype=torch.uint8)]).wait()
         return next((m for m, f in zip(meeting.members, flags, strict=True) if f.item()), None)
-
-
-def shares_by_link(bps: Sequence[float]) -> list[float]:
-    """Shares w with sum 1 that minimise max (1 + (n - 2) w_i) / b_i, for links b in bytes/s."""
-    n = len(bps)
-    if n < 3:
-        return [1 / n] * n
-    quickest = sorted(bps, reverse=True)
-    for m in range(n, 0, -1):
-        tau = (n - 2 + m) / sum(quickest[:m])
-        least = quickest[m - 1]
-        if tau * least >= 1:
-            return [(tau * b - 1) / (n - 2) if b >= least else 0.0 for b in bps]
-    return [1 / n] * n
 
 
 def _weighted(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
