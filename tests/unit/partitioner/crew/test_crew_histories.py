@@ -199,9 +199,9 @@ class World:
         there = self.arrived[meet.seq]
         if meet.seq not in self.means and there == set(meet.members):
             self.means[meet.seq] = self.mean_of(meet)
-        if meet.seq not in self.means and not any(m.killed or m.over for m in members):
-            if meet.seq not in self.broken:
-                return
+        lost = meet.seq in self.broken or any(m.killed or m.over for m in members)
+        if meet.seq not in self.means and not lost:
+            return
         trainer.meets = None
         if meet.seq not in self.means or self.random.random() < self.faults:
             self.broken.add(meet.seq)
@@ -329,7 +329,11 @@ class ExactWorld(World):
         if there == set(members):
             self.stepped.add(step)
         others = [self.trainers[rank] for rank in members]
-        if step not in self.stepped and all(m.training and not m.killed for m in others):
+        now = trainer.generation
+        # One that has not read its Commit yet is waited for.
+        left = [m.killed or m.over or m.generation > now for m in others]
+        left += [m.generation == now and not m.training for m in others]
+        if step not in self.stepped and not any(left):
             return
         trainer.hand = None
         if step in self.stepped and self.random.random() >= self.faults:
