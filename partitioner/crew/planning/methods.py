@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Literal
 
 from partitioner.crew.planning.costs import RATIO, Codec, What, answers_per_s, step_s
-from partitioner.crew.planning.facts import Facts
-from partitioner.crew.planning.flows import Links, Route, Shards
+from partitioner.crew.planning.facts import Facts, Trainer
+from partitioner.crew.planning.flows import PIECES, Links, Route, Shards
 from partitioner.crew.planning.stages import Pipeline, in_best_order
 from partitioner.crew.planning.syncplan import BUCKET_BYTES, NetworkSync, Stage
 from partitioner.crew.planning.work import FrozenPasses, Network, pace
@@ -53,26 +53,38 @@ class Methods:
         """The links of the facts."""
         return Links(self.facts)
 
+    @cached_property
+    def _trainers(self) -> dict[str, Trainer]:
+        return {trainer.name: trainer for trainer in self.facts.trainer}
+
     def best(self, network: Network, crew: tuple[str, ...]) -> Method | None:
         """The quickest allowed method of a crew; None where the network is not for it.
 
         That is: a trainer's pace is unknown, its memory too small, or its step longer than a
         quarter of a round, or a line between two was not measured.
         """
-        paces = [pace(self.facts, name, network) for name in crew]
+        paces = [self._pace(name, network) for name in crew]
         if not crew or min(paces) <= 0:
             return None
         if len(crew) == 1:
             sync = NetworkSync(name=network.name, by=crew)
-            return Method(sync, paces[0]) if self._fits(network, sync) else None
-        if not self.facts.is_connected(crew):
+            fits = self._fits(network, "gradients", "fp32", crew)
+            return Method(sync, paces[0]) if fits else None
+        if not self._is_connected(crew):
             return None
-        found = [m for m in self._candidates(network, crew, paces) if self._fits(network, m.sync)]
+        found = self._candidates(network, crew, paces)
         return max(found, key=lambda m: m.pictures_per_s, default=None)
 
-    def _fits(self, network: Network, sync: NetworkSync) -> bool:
-        needed = network.memory_bytes(sync.what, sync.codec, len(sync.by))
-        return all(needed <= self.facts.of(name).memory_bytes for name in sync.by)
+    def _pace(self, name: str, network: Network | FrozenPasses) -> float:
+        return pace(self._trainers[name], network)
+
+    def _is_connected(self, crew: Sequence[str]) -> bool:
+        lines = self.links.lines
+        return all((a, b) in lines for i, a in enumerate(crew) for b in crew[:i])
+
+    def _fits(self, network: Network, what: What, codec: Codec, crew: Sequence[str]) -> bool:
+        needed = network.memory_bytes(what, codec, len(crew))
+        return all(needed <= self._trainers[name].memory_bytes for name in crew)
 
     def _candidates(
         self, network: Network, crew: tuple[str, ...], paces: Sequence[float]
@@ -81,7 +93,7 @@ class Methods:
         kinds: tuple[What, ...] = ("gradients", "parameters")
         for what in kinds:
             for codec in codecs:
-                if self._is_allowed(what, codec):
+                if self._is_allowed(what, codec) and self._fits(network, what, codec, crew):
                     for route, shards in self._routes(crew, codec):
                         mean = self.links.mean(route, crew, shards)
                         size = RATIO[codec] * network.size_bytes
@@ -109,7 +121,7 @@ class Methods:
         if codec != "int8":
             yield "ring", "equal"
         yield "two_phase", "equal"
-        if len(crew) > 2:
+        if PIECES > 1 and len(crew) > 2:  # it does not pay where phases are one after another
             yield "two_phase", "link"
         sites = self.links.sites_of(crew)
         if 1 < len(sites) < len(crew):
@@ -119,7 +131,7 @@ class Methods:
         """Who computes frozen passes, and their pictures/s together; answers go to the desk."""
         by, together = [], 0.0
         for trainer in self.facts.trainer:
-            known = pace(self.facts, trainer.name, passes)
+            known = pace(trainer, passes)
             if trainer.name == desk:
                 rate = known
             elif (trainer.name, desk) in self.links.lines:
@@ -131,19 +143,19 @@ class Methods:
                 by.append(trainer.name)
                 together += rate
         down = self.links.capacities.get(f"{desk} down", math.inf)
-        most = pace(self.facts, desk, passes) + answers_per_s(math.inf, down, passes.classes)
+        most = self._pace(desk, passes) + answers_per_s(math.inf, down, passes.classes)
         return tuple(by), min(together, most)
 
     def in_stages(self, network: Network) -> Method | None:
         """A pipeline of unequal stages, for a network that fits on no trainer whole."""
         if not network.blocks:
             return None
-        names = [n for n in self.facts.names if pace(self.facts, n, network) > 0]
-        names.sort(key=lambda name: -pace(self.facts, name, network))
+        names = [n for n in self.facts.names if self._pace(n, network) > 0]
+        names.sort(key=lambda name: -self._pace(name, network))
         found = []
         for count in range(2, min(_MOST_STAGES, len(names), network.blocks) + 1):
             crew = names[:count]
-            if self.facts.is_connected(crew):
+            if self._is_connected(crew):
                 for micro_batches in _MICRO_BATCHES:
                     if micro_batches <= network.batch:
                         found.append(self._pipeline(network, crew, micro_batches))
@@ -152,14 +164,14 @@ class Methods:
 
     def _pipeline(self, network: Network, crew: Sequence[str], micro_batches: int) -> Method | None:
         pictures, blocks = network.batch / micro_batches, network.blocks
-        paces = [pace(self.facts, name, network) for name in crew]
+        paces = [self._pace(name, network) for name in crew]
         # Of one block's forward pass on the first: a third of its share of a step.
         unit_s = pictures / paces[0] / (3 * blocks)
         lines = [self.links.lines[a, b] for a in crew for b in crew if a != b]
         way_s = max(late + network.boundary_bytes * pictures / rate for late, rate in lines)
         kept = len(crew) * pictures * network.activation_bytes
         block_bytes = (4 * network.size_bytes + kept) / blocks
-        most = [int(self.facts.of(name).memory_bytes // block_bytes) for name in crew]
+        most = [int(self._trainers[name].memory_bytes // block_bytes) for name in crew]
         if min(most) < 1 or sum(most) < blocks:
             return None
         pipeline = Pipeline(
