@@ -113,8 +113,8 @@ class Facts(Record, frozen=True, kw_only=True):
         return tuple(trainer.name for trainer in self.trainer)
 
     def of(self, name: str) -> Trainer:
-        """A trainer by its name; raises KeyError."""
-        return {trainer.name: trainer for trainer in self.trainer}[name]
+        """A trainer by its name; raises ValueError."""
+        return self.trainer[self.names.index(name)]
 
     @property
     def digest(self) -> str:

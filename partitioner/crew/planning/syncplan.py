@@ -236,8 +236,9 @@ def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
         crew = sync.crew or facts.names
         if sync.shares == "pace":
             for name in crew:
-                measured = sync.name in facts.of(name).pictures_per_s
-                if not measured and not (work and pace(facts, name, work.of(sync.name))):
+                trainer = facts.of(name)
+                known = sync.name in trainer.pictures_per_s
+                if not known and not (work and pace(trainer, work.of(sync.name))):
                     yield f"`{key}.shares`: expected equal: no pace of {name} was measured"
         if sync.shards == "link" and not facts.is_connected(crew):
             yield f"`{key}.shards`: expected equal: not all links of its trainers were measured"

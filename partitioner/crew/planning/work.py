@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from partitioner.crew.planning.costs import Codec, What, memory_bytes
-from partitioner.crew.planning.facts import ANSWERS, Facts
+from partitioner.crew.planning.facts import ANSWERS, Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +59,11 @@ class Work:
         return {network.name: network for network in self.networks}[name]
 
 
-def pace(facts: Facts, trainer: str, network: Network | FrozenPasses) -> float:
+def pace(trainer: Trainer, network: Network | FrozenPasses) -> float:
     """Pictures/s of a trainer alone; as measured, else by its arithmetic, else 0."""
-    known = facts.of(trainer)
     name = network.name if isinstance(network, Network) else ANSWERS
-    if (measured := known.pictures_per_s.get(name)) is not None:
+    if (measured := trainer.pictures_per_s.get(name)) is not None:
         return measured
-    if known.gflops and network.gflop_per_picture:
-        return known.gflops / network.gflop_per_picture
+    if trainer.gflops and network.gflop_per_picture:
+        return trainer.gflops / network.gflop_per_picture
     return 0.0
