@@ -16,6 +16,9 @@ from mdp.formats.profile import DeviceProfile, read_profiles
 from mdp.runtimes.base import Execution
 from mdp.runtimes.select import check_execution
 from partitioner.config import BuildConfig
+from partitioner.crew.desk import train_together
+from partitioner.crew.folder import CrewFolder
+from partitioner.crew.workload import workload
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
 from partitioner.estimates.accuracy_law import Training
 from partitioner.export.evaluate import Report, evaluate, write_report
@@ -149,8 +152,25 @@ def owned(folder: RunFolder) -> Iterator[None]:
         yield
 
 
-def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress: Progress) -> Work:
-    """Finish the training in the run folder; raises InputError."""
+def train_step(
+    run: RunFolder,
+    plan: Plan,
+    data: Dataset,
+    asked: Asked,
+    progress: Progress,
+    *,
+    crew: Path | None = None,
+) -> Work:
+    """Finish the training in the run folder; raises InputError.
+
+    `crew` is the folder of a crew, whose desk this process is.
+    """
+    sync = None
+    if crew is not None:
+        folder = CrewFolder(crew)
+        sync = folder.plan(workload(plan, asked, len(data.train), len(data.labels)))
+        schedule = msgspec.structs.replace(asked.schedule, chain=sync.chain)
+        asked = msgspec.structs.replace(asked, schedule=schedule)
     named = {a.k: a.network.name for a in plan.assignments if a.network is not None}
     with together():
         weights = weights_of(asked.options.weights_folder, dict.fromkeys(named.values()))
@@ -163,6 +183,9 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
     # Report unreadable pictures before hours of training.
     with first_then_others():
         cut_views(work.first_pixels, progress)
+    if crew is not None and sync is not None:
+        train_together(work, folder, sync, checkpoint_of(asked))
+        return work
     teacher = ensure_teacher(work, checkpoint_of(asked))
     with first_then_others():
         targets = ensure_targets(work, teacher)

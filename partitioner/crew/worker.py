@@ -1,26 +1,37 @@
 """What a trainer does in a run: jobs as the desk gives them out, from and to the run folder."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from mdp.errors import MDPError
 from partitioner.crew.exchange.answers import FrozenPass, contribute, share_out
+from partitioner.crew.exchange.gradients import Gradients
+from partitioner.crew.exchange.groups import Groups
+from partitioner.crew.exchange.mean import Means
+from partitioner.crew.exchange.parameters import Rounds
 from partitioner.crew.exchange.store import StoreDesk, StoreTrainer
+from partitioner.crew.generations import train_in_generations
 from partitioner.crew.machine.events import Leave, Made, Refused, Start, Trainer
 from partitioner.crew.machine.jobs import Job
-from partitioner.crew.planning.syncplan import SyncPlan
+from partitioner.crew.planning.facts import Facts
+from partitioner.crew.planning.flows import Links
+from partitioner.crew.planning.syncplan import BUCKET_BYTES, SyncPlan
 from partitioner.data.memmaps import load
+from partitioner.run.curves import Curve
 from partitioner.run.progress import Advance
 from partitioner.training.compute import training_device
 from partitioner.training.context import Work
+from partitioner.training.distributed import Crew
 from partitioner.training.members import train_members
 from partitioner.training.synchroniser import Synchroniser
 from partitioner.training.teacher import ensure_targets, ensure_teacher, kept_targets, logits_of
+
+T = TypeVar("T")
 
 #: Seconds of one look into the mailbox.
 LOOK_S = 0.2
@@ -57,6 +68,21 @@ def jobs_of(plan: SyncPlan, members: int, names: Sequence[str], *, teacher: bool
     return jobs
 
 
+def made(work: Work, job: str) -> list[Path]:
+    """Files that a job makes, for others to read."""
+    if job == "teacher":
+        return [work.run.teacher]
+    if job == "answers":
+        return kept_targets(work) if work.run.teacher.exists() else []
+    return [work.run.member(int(job.removeprefix("member-")))]
+
+
+class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a trainer tells the desk of a job, beside its files."""
+
+    curve: Curve = []
+
+
 @dataclass(slots=True)
 class Ends:
     """A trainer's connections to the desk; each is used by one thread."""
@@ -69,6 +95,75 @@ class Ends:
     share: StoreDesk | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crews:
+    """How this trainer trains with others."""
+
+    plan: SyncPlan
+    facts: Facts
+    control: Trainer
+    groups: Groups
+    #: Rank -> name, also of trainers that join later.
+    name_of: Callable[[int], str]
+
+    def rounds(self, network: str) -> Synchroniser:
+        """Means of parameters."""
+        trainers = len(self.plan.of(network).by or self.facts.names)
+        return Rounds(
+            network,
+            self.control,
+            self.groups,
+            trainers,
+            first=True,  # each keeps its own files
+            means=self._means(network),
+            codec_of=self.plan.of(network).codec_of,
+        )
+
+    def gradients(self, network: str, crew: Crew, members: tuple[int, ...]) -> Synchroniser:
+        """Means of gradients, in one generation."""
+        sync = self.plan.of(network)
+        paces = [self._pace(network, rank) for rank in members] if sync.shares == "pace" else ()
+        return Gradients(
+            crew,
+            self._means(network),
+            sync.codec_of,
+            paces=paces,
+            bucket_bytes=sync.bucket_bytes or BUCKET_BYTES,
+            members=members,
+        )
+
+    def _means(self, network: str) -> Means:
+        sync = self.plan.of(network)
+        uplink, sites = _ByRank(self._uplink), _ByRank(self._site)
+        return Means(route=sync.way, shards=sync.shards, uplink=uplink, sites=sites)
+
+    def _pace(self, network: str, rank: int) -> float:
+        return self.facts.of(self.name_of(rank)).pictures_per_s.get(network, 1.0)
+
+    def _uplink(self, rank: int) -> float:
+        return Links(self.facts).capacities.get(f"{self.name_of(rank)} up", 1.0)
+
+    def _site(self, rank: int) -> str:
+        name = self.name_of(rank)
+        return next((site[0] for site in self.facts.sites if name in site), name)
+
+
+class _ByRank(Mapping[int, T]):
+    """What is computed of a rank, as a mapping without a fixed set of keys."""
+
+    def __init__(self, of: Callable[[int], T]) -> None:
+        self._of = of
+
+    def __getitem__(self, rank: int) -> T:
+        return self._of(rank)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
 class Worker:
     """One trainer, from its acceptance to the end of the run."""
 
@@ -76,16 +171,15 @@ class Worker:
         self,
         work: Work,
         ends: Ends,
-        checkpoint: Path | None,
-        sync_of: Callable[[str], Synchroniser],
+        crews: Crews,
+        checkpoint: Path | None = None,
     ) -> None:
-        """`checkpoint` is the user's teacher, at the desk alone; `sync_of` is for crews."""
-        self._work, self._ends, self._checkpoint = work, ends, checkpoint
-        self._sync_of = sync_of
+        """`checkpoint` is the user's teacher, at the desk."""
+        self._work, self._ends, self._crews, self._checkpoint = work, ends, crews, checkpoint
 
     @property
     def _is_desk(self) -> bool:
-        return self._ends.control.rank == 0
+        return self._ends.share is not None
 
     def run(self) -> None:
         """Do jobs until the desk says that all is done; raises RunRefused."""
@@ -108,17 +202,42 @@ class Worker:
         for path in self._needed(job):
             if not path.exists():
                 self._ends.files.fetch(self._name(path), path)
-        work = self._work if start.alone else replace(self._work, sync_of=self._sync_of)
+        if start.alone:
+            self._train(job, self._work)
+        elif job == "answers":
+            self._answers()
+        else:
+            self._together(job)
+        if job != "answers" or self._is_desk:
+            for path in made(self._work, job):
+                self._ends.files.send(self._name(path), path)
+        curve = self._work.run.kept_curves().get(job, [])
+        return msgspec.json.encode(Outcome(curve=curve)).decode()
+
+    def _together(self, job: str) -> None:
+        """Train a network with its crew, in rounds or by gradients."""
+        checkpoint = self._work.run.checkpoint(job)
+        if self._crews.plan.of(job).what == "parameters":
+            checkpoint.unlink(missing_ok=True)  # the others are further on
+            self._train(job, replace(self._work, sync_of=self._crews.rounds))
+            return
+
+        def train(crew: Crew, members: tuple[int, ...]) -> None:
+            def sync_of(network: str) -> Synchroniser:
+                return self._crews.gradients(network, crew, members)
+
+            self._train(job, replace(self._work, sync_of=sync_of))
+
+        train_in_generations(job, self._ends.control, self._crews.groups, checkpoint, train)
+
+    def _train(self, job: str, work: Work) -> None:
+        """Train the network of a job; nothing where the folder has it."""
         if job == "teacher":
             ensure_teacher(work, self._checkpoint)
         elif job == "answers":
             self._answers()
         else:
             self._member(work, int(job.removeprefix("member-")))
-        for path in self._made(job):
-            self._ends.files.send(self._name(path), path)
-        curve = work.run.kept_curves().get(job, [])
-        return msgspec.json.encode({"curve": curve}).decode()
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._work.run.path).as_posix()
@@ -136,15 +255,6 @@ class Worker:
         if not run.teacher.exists():
             self._ends.files.fetch(self._name(run.teacher), run.teacher)
         return [*kept_targets(self._work), *earlier]
-
-    def _made(self, job: str) -> list[Path]:
-        """Files that a job has made, for others to read."""
-        run = self._work.run
-        if job == "teacher":
-            return [run.teacher]
-        if job == "answers":
-            return kept_targets(self._work) if self._is_desk else []
-        return [run.member(int(job.removeprefix("member-")))]
 
     def _answers(self) -> None:
         """Compute a share of the teacher's answers; at the desk, take all of them too."""

@@ -47,6 +47,8 @@ class Crew:
     rank: int = 0
     size: int = 1
     group: "ProcessGroup | None" = None
+    #: Whether each process keeps files of its own, instead of the first for all.
+    own_files: bool = False
 
     def require_group(self) -> "ProcessGroup":
         """The group of more than one process."""
@@ -138,18 +140,23 @@ def first_then_others(crew: Crew | None = None) -> Iterator[None]:
 
     Where the first one fails the others raise StoppedElsewhere instead of running the body.
     """
+    writes = _writes(crew)
     with together(crew):
-        if is_first(crew):
+        if writes:
             yield
-    if not is_first(crew):
+    if not writes:
         yield
 
 
 def on_first(action: Callable[[], object], crew: Crew | None = None) -> None:
     """Run `action` on the first process alone; an MDPError of it ends all."""
     with together(crew):
-        if is_first(crew):
+        if _writes(crew):
             action()
+
+
+def _writes(crew: Crew | None) -> bool:
+    return is_first(crew) or all_started(crew).own_files
 
 
 def finished(*paths: Path) -> bool:

@@ -82,6 +82,12 @@ class Failed(Event, frozen=True, tag="failed"):
     blamed: Rank | None = None
 
 
+class Waited(Event, frozen=True, tag="waited"):
+    """The desk waits no longer for trainers that are planned and have not joined."""
+
+    network: str = ""
+
+
 class Made(Event, frozen=True, tag="made"):
     """A trainer has handed in the outcome of a job; `said` is what it tells the desk of it."""
 
@@ -154,7 +160,7 @@ class Refused(Action, frozen=True, tag="refused"):
 
 
 AnyReport = Ready | Waiting | Finished
-AnyEvent = Joined | Gone | AnyReport | Done | Failed | Made
+AnyEvent = Joined | Gone | AnyReport | Done | Failed | Made | Waited
 AnyAction = Accepted | Start | Leave | Close | Meet | Commit | GoOn | Refused
 
 

@@ -12,6 +12,7 @@ from partitioner.crew.machine.events import (
     Rank,
     Schedule,
     Start,
+    Waited,
 )
 from partitioner.crew.machine.jobs import Jobs
 from partitioner.crew.machine.schedule import Machine
@@ -20,12 +21,12 @@ from partitioner.crew.machine.schedule import Machine
 class Run:
     """The desk's machine: membership and rounds by `machine`, jobs by `jobs`.
 
-    `schedule_of` makes the schedule of a network that several trainers share, whose rounds begin
-    anew where all of them were lost.
+    `schedule_of` makes the schedule of a network that several trainers share, from its name and
+    these; the rounds begin anew where all of them were lost.
     """
 
     def __init__(
-        self, machine: Machine, jobs: Jobs, schedule_of: Callable[[str], Schedule]
+        self, machine: Machine, jobs: Jobs, schedule_of: Callable[[str, set[Rank]], Schedule]
     ) -> None:
         self._machine, self._jobs, self._schedule_of = machine, jobs, schedule_of
         self._networks: dict[str, Schedule] = {}
@@ -45,6 +46,8 @@ class Run:
 
     def handle(self, event: AnyEvent) -> list[AnyAction]:
         """Take the log's next event; returns what trainers are told, in order."""
+        if isinstance(event, Waited):
+            return self._started(self._jobs.give_up())
         if isinstance(event, Made):
             if event.rank not in self._machine.living:
                 return []
@@ -60,15 +63,11 @@ class Run:
             starts += self._jobs.handle(Joined(rank=rank, name=living[rank], digest=""))
         return actions + self._started(starts)
 
-    def give_up(self) -> list[AnyAction]:
-        """Go on without the planned trainers that have not joined."""
-        return self._started(self._jobs.give_up())
-
     def _started(self, starts: list[Start]) -> list[AnyAction]:
         for network in dict.fromkeys(start.network for start in starts if not start.alone):
             begun = {start.rank for start in starts if start.network == network}
             if begun == self._jobs.running(network):
-                self._networks[network] = self._schedule_of(network)
+                self._networks[network] = self._schedule_of(network, begun)
         if not self.finished:
             return [*starts]
         return [Leave(rank=rank, network="") for rank in self._machine.living]

@@ -4,7 +4,7 @@ A round closes, all finish the step in hand and rest, all meet, and all that liv
 before any takes it over (Commit); otherwise they meet again, with their own parameters unchanged.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -295,17 +295,32 @@ class Exact(_Rounds):
     `pictures` of a report is the position in the run. A trainer whose step fails reports Waiting.
     When one is lost, or waits, all stop; those furthest on have weight 1 and give their state, and
     the living are the next generation. Newcomers enter with it, or at the end of an epoch.
+    The first meeting waits for those that are `expected`.
     """
 
-    def __init__(self, network: str, epochs: int, epoch: int = 0) -> None:
+    def __init__(
+        self, network: str, epochs: int, epoch: int = 0, expected: Iterable[Rank] = ()
+    ) -> None:
         super().__init__(network, epochs, epoch)
         self._reduced = False
+        self._expected = set(expected)
+
+    def handle(self, event: AnyEvent) -> list[AnyAction]:
+        """Take the log's next event; who is gone is no longer expected."""
+        waits = bool(self._expected - self.members.keys())
+        if isinstance(event, Gone):
+            self._expected.discard(event.rank)
+            if waits and event.rank not in self.members and self.members:
+                return self._advance()
+        return super().handle(event)
 
     def _due(self) -> bool:
         waits = (m.rests and not m.finished for m in self.members.values() if m.holds)
         return self._reduced or any(waits)
 
     def _all_rest(self) -> list[AnyAction]:
+        if not self._started and self._expected - self.members.keys():
+            return []
         holders = self._holders()
         if holders and all(self.members[rank].finished for rank in holders):
             self.epoch += 1

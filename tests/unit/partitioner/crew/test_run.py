@@ -30,7 +30,7 @@ JOBS = [
 
 def new_run() -> Run:
     machine = Machine("d", {job.name: job.by for job in JOBS}, {})
-    return Run(machine, Jobs(JOBS), lambda network: Everyone(network, 4, 2, 1))
+    return Run(machine, Jobs(JOBS), lambda network, _: Everyone(network, 4, 2, 1))
 
 
 def told(run: Run, *events: AnyEvent) -> list[AnyAction]:
