@@ -253,9 +253,8 @@ MEASURES: dict[str, Callable[[Mapping[str, float]], float]] = {
 STRICT, STAR = "boosting, strict", "boosting, star"
 #: Differences that decide something: (what, row, less this row).
 DIFFERENCES = (
-    ("boosting: star less strict", STAR, STRICT),
-    ("strict: boosting less bag heads", STRICT, ROWS[0].name),
-    ("star, bag heads: later share 1 less 0.7", ROWS[3].name, ROWS[0].name),
+    ("star less strict, boosting", STAR, STRICT),
+    ("later share 1 less 0.7, star", ROWS[3].name, ROWS[0].name),
 )
 
 
@@ -266,7 +265,7 @@ def of_size(subsets: Mapping[str, float], size: int) -> list[float]:
 def units(row: str) -> str:
     """Time on four equal trainers, the first sub-model's being 1."""
     strict, star, whole = (f"{units:g}" for units in (1 + 3 * 0.7, 1 + 0.7, 2))
-    return {STRICT: strict, STAR: star, ROWS[3].name: whole}.get(row, f"{strict}; star {star}")
+    return {STRICT: strict, STAR: star, ROWS[3].name: whole}.get(row, f"{strict}, star {star}")
 
 
 def figures() -> str:
@@ -275,13 +274,16 @@ def figures() -> str:
     for run in runs:
         found.setdefault((run["data"], run["row"]), {})[run["seed"]] = run["subsets"]
 
-    def spread(values: Sequence[float], sign: str = "") -> str:
-        error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
-        return f"{np.mean(values):{sign}.1f} ± {error:.1f}"
+    def spread(values: Sequence[float]) -> str:
+        error = np.std(values, ddof=1) / np.sqrt(len(values))
+        return f"{np.mean(values):+.1f} ± {error:.1f}"
 
     lines = [
         {"data": data, "row": row, "units": units(row)}
-        | {name: spread([of(one) for one in seeds.values()]) for name, of in MEASURES.items()}
+        | {
+            name: f"{np.mean([of(one) for one in seeds.values()]):.1f}"
+            for name, of in MEASURES.items()
+        }
         for (data, row), seeds in sorted(found.items())
     ]
     differences = []
@@ -291,7 +293,7 @@ def figures() -> str:
             both = sorted(ours.keys() & theirs.keys())
             if len(both) > 1:
                 paired = {
-                    name: spread([of(ours[seed]) - of(theirs[seed]) for seed in both], "+")
+                    name: spread([of(ours[seed]) - of(theirs[seed]) for seed in both])
                     for name, of in MEASURES.items()
                 }
                 differences.append({"data": data, "what": what} | paired)
