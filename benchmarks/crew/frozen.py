@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.results import RESULTS
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.tables import table
 from mdp.files import write_json
 from mdp.testing.wires import Namespace
 
@@ -162,7 +164,32 @@ def measured(killed: int | None) -> dict[str, Any]:
         after -= PACES[killed]
     count = len(VARIANTS) * PICTURES
     ideal_s = count / 2 / before + count / 2 / after
-    return {"killed": killed, "ideal_s": ideal_s, "reached": ideal_s / outcome["seconds"], **outcome}
+    return {
+        "killed": killed,
+        "ideal_s": ideal_s,
+        "reached": ideal_s / outcome["seconds"],
+        **outcome,
+    }
+
+
+def figures() -> str:
+    result = kept(RESULT.stem)
+
+    def killed(row: Mapping[str, Any]) -> str:
+        paces = result["paces"]
+        return "-" if row["killed"] is None else f"that of {paces[row['killed']]}, at half"
+
+    return table(
+        result["rows"],
+        ("killed", killed),
+        ("seconds", "{seconds:.1f}"),
+        ("reached", "{reached:.2f}"),
+        ("pictures by trainer", lambda row: " : ".join(map(str, row["pictures"]))),
+        ("MB", lambda row: f"{row['received_bytes'] / 1e6:.1f}"),
+    )
+
+
+PAGE = Page("benchmarks.crew.frozen", figures)
 
 
 def main() -> None:
@@ -186,7 +213,7 @@ def main() -> None:
                 "rows": rows,
             },
         )
-        print(json.dumps(rows, indent=1))
+        PAGE.write()
 
 
 if __name__ == "__main__":

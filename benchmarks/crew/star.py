@@ -3,7 +3,8 @@
     python -m benchmarks.crew.star --data FOLDER [FOLDER ...] --scratch FOLDER
 
 The shapes of docs/results/small-vits.md, with fewer pictures and epochs, on each class-per-folder
-tree of --data. Runs in --scratch are taken up where they stopped. Writes benchmarks/results/star.json.
+tree of --data. Runs in --scratch are taken up where they stopped. Writes
+benchmarks/results/star.json.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept
 from benchmarks.harness.tables import table
 from mdp.errors import MDPError
-from mdp.files import write_bytes, write_json
+from mdp.files import write_json
 from mdp.formats.plan import Assignment, Plan, PredictedMs, SubModelSpec
 from mdp.fusion.fuse import Contribution
 
@@ -83,7 +84,7 @@ def plan() -> Plan:
         )
         for k, (size, patch, width, depth) in enumerate(SHAPES)
     ]
-    teacher = teacher_spec("vit_tiny_patch16_224", TEACHER)
+    teacher = teacher_spec("vit_tiny_patch16_224", dict(TEACHER))
     return Plan(target_ms=5, refused=False, reason="", assignments=assignments, teacher=teacher)
 
 
@@ -242,8 +243,67 @@ def main() -> None:
     PAGE.write()
 
 
+#: What is read of one run's subsets, in percent.
+MEASURES: dict[str, Callable[[Mapping[str, float]], float]] = {
+    "all in": lambda subsets: subsets[max(subsets, key=len)],
+    "one missing": lambda subsets: float(np.mean(of_size(subsets, len(SHAPES) - 1))),
+    "worst": lambda subsets: min(of_size(subsets, len(SHAPES) - 1)),
+    "one in": lambda subsets: float(np.mean(of_size(subsets, 1))),
+}
+STRICT, STAR = "boosting, strict", "boosting, star"
+#: Differences that decide something: (what, row, less this row).
+DIFFERENCES = (
+    ("star less strict, boosting", STAR, STRICT),
+    ("later share 1 less 0.7, star", ROWS[3].name, ROWS[0].name),
+)
+
+
+def of_size(subsets: Mapping[str, float], size: int) -> list[float]:
+    return [share for members, share in subsets.items() if len(members) == size]
+
+
+def units(row: str) -> str:
+    """Time on four equal trainers, the first sub-model's being 1."""
+    strict, star, whole = (f"{units:g}" for units in (1 + 3 * 0.7, 1 + 0.7, 2))
+    return {STRICT: strict, STAR: star, ROWS[3].name: whole}.get(row, f"{strict}, star {star}")
+
+
 def figures() -> str:
-    return ""
+    runs = kept(RESULT.stem)["rows"]
+    found: dict[tuple[str, str], dict[int, Mapping[str, float]]] = {}
+    for run in runs:
+        found.setdefault((run["data"], run["row"]), {})[run["seed"]] = run["subsets"]
+
+    def spread(values: Sequence[float]) -> str:
+        error = np.std(values, ddof=1) / np.sqrt(len(values))
+        return f"{np.mean(values):+.1f} ± {error:.1f}"
+
+    lines = [
+        {"data": data, "row": row, "units": units(row)}
+        | {
+            name: f"{np.mean([of(one) for one in seeds.values()]):.1f}"
+            for name, of in MEASURES.items()
+        }
+        for (data, row), seeds in sorted(found.items())
+    ]
+    differences = []
+    for data in sorted({data for data, _ in found}):
+        for what, row, less in DIFFERENCES:
+            ours, theirs = found.get((data, row), {}), found.get((data, less), {})
+            both = sorted(ours.keys() & theirs.keys())
+            if len(both) > 1:
+                paired = {
+                    name: spread([of(ours[seed]) - of(theirs[seed]) for seed in both])
+                    for name, of in MEASURES.items()
+                }
+                differences.append({"data": data, "what": what} | paired)
+    shown = tuple((name, "{" + name + "}") for name in MEASURES)
+    return "\n\n".join(
+        (
+            table(lines, ("data", "{data}"), ("trained", "{row}"), ("units", "{units}"), *shown),
+            table(differences, ("data", "{data}"), ("difference", "{what}"), *shown),
+        )
+    )
 
 
 PAGE = Page("benchmarks.crew.star", figures)

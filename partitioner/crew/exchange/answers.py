@@ -13,13 +13,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, NamedTuple, Protocol
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from torch import Tensor
 
 from mdp.errors import InputError, MDPError
+from partitioner.crew.exchange.lease_messages import (
+    Alive,
+    Ask,
+    Broken,
+    Compute,
+    DeskEnd,
+    Offer,
+    Refuse,
+    Rows,
+    TrainerEnd,
+    encode,
+    read_action,
+    read_event,
+)
 from partitioner.crew.machine.leases import Chunk, Leases
 from partitioner.data.memmaps import Array, Index, new_array
 from partitioner.run.progress import Advance
@@ -35,85 +48,6 @@ TOLERANCE: Mapping[Autocast, float] = {"fp32": 1e-5, "bf16": 1e-2}
 #: Seconds between two looks of the desk at leases where nothing arrives, and between two signs of
 #: life of a trainer that computes.
 LOOK_S, SIGN_S = 0.25, 5.0
-
-
-class DeskEnd(Protocol):
-    """The desk's end of a log and of mailboxes; one thread uses it."""
-
-    def read(self, timeout_s: float) -> bytes | None:
-        """The log's next message, None when there is none within `timeout_s`."""
-
-    def post(self, rank: int, message: bytes) -> None:
-        """Put a message into a trainer's mailbox."""
-
-
-class TrainerEnd(Protocol):
-    """A trainer's end; one thread uses it."""
-
-    @property
-    def rank(self) -> int:
-        """The own rank."""
-
-    def append(self, message: bytes) -> None:
-        """Append to the log."""
-
-    def next(self, timeout_s: float) -> bytes | None:
-        """The mailbox's next message, None when there is none within `timeout_s`."""
-
-
-class _FromTrainer(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    work: str
-    rank: Annotated[int, msgspec.Meta(ge=0)]
-
-
-class _Offer(_FromTrainer, frozen=True, tag="offer"):
-    """A trainer would take part; `reference` are its outputs for the first pictures, float32."""
-
-    arithmetic: Autocast
-    reference: bytes
-
-
-class _Ask(_FromTrainer, frozen=True, tag="ask"):
-    """A trainer is free."""
-
-
-class _Alive(_FromTrainer, frozen=True, tag="alive"):
-    """A trainer computes still."""
-
-
-class _Rows(_FromTrainer, frozen=True, tag="rows"):
-    """One of `parts` pieces of a chunk's rows, output by output."""
-
-    chunk: Chunk
-    part: int
-    parts: int
-    took_s: float
-    data: bytes
-
-
-class _Broken(_FromTrainer, frozen=True, tag="broken"):
-    """A trainer's outputs are of no use."""
-
-    reason: str
-
-
-class _FromDesk(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    work: str
-
-
-class _Compute(_FromDesk, frozen=True, tag="compute"):
-    chunk: Chunk
-
-
-class _End(_FromDesk, frozen=True, tag="end"):
-    """Nothing is left, or the trainer takes no part for a `reason`."""
-
-    reason: str = ""
-
-
-_read_event = msgspec.msgpack.Decoder(_Offer | _Ask | _Alive | _Rows | _Broken).decode
-_read_action = msgspec.msgpack.Decoder(_Compute | _End).decode
-_encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +121,18 @@ def share_out(
     """Let trainers compute `work`, and write `paths`, a file per output, for each variant.
 
     The files of a variant appear when all of it is there. The desk takes part as a trainer by
-    `contribute` in another thread or process. Raises InputError for a full disk.
+    `contribute` in another thread or process. Raises InputError for a full disk, and for outputs
+    that are not finite.
     """
-    with ExitStack() as stack:
-        desk = _Desk(end, work, paths, advance, clock, stack)
-        while not desk.leases.done:
-            desk.look(end.read(LOOK_S))
-        desk.end()
+    try:
+        with ExitStack() as stack:
+            desk = _Desk(end, work, paths, advance, clock, stack)
+            while not desk.leases.done:
+                desk.look(end.read(LOOK_S))
+    finally:
+        end.close(work.name)
+    desk.shares.repeated = desk.leases.repeated
+    desk.shares.unequal = desk.leases.unequal
     return desk.shares
 
 
@@ -232,7 +171,7 @@ class _Desk:
         """Take the log's next message, if any, and give out what there is."""
         if message is not None:
             self.shares.received_bytes += len(message)
-            event = _read_event(message)
+            event = read_event(message)
             # Others are left from an earlier pass.
             if event.work == self._work.name:
                 self._handle(event)
@@ -240,43 +179,37 @@ class _Desk:
             chunk = self.leases.take(rank, self._clock())
             if chunk is not None:
                 self._free.remove(rank)
-                self._post(rank, _Compute(work=self._work.name, chunk=chunk))
+                self._post(rank, Compute(work=self._work.name, chunk=chunk))
 
-    def end(self) -> None:
-        """Tell all that nothing is left."""
-        self.shares.repeated = self.leases.repeated
-        self.shares.unequal = self.leases.unequal
-        for rank in self._crew:
-            self._post(rank, _End(work=self._work.name))
+    def _post(self, rank: int, action: Compute | Refuse) -> None:
+        self._desk.post(rank, encode(action))
 
-    def _post(self, rank: int, action: _FromDesk) -> None:
-        self._desk.post(rank, _encode(action))
-
-    def _handle(self, event: _Offer | _Ask | _Alive | _Rows | _Broken) -> None:
+    def _handle(self, event: Offer | Ask | Alive | Rows | Broken) -> None:
         rank = event.rank
-        if isinstance(event, _Offer):
+        if isinstance(event, Offer):
             self._crew.add(rank)
             reason = self._doubt(event)
             if reason:
                 self._refuse(rank, reason)
         elif rank not in self._crew:
             return
-        elif isinstance(event, _Ask):
+        elif isinstance(event, Ask):
             self._free.append(rank)
-        elif isinstance(event, _Alive):
+        elif isinstance(event, Alive):
             self.leases.renew(rank, self._clock())
-        elif isinstance(event, _Rows):
+        elif isinstance(event, Rows):
             self._rows(event)
         else:
-            self._refuse(rank, event.reason)
+            # Its arithmetic and its first outputs are the desk's.
+            raise InputError(event.reason)
 
     def _refuse(self, rank: int, reason: str) -> None:
         self.shares.refused[rank] = reason
         self._crew.discard(rank)
         self.leases.gone(rank)
-        self._post(rank, _End(work=self._work.name, reason=reason))
+        self._post(rank, Refuse(work=self._work.name, reason=reason))
 
-    def _doubt(self, offer: _Offer) -> str:
+    def _doubt(self, offer: Offer) -> str:
         """Why a trainer's outputs are not the desk's; empty if they are."""
         if offer.arithmetic != self._work.arithmetic:
             return f"computes in {offer.arithmetic}, the desk in {self._work.arithmetic}"
@@ -292,7 +225,7 @@ class _Desk:
             f"expected at most {most:.2g}: expected the same pictures, weights and version"
         )
 
-    def _rows(self, event: _Rows) -> None:
+    def _rows(self, event: Rows) -> None:
         """Keep one piece; the last one completes the chunk."""
         self.shares.row_bytes += len(event.data)
         self.leases.renew(event.rank, self._clock())
@@ -306,7 +239,12 @@ class _Desk:
             self._refuse(event.rank, f"sent {len(data)} bytes for {len(chunk)} pictures")
             return
         digest = hashlib.sha256(data).digest()
-        if self.leases.finish(event.rank, chunk, event.took_s, digest):
+        try:
+            counts = self.leases.finish(event.rank, chunk, event.took_s, digest)
+        except ValueError as error:
+            self._refuse(event.rank, str(error))
+            return
+        if counts:
             self._write(chunk, data)
             done = self.shares.pictures
             done[event.rank] = done.get(event.rank, 0) + len(chunk)
@@ -350,53 +288,55 @@ def contribute(
     chunk is asked for and computed. Raises MDPError where the desk refuses this trainer's outputs,
     and InputError where they are not finite.
     """
-    common = {"work": work.name, "rank": end.rank}
+    name, rank = work.name, end.rank
     reference = b"".join(one.tobytes() for one in work.reference())
-    end.append(_encode(_Offer(arithmetic=work.arithmetic, reference=reference, **common)))
+    end.append(encode(Offer(work=name, rank=rank, arithmetic=work.arithmetic, reference=reference)))
     count, signed_s = 0, clock()
 
     def sign() -> None:
         nonlocal signed_s
         if clock() - signed_s > SIGN_S:
-            end.append(_encode(_Alive(**common)))
+            end.append(encode(Alive(work=name, rank=rank)))
             signed_s = clock()
 
     with _sender(bulk) as send:
         while True:
-            end.append(_encode(_Ask(**common)))
-            action = _answer(end, work.name)
-            if isinstance(action, _End):
+            end.append(encode(Ask(work=name, rank=rank)))
+            action = _answer(end, name)
+            if not isinstance(action, Compute):
                 break
             started_s, chunk = clock(), action.chunk
             try:
                 rows = work.rows(chunk, sign)
             except InputError as error:
-                end.append(_encode(_Broken(reason=str(error), **common)))
+                end.append(encode(Broken(work=name, rank=rank, reason=str(error))))
                 raise
             data, took_s = b"".join(one.tobytes() for one in rows), clock() - started_s
             parts = -(-len(data) // PIECE_BYTES)
             for part in range(parts):
                 piece = data[part * PIECE_BYTES : (part + 1) * PIECE_BYTES]
-                send(
-                    _encode(
-                        _Rows(chunk=chunk, part=part, parts=parts, took_s=took_s, data=piece,
-                              **common)
-                    )
+                rows_sent = Rows(
+                    work=name, rank=rank, chunk=chunk, part=part, parts=parts, took_s=took_s,
+                    data=piece,
                 )  # fmt: skip
+                send(encode(rows_sent))
             count += 1
-    if action.reason:
+    if action is not None:
         raise MDPError(f"the desk takes no answers of this trainer: {action.reason}")
     return count
 
 
-def _answer(end: TrainerEnd, work: str) -> _Compute | _End:
-    """What the desk says to a question."""
+def _answer(end: TrainerEnd, work: str) -> Compute | Refuse | None:
+    """What the desk says to a question; None where the pass is over."""
     while True:
         message = end.next(LOOK_S)
-        action = None if message is None else _read_action(message)
-        # Others are left from an earlier pass.
-        if action is not None and action.work == work:
-            return action
+        if message is not None:
+            action: Compute | Refuse = read_action(message)
+            # Others are left from an earlier pass.
+            if action.work == work:
+                return action
+        elif end.closed(work):
+            return None
 
 
 @contextmanager

@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from torch.distributed import DistError, PrefixStore, QueueEmptyError, TCPStore
+# Public names that torch's own types do not list.
+from torch.distributed import (  # type: ignore[attr-defined]
+    DistError,
+    PrefixStore,
+    QueueEmptyError,
+    TCPStore,
+)
 
 from mdp.errors import MDPError
 
@@ -61,8 +67,7 @@ class _End:
 
     def _push(self, queue: str, message: bytes) -> None:
         with _reaching(self._tcp.host, self._tcp.port):
-            # The store's types say str; bytes pass unchanged.
-            self._queues.queue_push(queue, message)  # type: ignore[arg-type]
+            self._queues.queue_push(queue, message)
 
 
 class StoreDesk(_End):
@@ -75,6 +80,10 @@ class StoreDesk(_End):
     def post(self, rank: int, message: bytes) -> None:
         """Put a message into a trainer's mailbox."""
         self._push(f"mailbox/{rank}", message)
+
+    def close(self, work: str) -> None:
+        """Let every trainer, also one that comes later, know that this pass is over."""
+        self._push(f"closed/{work}", b"")
 
 
 class StoreTrainer(_End):
@@ -91,3 +100,8 @@ class StoreTrainer(_End):
     def next(self, timeout_s: float) -> bytes | None:
         """The mailbox's next message, None when there is none within `timeout_s`."""
         return self._pop(f"mailbox/{self.rank}", timeout_s)
+
+    def closed(self, work: str) -> bool:
+        """Whether this pass is over."""
+        with _reaching(self._tcp.host, self._tcp.port):
+            return self._queues.queue_len(f"closed/{work}") > 0

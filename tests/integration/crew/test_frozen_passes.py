@@ -49,7 +49,7 @@ class Crew:
         ]  # fmt: skip
         for process in self.processes:
             stack.callback(process.kill)
-        until(lambda: self.store.add("here", 0) == len(PACES), "three trainers")
+        until(lambda: self.store.add("here", 0) == len(PACES), "three trainers", 180.0)
 
     def compute(self, folder: Path, killed: int, after: int) -> Shares:
         """Kill one trainer as soon as so many pictures are done."""

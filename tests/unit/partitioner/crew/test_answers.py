@@ -21,7 +21,14 @@ from partitioner.crew.exchange.answers import (  # noqa: E402
     contribute,
     share_out,
 )
-from partitioner.crew.machine.leases import FIRST  # noqa: E402
+from partitioner.crew.exchange.lease_messages import (  # noqa: E402
+    Ask,
+    Offer,
+    Refuse,
+    Rows,
+    encode,
+)
+from partitioner.crew.machine.leases import FIRST, Chunk  # noqa: E402
 from partitioner.data.memmaps import Index, load  # noqa: E402
 from partitioner.training.cached_outputs import BATCH, keep_outputs  # noqa: E402
 
@@ -36,12 +43,16 @@ class Wire:
     def __init__(self) -> None:
         self.log: Queue[bytes] = Queue()
         self.mailboxes: dict[int, Queue[bytes]] = {}
+        self.over: list[str] = []
 
     def read(self, timeout_s: float) -> bytes | None:
         return taken(self.log, timeout_s)
 
     def post(self, rank: int, message: bytes) -> None:
         self.mailboxes[rank].put(message)
+
+    def close(self, work: str) -> None:
+        self.over.append(work)
 
 
 class End:
@@ -56,6 +67,9 @@ class End:
 
     def next(self, timeout_s: float) -> bytes | None:
         return taken(self.mailbox, timeout_s)
+
+    def closed(self, work: str) -> bool:
+        return work in self.wire.over
 
 
 def taken(waiting: Queue[bytes], timeout_s: float) -> bytes | None:
@@ -164,7 +178,6 @@ def not_finite(variant: int) -> Callable[[Index], Sequence[Tensor]]:
         ({"arithmetic": "bf16"}, "computes in bf16, the desk in fp32"),
         ({"outputs": ("logits",), "outputs_of": lambda v: lambda i: outputs_of(v)(i)[:1]},
          "bytes of outputs to compare"),
-        ({"outputs_of": not_finite}, "expected finite answers"),
     ],
 )  # fmt: skip
 def test_a_trainer_with_other_outputs_takes_no_part(
@@ -176,10 +189,39 @@ def test_a_trainer_with_other_outputs_takes_no_part(
     assert found.pictures == {0: 2 * PICTURES}
 
 
+def test_outputs_that_are_not_finite_end_the_pass(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="logits: expected finite answers"):
+        shared(tmp_path, frozen(outputs_of=not_finite))
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_rows_that_were_not_asked_for_are_refused(tmp_path: Path) -> None:
+    wire, work = Wire(), frozen()
+    stranger, chunk = End(wire, 1), Chunk(0, 0, FIRST)
+    reference = b"".join(one.tobytes() for one in work.reference())
+    known: dict[str, Any] = {"work": "teacher", "rank": 1}
+    stranger.append(encode(Offer(**known, arithmetic="fp32", reference=reference)))
+    data = bytes(FIRST * 2 * (CLASSES + 6))
+    stranger.append(encode(Rows(**known, chunk=chunk, part=0, parts=1, took_s=1.0, data=data)))
+    end = End(wire, 0)
+    thread = threading.Thread(target=contribute, args=(end, End(wire, 0), work), daemon=True)
+    thread.start()
+    found = share_out(wire, work, paths(tmp_path), lambda more, said: None)
+    thread.join()
+    assert "expected a chunk that was given out" in found.refused[1]
+    assert found.pictures == {0: 2 * PICTURES}
+
+
+def test_a_trainer_that_comes_too_late_has_nothing_to_do(tmp_path: Path) -> None:
+    wire = Wire()
+    wire.close("teacher")
+    assert contribute(End(wire, 0), End(wire, 0), frozen()) == 0
+
+
 def test_messages_of_an_earlier_pass_are_passed_over(tmp_path: Path) -> None:
     wire = Wire()
-    End(wire, 0).append(answers._encode(answers._Ask(work="earlier", rank=0)))
-    End(wire, 0).mailbox.put(answers._encode(answers._End(work="earlier")))
+    End(wire, 0).append(encode(Ask(work="earlier", rank=0)))
+    End(wire, 0).mailbox.put(encode(Refuse(work="earlier", reason="")))
     thread = threading.Thread(
         target=contribute, args=(End(wire, 0), End(wire, 0), frozen()), daemon=True
     )
