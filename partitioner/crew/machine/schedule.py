@@ -152,7 +152,8 @@ class _Rounds:
         self._failures = 0 if blamed or lost else self._failures + 1
         if self._failures == ATTEMPTS:
             names = ", ".join(map(str, living))
-            return self._end(f"{self.network}: {ATTEMPTS} means failed: {names} reach not all")
+            reason = f"{ATTEMPTS} means of {names} failed: they do not all reach each other"
+            return self._end(f"{self.network}: {reason}")
         return []
 
     def _commit(self, meeting: _Meeting, living: list[Rank]) -> list[AnyAction]:
