@@ -173,8 +173,8 @@ class Log:
 class Desk:
     """Reads the log, asks the machine, posts its actions; a thread of the desk's process.
 
-    The log is written to a file anew, from which `replay` gives the same actions. Who is lost is decided
-    by `watch`. Where the desk itself fails (a full disk), every trainer is told why. Raises
+    The log is written to a file anew, from which `replay` gives the same actions. Who is lost is
+    decided by `watch`. Where the desk itself fails (a full disk), every trainer is told why. Raises
     InputError where the file cannot be opened.
     """
 
