@@ -25,6 +25,7 @@ PATIENT := $(addprefix tests/integration/,commands/test_partition_build.py \
 	services/test_gateway_page.py services/test_gateway.py commands/test_deploy.py \
 	services/test_mqtt.py commands/test_sources.py commands/test_tutorials.py \
 	commands/test_doctor.py services/test_tracing.py faults/test_key_changes.py \
+	commands/test_crew_control.py commands/test_crew_store.py \
 	agents/test_agent_process.py agents/test_full_disk.py)
 
 # Tests with deadlines of their own run one after another, the others beside each other, a file at a

@@ -1,9 +1,12 @@
 """Trainers as processes: a trainer's parameters count how often each batch was trained.
 
-A mean is the sum of what its members have counted since the last one, so that a batch that is lost or done twice shows in the result. The first argument is `desk` or the desk's port.
+A mean is the sum of what its members have counted since the last one, so that a batch that is
+lost or done twice shows in the result.
 
-python -m tests.support.crew.counting desk LOG BATCHES EPOCHS
-python -m tests.support.crew.counting PORT NAME BATCHES EPOCHS
+python -m tests.support.crew.counting LOG LINES BATCHES EPOCHS
+
+starts the desk and three trainers, and one that comes when the log has LINES. Prints their process
+ids, what each of them has counted, and their exit codes.
 """
 
 import json
@@ -15,6 +18,7 @@ from datetime import timedelta
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -61,7 +65,6 @@ class Counting:
         self.counts = torch.zeros(epochs * batches)
         self.since = torch.zeros(epochs * batches)
         self.mean = self.counts
-        self.retries = 0
 
     def report(self, kind: type[Report]) -> None:
         pictures = int(self.since.sum())
@@ -112,10 +115,10 @@ class Counting:
         base = self.counts * (rank == givers[0])
         try:
             total = torch.stack([base, part])
-            self.groups.of(NETWORK, seq, meet.members).allreduce([total]).wait()
+            group: Any = self.groups.of(NETWORK, seq, meet.members)
+            group.allreduce([total]).wait()
         except RuntimeError:
             self.groups.drop(NETWORK)
-            self.retries += 1
             self.hand.report(Failed(rank=rank, network=NETWORK, seq=seq))
         else:
             self.mean = total.sum(0)
@@ -160,9 +163,10 @@ def late(path: Path, lines: int, port: int, batches: int, epochs: int) -> None:
 
 def forked(target: Callable[..., None], *args: object) -> int:
     """A child process, which has all modules already."""
-    if pid := os.fork():
-        return pid
-    console.run(lambda: target(*args), str(args[0]))
+    pid = os.fork()
+    if not pid:
+        console.run(lambda: target(*args), str(args[0]))
+    return pid
 
 
 def main() -> None:

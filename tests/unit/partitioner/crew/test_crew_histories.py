@@ -285,7 +285,7 @@ class World:
         elif not reason:
             assert not self.machine.living, "trainers wait and nothing happens"
         else:
-            assert "not finite" in reason or "no trainer" in reason or "means failed" in reason
+            assert "not finite" in reason or "no trainer" in reason or "each other" in reason
         for trainer in self.trainers:
             assert trainer.over or trainer.killed or not trainer.sent
 
