@@ -40,9 +40,9 @@ class Gradients(EveryStep):
         self._paces = paces or [1.0] * crew.size
         self._bucket_bytes = bucket_bytes
         self._members = members or tuple(range(crew.size))
-        self._names: dict[nn.Parameter, str] = {}
+        self._names: dict[Tensor, str] = {}
         #: The mean of each of DDP's buckets, by its first parameter and its size.
-        self._of_bucket: dict[tuple[nn.Parameter, int], Mean] = {}
+        self._of_bucket: dict[tuple[Tensor, int], Mean] = {}
         #: One thread takes all means, in DDP's order, while the backward pass goes on.
         self._thread = ThreadPoolExecutor(1)
 
