@@ -354,12 +354,11 @@ class Machine:
         match event:
             case Joined():
                 return self._join(event)
-            case Gone():
-                return self._leave(rank) if rank in self.living else []
-        if rank not in self.living:
-            if rank in self._refused:
-                return []
-            return self._refuse(rank, "it was silent for too long: join again")
+            case Gone() if rank in self.living:
+                reason = "it has left, or was silent for too long: join again"
+                return [*self._leave(rank), *self._refuse(rank, reason)]
+        if isinstance(event, Gone) or rank not in self.living:
+            return []
         if self.living[rank] not in self.crews.get(event.network, ()):
             network = event.network
             return self._refuse(rank, f"{self.living[rank]} is not in the crew of {network}")

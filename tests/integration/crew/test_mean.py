@@ -1,7 +1,7 @@
 """Means over gloo: values, bytes, error feedback and numbers that are not finite."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,10 +10,11 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 from torch._C._distributed_c10d import HashStore  # noqa: E402
+from torch.distributed import ProcessGroup  # noqa: E402
 
 from partitioner.crew.exchange.codecs import CODECS  # noqa: E402
 from partitioner.crew.exchange.mean import Mean, Means, Meeting, NotFinite, Segment  # noqa: E402
-from tests.support.gloo import ThreadGroups, in_threads, vector  # noqa: E402
+from tests.support.gloo import PlainGroups, in_threads, vector  # noqa: E402
 
 pytestmark = pytest.mark.torch
 UPLINK = {0: 100.0, 1: 50.0, 2: 50.0, 3: 25.0, 7: 25.0}
@@ -42,7 +43,8 @@ def meet(
     store = HashStore()
 
     def member(place: int) -> Any:
-        group = ThreadGroups(store, members[place]).of("net", 0, members)
+        made = PlainGroups(store, members[place]).of("net", 0, members)
+        group = cast(ProcessGroup, made)
         return run(
             Meeting(
                 group=group, members=tuple(members), weights=tuple(weights), rank=members[place]
