@@ -178,7 +178,7 @@ def _taken_up(module: nn.Module, optimiser: torch.optim.Optimizer, stage: Stage)
     crew = stage.sync.crew
     with together(crew):
         state = restore(module, optimiser, stage.checkpoint)
-    if not agreed(len(state.curve), crew):
+    if not stage.sync.apart and not agreed(len(state.curve), crew):
         raise shared(
             InputError(f"{stage.checkpoint}: not the same file on every machine of this training"),
             crew,
@@ -196,7 +196,7 @@ def _train(
     curve += [{"validation": math.inf} for _ in range(begin - len(curve))]
     with progress.task(stage.name, epochs * per_epoch, done=len(curve) * per_epoch) as advance:
         for epoch in range(len(curve), epochs):
-            if stage.patience and epoch - _best_epoch(curve) > stage.patience:
+            if stage.patience and stage.sync.decided(epoch - _best_epoch(curve) > stage.patience):
                 break
 
             def report(loss: float, epoch: int = epoch) -> None:

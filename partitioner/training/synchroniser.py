@@ -39,6 +39,10 @@ class Synchroniser(Protocol):
     def parts(self) -> int:
         """Into how many steps a batch is cut."""
 
+    @property
+    def apart(self) -> bool:
+        """Whether each has a run folder of its own, so that `begin` has to bring the network."""
+
     def wrap(
         self, module: "nn.Module", optimiser: "torch.optim.Optimizer", device: "torch.device"
     ) -> "nn.Module":
@@ -68,6 +72,9 @@ class Synchroniser(Protocol):
     def from_first(self, value_of: Callable[[], float]) -> float:
         """A number that the first process computes, of the settled network."""
 
+    def decided(self, stop: bool) -> bool:
+        """Whether all stop at the end of an epoch; `stop` is what this process makes of it."""
+
 
 class EveryStep:
     """Gradients are averaged in every step, in equal shares; one process does nothing more."""
@@ -85,6 +92,11 @@ class EveryStep:
     def parts(self) -> int:
         """A step is a batch."""
         return 1
+
+    @property
+    def apart(self) -> bool:
+        """All see one run folder."""
+        return False
 
     def wrap(
         self, module: "nn.Module", optimiser: "torch.optim.Optimizer", device: "torch.device"
@@ -130,3 +142,7 @@ class EveryStep:
     def from_first(self, value_of: Callable[[], float]) -> float:
         """The others wait for it."""
         return from_first(value_of, self.crew)
+
+    def decided(self, stop: bool) -> bool:
+        """All have seen the same."""
+        return stop

@@ -45,9 +45,7 @@ class Flat:
         write(self._tensors, vector)
 
 
-def moments_of(
-    optimiser: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
-) -> list[Tensor]:
+def moments_of(optimiser: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> list[Tensor]:
     """AdamW's moments and counts of steps; zeros, as it begins with, before its first step."""
     found: list[Tensor] = []
     for parameter in parameters:

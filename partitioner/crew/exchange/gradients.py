@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
 from partitioner.crew.exchange.codecs import CODECS
-from partitioner.crew.exchange.flat import CodecOf
+from partitioner.crew.exchange.flat import CodecOf, joined, moments_of, write
 from partitioner.crew.exchange.mean import Mean, Means, Meeting, Segment
 from partitioner.crew.machine.shares import by_pace
 from partitioner.training.distributed import Crew
@@ -40,9 +40,9 @@ class Gradients(EveryStep):
         self._paces = paces or [1.0] * crew.size
         self._bucket_bytes = bucket_bytes
         self._members = members or tuple(range(crew.size))
-        self._names: dict[nn.Parameter, str] = {}
+        self._names: dict[Tensor, str] = {}
         #: The mean of each of DDP's buckets, by its first parameter and its size.
-        self._of_bucket: dict[tuple[nn.Parameter, int], Mean] = {}
+        self._of_bucket: dict[tuple[Tensor, int], Mean] = {}
         #: One thread takes all means, in DDP's order, while the backward pass goes on.
         self._thread = ThreadPoolExecutor(1)
 
@@ -55,10 +55,10 @@ class Gradients(EveryStep):
         self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
     ) -> nn.Module:
         """DDP around the module, with these means instead of its own."""
-        self._module = module
+        self._module, self._optimiser = module, optimiser
         if self.crew.size == 1:
             return module
-        self._names = {parameter: name for name, parameter in module.named_parameters()}
+        self._names = {p: name for name, p in module.named_parameters() if p.requires_grad}
         wrapped = nn.parallel.DistributedDataParallel(
             module,
             device_ids=[device] if device.type == "cuda" else None,
@@ -68,6 +68,25 @@ class Gradients(EveryStep):
         )
         wrapped.register_comm_hook(None, self._hook)
         return wrapped
+
+    @property
+    def apart(self) -> bool:
+        """DDP brings the weights, `begin` the rest."""
+        return True
+
+    def begin(self, epoch: int) -> int:
+        """Take the first trainer's epoch and moments."""
+        begun = int(self.from_first(lambda: float(epoch)))
+        if begun and self.crew.size > 1:
+            moments = moments_of(self._optimiser, list(self._names))
+            vector = joined(moments)
+            self.crew.require_group().broadcast(vector, 0).wait()
+            write(moments, vector)
+        return begun
+
+    def decided(self, stop: bool) -> bool:
+        """As the first trainer has it."""
+        return bool(self.from_first(lambda: float(stop)))
 
     def shares(self, batches: Sequence[Index], epoch: int) -> Iterator[Share]:
         """A share of every batch, in proportion to the paces.

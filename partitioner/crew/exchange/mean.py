@@ -99,7 +99,7 @@ class Mean:
         Errors fed back are kept by `commit` alone, so that a mean can be repeated. Raises, where
         `checked`, NotFinite on every member alike; RuntimeError where a member is lost.
         """
-        if len(meeting.members) == 1:
+        if len(meeting.members) == 1 or not self._segments:
             found = vector.clone()
         elif self._means.route == "ring":
             found = self._ring(vector, meeting)

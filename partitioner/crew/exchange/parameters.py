@@ -8,7 +8,7 @@ for a number of steps of the slowest. When a round ends is the schedule's to say
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from partitioner.training.synchroniser import Index, Share
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch._C._distributed_c10d import ProcessGroupGloo
     from torch.distributed import ProcessGroup
 
 #: Wait of one poll for an action.
@@ -53,8 +54,11 @@ class CrewEnded(MDPError):
 class Groups(Protocol):
     """Makes process groups of trainers that meet."""
 
-    def of(self, network: str, seq: int, members: Sequence[int]) -> "ProcessGroup":
+    def of(self, network: str, seq: int, members: Sequence[int]) -> "ProcessGroupGloo":
         """The group of a meeting, in the order of `members`; RuntimeError where one is lost."""
+
+    def drop(self, network: str) -> None:
+        """Let go of a network's group, so that members that still wait in it fail at once."""
 
 
 @dataclass(slots=True)
@@ -62,10 +66,9 @@ class _Result:
     """The mean of a meeting, not yet taken over."""
 
     seq: int
-    group: "ProcessGroup"
-    #: Places in the group of those that had finished the epoch, and the own one.
-    finished: list[int]
-    place: int
+    meeting: Meeting
+    #: Places of the members that had the network before.
+    entered: list[int]
     vector: Tensor
     #: Whether the network's codecs were used.
     coded: bool
@@ -97,7 +100,7 @@ class Rounds:
         self._trainers, self._first = trainers, first
         self._means, self._codec_of = means, codec_of
         self._pictures = self._seq = self._epoch = 0
-        self._entered = self._finished = False
+        self._entered = False
         self._result: _Result | None = None
         self._settled: _Result | None = None
         self._claims = self._batches = 0
@@ -115,6 +118,11 @@ class Rounds:
         return self._trainers
 
     @property
+    def apart(self) -> bool:
+        """Entering brings the network."""
+        return True
+
+    @property
     def sent_bytes(self) -> int:
         """Bytes of means of parameters that this trainer has sent."""
         return self._mean.sent_bytes
@@ -123,7 +131,7 @@ class Rounds:
         self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
     ) -> nn.Module:
         """The module itself."""
-        self._optimiser = optimiser
+        self.optimiser = optimiser
         self._flat = Flat(module, self._codec_of)
         self._mean = Mean(self._flat.segments, self._means)
         self._differs = any(s.codec.lossy for s in self._flat.segments)
@@ -136,12 +144,13 @@ class Rounds:
             Waiting(rank=self._trainer.rank, network=self._network, pictures=0, since=0)
         )
         self._rest()
-        self._entered = True
+        self._entered, self._behind = True, self._epoch > epoch
         return self._epoch
 
     def shares(self, batches: Sequence[Index], epoch: int) -> Iterator[Share]:
         """Batches that nobody else has taken, until all of the epoch are in a committed mean."""
         self._claims, self._batches = 0, len(batches)
+        self._settled = None
         counter = cursor(self._network, epoch)
         while self._epoch == epoch:
             number = self._trainer.claim(counter)
@@ -149,10 +158,8 @@ class Rounds:
                 self._claims += 1
                 yield number, batches[number], 1.0
                 continue
-            self._finished = True
             self._report(Finished)
             self._rest()
-            self._finished = False
 
     def step_losses(self, losses: Tensor) -> Tensor:
         """The own ones."""
@@ -179,8 +186,10 @@ class Rounds:
         told = torch.zeros(_TOLD, dtype=torch.float64)
         told[0], told[1 : 1 + len(sums)] = self._claims, sums
         if (settled := self._settled) is not None:
-            first, *others = settled.finished
-            if settled.place != first:
+            if settled.moments is None:
+                self._average_moments(settled.meeting)
+            first, *others = settled.entered
+            if settled.meeting.place != first:
                 self._send(settled, told, first)
             else:
                 for place in others:
@@ -190,14 +199,21 @@ class Rounds:
         claims = max(1.0, float(told[0]))
         return told[1 : 1 + len(sums)] * (self._batches / claims)
 
+    def _average_moments(self, meeting: Meeting) -> None:
+        moments = self._moments()
+        try:
+            write(moments, self._exactly(joined(moments), meeting))
+        except RuntimeError:  # of gloo: a member is lost; each goes on with its own
+            self._groups.drop(self._network)
+
     def from_first(self, value_of: "Callable[[], float]") -> float:
         """A number that the first trainer computes; the others wait for it as long as it takes."""
         settled = self._settled
         if settled is None:
             return value_of()
-        first, *others = settled.finished
+        first, *others = settled.entered
         message = torch.zeros(1, dtype=torch.float64)
-        if settled.place != first:
+        if settled.meeting.place != first:
             if not self._received(settled, message, first):
                 raise CrewEnded(f"{self._network}: the trainer that validates is lost")
             return float(message[0])
@@ -206,17 +222,23 @@ class Rounds:
             self._send(settled, message, place)
         return float(message[0])
 
+    def decided(self, stop: bool) -> bool:
+        """As the first trainer has it; a newcomer goes on with the others."""
+        if self._settled is None:
+            return stop and not self._behind
+        return bool(self.from_first(lambda: float(stop)))
+
     @staticmethod
     def _send(settled: _Result, message: Tensor, place: int) -> None:
         """To one that may be lost, and then needs nothing."""
         with suppress(RuntimeError):
-            settled.group.send([message], place, 0).wait()
+            settled.meeting.group.send([message], place, 0).wait()
 
     @staticmethod
     def _received(settled: _Result, message: Tensor, place: int) -> bool:
         """Fill `message`; False where the sender is lost."""
         try:
-            settled.group.recv([message], place, 0).wait(PATIENCE)
+            settled.meeting.group.recv([message], place, 0).wait(PATIENCE)
         except RuntimeError:
             return False
         return True
@@ -260,7 +282,7 @@ class Rounds:
         except NotFinite as error:
             blamed = error.blamed
         except RuntimeError:
-            pass  # of gloo: a member is lost
+            self._groups.drop(self._network)  # of gloo: a member is lost
         if self._result is not None:
             self._trainer.report(Done(rank=rank, network=self._network, seq=meet.seq))
         else:
@@ -270,28 +292,27 @@ class Rounds:
     def _averaged(self, meet: Meet) -> _Result:
         """The mean of a meeting; the own parameters, moments and errors fed back stay.
 
-        A newcomer needs all exactly; moments are averaged for it, and at the end of an epoch.
+        Where a newcomer is among the members, parameters and moments are averaged in fp32.
         """
-        group = self._groups.of(self._network, meet.seq, meet.members)
+        made = self._groups.of(self._network, meet.seq, meet.members)
+        # Of the collectives torch's types know only that a ProcessGroup has them.
+        group = cast("ProcessGroup", made)
         meeting = Meeting(
             group=group, members=meet.members, weights=meet.weights, rank=self._trainer.rank
         )
-        mine = torch.tensor([self._entered, self._finished], dtype=torch.uint8)
+        mine = torch.tensor([self._entered], dtype=torch.uint8)
         told = [torch.zeros_like(mine) for _ in meet.members]
         group.allgather([told], [mine]).wait()
-        entered, finished = torch.stack(told).bool().unbind(dim=1)
-        vector, coded = self._flat.read(), bool(entered.all())
-        if not coded:
-            vector = self._exactly(vector, meeting)
-        elif self._differs:
-            vector = self._last + self._mean.of(vector - self._last, meeting)
+        entered = [place for place, has in enumerate(told) if has.item()]
+        vector, moments = self._flat.read(), None
+        if coded := len(entered) == len(told):
+            sent = vector - self._last if self._differs else vector
+            mean = self._mean.of(sent, meeting)
+            vector = self._last + mean if self._differs else mean
         else:
-            vector = self._mean.of(vector, meeting)
-        moments = None
-        if bool(finished.all()) or not coded:
+            vector = self._exactly(vector, meeting)
             moments = self._exactly(joined(self._moments()), meeting)
-        places = [place for place, ended in enumerate(finished.tolist()) if ended]
-        return _Result(meet.seq, group, places, meeting.place, vector, coded, moments)
+        return _Result(meet.seq, meeting, entered, vector, coded, moments)
 
     def _exactly(self, vector: Tensor, meeting: Meeting) -> Tensor:
         mean = Mean([Segment(0, vector.numel(), CODECS["fp32"])], self._means)
@@ -300,7 +321,7 @@ class Rounds:
         return found
 
     def _moments(self) -> list[Tensor]:
-        return moments_of(self._optimiser, self._flat.parameters)
+        return moments_of(self.optimiser, self._flat.parameters)
 
     def _take_over(self, commit: Commit) -> None:
         result = self._result
@@ -313,5 +334,6 @@ class Rounds:
             self._mean.commit()
         if self._differs:
             self._last = result.vector
-        self._settled, self._result = result, None
+        ends = self._entered and commit.epoch > self._epoch
+        self._settled, self._result = result if ends else None, None
         self._seq, self._epoch, self._pictures = commit.seq, commit.epoch, 0
