@@ -15,8 +15,6 @@ from itertools import permutations
 import numpy as np
 from numpy.random import Generator, Philox
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.results import RESULTS
@@ -30,6 +28,23 @@ RESULT = RESULTS / "crew-assignment.json"
 SITES, PER_SITE, RANDOM, SEEDS = 8, 8, 1000, (0, 1, 2)
 GRADIENTS, ACTIVATIONS = 23e6, 2e6
 Matrix = NDArray[np.float64]
+
+
+def _matches(able: NDArray[np.bool_]) -> bool:
+    """Whether every row gets a column of its own, by augmenting paths (Kuhn)."""
+    wishes = [np.flatnonzero(row).tolist() for row in able]
+    taken: dict[int, int] = {}
+
+    def placed(row: int, seen: set[int]) -> bool:
+        for column in wishes[row]:
+            if column not in seen:
+                seen.add(column)
+                if column not in taken or placed(taken[column], seen):
+                    taken[column] = row
+                    return True
+        return False
+
+    return all(placed(row, set()) for row in range(len(wishes)))
 
 
 def published_score(
@@ -53,11 +68,14 @@ def published_score(
         rows = np.ix_(one, other)
         ways = latency_s[rows] + activations / bytes_per_s[rows]
         steps = np.unique(ways)
-        low, high = 0, len(steps) - 1
+        # Everyone has a partner at least this near; mostly that is the answer.
+        least = max(ways.min(axis=0).max(), ways.min(axis=1).max())
+        low, high = int(np.searchsorted(steps, least)), len(steps) - 1
+        if _matches(ways <= least):
+            return float(least)
         while low < high:
             middle = (low + high) // 2
-            matched = maximum_bipartite_matching(csr_array(ways <= steps[middle]))
-            low, high = (low, middle) if (matched >= 0).all() else (middle + 1, high)
+            low, high = (low, middle) if _matches(ways <= steps[middle]) else (middle + 1, high)
         return float(steps[low])
 
     paths: dict[int, NDArray[np.int64]] = {}
@@ -126,13 +144,14 @@ def seconds_of_members(seed: int) -> tuple[list[str], list[str], Seconds]:
         ),
     )
     methods = Methods(facts)
+    by_site = [name for site in facts.sites for name in site]
 
     @cache
     def seconds(name: str, crew: tuple[str, ...]) -> float:
         method = methods.best(networks[name], crew)
         return networks[name].seen / method.pictures_per_s if method else float("inf")
 
-    return members, names, seconds
+    return members, by_site, seconds
 
 
 def by_published_score(seed: int) -> dict[str, float]:
@@ -140,8 +159,8 @@ def by_published_score(seed: int) -> dict[str, float]:
     random = Generator(Philox(seed + 1))
     start = tuple(i % SITES for i in range(SITES * PER_SITE))
     drawn = min(score(tuple(random.permutation(start).tolist()))[0] for _ in range(RANDOM))
-    began = time.perf_counter()
-    found = search(start, score, seed, starts=2, evaluations=1000)
+    began = time.process_time()
+    found = search([start], score, seed, evaluations=600)
     return _row(seed, began, score(found)[0], drawn)
 
 
@@ -158,7 +177,7 @@ def by_seconds(seed: int) -> dict[str, float]:
         crews = [tuple(n for n, at in zip(names, labels, strict=True) if at == g) for g in range(8)]
         if all(crews):
             drawn.append(last(crews))
-    began = time.perf_counter()
+    began = time.process_time()
     found = side_by_side(members, names, seconds, seed)
     return _row(seed, began, last([found[m] for m in members]), min(drawn))
 
@@ -166,7 +185,7 @@ def by_seconds(seed: int) -> dict[str, float]:
 def _row(seed: int, began: float, found: float, drawn: float) -> dict[str, float]:
     return {
         "seed": seed,
-        "search_s": round(time.perf_counter() - began, 1),
+        "search_cpu_s": round(time.process_time() - began, 1),
         "found": round(found, 3),
         "best_of_random": round(drawn, 3),
     }

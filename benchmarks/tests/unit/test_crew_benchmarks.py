@@ -15,7 +15,7 @@ def test_the_published_score_of_two_sites() -> None:
     score = published_score(late, rate, gradients=23e6, activations=2e6)
     assert score((0, 0, 1, 1)) == pytest.approx((1.826,))
     assert score((0, 1, 0, 1)) == pytest.approx((9.274,), rel=1e-3)
-    assert search((0, 1, 0, 1), score, seed=0) in ((0, 0, 1, 1), (1, 1, 0, 0))
+    assert search([(0, 1, 0, 1)], score, seed=0) in ((0, 0, 1, 1), (1, 1, 0, 0))
 
 
 def test_the_table_of_links_is_that_of_the_planner() -> None:
