@@ -19,7 +19,8 @@ Crews = dict[str, tuple[str, ...]]
 _EPSILON = 1e-9
 #: Most trainers for all subsets and partitions, and most pairs of their subsets.
 EXACT, _MOST_STATES = 8, 2_000_000
-STARTS = 20
+#: Starts of a local search, and assignments that all of them look at together.
+_STARTS, _EVALUATIONS = 20, 4000
 #: Label of a trainer that takes no part.
 _IDLE = -1
 
@@ -54,6 +55,8 @@ def side_by_side(
 
     Crews have no trainer in common, unless they are equal: then their networks are trained one
     after another. Trainers may be left out. Empty where a network has no crew that can take it.
+    Of more than `EXACT` trainers those beside each other in `trainers`, as of one site, are tried
+    together.
     """
     if not names:
         return {}
@@ -131,39 +134,43 @@ def _searched(names: Sequence[str], trainers: Sequence[str], seconds: Seconds, s
         taken = sorted((group_s(g, crew) for g, crew in enumerate(crews(labels))), reverse=True)
         return (*taken, sum(label != _IDLE for label in labels))
 
-    # By pace, each to the group that has least until now; other starts are drawn.
+    # By pace, back and forth over the groups; and neighbours together. Other starts are drawn.
     by_pace = sorted(range(len(trainers)), key=lambda t: seconds(names[0], (trainers[t],)))
     dealt_out = [0] * len(trainers)
     for place, t in enumerate(by_pace):
         lap, group = divmod(place, groups)
         dealt_out[t] = groups - 1 - group if lap % 2 else group
+    neighbours = [t * groups // len(trainers) for t in range(len(trainers))]
     choices = (_IDLE, *range(groups))
-    best = search(tuple(dealt_out), score, seed, choices=choices)
+    best = search([tuple(dealt_out), tuple(neighbours)], score, seed, choices)
     if score(best)[0] == math.inf:
         return {}
     return {name: crew for g, crew in enumerate(crews(best)) for name in dealt[g]}
 
 
 def search(
-    start: Labels,
+    starts: Sequence[Labels],
     score: Score,
     seed: int,
     choices: Sequence[int] = (),
-    starts: int = STARTS,
-    evaluations: int = 2_000,
+    evaluations: int = _EVALUATIONS,
 ) -> Labels:
-    """The labels with the least score that local search finds from `start` and shuffles of it.
+    """The labels with the least score that local search finds from `starts` and shuffles of them.
 
     Moves swap the labels of two, and give one another of `choices`; the first that helps is taken,
-    until none does or `evaluations` of one start are spent.
+    until none does or the start's part of `evaluations` is spent.
     """
     random = Generator(Philox(seed))
+    count = len(starts[0])
+    moves = _moves(count, choices)
+    # Of many trainers fewer starts, as each has more moves.
+    number = max(len(starts), min(_STARTS, evaluations // len(moves)))
     best: tuple[tuple[float, ...], Labels] | None = None
-    for number in range(starts):
-        labels = start
-        if number:
-            labels = tuple(start[i] for i in random.permutation(len(start)).tolist())
-        found = _improved(labels, score, _moves(len(start), choices), random, evaluations)
+    for i in range(number):
+        labels = starts[i % len(starts)]
+        if i >= len(starts):
+            labels = tuple(labels[j] for j in random.permutation(count).tolist())
+        found = _improved(labels, score, moves, random, evaluations // number)
         best = found if best is None or found[0] < best[0] else best
     assert best is not None
     return best[1]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from mdp.errors import PlanRefused
-from partitioner.crew.planning.assign import best_crew, side_by_side
+from partitioner.crew.planning.assign import EXACT, best_crew, side_by_side
 from partitioner.crew.planning.costs import Chain, Job, Span, makespan_s, timeline
 from partitioner.crew.planning.facts import ANSWERS, Facts
 from partitioner.crew.planning.methods import Allowed, Method, Methods
@@ -151,6 +151,8 @@ class _Maker:
     def __init__(self, facts: Facts, work: Work, methods: Methods, seed: int) -> None:
         self._facts, self._work, self._methods, self._seed = facts, work, methods, seed
 
+        self._places = {name: i for i, name in enumerate(facts.names)}
+
         @cache
         def best(name: str, crew: tuple[str, ...]) -> Method | None:
             return methods.best(work.of(name), crew)
@@ -163,10 +165,13 @@ class _Maker:
 
     def _seconds(self, name: str, crew: tuple[str, ...]) -> float:
         """Of training, and what trainers have to be worth."""
-        method = self._best(name, crew)
+        method = self._best(name, self._in_order(crew))
         if method is None:
             return math.inf
         return self._work.of(name).seen / method.pictures_per_s * _WORTH ** (len(crew) - 1)
+
+    def _in_order(self, crew: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(sorted(crew, key=self._places.__getitem__))
 
     def alone(self, name: str) -> Proposal | None:
         """Everything on one trainer."""
@@ -182,12 +187,17 @@ class _Maker:
         names = self._facts.names
         members = [n.name for n in self._work.networks if n.name != "teacher"]
         at_once = {"strict": members[:0], "lead": members, "star": members[1:]}[chain]
-        found = side_by_side(at_once, names, self._seconds, self._seed)
+        by_site = names
+        if len(names) > EXACT:
+            by_site = tuple(name for site in self._facts.sites for name in site)
+        found = side_by_side(at_once, by_site, self._seconds, self._seed)
         methods: dict[str, Method | None] = {}
         for network in self._work.networks:
             name = network.name
             crew = found.get(name) or best_crew(name, names, self._seconds)
-            methods[name] = self._best(name, crew) or self._whole_or_in_stages(network)
+            methods[name] = self._best(name, self._in_order(crew)) or self._whole_or_in_stages(
+                network
+            )
         return self._proposal(methods, chain=chain)
 
     def _whole_or_in_stages(self, network: Network) -> Method | None:

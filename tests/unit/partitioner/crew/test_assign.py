@@ -135,6 +135,6 @@ def test_search_keeps_the_sizes_of_groups_without_choices() -> None:
     def apart(labels: tuple[int, ...]) -> tuple[float, ...]:
         return (sum(a != b for a, b in zip(labels[::2], labels[1::2], strict=True)),)
 
-    found = search((0, 1, 2, 0, 1, 2), apart, seed=3)
+    found = search([(0, 1, 2, 0, 1, 2)], apart, seed=3)
     assert sorted(found) == [0, 0, 1, 1, 2, 2]
     assert apart(found) == (0,)

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partitioner.crew.machine.shares import link_shares
@@ -116,6 +116,7 @@ def test_bytes_of_means(codec: Codec) -> None:
     assert two_tier_bytes([(codec, count)], sites, "d") == pytest.approx(size)
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.integers(0, 3000), min_size=1, max_size=4),
     st.lists(st.floats(0.0, 1.0), min_size=2, max_size=5).filter(lambda w: sum(w) > 0.1),

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partitioner.crew.machine.shares import link_shares
@@ -96,6 +96,7 @@ def test_a_slower_line_is_a_link_of_its_own() -> None:
     assert changed.capacities["nuc > tower"] == 2e6
 
 
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.floats(0.1, 100), st.sets(st.sampled_from("abcd"), min_size=1)),

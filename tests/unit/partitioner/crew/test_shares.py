@@ -1,7 +1,7 @@
 """Parts by pace and shards by link."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -34,6 +34,7 @@ def test_shards_by_link(
         assert seconds(bandwidths, link_shares(bandwidths)) == pytest.approx(by_link_s)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.floats(0.1, 1000), min_size=3, max_size=8))
 def test_shards_by_link_solve_the_linear_program(bandwidths: list[float]) -> None:
     n = len(bandwidths)
@@ -59,6 +60,7 @@ def test_parts_by_pace() -> None:
     assert by_pace([1, 0], 5) == [5, 0]
 
 
+@settings(max_examples=50)
 @given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=9), st.integers(0, 5000))
 def test_parts_are_within_one_of_the_exact_ones(rates: list[float], total: int) -> None:
     parts = by_pace(rates, total)

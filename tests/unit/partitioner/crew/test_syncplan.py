@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdp.errors import ConfigError
@@ -169,6 +169,7 @@ SYNC = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(SYNC, st.sampled_from(["strict", "star"]))
 def test_plans_are_written_and_read(sync: NetworkSync, chain: str) -> None:
     plan = SyncPlan(chain=chain, network=(sync,))  # type: ignore[arg-type]
