@@ -6,6 +6,7 @@ again, those furthest on give their last checkpoint to all, and go on from the e
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch.distributed import ProcessGroup
@@ -75,7 +76,8 @@ def _met(
             meet = _next(network, control)
             continue
         try:
-            group = groups.of(network, meet.seq, meet.members)
+            # Of the collectives torch's types know only that a ProcessGroup has them.
+            group = cast(ProcessGroup, groups.of(network, meet.seq, meet.members))
             place = meet.members.index(control.rank)
             giver = next(i for i, weight in enumerate(meet.weights) if weight)
             _give(group, place, giver, checkpoint)

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import cast
 
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, TCPStore
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
 from partitioner.crew.machine.events import Rank
 
@@ -57,12 +56,12 @@ class Groups:
         #: How often a group was made.
         self.made = 0
 
-    def of(self, network: str, seq: int, members: Sequence[Rank]) -> ProcessGroup:
+    def of(self, network: str, seq: int, members: Sequence[Rank]) -> ProcessGroupGloo:
         """The group of meeting `seq`, in the order of `members`; raises GroupBroken."""
         kept = self._kept.get(network)
         if kept and kept.members == tuple(members) and kept.seq == self._committed(network):
             kept.seq = seq
-            return cast(ProcessGroup, kept.group)
+            return kept.group
         self.drop(network)
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [self._device]
@@ -75,7 +74,7 @@ class Groups:
             raise GroupBroken(f"{network}: meeting {seq} of {names}: {error}") from error
         self.made += 1
         self._kept[network] = _Kept(group, tuple(members), seq)
-        return cast(ProcessGroup, group)
+        return group
 
     def drop(self, network: str) -> None:
         """Free a network's group; members that still wait in it fail at once.
