@@ -13,7 +13,7 @@ from partitioner.crew.exchange.answers import FrozenPass, contribute, share_out
 from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.mean import Means
-from partitioner.crew.exchange.parameters import Rounds
+from partitioner.crew.exchange.parameters import CrewEnded, Rounds
 from partitioner.crew.exchange.store import StoreDesk, StoreTrainer
 from partitioner.crew.generations import train_in_generations
 from partitioner.crew.machine.events import Leave, Made, Refused, Start, Trainer
@@ -202,12 +202,16 @@ class Worker:
         for path in self._needed(job):
             if not path.exists():
                 self._ends.files.fetch(self._name(path), path)
-        if start.alone:
-            self._train(job, self._work)
-        elif job == "answers":
-            self._answers()
-        else:
-            self._together(job)
+        try:
+            if start.alone:
+                self._train(job, self._work)
+            elif job == "answers":
+                self._answers()
+            else:
+                self._together(job)
+        except CrewEnded as ended:
+            self._work.progress.note(str(ended))
+            return ""
         if job != "answers" or self._is_desk:
             for path in made(self._work, job):
                 self._ends.files.send(self._name(path), path)

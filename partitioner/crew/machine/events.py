@@ -89,7 +89,10 @@ class Waited(Event, frozen=True, tag="waited"):
 
 
 class Made(Event, frozen=True, tag="made"):
-    """A trainer has handed in the outcome of a job; `said` is what it tells the desk of it."""
+    """A trainer has handed in the outcome of a job; `said` is what it tells the desk of it.
+
+    Empty where it came too late to take part: it has no outcome, and is free.
+    """
 
     network: str
     said: Annotated[str, msgspec.Meta(max_length=1_000_000)] = ""

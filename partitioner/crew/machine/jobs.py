@@ -33,6 +33,8 @@ class Jobs:
         self._names: dict[Rank, str] = {}
         #: Planned trainers that have not joined yet: their jobs wait for them.
         self.awaited = {name for job in self._jobs.values() for name in job.by}
+        #: Ranks that came too late for a job, and rest until it is finished.
+        self._resting: set[tuple[str, Rank]] = set()
         #: Ranks at work, by job.
         self._running: dict[str, set[Rank]] = {}
 
@@ -59,7 +61,10 @@ class Jobs:
             self._names.pop(rank, None)
             self._free(rank)
         elif event.network in self._jobs and rank in self._names:
-            self._finished.add(event.network)
+            if event.said:
+                self._finished.add(event.network)
+            else:
+                self._resting.add((event.network, rank))
             self._free(rank)
         return self._starts()
 
@@ -85,7 +90,7 @@ class Jobs:
             elif self.awaited & set(job.by) or any(self.working(rank) is not None for rank in crew):
                 continue
             for rank in sorted(crew):
-                if self.working(rank) is None:
+                if self.working(rank) is None and (job.name, rank) not in self._resting:
                     self._running.setdefault(job.name, set()).add(rank)
                     starts.append((job.name, rank))
         return [
@@ -104,5 +109,6 @@ class Jobs:
             return set()  # another one trains it alone
         if planned or running:
             return planned
+        self._resting = {one for one in self._resting if one[0] != job.name}
         free = [rank for rank in self._names if self.working(rank) is None]
         return set(sorted(free)[:1])

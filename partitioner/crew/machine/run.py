@@ -51,7 +51,8 @@ class Run:
         if isinstance(event, Made):
             if event.rank not in self._machine.living:
                 return []
-            self.said.setdefault(event.network, event.said)
+            if event.said:
+                self.said.setdefault(event.network, event.said)
             return self._started(self._jobs.handle(event))
         before = dict(self._machine.living)
         actions = self._machine.handle(event)

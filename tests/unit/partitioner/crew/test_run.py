@@ -61,11 +61,12 @@ def test_a_crew_trains_in_rounds_and_then_the_next_network_starts() -> None:
     ]
     assert told(run, join(2, "nuc")) == [Accepted(rank=2, network="")]
     seqs: dict[int, int] = {}
+    actions: list[AnyAction] = []
     for rank in (0, 1):
-        entered = Waiting(rank=rank, network="member-0", pictures=0)
-        seqs |= {a.rank: a.seq for a in met(run, entered) if isinstance(a, Commit)}
-    # The first one rests only once the round closes, which its first step does.
-    actions = met(run, Ready(rank=0, network="member-0", pictures=4, since=seqs[0], claims=(0,)))
+        actions += met(run, Waiting(rank=rank, network="member-0", pictures=0))
+    seqs |= {a.rank: a.seq for a in actions if isinstance(a, Commit)}
+    # The second one waits until the first has closed its round.
+    actions += met(run, Ready(rank=0, network="member-0", pictures=4, since=seqs[0], claims=(0,)))
     assert Close(rank=0, network="member-0") in actions
     actions = met(run, Waiting(rank=0, network="member-0", pictures=4, since=seqs[0]))
     seqs |= {action.rank: action.seq for action in actions if isinstance(action, Commit)}
@@ -81,10 +82,10 @@ def test_a_crew_trains_in_rounds_and_then_the_next_network_starts() -> None:
         Start(rank=2, network="member-1", alone=True)
     ]
     assert not run.finished
-    left = told(run, Made(rank=1, network="member-0"), Made(rank=2, network="member-1"))
+    left = told(run, Made(rank=1, network="member-0"), Made(rank=2, network="member-1", said="{}"))
     assert left == [Leave(rank=rank, network="") for rank in range(3)]
     assert run.finished
-    assert run.said == {"member-0": "{}", "member-1": ""}
+    assert run.said == {"member-0": "{}", "member-1": "{}"}
 
 
 def test_a_crew_that_was_lost_as_a_whole_begins_anew() -> None:
