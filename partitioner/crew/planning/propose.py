@@ -1,8 +1,8 @@
 """Plans of training together in the order of their predicted seconds, and the refusal. Pure."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 from mdp.errors import PlanRefused
@@ -77,6 +77,18 @@ def propose(
     return sorted(different.values(), key=_rank)
 
 
+def predict(plan: SyncPlan, facts: Facts, work: Work) -> Proposal | None:
+    """A given plan, without contradictions, with its schedule; None where one is not predictable.
+
+    That is: it needs a pace or a line that was not measured, or a round shorter than four steps.
+    """
+    methods = Methods(facts, "any")
+    found = {n.name: methods.predicted(n, plan.of(n.name)) for n in work.networks}
+    lead = _LEAD if plan.lead is None else plan.lead
+    proposal = _proposal(found, facts, work, plan.chain, lead, plan.answers.by)
+    return proposal and replace(proposal, plan=plan)
+
+
 def _rank(proposal: Proposal) -> tuple[float, int]:
     return proposal.seconds, len(proposal.trainers)
 
@@ -149,7 +161,7 @@ class _Maker:
     """Proposals of one set of methods."""
 
     def __init__(self, facts: Facts, work: Work, methods: Methods, seed: int) -> None:
-        self._facts, self._work, self._methods, self._seed = facts, work, methods, seed
+        self._facts, self._work, self._seed = facts, work, seed
 
         self._places = {name: i for i, name in enumerate(facts.names)}
 
@@ -176,11 +188,22 @@ class _Maker:
     def alone(self, name: str) -> Proposal | None:
         """Everything on one trainer."""
         crew = (name,)
-        return self._proposal({n.name: self._best(n.name, crew) for n in self._work.networks}, crew)
+        return self._proposal(self._all(crew), answering=crew)
 
     def together(self, crew: tuple[str, ...]) -> Proposal | None:
         """Every network on the same crew."""
-        return self._proposal({n.name: self._best(n.name, crew) for n in self._work.networks})
+        return self._proposal(self._all(crew))
+
+    def _all(self, crew: tuple[str, ...]) -> dict[str, Method | None]:
+        return {network.name: self._best(network.name, crew) for network in self._work.networks}
+
+    def _proposal(
+        self,
+        methods: Mapping[str, Method | None],
+        chain: Chain = "strict",
+        answering: tuple[str, ...] = (),
+    ) -> Proposal | None:
+        return _proposal(methods, self._facts, self._work, chain, answering=answering)
 
     def chained(self, chain: Chain) -> Proposal | None:
         """The best crews for a chain."""
@@ -198,49 +221,47 @@ class _Maker:
             methods[name] = self._best(name, self._in_order(crew)) or self._whole_or_in_stages(
                 network
             )
-        return self._proposal(methods, chain=chain)
+        return self._proposal(methods, chain)
 
     def _whole_or_in_stages(self, network: Network) -> Method | None:
         return self._in_stages(network.name) if network.name == "teacher" else None
 
-    def _proposal(
-        self,
-        methods: dict[str, Method | None],
-        answering: tuple[str, ...] = (),
-        chain: Chain = "strict",
-    ) -> Proposal | None:
-        """A plan with its schedule; None where a network has no method."""
-        jobs: list[Job] = []
-        chosen: list[Method] = []
-        for network in self._work.networks:
-            method = methods[network.name]
-            if method is None:
-                return None
-            chosen.append(method)
-            seconds = network.seen / method.pictures_per_s
-            jobs.append(Job(network.name, method.sync.crew, seconds))
-        by: tuple[str, ...] = ()
-        if self._work.answers is not None:
-            passes, desk = self._work.answers, self._facts.names[0]
-            some = Methods(_only(self._facts, answering), self._methods.allowed)
-            by, rate = some.answers(passes, answering[0] if answering else desk)
-            if not by:
-                return None
-            place = sum(job.name == "teacher" for job in jobs)
-            jobs.insert(place, Job(ANSWERS, by, passes.pictures / rate))
-        plan = SyncPlan(
-            facts=self._facts.digest,
-            chain=chain,
-            lead=_LEAD if chain == "lead" else None,
-            answers=Answers(by=by),
-            network=tuple(method.sync for method in chosen),
-        )
-        spans = timeline(jobs, chain, _LEAD if chain == "lead" else 1.0)
-        return Proposal(plan, tuple(chosen), tuple(spans))
 
+def _proposal(
+    methods: Mapping[str, Method | None],
+    facts: Facts,
+    work: Work,
+    chain: Chain = "strict",
+    lead: float = _LEAD,
+    answering: tuple[str, ...] = (),
+) -> Proposal | None:
+    """A plan with its schedule; None where a network has no method, or nobody answers.
 
-def _only(facts: Facts, names: tuple[str, ...]) -> Facts:
-    """The facts of some trainers; of all, if none are named."""
-    if not names:
-        return facts
-    return Facts(trainer=tuple(trainer for trainer in facts.trainer if trainer.name in names))
+    Frozen passes are of `answering`, or of all; a trainer alone is its own desk.
+    """
+    jobs: list[Job] = []
+    chosen: list[Method] = []
+    for network in work.networks:
+        method = methods[network.name]
+        if method is None:
+            return None
+        chosen.append(method)
+        crew = method.sync.crew or facts.names
+        jobs.append(Job(network.name, crew, network.seen / method.pictures_per_s))
+    by: tuple[str, ...] = ()
+    if work.answers is not None:
+        names = answering or facts.names
+        desk = names[0] if len(names) == 1 else facts.names[0]
+        by, rate = Methods(facts).answers(work.answers, names, desk)
+        if not by:
+            return None
+        place = sum(job.name == "teacher" for job in jobs)
+        jobs.insert(place, Job(ANSWERS, by, work.answers.pictures / rate))
+    plan = SyncPlan(
+        facts=facts.digest,
+        chain=chain,
+        lead=lead if chain == "lead" else None,
+        answers=Answers(by=by),
+        network=tuple(method.sync for method in chosen),
+    )
+    return Proposal(plan, tuple(chosen), tuple(timeline(jobs, chain, lead)))

@@ -10,8 +10,13 @@ from mdp.errors import PlanRefused
 from partitioner.crew.planning.costs import Chain
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.methods import Methods, round_pictures
-from partitioner.crew.planning.propose import Proposal, choose, propose, quickest_alone
-from partitioner.crew.planning.syncplan import contradictions, is_exact_plan
+from partitioner.crew.planning.propose import Proposal, choose, predict, propose, quickest_alone
+from partitioner.crew.planning.syncplan import (
+    NetworkSync,
+    SyncPlan,
+    contradictions,
+    is_exact_plan,
+)
 from partitioner.crew.planning.work import FrozenPasses, Network, Work
 from tests.unit.partitioner.crew.fleets import MBIT, lines, three, trainers, two_sites
 
@@ -118,6 +123,26 @@ def test_a_trainer_that_delays_each_round_is_left_out() -> None:
     assert choose(propose(facts, work), facts, work).trainers == {"desk", "tower"}
 
 
+@pytest.mark.parametrize(("shares", "kept"), [("equal", 0.40), ("pace", 1.0)])
+def test_a_given_plan_is_predicted(shares: str, kept: float) -> None:
+    """One of four is three times slower, over quick lines."""
+    facts = fleet({"a": 27.0, "b": 27.0, "c": 27.0, "d": 9.0}, mbit=1e6)
+    work = Work(networks=members(1))
+    sync = NetworkSync(name="member-0", shares=shares)  # type: ignore[arg-type]
+    found = predict(SyncPlan(network=(sync,)), facts, work)
+    assert found is not None
+    together = sum(t.gflops or 0.0 for t in facts.trainer) / 3.5
+    assert found.methods[0].pictures_per_s / together == pytest.approx(kept, abs=0.01)
+    assert found.words == "a, b, c and d (strict)"
+
+
+def test_an_empty_plan_is_that_of_all() -> None:
+    found = predict(SyncPlan(), three(), TWO)
+    assert found is not None
+    assert found.trainers == set(three().names)
+    assert predict(SyncPlan(), Facts(trainer=three().trainer), TWO) is None  # no lines
+
+
 def test_nobody_can() -> None:
     work = Work(networks=members(2))
     for facts in (fleet({"a": 10.0, "b": 10.0}, 100, memory_bytes=10**6), three()):
@@ -156,7 +181,7 @@ def test_frozen_passes_are_shared_out_after_the_teacher() -> None:
     named = trainers({n: {"answers": p, "member-0": 10 * p} for n, p in paces.items()})
     facts = Facts(trainer=named, line=lines(dict.fromkeys(paces, 20 * MBIT)))
     work = Work(networks=members(1), answers=FrozenPasses(pictures=100_000, classes=1000))
-    by, rate = Methods(facts).answers(FrozenPasses(pictures=1, classes=1000), "desk")
+    by, rate = Methods(facts).answers(FrozenPasses(pictures=1, classes=1000), facts.names, "desk")
     assert (by, rate) == (("desk", "tower", "nuc"), 70)
     best = propose(facts, work)[0]
     spans = {(s.trainer, s.what): s for s in best.spans}
@@ -168,7 +193,10 @@ def test_frozen_passes_are_shared_out_after_the_teacher() -> None:
         trainer=trainers({n: {"answers": 5000.0} for n in paces}),
         line=lines(dict.fromkeys(paces, 20 * MBIT)),
     )
-    assert Methods(quick).answers(FrozenPasses(pictures=1, classes=1000), "desk")[1] == 6250
+    assert (
+        Methods(quick).answers(FrozenPasses(pictures=1, classes=1000), quick.names, "desk")[1]
+        == 6250
+    )
     alone = quickest_alone(propose(facts, work))
     assert alone is not None
     assert alone.plan.answers.by == ("desk",)
@@ -208,6 +236,10 @@ def test_every_proposal_is_legal_and_does_all(gflops: list[float], mbit: float, 
         assert contradictions(proposal.plan, facts, work) == []
         assert [s.name for s in proposal.plan.network] == [n.name for n in work.networks]
         assert {span.what for span in proposal.spans} == {n.name for n in work.networks}
+        again = predict(proposal.plan, facts, work)
+        assert again is not None
+        assert again.plan == proposal.plan
+        assert again.seconds == pytest.approx(proposal.seconds)
         assert_one_thing_at_a_time(proposal)
 
 
