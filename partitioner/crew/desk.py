@@ -7,34 +7,35 @@ a run folder of its own.
 
 import hashlib
 import math
-import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from torch._C._distributed_c10d import TCPStore
 
 from mdp import __version__
 from mdp.errors import InputError
-from mdp.files import Record
+from mdp.files import Record, write_toml
 from mdp.formats.plan import Plan
-from partitioner.crew.exchange.address import checked, exposed
+from partitioner.crew.exchange.address import checked, exposed, own_address
 from partitioner.crew.exchange.control import Desk, Hand, connect, put, serve_store
 from partitioner.crew.exchange.files import fetch_file, send_file
 from partitioner.crew.exchange.groups import Groups, timeout_s
 from partitioner.crew.exchange.store import StoreDesk, StoreTrainer
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.machine.events import Schedule, Waited
-from partitioner.crew.machine.jobs import Jobs
+from partitioner.crew.machine.jobs import Job, Jobs
 from partitioner.crew.machine.run import Run
 from partitioner.crew.machine.schedule import Everyone, Exact, Machine
 from partitioner.crew.machine.watch import Watch
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import SyncPlan
+from partitioner.crew.probe import facts_of, measure, probe_jobs
 from partitioner.crew.worker import Crews, Ends, Outcome, Worker, jobs_of, made
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from partitioner.run.folder import RunFolder
@@ -55,10 +56,12 @@ class Begin(Record, frozen=True, kw_only=True):
     """What a trainer has to know before it can join."""
 
     version: str
+    names: tuple[str, ...]
     settings: Settings
     plan: Plan
-    crew: SyncPlan
-    facts: Facts
+    #: None where trainers and lines are measured.
+    crew: SyncPlan | None = None
+    facts: Facts | None = None
 
 
 class StoreFiles:
@@ -104,41 +107,78 @@ def train_together(
     def schedule_of(network: str, members: set[int]) -> Schedule:
         return _schedule(work, plan, facts, network, members)
 
-    digest = data_digest(work.data)
+    begin = Begin(
+        version=__version__,
+        names=facts.names,
+        settings=work.settings,
+        plan=work.plan,
+        crew=plan,
+        facts=facts,
+    )
+
+    def take_part(ends: Ends, store: TCPStore) -> None:
+        for job in finished:
+            for path in made(work, job):
+                ends.files.send(path.relative_to(run.path).as_posix(), path)
+        for k, path in work.weights.items():
+            ends.files.send(f"weights-{k}", path)
+        with _groups(ends.control, store, facts.names[0]) as groups:
+            crews = Crews(plan=plan, facts=facts, control=ends.control, groups=groups, store=store)
+            Worker(work, ends, crews, checkpoint).run()
+
+    call = Call(facts.trainer[0].address, folder, begin, data_digest(work.data), wait_s)
+    said = _lead(call, jobs, finished, schedule_of, take_part, work.progress)
+    for network, outcome in said.items():
+        curve = msgspec.json.decode(outcome, type=Outcome).curve
+        if curve and network not in run.kept_curves():
+            run.keep_curve(network, curve)
+
+
+class Call(NamedTuple):
+    """Where a desk listens, and for whom."""
+
+    address: str
+    folder: CrewFolder
+    begin: Begin
+    digest: str
+    wait_s: float
+
+
+def _lead(
+    call: Call,
+    jobs: Sequence[Job],
+    finished: Sequence[str],
+    schedule_of: Callable[[str, set[int]], Schedule],
+    take_part: Callable[[Ends, TCPStore], None],
+    progress: Progress,
+) -> dict[str, str]:
+    """Be the desk of `jobs` until all are done; returns what was said of each outcome."""
+    address, folder, begin, digest, wait_s = call
+    token = folder.token()
     machine = Run(
         Machine(digest, {job.name: job.by for job in jobs}, {}), Jobs(jobs, finished), schedule_of
     )
-    folder.log.unlink(missing_ok=True)
-    host, port = checked(facts.trainer[0].address)
+    host, port = checked(address)
     if said := exposed(host):
-        work.progress.note(said)
+        progress.note(said)
     store = serve_store(host, port)
-    watch = Watch(timeout_s(0.0))
-    desk = Desk(store, machine, watch, folder.token(), folder.log)
+    desk = Desk(store, machine, Watch(timeout_s(0.0)), token, folder.log)
     try:
-        control = Hand(host, store.port)  # the first: its rank is 0
-        begin = Begin(
-            version=__version__, settings=work.settings, plan=work.plan, crew=plan, facts=facts
-        )
+        control = Hand(host, store.port)  # the first, whose rank is 0
         put(store, "begin", msgspec.json.encode(begin))
-        share = StoreDesk(connect(host, store.port), "answers")
-        with _ends(control, share) as ends:
-            for job in finished:
-                for path in made(work, job):
-                    ends.files.send(path.relative_to(run.path).as_posix(), path)
-            for k, path in work.weights.items():
-                ends.files.send(f"weights-{k}", path)
-            control.join(facts.names[0], digest, folder.token())
+        with _ends(control, StoreDesk(connect(host, store.port), "answers")) as ends:
+            control.join(begin.names[0], digest, token)
             patience = threading.Timer(wait_s, lambda: control.report(Waited(rank=0)))
             patience.daemon = True
             patience.start()
-            _work(work, plan, facts, ends, store, facts.names[0], checkpoint)
-            patience.cancel()
+            try:
+                take_part(ends, store)
+            finally:
+                patience.cancel()
         _let_leave(desk)
     finally:
         desk.close()
-    for network, said in machine.said.items():
-        _keep(work, network, said)
+    return machine.said
 
 
 def _is_made(work: Work, job: str) -> bool:
@@ -181,45 +221,19 @@ def _ends(control: Hand, share: StoreDesk | None = None) -> Iterator[Ends]:
         control.close()
 
 
-def _work(
-    work: Work,
-    plan: SyncPlan,
-    facts: Facts,
-    ends: Ends,
-    names: TCPStore,
-    name: str,
-    checkpoint: Path | None = None,
-) -> None:
-    """Do jobs until all is done."""
-    control = ends.control
-    assert isinstance(control, Hand)
+@contextmanager
+def _groups(control: Hand, store: TCPStore, name: str) -> Iterator[Groups]:
+    """This trainer's groups; says its name to the others."""
     host, port = control.address
     meeting_s = timeout_s(0.0)
-    store = connect(host, port, timeout=timedelta(seconds=meeting_s))
-    groups = Groups(store, control.rank, own_address(host, port), control.committed, meeting_s)
-    put(names, f"name/{control.rank}", name.encode())
+    own = connect(host, port, timeout=timedelta(seconds=meeting_s))
+    put(store, f"name/{control.rank}", name.encode())
+    put(store, f"rank/{name}", str(control.rank).encode())
+    groups = Groups(own, control.rank, own_address(host, port), control.committed, meeting_s)
     try:
-        Worker(
-            work,
-            ends,
-            Crews(
-                plan=plan,
-                facts=facts,
-                control=control,
-                groups=groups,
-                name_of=lambda rank: names.get(f"name/{rank}").decode(),
-            ),
-            checkpoint,
-        ).run()
+        yield groups
     finally:
         groups.close()
-
-
-def own_address(host: str, port: int) -> str:
-    """The own address on the way to a desk."""
-    with socket.create_connection((host, port), timeout=5.0) as connection:
-        address: str = connection.getsockname()[0]
-    return address
 
 
 def _let_leave(desk: Desk) -> None:
@@ -227,13 +241,6 @@ def _let_leave(desk: Desk) -> None:
     until_s = time.monotonic() + _LEAVE_S
     while desk.living and time.monotonic() < until_s:
         time.sleep(0.05)
-
-
-def _keep(work: Work, network: str, said: str) -> None:
-    """Note what a trainer said of a network that it has trained."""
-    outcome = msgspec.json.decode(said, type=Outcome)
-    if outcome.curve and network not in work.run.kept_curves():
-        work.run.keep_curve(network, outcome.curve)
 
 
 def join(
@@ -248,8 +255,8 @@ def join(
     begin = msgspec.json.decode(store.get("begin"), type=Begin)
     if begin.version != __version__:
         raise InputError(f"{address}: the desk has version {begin.version}, this is {__version__}")
-    if name not in begin.facts.names:
-        known = ", ".join(begin.facts.names[1:])
+    if name not in begin.names:
+        known = ", ".join(begin.names[1:])
         raise InputError(f"--name: expected a trainer of the plan ({known}), got {name!r}")
     facts = begin.settings.data
     pictures = open_dataset(data, limit_train=facts.limit_train, limit_test=facts.limit_test)
@@ -257,10 +264,13 @@ def join(
     with folder.locked():
         own = msgspec.structs.replace(facts, source=pictures.source)
         settings = msgspec.structs.replace(begin.settings, data=own)
-        folder.start_or_continue(settings, begin.plan)
         control = Hand(host, port)
-        with _ends(control) as ends:
+        with _ends(control) as ends, _groups(control, store, name) as groups:
             control.join(name, data_digest(pictures), token)
+            if begin.crew is None or begin.facts is None:
+                measure(control, groups, store, begin.plan, settings)
+                return
+            folder.start_or_continue(settings, begin.plan)
             weights = {
                 a.k: folder.cache / f"weights-{a.k}.safetensors"
                 for a in begin.plan.assignments
@@ -269,4 +279,37 @@ def join(
             for k, path in weights.items():
                 ends.files.fetch(f"weights-{k}", path)
             work = Work(folder, settings, begin.plan, pictures, progress, weights)
-            _work(work, begin.crew, begin.facts, ends, store, name)
+            crews = Crews(
+                plan=begin.crew, facts=begin.facts, control=control, groups=groups, store=store
+            )
+            Worker(work, ends, crews).run()
+
+
+def probe(
+    address: str,
+    names: Sequence[str],
+    folder: CrewFolder,
+    plan: Plan,
+    settings: Settings,
+    digest: str,
+    progress: Progress,
+    *,
+    wait_s: float = WAIT_S,
+) -> Facts:
+    """Measure trainers and lines, as the desk `names[0]`; trainers that do not come are left out.
+
+    Writes facts.toml. Raises InputError.
+    """
+    begin = Begin(version=__version__, names=tuple(names), settings=settings, plan=plan)
+
+    def take_part(ends: Ends, store: TCPStore) -> None:
+        with _groups(ends.control, store, names[0]) as groups:
+            measure(ends.control, groups, store, plan, settings)
+
+    call = Call(address, folder, begin, digest, wait_s)
+    said = _lead(
+        call, probe_jobs(names), (), lambda network, _: Exact(network, 1), take_part, progress
+    )
+    facts = facts_of(names, address, said)
+    write_toml(folder.facts_file, facts)
+    return facts

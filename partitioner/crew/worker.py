@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
+from torch._C._distributed_c10d import TCPStore
 
 from mdp.errors import MDPError
 from partitioner.crew.exchange.answers import FrozenPass, contribute, share_out
+from partitioner.crew.exchange.control import Hand
 from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.mean import Means
@@ -87,7 +89,7 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Ends:
     """A trainer's connections to the desk; each is used by one thread."""
 
-    control: Trainer
+    control: Hand
     files: Files
     answers: StoreTrainer
     rows: StoreTrainer
@@ -103,8 +105,8 @@ class Crews:
     facts: Facts
     control: Trainer
     groups: Groups
-    #: Rank -> name, also of trainers that join later.
-    name_of: Callable[[int], str]
+    #: Where trainers say their names.
+    store: TCPStore
 
     def rounds(self, network: str) -> Synchroniser:
         """Means of parameters."""
@@ -137,6 +139,10 @@ class Crews:
         uplink, sites = _ByRank(self._uplink), _ByRank(self._site)
         return Means(route=sync.way, shards=sync.shards, uplink=uplink, sites=sites)
 
+    def name_of(self, rank: int) -> str:
+        """The name of a trainer."""
+        return self.store.get(f"name/{rank}").decode()
+
     def _pace(self, network: str, rank: int) -> float:
         return self.facts.of(self.name_of(rank)).pictures_per_s.get(network, 1.0)
 
@@ -164,6 +170,18 @@ class _ByRank(Mapping[int, T]):
         return 0
 
 
+def next_job(control: Trainer) -> Start | None:
+    """Wait for the next job; None when all is done. Raises RunRefused."""
+    while True:
+        action = control.poll(LOOK_S)
+        if isinstance(action, Leave):
+            return None
+        if isinstance(action, Refused) and not action.network:
+            raise RunRefused(action.reason)
+        if isinstance(action, Start):
+            return action
+
+
 class Worker:
     """One trainer, from its acceptance to the end of the run."""
 
@@ -183,18 +201,10 @@ class Worker:
 
     def run(self) -> None:
         """Do jobs until the desk says that all is done; raises RunRefused."""
-        while True:
-            action = self._ends.control.poll(LOOK_S)
-            if isinstance(action, Leave):
-                if action.reason:
-                    raise RunRefused(action.reason)
-                return
-            if isinstance(action, Refused) and not action.network:
-                raise RunRefused(action.reason)
-            if isinstance(action, Start):
-                said = self._do(action)
-                made = Made(rank=self._ends.control.rank, network=action.network, said=said)
-                self._ends.control.report(made)
+        control = self._ends.control
+        while (start := next_job(control)) is not None:
+            said = self._do(start)
+            control.report(Made(rank=control.rank, network=start.network, said=said))
 
     def _do(self, start: Start) -> str:
         """Do a job and hand its outcome in; returns what the desk is told beside it, as JSON."""

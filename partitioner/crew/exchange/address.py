@@ -59,3 +59,10 @@ def exposed(host: str) -> str:
     """What to say once of a desk that listens on `host`; empty for loopback."""
     ip = ipaddress.ip_address(host.partition("%")[0])
     return "" if ip.is_loopback else EXPOSED.format(host=host)
+
+
+def own_address(host: str, port: int) -> str:
+    """The own address on the way to a desk."""
+    with socket.create_connection((host, port), timeout=5.0) as connection:
+        address: str = connection.getsockname()[0]
+    return address

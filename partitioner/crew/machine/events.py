@@ -116,9 +116,7 @@ class Start(Action, frozen=True, tag="start"):
 
 
 class Leave(Action, frozen=True, tag="leave"):
-    """All is done; `reason` is empty, or why the desk ends."""
-
-    reason: str = ""
+    """All is done."""
 
 
 class Close(Action, frozen=True, tag="close"):
