@@ -173,8 +173,9 @@ class Log:
 class Desk:
     """Reads the log, asks the machine, posts its actions; a thread of the desk's process.
 
-    The log is written to a file, from which `replay` gives the same actions. Who is lost is decided
-    by `watch`. Where the desk itself fails (a full disk), every trainer is told why and ends.
+    The log is written to a file anew, from which `replay` gives the same actions. Who is lost is
+    decided by `watch`. Where the desk itself fails (a full disk), every trainer is told why. Raises
+    InputError where the file cannot be opened.
     """
 
     def __init__(
@@ -184,6 +185,12 @@ class Desk:
         self._address = store.host, store.port
         self._living: set[Rank] = set()
         self._ending = threading.Event()
+        self._failed = ""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = path.open("wb", buffering=0)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror}") from error
         # The store's own connection belongs to who made it.
         self._log = Log(connect(*self._address))
         self._bell = connect(*self._address)
@@ -193,6 +200,16 @@ class Desk:
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def living(self) -> frozenset[Rank]:
+        """Trainers that take part: until they have left, they may still read their mailboxes."""
+        return frozenset(self._living)
+
+    @property
+    def dropped(self) -> int:
+        """Entries that were too large or no entries."""
+        return self._log.dropped
 
     def close(self) -> None:
         """Stop reading; trainers that are still there are left to themselves."""
@@ -208,52 +225,62 @@ class Desk:
             self._bell.set("bell", "1")
 
     def _serve(self) -> None:
-        reason = "the desk has ended"
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab", buffering=0) as file:
-                while not self._ending.is_set():
-                    for rank, entry in self._log.take():
-                        self._take(rank, entry, file)
-                    for rank in self._watch.lost(time.monotonic()):
-                        self._handle(Gone(rank=rank), file)
-        except OSError as error:
-            reason = f"{self._path}: cannot be written: {error.strerror}"
-        except DistError:
-            return
-        except ValueError as error:
-            reason = f"the log contradicts itself: {error}"
-        with contextlib.suppress(DistError):
-            for rank in sorted(self._living):
-                self._log.post(Refused(rank=rank, network="", reason=reason))
+        with contextlib.suppress(DistError), self._file:
+            while not self._ending.is_set():
+                for rank, entry in self._log.take():
+                    self._take(rank, entry)
+                for rank in self._watch.lost(time.monotonic()):
+                    self._handle(Gone(rank=rank))
 
-    def _take(self, rank: Rank, entry: Entry, file: IO[bytes]) -> None:
+    def _take(self, rank: Rank, entry: Entry) -> None:
         event = entry.event
         if event is None:
             if rank in self._living:
                 self._watch.heard(rank, time.monotonic())
-        elif isinstance(event, Joined) and not hmac.compare_digest(
-            entry.token.encode(), self._token.encode()
-        ):
-            reason = "expected the token of the desk's key folder, got another"
-            self._log.post(Refused(rank=rank, network="", reason=reason))
-        elif isinstance(event, Joined) or rank in self._living:
-            self._handle(event, file)
+        elif isinstance(event, Joined):
+            if not hmac.compare_digest(entry.token.encode(), self._token.encode()):
+                self._refuse(rank, "expected the token of the desk's key folder, got another")
+            elif self._failed:
+                self._refuse(rank, self._failed)
+            else:
+                self._handle(event)
+        elif rank in self._living:
+            self._handle(event)
 
-    def _handle(self, event: AnyEvent, file: IO[bytes]) -> None:
+    def _handle(self, event: AnyEvent) -> None:
         now_s = time.monotonic()
         if isinstance(event, Joined):
             self._living.add(event.rank)
-        actions = self._machine.handle(event)
-        # Written first: what trainers are told is in the file.
-        file.write(msgspec.json.encode(Line(now_s, event, actions)) + b"\n")
+        try:
+            actions = self._machine.handle(event)
+            # Written first: what trainers are told is in the file.
+            self._file.write(msgspec.json.encode(Line(now_s, event, actions)) + b"\n")
+        except (OSError, ValueError) as error:
+            self._fail(error)
+            return
         self._watch.saw(event, now_s)
         for action in actions:
             self._log.post(action)
             self._watch.told(action, now_s)
             if isinstance(action, Refused) and not action.network:
-                self._living.discard(action.rank)
-                self._watch.saw(Gone(rank=action.rank), now_s)
+                self._forget(action.rank)
+
+    def _fail(self, error: OSError | ValueError) -> None:
+        """Nothing can be decided any more: all are told why, also who comes later."""
+        if isinstance(error, OSError):
+            self._failed = f"{self._path}: cannot be written: {error.strerror}"
+        else:
+            self._failed = f"the log contradicts itself: {error}"
+        for rank in sorted(self._living):
+            self._refuse(rank, self._failed)
+
+    def _refuse(self, rank: Rank, reason: str) -> None:
+        self._log.post(Refused(rank=rank, network="", reason=reason))
+        self._forget(rank)
+
+    def _forget(self, rank: Rank) -> None:
+        self._living.discard(rank)
+        self._watch.saw(Gone(rank=rank), time.monotonic())
 
 
 def replay(path: Path, machine: Schedule) -> Iterator[tuple[list[AnyAction], list[AnyAction]]]:
@@ -284,7 +311,7 @@ class Hand:
         self._rank: Rank = self._sending.add("ranks", 1) - 1
         self._sent = 0
         self._heard_s = time.monotonic()
-        self._lost = self._ended = False
+        self._lost = False
         self._since: dict[str, int] = {}
         self._committed: dict[str, int] = {}
         self._claimed: dict[str, list[int]] = {}
@@ -348,7 +375,6 @@ class Hand:
         """Leave."""
         if not self._lost:
             self._append(Entry(Gone(rank=self._rank)))
-        self._ended = True
         self._out.put(None)
         for thread in self._threads:
             thread.join(_CLOSING_S)
@@ -412,7 +438,7 @@ class Hand:
                 self._receiving.delete_key(key)
                 number += 1
                 self._in.put(action)
-                if self._ended:
+                if isinstance(action, Refused) and not action.network:
                     return
         except DistError:
             self._lost = True

@@ -26,8 +26,9 @@ class Claims:
         """
         batches = {claim for claim in claims if claim < self.total}
         others = [done for other, done in self._pending.items() if other != rank]
-        if doubled := sorted(batches & self.committed.union(*others)):
-            raise ValueError(f"trainer {rank}: batch {doubled[0]} is done already")
+        for batch in batches:
+            if any(batch in done for done in (self.committed, *others)):
+                raise ValueError(f"trainer {rank}: batch {batch} is done already")
         self._pending.setdefault(rank, set()).update(batches)
 
     def commit(self, rank: Rank) -> None:

@@ -152,7 +152,8 @@ class _Rounds:
         self._failures = 0 if blamed or lost else self._failures + 1
         if self._failures == ATTEMPTS:
             names = ", ".join(map(str, living))
-            return self._end(f"{self.network}: {ATTEMPTS} means failed: {names} reach not all")
+            reason = f"{ATTEMPTS} means of {names} failed: they do not all reach each other"
+            return self._end(f"{self.network}: {reason}")
         return []
 
     def _commit(self, meeting: _Meeting, living: list[Rank]) -> list[AnyAction]:
@@ -239,7 +240,7 @@ class _Rounds:
 
 
 class Everyone(_Rounds):
-    """Means of parameters, each when all together have done `every_pictures`.
+    """Means of parameters, each when all together have done `every_pictures`, or somebody comes.
 
     The epoch has `batches` and ends with a mean. Weights are pictures since the last mean, 0 for
     newcomers. Who sends a number that is not finite is left out of the mean once; a second time
@@ -258,7 +259,8 @@ class Everyone(_Rounds):
         self.claims.done(event.rank, event.claims)
 
     def _due(self) -> bool:
-        return sum(member.pictures for member in self.members.values()) >= self.every_pictures
+        pictures = sum(member.pictures for member in self.members.values())
+        return pictures >= self.every_pictures or len(self._holders()) < len(self.members)
 
     def _all_rest(self) -> list[AnyAction]:
         holders = self._holders()
