@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.crew.played import Case, Cases, ideal_s
+from benchmarks.crew.played import Case, Cases, ideal_s, seconds
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.results import RESULTS
 from mdp.files import write_json
@@ -77,13 +77,16 @@ def run(cases: Sequence[Case], trainers: int) -> list[dict[str, Any]]:
         ]
         if sum(process.wait() for process in started):
             raise SystemExit("a trainer failed")
-        said = msgspec.json.decode((folder / "said-0.json").read_bytes())
+        said = [
+            msgspec.json.decode((folder / f"said-{rank}.json").read_bytes())
+            for rank in range(trainers)
+        ]
     return [
         {
             "name": case.name,
-            "seconds": round(said[case.name]["seconds"], 2),
+            "seconds": round(seconds(case.name, said), 2),
             "never_waiting_s": round(ideal_s(case), 2),
-            "kept": round(ideal_s(case) / said[case.name]["seconds"], 3),
+            "kept": round(ideal_s(case) / seconds(case.name, said), 3),
         }
         for case in cases
     ]

@@ -7,10 +7,9 @@ so that many trainers fit on few cores. `python -m benchmarks.crew.played FOLDER
 
 import hashlib
 import io
-import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -150,17 +149,15 @@ class Trainer:
     def __init__(self, case: Case, cases: Cases, rank: int, folder: Path) -> None:
         self.case, self.cases, self.rank, self.folder = case, cases, rank, folder
         self.module = Network(case.layers, case.width)
-        self.started_s: float | None = None
-        self.ends_s: list[float] = []
+        self.first_s: float | None = None
 
     def loss_of(self, network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
         """Take the time of these pictures."""
         now_s = time.monotonic()
-        if self.started_s is None:
-            self.started_s = now_s
-        self.ends_s.append(now_s)
+        if self.first_s is None:
+            self.first_s = now_s
         module = self.module
-        module.step_s = step_s(self.case, self.rank, len(index), now_s - self.started_s)
+        module.step_s = step_s(self.case, self.rank, len(index), now_s - self.first_s)
         return {"loss": network(torch.ones(len(index), self.case.width)).square().mean()}
 
     def run(self) -> dict[str, Any]:
@@ -177,9 +174,11 @@ class Trainer:
             name=case.name, pictures=count, schedule=schedule, seed=3, autocast="fp32",
             checkpoint=self.folder / f"{case.name}-{self.rank}.pt", sync=sync,
         )  # fmt: skip
-        curve = fit(self.module, stage, self.loss_of, Progress(io.StringIO()))
-        own = [b - a for a, b in zip(self.ends_s, self.ends_s[1:], strict=False)]
-        return {"seconds": curve[-1]["seconds"], "own_steps": len(own) + 1}
+        fit(self.module, stage, self.loss_of, Progress(io.StringIO()))
+        return self._took()
+
+    def _took(self) -> dict[str, Any]:
+        return {"first_s": self.first_s, "end_s": time.monotonic()}
 
     def _alone(self) -> dict[str, Any]:
         return self._fit(EveryStep(Crew())) if self.rank == 0 else {}
@@ -254,14 +253,12 @@ class Trainer:
 
     def _stepwise(self, step: Any, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
         distributed.barrier()
-        started_s = time.monotonic()
         index: Any = range(self.case.pictures)
         for number in range(1, self.case.steps + 1):
             optimiser.zero_grad()
             torch.autograd.backward(self.loss_of(self.module, index, 0)["loss"])
             step(number)
-        distributed.barrier()
-        return {"seconds": time.monotonic() - started_s, "own_steps": self.case.steps}
+        return self._took()
 
 
 def main() -> None:
@@ -279,14 +276,15 @@ def main() -> None:
         said[case.name] = Trainer(case, cases, rank, folder).run()
         (folder / f"said-{rank}.json").write_bytes(msgspec.json.encode(said))
         if rank == 0:
-            print(case.name, round(said[case.name]["seconds"], 2), flush=True)
+            print(case.name, flush=True)
     distributed.barrier()
     distributed.destroy_process_group()
 
 
-def median_s(values: list[float]) -> float:
-    """The middle, 0 for none."""
-    return sorted(values)[len(values) // 2] if values else math.nan
+def seconds(name: str, said: Sequence[Mapping[str, Any]]) -> float:
+    """From the first step of any trainer to the end of the last."""
+    took = [trainer[name] for trainer in said if trainer[name]]
+    return float(max(one["end_s"] for one in took) - min(one["first_s"] for one in took))
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def _taken_up(module: nn.Module, optimiser: torch.optim.Optimizer, stage: Stage)
     crew = stage.sync.crew
     with together(crew):
         state = restore(module, optimiser, stage.checkpoint)
-    if not stage.sync.apart and not agreed(len(state.curve), crew):
+    if not agreed(len(state.curve), crew):
         raise shared(
             InputError(f"{stage.checkpoint}: not the same file on every machine of this training"),
             crew,

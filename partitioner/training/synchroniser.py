@@ -39,10 +39,6 @@ class Synchroniser(Protocol):
     def parts(self) -> int:
         """Into how many steps a batch is cut."""
 
-    @property
-    def apart(self) -> bool:
-        """Whether each has a run folder of its own, so that `begin` has to bring the network."""
-
     def wrap(
         self, module: "nn.Module", optimiser: "torch.optim.Optimizer", device: "torch.device"
     ) -> "nn.Module":
@@ -92,11 +88,6 @@ class EveryStep:
     def parts(self) -> int:
         """A step is a batch."""
         return 1
-
-    @property
-    def apart(self) -> bool:
-        """All see one run folder."""
-        return False
 
     def wrap(
         self, module: "nn.Module", optimiser: "torch.optim.Optimizer", device: "torch.device"

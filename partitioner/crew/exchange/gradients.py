@@ -6,10 +6,10 @@ from itertools import groupby
 
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
+from torch._C._distributed_c10d import GradBucket, HashStore, ProcessGroup
 
 from partitioner.crew.exchange.codecs import CODECS
-from partitioner.crew.exchange.flat import CodecOf, joined, moments_of, write
+from partitioner.crew.exchange.flat import CodecOf
 from partitioner.crew.exchange.mean import Mean, Means, Meeting, Segment
 from partitioner.crew.machine.shares import by_pace
 from partitioner.training.distributed import Crew
@@ -55,38 +55,19 @@ class Gradients(EveryStep):
         self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
     ) -> nn.Module:
         """DDP around the module, with these means instead of its own."""
-        self._module, self._optimiser = module, optimiser
+        self._module = module
         if self.crew.size == 1:
             return module
         self._names = {p: name for name, p in module.named_parameters() if p.requires_grad}
         wrapped = nn.parallel.DistributedDataParallel(
             module,
             device_ids=[device] if device.type == "cuda" else None,
-            process_group=self.crew.group,
+            process_group=_for_ddp(self.crew),
             bucket_cap_mb=self._bucket_bytes / 2**20,
             gradient_as_bucket_view=True,
         )
         wrapped.register_comm_hook(None, self._hook)
         return wrapped
-
-    @property
-    def apart(self) -> bool:
-        """DDP brings the weights, `begin` the rest."""
-        return True
-
-    def begin(self, epoch: int) -> int:
-        """Take the first trainer's epoch and moments."""
-        begun = int(self.from_first(lambda: float(epoch)))
-        if begun and self.crew.size > 1:
-            moments = moments_of(self._optimiser, list(self._names))
-            vector = joined(moments)
-            self.crew.require_group().broadcast(vector, 0).wait()
-            write(moments, vector)
-        return begun
-
-    def decided(self, stop: bool) -> bool:
-        """As the first trainer has it."""
-        return bool(self.from_first(lambda: float(stop)))
 
     def shares(self, batches: Sequence[Index], epoch: int) -> Iterator[Share]:
         """A share of every batch, in proportion to the paces.
@@ -140,6 +121,18 @@ class Gradients(EveryStep):
                 start = stop
             self._of_bucket[key] = Mean(segments, self._means)
         return self._of_bucket[key]
+
+
+def _for_ddp(crew: Crew) -> ProcessGroup | None:
+    """The crew's group; DDP takes no group of gloo's own type, but one that holds it."""
+    group = crew.group
+    if group is None or isinstance(group, ProcessGroup):
+        return group
+    holding = ProcessGroup(HashStore(), crew.rank, crew.size)
+    gloo = ProcessGroup.BackendType.GLOO
+    holding._set_default_backend(gloo)
+    holding._register_backend(torch.device("cpu"), gloo, group)
+    return holding
 
 
 def _settle(future: torch.futures.Future[Tensor], action: Callable[[], Tensor]) -> None:

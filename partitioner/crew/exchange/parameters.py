@@ -54,7 +54,9 @@ class CrewEnded(MDPError):
 class Groups(Protocol):
     """Makes process groups of trainers that meet."""
 
-    def of(self, network: str, seq: int, members: Sequence[int]) -> "ProcessGroupGloo":
+    def of(
+        self, network: str, seq: int, members: Sequence[int]
+    ) -> "ProcessGroupGloo | ProcessGroup":
         """The group of a meeting, in the order of `members`; RuntimeError where one is lost."""
 
     def drop(self, network: str) -> None:
@@ -80,9 +82,9 @@ class Rounds:
     """A `Synchroniser` by means of parameters. One object for one training of one network.
 
     trainers: how many share the batches, which are cut into as many steps. first: whether this one
-    keeps checkpoints and the outcome. A trainer enters by a
-    meeting, where it receives parameters and moments, so that it may come at any time; its epoch
-    begins where the others are. Raises CrewEnded where the schedule refuses this trainer.
+    keeps checkpoints and the outcome. A trainer enters by a meeting, where it receives parameters
+    and moments, so that it may come at any time; its epoch begins where the others are. Raises
+    CrewEnded where the schedule refuses this trainer.
     """
 
     def __init__(
@@ -116,11 +118,6 @@ class Rounds:
     def parts(self) -> int:
         """A batch is cut into a step for each trainer."""
         return self._trainers
-
-    @property
-    def apart(self) -> bool:
-        """Entering brings the network."""
-        return True
 
     @property
     def sent_bytes(self) -> int:
@@ -185,9 +182,9 @@ class Rounds:
         """
         told = torch.zeros(_TOLD, dtype=torch.float64)
         told[0], told[1 : 1 + len(sums)] = self._claims, sums
+        if self._settled is not None and self._settled.moments is None:
+            self._average_moments(self._settled.meeting)
         if (settled := self._settled) is not None:
-            if settled.moments is None:
-                self._average_moments(settled.meeting)
             first, *others = settled.entered
             if settled.meeting.place != first:
                 self._send(settled, told, first)
@@ -204,6 +201,7 @@ class Rounds:
         try:
             write(moments, self._exactly(joined(moments), meeting))
         except RuntimeError:  # of gloo: a member is lost; each goes on with its own
+            self._settled = None
             self._groups.drop(self._network)
 
     def from_first(self, value_of: "Callable[[], float]") -> float:

@@ -10,13 +10,13 @@ import time
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor, distributed, nn
-from torch._C._distributed_c10d import ProcessGroupGloo
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo
 
 from partitioner.crew.exchange.codecs import CodecName
 from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
@@ -25,7 +25,7 @@ from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.mean import Means
 from partitioner.crew.exchange.parameters import Rounds
-from partitioner.crew.machine.events import Accepted, Gone
+from partitioner.crew.machine.events import Accepted, AnyAction, Gone
 from partitioner.crew.machine.schedule import Everyone, Machine
 from partitioner.crew.machine.watch import Watch
 from partitioner.run.progress import Progress
@@ -112,10 +112,19 @@ def flat(module: nn.Module) -> Tensor:
     return torch.cat([value.flatten().float() for value in module.state_dict().values()])
 
 
+class AllFirst(Everyone):
+    """Rounds that begin when all three are there, or a slow start could miss the training."""
+
+    def _all_rest(self) -> list[AnyAction]:
+        if not self._started and len(self.members) < TRAINERS:
+            return []
+        return super()._all_rest()
+
+
 def machine() -> Machine:
     """Rounds of 16 pictures."""
     crews = {"member-0": ("0", "1", "2")}
-    return Machine("d", crews, {"member-0": Everyone("member-0", 16, BATCHES, EPOCHS)})
+    return Machine("d", crews, {"member-0": AllFirst("member-0", 16, BATCHES, EPOCHS)})
 
 
 class Dying:
@@ -198,10 +207,10 @@ def main() -> None:
 
 def every_step(out: Path, rank: int, port: int) -> None:
     """Average gradients."""
-    distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=TRAINERS
-    )
-    crew = Crew(rank, TRAINERS)
+    served = serve_store("127.0.0.1", port) if rank == 0 else None
+    store = connect("127.0.0.1", port, wait_s=60.0)
+    group = ProcessGroupGloo(PrefixStore("g", store), rank, TRAINERS, timedelta(seconds=60))
+    crew = Crew(rank, TRAINERS, cast(ProcessGroup, group))
     said: dict[str, int] = {}
     for name, (means, paces, bucket_bytes) in EXACT.items():
         gradients = Gradients(crew, means, always("fp32"), paces=paces, bucket_bytes=bucket_bytes)
@@ -212,7 +221,9 @@ def every_step(out: Path, rank: int, port: int) -> None:
         torch.save(flat(trained_vit(out / codec, gradients)), out / f"{codec}-{rank}.pt")
         said[codec] = gradients.sent_bytes
     (out / f"sent-{rank}.json").write_bytes(msgspec.json.encode(said))
-    distributed.destroy_process_group()
+    # The others still use the first one's store.
+    crew.require_group().barrier().wait()
+    del served
 
 
 if __name__ == "__main__":
