@@ -66,9 +66,12 @@ def build_bundle(
     *,
     run: Path | None = None,
     name: str | None = None,
+    crew: Path | None = None,
     on_plan: Callable[[Planned], object] = lambda _: None,
 ) -> Report | None:
     """Plan, train, export and evaluate in a row; `on_plan` gets the plan, refused or not.
+
+    `crew` is the folder of a crew that trains, with this process as its desk.
 
     Of torchrun's processes all but the first return None. Raises InputError and PlanRefused.
     """
@@ -109,7 +112,7 @@ def build_bundle(
             on_plan(planned)
         planned.check()
     with owned(folder):
-        work = train_step(folder, planned.plan, pictures, config, progress)
+        work = train_step(folder, planned.plan, pictures, config, progress, crew=crew)
         if not is_first():
             return None
         export_step(work, out, named)
