@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import Store
 
 from mdp.errors import InputError, TransferError
 from mdp.files import replacing
-from partitioner.crew.exchange.control import put
+from partitioner.crew.exchange.store import put
 
 PIECE_BYTES = 4_000_000
 

@@ -1,107 +1,134 @@
-"""A log and mailboxes of bytes over torch's TCPStore, which the desk holds.
+"""The desk's store: torch's TCPStore with a log and mailboxes in it.
 
-Each is a queue of the store: a message arrives whole or not at all, in one order, whoever is killed
-meanwhile. The store speaks plain TCP.
+    trainer r:  set event/r/0, event/r/1, ...; after each, set bell
+    desk:       wait for bell; delete it; take what is there of every trainer's, in turns
+    desk:       set act/r/0, act/r/1, ...
+    trainer r:  wait for act/r/i; delete it
+
+Every event is one operation of the store, so that a trainer that is killed leaves none half
+written; the order in which the desk takes them is the log's, which it writes to a file. Waiting
+costs no processor time: a get of a missing key returns when it is set. `wait` with a timeout is
+not used: in torch 2.13 one of 1 ms took 5 s now and then.
 """
 
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
-# Public names that torch's own types do not list.
-from torch.distributed import (  # type: ignore[attr-defined]
-    DistError,
-    PrefixStore,
-    QueueEmptyError,
-    TCPStore,
-)
+import msgspec
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError
 
-from mdp.errors import MDPError
+from mdp.errors import InputError, MDPError
+from partitioner.crew.machine.events import AnyAction, AnyEvent, Rank
 
-#: Seconds between two looks at a queue; the store's own waiting ends in a warning at each timeout.
-_LOOK_S = 0.01
-_TIMEOUT = timedelta(seconds=60)
+#: Of one message: a meeting of the largest crews and an epoch's lost batches stay far below.
+MAX_BYTES = 2**20
+#: A connection waits so long for a key; a hand then waits again.
+PATIENCE = timedelta(days=1)
 
 
 class DeskLost(MDPError):
-    """The process that holds the store does not answer."""
+    """The desk does not answer; the same command goes on from the last checkpoint."""
+
+    exit_code = 3
 
 
-def open_store(host: str, port: int = 0) -> TCPStore:
-    """The desk's store, listening on `host`; port 0 takes a free one."""
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a trainer sends: an event, or None as a sign of life; the token only with Joined."""
+
+    event: AnyEvent | None = None
+    token: str = ""
 
 
-def connect(host: str, port: int) -> TCPStore:
-    """A connection to the desk's store, for one thread; raises DeskLost."""
-    with _reaching(host, port):
-        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)
+_ENTRY = msgspec.msgpack.Decoder(Entry)
 
 
-@contextmanager
-def _reaching(host: str, port: int) -> Iterator[None]:
-    try:
-        yield
-    except DistError as error:
-        raise DeskLost(f"the desk at {host}, port {port}, does not answer") from error
+def serve_store(host: str, port: int) -> TCPStore:
+    """The desk's store, which listens on this address alone; raises InputError if it is taken.
+
+    Port 0: any; the store's `port` has it.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise InputError(f"{host}:{port}: cannot listen: {error.strerror}") from error
+        listener.listen(128)
+        return TCPStore(
+            host,
+            listener.getsockname()[1],
+            is_master=True,
+            timeout=PATIENCE,
+            wait_for_workers=False,
+            # By itself it would listen on every address.
+            master_listen_fd=listener.detach(),
+        )
 
 
-class _End:
-    """One connection, and the queues of the store that belong to `log`."""
+def connect(host: str, port: int, wait_s: float = 0.0, timeout: timedelta = PATIENCE) -> TCPStore:
+    """A connection to the desk's store; each thread needs its own.
 
-    def __init__(self, store: TCPStore, log: str) -> None:
-        self._tcp, self._queues = store, PrefixStore(log, store)
+    Waits `wait_s` for a desk that is not there yet. timeout: of what waits for a key. Raises
+    DeskLost.
+    """
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5.0).close()
+            return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+        except (OSError, DistError) as error:
+            if time.monotonic() >= until_s:
+                raise DeskLost(f"{host}:{port}: no desk of a crew answers") from error
+        time.sleep(0.1)
 
-    def _pop(self, queue: str, timeout_s: float) -> bytes | None:
-        until_s = time.monotonic() + timeout_s
-        with _reaching(self._tcp.host, self._tcp.port):
-            while True:
+
+def put(store: Store, key: str, data: bytes) -> None:
+    """Set a key; torch's types say text, and bytes are meant."""
+    store.set(key, data)  # type: ignore[arg-type]
+
+
+class Log:
+    """The desk's side of the store: takes entries in order, posts actions."""
+
+    def __init__(self, store: TCPStore) -> None:
+        self._store = store
+        self._taken: dict[Rank, int] = {}
+        self._posted: dict[Rank, int] = {}
+        #: Entries that were too large or no entries.
+        self.dropped = 0
+
+    def take(self) -> Iterator[tuple[Rank, Entry]]:
+        """Wait for the bell; then all that is there, each with who sent it."""
+        self._store.get("bell")
+        self._store.delete_key("bell")
+        for rank in range(len(self._taken), self._store.add("ranks", 0)):
+            self._taken[rank] = 0
+        again = True
+        while again:
+            again = False
+            for rank in list(self._taken):
+                key = f"event/{rank}/{self._taken[rank]}"
+                if not self._store.check([key]):
+                    continue
+                data = self._store.get(key)
+                self._store.delete_key(key)
+                self._taken[rank] += 1
+                again = True
                 try:
-                    message: bytes = self._queues.queue_pop(queue, False)
-                    return message
-                except QueueEmptyError:
-                    if time.monotonic() >= until_s:
-                        return None
-                time.sleep(_LOOK_S)
+                    entry = _ENTRY.decode(data) if len(data) <= MAX_BYTES else None
+                except msgspec.DecodeError:
+                    entry = None
+                if entry is None or (entry.event and entry.event.rank != rank):
+                    self.dropped += 1
+                    continue
+                yield rank, entry
 
-    def _push(self, queue: str, message: bytes) -> None:
-        with _reaching(self._tcp.host, self._tcp.port):
-            self._queues.queue_push(queue, message)
-
-
-class StoreDesk(_End):
-    """The desk's end: reads the log in order, posts to mailboxes."""
-
-    def read(self, timeout_s: float) -> bytes | None:
-        """The log's next message, None when there is none within `timeout_s`."""
-        return self._pop("log", timeout_s)
-
-    def post(self, rank: int, message: bytes) -> None:
-        """Put a message into a trainer's mailbox."""
-        self._push(f"mailbox/{rank}", message)
-
-    def close(self, work: str) -> None:
-        """Let every trainer, also one that comes later, know that this pass is over."""
-        self._push(f"closed/{work}", b"")
-
-
-class StoreTrainer(_End):
-    """A trainer's end: appends to the log, reads its mailbox in order."""
-
-    def __init__(self, store: TCPStore, log: str, rank: int) -> None:
-        super().__init__(store, log)
-        self.rank = rank
-
-    def append(self, message: bytes) -> None:
-        """Append to the log."""
-        self._push("log", message)
-
-    def next(self, timeout_s: float) -> bytes | None:
-        """The mailbox's next message, None when there is none within `timeout_s`."""
-        return self._pop(f"mailbox/{self.rank}", timeout_s)
-
-    def closed(self, work: str) -> bool:
-        """Whether this pass is over."""
-        with _reaching(self._tcp.host, self._tcp.port):
-            return self._queues.queue_len(f"closed/{work}") > 0
+    def post(self, action: AnyAction) -> None:
+        """Put an action into its trainer's mailbox."""
+        number = self._posted.get(action.rank, 0)
+        self._posted[action.rank] = number + 1
+        put(self._store, f"act/{action.rank}/{number}", msgspec.msgpack.encode(action))

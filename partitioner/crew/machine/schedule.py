@@ -98,7 +98,7 @@ class _Rounds:
                     return []
                 self._reported(member, event)
             case Done() | Failed() if self._meeting and event.seq == self._meeting.seq:
-                if rank not in self._meeting.weights or rank in self._meeting.answers:
+                if rank not in self._meeting.weights:
                     return []
                 self._meeting.answers[rank] = isinstance(event, Done)
                 if isinstance(event, Failed) and event.blamed in self._meeting.weights:
@@ -281,9 +281,8 @@ class Everyone(_Rounds):
         self.claims.lost(rank)
 
     def _committed(self, weights: Mapping[Rank, float]) -> None:
-        for rank, weight in weights.items():
-            if weight:
-                self.claims.commit(rank)
+        for rank in weights:
+            self.claims.commit(rank)
             if rank in self.members:
                 self.members[rank].pictures = 0
         if self.claims.complete:

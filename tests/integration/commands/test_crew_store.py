@@ -13,19 +13,10 @@ import pytest
 from mdp.errors import InputError, TransferError
 from mdp.testing.machine_faults import fill, mounting_works, small_disk
 from partitioner.crew.exchange import control
-from partitioner.crew.exchange.control import (
-    MAX_BYTES,
-    Desk,
-    DeskLost,
-    Entry,
-    Hand,
-    connect,
-    put,
-    replay,
-    serve_store,
-)
+from partitioner.crew.exchange.control import Desk, Hand, replay
 from partitioner.crew.exchange.files import PIECE_BYTES, fetch_file, forget_file, send_file
 from partitioner.crew.exchange.groups import GroupBroken, Groups, timeout_s
+from partitioner.crew.exchange.store import MAX_BYTES, DeskLost, Entry, connect, put, serve_store
 from partitioner.crew.machine.events import (
     Accepted,
     Commit,

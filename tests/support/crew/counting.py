@@ -5,12 +5,13 @@ lost or done twice shows in the result.
 
 python -m tests.support.crew.counting LOG LINES BATCHES EPOCHS
 
-starts the desk and three trainers, and one that comes when the log has LINES. Prints their process
-ids, what each of them has counted, and their exit codes.
+starts the desk and four trainers, of which one kills itself in a mean, and one that comes when the
+log has LINES. Prints their process ids, what each of them has counted, and their exit codes.
 """
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -42,7 +43,9 @@ from partitioner.crew.machine.events import (
 from partitioner.crew.machine.schedule import Everyone, Machine
 from partitioner.crew.machine.watch import Watch
 
-NAMES = ("desk", "t1", "t2", "t3", "late")
+NAMES = ("desk", "fails", "t1", "t2", "t3", "late")
+#: The meeting in which the trainer `fails` kills itself.
+LAST_MEETING = 4
 NETWORK, DIGEST, TOKEN, HOST = "member-0", "digest", "token", "127.0.0.1"
 EVERY, STEP_S = 60, 0.005
 GROUP_S, SILENT_S = 4.0, 3.0
@@ -61,6 +64,7 @@ class Counting:
         self.hand.join(name, DIGEST, TOKEN)
         store = connect(HOST, port, timeout=timedelta(seconds=GROUP_S))
         self.groups = Groups(store, self.hand.rank, HOST, self.hand.committed, GROUP_S)
+        self.name, self.meetings = name, 0
         self.batches, self.epochs, self.epoch = batches, epochs, 0
         self.counts = torch.zeros(epochs * batches)
         self.since = torch.zeros(epochs * batches)
@@ -116,6 +120,9 @@ class Counting:
         try:
             total = torch.stack([base, part])
             group: Any = self.groups.of(NETWORK, seq, meet.members)
+            self.meetings += 1
+            if self.name == "fails" and self.meetings == LAST_MEETING:
+                os.kill(os.getpid(), signal.SIGKILL)
             group.allreduce([total]).wait()
         except RuntimeError:
             self.groups.drop(NETWORK)

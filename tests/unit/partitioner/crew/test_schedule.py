@@ -181,6 +181,16 @@ def test_the_furthest_on_of_an_exact_crew_give_their_state() -> None:
     assert crew.ended == "member-0 is trained"
 
 
+def test_an_exact_generation_without_a_member_is_made_anew() -> None:
+    crew = Exact(NET, epochs=1)
+    told(crew, waiting(0), waiting(1), done(0, 1), waiting(0, 0, 1), done(0, 2))
+    # The state is committed, and the group that it came in has lost a member.
+    assert told(crew, Gone(rank=1)) == [
+        Commit(rank=0, network=NET, seq=2, epoch=0),
+        Close(rank=0, network=NET),
+    ]
+
+
 def test_who_takes_part() -> None:
     crews = {"member-0": ("desk", "nuc"), "member-1": ("nuc",)}
     networks = {name: Everyone(name, 8, 10, 1) for name in crews}
