@@ -4,6 +4,7 @@ Each is a queue of the store: a message arrives whole or not at all, in one orde
 meanwhile. The store speaks plain TCP.
 """
 
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,8 +30,14 @@ class DeskLost(MDPError):
 
 
 def open_store(host: str, port: int = 0) -> TCPStore:
-    """The desk's store, listening on `host`; port 0 takes a free one."""
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+    """The desk's store, which listens on this address alone; port 0 takes a free one."""
+    # By itself the store would listen on every address.
+    with socket.create_server((host, port)) as listener:
+        port = listener.getsockname()[1]
+        return TCPStore(
+            host, port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
 
 
 def connect(host: str, port: int) -> TCPStore:
