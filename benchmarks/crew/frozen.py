@@ -65,7 +65,8 @@ def train(rank: int, pace: float, port: int) -> None:
     import torch
 
     from partitioner.crew.exchange.answers import contribute
-    from partitioner.crew.exchange.store import StoreTrainer, connect
+    from partitioner.crew.exchange.queues import StoreTrainer
+    from partitioner.crew.exchange.store import connect
 
     torch.set_num_threads(1)
     control, bulk = connect(DESK, port), connect(DESK, port)
@@ -78,11 +79,12 @@ def keep(folder: Path, port: int) -> None:
     import torch
 
     from partitioner.crew.exchange.answers import share_out
-    from partitioner.crew.exchange.store import StoreDesk, open_store
+    from partitioner.crew.exchange.queues import StoreDesk
+    from partitioner.crew.exchange.store import serve_store
     from partitioner.data.memmaps import load
 
     torch.set_num_threads(1)
-    store = open_store(DESK, port)
+    store = serve_store(DESK, port)
     while store.add("here", 0) < len(PACES):
         time.sleep(0.01)
     done, started_s = 0, time.monotonic()

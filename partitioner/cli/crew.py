@@ -141,9 +141,7 @@ def simulate(
         work = _work(given, plan)
         proposal = predict(folder.plan(work), folder.facts(), work)
         if proposal is None:
-            raise InputError(
-                f"{folder.plan_file}: paces or lines are missing to predict it"
-            )
+            raise InputError(f"{folder.plan_file}: paces or lines are missing to predict it")
         if plot is not None:
             write_bytes(plot, schedule_svg(proposal.spans).encode())
     spans = [

@@ -23,10 +23,11 @@ from mdp.errors import InputError
 from mdp.files import Record, write_toml
 from mdp.formats.plan import Plan
 from partitioner.crew.exchange.address import checked, exposed, own_address
-from partitioner.crew.exchange.control import Desk, Hand, connect, put, serve_store
+from partitioner.crew.exchange.control import Desk, Hand
 from partitioner.crew.exchange.files import fetch_file, send_file
 from partitioner.crew.exchange.groups import Groups, timeout_s
-from partitioner.crew.exchange.store import StoreDesk, StoreTrainer
+from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
+from partitioner.crew.exchange.store import connect, put, serve_store
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.machine.events import Schedule, Waited
 from partitioner.crew.machine.jobs import Job, Jobs

@@ -16,7 +16,7 @@ from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.mean import Means
 from partitioner.crew.exchange.parameters import CrewEnded, Rounds
-from partitioner.crew.exchange.store import StoreDesk, StoreTrainer
+from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.generations import train_in_generations
 from partitioner.crew.machine.events import Leave, Made, Refused, Start, Trainer
 from partitioner.crew.machine.jobs import Job

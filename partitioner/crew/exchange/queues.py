@@ -17,26 +17,9 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
-from mdp.errors import MDPError
-
 #: Seconds between two looks at a queue; the store's own waiting ends in a warning at each timeout.
 _LOOK_S = 0.01
 _TIMEOUT = timedelta(seconds=60)
-
-
-class DeskLost(MDPError):
-    """The process that holds the store does not answer."""
-
-
-def open_store(host: str, port: int = 0) -> TCPStore:
-    """The desk's store, listening on `host`; port 0 takes a free one."""
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
-
-
-def connect(host: str, port: int) -> TCPStore:
-    """A connection to the desk's store, for one thread; raises DeskLost."""
-    with _reaching(host, port):
-        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)
 
 
 @contextmanager
@@ -44,7 +27,7 @@ def _reaching(host: str, port: int) -> Iterator[None]:
     try:
         yield
     except DistError as error:
-        raise DeskLost(f"the desk at {host}, port {port}, does not answer") from error
+        raise DeskLost(f"{host}:{port}: the desk is lost") from error
 
 
 class _End:

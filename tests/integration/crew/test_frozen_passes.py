@@ -15,13 +15,8 @@ torch = pytest.importorskip("torch")
 
 from mdp.testing.processes import until  # noqa: E402
 from partitioner.crew.exchange.answers import Shares, share_out  # noqa: E402
-from partitioner.crew.exchange.store import (  # noqa: E402
-    DeskLost,
-    StoreDesk,
-    StoreTrainer,
-    connect,
-    open_store,
-)
+from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer  # noqa: E402
+from partitioner.crew.exchange.store import DeskLost, connect, serve_store  # noqa: E402
 from partitioner.training.cached_outputs import keep_outputs  # noqa: E402
 from tests.support.models.frozen import LOG, PICTURES, VARIANTS, frozen  # noqa: E402
 
@@ -34,7 +29,7 @@ class Crew:
     """Three trainers that have joined and wait for a desk."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self.store = open_store("127.0.0.1")
+        self.store = serve_store("127.0.0.1", 0)
         self.processes = [
             stack.enter_context(
                 subprocess.Popen(
@@ -99,7 +94,7 @@ def test_a_killed_trainer_loses_nothing(crew: Crew, tmp_path: Path) -> None:
 
 
 def test_a_desk_that_died_is_named() -> None:
-    store = open_store("127.0.0.1")
+    store = serve_store("127.0.0.1", 0)
     port = store.port
     end = StoreTrainer(connect("127.0.0.1", port), LOG, 0)
     assert end.next(0.0) is None

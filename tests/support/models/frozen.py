@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from partitioner.crew.exchange.answers import FrozenPass, contribute
-from partitioner.crew.exchange.store import StoreTrainer, connect
+from partitioner.crew.exchange.queues import StoreTrainer
+from partitioner.crew.exchange.store import connect
 from partitioner.data.memmaps import Index
 
 PICTURES, CLASSES, VARIANTS, LOG = 6_000, 20, (0, 1), "frozen"
