@@ -29,6 +29,7 @@ from partitioner.crew.exchange.groups import Groups, timeout_s
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.exchange.store import connect, put, serve_store
 from partitioner.crew.folder import CrewFolder
+from partitioner.crew.generations import epochs_of
 from partitioner.crew.machine.events import Schedule, Waited
 from partitioner.crew.machine.jobs import Job, Jobs
 from partitioner.crew.machine.run import Run
@@ -49,6 +50,8 @@ from partitioner.training.context import Work
 WAIT_S = 600.0
 #: Kept for every trainer that may still come: no number of readers deletes a file of the run.
 _EVERYBODY = 2**31
+#: Name of the user's teacher among the files of a run.
+_CHECKPOINT = "teacher-checkpoint"
 #: Seconds for trainers to read that all is done.
 _LEAVE_S = 10.0
 
@@ -102,7 +105,9 @@ def train_together(
     public; RunRefused where the crew cannot go on.
     """
     facts, run = folder.facts(), work.run
-    jobs = jobs_of(plan, len(work.plan.assignments), facts.names, teacher=_trains_teacher(work))
+    jobs = jobs_of(
+        plan, len(work.plan.assignments), facts.names, teacher=_trains_teacher(work.settings)
+    )
     finished = [job.name for job in jobs if _is_made(work, job.name)]
 
     def schedule_of(network: str, members: set[int]) -> Schedule:
@@ -121,8 +126,8 @@ def train_together(
         for job in finished:
             for path in made(work, job):
                 ends.files.send(path.relative_to(run.path).as_posix(), path)
-        for k, path in work.weights.items():
-            ends.files.send(f"weights-{k}", path)
+        for name, path in _given(work, checkpoint).items():
+            ends.files.send(name, path)
         with _groups(ends.control, store, facts.names[0]) as groups:
             crews = Crews(plan=plan, facts=facts, control=ends.control, groups=groups, store=store)
             Worker(work, ends, crews, checkpoint).run()
@@ -182,13 +187,21 @@ def _lead(
     return machine.said
 
 
+def _given(work: Work, checkpoint: Path | None) -> dict[str, Path]:
+    """The user's files that networks start from, by their names for trainers."""
+    found = {f"weights-{k}": path for k, path in work.weights.items()}
+    if checkpoint is not None and _trains_teacher(work.settings):
+        found[_CHECKPOINT] = checkpoint
+    return found
+
+
 def _is_made(work: Work, job: str) -> bool:
     paths = made(work, job)
     return bool(paths) and all(path.exists() for path in paths)
 
 
-def _trains_teacher(work: Work) -> bool:
-    return work.settings.teacher_schedule.epochs > 0
+def _trains_teacher(settings: Settings) -> bool:
+    return settings.teacher_schedule.epochs > 0
 
 
 def _schedule(
@@ -203,7 +216,9 @@ def _schedule(
         schedule = work.schedule_of(int(network.removeprefix("member-")))
     trainers = len(sync.by or facts.names)
     batches = trainers * math.ceil(len(work.data.train) / schedule.batch_size)
-    return Everyone(network, sync.round_pictures, batches, schedule.epochs)
+    # The desk, whose rank is lowest, gives what it has reached before.
+    epoch = epochs_of(work.run.checkpoint(network)) if 0 in members else 0
+    return Everyone(network, sync.round_pictures, batches, schedule.epochs, epoch, expected=members)
 
 
 @contextmanager
@@ -279,11 +294,16 @@ def join(
             }
             for k, path in weights.items():
                 ends.files.fetch(f"weights-{k}", path)
+            checkpoint = None
+            if settings.teacher.checkpoint and _trains_teacher(settings):
+                suffix = Path(settings.teacher.file or "").suffix
+                checkpoint = folder.cache / f"{_CHECKPOINT}{suffix}"
+                ends.files.fetch(_CHECKPOINT, checkpoint)
             work = Work(folder, settings, begin.plan, pictures, progress, weights)
             crews = Crews(
                 plan=begin.crew, facts=begin.facts, control=control, groups=groups, store=store
             )
-            Worker(work, ends, crews).run()
+            Worker(work, ends, crews, checkpoint).run()
 
 
 def probe(

@@ -54,7 +54,7 @@ def train_in_generations(
             raise
         except RuntimeError:  # of gloo: a member is lost
             groups.drop(network)
-            reached = _epochs(checkpoint)
+            reached = epochs_of(checkpoint)
             if these == members and reached == position:
                 raise
             position, members = reached, these
@@ -121,7 +121,7 @@ def _next(network: str, control: Trainer) -> AnyAction:
             return action
 
 
-def _epochs(checkpoint: Path) -> int:
+def epochs_of(checkpoint: Path) -> int:
     """Epochs that a checkpoint has behind it."""
     if not checkpoint.exists():
         return 0

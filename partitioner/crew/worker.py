@@ -232,7 +232,8 @@ class Worker:
         """Train a network with its crew, in rounds or by gradients."""
         checkpoint = self._work.run.checkpoint(job)
         if self._crews.plan.of(job).what == "parameters":
-            checkpoint.unlink(missing_ok=True)  # the others are further on
+            if not self._is_desk:  # the desk gives what it has reached
+                checkpoint.unlink(missing_ok=True)
             self._train(job, replace(self._work, sync_of=self._crews.rounds))
             return
 

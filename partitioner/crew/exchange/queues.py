@@ -7,7 +7,6 @@ meanwhile. The store speaks plain TCP.
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 
 # Public names that torch's own types do not list.
 from torch.distributed import (  # type: ignore[attr-defined]
@@ -17,9 +16,10 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
+from partitioner.crew.exchange.store import DeskLost
+
 #: Seconds between two looks at a queue; the store's own waiting ends in a warning at each timeout.
 _LOOK_S = 0.01
-_TIMEOUT = timedelta(seconds=60)
 
 
 @contextmanager

@@ -62,10 +62,17 @@ class _Meeting:
 
 
 class _Rounds:
-    """What both kinds of rounds share; a subclass decides when they close and whose part counts."""
+    """What both kinds of rounds share; a subclass decides when they close and whose part counts.
 
-    def __init__(self, network: str, epochs: int, epoch: int = 0) -> None:
+    The first meeting waits for those that are `expected`: of them the lowest rank gives its
+    parameters.
+    """
+
+    def __init__(
+        self, network: str, epochs: int, epoch: int = 0, expected: Iterable[Rank] = ()
+    ) -> None:
         self.network, self.epochs, self.epoch = network, epochs, epoch
+        self._expected = set(expected)
         #: Why nobody trains this network any more; empty: it is, or will be.
         self.ended = ""
         self.members: dict[Rank, _Member] = {}
@@ -81,6 +88,10 @@ class _Rounds:
         change nothing.
         """
         rank = event.rank
+        if isinstance(event, Gone) and rank in self._expected:
+            self._expected.discard(rank)
+            if rank not in self.members and not self.ended:
+                return self._advance()
         if self.ended:
             entering = isinstance(event, Waiting) and not event.since
             return [self._refused(rank)] if entering else []
@@ -123,7 +134,8 @@ class _Rounds:
             self._closing = True
             training = [rank for rank, member in self.members.items() if not member.rests]
             actions += [Close(rank=rank, network=self.network) for rank in training]
-        if self.members and all(member.rests for member in self.members.values()):
+        awaits = not self._started and self._expected - self.members.keys()
+        if self.members and not awaits and all(m.rests for m in self.members.values()):
             actions += self._all_rest()
         return actions
 
@@ -248,9 +260,15 @@ class Everyone(_Rounds):
     """
 
     def __init__(
-        self, network: str, every_pictures: int, batches: int, epochs: int, epoch: int = 0
+        self,
+        network: str,
+        every_pictures: int,
+        batches: int,
+        epochs: int,
+        epoch: int = 0,
+        expected: Iterable[Rank] = (),
     ) -> None:
-        super().__init__(network, epochs, epoch)
+        super().__init__(network, epochs, epoch, expected)
         self.every_pictures, self.batches = every_pictures, batches
         self.claims = Claims(batches)
 
@@ -296,32 +314,19 @@ class Exact(_Rounds):
     `pictures` of a report is the position in the run. A trainer whose step fails reports Waiting.
     When one is lost, or waits, all stop; those furthest on have weight 1 and give their state, and
     the living are the next generation. Newcomers enter with it, or at the end of an epoch.
-    The first meeting waits for those that are `expected`.
     """
 
     def __init__(
         self, network: str, epochs: int, epoch: int = 0, expected: Iterable[Rank] = ()
     ) -> None:
-        super().__init__(network, epochs, epoch)
+        super().__init__(network, epochs, epoch, expected)
         self._reduced = False
-        self._expected = set(expected)
-
-    def handle(self, event: AnyEvent) -> list[AnyAction]:
-        """Take the log's next event; who is gone is no longer expected."""
-        waits = bool(self._expected - self.members.keys())
-        if isinstance(event, Gone):
-            self._expected.discard(event.rank)
-            if waits and event.rank not in self.members and self.members:
-                return self._advance()
-        return super().handle(event)
 
     def _due(self) -> bool:
         waits = (m.rests and not m.finished for m in self.members.values() if m.holds)
         return self._reduced or any(waits)
 
     def _all_rest(self) -> list[AnyAction]:
-        if not self._started and self._expected - self.members.keys():
-            return []
         holders = self._holders()
         if holders and all(self.members[rank].finished for rank in holders):
             self.epoch += 1

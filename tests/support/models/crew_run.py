@@ -14,6 +14,7 @@ from tests.support.models.runs import asked, tiny_plan
 
 
 def main(kind: str, *args: str) -> None:
+    """Be the desk, or join it."""
     use_threads(1)
     import faulthandler
 
