@@ -18,6 +18,7 @@ from mdp.runtimes.select import check_execution
 from partitioner.config import BuildConfig
 from partitioner.crew.desk import train_together
 from partitioner.crew.folder import CrewFolder
+from partitioner.crew.planning.syncplan import is_exact
 from partitioner.crew.workload import workload
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
 from partitioner.estimates.accuracy_law import Training
@@ -171,14 +172,15 @@ def train_step(
     sync = None
     if crew is not None:
         folder = CrewFolder(crew)
-        sync = folder.plan(workload(plan, asked, len(data.train), len(data.labels)))
+        sync = folder.trainable(workload(plan, asked, len(data.train), len(data.labels)))
         schedule = msgspec.structs.replace(asked.schedule, chain=sync.chain)
         asked = msgspec.structs.replace(asked, schedule=schedule)
     named = {a.k: a.network.name for a in plan.assignments if a.network is not None}
     with together():
         weights = weights_of(asked.options.weights_folder, dict.fromkeys(named.values()))
         teaching = teaching_of(asked, plan, data, progress)
-    settings = _settled(run, plan, data, asked, weights, teaching)
+    inexact = sync.digest if sync and not all(map(is_exact, sync.network)) else ""
+    settings = _settled(run, plan, data, asked, weights, teaching, inexact)
     starts = {k: weights[name] for k, name in named.items() if name in weights}
     work = Work(run, settings, plan, data, progress, starts)
     if data.remark:
@@ -203,13 +205,16 @@ def _settled(
     asked: Asked,
     weights: Mapping[str, Path],
     teaching: Teaching,
+    crew: str = "",
 ) -> Settings:
     """The first process's settings, written to the run folder; raises InputError."""
     with together():
         _check_plan(plan, asked.schedule)
         _check_calibration(data)
         mine = msgspec.structs.replace(
-            settings_for(asked, data, plan.require_teacher(), weights), teaching=teaching
+            settings_for(asked, data, plan.require_teacher(), weights),
+            teaching=teaching,
+            crew=crew,
         )
         if is_first():
             run.start_or_continue(mine, plan)

@@ -324,6 +324,8 @@ class Settings(Record, frozen=True):
     class_rows: dict[str, list[int]] = field(default_factory=dict)
     #: Whether sub-models learn from the teacher's kept answers or from its answers to fresh views.
     teaching: Teaching = "kept"
+    #: Digest of a crew's plan whose weights are not those of one process.
+    crew: str = ""
     format_version: Literal[1] = 1
 
 

