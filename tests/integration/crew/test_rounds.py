@@ -22,6 +22,7 @@ from partitioner.crew.machine.events import (  # noqa: E402
     AnyEvent,
     Failed,
     Finished,
+    GoOn,
     Ready,
     Waiting,
 )  # fmt: skip
@@ -34,8 +35,8 @@ TRAINERS, BATCHES = 3, [np.arange(start, start + 2) for start in range(0, 24, 2)
 class Desk:
     """A schedule and mailboxes in this process."""
 
-    def __init__(self) -> None:
-        self.schedule, self.lock = AllFirst("net", 8, len(BATCHES), 1), threading.Lock()
+    def __init__(self, every: int) -> None:
+        self.schedule, self.lock = AllFirst("net", every, len(BATCHES), 1), threading.Lock()
         self.boxes: list[Queue[AnyAction]] = [Queue() for _ in range(TRAINERS)]
         self.counters: dict[str, int] = defaultdict(int)
         self.log: list[AnyEvent] = []
@@ -53,6 +54,7 @@ class End:
     def __init__(self, desk: Desk, rank: int) -> None:
         self.desk, self.rank = desk, rank
         self.taken: list[int] = []
+        self.given: list[int] = []
 
     def report(self, event: AnyEvent) -> None:
         if isinstance(event, Ready | Waiting | Finished):
@@ -62,14 +64,20 @@ class End:
 
     def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
         try:
-            return self.desk.boxes[self.rank].get(block=timeout_s > 0, timeout=timeout_s or None)
+            action = self.desk.boxes[self.rank].get(block=timeout_s > 0, timeout=timeout_s or None)
         except Empty:
             return None
+        if isinstance(action, GoOn):
+            self.given += action.claims
+        return action
 
     def claim(self, counter: str) -> int:
         with self.desk.lock:
-            self.desk.counters[counter] += 1
-            self.taken.append(self.desk.counters[counter] - 1)
+            if self.given:
+                self.taken.append(self.given.pop(0))
+            else:
+                self.taken.append(self.desk.counters[counter])
+                self.desk.counters[counter] += 1
         return self.taken[-1]
 
 
@@ -80,9 +88,15 @@ class Plain(PlainGroups):
         """Nothing is."""
 
 
-def trained(codec: CodecName, odd: int | None = None, odd_steps: int = 1) -> tuple[Desk, list[Any]]:
-    """Steps that add each picture's number to the parameters; `odd` adds none in its first."""
-    desk, store = Desk(), HashStore()
+def trained(
+    codec: CodecName, odd: int | None = None, *, odd_steps: int = 1, every: int = 8
+) -> tuple[Desk, list[Any]]:
+    """Steps that add each picture's number to the parameters; `odd` adds none in its first.
+
+    Rounds of 2 pictures are a step of each.
+    """
+    desk, store = Desk(every), HashStore()
+    at_once = threading.Barrier(TRAINERS if every == 2 else 1)
 
     def run(rank: int) -> Tensor | str:
         module = nn.Linear(300, 2, bias=False)
@@ -99,6 +113,8 @@ def trained(codec: CodecName, odd: int | None = None, odd_steps: int = 1) -> tup
             for _, index, part in sync.shares(BATCHES, 0):
                 assert part == 1.0
                 steps += 1
+                if steps <= odd_steps:
+                    at_once.wait(20)
                 with torch.no_grad():
                     module.weight += float(index.sum())
                     if rank == odd and steps <= odd_steps:
@@ -134,6 +150,6 @@ def test_a_round_is_repeated_without_who_sent_what_is_no_number() -> None:
 
 
 def test_the_second_time_ends_the_training() -> None:
-    desk, found = trained("fp32", odd=2, odd_steps=99)
+    desk, found = trained("fp32", odd=2, odd_steps=2, every=2)
     assert desk.schedule.ended == "net: trainer 2 sent a number that is not finite"
     assert found == [desk.schedule.ended] * TRAINERS
