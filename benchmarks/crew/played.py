@@ -27,7 +27,7 @@ from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.mean import Mean, Means, Meeting, Route, Shards
 from partitioner.crew.exchange.parameters import Rounds
-from partitioner.crew.machine.events import Accepted
+from partitioner.crew.machine.events import Accepted, AnyAction
 from partitioner.crew.machine.schedule import Everyone, Machine
 from partitioner.crew.machine.watch import Watch
 from partitioner.run.progress import Progress
@@ -143,6 +143,17 @@ def ideal_s(case: Case) -> float:
     return done_s
 
 
+class AllFirst(Everyone):
+    """Rounds that begin when all are there: what newcomers are sent is not measured here."""
+
+    trainers = 0
+
+    def _all_rest(self) -> list[AnyAction]:
+        if not self._started and len(self.members) < self.trainers:
+            return []
+        return super()._all_rest()
+
+
 class Trainer:
     """One process in one case."""
 
@@ -207,7 +218,8 @@ class Trainer:
         port = self.cases.port + 1 + self.cases.cases.index(case)
         if self.rank == 0:
             store = serve_store(host, port)
-            everyone = Everyone(NETWORK, case.every, case.steps * n, 1)
+            everyone = AllFirst(NETWORK, case.every, case.steps * n, 1)
+            everyone.trainers = n
             machine = Machine("d", {NETWORK: tuple(map(str, range(n)))}, {NETWORK: everyone})
             self.desk = Desk(store, machine, Watch(600.0, 600.0), "", self.folder / "log.jsonl")
         hand = Hand(host, port, wait_s=60.0)
@@ -222,8 +234,6 @@ class Trainer:
             NETWORK, hand, groups, n, first=self.rank == 0, means=self._means(),
             codec_of=self._codec_of,
         )  # fmt: skip
-        # All are there before the first of them enters, so that none is a newcomer.
-        distributed.barrier()
         said = self._fit(sync) | {"sent_bytes": sync.sent_bytes}
         distributed.barrier()
         hand.close()

@@ -25,14 +25,15 @@ from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.mean import Means
 from partitioner.crew.exchange.parameters import Rounds
-from partitioner.crew.machine.events import Accepted, AnyAction, Gone
-from partitioner.crew.machine.schedule import Everyone, Machine
+from partitioner.crew.machine.events import Accepted, Gone
+from partitioner.crew.machine.schedule import Machine
 from partitioner.crew.machine.watch import Watch
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule
 from partitioner.training.distributed import Crew
 from partitioner.training.loop import Index, Stage, fit
 from partitioner.training.synchroniser import Synchroniser
+from tests.support.gloo import AllFirst
 from tests.support.models.fitted import PICTURES, Normed, plain
 
 TRAINERS = 3
@@ -110,15 +111,6 @@ def trained_vit(out: Path, sync: Synchroniser) -> nn.Module:
 def flat(module: nn.Module) -> Tensor:
     """All weights and statistics as one vector."""
     return torch.cat([value.flatten().float() for value in module.state_dict().values()])
-
-
-class AllFirst(Everyone):
-    """Rounds that begin when all three are there, or a slow start could miss the training."""
-
-    def _all_rest(self) -> list[AnyAction]:
-        if not self._started and len(self.members) < TRAINERS:
-            return []
-        return super()._all_rest()
 
 
 def machine() -> Machine:
