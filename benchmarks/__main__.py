@@ -17,6 +17,8 @@ from mdp.errors import InputError
 PAGES = {
     "accuracy": "accuracy.page",
     "accuracy-law": "accuracy.unseen",
+    "crew-frozen": "crew.frozen",
+    "crew-star": "crew.star",
     "fuzzing": "keep.__main__:fuzz",
     "latency": "latency.page",
     "planning": "planning.plans",

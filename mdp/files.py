@@ -187,7 +187,7 @@ def write_json(path: str | os.PathLike[str], record: object) -> None:
 def _without_none(value: object) -> object:
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_without_none(item) for item in value]
     return value
 

@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.profile import read_profiles
-from partitioner.config import (
-    BuildConfig,
-    checked,
-    checked_plan,
-    key_of,
-    naming,
-    read_config,
-)
+from partitioner.config import BuildConfig, checked, checked_plan, key_of, naming, read_config
 from partitioner.planner.make_plan import Planned
 from partitioner.run.folder import RunFolder, bundle_name
 from partitioner.run.plan_settings import PlanSettings, check_cameras

@@ -16,6 +16,10 @@ from mdp.formats.profile import DeviceProfile, read_profiles
 from mdp.runtimes.base import Execution
 from mdp.runtimes.select import check_execution
 from partitioner.config import BuildConfig
+from partitioner.crew.desk import train_together
+from partitioner.crew.folder import CrewFolder
+from partitioner.crew.planning.syncplan import is_exact
+from partitioner.crew.workload import workload
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
 from partitioner.data.scenes import likely_cameras, single_pictures
 from partitioner.estimates.accuracy_law import Training
@@ -59,9 +63,12 @@ def build_bundle(
     *,
     run: Path | None = None,
     name: str | None = None,
+    crew: Path | None = None,
     on_plan: Callable[[Planned], object] = lambda _: None,
 ) -> Report | None:
     """Plan, train, export and evaluate in a row; `on_plan` gets the plan, refused or not.
+
+    `crew` is the folder of a crew that trains, with this process as its desk.
 
     Of torchrun's processes all but the first return None. Raises InputError and PlanRefused.
     """
@@ -103,7 +110,7 @@ def build_bundle(
             on_plan(planned)
         planned.check()
     with owned(folder):
-        work = train_step(folder, planned.plan, pictures, config, progress)
+        work = train_step(folder, planned.plan, pictures, config, progress, crew=crew)
         if not is_first():
             return None
         export_step(work, out, named)
@@ -146,14 +153,36 @@ def owned(folder: RunFolder) -> Iterator[None]:
         yield
 
 
-def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress: Progress) -> Work:
-    """Finish the training in the run folder; raises InputError."""
+def train_step(
+    run: RunFolder,
+    plan: Plan,
+    data: Dataset,
+    asked: Asked,
+    progress: Progress,
+    *,
+    crew: Path | None = None,
+) -> Work:
+    """Finish the training in the run folder; raises InputError.
+
+    `crew` is the folder of a crew, whose desk this process is.
+    """
+    sync = None
+    if crew is not None:
+        folder = CrewFolder(crew)
+        if asked.schedule.shared:
+            raise InputError(
+                "--crew: expected schedule.shared = false: one network has one trainer"
+            )
+        sync = folder.trainable(workload(plan, asked, len(data.train), len(data.labels)))
+        schedule = msgspec.structs.replace(asked.schedule, chain=sync.chain)
+        asked = msgspec.structs.replace(asked, schedule=schedule)
     named = {a.k: a.network.name for a in plan.assignments if a.network is not None}
     with together():
         check_scenes(plan, asked)
         weights = weights_of(asked.options.weights_folder, dict.fromkeys(named.values()))
         teaching = teaching_of(asked, plan, data, progress)
-    settings = _settled(run, plan, data, asked, weights, teaching)
+    inexact = sync.digest if sync and not all(map(is_exact, sync.network)) else ""
+    settings = _settled(run, plan, data, asked, weights, teaching, inexact)
     starts = {k: weights[name] for k, name in named.items() if name in weights}
     work = Work(run, settings, plan, data, progress, starts)
     if data.remark:
@@ -166,6 +195,9 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
     # Report unreadable pictures before hours of training.
     with first_then_others():
         cut_views(work.first_pixels, progress)
+    if crew is not None and sync is not None:
+        train_together(work, folder, sync, checkpoint_of(asked))
+        return work
     teacher = ensure_teacher(work, checkpoint_of(asked))
     with first_then_others():
         targets = ensure_targets(work, teacher)
@@ -180,13 +212,14 @@ def _settled(
     asked: Asked,
     weights: Mapping[str, Path],
     teaching: Teaching,
+    crew: str = "",
 ) -> Settings:
     """The first process's settings, written to the run folder; raises InputError."""
     with together():
         _check_plan(plan, asked.schedule)
         _check_calibration(data)
         mine = msgspec.structs.replace(
-            settings_for(asked, data, plan.require_teacher(), weights), teaching=teaching
+            settings_for(asked, data, plan.require_teacher(), weights), teaching=teaching, crew=crew
         )
         if is_first():
             run.start_or_continue(mine, plan)

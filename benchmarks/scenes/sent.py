@@ -53,11 +53,7 @@ RATES_MBIT, ROUNDS, BLOCK = (20, 100), 10, 50
 #: Scenes that the cameras repeat, and pictures a second.
 SHOWN, FPS = 100, 10
 LINK, PLENTY_MS, PORT, SENDER_PORT = "mdp-look", 5000.0, 7500, 7600
-SYSTEMS = {
-    "look": "`look`: logits",
-    "cut": f"pictures of {SIZE_PX} px",
-    "whole": "whole pictures",
-}
+SYSTEMS = {"look": "`look`: logits", "cut": f"pictures of {SIZE_PX} px", "whole": "whole pictures"}
 
 
 def run(inside: list[str], *command: object) -> None:

@@ -22,8 +22,7 @@ def camera(
     source: Annotated[
         str,
         typer.Option(
-            envvar="MDP_SOURCE",
-            help="folder:PATH, video:FILE, camera:NUMBER or rtsp://HOST/PATH.",
+            envvar="MDP_SOURCE", help="folder:PATH, video:FILE, camera:NUMBER or rtsp://HOST/PATH."
         ),
     ],
     key: Annotated[

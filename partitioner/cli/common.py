@@ -21,6 +21,10 @@ OwnRunOption = Annotated[
 NameOption = Annotated[
     str | None, typer.Option(help="Name of the bundle; default: the folder's name.")
 ]
+CrewFolderOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of a crew: train with others that join (mdp-partition crew)."),
+]
 OutOption = Annotated[Path, typer.Option(help="Bundle folder to write, or to replace.")]
 
 

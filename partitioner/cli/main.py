@@ -15,10 +15,12 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.plan import read_plan
 from partitioner import api
 from partitioner.cli import assemble as assemble_command
+from partitioner.cli import crew as crew_command
 from partitioner.cli import export as export_command
 from partitioner.cli import plan as plan_command
 from partitioner.cli import quantize as quantize_command
 from partitioner.cli.common import (
+    CrewFolderOption,
     JsonOption,
     NameOption,
     OutOption,
@@ -65,6 +67,7 @@ def train(
     given: Given,
     plan: Annotated[Path, typer.Option(help="The plan.toml of mdp-partition plan.")],
     run: RunOption,
+    crew: CrewFolderOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train the teacher, if asked to, and then a plan's sub-models one after another.
@@ -84,7 +87,7 @@ def train(
             chosen = read_plan(plan)
             data = open_pictures(asked, chosen.cameras)
         with owned(folder):
-            train_step(folder, chosen, data, asked, _progress())
+            train_step(folder, chosen, data, asked, _progress(), crew=crew)
     if is_first():
         say(json, {"run": str(run), "members": len(chosen.assignments)}, f"trained: {run}")
 
@@ -138,6 +141,7 @@ def build(
     out: OutOption,
     run: OwnRunOption = None,
     name: NameOption = None,
+    crew: CrewFolderOption = None,
     json: JsonOption = False,
 ) -> None:
     """Plan, train, export and evaluate in a row; what is done already is not done again.
@@ -154,7 +158,7 @@ def build(
     with interruptible(_kept_in(folder)), _one_of_several(config.options.threads):
         from partitioner.pipeline import build_bundle
 
-        report = build_bundle(config, out, _progress(), run=run, name=name, on_plan=show)
+        report = build_bundle(config, out, _progress(), run=run, name=name, crew=crew, on_plan=show)
     if report is None:
         return
     built = Bundle.open(out)
@@ -204,6 +208,7 @@ def data(
 
 
 add_simulate(app)
+app.add_typer(crew_command.app, name="crew")
 
 
 def main() -> NoReturn:

@@ -118,14 +118,17 @@ class RunFolder:
         """Add one network's mean losses per epoch to curves.json, and draw them all anew."""
         from partitioner.run.curves import draw_curves
 
-        curves: dict[str, list[dict[str, float]]] = {}
-        if self.curves.exists():
-            curves = msgspec.json.decode(
-                self.curves.read_bytes(), type=dict[str, list[dict[str, float]]]
-            )
+        curves = self.kept_curves()
         curves[stage] = curve
         write_json(self.curves, curves)
         write_bytes(self.curves_picture, draw_curves(curves))
+
+    def kept_curves(self) -> dict[str, list[dict[str, float]]]:
+        """The content of curves.json."""
+        if not self.curves.exists():
+            return {}
+        kind = dict[str, list[dict[str, float]]]
+        return msgspec.json.decode(self.curves.read_bytes(), type=kind)
 
     def require_trained(self, plan: Plan) -> None:
         """Raise InputError unless the teacher and every sub-model of `plan` are finished."""

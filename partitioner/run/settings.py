@@ -111,6 +111,13 @@ class MemberSchedule(Schedule, frozen=True):
             "auto cuts the later ones from an earlier sub-model, and draws only what cannot be cut"
         ),
     ] = "auto"
+    chain: Annotated[
+        Literal["strict", "star"],
+        Meta(
+            description="What a later sub-model needs: strict, all earlier ones; star, the first "
+            "one alone, so that the later ones can be trained side by side"
+        ),
+    ] = "strict"
     patience: Annotated[
         int,
         Meta(
@@ -144,6 +151,10 @@ class MemberSchedule(Schedule, frozen=True):
     def stacking(self) -> bool:
         """Whether members imitate their predecessor's feature."""
         return self.stack_weight > 0
+
+    def predecessors(self, k: int) -> range:
+        """The sub-models that `k` may start from and, with boosting, adds its answers to."""
+        return range(min(k, 1) if self.chain == "star" else k)
 
     def of(self, k: int, *, pretrained: bool) -> "MemberSchedule":
         """The schedule of sub-model `k`, with the default step size filled in.
@@ -328,6 +339,8 @@ class Settings(Record, frozen=True):
     class_rows: dict[str, list[int]] = field(default_factory=dict)
     #: Whether sub-models learn from the teacher's kept answers or from its answers to fresh views.
     teaching: Teaching = "kept"
+    #: Digest of a crew's plan whose weights are not those of one process.
+    crew: str = ""
     format_version: Literal[1] = 1
 
 

@@ -12,11 +12,7 @@ from mdp.formats.plan import Assignment, Encoding, Plan, PredictedMs, Replica
 from mdp.formats.profile import DeviceProfile
 from partitioner.estimates.latency import Way, own_way, points_of, predict
 from partitioner.estimates.latency_members import fit_members
-from partitioner.estimates.latency_quantiles import (
-    TWO_MEDIAN,
-    jitter_of,
-    spread_of,
-)
+from partitioner.estimates.latency_quantiles import TWO_MEDIAN, jitter_of, spread_of
 from partitioner.estimates.network import FRAMING_BYTES, network_ms, reply_bytes, request_bytes
 from partitioner.simulation.models import DeviceModel, Jittered, LogNormal
 

@@ -39,28 +39,43 @@ def keep_outputs(
     advance: Advance,
 ) -> None:
     """Write each output `[count, ...]` to one of `paths`; the files appear when all is done."""
-    device = training_device()
+    names = [path.name for path in paths]
     with ExitStack() as stack:
         arrays: list[Array] = []
         for start in range(0, count, BATCH):
             index = np.arange(start, min(start + BATCH, count))
-            with (
-                torch.inference_mode(),
-                torch.autocast(device.type, torch.bfloat16, enabled=arithmetic == "bf16"),
-            ):
-                outputs = outputs_of(index)
-            if not arrays:
-                arrays = [
-                    stack.enter_context(new_array(path, dtype, (count, *output.shape[1:])))
-                    for path, output in zip(paths, outputs, strict=True)
-                ]
-            for path, array, output in zip(paths, arrays, outputs, strict=True):
-                values = output.float().cpu().numpy()
-                if not np.abs(values).max() <= np.finfo(dtype).max:  # which a NaN is not either
-                    raise InputError(
-                        f"{path.name}: expected finite answers within {np.finfo(dtype).max:g}, "
-                        f"found others among pictures {index[0]} to {index[-1]}; "
-                        "the network's weights are of no use"
-                    )
-                array[index] = values
+            outputs = finite_rows(names, outputs_of, index, arithmetic=arithmetic, dtype=dtype)
+            arrays = arrays or [
+                stack.enter_context(new_array(path, dtype, (count, *output.shape[1:])))
+                for path, output in zip(paths, outputs, strict=True)
+            ]
+            for array, output in zip(arrays, outputs, strict=True):
+                array[index] = output
             advance(len(index), "")
+
+
+def finite_rows(
+    names: Sequence[str],
+    outputs_of: Callable[[Index], Sequence[Tensor]],
+    index: Index,
+    *,
+    arithmetic: Autocast,
+    dtype: type[np.floating],
+) -> list[Array]:
+    """Outputs `[B, ...]` of the pictures `index`, by `names` in messages; raises InputError."""
+    device, found = training_device(), []
+    with (
+        torch.inference_mode(),
+        torch.autocast(device.type, torch.bfloat16, enabled=arithmetic == "bf16"),
+    ):
+        outputs = outputs_of(index)
+    for name, output in zip(names, outputs, strict=True):
+        values = output.float().cpu().numpy()
+        if not np.abs(values).max() <= np.finfo(dtype).max:  # which a NaN is not either
+            raise InputError(
+                f"{name}: expected finite answers within {np.finfo(dtype).max:g}, "
+                f"found others among pictures {index[0]} to {index[-1]}; "
+                "the network's weights are of no use"
+            )
+        found.append(values.astype(dtype))
+    return found

@@ -1,6 +1,6 @@
 """A run: its folder, settings, plan and pictures."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule, Schedule, Settings
 from partitioner.training.loop import Stage, derived_seed
+from partitioner.training.synchroniser import EveryStep, Synchroniser
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Work:
     progress: Progress
     #: k of members that start from pretrained weights -> the file.
     weights: Mapping[int, Path] = field(default_factory=dict)
+    #: Name of a network -> how this process trains it with others.
+    sync_of: Callable[[str], Synchroniser] = lambda _: EveryStep()
     #: The pictures of scenes one by one, as the teacher sees them; `data` where there are none.
     singles: Dataset = field(init=False)
 
@@ -101,12 +104,7 @@ class Work:
             self.member_pixels(self.plan.assignments[0], split)
 
     def stage(
-        self,
-        name: str,
-        what: str,
-        schedule: Schedule,
-        patience: int = 0,
-        rows: slice = slice(None),
+        self, name: str, what: str, schedule: Schedule, patience: int = 0, rows: slice = slice(None)
     ) -> Stage:
         """Training of the network `name` on training pictures; `what` is its name in messages."""
         return Stage(
@@ -117,6 +115,7 @@ class Work:
             autocast=self.settings.autocast,
             checkpoint=self.run.checkpoint(name),
             patience=patience,
+            sync=self.sync_of(name),
         )
 
     def new_member(self, assignment: Assignment, weights: Path | None = None) -> Member:

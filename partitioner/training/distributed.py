@@ -1,12 +1,13 @@
 """Processes that train one network together: rank, barriers, broadcasts and shared errors.
 
-torchrun starts them and stops all if one dies, so nothing is supervised here. Without torchrun
-there is one process, and every function below returns at once.
+By default they are torchrun's, which starts them and stops all if one dies, so nothing is
+supervised here. Of one process alone every function below returns at once.
 """
 
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +19,8 @@ from mdp.errors import MDPError
 from partitioner.training.world import World, world
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
 
 #: Wait for the first process while it fills caches, which may take hours. torchrun ends the wait
 #: when a process dies.
@@ -36,9 +37,39 @@ class StoppedElsewhere(MDPError):
     exit_code = 0
 
 
-def is_first() -> bool:
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The processes of one network: the own rank, how many, and their group.
+
+    Without a group they are those of torch's default group.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: "ProcessGroup | None" = None
+    #: Whether each process keeps files of its own, instead of the first for all.
+    own_files: bool = False
+
+    def require_group(self) -> "ProcessGroup":
+        """The group of more than one process."""
+        from torch import distributed
+
+        group = self.group or distributed.group.WORLD
+        assert group is not None
+        return group
+
+
+def all_started(crew: Crew | None = None) -> Crew:
+    """`crew`, by default the processes that torchrun started."""
+    if crew is not None:
+        return crew
+    here = world()
+    return Crew(here.rank, here.size)
+
+
+def is_first(crew: Crew | None = None) -> bool:
     """Whether this process owns the run folder, prints and writes."""
-    return world().rank == 0
+    return all_started(crew).rank == 0
 
 
 @contextmanager
@@ -73,16 +104,16 @@ def joined(backend: str | None = None) -> Iterator[World]:
 
 def barrier() -> None:
     """Wait until every process is here."""
-    _highest(0)
+    _highest(0, all_started())
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def together(crew: Crew | None = None) -> Iterator[None]:
     """Fail on every process if the body fails on any.
 
     The first process that failed raises its own error, the others StoppedElsewhere.
     """
-    here = world()
+    here = all_started(crew)
     failed: MDPError | None = None
     try:
         yield
@@ -94,7 +125,7 @@ def together() -> Iterator[None]:
     mine = here.size - here.rank if failed else 0
     if failed and not isinstance(failed, StoppedElsewhere):
         mine += here.size
-    winner = _highest(mine)
+    winner = _highest(mine, here)
     if winner == 0:
         return
     if failed and mine == winner:
@@ -104,23 +135,28 @@ def together() -> Iterator[None]:
 
 
 @contextmanager
-def first_then_others() -> Iterator[None]:
+def first_then_others(crew: Crew | None = None) -> Iterator[None]:
     """Run the body on the first process, then on the others, which find its files.
 
     Where the first one fails the others raise StoppedElsewhere instead of running the body.
     """
-    with together():
-        if is_first():
+    writes = _writes(crew)
+    with together(crew):
+        if writes:
             yield
-    if not is_first():
+    if not writes:
         yield
 
 
-def on_first(action: Callable[[], object]) -> None:
+def on_first(action: Callable[[], object], crew: Crew | None = None) -> None:
     """Run `action` on the first process alone; an MDPError of it ends all."""
-    with together():
-        if is_first():
+    with together(crew):
+        if _writes(crew):
             action()
+
+
+def _writes(crew: Crew | None) -> bool:
+    return is_first(crew) or all_started(crew).own_files
 
 
 def finished(*paths: Path) -> bool:
@@ -128,45 +164,54 @@ def finished(*paths: Path) -> bool:
     return bool(from_first(lambda: float(all(path.exists() for path in paths))))
 
 
-def shared(error: MDPError) -> MDPError:
-    """What to raise for an error that every process meets at once: the first reports it."""
-    return error if is_first() else StoppedElsewhere(str(error))
+def shared(error: MDPError, crew: Crew | None = None) -> MDPError:
+    """What to raise for an error that all of a crew meet at once: the first reports it."""
+    here = all_started(crew)
+    return error if here.rank == 0 or here.size == 1 else StoppedElsewhere(str(error))
 
 
-def agreed(value: int) -> bool:
+def agreed(value: int, crew: Crew | None = None) -> bool:
     """Whether `value` is the same on every process."""
-    return _highest(value) == value and -_highest(-value) == value
+    here = all_started(crew)
+    return _highest(value, here) == value and -_highest(-value, here) == value
 
 
-def from_first(value_of: Callable[[], float]) -> float:
+def from_first(value_of: Callable[[], float], crew: Crew | None = None) -> float:
     """A number that the first process computes while the others wait; an MDPError ends all."""
+    here = all_started(crew)
     value = 0.0
-    with together():
-        if is_first():
+    with together(here):
+        if is_first(here):
             value = value_of()
-    if world().size == 1:
+    if here.size == 1:
         return value
     import torch
-    from torch import distributed
 
     message = torch.tensor([value], dtype=torch.float64)
-    distributed.broadcast(message, src=0)
+    _broadcast(message, here)
     return float(message[0])
 
 
-def _highest(value: int) -> int:
+def _highest(value: int, crew: Crew) -> int:
     """The largest of all processes' values."""
-    if world().size == 1:
+    if crew.size == 1:
         return value
     import torch
     from torch import distributed
 
+    options = distributed.AllreduceOptions()
+    options.reduceOp = distributed.ReduceOp(distributed.ReduceOp.MAX)
     message = torch.tensor([value])
-    distributed.all_reduce(message, op=distributed.ReduceOp.MAX)
+    crew.require_group().allreduce([message], options).wait()
     return int(message[0])
 
 
-def share_of(index: NDArray[np.int64], here: World) -> tuple[NDArray[np.int64], float]:
+def _broadcast(values: "Tensor", crew: Crew) -> None:
+    """Replace `values` by the first process's."""
+    crew.require_group().broadcast(values, 0).wait()
+
+
+def share_of(index: NDArray[np.int64], here: World | Crew) -> tuple[NDArray[np.int64], float]:
     """This process's pictures of a batch, and their share of it.
 
     Shares may be uneven. With fewer pictures than processes, some get one picture with share 0, as
@@ -178,36 +223,22 @@ def share_of(index: NDArray[np.int64], here: World) -> tuple[NDArray[np.int64], 
     return share, len(share) / len(index)
 
 
-def parallel(module: "nn.Module", device: "torch.device") -> "nn.Module":
-    """`module` with gradients that are averaged over all processes; itself if there is one.
-
-    Every trainable parameter has to take part in every batch's loss, if only times zero.
-    """
-    if world().size == 1:
-        return module
-    from torch.nn.parallel import DistributedDataParallel
-
-    devices = [device] if device.type == "cuda" else None
-    return DistributedDataParallel(module, device_ids=devices)
-
-
-def share_statistics(module: "nn.Module") -> None:
+def share_statistics(module: "nn.Module", crew: Crew | None = None) -> None:
     """Broadcast the first process's running statistics of batch norms."""
-    if world().size == 1:
+    here = all_started(crew)
+    if here.size == 1:
         return
-    from torch import distributed
     from torch.nn.modules.batchnorm import _BatchNorm
 
     for norm in module.modules():
         if isinstance(norm, _BatchNorm):
             for buffer in norm.buffers():
-                distributed.broadcast(buffer, src=0)
+                _broadcast(buffer, here)
 
 
-def summed(values: "Tensor") -> "Tensor":
+def summed(values: "Tensor", crew: Crew | None = None) -> "Tensor":
     """Sum of every process's `values`, in place."""
-    if world().size > 1:
-        from torch import distributed
-
-        distributed.all_reduce(values)
+    here = all_started(crew)
+    if here.size > 1:
+        here.require_group().allreduce([values]).wait()
     return values

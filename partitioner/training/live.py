@@ -264,8 +264,8 @@ class LiveRun:
         """Train sub-model k in place."""
         work, k = self.work, assignment.k
         schedule, device = work.schedule_of(k), self.pictures.pixels.device
-        first = 0 if schedule.boosting else max(0, k - schedule.stacking)
-        earlier = work.plan.assignments[first:k]
+        known = [work.plan.assignments[number] for number in schedule.predecessors(k)]
+        earlier = known if schedule.boosting else known[-1:] if schedule.stacking else []
         before = [(work.load_member(a), view_of(a)) for a in earlier]
         for member, _ in before:
             placed(member.requires_grad_(requires_grad=False), device)

@@ -1,7 +1,8 @@
 """Train one network for some epochs, with a checkpoint after each, from which it can resume.
 
-Under torchrun every process takes its share of each batch. The batches, and so the outcome, are
-those of one process: see tests/integration/commands/test_torchrun.py for how closely.
+A stage's synchroniser says what this process computes of a batch and what it exchanges with
+others. Under torchrun every process takes its share of each batch. The batches, and so the outcome,
+are those of one process: see tests/integration/commands/test_torchrun.py for how closely.
 """
 
 import copy
@@ -9,7 +10,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,19 +25,8 @@ from partitioner.run.progress import Progress
 from partitioner.run.settings import Autocast, Schedule
 from partitioner.training.checkpoint import State, restore, save
 from partitioner.training.compute import training_device
-from partitioner.training.distributed import (
-    agreed,
-    first_then_others,
-    from_first,
-    on_first,
-    parallel,
-    share_of,
-    share_statistics,
-    shared,
-    summed,
-    together,
-)
-from partitioner.training.world import world
+from partitioner.training.distributed import agreed, first_then_others, on_first, shared, together
+from partitioner.training.synchroniser import EveryStep, Synchroniser
 
 WARMUP_SHARE = 0.1
 MAX_GRADIENT_NORM = 1.0
@@ -70,6 +60,8 @@ class Stage:
     #: Epochs without a better validation after which to stop, with the best epoch's weights;
     #: 0 trains to the end and takes the last ones.
     patience: int = 0
+    #: Used for one training, which it is made for.
+    sync: Synchroniser = field(default_factory=EveryStep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +79,9 @@ class _Training:
     @property
     def batches(self) -> int:
         """Steps per epoch."""
-        return math.ceil(self.stage.pictures / self.stage.schedule.batch_size)
+        return self.stage.sync.parts * math.ceil(
+            self.stage.pictures / self.stage.schedule.batch_size
+        )
 
 
 def derived_seed(seed: int, *what: object) -> int:
@@ -115,13 +109,14 @@ def train_stage(
     `prepare` runs on the first process, which fills caches, then on the others; `keep` writes the
     outcome, on the first.
     """
-    with first_then_others():
+    crew = stage.sync.crew
+    with first_then_others(crew):
         module, loss_of, validate = prepare()
     curve: Curve = []
     if stage.schedule.epochs:
         curve = fit(module, stage, loss_of, progress, validate=validate)
-    on_first(lambda: keep(module, curve))
-    on_first(lambda: stage.checkpoint.unlink(missing_ok=True))
+    on_first(lambda: keep(module, curve), crew)
+    on_first(lambda: stage.checkpoint.unlink(missing_ok=True), crew)
     return module
 
 
@@ -149,7 +144,7 @@ def fit(
         parameter_groups(module, stage.schedule.weight_decay), lr=0.0, fused=True
     )
     state = _taken_up(module, optimiser, stage)
-    network = parallel(module, device)
+    network = stage.sync.wrap(module, optimiser, device)
     training = _Training(module, network, optimiser, stage, loss_of, device)
     _train(training, state, progress, validate)
     if state.best is not None:
@@ -160,24 +155,27 @@ def fit(
 
 def check_batches(module: nn.Module, stage: Stage) -> None:
     """Raise InputError where a batch norm would have the statistics of one picture."""
-    batches = math.ceil(stage.pictures / stage.schedule.batch_size)
-    least = stage.pictures // batches // world().size
+    batches = stage.sync.parts * math.ceil(stage.pictures / stage.schedule.batch_size)
+    least = stage.pictures // batches // stage.sync.crew.size
     if least < 2 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
         raise shared(
             InputError(
                 f"{stage.name}: expected batches of at least 2 pictures for each process, for its "
                 f"batch norms, got {least}: give a larger batch size"
-            )
+            ),
+            stage.sync.crew,
         )
 
 
 def _taken_up(module: nn.Module, optimiser: torch.optim.Optimizer, stage: Stage) -> State:
     """The state of the last finished epoch, the same on every process."""
-    with together():
+    crew = stage.sync.crew
+    with together(crew):
         state = restore(module, optimiser, stage.checkpoint)
-    if not agreed(len(state.curve)):
+    if not agreed(len(state.curve), crew):
         raise shared(
-            InputError(f"{stage.checkpoint}: not the same file on every machine of this training")
+            InputError(f"{stage.checkpoint}: not the same file on every machine of this training"),
+            crew,
         )
     return state
 
@@ -187,9 +185,12 @@ def _train(
 ) -> None:
     stage, curve = training.stage, state.curve
     epochs, per_epoch = stage.schedule.epochs, training.batches
+    begin = stage.sync.begin(len(curve))
+    # Epochs that others trained: they count as none of the best.
+    curve += [{"validation": math.inf} for _ in range(begin - len(curve))]
     with progress.task(stage.name, epochs * per_epoch, done=len(curve) * per_epoch) as advance:
         for epoch in range(len(curve), epochs):
-            if stage.patience and epoch - _best_epoch(curve) > stage.patience:
+            if stage.patience and stage.sync.decided(epoch - _best_epoch(curve) > stage.patience):
                 break
 
             def report(loss: float, epoch: int = epoch) -> None:
@@ -201,7 +202,10 @@ def _train(
                 curve[-1]["validation"] = _validation(training, epoch, validate)
             if stage.patience and _best_epoch(curve) == epoch:
                 state.keep_best(training.module)
-            on_first(lambda: save(training.module, training.optimiser, state, stage.checkpoint))
+            on_first(
+                lambda: save(training.module, training.optimiser, state, stage.checkpoint),
+                stage.sync.crew,
+            )
     if len(curve) < epochs:
         progress.note(
             f"{stage.name}: stopped after epoch {len(curve)} of {epochs}, "
@@ -223,17 +227,19 @@ def _epoch(training: _Training, epoch: int, report: Callable[[float], None]) -> 
     order = torch.randperm(stage.pictures).numpy()
     steps, peak = stage.schedule.epochs * batches, stage.schedule.learning_rate or 0.0
     sums: dict[str, float] = {}
-    for number, index in enumerate(np.array_split(order, batches)):
+    for number, share, part in stage.sync.shares(np.array_split(order, batches), epoch):
         for group in training.optimiser.param_groups:
             group["lr"] = learning_rate(epoch * batches + number, steps, peak)
         # Uneven shares consume the random state unevenly: it is seeded anew for every batch.
         torch.manual_seed(derived_seed(stage.seed, stage.name, epoch, number))
-        losses = _step(training, index, epoch, number)
+        losses = _step(training, share, part, epoch, number)
         for name, loss in losses.items():
             sums[name] = sums.get(name, 0.0) + loss / batches
         report(losses["loss"])
-    share_statistics(training.module)
-    return {**sums, "seconds": time.monotonic() - started_s}
+        stage.sync.after_step(len(share) if part else 0)
+    settled = stage.sync.settle(torch.tensor(list(sums.values()), dtype=torch.float64))
+    means = dict(zip(sums, settled.tolist(), strict=True))
+    return {**means, "seconds": time.monotonic() - started_s}
 
 
 def _settle_statistics(training: _Training) -> None:
@@ -280,18 +286,23 @@ def retake_statistics(module: nn.Module, see: Callable[[], None]) -> None:
     module.eval()
 
 
-def _step(training: _Training, index: Index, epoch: int, number: int) -> dict[str, float]:
-    """One step on the pictures `index`; returns the named losses as means over all of them."""
-    stage, here = training.stage, world()
-    share, part = share_of(index, here)
+def _step(
+    training: _Training, share: Index, part: float, epoch: int, number: int
+) -> dict[str, float]:
+    """One step on the pictures `share`, which are `part` of its batch; returns the named losses.
+
+    These are means over the pictures of every process that takes the step.
+    """
+    stage = training.stage
     with torch.autocast(training.device.type, torch.bfloat16, enabled=stage.autocast == "bf16"):
         losses = training.loss_of(training.network, share, epoch)
     training.optimiser.zero_grad(set_to_none=True)
     # Gradients are averaged over processes; this makes it the mean over the batch's pictures.
-    (losses["loss"] * (part * here.size)).backward()  # type: ignore[no-untyped-call]
+    (losses["loss"] * (part * stage.sync.crew.size)).backward()  # type: ignore[no-untyped-call]
+    stage.sync.after_backward()
     norm = nn.utils.clip_grad_norm_(training.module.parameters(), MAX_GRADIENT_NORM)
     weighted = torch.stack([loss.detach().float() * part for loss in losses.values()])
-    means = dict(zip(losses, summed(weighted).tolist(), strict=True))
+    means = dict(zip(losses, stage.sync.step_losses(weighted).tolist(), strict=True))
     for what, value in (("loss", means["loss"]), ("gradient's norm", float(norm))):
         if not math.isfinite(value):
             raise _diverged(training, what, value, epoch, number)
@@ -316,14 +327,15 @@ def _diverged(training: _Training, what: str, value: float, epoch: int, number: 
             f"{stage.name}: the {what} became {value} in epoch {epoch + 1}, step {number + 1} of "
             f"{training.batches}; {kept or 'nothing had been finished before'}; "
             "try a smaller learning rate in another run folder"
-        )
+        ),
+        stage.sync.crew,
     )
 
 
 def _validation(training: _Training, epoch: int, validate: Validate) -> float:
     training.module.eval()
     with torch.no_grad():
-        value = from_first(lambda: validate(training.module))
+        value = training.stage.sync.from_first(lambda: validate(training.module))
     if not math.isfinite(value):
         raise _diverged(training, "validation", value, epoch, training.batches - 1)
     return value

@@ -1,7 +1,7 @@
 """Train the K sub-models of a plan; with boosting, each on what its predecessors leave over."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -35,13 +35,19 @@ from partitioner.training.student import DistillationTargets, MemberLoss, Studen
 _PROBED = 20_000
 
 
-def train_members(work: Work, teacher: Teacher, logits: Sequence[Array]) -> None:
-    """Train every sub-model that the run folder does not have yet, in the plan's order.
+def train_members(
+    work: Work, teacher: Teacher, logits: Sequence[Array], only: Container[int] | None = None
+) -> None:
+    """Train every sub-model that the run folder does not have yet, or `only` some of them.
 
-    `logits` are the teacher's, centred, `[N, C]` per variant of the train split.
+    They are trained in the plan's order. `logits` are the teacher's, centred, `[N, C]` per variant
+    of the train split. The folder needs the weights of those that the schedule names as
+    `predecessors` of a sub-model, and nothing of the others.
     """
     live: LiveRun | None = None
     for assignment in work.plan.assignments:
+        if only is not None and assignment.k not in only:
+            continue
         if finished(work.run.member(assignment.k)):
             continue
         if (twin := _twin(work, assignment)) is not None:
@@ -76,9 +82,11 @@ def _train_member(
     k, schedule = assignment.k, work.schedule_of(assignment.k)
 
     def prepare() -> tuple[Student, MemberLoss, Validate | None]:
-        if k:
-            _ensure_outputs(work, k - 1)
-            _remove_outputs(work, k - 2)
+        predecessors = schedule.predecessors(k)
+        if predecessors:
+            _ensure_outputs(work, predecessors[-1])
+        for replaced in predecessors[:-1]:
+            _remove_outputs(work, replaced)
         targets = _targets(work, assignment, logits)
         submodel = untrained(work, assignment, teacher)
         student = Student(submodel, targets.imitated[0].shape[1] if targets.imitated else None)
@@ -178,8 +186,9 @@ def _init_from_earlier(work: Work, submodel: Member, k: int) -> bool:
 
     Trained weights as a start need fewer epochs (docs/results/small-vits.md).
     """
-    for earlier in work.plan.assignments[:k] if isinstance(submodel, SubModel) else ():
-        source = work.load_member(earlier)
+    earlier = work.settings.schedule.predecessors(k) if isinstance(submodel, SubModel) else ()
+    for number in earlier:
+        source = work.load_member(work.plan.assignments[number])
         if not isinstance(source, SubModel):
             continue
         try:
@@ -194,13 +203,15 @@ def _targets(work: Work, assignment: Assignment, logits: Sequence[Array]) -> Dis
     """Sub-model k's views, labels, teacher logits and predecessors' outputs, per variant."""
     k, variants, schedule = assignment.k, work.variants, work.settings.schedule
     every, part, view = _seen(work, k), work.trained_on(assignment), single_view_of(assignment)
+    before = schedule.predecessors(k)
+    last = before[-1] if before else 0
     boosting, stacking = k > 0 and schedule.boosting, k > 0 and schedule.stacking
     return DistillationTargets(
         pixels=[variants.view(view, v)[part] for v in every],
         labels=[variants.labels(v).part(part) for v in every],
         teacher=[_taught(work, logits[v], v, part) for v in every],
-        before=[load(_sum(work, k - 1, v)) for v in every if boosting],
-        imitated=[load(_feature(work, k - 1, v)) for v in every if stacking],
+        before=[load(_sum(work, last, v)) for v in every if boosting],
+        imitated=[load(_feature(work, last, v)) for v in every if stacking],
     )
 
 

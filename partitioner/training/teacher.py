@@ -170,17 +170,20 @@ def _untrained(work: Work, checkpoint: Path | None) -> Teacher:
     return teacher
 
 
+def kept_targets(work: Work) -> list[Path]:
+    """The files of the finished teacher's logits, by variant; none where teaching is live."""
+    variants = work.variants
+    count = variants.count if work.settings.teaching == "kept" else 0
+    return [work.run.answers(f"{variants.digest}-{v}-logits") for v in range(count)]
+
+
 def ensure_targets(work: Work, teacher: Teacher) -> list[Array]:
     """The teacher's centred logits `[N, C]` for each variant of the train split.
 
     None where teaching is live. Those for calibration and test are kept too.
     """
-    run, variants, count = work.run, work.variants, len(work.singles.train)
+    variants, count, kept = work.variants, len(work.singles.train), kept_targets(work)
     teacher.to(training_device())
-    kept = [
-        run.answers(f"{variants.digest}-{v}-logits")
-        for v in range(variants.count if work.settings.teaching == "kept" else 0)
-    ]
     missing = [v for v, path in enumerate(kept) if not path.exists()]
     if missing:
         what, done = f"teacher's logits, {len(kept)} variants", (len(kept) - len(missing)) * count
@@ -188,7 +191,7 @@ def ensure_targets(work: Work, teacher: Teacher) -> list[Array]:
             for variant in missing:
                 keep_outputs(
                     [kept[variant]],
-                    _logits_of(teacher, variants.view(work.teacher_view, variant)),
+                    logits_of(teacher, variants.view(work.teacher_view, variant)),
                     count,
                     arithmetic=work.settings.autocast,
                     dtype=np.float16,
@@ -209,7 +212,7 @@ def _ensure_plain(work: Work, teacher: Teacher, split: SplitName) -> None:
     with work.progress.task(f"teacher's logits, {split} split", len(pixels)) as advance:
         keep_outputs(
             [path],
-            _logits_of(teacher, pixels),
+            logits_of(teacher, pixels),
             len(pixels),
             arithmetic="fp32",
             dtype=np.float32,
@@ -219,7 +222,7 @@ def _ensure_plain(work: Work, teacher: Teacher, split: SplitName) -> None:
     work.progress.note(f"teacher: {right:.1%} on {len(pixels):,} {split} pictures")
 
 
-def _logits_of(teacher: Teacher, pixels: Views) -> Callable[[Index], list[Tensor]]:
+def logits_of(teacher: Teacher, pixels: Views) -> Callable[[Index], list[Tensor]]:
     """A function from indices of pictures to the teacher's centred logits."""
     # Centred in float32: in bf16 the difference of two large logits loses its digits.
     device = device_of(teacher)

@@ -12,13 +12,7 @@ from mdp.files import write_toml
 from mdp.formats.plan import Plan
 from mdp.formats.profile import DeviceProfile, Link
 from partitioner.cli.plan_tables import print_planned
-from partitioner.estimates.accuracy import (
-    NO_SCENES,
-    Views,
-    predictor_for,
-    seeing,
-    shipped_law,
-)
+from partitioner.estimates.accuracy import NO_SCENES, Views, predictor_for, seeing, shipped_law
 from partitioner.estimates.network import fetch_ms, look_ms
 from partitioner.planner.explain import explain
 from partitioner.planner.make_plan import make_planned

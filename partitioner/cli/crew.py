@@ -1,0 +1,210 @@
+"""`mdp-partition crew`: train on the owner's own devices together."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mdp import console
+from mdp.errors import InputError, PlanRefused
+from mdp.formats.plan import read_plan
+from partitioner.cli.common import JsonOption, interruptible, prepare, say
+from partitioner.cli.options import configured
+from partitioner.config import Given
+from partitioner.run.progress import Progress
+
+if TYPE_CHECKING:
+    from partitioner.crew.planning.propose import Proposal
+
+app = console.new_app("Train on several of your own devices together.", "mdp-partition crew")
+
+PlanOption = Annotated[Path, typer.Option(help="The plan.toml of mdp-partition plan.")]
+CrewOption = Annotated[
+    Path, typer.Option(help="Folder of facts.toml, crew.toml and crew.key, as `build --crew`.")
+]
+_SETTINGS = (
+    *("run.data", "run.limit_train", "run.limit_test", "run.teacher_checkpoint"),
+    *("run.teacher_labels", "run.weights", "teacher_schedule.epochs", "schedule.epochs"),
+    "run.threads",
+)
+
+
+@app.command(cls=console.list_options("--trainers"))
+@configured(*_SETTINGS)
+def probe(
+    *,
+    given: Given,
+    plan: PlanOption,
+    crew: CrewOption,
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT of this machine, private, where the others join.")
+    ],
+    trainers: Annotated[list[str], typer.Option(help="Names of the others.")],
+    name: Annotated[str, typer.Option(help="Name of this machine.")] = "desk",
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the others.", min=0)] = 600.0,
+    json: JsonOption = False,
+) -> None:
+    """Measure how quickly every trainer trains, and the links between them; writes facts.toml.
+
+    The others run `mdp-partition crew join` meanwhile.
+
+    Example: mdp-partition crew probe --plan plan.toml --data photos/ --crew crew/
+    --listen 192.168.1.10:47100 --trainers tower nuc
+    """
+    asked = given.training()
+    with interruptible(f"{crew} is as it was"):
+        prepare(asked.options.threads)
+        from partitioner.crew.desk import data_digest
+        from partitioner.crew.desk import probe as measure
+        from partitioner.crew.folder import CrewFolder
+        from partitioner.run_setup import open_pictures, settings_for
+
+        chosen, data = read_plan(plan), open_pictures(asked)
+        settings = settings_for(asked, data, chosen.require_teacher())
+        names = [name, *trainers]
+        if len(set(names)) < len(names):
+            raise InputError(f"--trainers: expected names that differ, got {', '.join(names)}")
+        folder = CrewFolder(crew)
+        Progress().note(f"listening on {listen}; {folder.key} has to be at every trainer")
+        facts = measure(
+            listen, names, folder, chosen, settings, data_digest(data), Progress(), wait_s=wait
+        )
+    missing = [one for one in names if one not in facts.names]
+    if missing:
+        Progress().note(f"not there, and left out: {', '.join(missing)}")
+    say(json, facts, f"measured {len(facts.trainer)} trainers: {folder.facts_file}")
+
+
+@app.command("plan")
+@configured(*_SETTINGS)
+def plan_crew(
+    *,
+    given: Given,
+    plan: PlanOption,
+    crew: CrewOption,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Only plans that give the weights of one process.")
+    ] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Keep a plan that is refused.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Decide which trainers train which network, and predict the seconds; writes crew.toml.
+
+    A plan that is not 10 % quicker than the quickest trainer alone is refused with exit code 4.
+
+    Example: mdp-partition crew plan --plan plan.toml --data photos/ --crew crew/
+    """
+    from partitioner.crew.folder import CrewFolder
+    from partitioner.crew.planning.propose import choose, propose
+    from partitioner.crew.planning.syncplan import write_plan
+
+    folder = CrewFolder(crew)
+    with interruptible("nothing was written"):
+        facts, work = folder.facts(), _work(given, plan)
+        proposals = propose(facts, work, allowed="exact" if exact else "recorded")
+        try:
+            best = choose(proposals, facts, work)
+        except PlanRefused:
+            together = [proposal for proposal in proposals if len(proposal.trainers) > 1]
+            if not (anyway and together):
+                _show(proposals, json)
+                raise
+            best = together[0]
+        _show(proposals, json)
+        write_plan(folder.plan_file, best.plan)
+    Progress().note(f"{best.words}, about {best.seconds:,.0f} s: {folder.plan_file}")
+
+
+@app.command()
+@configured(*_SETTINGS)
+def simulate(
+    *,
+    given: Given,
+    plan: PlanOption,
+    crew: CrewOption,
+    plot: Annotated[Path | None, typer.Option(help="FILE.svg: who does what when.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Predict the schedule of crew.toml, as it is or as you changed it: who does what when.
+
+    Example: mdp-partition crew simulate --plan plan.toml --data photos/ --crew crew/ --plot who.svg
+    """
+    from mdp.files import write_bytes
+    from partitioner.crew.folder import CrewFolder
+    from partitioner.crew.planning.picture import schedule_svg
+    from partitioner.crew.planning.propose import predict
+
+    folder = CrewFolder(crew)
+    with interruptible("nothing was written"):
+        work = _work(given, plan)
+        proposal = predict(folder.plan(work), folder.facts(), work)
+        if proposal is None:
+            raise InputError(f"{folder.plan_file}: paces or lines are missing to predict it")
+        if plot is not None:
+            write_bytes(plot, schedule_svg(proposal.spans).encode())
+    spans = [
+        {"trainer": span.trainer, "what": span.what, "start_s": span.start_s, "end_s": span.end_s}
+        for span in proposal.spans
+    ]
+    if json:
+        console.print_json({"seconds": proposal.seconds, "spans": spans})
+        return
+    for span in proposal.spans:
+        print(f"{span.start_s:9,.0f} to {span.end_s:9,.0f} s  {span.trainer:12} {span.what}")
+    print(f"{proposal.words}: {proposal.seconds:,.0f} s")
+
+
+@app.command()
+def join(
+    desk: Annotated[str, typer.Argument(help="HOST:PORT of the desk.")],
+    *,
+    name: Annotated[str, typer.Option(help="Name of this trainer in the plan.")],
+    data: Annotated[str, typer.Option(help="This machine's copy of the pictures.")],
+    key: Annotated[Path, typer.Option(help="Copy of the desk's crew.key.")],
+    run: Annotated[Path, typer.Option(help="Folder that keeps what is done here.")],
+    threads: Annotated[int, typer.Option(help="Threads to train with; 0: one per core.")] = 0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the desk.", min=0)] = 3600.0,
+) -> None:
+    """Take part in a desk's probe or training, with this machine's own copy of the pictures.
+
+    Example: mdp-partition crew join 192.168.1.10:47100 --name tower --data photos/
+    --key crew.key --run photos.run
+    """
+    with interruptible(f"what is finished is kept in {run}"), _alone():
+        prepare(threads)
+        from partitioner.crew import desk as crew_desk
+        from partitioner.crew.folder import token_of
+
+        token = token_of(key)
+        crew_desk.join(desk, name, token, data, run, Progress(), wait_s=wait)
+    print(f"{name}: the desk has ended")
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    from partitioner.training.world import world
+
+    if world().size > 1:
+        raise InputError("torchrun: expected one process for each trainer of a crew")
+    yield
+
+
+def _work(given: Given, plan: Path) -> Any:
+    from partitioner.crew.workload import workload
+    from partitioner.run_setup import open_pictures
+
+    asked = given.training()
+    data = open_pictures(asked)
+    return workload(read_plan(plan), asked, len(data.train), len(data.labels))
+
+
+def _show(proposals: "list[Proposal]", json: bool) -> None:
+    if json:
+        rows = [{"trainers": sorted(p.trainers), "chain": p.plan.chain, "seconds": p.seconds}
+                for p in proposals]  # fmt: skip
+        console.print_json(rows)
+        return
+    for proposal in proposals:
+        print(f"{proposal.seconds:12,.0f} s  {proposal.words}")

@@ -1,0 +1,343 @@
+"""The desk of a training together, and the trainers that join it.
+
+The desk owns the run folder: it plans, gives out jobs, takes part in them as a trainer, and
+exports. Every other trainer has its own copy of the pictures, fetches what else it needs, and keeps
+a run folder of its own.
+"""
+
+import hashlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from torch._C._distributed_c10d import TCPStore
+
+from mdp import __version__
+from mdp.errors import InputError
+from mdp.files import Record, write_toml
+from mdp.formats.plan import Plan
+from partitioner.crew.exchange.address import checked, exposed, own_address
+from partitioner.crew.exchange.control import Desk, Hand
+from partitioner.crew.exchange.files import fetch_file, send_file
+from partitioner.crew.exchange.groups import Groups, timeout_s
+from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
+from partitioner.crew.exchange.store import connect, put, serve_store
+from partitioner.crew.folder import CrewFolder
+from partitioner.crew.generations import epochs_of
+from partitioner.crew.machine.events import Schedule, Waited
+from partitioner.crew.machine.jobs import Job, Jobs
+from partitioner.crew.machine.run import Run
+from partitioner.crew.machine.schedule import Everyone, Exact, Machine
+from partitioner.crew.machine.watch import Watch
+from partitioner.crew.planning.facts import Facts
+from partitioner.crew.planning.syncplan import SyncPlan
+from partitioner.crew.probe import facts_of, measure, probe_jobs
+from partitioner.crew.worker import Crews, Ends, Outcome, Worker, jobs_of, made
+from partitioner.data.datasets import SPLITS, Dataset, open_dataset
+from partitioner.run.folder import RunFolder
+from partitioner.run.progress import Progress
+from partitioner.run.settings import Schedule as Epochs
+from partitioner.run.settings import Settings
+from partitioner.training.context import Work
+
+#: Wait for trainers that are planned and not there yet, in seconds.
+WAIT_S = 600.0
+#: Kept for every trainer that may still come: no number of readers deletes a file of the run.
+_EVERYBODY = 2**31
+#: Name of the user's teacher among the files of a run.
+_CHECKPOINT = "teacher-checkpoint"
+#: Seconds for trainers to read that all is done.
+_LEAVE_S = 10.0
+
+
+class Begin(Record, frozen=True, kw_only=True):
+    """What a trainer has to know before it can join."""
+
+    version: str
+    names: tuple[str, ...]
+    settings: Settings
+    plan: Plan
+    #: None where trainers and lines are measured.
+    crew: SyncPlan | None = None
+    facts: Facts | None = None
+
+
+class StoreFiles:
+    """Files of a run in the desk's store; used by one thread."""
+
+    def __init__(self, store: TCPStore) -> None:
+        self._store = store
+
+    def send(self, name: str, path: Path) -> None:
+        """Hand a file in."""
+        send_file(self._store, name, path, _EVERYBODY)
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Write the file to `path`; waits until there is one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fetch_file(self._store, name, path)
+
+
+def data_digest(data: Dataset) -> str:
+    """Of pictures and version: the same on every trainer."""
+    made_of = [__version__, *(data.split(name).digest for name in SPLITS)]
+    return hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
+
+
+def train_together(
+    work: Work,
+    folder: CrewFolder,
+    plan: SyncPlan,
+    checkpoint: Path | None,
+    *,
+    wait_s: float = WAIT_S,
+) -> None:
+    """Finish the training of `work` with the trainers of a crew, as its desk.
+
+    The desk listens on its address in the facts. Waits `wait_s` for trainers that are planned, and
+    goes on without those that have not come. Raises InputError for an address that is taken or
+    public; RunRefused where the crew cannot go on.
+    """
+    facts, run = folder.facts(), work.run
+    jobs = jobs_of(
+        plan, len(work.plan.assignments), facts.names, teacher=_trains_teacher(work.settings)
+    )
+    finished = [job.name for job in jobs if _is_made(work, job.name)]
+
+    def schedule_of(network: str, members: set[int]) -> Schedule:
+        return _schedule(work, plan, facts, network, members)
+
+    begin = Begin(
+        version=__version__,
+        names=facts.names,
+        settings=work.settings,
+        plan=work.plan,
+        crew=plan,
+        facts=facts,
+    )
+
+    def take_part(ends: Ends, store: TCPStore) -> None:
+        for job in finished:
+            for path in made(work, job):
+                ends.files.send(path.relative_to(run.path).as_posix(), path)
+        for name, path in _given(work, checkpoint).items():
+            ends.files.send(name, path)
+        with _groups(ends.control, store, facts.names[0]) as groups:
+            crews = Crews(plan=plan, facts=facts, control=ends.control, groups=groups, store=store)
+            Worker(work, ends, crews, checkpoint).run()
+
+    call = Call(facts.trainer[0].address, folder, begin, data_digest(work.data), wait_s)
+    said = _lead(call, jobs, finished, schedule_of, take_part, work.progress)
+    for network, outcome in said.items():
+        curve = msgspec.json.decode(outcome, type=Outcome).curve
+        if curve and network not in run.kept_curves():
+            run.keep_curve(network, curve)
+
+
+class Call(NamedTuple):
+    """Where a desk listens, and for whom."""
+
+    address: str
+    folder: CrewFolder
+    begin: Begin
+    digest: str
+    wait_s: float
+
+
+def _lead(
+    call: Call,
+    jobs: Sequence[Job],
+    finished: Sequence[str],
+    schedule_of: Callable[[str, set[int]], Schedule],
+    take_part: Callable[[Ends, TCPStore], None],
+    progress: Progress,
+) -> dict[str, str]:
+    """Be the desk of `jobs` until all are done; returns what was said of each outcome."""
+    address, folder, begin, digest, wait_s = call
+    token = folder.token()
+    machine = Run(
+        Machine(digest, {job.name: job.by for job in jobs}, {}), Jobs(jobs, finished), schedule_of
+    )
+    host, port = checked(address)
+    if said := exposed(host):
+        progress.note(said)
+    store = serve_store(host, port)
+    desk = Desk(store, machine, Watch(timeout_s(0.0)), token, folder.log)
+    try:
+        control = Hand(host, store.port)  # the first, whose rank is 0
+        put(store, "begin", msgspec.json.encode(begin))
+        with _ends(control, StoreDesk(connect(host, store.port), "answers")) as ends:
+            control.join(begin.names[0], digest, token)
+            patience = threading.Timer(wait_s, lambda: control.report(Waited(rank=0)))
+            patience.daemon = True
+            patience.start()
+            try:
+                take_part(ends, store)
+            finally:
+                patience.cancel()
+        _let_leave(desk)
+    finally:
+        desk.close()
+    return machine.said
+
+
+def _given(work: Work, checkpoint: Path | None) -> dict[str, Path]:
+    """The user's files that networks start from, by their names for trainers."""
+    found = {f"weights-{k}": path for k, path in work.weights.items()}
+    if checkpoint is not None and _trains_teacher(work.settings):
+        found[_CHECKPOINT] = checkpoint
+    return found
+
+
+def _is_made(work: Work, job: str) -> bool:
+    paths = made(work, job)
+    return bool(paths) and all(path.exists() for path in paths)
+
+
+def _trains_teacher(settings: Settings) -> bool:
+    return settings.teacher_schedule.epochs > 0
+
+
+def _schedule(
+    work: Work, plan: SyncPlan, facts: Facts, network: str, members: set[int]
+) -> Schedule:
+    """The rounds of a network that several trainers share."""
+    sync = plan.of(network)
+    if sync.what == "gradients":
+        return Exact(network, 1, expected=members)
+    schedule: Epochs = work.settings.teacher_schedule
+    pictures = range(len(work.singles.train))
+    if network != "teacher":
+        k = int(network.removeprefix("member-"))
+        schedule, pictures = (
+            work.schedule_of(k),
+            pictures[work.trained_on(work.plan.assignments[k])],
+        )
+    trainers = len(sync.by or facts.names)
+    batches = trainers * math.ceil(len(pictures) / schedule.batch_size)
+    # The desk, whose rank is lowest, gives what it has reached before.
+    epoch = epochs_of(work.run.checkpoint(network)) if 0 in members else 0
+    return Everyone(network, sync.round_pictures, batches, schedule.epochs, epoch, expected=members)
+
+
+@contextmanager
+def _ends(control: Hand, share: StoreDesk | None = None) -> Iterator[Ends]:
+    """A trainer's connections; it leaves at the end."""
+    host, port = control.address
+    try:
+        yield Ends(
+            control=control,
+            files=StoreFiles(connect(host, port)),
+            answers=StoreTrainer(connect(host, port), "answers", control.rank),
+            rows=StoreTrainer(connect(host, port), "answers", control.rank),
+            share=share,
+        )
+    finally:
+        control.close()
+
+
+@contextmanager
+def _groups(control: Hand, store: TCPStore, name: str) -> Iterator[Groups]:
+    """This trainer's groups; says its name to the others."""
+    host, port = control.address
+    meeting_s = timeout_s(0.0)
+    own = connect(host, port, timeout=timedelta(seconds=meeting_s))
+    put(store, f"name/{control.rank}", name.encode())
+    put(store, f"rank/{name}", str(control.rank).encode())
+    groups = Groups(own, control.rank, own_address(host, port), control.committed, meeting_s)
+    try:
+        yield groups
+    finally:
+        groups.close()
+
+
+def _let_leave(desk: Desk) -> None:
+    """Keep the store until all have read that they may go."""
+    until_s = time.monotonic() + _LEAVE_S
+    while desk.living and time.monotonic() < until_s:
+        time.sleep(0.05)
+
+
+def join(
+    address: str, name: str, token: str, data: str, run: Path, progress: Progress, *, wait_s: float
+) -> None:
+    """Take part in a training until it ends, as the trainer `name` of its plan.
+
+    Waits `wait_s` for a desk. Raises RunRefused where the desk refuses this trainer, and DeskLost.
+    """
+    host, port = checked(address)
+    store = connect(host, port, wait_s)
+    begin = msgspec.json.decode(store.get("begin"), type=Begin)
+    if begin.version != __version__:
+        raise InputError(f"{address}: the desk has version {begin.version}, this is {__version__}")
+    if name not in begin.names:
+        known = ", ".join(begin.names[1:])
+        raise InputError(f"--name: expected a trainer of the plan ({known}), got {name!r}")
+    facts = begin.settings.data
+    pictures = open_dataset(
+        data, limit_train=facts.limit_train, limit_test=facts.limit_test, cameras=begin.plan.cameras
+    )
+    folder = RunFolder(run)
+    with folder.locked():
+        own = msgspec.structs.replace(facts, source=pictures.source)
+        settings = msgspec.structs.replace(begin.settings, data=own)
+        control = Hand(host, port)
+        with _ends(control) as ends, _groups(control, store, name) as groups:
+            control.join(name, data_digest(pictures), token)
+            if begin.crew is None or begin.facts is None:
+                measure(control, groups, store, begin.plan, settings)
+                return
+            folder.start_or_continue(settings, begin.plan)
+            weights = {
+                a.k: folder.cache / f"weights-{a.k}.safetensors"
+                for a in begin.plan.assignments
+                if a.network is not None and a.network.name in settings.weights
+            }
+            for k, path in weights.items():
+                ends.files.fetch(f"weights-{k}", path)
+            checkpoint = None
+            if settings.teacher.checkpoint and _trains_teacher(settings):
+                suffix = Path(settings.teacher.file or "").suffix
+                checkpoint = folder.cache / f"{_CHECKPOINT}{suffix}"
+                ends.files.fetch(_CHECKPOINT, checkpoint)
+            work = Work(folder, settings, begin.plan, pictures, progress, weights)
+            crews = Crews(
+                plan=begin.crew, facts=begin.facts, control=control, groups=groups, store=store
+            )
+            Worker(work, ends, crews, checkpoint).run()
+
+
+def probe(
+    address: str,
+    names: Sequence[str],
+    folder: CrewFolder,
+    plan: Plan,
+    settings: Settings,
+    digest: str,
+    progress: Progress,
+    *,
+    wait_s: float = WAIT_S,
+) -> Facts:
+    """Measure trainers and lines, as the desk `names[0]`; trainers that do not come are left out.
+
+    Writes facts.toml. Raises InputError.
+    """
+    begin = Begin(version=__version__, names=tuple(names), settings=settings, plan=plan)
+
+    def take_part(ends: Ends, store: TCPStore) -> None:
+        with _groups(ends.control, store, names[0]) as groups:
+            measure(ends.control, groups, store, plan, settings)
+
+    call = Call(address, folder, begin, digest, wait_s)
+    said = _lead(
+        call, probe_jobs(names), (), lambda network, _: Exact(network, 1), take_part, progress
+    )
+    facts = facts_of(names, address, said)
+    write_toml(folder.facts_file, facts)
+    return facts

@@ -1,0 +1,331 @@
+"""A crew's control: the desk, which decides, and a hand for each trainer."""
+
+import contextlib
+import hmac
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistError, DistStoreError
+
+from mdp.errors import InputError
+from partitioner.crew.exchange.store import DeskLost, Entry, Log, connect, put, serve_store
+from partitioner.crew.machine.events import (
+    AnyAction,
+    AnyEvent,
+    Commit,
+    Gone,
+    GoOn,
+    Joined,
+    Rank,
+    Refused,
+    Report,
+    Schedule,
+)
+from partitioner.crew.machine.watch import Watch
+
+__all__ = ["Desk", "DeskLost", "Hand", "connect", "put", "replay", "serve_store"]
+
+#: Time between two signs of life of a trainer's process.
+PULSE_S = 1.0
+#: A desk that answers nothing for so long is lost: six times what it grants a trainer.
+DESK_SILENT_S = 60.0
+_CLOSING_S = 2.0
+
+R = TypeVar("R")
+
+
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of a log's file."""
+
+    at_s: float
+    event: AnyEvent
+    actions: list[AnyAction]
+
+
+_ACTION: "msgspec.msgpack.Decoder[AnyAction]" = msgspec.msgpack.Decoder(AnyAction)
+_LINE = msgspec.json.Decoder(Line)
+
+
+class Desk:
+    """Reads the log, asks the machine, posts its actions; a thread of the desk's process.
+
+    The log is written to a file anew, from which `replay` gives the same actions. Who is lost is
+    decided by `watch`. Where the desk itself fails (a full disk), every trainer is told why. Raises
+    InputError where the file cannot be opened.
+    """
+
+    def __init__(
+        self, store: TCPStore, machine: Schedule, watch: Watch, token: str, path: Path
+    ) -> None:
+        self._machine, self._watch, self._token, self._path = machine, watch, token, path
+        self._address = store.host, store.port
+        self._living: set[Rank] = set()
+        self._ending = threading.Event()
+        self._failed = ""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = path.open("wb", buffering=0)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+        # The store's own connection belongs to who made it.
+        self._log = Log(connect(*self._address))
+        self._bell = connect(*self._address)
+        self._threads = [
+            threading.Thread(target=target, name=f"crew-{name}", daemon=True)
+            for name, target in (("desk", self._serve), ("bell", self._ring))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def living(self) -> frozenset[Rank]:
+        """Trainers that take part: until they have left, they may still read their mailboxes."""
+        return frozenset(self._living)
+
+    @property
+    def dropped(self) -> int:
+        """Entries that were too large or no entries."""
+        return self._log.dropped
+
+    def close(self) -> None:
+        """Stop reading; trainers that are still there are left to themselves."""
+        self._ending.set()
+        for thread in self._threads:
+            thread.join(_CLOSING_S)
+
+    def _ring(self) -> None:
+        """The desk looks who is silent even where nobody says anything."""
+        with contextlib.suppress(DistError):
+            while not self._ending.wait(PULSE_S):
+                self._bell.set("bell", "1")
+            self._bell.set("bell", "1")
+
+    def _serve(self) -> None:
+        with contextlib.suppress(DistError), self._file:
+            while not self._ending.is_set():
+                for rank, entry in self._log.take():
+                    self._take(rank, entry)
+                for rank in self._watch.lost(time.monotonic()):
+                    self._handle(Gone(rank=rank))
+
+    def _take(self, rank: Rank, entry: Entry) -> None:
+        event = entry.event
+        if event is None:
+            if rank in self._living:
+                self._watch.heard(rank, time.monotonic())
+        elif isinstance(event, Joined):
+            if not hmac.compare_digest(entry.token.encode(), self._token.encode()):
+                self._refuse(rank, "expected the token of the desk's key folder, got another")
+            elif self._failed:
+                self._refuse(rank, self._failed)
+            else:
+                self._handle(event)
+        elif rank in self._living:
+            self._handle(event)
+
+    def _handle(self, event: AnyEvent) -> None:
+        now_s = time.monotonic()
+        if isinstance(event, Joined):
+            self._living.add(event.rank)
+        try:
+            actions = self._machine.handle(event)
+            # Written first: what trainers are told is in the file.
+            self._file.write(msgspec.json.encode(Line(now_s, event, actions)) + b"\n")
+        except (OSError, ValueError) as error:
+            self._fail(error)
+            return
+        self._watch.saw(event, now_s)
+        for action in actions:
+            self._log.post(action)
+            self._watch.told(action, now_s)
+            if isinstance(action, Refused) and not action.network:
+                self._forget(action.rank)
+
+    def _fail(self, error: OSError | ValueError) -> None:
+        """Nothing can be decided any more: all are told why, also who comes later."""
+        if isinstance(error, OSError):
+            self._failed = f"{self._path}: cannot be written: {error.strerror}"
+        else:
+            self._failed = f"the log contradicts itself: {error}"
+        for rank in sorted(self._living):
+            self._refuse(rank, self._failed)
+
+    def _refuse(self, rank: Rank, reason: str) -> None:
+        self._log.post(Refused(rank=rank, network="", reason=reason))
+        self._forget(rank)
+
+    def _forget(self, rank: Rank) -> None:
+        self._living.discard(rank)
+        self._watch.saw(Gone(rank=rank), time.monotonic())
+
+
+def replay(path: Path, machine: Schedule) -> Iterator[tuple[list[AnyAction], list[AnyAction]]]:
+    """For each event of a log's file what was told then, and what `machine` tells now.
+
+    A last line that is cut off is left out: its actions were never posted.
+    """
+    for line in path.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            told = _LINE.decode(line)
+            yield told.actions, machine.handle(told.event)
+
+
+class Hand:
+    """A trainer's end of the control (`partitioner.crew.machine.events.Trainer`).
+
+    A thread sends, with a sign of life every second, and one receives, so that neither a step of
+    minutes looks like a lost trainer nor a desk that hangs stops this process for ever: what waits
+    for it raises DeskLost. Reports are given the last Commit or GoOn that was polled, and the
+    batches claimed since the last report: claim the next batch after reporting this one.
+    """
+
+    def __init__(self, host: str, port: int, wait_s: float = 0.0) -> None:
+        self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._in: queue.SimpleQueue[AnyAction | None] = queue.SimpleQueue()
+        self._sending, self._receiving = connect(host, port, wait_s), connect(host, port)
+        self.address = host, port
+        self._rank: Rank = self._sending.add("ranks", 1) - 1
+        self._sent = 0
+        self._heard_s = time.monotonic()
+        self._lost = False
+        self._since: dict[str, int] = {}
+        self._committed: dict[str, int] = {}
+        self._claimed: dict[str, list[int]] = {}
+        self._given: dict[str, list[int]] = {}
+        self._threads = [
+            threading.Thread(target=target, name=f"crew-{name}", daemon=True)
+            for name, target in (("send", self._send), ("receive", self._receive))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def rank(self) -> Rank:
+        """The own rank."""
+        return self._rank
+
+    def join(self, name: str, digest: str, token: str) -> None:
+        """Ask to take part; the answer is polled."""
+        self._append(Entry(Joined(rank=self._rank, name=name, digest=digest), token))
+
+    def report(self, event: AnyEvent) -> None:
+        """Append to the log; raises DeskLost."""
+        self._check()
+        if isinstance(event, Report):
+            claims = tuple(self._claimed.pop(event.network, ()))
+            event = replace(event, since=self._since.get(event.network, 0), claims=claims)
+        self._append(Entry(event))
+
+    def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
+        """The next action, None when there is none within `timeout_s`; raises DeskLost."""
+        try:
+            action = self._in.get(timeout=timeout_s) if timeout_s else self._in.get_nowait()
+        except queue.Empty:
+            action = None
+        if action is None:
+            self._check()
+        if isinstance(action, Commit | GoOn):
+            self._since[action.network] = action.seq
+        if isinstance(action, Commit):
+            self._committed[action.network] = action.seq
+        if isinstance(action, GoOn):
+            self._given.setdefault(action.network, []).extend(action.claims)
+        return action
+
+    def claim(self, counter: str) -> int:
+        """The next batch of an epoch, `cursor(network, epoch)`; raises DeskLost.
+
+        Those that were lost with other trainers come first.
+        """
+        network = counter.removeprefix("cursor/").rpartition("/")[0]
+        given = self._given.get(network)
+        number = given.pop(0) if given else self._ask(lambda s: s.add(counter, 1)) - 1
+        self._claimed.setdefault(network, []).append(number)
+        return number
+
+    def committed(self, network: str) -> int:
+        """The number of the last meeting whose mean was committed, as polled; 0 for none."""
+        return self._committed.get(network, 0)
+
+    def close(self) -> None:
+        """Leave."""
+        if not self._lost:
+            self._append(Entry(Gone(rank=self._rank)))
+        self._out.put(None)
+        for thread in self._threads:
+            thread.join(_CLOSING_S)
+
+    def _check(self) -> None:
+        if self._lost or time.monotonic() - self._heard_s > DESK_SILENT_S:
+            host, port = self.address
+            raise DeskLost(
+                f"{host}:{port}: the desk is lost: start it again, and this command, to go on from "
+                "the last checkpoint"
+            )
+
+    def _append(self, entry: Entry) -> None:
+        data = msgspec.msgpack.encode(entry)
+
+        def send() -> None:
+            put(self._sending, f"event/{self._rank}/{self._sent}", data)
+            self._sending.set("bell", "1")
+            self._sent += 1
+
+        self._out.put(send)
+
+    def _ask(self, question: Callable[[TCPStore], R]) -> R:
+        """What the store answers."""
+        answers: queue.SimpleQueue[R] = queue.SimpleQueue()
+        self._out.put(lambda: answers.put(question(self._sending)))
+        while True:
+            try:
+                return answers.get(timeout=PULSE_S)
+            except queue.Empty:
+                self._check()
+
+    def _send(self) -> None:
+        try:
+            pulse_s = 0.0
+            while True:
+                left_s = pulse_s + PULSE_S - time.monotonic()
+                if left_s <= 0:
+                    self._append(Entry())
+                    # Unlike a set, a check is answered.
+                    self._sending.check(["bell"])
+                    self._heard_s = pulse_s = time.monotonic()
+                    continue
+                try:
+                    act = self._out.get(timeout=left_s)
+                except queue.Empty:
+                    continue
+                if act is None:
+                    return
+                act()
+        except DistError:
+            self._lost = True
+            self._in.put(None)
+
+    def _receive(self) -> None:
+        number = 0
+        try:
+            while True:
+                key = f"act/{self._rank}/{number}"
+                try:
+                    action = _ACTION.decode(self._receiving.get(key))
+                except DistStoreError:
+                    continue  # A day without an action.
+                self._receiving.delete_key(key)
+                number += 1
+                self._in.put(action)
+                if isinstance(action, Refused) and not action.network:
+                    return
+        except DistError:
+            self._lost = True
+            self._in.put(None)

@@ -1,0 +1,89 @@
+"""Groups of trainers that meet: gloo directly on the desk's store, without a fixed world."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
+
+from partitioner.crew.machine.events import Rank
+
+#: A group's collectives end by then where a member is lost, and by so many times the seconds that
+#: its mean is predicted to take.
+TIMEOUT_S, PREDICTED = 20.0, 4.0
+
+
+class GroupBroken(RuntimeError):
+    """A member did not come, or was lost on the way; as gloo's own errors a RuntimeError."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    group: ProcessGroupGloo
+    members: tuple[Rank, ...]
+    #: The last meeting in it.
+    seq: int
+
+
+def timeout_s(predicted_s: float) -> float:
+    """The timeout of a group in which a mean is predicted to take `predicted_s`."""
+    return TIMEOUT_S + PREDICTED * predicted_s
+
+
+class Groups:
+    """One trainer's groups, one a network; used by one thread.
+
+    A group serves the next meeting of the same members if its last one was committed: all of them
+    know that alike (`committed`, a Hand's). Otherwise it is freed and made anew, which takes a
+    connection to every member.
+
+    store: a connection of its own whose timeout is `timeout_s`. host: this trainer's address, which
+    its groups listen on.
+    """
+
+    def __init__(
+        self,
+        store: TCPStore,
+        rank: Rank,
+        host: str,
+        committed: Callable[[str], int],
+        timeout_s: float,
+    ) -> None:
+        self._store, self._rank, self._committed = store, rank, committed
+        self._timeout = timedelta(seconds=timeout_s)
+        self._device = ProcessGroupGloo.create_device(hostname=host)
+        self._kept: dict[str, _Kept] = {}
+        #: How often a group was made.
+        self.made = 0
+
+    def of(self, network: str, seq: int, members: Sequence[Rank]) -> ProcessGroupGloo:
+        """The group of meeting `seq`, in the order of `members`; raises GroupBroken."""
+        kept = self._kept.get(network)
+        if kept and kept.members == tuple(members) and kept.seq == self._committed(network):
+            kept.seq = seq
+            return kept.group
+        self.drop(network)
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [self._device]
+        options._timeout = self._timeout
+        store = PrefixStore(f"g/{network}/{seq}", self._store)
+        try:
+            group = ProcessGroupGloo(store, members.index(self._rank), len(members), options)
+        except RuntimeError as error:
+            names = ", ".join(map(str, members))
+            raise GroupBroken(f"{network}: meeting {seq} of {names}: {error}") from error
+        self.made += 1
+        self._kept[network] = _Kept(group, tuple(members), seq)
+        return group
+
+    def drop(self, network: str) -> None:
+        """Free a network's group; members that still wait in it fail at once.
+
+        To be called where a collective has failed, so that all know it.
+        """
+        self._kept.pop(network, None)
+
+    def close(self) -> None:
+        """Free all groups."""
+        for network in list(self._kept):
+            self.drop(network)

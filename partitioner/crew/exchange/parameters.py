@@ -1,0 +1,337 @@
+"""Local steps and rounds: every trainer takes its own steps, and all meet now and then.
+
+Local SGD (Stich, 2019) with rounds that end by the pictures of all together, so that nobody waits
+for a number of steps of the slowest. When a round ends is the schedule's to say
+(`partitioner.crew.machine`); here a trainer reports, meets and takes over what is committed.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from mdp.errors import MDPError
+from partitioner.crew.exchange.codecs import CODECS
+from partitioner.crew.exchange.flat import CodecOf, Flat, joined, moments_of, write
+from partitioner.crew.exchange.mean import Mean, Means, Meeting, NotFinite, Segment
+from partitioner.crew.machine.events import (
+    AnyAction,
+    Close,
+    Commit,
+    Done,
+    Failed,
+    Finished,
+    GoOn,
+    Meet,
+    Ready,
+    Refused,
+    Trainer,
+    Waiting,
+    cursor,
+)
+from partitioner.training.distributed import PATIENCE, Crew
+from partitioner.training.synchroniser import Index, Share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._C._distributed_c10d import ProcessGroupGloo
+    from torch.distributed import ProcessGroup
+
+#: Wait of one poll for an action.
+_POLL_S = 1.0
+#: Numbers told at the end of an epoch: claims, and losses of at most so many names less one.
+_TOLD = 16
+
+
+class CrewEnded(MDPError):
+    """The desk tells this trainer to take no further part."""
+
+
+class Groups(Protocol):
+    """Makes process groups of trainers that meet."""
+
+    def of(
+        self, network: str, seq: int, members: Sequence[int]
+    ) -> "ProcessGroupGloo | ProcessGroup":
+        """The group of a meeting, in the order of `members`; RuntimeError where one is lost."""
+
+    def drop(self, network: str) -> None:
+        """Let go of a network's group, so that members that still wait in it fail at once."""
+
+
+@dataclass(slots=True)
+class _Result:
+    """The mean of a meeting, not yet taken over."""
+
+    seq: int
+    meeting: Meeting
+    #: Places of the members that had the network before.
+    entered: list[int]
+    vector: Tensor
+    #: Whether the network's codecs were used.
+    coded: bool
+    #: Moments, where they were averaged too.
+    moments: Tensor | None
+
+
+class Rounds:
+    """A `Synchroniser` by means of parameters. One object for one training of one network.
+
+    trainers: how many share the batches, which are cut into as many steps. first: whether this one
+    keeps checkpoints and the outcome. A trainer enters by a meeting, where it receives parameters
+    and moments, so that it may come at any time; its epoch begins where the others are. Raises
+    CrewEnded where the schedule refuses this trainer.
+    """
+
+    def __init__(
+        self,
+        network: str,
+        trainer: Trainer,
+        groups: Groups,
+        trainers: int,
+        *,
+        first: bool,
+        means: Means,
+        codec_of: CodecOf,
+    ) -> None:
+        self._network, self._trainer, self._groups = network, trainer, groups
+        self._trainers, self._first = trainers, first
+        self._means, self._codec_of = means, codec_of
+        self._pictures = self._seq = self._epoch = 0
+        self._entered = False
+        self._result: _Result | None = None
+        self._settled: _Result | None = None
+        self._claims = self._batches = 0
+        #: Bytes sent beside the means: to newcomers, and moments at the ends of epochs.
+        self.settling_bytes = 0
+
+    @property
+    def crew(self) -> Crew:
+        """This trainer alone: no step waits for another."""
+        return Crew(rank=0 if self._first else 1)
+
+    @property
+    def parts(self) -> int:
+        """A batch is cut into a step for each trainer."""
+        return self._trainers
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of means of parameters that this trainer has sent."""
+        return self._mean.sent_bytes
+
+    def wrap(
+        self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
+    ) -> nn.Module:
+        """The module itself."""
+        self.optimiser = optimiser
+        self._flat = Flat(module, self._codec_of)
+        self._mean = Mean(self._flat.segments, self._means)
+        self._differs = any(s.codec.lossy for s in self._flat.segments)
+        return module
+
+    def begin(self, epoch: int) -> int:
+        """Enter: receive the network from those that have it."""
+        self._epoch = epoch
+        self._trainer.report(
+            Waiting(rank=self._trainer.rank, network=self._network, pictures=0, since=0)
+        )
+        self._rest()
+        self._entered, self._behind = True, self._epoch > epoch
+        return self._epoch
+
+    def shares(self, batches: Sequence[Index], epoch: int) -> Iterator[Share]:
+        """Batches that nobody else has taken, until all of the epoch are in a committed mean."""
+        self._claims, self._batches = 0, len(batches)
+        self._settled = None
+        counter = cursor(self._network, epoch)
+        while self._epoch == epoch:
+            number = self._trainer.claim(counter)
+            if number < len(batches):
+                self._claims += 1
+                yield number, batches[number], 1.0
+                continue
+            self._report(Finished)
+            self._rest()
+
+    def step_losses(self, losses: Tensor) -> Tensor:
+        """The own ones."""
+        return losses
+
+    def after_backward(self) -> None:
+        """Nothing: gradients are the own ones."""
+
+    def after_step(self, pictures: int) -> None:
+        """Report the step, and meet where the round is closed."""
+        self._pictures += pictures
+        self._report(Ready)
+        while (action := self._trainer.poll()) is not None:
+            self._check_refused(action)
+            if isinstance(action, Close) and action.network == self._network:
+                self._report(Waiting)
+                self._rest()
+
+    def settle(self, sums: Tensor) -> Tensor:
+        """The epoch's last mean has been taken over.
+
+        The first trainer returns the losses of all claims, the others an estimate from their own.
+        """
+        told = torch.zeros(_TOLD, dtype=torch.float64)
+        told[0], told[1 : 1 + len(sums)] = self._claims, sums
+        if self._settled is not None and self._settled.moments is None:
+            self._average_moments(self._settled.meeting)
+        if (settled := self._settled) is not None:
+            first, *others = settled.entered
+            if settled.meeting.place != first:
+                self._send(settled, told, first)
+            else:
+                for place in others:
+                    received = torch.zeros_like(told)
+                    if self._received(settled, received, place):
+                        told += received
+        claims = max(1.0, float(told[0]))
+        return told[1 : 1 + len(sums)] * (self._batches / claims)
+
+    def _average_moments(self, meeting: Meeting) -> None:
+        moments = self._moments()
+        try:
+            write(moments, self._exactly(joined(moments), meeting))
+        except RuntimeError:  # of gloo: a member is lost; each goes on with its own
+            self._settled = None
+            self._groups.drop(self._network)
+
+    def from_first(self, value_of: "Callable[[], float]") -> float:
+        """A number that the first trainer computes; the others wait for it as long as it takes."""
+        settled = self._settled
+        if settled is None:
+            return value_of()
+        first, *others = settled.entered
+        message = torch.zeros(1, dtype=torch.float64)
+        if settled.meeting.place != first:
+            if not self._received(settled, message, first):
+                raise CrewEnded(f"{self._network}: the trainer that validates is lost")
+            return float(message[0])
+        message[0] = value_of()
+        for place in others:
+            self._send(settled, message, place)
+        return float(message[0])
+
+    def decided(self, stop: bool) -> bool:
+        """As the first trainer has it; a newcomer goes on with the others."""
+        if self._settled is None:
+            return stop and not self._behind
+        return bool(self.from_first(lambda: float(stop)))
+
+    @staticmethod
+    def _send(settled: _Result, message: Tensor, place: int) -> None:
+        """To one that may be lost, and then needs nothing."""
+        with suppress(RuntimeError):
+            settled.meeting.group.send([message], place, 0).wait()
+
+    @staticmethod
+    def _received(settled: _Result, message: Tensor, place: int) -> bool:
+        """Fill `message`; False where the sender is lost."""
+        try:
+            settled.meeting.group.recv([message], place, 0).wait(PATIENCE)
+        except RuntimeError:
+            return False
+        return True
+
+    def _report(self, kind: type[Ready | Waiting | Finished]) -> None:
+        self._trainer.report(
+            kind(
+                rank=self._trainer.rank,
+                network=self._network,
+                pictures=self._pictures,
+                since=self._seq,
+            )
+        )
+
+    def _check_refused(self, action: AnyAction | None) -> None:
+        if isinstance(action, Refused) and action.network in ("", self._network):
+            raise CrewEnded(action.reason)
+
+    def _rest(self) -> None:
+        """Meet as often as told, until told to go on."""
+        while True:
+            action = self._trainer.poll(_POLL_S)
+            self._check_refused(action)
+            if action is None or action.network != self._network:
+                continue
+            if isinstance(action, Meet):
+                self._meet(action)
+            elif isinstance(action, Commit):
+                self._take_over(action)
+                return
+            elif isinstance(action, GoOn):
+                self._seq, self._epoch = action.seq, action.epoch
+                return
+
+    def _meet(self, meet: Meet) -> None:
+        """Take the mean, and report how that went; parameters stay as they are."""
+        rank, self._result = self._trainer.rank, None
+        blamed = None
+        try:
+            self._result = self._averaged(meet)
+        except NotFinite as error:
+            blamed = error.blamed
+        except RuntimeError:
+            self._groups.drop(self._network)  # of gloo: a member is lost
+        if self._result is not None:
+            self._trainer.report(Done(rank=rank, network=self._network, seq=meet.seq))
+        else:
+            failed = Failed(rank=rank, network=self._network, seq=meet.seq, blamed=blamed)
+            self._trainer.report(failed)
+
+    def _averaged(self, meet: Meet) -> _Result:
+        """The mean of a meeting; the own parameters, moments and errors fed back stay.
+
+        Where a newcomer is among the members, parameters and moments are averaged in fp32.
+        """
+        made = self._groups.of(self._network, meet.seq, meet.members)
+        # Of the collectives torch's types know only that a ProcessGroup has them.
+        group = cast("ProcessGroup", made)
+        meeting = Meeting(
+            group=group, members=meet.members, weights=meet.weights, rank=self._trainer.rank
+        )
+        mine = torch.tensor([self._entered], dtype=torch.uint8)
+        told = [torch.zeros_like(mine) for _ in meet.members]
+        group.allgather([told], [mine]).wait()
+        entered = [place for place, has in enumerate(told) if has.item()]
+        vector, moments = self._flat.read(), None
+        if coded := len(entered) == len(told):
+            sent = vector - self._last if self._differs else vector
+            mean = self._mean.of(sent, meeting)
+            vector = self._last + mean if self._differs else mean
+        else:
+            vector = self._exactly(vector, meeting)
+            moments = self._exactly(joined(self._moments()), meeting)
+        return _Result(meet.seq, meeting, entered, vector, coded, moments)
+
+    def _exactly(self, vector: Tensor, meeting: Meeting) -> Tensor:
+        mean = Mean([Segment(0, vector.numel(), CODECS["fp32"])], self._means)
+        found = mean.of(vector, meeting)
+        self.settling_bytes += mean.sent_bytes
+        return found
+
+    def _moments(self) -> list[Tensor]:
+        return moments_of(self.optimiser, self._flat.parameters)
+
+    def _take_over(self, commit: Commit) -> None:
+        result = self._result
+        if result is None or result.seq != commit.seq:
+            raise CrewEnded(f"{self._network}: told to take over a mean that this trainer lacks")
+        self._flat.write(result.vector)
+        if result.moments is not None:
+            write(self._moments(), result.moments)
+        if result.coded:
+            self._mean.commit()
+        if self._differs:
+            self._last = result.vector
+        ends = self._entered and commit.epoch > self._epoch
+        self._settled, self._result = result if ends else None, None
+        self._seq, self._epoch, self._pictures = commit.seq, commit.epoch, 0

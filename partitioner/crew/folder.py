@@ -1,0 +1,61 @@
+"""The folder of a crew at the desk: facts.toml, crew.toml, and the token that trainers show."""
+
+import secrets
+from pathlib import Path
+
+from mdp.errors import ConfigError, InputError
+from mdp.files import read_secret, write_new
+from partitioner.crew.planning.facts import Facts, read_facts
+from partitioner.crew.planning.syncplan import SyncPlan, read_plan
+from partitioner.crew.planning.work import Work
+
+_TOKEN_BYTES = 4096
+
+
+class CrewFolder:
+    """Files that `crew probe` and `crew plan` write, and that a training together reads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.facts_file, self.plan_file = path / "facts.toml", path / "crew.toml"
+        #: To be copied to every trainer.
+        self.key = path / "crew.key"
+        #: What trainers reported and were told in the last training.
+        self.log, self.picture = path / "log.jsonl", path / "schedule.svg"
+
+    def facts(self) -> Facts:
+        """What was measured; raises ConfigError."""
+        return read_facts(self.facts_file)
+
+    def plan(self, work: Work) -> SyncPlan:
+        """Who trains what, checked against the facts; raises ConfigError."""
+        return read_plan(self.plan_file, self.facts(), work)
+
+    def trainable(self, work: Work) -> SyncPlan:
+        """The same for a training, which knows no stages and no lead; raises ConfigError."""
+        plan = self.plan(work)
+        if plan.chain == "lead":
+            raise ConfigError(
+                f"{self.plan_file}: key `chain`: expected strict or star: lead is only planned"
+            )
+        for i, network in enumerate(plan.network):
+            if network.stage:
+                raise ConfigError(
+                    f"{self.plan_file}: key `network[{i}].stage`: expected `by`: stages are only "
+                    "planned"
+                )
+        return plan
+
+    def token(self) -> str:
+        """The content of the key file, which is made where it is missing."""
+        if not self.key.exists():
+            write_new(self.key, secrets.token_hex(16).encode() + b"\n", 0o600)
+        return token_of(self.key)
+
+
+def token_of(path: Path) -> str:
+    """The token in a key file; raises ConfigError and InputError."""
+    token = read_secret(path, _TOKEN_BYTES).decode(errors="replace").strip()
+    if not token:
+        raise InputError(f"{path}: expected a token, found nothing")
+    return token

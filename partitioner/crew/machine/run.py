@@ -1,0 +1,74 @@
+"""A whole run: who takes part, who works on what, and when those of one network meet. Pure."""
+
+from collections.abc import Callable, Mapping
+
+from partitioner.crew.machine.events import (
+    AnyAction,
+    AnyEvent,
+    Gone,
+    Joined,
+    Leave,
+    Made,
+    Rank,
+    Schedule,
+    Start,
+    Waited,
+)
+from partitioner.crew.machine.jobs import Jobs
+from partitioner.crew.machine.schedule import Machine
+
+
+class Run:
+    """The desk's machine: membership and rounds by `machine`, jobs by `jobs`.
+
+    `schedule_of` makes the schedule of a network that several trainers share, from its name and
+    these; the rounds begin anew where all of them were lost.
+    """
+
+    def __init__(
+        self, machine: Machine, jobs: Jobs, schedule_of: Callable[[str, set[Rank]], Schedule]
+    ) -> None:
+        self._machine, self._jobs, self._schedule_of = machine, jobs, schedule_of
+        self._networks: dict[str, Schedule] = {}
+        #: What trainers said of finished jobs: the first to finish each.
+        self.said: dict[str, str] = {}
+        machine.networks = self._networks
+
+    @property
+    def living(self) -> Mapping[Rank, str]:
+        """Names of the trainers that take part."""
+        return self._machine.living
+
+    @property
+    def finished(self) -> bool:
+        """Whether every job has an outcome."""
+        return self._jobs.finished
+
+    def handle(self, event: AnyEvent) -> list[AnyAction]:
+        """Take the log's next event; returns what trainers are told, in order."""
+        if isinstance(event, Waited):
+            return self._started(self._jobs.give_up())
+        if isinstance(event, Made):
+            if event.rank not in self._machine.living:
+                return []
+            if event.said:
+                self.said.setdefault(event.network, event.said)
+            return self._started(self._jobs.handle(event))
+        before = dict(self._machine.living)
+        actions = self._machine.handle(event)
+        living = self._machine.living
+        starts: list[Start] = []
+        for rank in sorted(before.keys() - living.keys()):
+            starts += self._jobs.handle(Gone(rank=rank))
+        for rank in sorted(living.keys() - before.keys()):
+            starts += self._jobs.handle(Joined(rank=rank, name=living[rank], digest=""))
+        return actions + self._started(starts)
+
+    def _started(self, starts: list[Start]) -> list[AnyAction]:
+        for network in dict.fromkeys(start.network for start in starts if not start.alone):
+            begun = {start.rank for start in starts if start.network == network}
+            if begun == self._jobs.running(network):
+                self._networks[network] = self._schedule_of(network, begun)
+        if not self.finished:
+            return [*starts]
+        return [Leave(rank=rank, network="") for rank in self._machine.living]

@@ -1,0 +1,415 @@
+"""Rounds that all trainers of a network take part in: `Everyone` by pictures, `Exact` by failures.
+
+A round closes, all finish the step in hand and rest, all meet, and all that live have the result
+before any takes it over (Commit); otherwise they meet again, with their own parameters unchanged.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from partitioner.crew.machine.claims import Claims
+from partitioner.crew.machine.events import (
+    Accepted,
+    AnyAction,
+    AnyEvent,
+    AnyReport,
+    Close,
+    Commit,
+    Done,
+    Failed,
+    Finished,
+    Gone,
+    GoOn,
+    Joined,
+    Meet,
+    Rank,
+    Ready,
+    Refused,
+    Schedule,
+    Waiting,
+)
+
+#: Meetings in a row that fail without a trainer lost or blamed: some cannot reach each other.
+ATTEMPTS = 5
+
+
+@dataclass(slots=True)
+class _Member:
+    """A trainer as its schedule sees it."""
+
+    #: The number of the last Commit or GoOn that it was told.
+    since: int = 0
+    pictures: int = 0
+    #: Whether it has the network's committed parameters; a newcomer gets them by its first mean.
+    holds: bool = False
+    #: Whether it has reported Waiting or Finished, and not been told to go on.
+    rests: bool = True
+    finished: bool = False
+    #: Whether it sent a number that is not finite in this round, and ever.
+    blamed: bool = False
+    blamed_before: bool = False
+
+
+@dataclass(slots=True)
+class _Meeting:
+    seq: int
+    weights: dict[Rank, float]
+    #: Whether a member has the result; who failed may have named who sent the number.
+    answers: dict[Rank, bool] = field(default_factory=dict)
+    blamed: set[Rank] = field(default_factory=set)
+
+
+class _Rounds:
+    """What both kinds of rounds share; a subclass decides when they close and whose part counts.
+
+    The first meeting waits for those that are `expected`: of them the lowest rank gives its
+    parameters.
+    """
+
+    def __init__(
+        self, network: str, epochs: int, epoch: int = 0, expected: Iterable[Rank] = ()
+    ) -> None:
+        self.network, self.epochs, self.epoch = network, epochs, epoch
+        self._expected = set(expected)
+        #: Why nobody trains this network any more; empty: it is, or will be.
+        self.ended = ""
+        self.members: dict[Rank, _Member] = {}
+        self._seq = 0
+        self._started = self._closing = False
+        self._meeting: _Meeting | None = None
+        self._failures = 0
+
+    def handle(self, event: AnyEvent) -> list[AnyAction]:
+        """Take the log's next event; returns what trainers are told, in order.
+
+        Reports of trainers that have not entered, or that belong to an earlier round or meeting,
+        change nothing.
+        """
+        rank = event.rank
+        if isinstance(event, Gone) and rank in self._expected:
+            self._expected.discard(rank)
+            if rank not in self.members and not self.ended:
+                return self._advance()
+        if self.ended:
+            entering = isinstance(event, Waiting) and not event.since
+            return [self._refused(rank)] if entering else []
+        member = self.members.get(rank)
+        match event:
+            case Gone() if member:
+                del self.members[rank]
+                meets = self._meeting is not None and rank in self._meeting.weights
+                if member.holds and not meets:
+                    self._lost(rank)
+            case Waiting(since=0) if member is None:
+                self.members[rank] = _Member()
+            case Ready() | Waiting() | Finished() if member:
+                if event.since != member.since or member.rests:
+                    return []
+                self._reported(member, event)
+            case Done() | Failed() if self._meeting and event.seq == self._meeting.seq:
+                if rank not in self._meeting.weights:
+                    return []
+                self._meeting.answers[rank] = isinstance(event, Done)
+                if isinstance(event, Failed) and event.blamed in self._meeting.weights:
+                    self._meeting.blamed.add(event.blamed)
+            case _:
+                return []
+        return self._advance()
+
+    def _reported(self, member: _Member, event: AnyReport) -> None:
+        member.pictures = event.pictures
+        member.rests = not isinstance(event, Ready)
+        member.finished = isinstance(event, Finished)
+
+    def _advance(self) -> list[AnyAction]:
+        actions = self._resolve() if self._meeting else []
+        if self._meeting or self.ended:
+            return actions
+        if not self._givers() and (self._started or self.members):
+            reason = f"no trainer that has the parameters of {self.network} is left"
+            return actions + self._end(f"{reason}: start again from the last checkpoint")
+        if not self._closing and self._due():
+            self._closing = True
+            training = [rank for rank, member in self.members.items() if not member.rests]
+            actions += [Close(rank=rank, network=self.network) for rank in training]
+        awaits = not self._started and self._expected - self.members.keys()
+        if self.members and not awaits and all(m.rests for m in self.members.values()):
+            actions += self._all_rest()
+        return actions
+
+    def _resolve(self) -> list[AnyAction]:
+        """Commit a meeting that all living members have finished, or end one that has failed."""
+        meeting = self._meeting
+        assert meeting
+        living = [rank for rank in meeting.weights if rank in self.members]
+        if any(rank not in meeting.answers for rank in living):
+            return []
+        self._meeting = None
+        if living and all(meeting.answers[rank] for rank in living):
+            return self._commit(meeting, living)
+        for rank in meeting.weights.keys() - living:
+            self._lost(rank)
+        blamed = [rank for rank in living if rank in meeting.blamed]
+        for rank in blamed:
+            member = self.members[rank]
+            ends = self._diverged(member)
+            member.blamed = member.blamed_before = True
+            if ends or not self._givers():
+                return self._end(f"{self.network}: trainer {rank} sent a number that is not finite")
+            member.pictures = 0
+            self._lost(rank)
+        lost = len(living) < len(meeting.weights)
+        self._failures = 0 if blamed or lost else self._failures + 1
+        if self._failures == ATTEMPTS:
+            names = ", ".join(map(str, living))
+            reason = f"{ATTEMPTS} means of {names} failed: they do not all reach each other"
+            return self._end(f"{self.network}: {reason}")
+        return []
+
+    def _commit(self, meeting: _Meeting, living: list[Rank]) -> list[AnyAction]:
+        self._failures, self._closing, self._started = 0, False, True
+        self._committed(meeting.weights)
+        for rank in living:
+            member = self.members[rank]
+            member.holds, member.blamed = True, False
+            self._goes_on(member, meeting.seq)
+        seq, epoch = meeting.seq, self.epoch
+        actions: list[AnyAction] = [
+            Commit(rank=rank, network=self.network, seq=seq, epoch=epoch) for rank in living
+        ]
+        return actions + self._trained()
+
+    def _trained(self) -> list[AnyAction]:
+        """After the last epoch: who came too late to be told of it is refused."""
+        if self.epoch < self.epochs:
+            return []
+        for rank in [rank for rank, member in self.members.items() if not member.rests]:
+            del self.members[rank]
+        return self._end(f"{self.network} is trained")
+
+    def _goes_on(self, member: _Member, seq: int) -> None:
+        member.since, member.rests, member.finished = seq, False, False
+
+    def _meet(self, weights: dict[Rank, float]) -> list[AnyAction]:
+        """All members meet; where nobody has a weight, the first that may gives its parameters."""
+        if not any(weights.values()):
+            weights[self._givers()[0]] = 1.0
+        self._seq += 1
+        self._meeting = _Meeting(self._seq, weights)
+        members, parts = tuple(weights), tuple(weights.values())
+        return [
+            Meet(rank=rank, network=self.network, seq=self._seq, members=members, weights=parts)
+            for rank in members
+        ]
+
+    def _go_on(self, claims: Mapping[Rank, tuple[int, ...]]) -> list[AnyAction]:
+        """Go on without a mean."""
+        self._seq += 1
+        self._closing = False
+        for rank in claims:
+            self._goes_on(self.members[rank], self._seq)
+        told = GoOn(rank=0, network=self.network, seq=self._seq, epoch=self.epoch)
+        return [replace(told, rank=rank, claims=given) for rank, given in claims.items()]
+
+    def _end(self, reason: str) -> list[AnyAction]:
+        self.ended = reason
+        told: list[AnyAction] = [self._refused(rank) for rank in self.members]
+        self.members.clear()
+        return told
+
+    def _refused(self, rank: Rank) -> Refused:
+        return Refused(rank=rank, network=self.network, reason=self.ended)
+
+    def _givers(self) -> list[Rank]:
+        """Who may give its parameters to all: before the first mean, anybody may."""
+        ranks = self._holders() if self._started else sorted(self.members)
+        return [rank for rank in ranks if not self.members[rank].blamed]
+
+    def _holders(self) -> list[Rank]:
+        return sorted(rank for rank, member in self.members.items() if member.holds)
+
+    def _due(self) -> bool:
+        """Whether the round closes."""
+        raise NotImplementedError
+
+    def _all_rest(self) -> list[AnyAction]:
+        """What to do when nobody trains."""
+        raise NotImplementedError
+
+    def _diverged(self, member: _Member) -> bool:
+        """Whether one more number that is not finite ends the training."""
+        raise NotImplementedError
+
+    def _lost(self, rank: Rank) -> None:
+        """What a trainer has done since the last mean is gone."""
+        raise NotImplementedError
+
+    def _committed(self, weights: Mapping[Rank, float]) -> None:
+        """A mean with these weights is the network's state."""
+        raise NotImplementedError
+
+
+class Everyone(_Rounds):
+    """Means of parameters, each when all together have done `every_pictures`, or somebody comes.
+
+    The epoch has `batches` and ends with a mean. Weights are pictures since the last mean, 0 for
+    newcomers. Who sends a number that is not finite is left out of the mean once; a second time
+    ends the training.
+    """
+
+    def __init__(
+        self,
+        network: str,
+        every_pictures: int,
+        batches: int,
+        epochs: int,
+        epoch: int = 0,
+        expected: Iterable[Rank] = (),
+    ) -> None:
+        super().__init__(network, epochs, epoch, expected)
+        self.every_pictures, self.batches = every_pictures, batches
+        self.claims = Claims(batches)
+
+    def _reported(self, member: _Member, event: AnyReport) -> None:
+        super()._reported(member, event)
+        self.claims.done(event.rank, event.claims)
+
+    def _due(self) -> bool:
+        pictures = sum(member.pictures for member in self.members.values())
+        return pictures >= self.every_pictures or len(self._holders()) < len(self.members)
+
+    def _all_rest(self) -> list[AnyAction]:
+        holders = self._holders()
+        blamed = any(member.blamed for member in self.members.values())
+        ends = holders and not blamed and all(self.members[rank].finished for rank in holders)
+        # The counter has run out and nobody has a batch in hand: what is missing was lost.
+        if ends and (missing := self.claims.missing()):
+            parts = {rank: missing[i :: len(holders)] for i, rank in enumerate(holders)}
+            return self._go_on({rank: tuple(part) for rank, part in parts.items() if part})
+        return self._meet(
+            {rank: float(member.pictures) for rank, member in sorted(self.members.items())}
+        )
+
+    def _diverged(self, member: _Member) -> bool:
+        return member.blamed_before
+
+    def _lost(self, rank: Rank) -> None:
+        self.claims.lost(rank)
+
+    def _committed(self, weights: Mapping[Rank, float]) -> None:
+        for rank in weights:
+            self.claims.commit(rank)
+            if rank in self.members:
+                self.members[rank].pictures = 0
+        if self.claims.complete:
+            self.epoch += 1
+            self.claims = Claims(self.batches)
+
+
+class Exact(_Rounds):
+    """Gradients averaged in every step, within a group of the last meeting: its generation.
+
+    `pictures` of a report is the position in the run. A trainer whose step fails reports Waiting.
+    When one is lost, or waits, all stop; those furthest on have weight 1 and give their state, and
+    the living are the next generation. Newcomers enter with it, or at the end of an epoch.
+    """
+
+    def __init__(
+        self, network: str, epochs: int, epoch: int = 0, expected: Iterable[Rank] = ()
+    ) -> None:
+        super().__init__(network, epochs, epoch, expected)
+        self._reduced = False
+
+    def _due(self) -> bool:
+        waits = (m.rests and not m.finished for m in self.members.values() if m.holds)
+        return self._reduced or any(waits)
+
+    def _all_rest(self) -> list[AnyAction]:
+        holders = self._holders()
+        if holders and all(self.members[rank].finished for rank in holders):
+            self.epoch += 1
+            if self.epoch == self.epochs or not (self._reduced or len(holders) < len(self.members)):
+                return self._go_on(dict.fromkeys(holders, ())) + self._trained()
+            for rank in holders:
+                # A meeting that is tried again ends no further epoch.
+                self.members[rank].finished = False
+        furthest = max((self.members[rank].pictures for rank in holders), default=0)
+        return self._meet(
+            {
+                rank: float(member.holds and member.pictures == furthest)
+                for rank, member in sorted(self.members.items())
+            }
+        )
+
+    def _diverged(self, member: _Member) -> bool:
+        return True
+
+    def _lost(self, rank: Rank) -> None:
+        self._reduced = True
+
+    def _committed(self, weights: Mapping[Rank, float]) -> None:
+        # One that was lost in the meeting itself is in its group: the next needs another.
+        self._reduced = not all(rank in self.members for rank in weights)
+
+
+class Machine:
+    """All networks of a plan: who takes part, and whose events are whose.
+
+    crews: for each network the names of its trainers. networks: their schedules. `digest` is what
+    every trainer's pictures, settings and version have to give.
+    """
+
+    def __init__(
+        self, digest: str, crews: Mapping[str, tuple[str, ...]], networks: Mapping[str, Schedule]
+    ) -> None:
+        self.digest, self.crews, self.networks = digest, crews, networks
+        #: Trainers that take part; a rank that has left never does again.
+        self.living: dict[Rank, str] = {}
+        self._refused: set[Rank] = set()
+
+    def handle(self, event: AnyEvent) -> list[AnyAction]:
+        """Take the log's next event; returns what trainers are told, in order."""
+        rank = event.rank
+        match event:
+            case Joined():
+                return self._join(event)
+            case Gone() if rank in self.living:
+                reason = "it has left, or was silent for too long: join again"
+                return [*self._leave(rank), *self._refuse(rank, reason)]
+        if isinstance(event, Gone) or rank not in self.living:
+            return []
+        if self.living[rank] not in self.crews.get(event.network, ()):
+            network = event.network
+            return self._refuse(rank, f"{self.living[rank]} is not in the crew of {network}")
+        return self.networks[event.network].handle(event)
+
+    def _join(self, event: Joined) -> list[AnyAction]:
+        rank, name = event.rank, event.name
+        if rank in self.living or rank in self._refused:
+            return []
+        names = sorted({name for crew in self.crews.values() for name in crew})
+        if name not in names:
+            known = ", ".join(names)
+            return self._refuse(rank, f"{name} is in no crew of the plan: expected one of {known}")
+        if event.digest != self.digest:
+            expected = f"expected {self.digest}, got {event.digest}"
+            return self._refuse(
+                rank, f"pictures, settings or version of {name} differ from the desk's: {expected}"
+            )
+        actions: list[AnyAction] = []
+        for other in [other for other, taken in self.living.items() if taken == name]:
+            actions += self._leave(other)
+            actions += self._refuse(other, f"another trainer joined as {name}")
+        self.living[rank] = name
+        return [*actions, Accepted(rank=rank, network="")]
+
+    def _leave(self, rank: Rank) -> list[AnyAction]:
+        del self.living[rank]
+        gone = Gone(rank=rank)
+        return [action for network in self.networks.values() for action in network.handle(gone)]
+
+    def _refuse(self, rank: Rank, reason: str) -> list[AnyAction]:
+        self._refused.add(rank)
+        return [Refused(rank=rank, network="", reason=reason)]

@@ -1,0 +1,172 @@
+"""Bytes, seconds and memory of training together, and when which network is trained. Pure.
+
+Formulas hold for one trainer. A network of S bytes has S / 4 parameters, in fp32.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from partitioner.crew.machine.shares import by_pace
+
+Codec = Literal["fp32", "fp16", "int8"]
+What = Literal["gradients", "parameters"]
+Chain = Literal["strict", "lead", "star"]
+
+#: Encoded bytes of each byte of fp32; int8 has a scale of 4 bytes for each block of 256 codes.
+RATIO: Mapping[Codec, float] = {"fp32": 1.0, "fp16": 0.5, "int8": (1 + 4 / 256) / 4}
+_BLOCK = 256
+#: A training step is one forward pass and a backward pass of twice its work.
+FORWARD = 1 / 3
+#: Weights, gradients and AdamW's two moments.
+_TRAINED = 4
+
+
+def encoded_bytes(codec: Codec, count: int) -> int:
+    """Bytes of `count` encoded numbers."""
+    if codec == "int8":
+        return count + 4 * -(-count // _BLOCK)
+    return count * (2 if codec == "fp16" else 4)
+
+
+def wire_bytes(
+    route: Literal["ring", "two_phase"],
+    parts: Sequence[tuple[Codec, int]],
+    shares: Sequence[float],
+    place: int,
+) -> int:
+    """Bytes that the trainer at `place` of `shares` sends in one mean of a vector.
+
+    `parts` are the vector's, each with its codec and its count of numbers; each is cut into shards
+    by itself.
+    """
+    n = len(shares)
+    if n == 1:
+        return 0
+    if route == "ring":
+        return sum(2 * (n - 1) * encoded_bytes(codec, count) // n for codec, count in parts)
+    sent = 0
+    for codec, count in parts:
+        shards = [encoded_bytes(codec, size) for size in by_pace(shares, count)]
+        sent += sum(shards) + (n - 2) * shards[place]
+    return sent
+
+
+def two_tier_bytes(
+    parts: Sequence[tuple[Codec, int]], sites: Sequence[Sequence[str]], name: str
+) -> int:
+    """Bytes that a trainer sends in one two-tier mean; the first of each site is its leader."""
+    own = next(site for site in sites if name in site)
+    if name != own[0]:
+        return sum(encoded_bytes(codec, count) for codec, count in parts)
+    shares = [1.0] * len(sites)
+    mean = sum(
+        encoded_bytes(codec, size) for codec, count in parts for size in by_pace(shares, count)
+    )
+    return wire_bytes("two_phase", parts, shares, list(sites).index(own)) + (len(own) - 1) * mean
+
+
+def step_s(
+    what: What,
+    compute_s: float,
+    mean_s: float,
+    *,
+    steps: float = 1,
+    wait_s: float = 0.0,
+    buckets: float = math.inf,
+) -> float:
+    """Seconds of a step, computing `compute_s`, with one mean in each `steps` steps.
+
+    Gradients are averaged in `buckets` while backward runs; of the last one nothing is hidden.
+    Parameters are averaged in rounds of `steps`, which wait for the last trainer.
+    """
+    if what == "parameters":
+        return compute_s + (mean_s + wait_s) / steps
+    forward_s = FORWARD * compute_s
+    exposed_s = mean_s / buckets
+    return forward_s + max(compute_s - forward_s, mean_s - exposed_s) + exposed_s
+
+
+def activation_bytes(pictures: int, tokens: int, width: int, depth: int, heads: int) -> float:
+    """Activations that a vision transformer keeps for its backward pass, in fp32; rough."""
+    return 4 * pictures * depth * (18 * tokens * width + 2 * heads * tokens**2)
+
+
+def memory_bytes(what: What, codec: Codec, size_bytes: float, activations: float = 0.0) -> float:
+    """Memory of one trainer with AdamW; DDP's buckets are views of gradients.
+
+    Means of parameters need a flat copy; int8 the error fed back, and for parameters the last mean.
+    """
+    copies = _TRAINED + (what == "parameters")
+    if codec == "int8":
+        copies += 2 if what == "parameters" else 1
+    return copies * size_bytes + activations
+
+
+def answers_per_s(pace: float, bytes_per_s: float, classes: int) -> float:
+    """Pictures/s of frozen passes of one trainer whose answers, fp16, go to the desk."""
+    return min(pace, bytes_per_s / (2 * classes))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Something that a crew does together."""
+
+    name: str
+    crew: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What one trainer does, from `start_s` to `end_s`."""
+
+    trainer: str
+    start_s: float
+    end_s: float
+    what: str
+
+
+def member_index(name: str) -> int | None:
+    """The K of `member-K`; None for another name."""
+    kind, _, number = name.partition("-")
+    return int(number) if kind == "member" and number.isdecimal() else None
+
+
+def timeline(jobs: Sequence[Job], chain: Chain = "strict", lead: float = 1.0) -> list[Span]:
+    """When each trainer does which of `jobs`; a trainer does one after another, in their order.
+
+    Jobs other than members come one after another before the members. Of these, `strict` starts
+    each when the one before has ended, `lead` when that has done the share `lead` of its epochs,
+    and `star` all others when the first has ended.
+    """
+    free: dict[str, float] = {}
+    spans: list[Span] = []
+    before_s = first_s = 0.0
+    previous: tuple[float, float] | None = None
+    for job in jobs:
+        ready_s = before_s
+        if member_index(job.name) is not None and previous is not None:
+            start_s, end_s = previous
+            ready_s = {
+                "strict": end_s,
+                "lead": start_s + lead * (end_s - start_s),
+                "star": first_s,
+            }[chain]
+        start_s = max([ready_s, *(free.get(name, 0.0) for name in job.crew)])
+        end_s = start_s + job.seconds
+        if member_index(job.name) is None:
+            before_s = end_s
+        else:
+            first_s = end_s if previous is None else first_s
+            previous = start_s, end_s
+        for name in job.crew:
+            free[name] = end_s
+            spans.append(Span(name, start_s, end_s, job.name))
+    return spans
+
+
+def makespan_s(spans: Sequence[Span]) -> float:
+    """When the last one ends."""
+    return max((span.end_s for span in spans), default=0.0)

@@ -1,0 +1,232 @@
+"""How quickly a crew trains a network, by the best method that is allowed. Pure.
+
+Candidates after AutoSync, Poseidon and DeAR; a method is scored by predicted seconds alone.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from msgspec.structs import replace
+
+from partitioner.crew.planning.costs import RATIO, Codec, What, answers_per_s, step_s
+from partitioner.crew.planning.facts import Facts, Trainer
+from partitioner.crew.planning.flows import PIECES, Links, Route, Shards
+from partitioner.crew.planning.stages import Pipeline, in_best_order, pipeline_time
+from partitioner.crew.planning.syncplan import BUCKET_BYTES, NetworkSync, Stage
+from partitioner.crew.planning.work import FrozenPasses, Network, pace
+
+#: `exact`: weights as of one process; `recorded`: beside them means of parameters in int8, whose
+#: loss was measured; `any`: all.
+Allowed = Literal["exact", "recorded", "any"]
+
+_BUCKETS = (2**20, 5 * 2**20, BUCKET_BYTES)
+#: A mean takes at most this of a round, which has at least so many steps and at most a share of an
+#: epoch.
+_MEAN_SHARE, _LEAST_STEPS, _EPOCH_SHARE = 0.1, 16, 1 / 8
+#: Longest step of a trainer, of a round.
+_LONGEST_STEP = 1 / 4
+_CODECS: tuple[Codec, ...] = ("fp32", "fp16", "int8")
+_MICRO_BATCHES = (2, 4, 8, 16)
+_MOST_STAGES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How a crew trains a network, and what that takes."""
+
+    sync: NetworkSync
+    pictures_per_s: float
+    #: Of one mean, and of waiting for the last trainer before it.
+    mean_s: float = 0.0
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Methods:
+    """Methods between the trainers of some facts."""
+
+    facts: Facts
+    allowed: Allowed = "recorded"
+
+    @cached_property
+    def links(self) -> Links:
+        """The links of the facts."""
+        return Links(self.facts)
+
+    @cached_property
+    def _trainers(self) -> dict[str, Trainer]:
+        return {trainer.name: trainer for trainer in self.facts.trainer}
+
+    def best(self, network: Network, crew: tuple[str, ...]) -> Method | None:
+        """The quickest allowed method of a crew; None where the network is not for it.
+
+        That is: no method is `predicted`.
+        """
+        found = [self.predicted(network, sync) for sync in self._candidates(network, crew)]
+        some = [method for method in found if method is not None]
+        return max(some, key=lambda method: method.pictures_per_s, default=None)
+
+    def predicted(self, network: Network, sync: NetworkSync) -> Method | None:
+        """How quickly a network is trained as `sync` says; None where that is not predictable.
+
+        That is: a trainer's pace or a line is unknown, memory too small, or a step of rounds too
+        long. Tensors with rules of their own count as all others.
+        """
+        crew = sync.crew or self.facts.names
+        paces = [self._pace(name, network) for name in crew]
+        if min(paces) <= 0 or not self._is_connected(crew):
+            return None
+        if sync.stage:
+            pipeline, unit_s = self._pipeline(network, crew, sync.micro_batches or 1)
+            limits = tuple(stage.in_flight or len(crew) - i for i, stage in enumerate(sync.stage))
+            blocks = [stage.blocks for stage in sync.stage]
+            time = pipeline_time(blocks, dataclasses.replace(pipeline, in_flight=limits))
+            return Method(sync, network.batch / (time * unit_s))
+        if not self._fits(network, sync.what, sync.codec, crew):
+            return None
+        if len(crew) == 1:
+            return Method(sync, paces[0])
+        mean = self.links.mean(sync.way, crew, sync.shards)
+        transfer_s = mean.per_byte_s * RATIO[sync.codec] * network.size_bytes
+        if sync.what == "gradients":
+            return _by_gradients(network, sync, paces, mean.latency_s, transfer_s)
+        return _in_rounds(network, sync, paces, mean.latency_s + transfer_s)
+
+    def _pace(self, name: str, network: Network | FrozenPasses) -> float:
+        return pace(self._trainers[name], network)
+
+    def _is_connected(self, crew: Sequence[str]) -> bool:
+        lines = self.links.lines
+        return all((a, b) in lines for i, a in enumerate(crew) for b in crew[:i])
+
+    def _fits(self, network: Network, what: What, codec: Codec, crew: Sequence[str]) -> bool:
+        needed = network.memory_bytes(what, codec, len(crew))
+        return all(needed <= self._trainers[name].memory_bytes for name in crew)
+
+    def _candidates(self, network: Network, crew: tuple[str, ...]) -> Iterator[NetworkSync]:
+        sync = NetworkSync(name=network.name, by=crew)
+        if len(crew) <= 1 or not self._is_connected(crew):
+            yield from [sync] if len(crew) == 1 else []
+            return
+        together = sum(self._pace(name, network) for name in crew)
+        for codec in _CODECS:
+            for route, shards in self._routes(crew, codec):
+                way = replace(sync, codec=codec, route=route, shards=shards)
+                if self._is_allowed("gradients", codec):
+                    for bucket_bytes in _BUCKETS:
+                        yield replace(way, shares="pace", bucket_bytes=bucket_bytes)
+                if self._is_allowed("parameters", codec):
+                    size = RATIO[codec] * network.size_bytes
+                    mean_s = self.links.mean(route, crew, shards).of(size)
+                    every = round_pictures(network, together, mean_s)
+                    yield replace(way, what="parameters", every_pictures=every)
+
+    def _is_allowed(self, what: What, codec: Codec) -> bool:
+        exact = what == "gradients" and codec == "fp32"
+        recorded = what == "parameters" and codec == "int8"
+        return exact or self.allowed == "any" or (recorded and self.allowed == "recorded")
+
+    def _routes(self, crew: Sequence[str], codec: Codec) -> Iterator[tuple[Route, Shards]]:
+        if codec != "int8":
+            yield "ring", "equal"
+        yield "two_phase", "equal"
+        if PIECES > 1 and len(crew) > 2:  # it does not pay where phases are one after another
+            yield "two_phase", "link"
+        sites = self.links.sites_of(crew)
+        if 1 < len(sites) < len(crew):
+            yield "two_tier", "equal"
+
+    def answers(
+        self, passes: FrozenPasses, names: Sequence[str], desk: str
+    ) -> tuple[tuple[str, ...], float]:
+        """Who of `names` computes frozen passes, and their pictures/s together.
+
+        Answers go to the desk over each trainer's line, and over the desk's own.
+        """
+        rates = {}
+        for name in names:
+            rates[name] = self._pace(name, passes) if name == desk else 0.0
+            if (name, desk) in self.links.lines:
+                rate = self.links.lines[name, desk][1]
+                rates[name] = answers_per_s(self._pace(name, passes), rate, passes.classes)
+        down = self.links.capacities.get(f"{desk} down", math.inf)
+        own = rates.get(desk, 0.0)
+        together = own + answers_per_s(sum(rates.values()) - own, down, passes.classes)
+        return tuple(name for name in names if rates[name]), together
+
+    def in_stages(self, network: Network) -> Method | None:
+        """A pipeline of unequal stages, for a network that fits on no trainer whole."""
+        if not network.blocks:
+            return None
+        names = [n for n in self.facts.names if self._pace(n, network) > 0]
+        names.sort(key=lambda name: -self._pace(name, network))
+        found = []
+        for count in range(2, min(_MOST_STAGES, len(names), network.blocks) + 1):
+            crew = names[:count]
+            if self._is_connected(crew):
+                for micro_batches in _MICRO_BATCHES:
+                    if micro_batches <= network.batch:
+                        found.append(self._stages(network, crew, micro_batches))
+        some = [method for method in found if method is not None]
+        return max(some, key=lambda method: method.pictures_per_s, default=None)
+
+    def _stages(self, network: Network, crew: Sequence[str], micro_batches: int) -> Method | None:
+        pictures, blocks = network.batch / micro_batches, network.blocks
+        kept = len(crew) * pictures * network.activation_bytes
+        block_bytes = (4 * network.size_bytes + kept) / blocks
+        most = [int(self._trainers[name].memory_bytes // block_bytes) for name in crew]
+        if min(most) < 1 or sum(most) < blocks:
+            return None
+        pipeline, unit_s = self._pipeline(network, crew, micro_batches)
+        order, sizes, time = in_best_order(blocks, pipeline, most)
+        stages = tuple(Stage(blocks=size, by=crew[i]) for i, size in zip(order, sizes, strict=True))
+        sync = NetworkSync(name=network.name, micro_batches=micro_batches, stage=stages)
+        return Method(sync, network.batch / (time * unit_s))
+
+    def _pipeline(
+        self, network: Network, crew: Sequence[str], micro_batches: int
+    ) -> tuple[Pipeline, float]:
+        """A pipeline, and seconds of its unit: of one block's forward pass on the first trainer."""
+        pictures = network.batch / micro_batches
+        paces = [self._pace(name, network) for name in crew]
+        unit_s = pictures / paces[0] / (3 * network.blocks)
+        lines = [self.links.lines[a, b] for a in crew for b in crew if a != b]
+        way_s = max(late + network.boundary_bytes * pictures / rate for late, rate in lines)
+        speeds = tuple(one / paces[0] for one in paces)
+        pipeline = Pipeline(speeds=speeds, micro_batches=micro_batches, transfer=way_s / unit_s)
+        return pipeline, unit_s
+
+
+def _by_gradients(
+    network: Network, sync: NetworkSync, paces: Sequence[float], latency_s: float, transfer_s: float
+) -> Method:
+    """A step in each batch, whose shares end together or are equal."""
+    slowest = network.batch / len(paces) / min(paces)
+    compute_s = network.batch / sum(paces) if sync.shares == "pace" else slowest
+    buckets = math.ceil(network.size_bytes / (sync.bucket_bytes or BUCKET_BYTES))
+    mean_s = buckets * latency_s + transfer_s
+    seconds = step_s("gradients", compute_s, mean_s, buckets=buckets)
+    return Method(sync, network.batch / seconds, mean_s)
+
+
+def _in_rounds(
+    network: Network, sync: NetworkSync, paces: Sequence[float], mean_s: float
+) -> Method | None:
+    """Rounds that end by the pictures of all; claims are a crew's part of a batch."""
+    slowest = -(-network.batch // len(paces)) / min(paces)
+    round_s = sync.round_pictures / sum(paces)
+    if slowest > _LONGEST_STEP * round_s:
+        return None
+    seconds = step_s("parameters", round_s, mean_s, wait_s=slowest / 2)
+    return Method(sync, sync.round_pictures / seconds, mean_s, slowest / 2)
+
+
+def round_pictures(network: Network, pictures_per_s: float, mean_s: float) -> int:
+    """Pictures of a round: whole steps of which a mean takes a tenth, within bounds."""
+    steps = math.ceil(mean_s * pictures_per_s / _MEAN_SHARE / network.batch)
+    most = max(1, int(_EPOCH_SHARE * network.pictures / network.batch))
+    return network.batch * min(max(steps, _LEAST_STEPS), most)

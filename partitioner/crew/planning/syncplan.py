@@ -1,0 +1,271 @@
+"""crew.toml: which trainers train which network, and how they agree on its weights."""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mdp.errors import ConfigError
+from mdp.files import Record, pattern, read_toml, toml_bytes, write_bytes
+from partitioner.crew.planning.costs import Chain, Codec, What
+from partitioner.crew.planning.facts import Facts, Name
+from partitioner.crew.planning.flows import Route, Shards
+from partitioner.crew.planning.work import Work, pace
+
+NetworkName = Annotated[
+    str, pattern(r"^(teacher|member-(0|[1-9][0-9]{0,2}))\Z", "`teacher` or `member-K`")
+]
+Trainers = tuple[Name, ...]
+Above0 = Annotated[int, Meta(gt=0, le=2**40)]
+
+#: Pictures of a round, and bytes of a bucket (torch's default), where a plan says nothing.
+EVERY_PICTURES, BUCKET_BYTES = 4096, 25 * 2**20
+
+
+class TensorRule(Record, frozen=True, kw_only=True):
+    """The codec of those of a network's tensors whose names match, as fnmatch does."""
+
+    match: Annotated[str, Meta(min_length=1, max_length=200)]
+    codec: Codec
+
+
+class Stage(Record, frozen=True, kw_only=True):
+    """Consecutive blocks of a network on one trainer of a pipeline."""
+
+    blocks: Annotated[int, Meta(ge=1, le=1000)]
+    by: Name
+    #: Micro-batches between their forward and backward passes; without it, what never waits.
+    in_flight: Annotated[int, Meta(ge=1, le=1000)] | None = None
+
+
+class NetworkSync(Record, frozen=True, kw_only=True):
+    """How one network is trained."""
+
+    name: NetworkName
+    by: Trainers = ()
+    what: What = "gradients"
+    every_pictures: Above0 | None = None
+    shares: Literal["equal", "pace"] = "equal"
+    route: Route | None = None
+    shards: Shards = "equal"
+    codec: Codec = "fp32"
+    bucket_bytes: Above0 | None = None
+    tensor: tuple[TensorRule, ...] = ()
+    micro_batches: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    stage: tuple[Stage, ...] = ()
+
+    @property
+    def way(self) -> Route:
+        """The route: with none given a ring, which int8 cannot take."""
+        return self.route or ("two_phase" if "int8" in self.codecs else "ring")
+
+    @property
+    def codecs(self) -> set[Codec]:
+        """Those of all tensors."""
+        return {self.codec, *(rule.codec for rule in self.tensor)}
+
+    @property
+    def round_pictures(self) -> int:
+        """Pictures of all together between two means of parameters."""
+        return self.every_pictures or EVERY_PICTURES
+
+    @property
+    def crew(self) -> Trainers:
+        """Who trains it; nobody in particular where no one is named."""
+        return self.by or tuple(stage.by for stage in self.stage)
+
+    def codec_of(self, tensor: str) -> Codec:
+        """The codec of a tensor by its name: of the first rule that matches."""
+        rules = (rule.codec for rule in self.tensor if fnmatchcase(tensor, rule.match))
+        return next(rules, self.codec)
+
+
+class Answers(Record, frozen=True, kw_only=True):
+    """Who computes frozen passes: the teacher's answers, and those of earlier members."""
+
+    by: Trainers = ()
+
+
+class SyncPlan(Record, frozen=True, kw_only=True):
+    """crew.toml. The empty plan is training without it: all trainers average gradients."""
+
+    format_version: Literal[1] = 1
+    #: Digest of the facts that the plan was made from.
+    facts: str = ""
+    chain: Chain = "strict"
+    #: Of the predecessor's epochs, the share after which the next member starts.
+    lead: Annotated[float, Meta(ge=0, le=1)] | None = None
+    answers: Answers = Answers()
+    network: tuple[NetworkSync, ...] = ()
+
+    def of(self, name: str) -> NetworkSync:
+        """How a network is trained; with the defaults where the plan does not name it."""
+        return next((n for n in self.network if n.name == name), NetworkSync(name=name))
+
+    @property
+    def digest(self) -> str:
+        """Identity of what changes weights, as 64 hexadecimal digits; of exact plans the same."""
+        changing = {
+            sync.name: msgspec.structs.replace(
+                sync,
+                by=(),
+                bucket_bytes=None,
+                route=sync.way,
+                every_pictures=None if sync.what == "gradients" else sync.round_pictures,
+            )
+            for sync in self.network
+            if not is_exact(sync)
+        }
+        essence = (self.chain, self.lead, changing)
+        return hashlib.sha256(msgspec.json.encode(essence, order="sorted")).hexdigest()
+
+
+def is_exact(sync: NetworkSync) -> bool:
+    """Whether a network gets the weights of one process, up to rounding."""
+    return sync.what == "gradients" and sync.codecs == {"fp32"}
+
+
+def is_exact_plan(plan: SyncPlan) -> bool:
+    """Whether all networks get the weights of one process, up to rounding."""
+    return plan.chain == "strict" and all(map(is_exact, plan.network))
+
+
+def read_plan(
+    path: str | os.PathLike[str], facts: Facts | None = None, work: Work | None = None
+) -> SyncPlan:
+    """Read crew.toml; raises ConfigError naming file, key and what was expected."""
+    plan = read_toml(path, SyncPlan)
+    for sentence in contradictions(plan, facts, work):
+        raise ConfigError(f"{Path(path)}: {sentence}")
+    return plan
+
+
+def write_plan(path: str | os.PathLike[str], plan: SyncPlan) -> None:
+    """Write crew.toml atomically, without the keys that have no value."""
+    write_bytes(path, toml_bytes(plan))
+
+
+def contradictions(
+    plan: SyncPlan, facts: Facts | None = None, work: Work | None = None
+) -> list[str]:
+    """Why a plan cannot be followed: a sentence each, which begins with the key.
+
+    Without `facts` or `work`, what depends on them is not looked at.
+    """
+    found = list(_of_the_chain(plan))
+    for i, sync in enumerate(plan.network):
+        found += [f"`network[{i}].{said}" for said in _of_a_network(sync)]
+    if work is not None:
+        found += _of_names(plan, [network.name for network in work.networks])
+    if facts is not None and not found:
+        found += _of_facts(plan, facts, work)
+    return found
+
+
+def _of_the_chain(plan: SyncPlan) -> Iterator[str]:
+    if plan.lead is not None and plan.chain != "lead":
+        yield f'`lead`: expected only with chain = "lead", found chain = "{plan.chain}"'
+    if plan.lead is None and plan.chain == "lead":
+        yield '`lead`: expected a share from 0 to 1, as chain = "lead"'
+    for name, count in Counter(sync.name for sync in plan.network).items():
+        if count > 1:
+            yield f"`network`: expected each network once, found {name} twice"
+    crews = [("answers.by", plan.answers.by)]
+    crews += [(f"network[{i}].by", sync.by) for i, sync in enumerate(plan.network)]
+    for i, sync in enumerate(plan.network):
+        crews.append((f"network[{i}].stage", tuple(stage.by for stage in sync.stage)))
+    for key, crew in crews:
+        for name, count in Counter(crew).items():
+            if count > 1:
+                yield f"`{key}`: expected each trainer once, found {name} twice"
+
+
+def _of_a_network(sync: NetworkSync) -> Iterator[str]:
+    """Keys that exclude each other; each sentence goes on after "`network[i]."."""
+    gradients = sync.what == "gradients"
+    if gradients and sync.every_pictures is not None:
+        yield 'every_pictures`: expected only with what = "parameters": gradients meet every step'
+    if not gradients and sync.bucket_bytes is not None:
+        yield 'bucket_bytes`: expected only with what = "gradients"'
+    if not gradients and sync.shares == "pace":
+        yield 'shares`: expected "pace" only with what = "gradients": rounds follow paces anyway'
+    if "int8" in sync.codecs and sync.way == "ring":
+        yield 'route`: expected "two_phase" or "two_tier" with int8: sums of its codes overflow'
+    if sync.shards == "link" and sync.way != "two_phase":
+        yield f'shards`: expected "link" only with route = "two_phase", found "{sync.way}"'
+    if not sync.stage:
+        if sync.micro_batches is not None:
+            yield "micro_batches`: expected only with stages"
+        return
+    if sync.name != "teacher":
+        yield f"stage`: expected only for the teacher, found {sync.name}"
+    if not gradients or sync.codecs != {"fp32"}:
+        yield 'stage`: expected only with what = "gradients" and codec = "fp32"'
+    if sync.by:
+        yield "by`: expected none beside stages, which have a trainer each"
+    if sync.micro_batches is None:
+        yield "micro_batches`: expected a number, as there are stages"
+    if len(sync.stage) == 1:
+        yield "stage`: expected at least 2, or `by`"
+
+
+def _of_names(plan: SyncPlan, networks: Sequence[str]) -> Iterator[str]:
+    named = {sync.name for sync in plan.network}
+    for name in sorted(named - set(networks)):
+        yield f"`network`: expected only networks that are trained, found {name}"
+    if named:
+        for name in networks:
+            if name not in named:
+                yield f"`network`: expected all networks that are trained, {name} is missing"
+
+
+def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
+    yield from _unknown("answers.by", plan.answers.by, facts)
+    for i, sync in enumerate(plan.network):
+        key = f"network[{i}]"
+        unknown = list(_unknown(f"{key}.by", sync.crew, facts))
+        if unknown:
+            yield from unknown
+            continue
+        crew = sync.crew or facts.names
+        if sync.shares == "pace":
+            for name in crew:
+                trainer = facts.of(name)
+                known = sync.name in trainer.pictures_per_s
+                if not known and not (work and pace(trainer, work.of(sync.name))):
+                    yield f"`{key}.shares`: expected equal: no pace of {name} was measured"
+        if sync.shards == "link" and not facts.is_connected(crew):
+            yield f"`{key}.shards`: expected equal: not all links of its trainers were measured"
+        if sync.way == "two_tier" and not _has_sites(crew, facts):
+            yield (
+                f"`{key}.route`: expected ring or two_phase: two_tier needs two sites, "
+                "one of them with several trainers"
+            )
+        if work is None or sync.stage:  # stages are for what fits nowhere whole
+            continue
+        codec: Codec = "int8" if "int8" in sync.codecs else sync.codec
+        needed = work.of(sync.name).memory_bytes(sync.what, codec, len(crew))
+        for name in crew:
+            if needed > (there := facts.of(name).memory_bytes):
+                yield (
+                    f"`{key}.by`: {sync.name} needs about {needed / 1e9:.1f} GB, "
+                    f"{name} has {there / 1e9:.1f} GB"
+                )
+
+
+def _unknown(key: str, crew: Sequence[str], facts: Facts) -> Iterator[str]:
+    for name in crew:
+        if name not in facts.names:
+            known = ", ".join(facts.names)
+            yield f"`{key}`: expected trainers of the facts ({known}), found {name}"
+
+
+def _has_sites(crew: Sequence[str], facts: Facts) -> bool:
+    counts = [len(set(site) & set(crew)) for site in facts.sites]
+    return sum(count > 0 for count in counts) > 1 and max(counts) > 1

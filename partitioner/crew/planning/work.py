@@ -1,0 +1,69 @@
+"""What has to be trained, and how quick and large it is on a trainer. Pure."""
+
+from dataclasses import dataclass
+
+from partitioner.crew.planning.costs import Codec, What, memory_bytes
+from partitioner.crew.planning.facts import ANSWERS, Trainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """One network: `teacher` or `member-K`."""
+
+    name: str
+    #: Of its parameters in fp32.
+    size_bytes: float
+    #: Of one epoch.
+    pictures: int
+    epochs: int
+    #: Pictures of a step of all trainers together.
+    batch: int = 64
+    #: A training step's work, for trainers whose pace was not measured; 0: unknown.
+    gflop_per_picture: float = 0.0
+    #: Kept for the backward pass, for each picture of a step.
+    activation_bytes: float = 0.0
+    #: Of the output of one block for a picture, and the number of blocks: for stages.
+    boundary_bytes: float = 0.0
+    blocks: int = 0
+
+    @property
+    def seen(self) -> int:
+        """Pictures of all epochs."""
+        return self.pictures * self.epochs
+
+    def memory_bytes(self, what: What, codec: Codec, trainers: int) -> float:
+        """Memory of one of so many trainers."""
+        here = -(-self.batch // trainers)
+        return memory_bytes(what, codec, self.size_bytes, here * self.activation_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenPasses:
+    """The teacher's answers, computed once."""
+
+    #: Of all variants.
+    pictures: int
+    classes: int
+    gflop_per_picture: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """All that is to be trained: the teacher, if any, then the members in their order."""
+
+    networks: tuple[Network, ...]
+    answers: FrozenPasses | None = None
+
+    def of(self, name: str) -> Network:
+        """A network by its name; raises KeyError."""
+        return {network.name: network for network in self.networks}[name]
+
+
+def pace(trainer: Trainer, network: Network | FrozenPasses) -> float:
+    """Pictures/s of a trainer alone; as measured, else by its arithmetic, else 0."""
+    name = network.name if isinstance(network, Network) else ANSWERS
+    if (measured := trainer.pictures_per_s.get(name)) is not None:
+        return measured
+    if trainer.gflops and network.gflop_per_picture:
+        return trainer.gflops / network.gflop_per_picture
+    return 0.0

@@ -1,0 +1,119 @@
+"""Three processes train together: exact plans as one process, and rounds that lose a trainer."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from partitioner.crew.exchange.control import replay  # noqa: E402
+from partitioner.crew.machine.schedule import Everyone  # noqa: E402
+from partitioner.training.synchroniser import EveryStep  # noqa: E402
+from tests.support.models.crews import (  # noqa: E402
+    EPOCHS,
+    EXACT,
+    LOSSY,
+    ROUNDS,
+    TRAINERS,
+    flat,
+    machine,
+    trained_vit,
+)  # fmt: skip
+
+pytestmark = pytest.mark.torch
+PATIENCE_S = 240.0
+#: Largest relative difference of the weights, as one vector, in fp32.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What every case leaves behind, trained by three processes."""
+    made = tmp_path_factory.mktemp("crews")
+    with ExitStack() as stack:
+        taken = [stack.enter_context(socket.socket()) for _ in range(1 + len(ROUNDS))]
+        for listener in taken:
+            listener.bind(("127.0.0.1", 0))
+        ports = [listener.getsockname()[1] for listener in taken]
+    command = [sys.executable, "-m", "tests.support.models.crews", str(made)]
+    started = [
+        subprocess.Popen(
+            [*command, str(rank), *map(str, ports)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        )
+        for rank in range(TRAINERS)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=PATIENCE_S)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * TRAINERS, "\n".join(said)
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The weights that one process ends with."""
+    return flat(trained_vit(tmp_path_factory.mktemp("alone"), EveryStep()))
+
+
+def ends(folder: Path, name: str) -> list[Any]:
+    return [torch.load(folder / f"{name}-{rank}.pt") for rank in range(TRAINERS)]
+
+
+def difference(ours: Any, theirs: Any) -> float:
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_plans_end_with_the_weights_of_one_process(
+    folder: Path, alone: Any, name: str
+) -> None:
+    found = ends(folder, name)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    assert difference(found[0], alone) < TOLERANCE
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_fewer_bytes_end_near(folder: Path, alone: Any, codec: str) -> None:
+    found = ends(folder, codec)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    assert TOLERANCE < difference(found[0], alone) < 0.05
+    for rank in range(TRAINERS):
+        sent = json.loads((folder / f"sent-{rank}.json").read_bytes())
+        ratio = sent[codec] / sent[f"{LOSSY[codec]}-equal-25"]  # type: ignore[index]
+        assert ratio == pytest.approx({"int8": (1 + 4 / 256) / 4, "fp16": 1 / 2}[codec], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_rounds_end_with_one_network_and_every_batch_in_it(folder: Path, name: str) -> None:
+    left = [rank for rank in range(TRAINERS) if name != "killed" or rank != 2]
+    ended = [torch.load(folder / name / str(rank) / "end.pt") for rank in left]
+    for other in ended[1:]:
+        assert torch.equal(ended[0]["weights"], other["weights"])
+        assert torch.equal(ended[0]["moments"], other["moments"])
+    assert not (folder / name / "2" / "end.pt").exists() or name != "killed"
+    schedule = machine()
+    for told, again in replay(folder / name / "log.jsonl", schedule):
+        assert told == again
+    rounds = schedule.networks["member-0"]
+    assert isinstance(rounds, Everyone)
+    # An epoch ends when every batch is in a committed mean, and with it the training.
+    assert (rounds.epoch, rounds.ended) == (EPOCHS, "member-0 is trained")
+    said = [json.loads((folder / name / str(rank) / "said.json").read_bytes()) for rank in left]
+    first = min(said, key=lambda one: one["rank"])
+    losses = [epoch["loss"] for epoch in first["curve"]]
+    assert len(losses) == EPOCHS
+    assert losses[-1] < losses[0]
+    # The first trainer validates for all.
+    values = [[epoch["validation"] for epoch in one["curve"]] for one in said]
+    assert all(value == values[0] for value in values)

@@ -1,0 +1,103 @@
+"""Trainers of unequal pace compute one frozen pass; one is killed at any moment."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mdp.testing.processes import until  # noqa: E402
+from partitioner.crew.exchange.answers import Shares, share_out  # noqa: E402
+from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer  # noqa: E402
+from partitioner.crew.exchange.store import DeskLost, connect, serve_store  # noqa: E402
+from partitioner.training.cached_outputs import keep_outputs  # noqa: E402
+from tests.support.models.frozen import LOG, PICTURES, VARIANTS, frozen  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+PACES = (8_000, 4_000, 2_000)
+
+
+class Crew:
+    """Three trainers that have joined and wait for a desk."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.store = serve_store("127.0.0.1", 0)
+        self.processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.support.models.frozen",
+                     str(self.store.port), str(rank), str(pace)],
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                )
+            )
+            for rank, pace in enumerate(PACES)
+        ]  # fmt: skip
+        for process in self.processes:
+            stack.callback(process.kill)
+        until(lambda: self.store.add("here", 0) == len(PACES), "three trainers", 180.0)
+
+    def compute(self, folder: Path, killed: int, after: int) -> Shares:
+        """Kill one trainer as soon as so many pictures are done."""
+        done = 0
+
+        def advance(more: int, said: str) -> None:
+            nonlocal done
+            done += more
+            if done >= after:
+                self.processes[killed].kill()
+
+        return share_out(StoreDesk(self.store, LOG), frozen(), paths(folder), advance)
+
+
+def paths(folder: Path) -> dict[int, list[Path]]:
+    return {variant: [folder / f"logits-{variant}.npy"] for variant in VARIANTS}
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    with ExitStack() as stack:
+        yield Crew(stack)
+
+
+def test_a_killed_trainer_loses_nothing(crew: Crew, tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    killed, after = draw.randrange(3), draw.randrange(1, len(VARIANTS) * PICTURES)
+    found = crew.compute(tmp_path / "shared", killed, after)
+    said = f"seed {seed}: trainer {killed} killed after {after} pictures"
+    assert sum(found.pictures.values()) == len(VARIANTS) * PICTURES, said
+    assert found.unequal == 0, said
+    assert not found.refused, said
+    work = frozen()
+    for variant, (path,) in paths(tmp_path / "alone").items():
+        keep_outputs(
+            [path],
+            work.outputs_of(variant),
+            PICTURES,
+            arithmetic="fp32",
+            dtype=np.float16,
+            advance=lambda more, said: None,
+        )
+        assert path.read_bytes() == paths(tmp_path / "shared")[variant][0].read_bytes(), said
+    for rank, process in enumerate(crew.processes):
+        assert process.wait(timeout=60) == (-9 if rank == killed else 0), said
+
+
+def test_a_desk_that_died_is_named() -> None:
+    store = serve_store("127.0.0.1", 0)
+    port = store.port
+    end = StoreTrainer(connect("127.0.0.1", port), LOG, 0)
+    assert end.next(0.0) is None
+    del store
+    with pytest.raises(DeskLost, match=f"the desk at 127.0.0.1, port {port}, does not answer"):
+        end.next(0.0)

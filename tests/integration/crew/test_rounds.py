@@ -1,0 +1,155 @@
+"""Rounds of trainers in threads: weights, lossy codecs, numbers that are not finite."""
+
+import threading
+from collections import defaultdict
+from queue import Empty, Queue
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from msgspec.structs import replace  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch._C._distributed_c10d import HashStore  # noqa: E402
+
+from partitioner.crew.exchange.codecs import CodecName  # noqa: E402
+from partitioner.crew.exchange.mean import Means  # noqa: E402
+from partitioner.crew.exchange.parameters import CrewEnded, Rounds  # noqa: E402
+from partitioner.crew.machine.events import (  # noqa: E402
+    AnyAction,
+    AnyEvent,
+    Failed,
+    Finished,
+    GoOn,
+    Ready,
+    Waiting,
+)  # fmt: skip
+from tests.support.gloo import AllFirst, PlainGroups, in_threads  # noqa: E402
+
+pytestmark = pytest.mark.torch
+TRAINERS, BATCHES = 3, [np.arange(start, start + 2) for start in range(0, 24, 2)]
+
+
+class Desk:
+    """A schedule and mailboxes in this process."""
+
+    def __init__(self, every: int) -> None:
+        self.schedule, self.lock = AllFirst("net", every, len(BATCHES), 1), threading.Lock()
+        self.boxes: list[Queue[AnyAction]] = [Queue() for _ in range(TRAINERS)]
+        self.counters: dict[str, int] = defaultdict(int)
+        self.log: list[AnyEvent] = []
+
+    def take(self, event: AnyEvent) -> None:
+        with self.lock:
+            self.log.append(event)
+            for action in self.schedule.handle(event):
+                self.boxes[action.rank].put(action)
+
+
+class End:
+    """A trainer's end of it."""
+
+    def __init__(self, desk: Desk, rank: int) -> None:
+        self.desk, self.rank = desk, rank
+        self.taken: list[int] = []
+        self.given: list[int] = []
+
+    def report(self, event: AnyEvent) -> None:
+        if isinstance(event, Ready | Waiting | Finished):
+            event = replace(event, claims=tuple(self.taken))
+            self.taken = []
+        self.desk.take(event)
+
+    def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
+        try:
+            action = self.desk.boxes[self.rank].get(block=timeout_s > 0, timeout=timeout_s or None)
+        except Empty:
+            return None
+        if isinstance(action, GoOn):
+            self.given += action.claims
+        return action
+
+    def claim(self, counter: str) -> int:
+        with self.desk.lock:
+            if self.given:
+                self.taken.append(self.given.pop(0))
+            else:
+                self.taken.append(self.desk.counters[counter])
+                self.desk.counters[counter] += 1
+        return self.taken[-1]
+
+
+class Plain(PlainGroups):
+    """Groups without anything kept."""
+
+    def drop(self, network: str) -> None:
+        """Nothing is."""
+
+
+def trained(
+    codec: CodecName, odd: int | None = None, *, odd_steps: int = 1, every: int = 8
+) -> tuple[Desk, list[Any]]:
+    """Steps that add each picture's number to the parameters; `odd` adds none in its first.
+
+    Rounds of 2 pictures are a step of each.
+    """
+    desk, store = Desk(every), HashStore()
+    at_once = threading.Barrier(TRAINERS if every == 2 else 1)
+
+    def run(rank: int) -> Tensor | str:
+        module = nn.Linear(300, 2, bias=False)
+        nn.init.constant_(module.weight, float(rank))
+        optimiser = torch.optim.AdamW(module.parameters())
+        sync = Rounds(
+            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            means=Means(route="two_phase"), codec_of=lambda name: codec,
+        )  # fmt: skip
+        sync.wrap(module, optimiser, torch.device("cpu"))
+        steps = 0
+        try:
+            assert sync.begin(0) == 0
+            for _, index, part in sync.shares(BATCHES, 0):
+                assert part == 1.0
+                steps += 1
+                if steps <= odd_steps:
+                    at_once.wait(20)
+                with torch.no_grad():
+                    module.weight += float(index.sum())
+                    if rank == odd and steps <= odd_steps:
+                        module.weight[0, 0] = float("nan")
+                sync.after_step(len(index))
+            sync.settle(torch.zeros(1, dtype=torch.float64))
+        except CrewEnded as error:
+            return str(error)
+        weights: Tensor = module.weight.detach().clone()
+        return weights
+
+    return desk, in_threads(TRAINERS, run)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])
+def test_all_end_with_the_same_bits(codec: CodecName) -> None:
+    desk, found = trained(codec)
+    assert desk.schedule.ended == "net is trained"
+    assert all(torch.equal(found[0], other) for other in found)
+    # Every round adds the weighted mean of what its trainers added; the first one's start counts.
+    assert 0 < float(found[0].min()) <= float(found[0].max()) < 276
+    assert float(found[0].max() - found[0].min()) <= (0 if codec == "fp32" else 1)
+
+
+def test_a_round_is_repeated_without_who_sent_what_is_no_number() -> None:
+    desk, found = trained("int8", odd=2)
+    failed = [event for event in desk.log if isinstance(event, Failed)]
+    assert {event.blamed for event in failed} == {2}
+    assert len(failed) == TRAINERS
+    assert desk.schedule.ended == "net is trained"
+    assert all(torch.equal(found[0], other) for other in found)
+    assert bool(found[0].isfinite().all())
+
+
+def test_the_second_time_ends_the_training() -> None:
+    desk, found = trained("fp32", odd=2, odd_steps=2, every=2)
+    assert desk.schedule.ended == "net: trainer 2 sent a number that is not finite"
+    assert found == [desk.schedule.ended] * TRAINERS

@@ -1,0 +1,1 @@
+"""Trainers of a crew whose network is a count of its batches."""

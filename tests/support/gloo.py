@@ -1,0 +1,47 @@
+"""Trainers of a crew that speak gloo on loopback: threads of one process."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+
+from partitioner.crew.machine.events import AnyAction
+from partitioner.crew.machine.schedule import Everyone
+
+R = TypeVar("R")
+
+
+def in_threads(size: int, run: Callable[[int], R]) -> list[R]:
+    """What `run(rank)` returns in each of `size` threads at once."""
+    with ThreadPoolExecutor(size) as pool:
+        return [future.result() for future in [pool.submit(run, rank) for rank in range(size)]]
+
+
+class PlainGroups:
+    """Groups of one rank; `store` is the same for all."""
+
+    def __init__(self, store: Store, rank: int, timeout_s: float = 20.0) -> None:
+        self.store, self.rank, self.timeout = store, rank, timedelta(seconds=timeout_s)
+
+    def of(self, network: str, seq: int, members: Sequence[int]) -> ProcessGroupGloo:
+        """The group of a meeting."""
+        store = PrefixStore(f"{network}/{seq}", self.store)
+        place = list(members).index(self.rank)
+        return ProcessGroupGloo(store, place, len(members), self.timeout)
+
+
+class AllFirst(Everyone):
+    """Rounds that begin when three trainers are there, or a slow start could miss the training."""
+
+    def _all_rest(self) -> list[AnyAction]:
+        if not self._started and len(self.members) < 3:
+            return []
+        return super()._all_rest()
+
+
+def vector(count: int, seed: int) -> torch.Tensor:
+    """Normal numbers."""
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))

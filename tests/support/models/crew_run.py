@@ -1,0 +1,37 @@
+"""One process of a training together: `desk FOLDER DATA` or `join ADDRESS NAME FOLDER DATA`."""
+
+import sys
+from pathlib import Path
+
+from partitioner.crew.desk import join
+from partitioner.crew.folder import token_of
+from partitioner.pipeline import owned, train_step
+from partitioner.run.folder import RunFolder
+from partitioner.run.progress import Progress
+from partitioner.run_setup import open_pictures
+from partitioner.training.compute import use_threads
+from tests.support.models.runs import asked, tiny_plan
+
+
+def main(kind: str, *args: str) -> None:
+    """Be the desk, or join it."""
+    use_threads(1)
+    import faulthandler
+
+    faulthandler.dump_traceback_later(80, exit=True)
+    if kind == "desk":
+        folder, data = Path(args[0]), args[1]
+        wanted = asked(data, seed=1)
+        run = RunFolder(folder / "run")
+        with owned(run):
+            train_step(
+                run, tiny_plan(), open_pictures(wanted), wanted, Progress(), crew=folder / "crew"
+            )
+    else:
+        address, name, run_folder, data = args
+        token = token_of(Path(run_folder).parent / "crew" / "crew.key")
+        join(address, name, token, data, Path(run_folder), Progress(), wait_s=30.0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,222 @@
+"""Trainings by three processes: `python -m tests.support.models.crews FOLDER RANK PORT PORT...`
+
+Every process of a case writes what it ended with into the folder, for the test to compare.
+"""
+
+import io
+import os
+import sys
+import time
+from datetime import timedelta
+from itertools import product
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo
+
+from partitioner.crew.exchange.codecs import CodecName
+from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
+from partitioner.crew.exchange.flat import CodecOf, joined
+from partitioner.crew.exchange.gradients import Gradients
+from partitioner.crew.exchange.groups import Groups
+from partitioner.crew.exchange.mean import Means
+from partitioner.crew.exchange.parameters import Rounds
+from partitioner.crew.machine.events import Accepted, Gone
+from partitioner.crew.machine.schedule import Machine
+from partitioner.crew.machine.watch import Watch
+from partitioner.run.progress import Progress
+from partitioner.run.settings import MemberSchedule
+from partitioner.training.distributed import Crew
+from partitioner.training.loop import Index, Stage, fit
+from partitioner.training.synchroniser import Synchroniser
+from tests.support.gloo import AllFirst
+from tests.support.models.fitted import PICTURES, Normed, plain
+
+TRAINERS = 3
+PIXELS = torch.randn(20, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+LABELS = torch.arange(20) % 5
+UPLINK = {0: 4e6, 1: 2e6, 2: 1e6}
+SITES = {0: "office", 1: "shed", 2: "shed"}
+PACES = (0.6, 0.3, 0.1)
+WAYS = {
+    "ring": Means(),
+    "two_phase": Means(route="two_phase"),
+    "by_link": Means(route="two_phase", shards="link", uplink=UPLINK),
+    "two_tier": Means(route="two_tier", uplink=UPLINK, sites=SITES),
+}
+#: Every exact plan: name -> way, paces, bytes of a bucket.
+EXACT: dict[str, tuple[Means, tuple[float, ...], int]] = {
+    f"{way}-{'pace' if paces else 'equal'}-{mb}": (WAYS[way], paces, mb * 2**20)
+    for way, paces, mb in product(WAYS, ((), PACES), (1, 5, 25))
+}
+LOSSY: dict[CodecName, str] = {"int8": "two_phase", "fp16": "ring"}
+#: Of rounds: batches of an epoch, each cut into a step for every trainer.
+BATCHES, EPOCHS = TRAINERS * -(-PICTURES // 8), 3
+#: Rounds: name -> way, codec.
+ROUNDS: dict[str, tuple[Means, CodecName]] = {
+    "rounds-ring": (WAYS["ring"], "fp32"),
+    "rounds-int8": (WAYS["by_link"], "int8"),
+    "killed": (WAYS["two_phase"], "int8"),
+}
+
+
+def always(codec: CodecName) -> CodecOf:
+    """One codec for every tensor."""
+    return lambda tensor: codec
+
+
+class ViT(nn.Module):
+    """Two layers, 0.4 million parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.patches = nn.Conv2d(3, 128, 4, stride=4)
+        self.positions = nn.Parameter(0.02 * torch.randn(1, 16, 128))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(128, 2, 512, dropout=0.0, batch_first=True) for _ in range(2)
+        )
+        self.head = nn.Linear(128, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, 3, 16, 16]` -> `[B, 5]`."""
+        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.positions
+        for layer in self.layers:
+            tokens = layer(tokens)
+        logits: Tensor = self.head(tokens.mean(dim=1))
+        return logits
+
+
+def seen(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
+    """Cross-entropy."""
+    return {"loss": nn.functional.cross_entropy(network(PIXELS[index]), LABELS[index])}
+
+
+def trained_vit(out: Path, sync: Synchroniser) -> nn.Module:
+    """Three steps of 7 pictures or 6."""
+    module = ViT()
+    schedule = MemberSchedule(epochs=1, batch_size=7, learning_rate=0.001)
+    stage = Stage(
+        name="exact", pictures=20, schedule=schedule, seed=3, autocast="fp32",
+        checkpoint=out / "checkpoint.pt", sync=sync,
+    )  # fmt: skip
+    fit(module, stage, seen, Progress(io.StringIO()))
+    return module
+
+
+def flat(module: nn.Module) -> Tensor:
+    """All weights and statistics as one vector."""
+    return torch.cat([value.flatten().float() for value in module.state_dict().values()])
+
+
+def machine() -> Machine:
+    """Rounds of 16 pictures."""
+    crews = {"member-0": ("0", "1", "2")}
+    return Machine("d", crews, {"member-0": AllFirst("member-0", 16, BATCHES, EPOCHS)})
+
+
+class Dying:
+    """Groups of a trainer that is killed in its fourth meeting, as its peers wait for it."""
+
+    def __init__(self, groups: Groups, hand: Hand) -> None:
+        self.groups, self.hand, self.meetings = groups, hand, 0
+
+    def of(self, network: str, seq: int, members: Any) -> ProcessGroupGloo:
+        """Die with the group made."""
+        group = self.groups.of(network, seq, members)
+        self.meetings += 1
+        if self.meetings == 4:
+            # The desk would find out by silence, which takes longer than a test should.
+            self.hand.report(Gone(rank=self.hand.rank))
+            while self.hand.poll(0.05) is not None:
+                pass
+            os._exit(0)
+        return group
+
+    def drop(self, network: str) -> None:
+        """Not needed."""
+
+
+def rounds(out: Path, name: str, rank: int, port: int) -> None:
+    """Train in rounds of 16 pictures, under a desk in the first process."""
+    means, codec = ROUNDS[name]
+    desk = None
+    if rank == 0:
+        store = serve_store("127.0.0.1", port)
+        desk = Desk(store, machine(), Watch(meeting_s=20.0), "", out / "log.jsonl")
+    hand = Hand("127.0.0.1", port, wait_s=60.0)
+    hand.join(str(rank), "d", "")
+    while not isinstance(hand.poll(1.0), Accepted):
+        pass
+    groups: Any = Groups(
+        connect("127.0.0.1", port, timeout=timedelta(seconds=20)),
+        hand.rank, "127.0.0.1", hand.committed, 20.0,
+    )  # fmt: skip
+    if name == "killed" and rank == 2:
+        groups = Dying(groups, hand)
+    sync = Rounds(
+        "member-0", hand, groups, TRAINERS, first=rank == 0, means=means,
+        codec_of=lambda tensor: codec if tensor.endswith("weight") else "fp32",
+    )  # fmt: skip
+    module = Normed()
+    if rank:  # it begins with what it is sent
+        nn.init.ones_(module.last.weight)
+    schedule = MemberSchedule(epochs=EPOCHS, batch_size=8, learning_rate=0.01)
+    folder = out / str(rank)
+    folder.mkdir()
+    stage = Stage(
+        name="fitting", pictures=PICTURES, schedule=schedule, seed=3, autocast="fp32",
+        checkpoint=folder / "checkpoint.pt", patience=2, sync=sync,
+    )  # fmt: skip
+
+    def validate(network: nn.Module) -> float:
+        return float(plain(network, np.arange(PICTURES), 0)["loss"]) + rank
+
+    curve = fit(module, stage, plain, Progress(io.StringIO()), validate=validate)
+    moments = [s for v in sync.optimiser.state.values() for s in v.values()]
+    torch.save({"weights": flat(module), "moments": joined(moments)}, folder / "end.pt")
+    said = {"rank": hand.rank, "curve": curve, "sent": sync.sent_bytes}
+    (folder / "said.json").write_bytes(msgspec.json.encode(said))
+    hand.close()
+    if desk is not None:
+        time.sleep(0.5)
+        desk.close()
+
+
+def main() -> None:
+    """Run all cases as one of three processes."""
+    out, rank, (port, *ports) = Path(sys.argv[1]), int(sys.argv[2]), map(int, sys.argv[3:])
+    torch.set_num_threads(1)
+    every_step(out, rank, port)
+    for name, own_port in zip(ROUNDS, ports, strict=True):
+        (out / name).mkdir(exist_ok=True)
+        rounds(out / name, name, rank, own_port)
+
+
+def every_step(out: Path, rank: int, port: int) -> None:
+    """Average gradients."""
+    served = serve_store("127.0.0.1", port) if rank == 0 else None
+    store = connect("127.0.0.1", port, wait_s=60.0)
+    group = ProcessGroupGloo(PrefixStore("g", store), rank, TRAINERS, timedelta(seconds=60))
+    crew = Crew(rank, TRAINERS, cast(ProcessGroup, group))
+    said: dict[str, int] = {}
+    for name, (means, paces, bucket_bytes) in EXACT.items():
+        gradients = Gradients(crew, means, always("fp32"), paces=paces, bucket_bytes=bucket_bytes)
+        torch.save(flat(trained_vit(out / name, gradients)), out / f"{name}-{rank}.pt")
+        said[name] = gradients.sent_bytes
+    for codec, way in LOSSY.items():
+        gradients = Gradients(crew, WAYS[way], always(codec), bucket_bytes=2**25)
+        torch.save(flat(trained_vit(out / codec, gradients)), out / f"{codec}-{rank}.pt")
+        said[codec] = gradients.sent_bytes
+    (out / f"sent-{rank}.json").write_bytes(msgspec.json.encode(said))
+    # The others still use the first one's store.
+    crew.require_group().barrier().wait()
+    del served
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""A trainer of a frozen pass: `python -m tests.support.models.frozen PORT RANK PICTURES_PER_S`."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from partitioner.crew.exchange.answers import FrozenPass, contribute
+from partitioner.crew.exchange.queues import StoreTrainer
+from partitioner.crew.exchange.store import connect
+from partitioner.data.memmaps import Index
+
+PICTURES, CLASSES, VARIANTS, LOG = 6_000, 20, (0, 1), "frozen"
+
+
+def frozen(pace: float = float("inf")) -> FrozenPass:
+    """A network that computes `pace` pictures a second at most."""
+    torch.set_num_threads(1)
+    torch.manual_seed(5)
+    network = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, CLASSES))
+
+    def outputs_of(variant: int) -> Callable[[Index], Sequence[Tensor]]:
+        pictures = torch.randn(PICTURES, 16, generator=torch.Generator().manual_seed(variant))
+
+        def of(index: Index) -> list[Tensor]:
+            time.sleep(len(index) / pace)
+            return [network(pictures[torch.from_numpy(index)])]
+
+        return of
+
+    return FrozenPass(
+        name="answers",
+        pictures=PICTURES,
+        variants=VARIANTS,
+        outputs_of=outputs_of,
+        outputs=("logits",),
+        arithmetic="fp32",
+    )
+
+
+def main() -> None:
+    port, rank, pace = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    control, bulk = connect("127.0.0.1", port), connect("127.0.0.1", port)
+    control.add("here", 1)
+    contribute(StoreTrainer(control, LOG, rank), StoreTrainer(bulk, LOG, rank), frozen(pace))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Where a desk may listen."""
+
+import pytest
+
+from mdp.errors import InputError
+from partitioner.crew.exchange.address import checked, exposed
+
+
+def resolve(host: str) -> list[str]:
+    names = {"desk.lan": ["192.168.1.7"], "public.example": ["8.8.8.8"]}
+    return names.get(host, [host])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:29400", ("127.0.0.1", 29400)),
+        ("desk.lan:1", ("192.168.1.7", 1)),
+        ("10.1.2.3:0", ("10.1.2.3", 0)),
+        ("172.31.0.1:80", ("172.31.0.1", 80)),
+        ("100.64.0.9:80", ("100.64.0.9", 80)),
+        ("[::1]:80", ("::1", 80)),
+        ("[fd00::1]:80", ("fd00::1", 80)),
+    ],
+)
+def test_loopback_and_private_addresses(text: str, expected: tuple[str, int]) -> None:
+    assert checked(text, resolve) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0.0.0.0:80", "[::]:80", "8.8.8.8:80", "public.example:80", "172.32.0.1:80", "100.128.0.1:80",
+     "[2001:db8::1]:80", "[::ffff:8.8.8.8]:80"],
+)  # fmt: skip
+def test_others_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="expected a loopback or private address"):
+        checked(text, resolve)
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1", ":80", "127.0.0.1:", "127.0.0.1:65536", "h:x"])
+def test_other_forms_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="expected HOST:PORT"):
+        checked(text, resolve)
+
+
+def test_what_is_said_of_a_network() -> None:
+    assert exposed("127.0.0.1") == exposed("::1") == ""
+    assert "anyone on the network of 10.0.0.1" in exposed("10.0.0.1")

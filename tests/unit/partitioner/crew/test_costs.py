@@ -1,0 +1,187 @@
+"""Bytes, seconds and memory: the tables that the formulas were checked with."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partitioner.crew.machine.shares import link_shares
+from partitioner.crew.planning.costs import (
+    RATIO,
+    Chain,
+    Codec,
+    Job,
+    activation_bytes,
+    answers_per_s,
+    encoded_bytes,
+    makespan_s,
+    memory_bytes,
+    step_s,
+    timeline,
+    two_tier_bytes,
+    wire_bytes,
+)
+from tests.unit.partitioner.crew.fleets import MBIT
+
+#: Network: bytes of its parameters, and GFLOP of a step of 64 pictures.
+NETWORKS = {
+    "96x3": (1.44e6, 2.3),
+    "384x3": (22.8e6, 226.0),
+    "640x5": (106e6, 1708.0),
+    "vit-b16": (349.2e6, 6745.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("network", "even_mbit", "hidden_mbit"),
+    [
+        ("96x3", (216, 880), (1200, 4800)),
+        ("384x3", (36, 146), (197, 803)),
+        ("640x5", (22, 89), (121, 492)),
+        ("vit-b16", (18, 75), (101, 410)),
+    ],
+)
+def test_where_averaging_gradients_breaks_even(
+    network: str, even_mbit: tuple[float, float], hidden_mbit: tuple[float, float]
+) -> None:
+    size, gflop = NETWORKS[network]
+    for gflops, even, hidden in zip((27, 110), even_mbit, hidden_mbit, strict=True):
+        alone_s = gflop / gflops
+
+        def with_four(mbit: float, alone_s: float = alone_s) -> float:
+            return step_s("gradients", alone_s / 4, 1.5 * size / (mbit * MBIT))
+
+        assert with_four(even) == pytest.approx(alone_s, rel=0.03)
+        assert with_four(1.03 * hidden) == pytest.approx(alone_s / 4, rel=0.01)
+        assert with_four(0.9 * hidden) > 1.02 * alone_s / 4
+
+
+@pytest.mark.parametrize(
+    ("network", "gflops", "gradients", "parameters", "int8"),
+    [
+        ("384x3", 27, (0.58, 2.4, 4.0), (2.8, 3.7, 4.0), (3.6, 3.9, 4.0)),
+        ("384x3", 110, (0.15, 0.70, 4.0), (1.5, 3.0, 3.9), (2.8, 3.7, 4.0)),
+        ("640x5", 110, (0.24, 1.1, 4.0), (2.0, 3.3, 3.9), (3.2, 3.8, 4.0)),
+        ("640x5", 5000, (0.01, 0.03, 0.26), (0.08, 0.39, 2.1), (0.32, 1.2, 3.2)),
+        ("96x3", 110, (0.02, 0.12, 1.1), (0.36, 1.3, 3.3), (1.1, 2.7, 3.8)),
+    ],
+)
+def test_speed_up_of_four_trainers(
+    network: str,
+    gflops: float,
+    gradients: tuple[float, ...],
+    parameters: tuple[float, ...],
+    int8: tuple[float, ...],
+) -> None:
+    size, gflop = NETWORKS[network]
+    alone_s = gflop / gflops
+    for i, mbit in enumerate((20, 100, 1000)):
+        mean_s = 1.5 * size / (mbit * MBIT)
+        found = (
+            step_s("gradients", alone_s / 4, mean_s),
+            step_s("parameters", alone_s / 4, mean_s, steps=16),
+            step_s("parameters", alone_s / 4, RATIO["int8"] * mean_s, steps=16),
+        )
+        wanted = (gradients[i], parameters[i], int8[i])
+        assert [alone_s / s for s in found] == pytest.approx(wanted, rel=0.03, abs=0.0055)
+
+
+def test_buckets_hide_all_but_the_last() -> None:
+    assert step_s("gradients", 3.0, 2.0) == 3.0
+    assert step_s("gradients", 3.0, 2.0, buckets=1) == 5.0
+    assert step_s("gradients", 3.0, 2.0, buckets=4) == 3.5
+    assert step_s("gradients", 3.0, 6.0, buckets=4) == 7.0
+    assert step_s("parameters", 3.0, 2.0, steps=4, wait_s=1.0) == 3.75
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])
+def test_bytes_of_means(codec: Codec) -> None:
+    count = 256 * 1200
+    size = encoded_bytes(codec, count)
+    assert size == pytest.approx(4 * count * RATIO[codec])
+    for n in (2, 3, 4):
+        equal = [1 / n] * n
+        sent = [wire_bytes("two_phase", [(codec, count)], equal, i) for i in range(n)]
+        assert sent == pytest.approx([2 * (n - 1) / n * size] * n)
+        ring = wire_bytes("ring", [(codec, count)], equal, 0)
+        assert ring == pytest.approx(2 * (n - 1) / n * size, abs=1)
+    by_link = link_shares([100, 50, 50, 25])
+    sent = [wire_bytes("two_phase", [(codec, count)], by_link, i) for i in range(4)]
+    assert sent == pytest.approx([size * (1 + 2 * w) for w in by_link])
+    assert wire_bytes("two_phase", [(codec, count)], [1.0], 0) == 0
+    sites = [("a", "b", "c"), ("d",)]
+    assert two_tier_bytes([(codec, count)], sites, "b") == size
+    assert two_tier_bytes([(codec, count)], sites, "a") == pytest.approx(3 * size)
+    assert two_tier_bytes([(codec, count)], sites, "d") == pytest.approx(size)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.integers(0, 3000), min_size=1, max_size=4),
+    st.lists(st.floats(0.0, 1.0), min_size=2, max_size=5).filter(lambda w: sum(w) > 0.1),
+)
+def test_all_that_is_sent_is_received(counts: list[int], shares: list[float]) -> None:
+    n = len(shares)
+    parts: list[tuple[Codec, int]] = [("int8", count) for count in counts]
+    sent = sum(wire_bytes("two_phase", parts, shares, i) for i in range(n))
+    whole = sum(encoded_bytes("int8", count) for count in counts)
+    # Each shard goes n - 1 times to its owner and n - 1 times back; blocks begin in every shard.
+    assert 2 * (n - 1) * whole <= sent <= 2 * (n - 1) * (whole + 4 * n * len(counts))
+
+
+def test_memory_of_a_trainer() -> None:
+    size = NETWORKS["640x5"][0]
+    assert memory_bytes("parameters", "int8", size) == 742e6
+    assert memory_bytes("parameters", "fp32", size) == 5 * size
+    assert memory_bytes("gradients", "fp32", size, 1e9) == 4 * size + 1e9
+    assert memory_bytes("gradients", "int8", size) == 5 * size
+    # ViT-B/16 at 224, 64 pictures: 11 GB.
+    assert activation_bytes(64, 197, 768, 12, 12) == pytest.approx(11.2e9, rel=0.01)
+
+
+def test_answers_over_a_link() -> None:
+    assert answers_per_s(1e6, 20 * MBIT, 1000) == 1250
+    assert answers_per_s(3, 20 * MBIT, 1000) == 3
+
+
+@pytest.mark.parametrize(
+    ("chain", "lead", "seconds"),
+    [("strict", 1.0, 3.1), ("lead", 0.5, 1.9), ("lead", 0.3, 1.42), ("star", 1.0, 1.7)],
+)
+def test_makespans_of_four_members_on_four_trainers(
+    chain: Chain, lead: float, seconds: float
+) -> None:
+    jobs = [Job(f"member-{k}", (f"t{k}",), 0.7 if k else 1.0) for k in range(4)]
+    assert makespan_s(timeline(jobs, chain, lead)) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("efficiency", [1.0, 0.5])
+def test_star_beats_four_on_each_below_three_quarters(efficiency: float) -> None:
+    everyone = tuple(f"t{k}" for k in range(4))
+    first = Job("member-0", everyone, 0.25 / efficiency)
+    star = [first, *(Job(f"member-{k}", (f"t{k}",), 0.7) for k in range(1, 4))]
+    assert makespan_s(timeline(star, "star")) == pytest.approx(0.25 / efficiency + 0.7)
+    later = [Job(f"member-{k}", everyone, 0.7 / 4 / efficiency) for k in range(1, 4)]
+    assert makespan_s(timeline([first, *later])) == pytest.approx(0.775 / efficiency)
+    # All epochs for later members.
+    whole = [Job(f"member-{k}", (f"t{k}",), 1.0) for k in range(4)]
+    assert makespan_s(timeline(whole, "star")) == pytest.approx(2.0)
+
+
+def test_one_trainer_does_one_thing_at_a_time() -> None:
+    jobs = [
+        Job("teacher", ("a", "b"), 2.0),
+        Job("answers", ("b",), 3.0),
+        Job("member-0", ("a",), 1.0),
+        Job("member-1", ("a",), 1.0),
+        Job("member-2", ("a", "b"), 1.0),
+    ]
+    spans = timeline(jobs, "star")
+    assert makespan_s(spans) == 8.0
+    assert [(s.trainer, s.start_s) for s in spans if s.what == "member-0"] == [("a", 5.0)]
+    for name in "ab":
+        own = [span for span in spans if span.trainer == name]
+        for before, after in pairwise(own):
+            assert before.end_s <= after.start_s
+    assert makespan_s([]) == 0

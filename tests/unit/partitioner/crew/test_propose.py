@@ -1,0 +1,247 @@
+"""Proposals: in order, legal, with the best trainer alone, and refused where that is better."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdp.errors import PlanRefused
+from partitioner.crew.planning.costs import Chain
+from partitioner.crew.planning.facts import Facts
+from partitioner.crew.planning.methods import Methods, round_pictures
+from partitioner.crew.planning.propose import Proposal, choose, predict, propose, quickest_alone
+from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan, contradictions, is_exact_plan
+from partitioner.crew.planning.work import FrozenPasses, Network, Work
+from tests.unit.partitioner.crew.fleets import MBIT, lines, three, trainers, two_sites
+
+TWO = Work(
+    networks=(
+        Network(name="member-0", size_bytes=23e6, pictures=20_000, epochs=20),
+        Network(name="member-1", size_bytes=6e6, pictures=20_000, epochs=14),
+    )
+)
+
+
+def members(count: int, size_bytes: float = 23e6) -> tuple[Network, ...]:
+    return tuple(
+        Network(
+            name=f"member-{k}",
+            size_bytes=size_bytes,
+            pictures=20_000,
+            epochs=14 if k else 20,
+            gflop_per_picture=3.5,
+        )
+        for k in range(count)
+    )
+
+
+def fleet(gflops: Mapping[str, float], mbit: float, memory_bytes: int = 64 * 10**9) -> Facts:
+    """Trainers of known arithmetic at one switch."""
+    rates = dict.fromkeys(gflops, mbit * MBIT)
+    named = trainers({name: {} for name in gflops}, memory_bytes, rates)
+    paced = tuple(
+        type(t)(name=t.name, address=t.address, memory_bytes=t.memory_bytes, gflops=gflops[t.name])
+        for t in named
+    )
+    return Facts(trainer=paced, line=lines(rates, 0.0002))
+
+
+def test_plans_come_in_order_with_the_best_trainer_alone() -> None:
+    facts = three()
+    found = propose(facts, TWO)
+    seconds = [proposal.seconds for proposal in found]
+    assert seconds == sorted(seconds)
+    alone = quickest_alone(found)
+    assert alone is not None
+    assert alone.words == "desk alone"
+    assert alone.seconds == pytest.approx(1311, rel=0.001)
+    # Rounds of at most an eighth of an epoch, which is why more than the 862 s of rounds of 4,096.
+    assert 862 < seconds[0] < 900
+    assert found[0].plan.network[0].every_pictures == 39 * 64
+    assert choose(found, facts, TWO) is found[0]
+    assert found[0].plan.facts == facts.digest
+    assert all(contradictions(p.plan, facts, TWO) == [] for p in found)
+
+
+def test_exact_plans_alone_on_demand() -> None:
+    facts = three()
+    found = propose(facts, TWO, allowed="exact")
+    assert all(is_exact_plan(proposal.plan) for proposal in found)
+    assert any(len(proposal.trainers) == 3 for proposal in found)
+    assert not is_exact_plan(propose(facts, TWO)[0].plan)
+    assert propose(facts, TWO, allowed="any")[0].seconds <= propose(facts, TWO)[0].seconds
+
+
+def test_star_needs_no_links_while_members_are_trained() -> None:
+    work = Work(networks=members(4))
+    facts = fleet(dict.fromkeys("abcd", 27.0), mbit=0.01)
+    best = propose(facts, work)[0]
+    assert best.plan.chain == "star"
+    assert sorted(s.by for s in best.plan.network[1:]) in (
+        [("a",), ("b",), ("c",)], [("b",), ("c",), ("d",)],
+    )  # fmt: skip
+    alone = quickest_alone(propose(facts, work))
+    assert alone is not None
+    # 1 + 3 x 0.7 units in 1 + 0.7.
+    assert alone.seconds / best.seconds == pytest.approx(3.1 / 1.7)
+    assert choose(propose(facts, work), facts, work).plan == best.plan
+
+
+@pytest.mark.parametrize(
+    ("gflops", "mbit", "reason"),
+    [
+        ({"desk": 100.0, "nuc": 2.0}, 1000.0, "all others have 2% of its pace for member-0"),
+        ({"desk": 100.0, "nuc": 60.0}, 0.5, r"means of member-0 \(23 MB\) over 0 Mbit/s to nuc"),
+        ({"desk": 100.0, "nuc": 90.0}, 1.0, r"member-0 .* over 1 Mbit/s to nuc take what further"),
+        ({"desk": 100.0}, 1.0, "there is no other trainer"),
+    ],
+)
+def test_no_plan_that_is_hardly_quicker_than_one_trainer(
+    gflops: dict[str, float], mbit: float, reason: str
+) -> None:
+    facts, work = fleet(gflops, mbit), Work(networks=members(1))
+    with pytest.raises(PlanRefused, match=f"{reason}.*; train on desk alone"):
+        choose(propose(facts, work), facts, work)
+
+
+def test_a_plan_a_little_quicker_is_refused_with_both_times() -> None:
+    facts, work = fleet({"desk": 100.0, "nuc": 9.0}, 1000), Work(networks=members(1))
+    message = r"desk and nuc \(\w+\) would take [\d,]+ s, desk alone [\d,]+ s; .* 10% quicker"
+    with pytest.raises(PlanRefused, match=message):
+        choose(propose(facts, work), facts, work)
+
+
+def test_a_trainer_that_delays_each_round_is_left_out() -> None:
+    facts = fleet({"desk": 100.0, "tower": 100.0, "board": 1.0}, 1000)
+    work = Work(networks=members(1))
+    assert choose(propose(facts, work), facts, work).trainers == {"desk", "tower"}
+
+
+@pytest.mark.parametrize(("shares", "kept"), [("equal", 0.40), ("pace", 1.0)])
+def test_a_given_plan_is_predicted(shares: str, kept: float) -> None:
+    """One of four is three times slower, over quick lines."""
+    facts = fleet({"a": 27.0, "b": 27.0, "c": 27.0, "d": 9.0}, mbit=1e6)
+    work = Work(networks=members(1))
+    sync = NetworkSync(name="member-0", shares=shares)  # type: ignore[arg-type]
+    found = predict(SyncPlan(network=(sync,)), facts, work)
+    assert found is not None
+    together = sum(t.gflops or 0.0 for t in facts.trainer) / 3.5
+    assert found.methods[0].pictures_per_s / together == pytest.approx(kept, abs=0.01)
+    assert found.words == "a, b, c and d (strict)"
+
+
+def test_an_empty_plan_is_that_of_all() -> None:
+    found = predict(SyncPlan(), three(), TWO)
+    assert found is not None
+    assert found.trainers == set(three().names)
+    assert predict(SyncPlan(), Facts(trainer=three().trainer), TWO) is None  # no lines
+
+
+def test_nobody_can() -> None:
+    work = Work(networks=members(2))
+    for facts in (fleet({"a": 10.0, "b": 10.0}, 100, memory_bytes=10**6), three()):
+        unknown = Work(networks=(Network(name="teacher", size_bytes=1, pictures=9, epochs=1),))
+        asked = unknown if facts == three() else work
+        assert propose(facts, asked) == []
+        with pytest.raises(PlanRefused, match="no trainers together have the memory"):
+            choose([], facts, asked)
+
+
+def test_a_teacher_that_fits_nowhere_whole_is_cut_into_stages() -> None:
+    teacher = Network(
+        name="teacher",
+        size_bytes=349e6,
+        pictures=5_000,
+        epochs=2,
+        gflop_per_picture=105.0,
+        activation_bytes=175e6,
+        boundary_bytes=6e5,
+        blocks=12,
+    )
+    work = Work(networks=(teacher, *members(2)))
+    facts = fleet({"desk": 200.0, "tower": 100.0, "nuc": 50.0}, 1000, memory_bytes=4 * 10**9)
+    best = propose(facts, work)[0]
+    stages = best.plan.network[0].stage
+    assert len(stages) > 1
+    assert sum(stage.blocks for stage in stages) == 12
+    assert contradictions(best.plan, facts, work) == []
+    assert choose([best], facts, work) is best  # nobody can alone
+    roomy = fleet({"desk": 200.0, "tower": 100.0, "nuc": 50.0}, 1000)
+    assert all(not p.plan.network[0].stage for p in propose(roomy, work))
+
+
+def test_frozen_passes_are_shared_out_after_the_teacher() -> None:
+    paces = {"desk": 40.0, "tower": 20.0, "nuc": 10.0}
+    named = trainers({n: {"answers": p, "member-0": 10 * p} for n, p in paces.items()})
+    facts = Facts(trainer=named, line=lines(dict.fromkeys(paces, 20 * MBIT)))
+    work = Work(networks=members(1), answers=FrozenPasses(pictures=100_000, classes=1000))
+    by, rate = Methods(facts).answers(FrozenPasses(pictures=1, classes=1000), facts.names, "desk")
+    assert (by, rate) == (("desk", "tower", "nuc"), 70)
+    best = propose(facts, work)[0]
+    spans = {(s.trainer, s.what): s for s in best.spans}
+    assert spans["nuc", "answers"].end_s == pytest.approx(100_000 / 70)
+    assert spans["desk", "member-0"].start_s == pytest.approx(100_000 / 70)
+    assert best.plan.answers.by == ("desk", "tower", "nuc")
+    # 20 Mbit/s carry 1,250 answers of 1,000 classes a second.
+    quick = Facts(
+        trainer=trainers({n: {"answers": 5000.0} for n in paces}),
+        line=lines(dict.fromkeys(paces, 20 * MBIT)),
+    )
+    assert (
+        Methods(quick).answers(FrozenPasses(pictures=1, classes=1000), quick.names, "desk")[1]
+        == 6250
+    )
+    alone = quickest_alone(propose(facts, work))
+    assert alone is not None
+    assert alone.plan.answers.by == ("desk",)
+
+
+def test_sites_are_averaged_in_two_tiers() -> None:
+    network = Network(name="member-0", size_bytes=4e6, pictures=50_000, epochs=1)
+    method = Methods(two_sites(), "exact").best(network, two_sites().names)
+    assert method is not None
+    assert method.sync.way == "two_tier"
+
+
+def test_rounds_are_long_enough_for_their_mean() -> None:
+    network = Network(name="member-0", size_bytes=4e6, pictures=64_000, epochs=1)
+    assert round_pictures(network, 100, 0.001) == 16 * 64
+    assert round_pictures(network, 100, 2.0) == 2048  # the mean takes a tenth, in whole steps
+    assert round_pictures(network, 100, 1e9) == 125 * 64  # an eighth of an epoch
+    small = Network(name="member-0", size_bytes=4e6, pictures=300, epochs=1)
+    assert round_pictures(small, 100, 2.0) == 64
+
+
+CHAINS: tuple[Chain, ...] = ("strict", "lead", "star")
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.sampled_from([5.0, 27.0, 110.0, 500.0]), min_size=1, max_size=4),
+    st.sampled_from([1.0, 20.0, 1000.0]),
+    st.integers(1, 4),
+)
+def test_every_proposal_is_legal_and_does_all(gflops: list[float], mbit: float, count: int) -> None:
+    facts = fleet({f"t{i}": rate for i, rate in enumerate(gflops)}, mbit)
+    work = Work(networks=members(count))
+    found = propose(facts, work, allowed="any", chains=CHAINS)
+    assert quickest_alone(found) is not None
+    for proposal in found:
+        assert contradictions(proposal.plan, facts, work) == []
+        assert [s.name for s in proposal.plan.network] == [n.name for n in work.networks]
+        assert {span.what for span in proposal.spans} == {n.name for n in work.networks}
+        again = predict(proposal.plan, facts, work)
+        assert again is not None
+        assert again.plan == proposal.plan
+        assert again.seconds == pytest.approx(proposal.seconds)
+        assert_one_thing_at_a_time(proposal)
+
+
+def assert_one_thing_at_a_time(proposal: Proposal) -> None:
+    for name in proposal.trainers:
+        ends = 0.0
+        for span in proposal.spans:
+            if span.trainer == name:
+                assert span.start_s >= ends - 1e-9
+                ends = span.end_s

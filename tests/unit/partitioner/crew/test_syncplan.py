@@ -1,0 +1,193 @@
+"""crew.toml: what is read, refused, exact, and the same."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdp.errors import ConfigError
+from mdp.files import decoded, toml_bytes
+from partitioner.crew.planning.facts import Facts
+from partitioner.crew.planning.syncplan import (
+    NetworkSync,
+    SyncPlan,
+    contradictions,
+    is_exact,
+    is_exact_plan,
+    read_plan,
+    write_plan,
+)
+from partitioner.crew.planning.work import Network, Work
+from tests.unit.partitioner.crew.fleets import three, two_sites
+
+WORK = Work(
+    networks=tuple(
+        Network(name=f"member-{k}", size_bytes=23e6, pictures=20_000, epochs=20) for k in range(2)
+    )
+)
+BOTH = '[[network]]\nname = "member-0"\nby = ["desk", "tower"]\n[[network]]\nname = "member-1"\n'
+
+
+def read(tmp_path: Path, text: str, facts: Facts | None = None, work: Work | None = None) -> Any:
+    path = tmp_path / "crew.toml"
+    path.write_text(text)
+    return read_plan(path, facts, work)
+
+
+def network(text: str, name: str = "member-0") -> str:
+    return f'[[network]]\nname = "{name}"\n{text}\n'
+
+
+STAGES = 'micro_batches = 4\nstage = [{blocks = 7, by = "desk"}, {blocks = 5, by = "nuc"}]'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("colour = 1", "unknown field `colour`"),
+        ("format_version = 2", "Expected|Invalid"),
+        (network("meet = 'shuffled'"), r"unknown field `meet` - at `\$.network\[0\]`"),
+        (network("codec = 'cocktail'"), r"Invalid enum value 'cocktail' - at `.*codec`"),
+        (network("", "member-x"), "expected `teacher` or `member-K`"),
+        (network("tensor = [{match = 'a', colour = 1}]"), "unknown field `colour`"),
+        ("[answers]\nwho = []", r"unknown field `who` - at `\$.answers`"),
+        ("chain = 'lead'\nlead = 1.5", r"Expected `float` <= 1.0 - at `\$.lead`, found 1.5"),
+        ("chain = 'lead'", "`lead`: expected a share from 0 to 1"),
+        ("lead = 0.5", '`lead`: expected only with chain = "lead", found chain = "strict"'),
+        (network("") + network(""), "`network`: expected each network once, found member-0"),
+        ("[answers]\nby = ['a', 'a']", "`answers.by`: expected each trainer once, found a"),
+        (network("by = ['a', 'a']"), r"`network\[0\].by`: expected each trainer once"),
+        (network("every_pictures = 64"), r"`network\[0\].every_pictures`: expected only with"),
+        (network("what = 'parameters'\nbucket_bytes = 64"), "bucket_bytes`: expected only with"),
+        (network("what = 'parameters'\nshares = 'pace'"), 'shares`: expected "pace" only with'),
+        (network("route = 'ring'\ncodec = 'int8'"), "route`: .* int8: sums of its codes overflow"),
+        (
+            network("route = 'ring'\ntensor = [{match = '*', codec = 'int8'}]"),
+            "sums of its codes overflow",
+        ),
+        (network("shards = 'link'"), 'shards`: expected "link" only .*, found "ring"'),
+        (network("micro_batches = 4"), "micro_batches`: expected only with stages"),
+        (network(STAGES), "stage`: expected only for the teacher, found member-0"),
+        (network(STAGES + "\ncodec = 'fp16'", "teacher"), 'codec = "fp32"'),
+        (network(STAGES + "\nwhat = 'parameters'", "teacher"), 'stage`: .* what = "gradients"'),
+        (network(STAGES + "\nby = ['desk']", "teacher"), "by`: expected none beside stages"),
+        (
+            network("stage = [{blocks = 7, by = 'a'}, {blocks = 5, by = 'b'}]", "teacher"),
+            "micro_batches`: expected a number",
+        ),
+        (
+            network("micro_batches = 4\nstage = [{blocks = 7, by = 'a'}]", "teacher"),
+            "stage`: expected at least 2",
+        ),
+        (network(STAGES.replace("nuc", "desk"), "teacher"), "stage`: expected each trainer once"),
+    ],
+)
+def test_wrong_plans_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        read(tmp_path, text)
+    assert str(refused.value).startswith(f"{tmp_path / 'crew.toml'}: ")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[answers]\nby = ['nas']", r"`answers.by`: .* \(desk, tower, nuc\), found nas"),
+        (BOTH.replace("tower", "nas"), r"`network\[0\].by`: expected trainers of the facts"),
+        (network(""), "`network`: expected all networks that are trained, member-1 is missing"),
+        (BOTH + network("", "teacher"), "`network`: expected only .* found teacher"),
+        (BOTH + "route = 'two_tier'", r"`network\[1\].route`: .* two_tier needs two sites"),
+    ],
+)
+def test_plans_that_contradict_facts_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, text, three(), WORK)
+
+
+def test_what_was_not_measured_is_refused(tmp_path: Path) -> None:
+    unmeasured = Facts(
+        trainer=tuple(
+            msgspec.structs.replace(trainer, pictures_per_s={}) for trainer in three().trainer
+        )
+    )
+    by_link = BOTH + "codec = 'int8'\nshards = 'link'"
+    with pytest.raises(ConfigError, match=r"\[1\].shards`: .* not all links of its trainers"):
+        read(tmp_path, by_link, unmeasured, WORK)
+    with pytest.raises(ConfigError, match=r"\[1\].shares`: .* no pace of desk was measured"):
+        read(tmp_path, BOTH + "shares = 'pace'", unmeasured, WORK)
+    assert read(tmp_path, by_link, three(), WORK).of("member-1").shards == "link"
+    assert read(tmp_path, BOTH + "shares = 'pace'", three(), WORK).of("member-1").shares == "pace"
+    ways = network("route = 'two_tier'")
+    assert contradictions(read(tmp_path, ways), two_sites()) == []
+
+
+def test_a_network_has_to_fit_in_memory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"by`: member-0 needs about 0.1 GB, desk has 0.1 GB"):
+        read(tmp_path, BOTH, three(memory_bytes=91_000_000), WORK)
+    assert contradictions(read(tmp_path, BOTH), three(memory_bytes=92_000_000), WORK) == []
+
+
+def test_the_empty_plan_is_training_without_one(tmp_path: Path) -> None:
+    plan = read(tmp_path, "", three(), WORK)
+    assert plan == SyncPlan()
+    sync = plan.of("member-3")
+    assert (sync.what, sync.way, sync.codec, sync.shares, sync.crew) == (
+        "gradients", "ring", "fp32", "equal", (),
+    )  # fmt: skip
+    assert plan.chain == "strict"
+    assert is_exact(sync)
+    assert is_exact_plan(plan)
+
+
+def test_the_first_rule_that_matches_a_tensor_counts() -> None:
+    sync = decoded(
+        "crew.toml",
+        b'name = "member-0"\ncodec = "int8"\n'
+        b'tensor = [{match = "head.*", codec = "fp32"}, {match = "*", codec = "fp16"}]',
+        NetworkSync,
+        msgspec.toml.decode,
+    )
+    assert [sync.codec_of(t) for t in ("head.bias", "blocks.0.weight")] == ["fp32", "fp16"]
+    assert sync.way == "two_phase"
+    assert not is_exact(sync)
+
+
+SYNC = st.builds(
+    NetworkSync,
+    name=st.just("member-0"),
+    by=st.sampled_from([(), ("desk",), ("desk", "tower")]),
+    what=st.sampled_from(["gradients", "parameters"]),
+    every_pictures=st.none() | st.integers(1, 10**6),
+    shares=st.sampled_from(["equal", "pace"]),
+    route=st.sampled_from([None, "ring", "two_phase", "two_tier"]),
+    shards=st.sampled_from(["equal", "link"]),
+    codec=st.sampled_from(["fp32", "fp16", "int8"]),
+    bucket_bytes=st.none() | st.integers(1, 10**9),
+)
+
+
+@settings(max_examples=40)
+@given(SYNC, st.sampled_from(["strict", "star"]))
+def test_plans_are_written_and_read(sync: NetworkSync, chain: str) -> None:
+    plan = SyncPlan(chain=chain, network=(sync,))  # type: ignore[arg-type]
+    again = decoded("crew.toml", toml_bytes(plan), SyncPlan, msgspec.toml.decode)
+    assert again == plan
+    assert again.digest == plan.digest
+    assert contradictions(again) == contradictions(plan)
+    # Exact plans may replace each other within one run folder.
+    assert is_exact_plan(plan) == (plan.digest == SyncPlan().digest)
+
+
+def test_a_written_plan_is_complete(tmp_path: Path) -> None:
+    plan = read(tmp_path, BOTH + 'what = "parameters"\ncodec = "int8"')
+    path = tmp_path / "again.toml"
+    write_plan(path, plan)
+    assert read_plan(path, three(), WORK) == plan
+    longer = msgspec.structs.replace(plan.network[1], every_pictures=8192)
+    changed = msgspec.structs.replace(plan, network=(plan.network[0], longer))
+    moved = msgspec.structs.replace(plan.network[1], by=("nuc",), every_pictures=4096)
+    assert changed.digest != plan.digest
+    assert msgspec.structs.replace(plan, network=(moved,)).digest == plan.digest
