@@ -18,7 +18,8 @@ vectors = st.tuples(st.integers(0, 700), st.integers(0, 2**31), st.sampled_from(
 def drawn(what: tuple[int, int, float]) -> Tensor:
     count, seed, size = what
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, generator=generator).mul(size)
+    found: Tensor = torch.randn(count, generator=generator).mul(size)
+    return found
 
 
 def test_int8_codes_are_those_of_the_formula() -> None:
