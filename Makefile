@@ -25,7 +25,7 @@ PATIENT := $(addprefix tests/integration/,commands/test_partition_build.py \
 	services/test_gateway_page.py services/test_gateway.py commands/test_deploy.py \
 	services/test_mqtt.py commands/test_sources.py commands/test_tutorials.py \
 	commands/test_doctor.py services/test_tracing.py faults/test_key_changes.py \
-	commands/test_crew_control.py commands/test_crew_store.py crew/test_training_together.py \
+	crew/test_crew_control.py crew/test_crew_store.py crew/test_training_together.py \
 	crew/test_frozen_passes.py crew/test_crews.py \
 	agents/test_agent_process.py agents/test_full_disk.py agents/test_scenes.py)
 
@@ -88,7 +88,7 @@ soak: $(STAMP)
 invariants: $(STAMP)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest --timeout 0 \
 		tests/unit/mdp/requests/test_session_invariants.py \
-		tests/unit/partitioner/crew/test_crew_histories.py
+		tests/unit/partitioner/crew/machine/test_crew_histories.py
 
 # Several cameras with real agents, from the recording to 1,000 looks and a covered camera: minutes.
 scenes: $(STAMP)

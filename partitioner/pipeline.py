@@ -16,10 +16,8 @@ from mdp.formats.profile import DeviceProfile, read_profiles
 from mdp.runtimes.base import Execution
 from mdp.runtimes.select import check_execution
 from partitioner.config import BuildConfig
-from partitioner.crew.desk import train_together
+from partitioner.crew.desk import Together
 from partitioner.crew.folder import CrewFolder
-from partitioner.crew.planning.syncplan import is_exact
-from partitioner.crew.workload import workload
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
 from partitioner.data.scenes import likely_cameras, single_pictures
 from partitioner.estimates.accuracy_law import Training
@@ -166,23 +164,15 @@ def train_step(
 
     `crew` is the folder of a crew, whose desk this process is.
     """
-    sync = None
-    if crew is not None:
-        folder = CrewFolder(crew)
-        if asked.schedule.shared:
-            raise InputError(
-                "--crew: expected schedule.shared = false: one network has one trainer"
-            )
-        sync = folder.trainable(workload(plan, asked, len(data.train), len(data.labels)))
-        schedule = msgspec.structs.replace(asked.schedule, chain=sync.chain)
-        asked = msgspec.structs.replace(asked, schedule=schedule)
+    together_with = None if crew is None else Together.of(CrewFolder(crew), plan, asked, data)
+    asked = asked if together_with is None else together_with.asked
     named = {a.k: a.network.name for a in plan.assignments if a.network is not None}
     with together():
         check_scenes(plan, asked)
         weights = weights_of(asked.options.weights_folder, dict.fromkeys(named.values()))
         teaching = teaching_of(asked, plan, data, progress)
-    inexact = sync.digest if sync and not all(map(is_exact, sync.network)) else ""
-    settings = _settled(run, plan, data, asked, weights, teaching, inexact)
+    crew_digest = together_with.digest if together_with else ""
+    settings = _settled(run, plan, data, asked, weights, teaching, crew_digest)
     starts = {k: weights[name] for k, name in named.items() if name in weights}
     work = Work(run, settings, plan, data, progress, starts)
     if data.remark:
@@ -195,8 +185,8 @@ def train_step(
     # Report unreadable pictures before hours of training.
     with first_then_others():
         cut_views(work.first_pixels, progress)
-    if crew is not None and sync is not None:
-        train_together(work, folder, sync, checkpoint_of(asked))
+    if together_with is not None:
+        together_with.train(work, checkpoint_of(asked))
         return work
     teacher = ensure_teacher(work, checkpoint_of(asked))
     with first_then_others():

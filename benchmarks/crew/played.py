@@ -28,7 +28,8 @@ from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.mean import Mean, Means, Meeting, Route, Shards
 from partitioner.crew.exchange.parameters import Rounds
 from partitioner.crew.machine.events import Accepted, AnyAction
-from partitioner.crew.machine.schedule import Everyone, Machine
+from partitioner.crew.machine.membership import Machine
+from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule

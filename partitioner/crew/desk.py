@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 from torch._C._distributed_c10d import TCPStore
 
 from mdp import __version__
@@ -32,18 +33,21 @@ from partitioner.crew.folder import CrewFolder
 from partitioner.crew.generations import epochs_of
 from partitioner.crew.machine.events import Schedule, Waited
 from partitioner.crew.machine.jobs import Job, Jobs
+from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.run import Run
-from partitioner.crew.machine.schedule import Everyone, Exact, Machine
+from partitioner.crew.machine.schedule import Everyone, Exact
 from partitioner.crew.machine.watch import Watch
 from partitioner.crew.planning.facts import Facts
-from partitioner.crew.planning.syncplan import SyncPlan
+from partitioner.crew.planning.syncplan import SyncPlan, is_exact
 from partitioner.crew.probe import facts_of, measure, probe_jobs
 from partitioner.crew.worker import Crews, Ends, Outcome, Worker, jobs_of, made
+from partitioner.crew.workload import workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
+from partitioner.data.scenes import single_pictures
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
+from partitioner.run.settings import Asked, Settings
 from partitioner.run.settings import Schedule as Epochs
-from partitioner.run.settings import Settings
 from partitioner.training.context import Work
 
 #: Wait for trainers that are planned and not there yet, in seconds.
@@ -90,6 +94,37 @@ def data_digest(data: Dataset) -> str:
     return hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
 
 
+class Together(NamedTuple):
+    """A training by a crew, whose desk this process is."""
+
+    folder: CrewFolder
+    plan: SyncPlan
+    #: The settings of the training, as the crew's plan changes them.
+    asked: Asked
+
+    @classmethod
+    def of(cls, folder: CrewFolder, plan: Plan, asked: Asked, data: Dataset) -> "Together":
+        """Read crew.toml; raises ConfigError, and InputError for what no crew trains."""
+        if asked.schedule.shared:
+            raise InputError("--crew: expected schedule.shared = false: one network has one crew")
+        if asked.options.teaching == "live":
+            raise InputError('--crew: expected run.teaching = "kept" or "auto", got "live"')
+        work = workload(plan, asked, len(single_pictures(data).train), len(data.labels))
+        sync = folder.trainable(work)
+        schedule = replace(asked.schedule, chain=sync.chain)
+        options = replace(asked.options, teaching="kept")
+        return cls(folder, sync, replace(asked, schedule=schedule, options=options))
+
+    @property
+    def digest(self) -> str:
+        """Of what gives other weights than one process; empty where nothing does."""
+        return "" if all(map(is_exact, self.plan.network)) else self.plan.digest
+
+    def train(self, work: Work, checkpoint: Path | None) -> None:
+        """Finish the training; `checkpoint` is the user's teacher. See `train_together`."""
+        train_together(work, self.folder, self.plan, checkpoint)
+
+
 def train_together(
     work: Work,
     folder: CrewFolder,
@@ -131,6 +166,10 @@ def train_together(
         with _groups(ends.control, store, facts.names[0]) as groups:
             crews = Crews(plan=plan, facts=facts, control=ends.control, groups=groups, store=store)
             Worker(work, ends, crews, checkpoint).run()
+        for job in jobs:
+            for path in made(work, job.name):
+                if not path.exists():  # another trainer made it
+                    ends.files.fetch(path.relative_to(run.path).as_posix(), path)
 
     call = Call(facts.trainer[0].address, folder, begin, data_digest(work.data), wait_s)
     said = _lead(call, jobs, finished, schedule_of, take_part, work.progress)
@@ -285,8 +324,8 @@ def join(
     )
     folder = RunFolder(run)
     with folder.locked():
-        own = msgspec.structs.replace(facts, source=pictures.source)
-        settings = msgspec.structs.replace(begin.settings, data=own)
+        own = replace(facts, source=pictures.source)
+        settings = replace(begin.settings, data=own)
         control = Hand(host, port)
         with _ends(control) as ends, _groups(control, store, name) as groups:
             control.join(name, data_digest(pictures), token)

@@ -15,7 +15,7 @@ from partitioner.crew.machine.events import (
     Waited,
 )
 from partitioner.crew.machine.jobs import Jobs
-from partitioner.crew.machine.schedule import Machine
+from partitioner.crew.machine.membership import Machine
 
 
 class Run:

@@ -40,7 +40,8 @@ from partitioner.crew.machine.events import (
     Waiting,
     cursor,
 )
-from partitioner.crew.machine.schedule import Everyone, Machine
+from partitioner.crew.machine.membership import Machine
+from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
 
 NAMES = ("desk", "fails", "t1", "t2", "t3", "late")

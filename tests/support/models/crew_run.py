@@ -16,9 +16,6 @@ from tests.support.models.runs import asked, tiny_plan
 def main(kind: str, *args: str) -> None:
     """Be the desk, or join it."""
     use_threads(1)
-    import faulthandler
-
-    faulthandler.dump_traceback_later(80, exit=True)
     if kind == "desk":
         folder, data = Path(args[0]), args[1]
         wanted = asked(data, seed=1)

@@ -26,7 +26,7 @@ from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.mean import Means
 from partitioner.crew.exchange.parameters import Rounds
 from partitioner.crew.machine.events import Accepted, Gone
-from partitioner.crew.machine.schedule import Machine
+from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.watch import Watch
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule

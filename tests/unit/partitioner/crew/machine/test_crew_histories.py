@@ -28,7 +28,8 @@ from partitioner.crew.machine.events import (
     Refused,
     Waiting,
 )
-from partitioner.crew.machine.schedule import Everyone, Exact, Machine
+from partitioner.crew.machine.membership import Machine
+from partitioner.crew.machine.schedule import Everyone, Exact
 
 #: `make invariants` plays the nightly number.
 HISTORIES = 100_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 500

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from partitioner.crew.machine.shares import link_shares
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.flows import Links, Route, busiest_s, finish_s, ring, two_phase
-from tests.unit.partitioner.crew.fleets import MBIT, lines, three, trainers, two_sites
+from tests.unit.partitioner.crew.planning.fleets import MBIT, lines, three, trainers, two_sites
 
 SIZE = 4e6
 

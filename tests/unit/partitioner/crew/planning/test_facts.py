@@ -18,7 +18,7 @@ from partitioner.crew.planning.facts import (
     sites_of,
     tournament,
 )
-from tests.unit.partitioner.crew.fleets import lines, three, two_sites
+from tests.unit.partitioner.crew.planning.fleets import lines, three, two_sites
 
 
 def test_facts_are_written_and_read(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ from partitioner.crew.machine.events import (
     Waiting,
     cursor,
 )
-from partitioner.crew.machine.schedule import Everyone, Machine
+from partitioner.crew.machine.membership import Machine
+from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
 
 pytestmark = [pytest.mark.torch]

@@ -21,7 +21,7 @@ from partitioner.crew.planning.syncplan import (
     write_plan,
 )
 from partitioner.crew.planning.work import Network, Work
-from tests.unit.partitioner.crew.fleets import three, two_sites
+from tests.unit.partitioner.crew.planning.fleets import three, two_sites
 
 WORK = Work(
     networks=tuple(

@@ -22,7 +22,8 @@ from partitioner.crew.machine.events import (
     Refused,
     Waiting,
 )
-from partitioner.crew.machine.schedule import ATTEMPTS, Everyone, Exact, Machine
+from partitioner.crew.machine.membership import Machine
+from partitioner.crew.machine.schedule import ATTEMPTS, Everyone, Exact
 
 NET = "member-0"
 

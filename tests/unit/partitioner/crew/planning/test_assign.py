@@ -11,7 +11,7 @@ from numpy.random import Generator, Philox
 from partitioner.crew.planning.assign import Seconds, best_crew, search, side_by_side
 from partitioner.crew.planning.costs import RATIO
 from partitioner.crew.planning.flows import Links
-from tests.unit.partitioner.crew.fleets import three
+from tests.unit.partitioner.crew.planning.fleets import three
 
 SIZES = {"member-0": 23e6, "member-1": 6e6}
 SEEN = {"member-0": 20 * 20_000, "member-1": 14 * 20_000}

@@ -22,7 +22,7 @@ from partitioner.crew.planning.costs import (
     two_tier_bytes,
     wire_bytes,
 )
-from tests.unit.partitioner.crew.fleets import MBIT
+from tests.unit.partitioner.crew.planning.fleets import MBIT
 
 #: Network: bytes of its parameters, and GFLOP of a step of 64 pictures.
 NETWORKS = {

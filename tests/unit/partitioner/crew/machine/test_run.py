@@ -19,8 +19,9 @@ from partitioner.crew.machine.events import (
     Waiting,
 )
 from partitioner.crew.machine.jobs import Job, Jobs
+from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.run import Run
-from partitioner.crew.machine.schedule import Everyone, Machine
+from partitioner.crew.machine.schedule import Everyone
 
 JOBS = [
     Job(name="member-0", by=("desk", "tower")),

@@ -13,7 +13,7 @@ from partitioner.crew.planning.methods import Methods, round_pictures
 from partitioner.crew.planning.propose import Proposal, choose, predict, propose, quickest_alone
 from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan, contradictions, is_exact_plan
 from partitioner.crew.planning.work import FrozenPasses, Network, Work
-from tests.unit.partitioner.crew.fleets import MBIT, lines, three, trainers, two_sites
+from tests.unit.partitioner.crew.planning.fleets import MBIT, lines, three, trainers, two_sites
 
 TWO = Work(
     networks=(
