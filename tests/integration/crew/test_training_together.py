@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -67,17 +69,25 @@ class Crew:
         write_plan(self.folder.plan_file, plan)
         self.folder.token()
 
-    def start(self, name: str) -> subprocess.Popen[str]:
+    def start(self, name: str) -> subprocess.Popen[bytes]:
         args = ["desk", str(self.path), str(self.data)]
         if name != "desk":
             run = str(self.path / f"run-{name}")
             args = ["join", self.address, name, run, str(self.data)]
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.support.models.crew_run", *args],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        with self.said(name).open("wb") as said:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.support.models.crew_run", *args],
+                stderr=said,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def said(self, name: str) -> Path:
+        """What a process wrote to stderr."""
+        return self.path / f"{name}.log"
+
+    def ends(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        """Wait until a process has ended well."""
+        assert process.wait(PATIENCE_S) == 0, self.said(name).read_text()
 
     def log(self) -> Iterator[tuple[dict[str, object], list[dict[str, object]]]]:
         """Events, and what was told after each."""
@@ -124,9 +134,9 @@ def test_jobs_side_by_side_and_exact_crews_give_the_weights_of_one_process(
         NetworkSync(name="member-0", by=("tower",)),
         NetworkSync(name="member-1", by=("nuc",)),
     )
-    processes = [crew.start(name) for name in NAMES]
-    for process in processes:
-        assert process.wait(PATIENCE_S) == 0, process.stderr and process.stderr.read()
+    processes = {name: crew.start(name) for name in NAMES}
+    for name, process in processes.items():
+        crew.ends(name, process)
     ranks = {e["rank"]: e["name"] for e, _ in crew.log() if e["kind"] == "joined"}
     began = {(network, ranks[rank]) for network, rank in crew.starts()}
     assert began == {
@@ -159,8 +169,8 @@ def test_rounds_survive_a_trainer_that_is_killed(data: Path, tmp_path: Path) -> 
     until(is_training, "a step of the teacher")
     processes["nuc"].kill()
     for name in ("desk", "tower"):
-        process = processes[name]
-        assert process.wait(PATIENCE_S) == 0, process.stderr and process.stderr.read()
+        crew.ends(name, processes[name])
+    assert processes["nuc"].wait() == -signal.SIGKILL
     assert any(e["kind"] == "gone" for e, _ in crew.log())
     for path in (crew.run.teacher, crew.run.member(0), crew.run.member(1)):
         assert all(value.isfinite().all() for value in load_file(path).values())
@@ -170,15 +180,15 @@ def test_rounds_survive_a_trainer_that_is_killed(data: Path, tmp_path: Path) -> 
 
 def test_a_trainer_that_differs_is_refused_in_a_line(data: Path, tmp_path: Path) -> None:
     crew = Crew(tmp_path, data, *(NetworkSync(name=name, by=("desk",)) for name in NETWORKS))
-    processes = [crew.start("desk"), crew.start("tower")]
+    processes = {name: crew.start(name) for name in ("desk", "tower")}
     crew.data = write_tree(tmp_path / "others", each=24, seed=1)
     stranger = crew.start("nuc")
     assert stranger.wait(PATIENCE_S) != 0
-    assert stranger.stderr is not None
-    assert "pictures, settings or version of nuc differ from the desk's" in stranger.stderr.read()
+    refused = "pictures, settings or version of nuc differ from the desk's"
+    assert refused in crew.said("nuc").read_text()
     # The desk waits for the one that was planned.
-    crew.data, crew.path = data, tmp_path / "again"
-    crew.path.mkdir()
-    (crew.path / "crew").symlink_to(tmp_path / "crew")
-    for process in (*processes, crew.start("nuc")):
-        assert process.wait(PATIENCE_S) == 0, process.stderr and process.stderr.read()
+    crew.data = data
+    shutil.rmtree(tmp_path / "run-nuc")
+    processes["nuc"] = crew.start("nuc")
+    for name, process in processes.items():
+        crew.ends(name, process)
