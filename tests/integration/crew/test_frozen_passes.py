@@ -99,5 +99,5 @@ def test_a_desk_that_died_is_named() -> None:
     end = StoreTrainer(connect("127.0.0.1", port), LOG, 0)
     assert end.next(0.0) is None
     del store
-    with pytest.raises(DeskLost, match=f"the desk at 127.0.0.1, port {port}, does not answer"):
+    with pytest.raises(DeskLost, match=f"127.0.0.1:{port}: the desk is lost"):
         end.next(0.0)
