@@ -13,7 +13,15 @@ from mdp.cli import discover
 from mdp.cli.answers import FleetFile, Json
 from mdp.errors import InputError, PlanRefused
 from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import Fleet, FleetEntry, absent_devices, exposed, new_entry, new_fleet
+from mdp.formats.fleet import (
+    NO_BUNDLE,
+    Fleet,
+    FleetEntry,
+    absent_devices,
+    exposed,
+    new_entry,
+    new_fleet,
+)
 from mdp.formats.fleet_edit import FleetFile as EditedFile
 from mdp.formats.fleet_edit import accuracy_with, suggested
 from mdp.formats.keys import PUBLIC, load_pair, load_public
@@ -35,13 +43,16 @@ def _group() -> None:
 
 @fleet_app.command("new")
 def fleet_new(
-    bundle: Annotated[Path, typer.Option(help="Bundle folder that the agents serve.")],
     device: Annotated[
         list[str],
         typer.Option(
             help="NAME=tcp://HOST:PORT, once per device; NAME/LABEL=... adds a replica of NAME."
         ),
     ],
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Bundle folder that the agents serve; none yet, for `mdp record` alone."),
+    ] = None,
     keys: Keys = None,
     key: Annotated[
         Path | None, typer.Option(help="This client's secret key file, for the fleet file's `key`.")
@@ -56,17 +67,20 @@ def fleet_new(
 
     Exit codes: 0 fine, 2 bad input, 1 unforeseen.
     """
-    opened = Bundle.open(bundle)
+    opened = None if bundle is None else Bundle.open(bundle)
+    if opened is None and keys is None:
+        raise InputError(f"--bundle: expected a bundle folder, or --keys and --key: {NO_BUNDLE}")
     if (keys is None) != (key is None):
         raise InputError("--keys and --key: expected both, or neither for plain text")
     if key is not None:
         load_pair(key, public_key_of)
     fleet = new_fleet(opened, device, out, public_key=lambda name: _public_key(keys, name), key=key)
-    absent = absent_devices(opened, fleet)
+    absent = [] if opened is None else absent_devices(opened, fleet)
     if json:
         console.print_json({"path": str(out), "devices": fleet.devices, "absent": absent})
         return
-    print(f"{out}: {len(fleet.devices)} devices of bundle {opened.manifest.name}")
+    use = ", for `mdp record` alone" if opened is None else f" of bundle {opened.manifest.name}"
+    print(f"{out}: {len(fleet.devices)} devices{use}")
     if absent:
         print(f"  without {', '.join(absent)}: every answer will be partial")
     for entry in exposed(fleet):

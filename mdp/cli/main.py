@@ -42,7 +42,7 @@ from mdp.client.cameras import FleetCameras
 from mdp.client.scenes import LEAST_CAMERAS, Scene, SceneFolder, Suspicions, Tally
 from mdp.client.status import DeviceStatus
 from mdp.errors import InferenceError, InputError
-from mdp.formats.fleet import absent_devices, read_fleet
+from mdp.formats.fleet import absent_devices, read_devices
 from mdp.pictures.crop import Picture
 from mdp.protocol.recording import PICTURES_PER_S
 from mdp.requests.capture import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, checked_every_ms
@@ -136,7 +136,7 @@ def record(
     if (every_s := seconds("every", every)) < 1 / PICTURES_PER_S:
         raise InputError(f"every: expected at least {1 / PICTURES_PER_S:g}s, got {every!r}")
     folder = SceneFolder(out, label)
-    known, _ = read_fleet(fleet)
+    known = read_devices(fleet)
     suspicions, tally = Suspicions(), Tally()
     cameras = FleetCameras(known, Options(fleet=fleet, key=key))
     with cameras, console.until_reader_leaves():
@@ -169,7 +169,7 @@ def _show_scene(path: Path | None, scene: Scene, json: bool) -> None:
         )
         return
     kept = path or f"not kept, with fewer than {LEAST_CAMERAS} cameras"
-    print(f"{kept}: {', '.join(scene.pictures) or 'no picture'}", flush=True)
+    print(f"{kept}: {', '.join(sorted(scene.pictures)) or 'no picture'}", flush=True)
     for device, reason in scene.missing.items():
         print(f"  without {device}: {console.printable(reason)}", flush=True)
 

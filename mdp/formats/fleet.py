@@ -42,6 +42,9 @@ MAX_SPREAD_MS = 500.0
 
 R = TypeVar("R", bound=Record)
 
+#: What a fleet file without a bundle can be used for.
+NO_BUNDLE = "a fleet without one is for `mdp record` alone"
+
 #: The risk of a connection without keys that leaves this machine.
 PLAIN_TEXT = "plain text: anyone on the network path can read and forge messages"
 
@@ -84,8 +87,9 @@ class FleetEntry(Record, frozen=True):
 class Fleet(Record, frozen=True):
     """The content of `fleet.toml`; `bundle` and `key` are relative to the file's own folder."""
 
-    bundle: Annotated[str, Meta(min_length=1)]
     devices: Annotated[list[FleetEntry], Meta(min_length=1)]
+    #: Empty while there is none: then only cameras can be recorded.
+    bundle: str = ""
     #: The client's secret key file.
     key: Annotated[str, Meta(min_length=1)] | None = None
     #: Camera frames that were taken further apart are not fused.
@@ -111,10 +115,17 @@ class Fleet(Record, frozen=True):
         return dict(sorted(members.items()))
 
 
+def read_devices(path: Path) -> Fleet:
+    """A fleet, whether its bundle is there or not; raises ConfigError."""
+    return read_toml(path, Fleet)
+
+
 def read_fleet(path: str | os.PathLike[str]) -> tuple[Fleet, Bundle]:
     """A fleet and the bundle it names, checked against each other; raises ConfigError."""
     path = Path(path)
-    fleet = read_toml(path, Fleet)
+    fleet = read_devices(path)
+    if not fleet.bundle:
+        raise ConfigError(f"{path}: key `bundle`: expected a bundle folder: {NO_BUNDLE}")
     bundle = Bundle.open(path.parent / fleet.bundle)
     planned = {a.k: a.device for a in bundle.manifest.plan.assignments}
     for entry in fleet.devices:
@@ -170,7 +181,7 @@ def absent_devices(bundle: Bundle, fleet: Fleet) -> list[str]:
 
 
 def new_fleet(
-    bundle: Bundle,
+    bundle: Bundle | None,
     devices: Sequence[str],
     out: Path,
     *,
@@ -179,12 +190,15 @@ def new_fleet(
 ) -> Fleet:
     """Write a fleet for `devices`, each `NAME=ADDRESS` or, for a replica, `NAME/LABEL=ADDRESS`.
 
-    `public_key` maps an entry's name to its key, `key` is the client's key file. Raises
-    InputError for a malformed or unknown device.
+    `public_key` maps an entry's name to its key, `key` is the client's key file. Without a bundle
+    the fleet can only be recorded. Raises InputError for a malformed or unknown device.
     """
-    entries = [new_entry(bundle, text, public_key(text.partition("=")[0])) for text in devices]
+    entries = [
+        new_entry(bundle, text, public_key(text.partition("=")[0]), k)
+        for k, text in enumerate(devices)
+    ]
     content = {
-        "bundle": relative_to(bundle.path, out),
+        "bundle": "" if bundle is None else relative_to(bundle.path, out),
         "key": None if key is None else relative_to(key, out),
         "devices": entries,
     }
@@ -193,17 +207,22 @@ def new_fleet(
     return fleet
 
 
-def new_entry(bundle: Bundle, text: str, key: str | None) -> FleetEntry:
-    """The entry of `NAME=ADDRESS` or `NAME/LABEL=ADDRESS`; raises InputError."""
-    plan = bundle.manifest.plan
+def new_entry(bundle: Bundle | None, text: str, key: str | None, k: int = 0) -> FleetEntry:
+    """The entry of `NAME=ADDRESS` or `NAME/LABEL=ADDRESS`; raises InputError.
+
+    `k` is the device's without a bundle.
+    """
     name, separator, address = text.partition("=")
-    assignment = plan.assignment_of(name.partition("/")[0])
     if not separator or not address:
         raise InputError(f"--device {text}: expected NAME=tcp://HOST:PORT")
-    if assignment is None:
-        known = ", ".join([a.device for a in plan.assignments] + [r.device for r in plan.replicas])
-        raise InputError(f"--device {text}: expected one of {known}, got {name!r}")
-    entry = {"device": name, "address": address, "k": assignment.k, "key": key}
+    if bundle is not None:
+        plan = bundle.manifest.plan
+        assignment = plan.assignment_of(name.partition("/")[0])
+        if assignment is None:
+            known = [a.device for a in plan.assignments] + [r.device for r in plan.replicas]
+            raise InputError(f"--device {text}: expected one of {', '.join(known)}, got {name!r}")
+        k = assignment.k
+    entry = {"device": name, "address": address, "k": k, "key": key}
     return _checked(f"--device {text}", entry, FleetEntry)
 
 

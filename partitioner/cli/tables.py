@@ -34,13 +34,21 @@ def seen(part: Assignment | SingleDevice) -> str:
     return text if part.region == WHOLE else f"{text}, sees {where(part.region)}"
 
 
+def _looking(part: Assignment) -> str:
+    """A member's device, and its camera if that has another name."""
+    return part.device + (
+        f", camera {part.camera}" if part.camera not in (None, part.device) else ""
+    )
+
+
 def print_report(report: Report, plan: Plan) -> None:
     """Accuracy and latency of the teacher, each member and every arrival subset."""
     console, evaluation = Console(), report.evaluation
+    what = "scenes" if plan.cameras else "pictures"
     alone = Table(
         "model", Column("shape", min_width=NAME_WIDTH, overflow="fold"), "accuracy",
         "ms, one thread here",
-        title=f"{evaluation.pictures:,} test pictures of {evaluation.data}",
+        title=f"{evaluation.pictures:,} test {what} of {evaluation.data}",
     )  # fmt: skip
     if evaluation.teacher is not None:
         teacher, took_ms = evaluation.teacher, report.teacher_latency_ms
@@ -52,18 +60,18 @@ def print_report(report: Report, plan: Plan) -> None:
         )  # fmt: skip
     for member, latency_ms in zip(evaluation.members, report.member_latency_ms, strict=True):
         alone.add_row(
-            f"{member.k} {member.device}", seen(plan.assignments[member.k]),
+            f"{member.k} {_looking(plan.assignments[member.k])}", seen(plan.assignments[member.k]),
             f"{member.accuracy:.2%}", f"{latency_ms:.2f}",
         )  # fmt: skip
     console.print(alone)
     console.print(_together(evaluation, plan))
     if (ways := report.both_ways(plan)) is not None:
         console.print(_cascade(evaluation, plan, ways))
-    if remark := one_does_as_well(evaluation):
+    if remark := one_does_as_well(evaluation, what):
         console.print(remark, soft_wrap=True, highlight=False)
 
 
-def one_does_as_well(evaluation: Evaluation) -> str:
+def one_does_as_well(evaluation: Evaluation, what: str) -> str:
     """The best member alone, if it is as accurate as all together, both stacked; else empty."""
     every = tuple(member.k for member in evaluation.members)
     stacked = {subset.members: subset.stacked for subset in evaluation.subsets}
@@ -73,7 +81,7 @@ def one_does_as_well(evaluation: Evaluation) -> str:
         return ""
     return (
         f"{best.device} alone is right on {alone:.2%} of these {evaluation.pictures:,} "
-        f"pictures, all {len(every)} members together on {together:.2%}: on these pictures the "
+        f"{what}, all {len(every)} members together on {together:.2%}: on these {what} the "
         "others add availability, not accuracy"
     )
 
@@ -84,10 +92,12 @@ def print_written(bundle: Bundle, run: Path) -> None:
     assignments = bundle.manifest.plan.assignments
     members = "1 sub-model" if len(assignments) == 1 else f"{len(assignments)} sub-models"
     device = assignments[0].device
+    source = " --source camera:0" if bundle.manifest.plan.cameras else ""
     for line in (
         f"{bundle.path}: {members}, digest {bundle.digest}",
         f"next: copy it to every device and serve it there, mdp-agent run --bundle {bundle.path} "
-        f"--device {device} --bind tcp://0.0.0.0:7500 --key {device}.secret --clients clients/",
+        f"--device {device} --bind tcp://0.0.0.0:7500 --key {device}.secret --clients clients/"
+        f"{source}",
         f"{run} ({size_mb:,.0f} MB) lets the same command go on or measure anew; it may be removed",
     ):
         print(line)

@@ -90,11 +90,15 @@ def reason_to_refuse(
             else "the plan's only member"
         )
         return (
-            f"{single.device} alone, with {single.spec.words}, is predicted to be right on "
-            f"{single.accuracy:.2%} in {single.predicted_ms.total:.1f} ms, and {several} on "
-            f"{accuracy.all_in:.2%}"
+            f"{single.device} alone, with {single.spec.words}{_seen(device.sight)}, is predicted "
+            f"to be right on {single.accuracy:.2%} in {single.predicted_ms.total:.1f} ms, and "
+            f"{several} on {accuracy.all_in:.2%}"
         )
     return ""
+
+
+def _seen(sight: Sight | None) -> str:
+    return "" if sight is None else f" on the pictures of {sight.camera} alone"
 
 
 def _teacher_instead(
@@ -111,9 +115,8 @@ def _teacher_instead(
     teacher's.
     """
     quantised = "" if single.spec.precision == "fp32" else f" in {single.spec.precision}"
-    seen = "" if sight is None else f" on the pictures of {sight.camera} alone"
     text = (
-        f"{single.device} runs the teacher itself{quantised}{seen} in "
+        f"{single.device} runs the teacher itself{quantised}{_seen(sight)} in "
         f"{single.predicted_ms.total:.1f} ms, within the target of {limits.target_ms:g} ms"
     )
     alone = there * (single.accuracy or 0.0)

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,12 @@ from mdp.client.cameras import FleetCameras
 from mdp.client.scenes import Scene
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet, read_fleet
-from mdp.testing.agents import AgentProcess
+from mdp.formats.keys import new_keys
+from mdp.testing.agents import ANY_PORT, AgentProcess
 from mdp.testing.bundles import colour_picture, write_bundle
 from mdp.testing.machine_faults import fill, mounting_works, small_disk
 from mdp.testing.processes import PATIENCE_S, until
+from mdp.transport import new_pair
 from partitioner.data.datasets import open_dataset
 from tests.support.command_lines import run_here
 from tests.support.fleet import BIN, Fleet
@@ -114,6 +117,38 @@ def test_recorded_scenes_are_data_for_several_cameras(tmp_path: Path, fleet: Fle
     log = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
     told = [line["reason"] for line in log if line["event"] == "record"]
     assert told[0] == "begins to record"
+
+
+def test_cameras_are_recorded_before_there_is_a_bundle(tmp_path: Path) -> None:
+    (tmp_path / "allowed").mkdir()
+    for name in ("client", "alpha", "beta"):
+        new_keys(tmp_path, name, new_pair)
+    (tmp_path / "client.public").rename(tmp_path / "allowed" / "client.public")
+    (tmp_path / "allowed" / "client.limits").write_text("record = true\n")
+    with ExitStack() as stack:
+        devices: list[object] = []
+        for name in ("alpha", "beta"):
+            folder = tmp_path / f"camera-{name}"
+            folder.mkdir()
+            Image.fromarray(colour_picture(COLOURS[name], 48, 64)).save(folder / "1.png")
+            command = [
+                BIN / "mdp-agent", "camera", "--json", "--device", name, "--bind", ANY_PORT,
+                "--source", f"folder:{folder}", "--key", tmp_path / f"{name}.secret",
+                "--clients", tmp_path / "allowed",
+            ]  # fmt: skip
+            agent = stack.enter_context(AgentProcess(name, command, tmp_path / f"{name}.log"))
+            devices += ["--device", f"{name}={agent.wait_for('READY').address}"]
+        path, out = tmp_path / "cameras.toml", tmp_path / "scenes"
+        keys = ("--keys", tmp_path, "--key", tmp_path / "client.secret", "--out", path)
+        assert run_here(mdp_main, "mdp", "fleet", "new", *devices, *keys).returncode == 0
+
+        def is_recorded() -> bool:
+            asked = ("--fleet", path, "--label", "a", "--out", out, "--count", 1)
+            return run_here(mdp_main, "mdp", "record", *asked).returncode == 0
+
+        until(is_recorded, "a scene of both cameras")
+    (scene,) = (out / "a").iterdir()
+    assert sorted(file.name for file in scene.iterdir()) == ["alpha.jpg", "beta.jpg"]
 
 
 def test_refused_without_the_right_and_above_the_rate(tmp_path: Path, fleet: Fleet) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from mdp.cli import main as cli
 from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import new_fleet, read_fleet
+from mdp.formats.fleet import new_fleet, read_devices, read_fleet
 from mdp.formats.keys import new_keys
 from mdp.testing.bundles import write_bundle
 from mdp.transport import new_pair
@@ -111,3 +111,24 @@ def test_what_is_refused_changes_nothing(toml: Path, keys: Path, words: str, exp
     assert expected in err
     assert err.count("\n") == 1
     assert toml.read_text() == before
+
+
+def test_before_there_is_a_bundle_cameras_can_be_recorded_alone(tmp_path: Path, keys: Path) -> None:
+    path = tmp_path / "cameras.toml"
+    devices = [word for n in NAMES[:2] for word in ("--device", f"{n}=tcp://127.0.0.1:{len(n)}")]
+    code, out, err = fleet(
+        "new", *devices, "--keys", keys, "--key", keys / "client.secret", "--out", path
+    )
+    assert (code, out, err) == (0, f"{path}: 2 devices, for `mdp record` alone\n", "")
+    known = read_devices(path)
+    assert (known.bundle, [entry.device for entry in known.devices]) == ("", ["alpha", "beta"])
+    look = run_here(cli.main, "mdp", "look", "--fleet", path)
+    only = "expected a bundle folder: a fleet without one is for `mdp record` alone\n"
+    assert (look.returncode, look.stderr) == (2, f"mdp: {path}: key `bundle`: {only}")
+    # Pictures are sent with keys only.
+    code, _, err = fleet("new", *devices, "--out", tmp_path / "plain.toml")
+    assert (code, err.startswith("mdp: --bundle: expected a bundle folder, or --keys and")) == (
+        2,
+        True,
+    )
+    assert not (tmp_path / "plain.toml").exists()

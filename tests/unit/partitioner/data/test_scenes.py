@@ -100,6 +100,19 @@ def test_what_is_no_scene_is_named(
         open_dataset(str(scenes), cameras=cameras)
 
 
+def test_a_scene_s_pictures_may_have_unequal_sizes(scenes: Path, tmp_path: Path) -> None:
+    wide = np.full((30, 50, 3), 200, np.uint8)
+    for label in "ab":
+        for n in range(12):
+            Image.fromarray(wide).save(scenes / label / f"{n:02d}" / "side.png")
+    data = open_dataset(str(scenes), cameras=CAMERAS)
+    views = [View(8, camera=camera) for camera in CAMERAS]
+    front, side = load_views(data.train, views, tmp_path / "cache", Progress(), "train")
+    assert front.shape == side.shape == (len(data.train), 8, 8, 3)
+    assert (side == 200).all()
+    assert (front < 24).all()
+
+
 def test_cameras_need_scenes_and_scenes_need_cameras(scenes: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="digits: expected a folder of scenes"):
         open_dataset("digits", cameras=["front"])

@@ -109,6 +109,22 @@ def test_a_picture_that_takes_too_long_to_fetch_leaves_its_camera_out() -> None:
     assert "too late" in plan.left_out["n100"]
 
 
+@pytest.mark.parametrize(
+    ("target_ms", "said"),
+    [
+        (2.0, "a alone, with 56 px, patch 8, 64 x 4 on the pictures of front alone, is predicted"),
+        (20.0, "a runs the teacher itself on the pictures of front alone in "),
+    ],
+)
+def test_a_refusal_says_what_the_one_device_sees(target_ms: float, said: str) -> None:
+    profiles = [device("a"), device("b", gmacs_per_s=1.0, availability=0.5)]
+    plan = make_plan(
+        TINY, profiles, target_ms=target_ms, num_classes=10, cameras={"a": "front", "b": "side"}
+    )
+    assert plan.refused
+    assert plan.reason.startswith(said)
+
+
 def test_the_plan_says_who_computes_and_what_is_not_known(tmp_path: Path) -> None:
     profiles = [weak("bell"), device("n100"), device("pi")]
     for profile in profiles:
