@@ -314,7 +314,7 @@ class Worker:
         if not all(path.exists() for path in paths):
             total = len(paths) * frozen.pictures
             with work.progress.task("the teacher's answers, by all", total) as advance:
-                _shared_out(ends, frozen, {v: [path] for v, path in enumerate(paths)}, advance)
+                shared_out(ends, frozen, {v: [path] for v, path in enumerate(paths)}, advance)
         ensure_targets(work, teacher)  # of calibration and test, too
 
     def _member(self, work: Work, k: int) -> None:
@@ -322,7 +322,7 @@ class Worker:
         train_members(work, teacher, [load(path) for path in kept_targets(work)], only=[k])
 
 
-def _shared_out(
+def shared_out(
     ends: Ends, frozen: FrozenPass, paths: Mapping[int, Sequence[Path]], advance: Advance
 ) -> None:
     """Share a pass out at the desk, which takes part in it from another thread.

@@ -1,5 +1,6 @@
 """The desk's log, mailboxes, groups and files over a real store on loopback."""
 
+import json
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -10,15 +11,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mdp import __version__
 from mdp.errors import InputError, TransferError
 from mdp.testing.machine_faults import fill, mounting_works, small_disk
+from partitioner.crew.desk import join
 from partitioner.crew.exchange import control
 from partitioner.crew.exchange.control import Desk, Hand, replay
-from partitioner.crew.exchange.files import PIECE_BYTES, fetch_file, forget_file, send_file
+from partitioner.crew.exchange.files import (
+    PIECE_BYTES,
+    StoreFiles,
+    fetch_file,
+    forget_file,
+    send_file,
+)
 from partitioner.crew.exchange.groups import GroupBroken, Groups, timeout_s
 from partitioner.crew.exchange.store import MAX_BYTES, DeskLost, Entry, connect, put, serve_store
 from partitioner.crew.machine.events import (
     Accepted,
+    AnyAction,
+    AnyEvent,
     Commit,
     Done,
     Gone,
@@ -31,6 +42,7 @@ from partitioner.crew.machine.events import (
 from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
+from tests.support.models.runs import QUIET
 
 pytestmark = [pytest.mark.torch]
 
@@ -123,6 +135,54 @@ def test_a_desk_that_cannot_write_its_log_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="log: cannot be written: "):
         Desk(serve_store(HOST, 0), machine(), Watch(20.0), "token", tmp_path / "file" / "log")
+
+
+def test_a_desk_that_fails_says_so_to_all(tmp_path: Path) -> None:
+    class Broken(Machine):
+        def handle(self, event: AnyEvent) -> list[AnyAction]:
+            raise KeyError(event.rank)
+
+    store = serve_store(HOST, 0)
+    desk = Desk(store, Broken("d", {}, {}), Watch(20.0), "token", tmp_path / "log.jsonl")
+    hand = Hand(HOST, store.port)
+    hand.join("nuc", "d", "token")
+    for _ in range(2):  # a refusal is the last word
+        told = hand.poll(WAIT_S)
+        assert isinstance(told, Refused)
+        assert told.reason == "the desk fails: KeyError: 0"
+    hand.close()
+    desk.close()
+
+
+@pytest.mark.parametrize(
+    ("begin", "message"),
+    [
+        (b'{"version": "0.0.1", "all": "else"}', "the desk has version 0.0.1, this is"),
+        (json.dumps({"version": __version__}).encode(), "expected a desk of version"),
+        (b"GET", "expected a desk of version"),
+    ],
+)
+def test_desks_of_other_versions(tmp_path: Path, begin: bytes, message: str) -> None:
+    store = serve_store(HOST, 0)
+    put(store, "begin", begin)
+    with pytest.raises(InputError, match=message):
+        join(f"{HOST}:{store.port}", "nuc", "t", "digits", tmp_path / "run", QUIET, wait_s=0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
+    server = serve_store(HOST, 0)
+    files = StoreFiles(connect(HOST, server.port))
+    source, other, got = tmp_path / "source", tmp_path / "other", tmp_path / "cache" / "got"
+    source.write_bytes(b"weights")
+    other.write_bytes(b"of another trainer")
+    files.send("member-0", source)
+    files.send("member-0", other)
+    assert [files.fetch("member-0", got) for _ in range(2)] == [True, False]
+    assert got.read_bytes() == b"weights"
+    got.write_bytes(b"of another run")
+    assert files.fetch("member-0", got)
+    assert got.read_bytes() == b"weights"
 
 
 def test_a_desk_that_hangs_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from mdp.errors import MDPError
 from partitioner.crew.desk import join
 from partitioner.crew.folder import token_of
 from partitioner.pipeline import owned, train_step
@@ -31,4 +32,8 @@ def main(kind: str, *args: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except MDPError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
