@@ -1,7 +1,7 @@
 """What a trainer does in a run: jobs as the desk gives them out, from and to the run folder."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -225,11 +225,10 @@ class Worker:
     def _do(self, start: Start) -> str:
         """Do a job and hand its outcome in; returns what the desk is told beside it, as JSON."""
         job = start.network
-        # What was made from other files is of another run.
-        fetched = {path for path in self._needed(job) if self._fetched(path)}
+        needed = self._needed(job)
+        fetched = {path for path in needed if self._fetched(path)}
         if fetched and not self._is_desk:
-            for path in (*made(self._work, job), self._work.run.checkpoint(job)):
-                path.unlink(missing_ok=True)
+            self._drop_members(needed)
         try:
             if start.alone:
                 self._train(job, self._work)
@@ -249,6 +248,8 @@ class Worker:
     def _together(self, job: str) -> None:
         """Train a network with its crew, in rounds or by gradients."""
         checkpoint = self._work.run.checkpoint(job)
+        if not self._is_desk:  # an outcome that the desk lacks: the others wait for this trainer
+            self._drop(job)
         if self._crews.plan.of(job).what == "parameters":
             if not self._is_desk:  # the desk gives what it has reached
                 checkpoint.unlink(missing_ok=True)
@@ -271,6 +272,17 @@ class Worker:
             self._answers()
         else:
             self._member(work, int(job.removeprefix("member-")))
+
+    def _drop(self, job: str) -> None:
+        for path in made(self._work, job):
+            path.unlink(missing_ok=True)
+
+    def _drop_members(self, needed: Collection[Path]) -> None:
+        """What was made before a file that it needs is of another run."""
+        for a in self._work.plan.assignments:
+            if self._work.run.member(a.k) not in needed:
+                self._drop(f"member-{a.k}")
+                self._work.run.checkpoint(f"member-{a.k}").unlink(missing_ok=True)
 
     def _fetched(self, path: Path) -> bool:
         """Fetch a file; whether it is another one now. What the desk has is what others get."""
