@@ -49,6 +49,7 @@ from partitioner.run.progress import Progress
 from partitioner.run.settings import Asked, Settings
 from partitioner.run.settings import Schedule as Epochs
 from partitioner.training.context import Work
+from partitioner.training.world import world
 
 #: Wait for trainers that are planned and not there yet, in seconds.
 WAIT_S = 600.0
@@ -96,6 +97,8 @@ class Together(NamedTuple):
     @classmethod
     def of(cls, folder: CrewFolder, plan: Plan, asked: Asked, data: Dataset) -> "Together":
         """Read crew.toml; raises ConfigError, and InputError for what no crew trains."""
+        if world().size > 1:
+            raise InputError("torchrun: expected one process for each trainer of a crew")
         if asked.schedule.shared:
             raise InputError("--crew: expected schedule.shared = false: one network has one crew")
         if asked.options.teaching == "live":

@@ -148,6 +148,11 @@ class Crews:
         uplink, sites = _ByRank(self._uplink), _ByRank(self._site)
         return Means(route=sync.way, shards=sync.shards, uplink=uplink, sites=sites)
 
+    def has_desk(self, network: str) -> bool:
+        """Whether the desk is one of the trainers of a network."""
+        by = self.plan.of(network).by
+        return not by or self.facts.names[0] in by
+
     def name_of(self, rank: int) -> str:
         """The name of a trainer."""
         return self.store.get(f"name/{rank}").decode()
@@ -239,6 +244,8 @@ class Worker:
         except CrewEnded as ended:
             self._work.progress.note(str(ended))
             return ""
+        if not (start.alone or job == "answers" or self._is_desk) and self._crews.has_desk(job):
+            return ""  # the desk's outcome counts: it is there from the beginning
         if job != "answers" or self._is_desk:
             for path in made(self._work, job):
                 self._ends.files.send(self._name(path), path)

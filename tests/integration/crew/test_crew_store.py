@@ -14,7 +14,7 @@ import pytest
 from mdp import __version__
 from mdp.errors import InputError, TransferError
 from mdp.testing.machine_faults import fill, mounting_works, small_disk
-from partitioner.crew.desk import join
+from partitioner.crew.desk import Begin, join
 from partitioner.crew.exchange import control
 from partitioner.crew.exchange.control import Desk, Hand, replay
 from partitioner.crew.exchange.files import (
@@ -42,7 +42,9 @@ from partitioner.crew.machine.events import (
 from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
-from tests.support.models.runs import QUIET
+from partitioner.data.datasets import DIGITS, open_dataset
+from partitioner.run_setup import settings_for
+from tests.support.models.runs import QUIET, asked, tiny_plan
 
 pytestmark = [pytest.mark.torch]
 
@@ -167,6 +169,19 @@ def test_desks_of_other_versions(tmp_path: Path, begin: bytes, message: str) -> 
     put(store, "begin", begin)
     with pytest.raises(InputError, match=message):
         join(f"{HOST}:{store.port}", "nuc", "t", "digits", tmp_path / "run", QUIET, wait_s=0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trainer_that_no_plan_names(tmp_path: Path) -> None:
+    data, plan, store = (open_dataset(DIGITS, limit_train=20), tiny_plan(), serve_store(HOST, 0))
+    settings = settings_for(asked(DIGITS), data, plan.require_teacher())
+    begin = Begin(version=__version__, names=("desk", "tower"), settings=settings, plan=plan)
+    put(store, "begin", msgspec.json.encode(begin))
+    address = f"{HOST}:{store.port}"
+    with pytest.raises(InputError, match=r"--name: expected a trainer of .* \(tower\), got 'nas'"):
+        join(address, "nas", "token", DIGITS, tmp_path / "run", QUIET, wait_s=0.0)
+    with pytest.raises(InputError, match=r"8\.8\.8\.8: expected a loopback or private address"):
+        join("8.8.8.8:47100", "tower", "token", DIGITS, tmp_path / "run", QUIET, wait_s=0.0)
     assert list(tmp_path.iterdir()) == []
 
 
