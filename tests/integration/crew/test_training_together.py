@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -43,6 +44,8 @@ def free_port() -> int:
 class Crew:
     """The folders of a desk and of the trainers that join it."""
 
+    started: ClassVar[list[subprocess.Popen[bytes]]] = []
+
     def __init__(
         self, path: Path, data: Path, *networks: NetworkSync, names: tuple[str, ...] = NAMES
     ) -> None:
@@ -76,11 +79,13 @@ class Crew:
             run = str(self.path / f"run-{name}")
             args = ["join", self.address, name, run, str(self.data)]
         with self.said(name).open("wb") as said:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.models.crew_run", *args],
                 stderr=said,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
+        self.started.append(process)
+        return process
 
     def said(self, name: str) -> Path:
         """What a process wrote to stderr."""
@@ -100,6 +105,16 @@ class Crew:
         """Jobs and the ranks that began them."""
         told = [action for _, actions in self.log() for action in actions]
         return [(a["network"], a["rank"]) for a in told if a["kind"] == "start"]
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """No process outlives its test."""
+    yield
+    for process in Crew.started:
+        process.kill()
+        process.wait()
+    Crew.started.clear()
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +182,7 @@ def test_rounds_survive_a_trainer_that_is_killed(data: Path, tmp_path: Path) -> 
             return False
         return any(e["kind"] == "ready" and e["network"] == "teacher" for e, _ in crew.log())
 
-    until(is_training, "a step of the teacher")
+    until(is_training, "a step of the teacher", PATIENCE_S)
     processes["nuc"].kill()
     for name in ("desk", "tower"):
         crew.ends(name, processes[name])
@@ -206,7 +221,7 @@ def test_a_desk_that_dies_goes_on_by_the_same_commands(data: Path, tmp_path: Pat
         names=names,
     )
     processes = {name: crew.start(name) for name in names}
-    until(crew.run.checkpoint("teacher").exists, "an epoch of the teacher")
+    until(crew.run.checkpoint("teacher").exists, "an epoch of the teacher", PATIENCE_S)
     processes["desk"].kill()
     assert processes["desk"].wait() == -signal.SIGKILL
     assert processes["tower"].wait(PATIENCE_S) == 3

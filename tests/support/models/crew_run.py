@@ -28,7 +28,7 @@ def main(kind: str, *args: str) -> None:
     else:
         address, name, run_folder, data = args
         token = token_of(Path(run_folder).parent / "crew" / "crew.key")
-        join(address, name, token, data, Path(run_folder), Progress(), wait_s=30.0)
+        join(address, name, token, data, Path(run_folder), Progress(), wait_s=180.0)
 
 
 if __name__ == "__main__":
