@@ -61,7 +61,8 @@ def probe(
         from partitioner.crew.folder import CrewFolder
         from partitioner.run_setup import open_pictures, settings_for
 
-        chosen, data = read_plan(plan), open_pictures(asked)
+        chosen = read_plan(plan)
+        data = open_pictures(asked, chosen.cameras)
         settings = settings_for(asked, data, chosen.require_teacher())
         names = [name, *trainers]
         if len(set(names)) < len(names):
@@ -193,11 +194,13 @@ def _alone() -> Iterator[None]:
 
 def _work(given: Given, plan: Path) -> Any:
     from partitioner.crew.workload import workload
+    from partitioner.data.scenes import single_pictures
     from partitioner.run_setup import open_pictures
 
-    asked = given.training()
-    data = open_pictures(asked)
-    return workload(read_plan(plan), asked, len(data.train), len(data.labels))
+    asked, chosen = given.training(), read_plan(plan)
+    data = open_pictures(asked, chosen.cameras)
+    pictures = len(single_pictures(data).train)
+    return workload(chosen, asked, pictures, len(data.labels))
 
 
 def _show(proposals: "list[Proposal]", json: bool) -> None:

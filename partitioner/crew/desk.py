@@ -10,10 +10,10 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -25,13 +25,13 @@ from mdp.files import Record, write_toml
 from mdp.formats.plan import Plan
 from partitioner.crew.exchange.address import checked, exposed, own_address
 from partitioner.crew.exchange.control import Desk, Hand
-from partitioner.crew.exchange.files import fetch_file, send_file
+from partitioner.crew.exchange.files import StoreFiles
 from partitioner.crew.exchange.groups import Groups, timeout_s
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
-from partitioner.crew.exchange.store import connect, put, serve_store
+from partitioner.crew.exchange.store import connect, put, reaching, serve_store
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.generations import epochs_of
-from partitioner.crew.machine.events import Schedule, Waited
+from partitioner.crew.machine.events import Waited
 from partitioner.crew.machine.jobs import Job, Jobs
 from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.run import Run
@@ -40,7 +40,7 @@ from partitioner.crew.machine.watch import Watch
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import SyncPlan, is_exact
 from partitioner.crew.probe import facts_of, measure, probe_jobs
-from partitioner.crew.worker import Crews, Ends, Outcome, Worker, jobs_of, made
+from partitioner.crew.worker import Crews, Ends, Outcome, Worker, enter, jobs_of, made
 from partitioner.crew.workload import workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from partitioner.data.scenes import single_pictures
@@ -49,13 +49,13 @@ from partitioner.run.progress import Progress
 from partitioner.run.settings import Asked, Settings
 from partitioner.run.settings import Schedule as Epochs
 from partitioner.training.context import Work
+from partitioner.training.world import world
 
 #: Wait for trainers that are planned and not there yet, in seconds.
 WAIT_S = 600.0
-#: Kept for every trainer that may still come: no number of readers deletes a file of the run.
-_EVERYBODY = 2**31
 #: Name of the user's teacher among the files of a run.
 _CHECKPOINT = "teacher-checkpoint"
+Ending = Literal[".safetensors", ".pth", ".pt", ".bin"]
 #: Seconds for trainers to read that all is done.
 _LEAVE_S = 10.0
 
@@ -70,22 +70,14 @@ class Begin(Record, frozen=True, kw_only=True):
     #: None where trainers and lines are measured.
     crew: SyncPlan | None = None
     facts: Facts | None = None
+    #: Sub-models that start from the user's weights, and how the files' names end.
+    weights: dict[int, Ending] = msgspec.field(default_factory=dict)
 
 
-class StoreFiles:
-    """Files of a run in the desk's store; used by one thread."""
+class _Version(msgspec.Struct):
+    """What of Begin every version has."""
 
-    def __init__(self, store: TCPStore) -> None:
-        self._store = store
-
-    def send(self, name: str, path: Path) -> None:
-        """Hand a file in."""
-        send_file(self._store, name, path, _EVERYBODY)
-
-    def fetch(self, name: str, path: Path) -> None:
-        """Write the file to `path`; waits until there is one."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fetch_file(self._store, name, path)
+    version: str
 
 
 def data_digest(data: Dataset) -> str:
@@ -105,6 +97,8 @@ class Together(NamedTuple):
     @classmethod
     def of(cls, folder: CrewFolder, plan: Plan, asked: Asked, data: Dataset) -> "Together":
         """Read crew.toml; raises ConfigError, and InputError for what no crew trains."""
+        if world().size > 1:
+            raise InputError("torchrun: expected one process for each trainer of a crew")
         if asked.schedule.shared:
             raise InputError("--crew: expected schedule.shared = false: one network has one crew")
         if asked.options.teaching == "live":
@@ -140,12 +134,14 @@ def train_together(
     public; RunRefused where the crew cannot go on.
     """
     facts, run = folder.facts(), work.run
+    if plan.facts not in ("", facts.digest):
+        work.progress.note(f"{folder.plan_file}: decided from other facts than {folder.facts_file}")
     jobs = jobs_of(
         plan, len(work.plan.assignments), facts.names, teacher=_trains_teacher(work.settings)
     )
     finished = [job.name for job in jobs if _is_made(work, job.name)]
 
-    def schedule_of(network: str, members: set[int]) -> Schedule:
+    def schedule_of(network: str, members: set[int]) -> Everyone | Exact:
         return _schedule(work, plan, facts, network, members)
 
     begin = Begin(
@@ -155,6 +151,9 @@ def train_together(
         plan=work.plan,
         crew=plan,
         facts=facts,
+        weights=msgspec.convert(
+            {k: path.suffix for k, path in work.weights.items()}, type=dict[int, Ending]
+        ),
     )
 
     def take_part(ends: Ends, store: TCPStore) -> None:
@@ -166,8 +165,8 @@ def train_together(
         with _groups(ends.control, store, facts.names[0]) as groups:
             crews = Crews(plan=plan, facts=facts, control=ends.control, groups=groups, store=store)
             Worker(work, ends, crews, checkpoint).run()
-        for job in jobs:
-            for path in made(work, job.name):
+        for one in jobs:
+            for path in made(work, one.name):
                 if not path.exists():  # another trainer made it
                     ends.files.fetch(path.relative_to(run.path).as_posix(), path)
 
@@ -193,7 +192,7 @@ def _lead(
     call: Call,
     jobs: Sequence[Job],
     finished: Sequence[str],
-    schedule_of: Callable[[str, set[int]], Schedule],
+    schedule_of: Callable[[str, set[int]], Everyone | Exact],
     take_part: Callable[[Ends, TCPStore], None],
     progress: Progress,
 ) -> dict[str, str]:
@@ -213,6 +212,7 @@ def _lead(
         put(store, "begin", msgspec.json.encode(begin))
         with _ends(control, StoreDesk(connect(host, store.port), "answers")) as ends:
             control.join(begin.names[0], digest, token)
+            enter(control)
             patience = threading.Timer(wait_s, lambda: control.report(Waited(rank=0)))
             patience.daemon = True
             patience.start()
@@ -245,7 +245,7 @@ def _trains_teacher(settings: Settings) -> bool:
 
 def _schedule(
     work: Work, plan: SyncPlan, facts: Facts, network: str, members: set[int]
-) -> Schedule:
+) -> Everyone | Exact:
     """The rounds of a network that several trainers share."""
     sync = plan.of(network)
     if sync.what == "gradients":
@@ -303,6 +303,19 @@ def _let_leave(desk: Desk) -> None:
         time.sleep(0.05)
 
 
+def _begin(address: str, store: TCPStore) -> Begin:
+    """What the desk says first; raises InputError for another version."""
+    with reaching(store):
+        said = store.get("begin")
+    try:
+        version = msgspec.json.decode(said, type=_Version).version
+        if version != __version__:
+            raise InputError(f"{address}: the desk has version {version}, this is {__version__}")
+        return msgspec.json.decode(said, type=Begin)
+    except msgspec.DecodeError as error:
+        raise InputError(f"{address}: expected a desk of version {__version__}: {error}") from error
+
+
 def join(
     address: str, name: str, token: str, data: str, run: Path, progress: Progress, *, wait_s: float
 ) -> None:
@@ -312,9 +325,7 @@ def join(
     """
     host, port = checked(address)
     store = connect(host, port, wait_s)
-    begin = msgspec.json.decode(store.get("begin"), type=Begin)
-    if begin.version != __version__:
-        raise InputError(f"{address}: the desk has version {begin.version}, this is {__version__}")
+    begin = _begin(address, store)
     if name not in begin.names:
         known = ", ".join(begin.names[1:])
         raise InputError(f"--name: expected a trainer of the plan ({known}), got {name!r}")
@@ -327,16 +338,17 @@ def join(
         own = replace(facts, source=pictures.source)
         settings = replace(begin.settings, data=own)
         control = Hand(host, port)
-        with _ends(control) as ends, _groups(control, store, name) as groups:
+        with ExitStack() as stack:
+            ends = stack.enter_context(_ends(control))
             control.join(name, data_digest(pictures), token)
+            enter(control)
+            groups = stack.enter_context(_groups(control, store, name))
             if begin.crew is None or begin.facts is None:
                 measure(control, groups, store, begin.plan, settings)
                 return
             folder.start_or_continue(settings, begin.plan)
             weights = {
-                a.k: folder.cache / f"weights-{a.k}.safetensors"
-                for a in begin.plan.assignments
-                if a.network is not None and a.network.name in settings.weights
+                k: folder.cache / f"weights-{k}{ending}" for k, ending in begin.weights.items()
             }
             for k, path in weights.items():
                 ends.files.fetch(f"weights-{k}", path)

@@ -1,7 +1,7 @@
 """What a trainer does in a run: jobs as the desk gives them out, from and to the run folder."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -9,16 +9,18 @@ from typing import Protocol, TypeVar
 import msgspec
 from torch._C._distributed_c10d import TCPStore
 
-from mdp.errors import MDPError
+from mdp.errors import InputError, MDPError
 from partitioner.crew.exchange.answers import FrozenPass, contribute, share_out
 from partitioner.crew.exchange.control import Hand
 from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import Groups
+from partitioner.crew.exchange.lease_messages import DeskEnd
 from partitioner.crew.exchange.mean import Means
 from partitioner.crew.exchange.parameters import CrewEnded, Rounds
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
+from partitioner.crew.exchange.store import DeskLost
 from partitioner.crew.generations import train_in_generations
-from partitioner.crew.machine.events import Leave, Made, Refused, Start, Trainer
+from partitioner.crew.machine.events import Accepted, Leave, Made, Refused, Start, Trainer
 from partitioner.crew.machine.jobs import Job
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.flows import Links
@@ -42,26 +44,33 @@ LOOK_S = 0.2
 class RunRefused(MDPError):
     """The desk takes this trainer no longer, or ends."""
 
+    exit_code = 3
+
 
 class Files(Protocol):
     """Files of the run by name, which every trainer can hand in and get."""
 
     def send(self, name: str, path: Path) -> None:
-        """Hand a file in; one of the same name is replaced."""
+        """Hand a file in; the first of a name counts."""
 
-    def fetch(self, name: str, path: Path) -> None:
-        """Write the file to `path`, whole or not at all; waits until there is one."""
+    def fetch(self, name: str, path: Path) -> bool:
+        """Write the file to `path`, whole or not at all; waits until there is one.
+
+        Returns whether `path` is another one now.
+        """
 
 
 def jobs_of(plan: SyncPlan, members: int, names: Sequence[str], *, teacher: bool) -> list[Job]:
     """The jobs of a run of `members` sub-models by the trainers `names`, the desk first.
 
-    A teacher that is not trained is loaded by the desk alone.
+    A teacher that is not trained is loaded by the desk alone. The desk writes the answers, so it
+    always takes part in them.
     """
     by = tuple(names)
+    answer = dict.fromkeys((by[0], *(plan.answers.by or by)))
     jobs = [
         Job(name="teacher", by=(plan.of("teacher").by or by) if teacher else by[:1]),
-        Job(name="answers", by=plan.answers.by or by, after=("teacher",)),
+        Job(name="answers", by=tuple(answer), after=("teacher",)),
     ]
     for k in range(members):
         earlier = min(k, 1) if plan.chain == "star" else k
@@ -139,6 +148,11 @@ class Crews:
         uplink, sites = _ByRank(self._uplink), _ByRank(self._site)
         return Means(route=sync.way, shards=sync.shards, uplink=uplink, sites=sites)
 
+    def has_desk(self, network: str) -> bool:
+        """Whether the desk is one of the trainers of a network."""
+        by = self.plan.of(network).by
+        return not by or self.facts.names[0] in by
+
     def name_of(self, rank: int) -> str:
         """The name of a trainer."""
         return self.store.get(f"name/{rank}").decode()
@@ -170,6 +184,13 @@ class _ByRank(Mapping[int, T]):
         return 0
 
 
+def enter(control: Trainer) -> None:
+    """Wait until the desk accepts this trainer; raises InputError where it does not."""
+    while not isinstance(action := control.poll(LOOK_S), Accepted):
+        if isinstance(action, Refused):
+            raise InputError(action.reason)
+
+
 def next_job(control: Trainer) -> Start | None:
     """Wait for the next job; None when all is done. Raises RunRefused."""
     while True:
@@ -196,18 +217,23 @@ class Worker:
         return self._ends.share is not None
 
     def run(self) -> None:
-        """Do jobs until the desk says that all is done; raises RunRefused."""
+        """Do jobs until the desk says that all is done; raises RunRefused and DeskLost."""
         control = self._ends.control
-        while (start := next_job(control)) is not None:
-            said = self._do(start)
-            control.report(Made(rank=control.rank, network=start.network, said=said))
+        try:
+            while (start := next_job(control)) is not None:
+                said = self._do(start)
+                control.report(Made(rank=control.rank, network=start.network, said=said))
+        except DeskLost:
+            if not control.may_leave:  # else others have handed the last outcomes in
+                raise
 
     def _do(self, start: Start) -> str:
         """Do a job and hand its outcome in; returns what the desk is told beside it, as JSON."""
         job = start.network
-        for path in self._needed(job):
-            if not path.exists():
-                self._ends.files.fetch(self._name(path), path)
+        needed = self._needed(job)
+        fetched = {path for path in needed if self._fetched(path)}
+        if fetched and not self._is_desk:
+            self._drop_members(needed)
         try:
             if start.alone:
                 self._train(job, self._work)
@@ -218,6 +244,8 @@ class Worker:
         except CrewEnded as ended:
             self._work.progress.note(str(ended))
             return ""
+        if not (start.alone or job == "answers" or self._is_desk) and self._crews.has_desk(job):
+            return ""  # the desk's outcome counts: it is there from the beginning
         if job != "answers" or self._is_desk:
             for path in made(self._work, job):
                 self._ends.files.send(self._name(path), path)
@@ -227,6 +255,8 @@ class Worker:
     def _together(self, job: str) -> None:
         """Train a network with its crew, in rounds or by gradients."""
         checkpoint = self._work.run.checkpoint(job)
+        if not self._is_desk:  # an outcome that the desk lacks: the others wait for this trainer
+            self._drop(job)
         if self._crews.plan.of(job).what == "parameters":
             if not self._is_desk:  # the desk gives what it has reached
                 checkpoint.unlink(missing_ok=True)
@@ -250,6 +280,23 @@ class Worker:
         else:
             self._member(work, int(job.removeprefix("member-")))
 
+    def _drop(self, job: str) -> None:
+        for path in made(self._work, job):
+            path.unlink(missing_ok=True)
+
+    def _drop_members(self, needed: Collection[Path]) -> None:
+        """What was made before a file that it needs is of another run."""
+        for a in self._work.plan.assignments:
+            if self._work.run.member(a.k) not in needed:
+                self._drop(f"member-{a.k}")
+                self._work.run.checkpoint(f"member-{a.k}").unlink(missing_ok=True)
+
+    def _fetched(self, path: Path) -> bool:
+        """Fetch a file; whether it is another one now. What the desk has is what others get."""
+        if self._is_desk and path.exists():
+            return False
+        return self._ends.files.fetch(self._name(path), path)
+
     def _name(self, path: Path) -> str:
         return path.relative_to(self._work.run.path).as_posix()
 
@@ -262,9 +309,7 @@ class Worker:
             return [run.teacher]
         k = int(job.removeprefix("member-"))
         earlier = [run.member(before) for before in self._work.schedule_of(k).predecessors(k)]
-        # The names of the answers follow from the teacher's content.
-        if not run.teacher.exists():
-            self._ends.files.fetch(self._name(run.teacher), run.teacher)
+        self._fetched(run.teacher)  # the names of the answers follow from its content
         return [*kept_targets(self._work), *earlier]
 
     def _answers(self) -> None:
@@ -288,7 +333,7 @@ class Worker:
         if not all(path.exists() for path in paths):
             total = len(paths) * frozen.pictures
             with work.progress.task("the teacher's answers, by all", total) as advance:
-                _shared_out(ends, frozen, {v: [path] for v, path in enumerate(paths)}, advance)
+                shared_out(ends, frozen, {v: [path] for v, path in enumerate(paths)}, advance)
         ensure_targets(work, teacher)  # of calibration and test, too
 
     def _member(self, work: Work, k: int) -> None:
@@ -296,10 +341,13 @@ class Worker:
         train_members(work, teacher, [load(path) for path in kept_targets(work)], only=[k])
 
 
-def _shared_out(
+def shared_out(
     ends: Ends, frozen: FrozenPass, paths: Mapping[int, Sequence[Path]], advance: Advance
 ) -> None:
-    """Share a pass out at the desk, which takes part in it from another thread."""
+    """Share a pass out at the desk, which takes part in it from another thread.
+
+    Raises what that thread raises, and what `share_out` does.
+    """
     assert ends.share is not None
     failed: list[Exception] = []
 
@@ -311,7 +359,23 @@ def _shared_out(
 
     thread = threading.Thread(target=take_part, name="answers", daemon=True)
     thread.start()
-    share_out(ends.share, frozen, paths, advance)
-    thread.join()
+    try:
+        share_out(_Unless(failed, ends.share), frozen, paths, advance)
+    finally:
+        thread.join()
     if failed:
         raise failed[0]
+
+
+class _Unless:
+    """The desk's end of a pass, until something has failed."""
+
+    def __init__(self, failed: Sequence[Exception], end: DeskEnd) -> None:
+        self._failed, self._end = failed, end
+        self.post, self.close = end.post, end.close
+
+    def read(self, timeout_s: float) -> bytes | None:
+        """The log's next message, None when there is none; raises what has failed."""
+        if self._failed:
+            raise self._failed[0]
+        return self._end.read(timeout_s)

@@ -187,7 +187,7 @@ def _train(
     epochs, per_epoch = stage.schedule.epochs, training.batches
     begin = stage.sync.begin(len(curve))
     # Epochs that others trained: they count as none of the best.
-    curve += [{"validation": math.inf} for _ in range(begin - len(curve))]
+    curve += [{} for _ in range(begin - len(curve))]
     with progress.task(stage.name, epochs * per_epoch, done=len(curve) * per_epoch) as advance:
         for epoch in range(len(curve), epochs):
             if stage.patience and stage.sync.decided(epoch - _best_epoch(curve) > stage.patience):
@@ -215,7 +215,7 @@ def _train(
 
 def _best_epoch(curve: Curve) -> int:
     """The first epoch, from 0, with the lowest validation; -1 before the first."""
-    values = [epoch["validation"] for epoch in curve]
+    values = [epoch.get("validation", math.inf) for epoch in curve]
     return values.index(min(values)) if values else -1
 
 

@@ -23,6 +23,7 @@ from partitioner.crew.machine.events import (
     Gone,
     GoOn,
     Joined,
+    Leave,
     Rank,
     Refused,
     Report,
@@ -138,7 +139,7 @@ class Desk:
             actions = self._machine.handle(event)
             # Written first: what trainers are told is in the file.
             self._file.write(msgspec.json.encode(Line(now_s, event, actions)) + b"\n")
-        except (OSError, ValueError) as error:
+        except Exception as error:  # all wait for this thread
             self._fail(error)
             return
         self._watch.saw(event, now_s)
@@ -148,12 +149,14 @@ class Desk:
             if isinstance(action, Refused) and not action.network:
                 self._forget(action.rank)
 
-    def _fail(self, error: OSError | ValueError) -> None:
+    def _fail(self, error: Exception) -> None:
         """Nothing can be decided any more: all are told why, also who comes later."""
         if isinstance(error, OSError):
             self._failed = f"{self._path}: cannot be written: {error.strerror}"
-        else:
+        elif isinstance(error, ValueError):
             self._failed = f"the log contradicts itself: {error}"
+        else:
+            self._failed = f"the desk fails: {type(error).__name__}: {error}"
         for rank in sorted(self._living):
             self._refuse(rank, self._failed)
 
@@ -195,6 +198,9 @@ class Hand:
         self._sent = 0
         self._heard_s = time.monotonic()
         self._lost = False
+        self._refused: Refused | None = None
+        #: Whether the desk has said that all is done; it may be gone before that is polled.
+        self.may_leave = False
         self._since: dict[str, int] = {}
         self._committed: dict[str, int] = {}
         self._claimed: dict[str, list[int]] = {}
@@ -224,13 +230,20 @@ class Hand:
         self._append(Entry(event))
 
     def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
-        """The next action, None when there is none within `timeout_s`; raises DeskLost."""
+        """The next action, None when there is none within `timeout_s`; raises DeskLost.
+
+        A refusal that concerns all is the last action: every later poll returns it again.
+        """
+        if self._refused is not None:
+            return self._refused
         try:
             action = self._in.get(timeout=timeout_s) if timeout_s else self._in.get_nowait()
         except queue.Empty:
             action = None
         if action is None:
             self._check()
+        if isinstance(action, Refused) and not action.network:
+            self._refused = action
         if isinstance(action, Commit | GoOn):
             self._since[action.network] = action.seq
         if isinstance(action, Commit):
@@ -323,6 +336,7 @@ class Hand:
                     continue  # A day without an action.
                 self._receiving.delete_key(key)
                 number += 1
+                self.may_leave |= isinstance(action, Leave)
                 self._in.put(action)
                 if isinstance(action, Refused) and not action.network:
                     return

@@ -6,13 +6,16 @@ import os
 from pathlib import Path
 
 import msgspec
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
 
 from mdp.errors import InputError, TransferError
 from mdp.files import replacing
-from partitioner.crew.exchange.store import put
+from mdp.formats.bundle import sha256_of
+from partitioner.crew.exchange.store import put, reaching
 
 PIECE_BYTES = 4_000_000
+#: Kept for every trainer that may still come: no number of readers deletes a file of the run.
+_EVERYBODY = 2**31
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,20 +29,30 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def send_file(store: Store, key: str, path: Path, readers: int) -> int:
-    """Offer a file under `key`, unused so far, to so many readers; returns its bytes.
+    """Offer a file under `key` to so many readers; returns its bytes, 0 where there is one.
 
     It stays in the desk's memory until all have it, or until `forget_file`. The head is sent last,
-    so that nobody sees a file whose sender was lost.
+    so that nobody sees a file whose sender was lost; several may send at once.
     """
-    digest, sent_bytes, pieces = hashlib.sha256(), 0, 0
+    if store.check([f"file/{key}"]):
+        return 0
+    digest, sent_bytes, pieces = sha256_of(path), 0, 0
     with path.open("rb") as file:
         while piece := file.read(PIECE_BYTES):
-            digest.update(piece)
-            put(store, f"file/{key}/{pieces}", piece)
+            put(store, _piece(key, digest, pieces), piece)
             sent_bytes, pieces = sent_bytes + len(piece), pieces + 1
-    head = Head(sent_bytes, pieces, digest.hexdigest(), readers)
-    put(store, f"file/{key}", msgspec.msgpack.encode(head))
+    put(store, f"file/{key}", msgspec.msgpack.encode(Head(sent_bytes, pieces, digest, readers)))
+    # Unlike a set, a check is answered: the desk has all of it.
+    store.check([f"file/{key}"])
     return sent_bytes
+
+
+def _head(store: Store, key: str) -> Head:
+    return msgspec.msgpack.decode(store.get(f"file/{key}"), type=Head)
+
+
+def _piece(key: str, digest: str, number: int) -> str:
+    return f"file/{key}/{digest[:16]}/{number}"
 
 
 def fetch_file(store: Store, key: str, path: Path) -> int:
@@ -48,13 +61,13 @@ def fetch_file(store: Store, key: str, path: Path) -> int:
     Waits as long as the store's timeout. Raises InputError where it cannot be written, and
     TransferError where it is not what was sent; either way `path` stays as it was.
     """
-    head = msgspec.msgpack.decode(store.get(f"file/{key}"), type=Head)
+    head = _head(store, key)
     digest, got_bytes = hashlib.sha256(), 0
     try:
         with replacing(path) as temporary:
             with temporary.open("wb") as file:
                 for number in range(head.pieces):
-                    piece = store.get(f"file/{key}/{number}")
+                    piece = store.get(_piece(key, head.sha256, number))
                     digest.update(piece)
                     got_bytes += file.write(piece)
             if (got_bytes, digest.hexdigest()) != (head.bytes, head.sha256):
@@ -74,8 +87,32 @@ def forget_file(store: Store, key: str) -> None:
     """
     if not store.check([f"file/{key}"]):
         return
-    head = msgspec.msgpack.decode(store.get(f"file/{key}"), type=Head)
-    names = [f"file/{key}", f"file/{key}/had", *(f"file/{key}/{n}" for n in range(head.pieces))]
-    for name in names:
+    head = _head(store, key)
+    pieces = [_piece(key, head.sha256, number) for number in range(head.pieces)]
+    for name in (f"file/{key}", f"file/{key}/had", *pieces):
         with contextlib.suppress(RuntimeError):
             store.delete_key(name)
+
+
+class StoreFiles:
+    """Files of a run in the desk's store; used by one thread."""
+
+    def __init__(self, store: TCPStore) -> None:
+        self._store = store
+
+    def send(self, name: str, path: Path) -> None:
+        """Hand a file in, unless there is one; raises DeskLost."""
+        with reaching(self._store):
+            send_file(self._store, name, path, _EVERYBODY)
+
+    def fetch(self, name: str, path: Path) -> bool:
+        """Wait for a file and write it to `path`, unless it is the same; whether it was another.
+
+        Raises DeskLost, and what `fetch_file` does.
+        """
+        with reaching(self._store):
+            if path.exists() and sha256_of(path) == _head(self._store, name).sha256:
+                return False
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fetch_file(self._store, name, path)
+            return True

@@ -5,24 +5,14 @@ meanwhile. The store speaks plain TCP.
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 # Public names that torch's own types do not list.
-from torch.distributed import DistError, PrefixStore, QueueEmptyError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, QueueEmptyError, TCPStore  # type: ignore[attr-defined]
 
-from partitioner.crew.exchange.store import DeskLost
+from partitioner.crew.exchange.store import reaching
 
 #: Seconds between two looks at a queue; the store's own waiting ends in a warning at each timeout.
 _LOOK_S = 0.01
-
-
-@contextmanager
-def _reaching(host: str, port: int) -> Iterator[None]:
-    try:
-        yield
-    except DistError as error:
-        raise DeskLost(f"{host}:{port}: the desk is lost") from error
 
 
 class _End:
@@ -33,7 +23,7 @@ class _End:
 
     def _pop(self, queue: str, timeout_s: float) -> bytes | None:
         until_s = time.monotonic() + timeout_s
-        with _reaching(self._tcp.host, self._tcp.port):
+        with reaching(self._tcp):
             while True:
                 try:
                     message: bytes = self._queues.queue_pop(queue, False)
@@ -44,7 +34,7 @@ class _End:
                 time.sleep(_LOOK_S)
 
     def _push(self, queue: str, message: bytes) -> None:
-        with _reaching(self._tcp.host, self._tcp.port):
+        with reaching(self._tcp):
             self._queues.queue_push(queue, message)
 
 
@@ -81,5 +71,5 @@ class StoreTrainer(_End):
 
     def closed(self, work: str) -> bool:
         """Whether this pass is over."""
-        with _reaching(self._tcp.host, self._tcp.port):
+        with reaching(self._tcp):
             return self._queues.queue_len(f"closed/{work}") > 0

@@ -14,6 +14,7 @@ not used: in torch 2.13 one of 1 ms took 5 s now and then.
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import msgspec
@@ -84,6 +85,18 @@ def connect(host: str, port: int, wait_s: float = 0.0, timeout: timedelta = PATI
             if time.monotonic() >= until_s:
                 raise DeskLost(f"{host}:{port}: no desk of a crew answers") from error
         time.sleep(0.1)
+
+
+@contextmanager
+def reaching(store: TCPStore) -> Iterator[None]:
+    """The store's errors as DeskLost."""
+    try:
+        yield
+    except DistError as error:
+        raise DeskLost(
+            f"{store.host}:{store.port}: the desk is lost: start it again, and this command, to go "
+            "on from the last checkpoint"
+        ) from error
 
 
 def put(store: Store, key: str, data: bytes) -> None:

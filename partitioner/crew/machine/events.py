@@ -91,7 +91,7 @@ class Waited(Event, frozen=True, tag="waited"):
 class Made(Event, frozen=True, tag="made"):
     """A trainer has handed in the outcome of a job; `said` is what it tells the desk of it.
 
-    Empty where it came too late to take part: it has no outcome, and is free.
+    Empty where it has no outcome, or another one's counts: it is free.
     """
 
     network: str

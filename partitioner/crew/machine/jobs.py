@@ -3,6 +3,7 @@
 A job is one network's training, or one shared pass of a frozen network. The plan names its
 trainers; where none of them is left, any free trainer takes it, from the beginning. A job ends
 with the first of its trainers that hands in its outcome: all of a crew end with the same network.
+Where all of them end without one, it begins again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -78,6 +79,7 @@ class Jobs:
             ranks.discard(rank)
             if not ranks:
                 del self._running[job]
+                self._resting = {one for one in self._resting if one[0] != job}
 
     def _starts(self) -> list[Start]:
         starts = []
@@ -109,6 +111,5 @@ class Jobs:
             return set()  # another one trains it alone
         if planned or running:
             return planned
-        self._resting = {one for one in self._resting if one[0] != job.name}
         free = [rank for rank in self._names if self.working(rank) is None]
         return set(sorted(free)[:1])

@@ -43,7 +43,8 @@ class Machine:
         if self.living[rank] not in self.crews.get(event.network, ()):
             network = event.network
             return self._refuse(rank, f"{self.living[rank]} is not in the crew of {network}")
-        return self.networks[event.network].handle(event)
+        schedule = self.networks.get(event.network)
+        return schedule.handle(event) if schedule else []
 
     def _join(self, event: Joined) -> list[AnyAction]:
         rank, name = event.rank, event.name

@@ -10,26 +10,31 @@ from partitioner.crew.machine.events import (
     Leave,
     Made,
     Rank,
-    Schedule,
+    Refused,
     Start,
     Waited,
 )
 from partitioner.crew.machine.jobs import Jobs
 from partitioner.crew.machine.membership import Machine
+from partitioner.crew.machine.schedule import Everyone, Exact
 
 
 class Run:
     """The desk's machine: membership and rounds by `machine`, jobs by `jobs`.
 
     `schedule_of` makes the schedule of a network that several trainers share, from its name and
-    these; the rounds begin anew where all of them were lost.
+    these; the rounds begin anew where all of them were lost. A network that cannot be trained ends
+    the run: all are told why.
     """
 
     def __init__(
-        self, machine: Machine, jobs: Jobs, schedule_of: Callable[[str, set[Rank]], Schedule]
+        self,
+        machine: Machine,
+        jobs: Jobs,
+        schedule_of: Callable[[str, set[Rank]], Everyone | Exact],
     ) -> None:
         self._machine, self._jobs, self._schedule_of = machine, jobs, schedule_of
-        self._networks: dict[str, Schedule] = {}
+        self._networks: dict[str, Everyone | Exact] = {}
         #: What trainers said of finished jobs: the first to finish each.
         self.said: dict[str, str] = {}
         machine.networks = self._networks
@@ -57,6 +62,8 @@ class Run:
         before = dict(self._machine.living)
         actions = self._machine.handle(event)
         living = self._machine.living
+        if reason := next((one.failed for one in self._networks.values() if one.failed), ""):
+            return actions + [Refused(rank=rank, network="", reason=reason) for rank in living]
         starts: list[Start] = []
         for rank in sorted(before.keys() - living.keys()):
             starts += self._jobs.handle(Gone(rank=rank))

@@ -72,6 +72,8 @@ class _Rounds:
         self._expected = set(expected)
         #: Why nobody trains this network any more; empty: it is, or will be.
         self.ended = ""
+        #: The same where beginning again would end alike.
+        self.failed = ""
         self.members: dict[Rank, _Member] = {}
         self._seq = 0
         self._started = self._closing = False
@@ -154,15 +156,16 @@ class _Rounds:
             ends = self._diverged(member)
             member.blamed = member.blamed_before = True
             if ends or not self._givers():
-                return self._end(f"{self.network}: trainer {rank} sent a number that is not finite")
+                return self._fail(f"trainer {rank} sent a number that is not finite")
             member.pictures = 0
             self._lost(rank)
         lost = len(living) < len(meeting.weights)
         self._failures = 0 if blamed or lost else self._failures + 1
         if self._failures == ATTEMPTS:
             names = ", ".join(map(str, living))
-            reason = f"{ATTEMPTS} means of {names} failed: they do not all reach each other"
-            return self._end(f"{self.network}: {reason}")
+            return self._fail(
+                f"{ATTEMPTS} means of {names} failed: they do not all reach each other"
+            )
         return []
 
     def _commit(self, meeting: _Meeting, living: list[Rank]) -> list[AnyAction]:
@@ -215,6 +218,10 @@ class _Rounds:
         told: list[AnyAction] = [self._refused(rank) for rank in self.members]
         self.members.clear()
         return told
+
+    def _fail(self, reason: str) -> list[AnyAction]:
+        self.failed = f"{self.network}: {reason}"
+        return self._end(self.failed)
 
     def _refused(self, rank: Rank) -> Refused:
         return Refused(rank=rank, network=self.network, reason=self.ended)

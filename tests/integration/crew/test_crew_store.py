@@ -1,5 +1,6 @@
 """The desk's log, mailboxes, groups and files over a real store on loopback."""
 
+import json
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -10,15 +11,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mdp import __version__
 from mdp.errors import InputError, TransferError
 from mdp.testing.machine_faults import fill, mounting_works, small_disk
+from partitioner.crew.desk import Begin, join
 from partitioner.crew.exchange import control
 from partitioner.crew.exchange.control import Desk, Hand, replay
-from partitioner.crew.exchange.files import PIECE_BYTES, fetch_file, forget_file, send_file
+from partitioner.crew.exchange.files import (
+    PIECE_BYTES,
+    StoreFiles,
+    fetch_file,
+    forget_file,
+    send_file,
+)
 from partitioner.crew.exchange.groups import GroupBroken, Groups, timeout_s
 from partitioner.crew.exchange.store import MAX_BYTES, DeskLost, Entry, connect, put, serve_store
 from partitioner.crew.machine.events import (
     Accepted,
+    AnyAction,
+    AnyEvent,
     Commit,
     Done,
     Gone,
@@ -31,6 +42,9 @@ from partitioner.crew.machine.events import (
 from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
+from partitioner.data.datasets import DIGITS, open_dataset
+from partitioner.run_setup import settings_for
+from tests.support.models.runs import QUIET, asked, tiny_plan
 
 pytestmark = [pytest.mark.torch]
 
@@ -125,6 +139,67 @@ def test_a_desk_that_cannot_write_its_log_says_so(tmp_path: Path) -> None:
         Desk(serve_store(HOST, 0), machine(), Watch(20.0), "token", tmp_path / "file" / "log")
 
 
+def test_a_desk_that_fails_says_so_to_all(tmp_path: Path) -> None:
+    class Broken(Machine):
+        def handle(self, event: AnyEvent) -> list[AnyAction]:
+            raise KeyError(event.rank)
+
+    store = serve_store(HOST, 0)
+    desk = Desk(store, Broken("d", {}, {}), Watch(20.0), "token", tmp_path / "log.jsonl")
+    hand = Hand(HOST, store.port)
+    hand.join("nuc", "d", "token")
+    for _ in range(2):  # a refusal is the last word
+        told = hand.poll(WAIT_S)
+        assert isinstance(told, Refused)
+        assert told.reason == "the desk fails: KeyError: 0"
+    hand.close()
+    desk.close()
+
+
+@pytest.mark.parametrize(
+    ("begin", "message"),
+    [
+        (b'{"version": "0.0.1", "all": "else"}', "the desk has version 0.0.1, this is"),
+        (json.dumps({"version": __version__}).encode(), "expected a desk of version"),
+        (b"GET", "expected a desk of version"),
+    ],
+)
+def test_desks_of_other_versions(tmp_path: Path, begin: bytes, message: str) -> None:
+    store = serve_store(HOST, 0)
+    put(store, "begin", begin)
+    with pytest.raises(InputError, match=message):
+        join(f"{HOST}:{store.port}", "nuc", "t", "digits", tmp_path / "run", QUIET, wait_s=0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trainer_that_no_plan_names(tmp_path: Path) -> None:
+    data, plan, store = (open_dataset(DIGITS, limit_train=20), tiny_plan(), serve_store(HOST, 0))
+    settings = settings_for(asked(DIGITS), data, plan.require_teacher())
+    begin = Begin(version=__version__, names=("desk", "tower"), settings=settings, plan=plan)
+    put(store, "begin", msgspec.json.encode(begin))
+    address = f"{HOST}:{store.port}"
+    with pytest.raises(InputError, match=r"--name: expected a trainer of .* \(tower\), got 'nas'"):
+        join(address, "nas", "token", DIGITS, tmp_path / "run", QUIET, wait_s=0.0)
+    with pytest.raises(InputError, match=r"8\.8\.8\.8: expected a loopback or private address"):
+        join("8.8.8.8:47100", "tower", "token", DIGITS, tmp_path / "run", QUIET, wait_s=0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
+    server = serve_store(HOST, 0)
+    files = StoreFiles(connect(HOST, server.port))
+    source, other, got = tmp_path / "source", tmp_path / "other", tmp_path / "cache" / "got"
+    source.write_bytes(b"weights")
+    other.write_bytes(b"of another trainer")
+    files.send("member-0", source)
+    files.send("member-0", other)
+    assert [files.fetch("member-0", got) for _ in range(2)] == [True, False]
+    assert got.read_bytes() == b"weights"
+    got.write_bytes(b"of another run")
+    assert files.fetch("member-0", got)
+    assert got.read_bytes() == b"weights"
+
+
 def test_a_desk_that_hangs_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path / "log.jsonl") as (_, join):
         hand = join("desk", "token")
@@ -183,7 +258,8 @@ def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
     assert fetch_file(store, "empty", got) == 0
     source.write_bytes(b"12345")
     send_file(store, "changed", source, readers=1)
-    put(store, "file/changed/0", b"12346")
+    [piece] = [key for key in store.list_keys() if key.endswith("/0") and "changed" in key]
+    put(store, piece.removeprefix("/"), b"12346")
     with pytest.raises(TransferError, match="got: expected 5 bytes of the desk's digest"):
         fetch_file(store, "changed", got)
     assert got.read_bytes() == b""

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from mdp.errors import MDPError
 from partitioner.crew.desk import join
 from partitioner.crew.folder import token_of
 from partitioner.pipeline import owned, train_step
@@ -27,8 +28,12 @@ def main(kind: str, *args: str) -> None:
     else:
         address, name, run_folder, data = args
         token = token_of(Path(run_folder).parent / "crew" / "crew.key")
-        join(address, name, token, data, Path(run_folder), Progress(), wait_s=30.0)
+        join(address, name, token, data, Path(run_folder), Progress(), wait_s=180.0)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except MDPError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +17,9 @@ from mdp.errors import InputError, MDPError  # noqa: E402
 from partitioner.crew.exchange import answers  # noqa: E402
 from partitioner.crew.exchange.answers import FrozenPass, Shares, contribute, share_out  # noqa: E402
 from partitioner.crew.exchange.lease_messages import Ask, Offer, Refuse, Rows, encode  # noqa: E402
+from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer  # noqa: E402
 from partitioner.crew.machine.leases import FIRST, Chunk  # noqa: E402
+from partitioner.crew.worker import Ends, shared_out  # noqa: E402
 from partitioner.data.memmaps import Index, load  # noqa: E402
 from partitioner.training.cached_outputs import BATCH, keep_outputs  # noqa: E402
 
@@ -228,3 +230,17 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(InputError, match="No space left on device"):
         shared(tmp_path, frozen())
     assert not list(tmp_path.rglob("*"))
+
+
+def test_the_desk_does_not_wait_for_its_own_part_that_has_failed(tmp_path: Path) -> None:
+    class Broken(End):
+        def append(self, message: bytes) -> None:
+            raise RuntimeError("out of memory")
+
+    wire = Wire()
+    end, unused = cast(StoreTrainer, Broken(wire, 0)), cast(Any, None)
+    ends = Ends(unused, unused, end, end, share=cast(StoreDesk, wire))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        shared_out(ends, frozen(), paths(tmp_path), lambda more, said: None)
+    assert wire.over == ["teacher"]
+    assert list(tmp_path.iterdir()) == []

@@ -75,6 +75,14 @@ def test_who_came_too_late_rests_until_the_job_is_done() -> None:
     assert started(jobs, Made(rank=0, network="teacher", said="{}")) == [("member-0", 1)]
 
 
+def test_a_job_that_all_leave_without_an_outcome_begins_again() -> None:
+    jobs = Jobs([Job(name="teacher", by=("desk", "tower"))])
+    started(jobs, joined(0, "desk"), joined(1, "tower"))
+    assert started(jobs, Made(rank=1, network="teacher")) == []
+    assert started(jobs, Made(rank=0, network="teacher")) == [("teacher", 0), ("teacher", 1)]
+    assert started(jobs, Made(rank=1, network="teacher"), Gone(rank=0)) == [("teacher", 1)]
+
+
 def test_jobs_after_unknown_ones_are_refused() -> None:
     with pytest.raises(ValueError, match="member-1: after"):
         Jobs([Job(name="member-1", by=("desk",), after=("member-0",))])

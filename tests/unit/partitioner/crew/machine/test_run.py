@@ -7,6 +7,7 @@ from partitioner.crew.machine.events import (
     Close,
     Commit,
     Done,
+    Failed,
     Finished,
     Gone,
     Joined,
@@ -21,7 +22,7 @@ from partitioner.crew.machine.events import (
 from partitioner.crew.machine.jobs import Job, Jobs
 from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.run import Run
-from partitioner.crew.machine.schedule import Everyone
+from partitioner.crew.machine.schedule import ATTEMPTS, Everyone
 
 JOBS = [
     Job(name="member-0", by=("desk", "tower")),
@@ -109,6 +110,30 @@ def test_a_crew_begins_anew_where_all_were_lost_and_nobody_is_free() -> None:
     assert Start(rank=2, network="member-0", alone=False) in told(run, join(2, "desk"))
     entered = met(run, Waiting(rank=2, network="member-0", pictures=0))
     assert Commit(rank=2, network="member-0", seq=1, epoch=0) in entered
+
+
+def test_a_network_that_cannot_be_trained_ends_the_run() -> None:
+    machine = Machine("d", {job.name: job.by for job in JOBS}, {})
+    run = Run(machine, Jobs(JOBS), lambda network, all: Everyone(network, 4, 2, 1, expected=all))
+    told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
+    actions: list[AnyAction] = []
+    for rank in (0, 1):
+        actions = run.handle(Waiting(rank=rank, network="member-0", pictures=0))
+    for seq in range(1, ATTEMPTS + 1):
+        assert [action.rank for action in actions if isinstance(action, Meet)] == [0, 1]
+        for rank in (0, 1):
+            actions = run.handle(Failed(rank=rank, network="member-0", seq=seq))
+    reason = "member-0: 5 means of 0, 1 failed: they do not all reach each other"
+    assert actions == [
+        *(Refused(rank=rank, network="member-0", reason=reason) for rank in (0, 1)),
+        *(Refused(rank=rank, network="", reason=reason) for rank in (0, 1, 2)),
+    ]
+
+
+def test_reports_of_a_network_that_nobody_shares_change_nothing() -> None:
+    run = new_run()
+    told(run, join(2, "nuc"))
+    assert told(run, Waiting(rank=2, network="member-1", pictures=0)) == []
 
 
 def test_a_stranger_is_refused() -> None:
