@@ -58,16 +58,22 @@ def probe(
         prepare(asked.options.threads)
         from partitioner.crew.desk import data_digest
         from partitioner.crew.desk import probe as measure
+        from partitioner.crew.exchange.address import checked
         from partitioner.crew.folder import CrewFolder
         from partitioner.run_setup import open_pictures, settings_for
 
-        chosen, data = read_plan(plan), open_pictures(asked)
-        settings = settings_for(asked, data, chosen.require_teacher())
-        names = [name, *trainers]
+        names, folder = [name, *trainers], CrewFolder(crew)
         if len(set(names)) < len(names):
             raise InputError(f"--trainers: expected names that differ, got {', '.join(names)}")
-        folder = CrewFolder(crew)
-        Progress().note(f"listening on {listen}; {folder.key} has to be at every trainer")
+        checked(listen)
+        chosen, data = read_plan(plan), open_pictures(asked)
+        settings = settings_for(asked, data, chosen.require_teacher())
+        folder.token()
+        Progress().note(
+            f"copy {folder.key} to {', '.join(trainers)}, and there, with its own --name: "
+            f"mdp-partition crew join {listen} --name {trainers[0]} --key crew.key --data ... "
+            "--run ..."
+        )
         facts = measure(
             listen, names, folder, chosen, settings, data_digest(data), Progress(), wait_s=wait
         )
@@ -114,7 +120,7 @@ def plan_crew(
             best = together[0]
         _show(proposals, json)
         write_plan(folder.plan_file, best.plan)
-    Progress().note(f"{best.words}, about {best.seconds:,.0f} s: {folder.plan_file}")
+    Progress().note(f"{best.words}, about {best.seconds:,.1f} s: {folder.plan_file}")
 
 
 @app.command()
@@ -152,8 +158,8 @@ def simulate(
         console.print_json({"seconds": proposal.seconds, "spans": spans})
         return
     for span in proposal.spans:
-        print(f"{span.start_s:9,.0f} to {span.end_s:9,.0f} s  {span.trainer:12} {span.what}")
-    print(f"{proposal.words}: {proposal.seconds:,.0f} s")
+        print(f"{span.start_s:9,.1f} to {span.end_s:9,.1f} s  {span.trainer:12} {span.what}")
+    print(f"{proposal.words}: {proposal.seconds:,.1f} s")
 
 
 @app.command()
@@ -182,6 +188,16 @@ def join(
     print(f"{name}: the desk has ended")
 
 
+def costs(crew: Path | None) -> dict[str, object]:
+    """What the last training took each trainer of a crew's folder, for JSON; without one nothing."""
+    if crew is None:
+        return {}
+    from partitioner.crew.folder import CrewFolder
+    from partitioner.crew.history import costs as costs_in
+
+    return {"crew": costs_in(CrewFolder(crew).log)}
+
+
 @contextmanager
 def _alone() -> Iterator[None]:
     from partitioner.training.world import world
@@ -207,4 +223,4 @@ def _show(proposals: "list[Proposal]", json: bool) -> None:
         console.print_json(rows)
         return
     for proposal in proposals:
-        print(f"{proposal.seconds:12,.0f} s  {proposal.words}")
+        print(f"{proposal.seconds:12,.1f} s  {proposal.words}")

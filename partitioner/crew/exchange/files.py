@@ -14,6 +14,9 @@ from partitioner.crew.exchange.store import put
 
 PIECE_BYTES = 4_000_000
 
+#: Readers that may still come: no number of them deletes a file of the run.
+EVERYBODY = 2**31
+
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is known of a file before its pieces."""
@@ -79,3 +82,19 @@ def forget_file(store: Store, key: str) -> None:
     for name in names:
         with contextlib.suppress(RuntimeError):
             store.delete_key(name)
+
+
+class StoreFiles:
+    """Files of a run in the desk's store; used by one thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def send(self, name: str, path: Path) -> None:
+        """Hand a file in."""
+        send_file(self._store, name, path, EVERYBODY)
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Write the file to `path`; waits until there is one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fetch_file(self._store, name, path)

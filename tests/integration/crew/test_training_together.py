@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -176,19 +175,3 @@ def test_rounds_survive_a_trainer_that_is_killed(data: Path, tmp_path: Path) -> 
         assert all(value.isfinite().all() for value in load_file(path).values())
     epochs = {name: len(curve) for name, curve in crew.run.kept_curves().items()}
     assert epochs == {"teacher": 3, "member-0": 3, "member-1": 2}
-
-
-def test_a_trainer_that_differs_is_refused_in_a_line(data: Path, tmp_path: Path) -> None:
-    crew = Crew(tmp_path, data, *(NetworkSync(name=name, by=("desk",)) for name in NETWORKS))
-    processes = {name: crew.start(name) for name in ("desk", "tower")}
-    crew.data = write_tree(tmp_path / "others", each=24, seed=1)
-    stranger = crew.start("nuc")
-    assert stranger.wait(PATIENCE_S) != 0
-    refused = "pictures, settings or version of nuc differ from the desk's"
-    assert refused in crew.said("nuc").read_text()
-    # The desk waits for the one that was planned.
-    crew.data = data
-    shutil.rmtree(tmp_path / "run-nuc")
-    processes["nuc"] = crew.start("nuc")
-    for name, process in processes.items():
-        crew.ends(name, process)

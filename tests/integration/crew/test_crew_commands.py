@@ -1,0 +1,175 @@
+"""Three machines train a bundle, by the commands that a person types."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from msgspec.structs import replace  # noqa: E402
+
+from mdp.files import write_toml  # noqa: E402
+from mdp.formats.bundle import Bundle  # noqa: E402
+from mdp.testing.processes import until  # noqa: E402
+from partitioner.cli.main import main  # noqa: E402
+from partitioner.crew.folder import CrewFolder  # noqa: E402
+from tests.integration.crew.test_training_together import PATIENCE_S, free_port  # noqa: E402
+from tests.support.command_lines import run_here  # noqa: E402
+from tests.support.models.runs import SHARED_ARGS, SHARED_MS, write_profiles  # noqa: E402
+from tests.support.models.trees import write_tree  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+COMMAND = str(Path(sys.executable).parent / "mdp-partition")
+NAMES = ["desk", "tower", "nuc"]
+CONFIG = """
+[run]
+data = "photos"
+threads = 1
+[plan]
+teacher = "vit_tiny_patch16_224"
+teacher_args = {{{args}}}
+profiles = ["alpha.toml", "beta.toml"]
+latency_ms = {ms}
+anyway = true
+[teacher_schedule]
+epochs = 2
+batch_size = 16
+[schedule]
+epochs = 2
+batch_size = 16
+[augmentation]
+variants = 2
+"""
+OF_CREW = ["--config", "build.toml", "--plan", "plan.toml", "--crew", "crew"]
+
+
+def here(*words: object) -> subprocess.CompletedProcess[str]:
+    return run_here(main, "mdp-partition", *words)
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    with (folder / "said").open("w") as said:
+        return subprocess.Popen(
+            [COMMAND, *words],
+            cwd=folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+
+class Machines:
+    """A folder for each machine: the desk, and two that join it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.address = path, f"127.0.0.1:{free_port()}"
+        desk = self.folder("desk")
+        write_tree(desk / "photos", each=24)
+        write_profiles(desk)
+        config = CONFIG.format(args=", ".join(SHARED_ARGS), ms=SHARED_MS)
+        (desk / "build.toml").write_text(config)
+        for name in NAMES[1:]:
+            shutil.copytree(desk / "photos", self.folder(name) / "photos")
+
+    def folder(self, name: str) -> Path:
+        folder = self.path / name
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def join_words(self, name: str, data: str = "photos", key: str = "crew.key") -> list[str]:
+        rest = ["--key", key, "--run", "run", "--threads", "1"]
+        return ["crew", "join", self.address, "--name", name, "--data", data, *rest]
+
+    def all_end(self, *desk: str) -> str:
+        """Run a command of the desk that the others join; returns what it wrote to stdout."""
+        processes = {"desk": start(self.folder("desk"), *desk)}
+        self.joined_by_others(processes)
+        return self.ends(processes)
+
+    def joined_by_others(self, processes: dict[str, subprocess.Popen[str]]) -> None:
+        key = CrewFolder(self.folder("desk") / "crew").key
+        until(key.exists, "the key", PATIENCE_S)
+        for name in NAMES[1:]:
+            shutil.copy(key, self.folder(name))
+            processes[name] = start(self.folder(name), *self.join_words(name))
+
+    def ends(self, processes: dict[str, subprocess.Popen[str]]) -> str:
+        said = {}
+        for name, process in processes.items():
+            said[name], _ = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0, (self.folder(name) / "said").read_text()
+        return said["desk"]
+
+
+def test_from_a_plan_to_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = Machines(tmp_path)
+    desk = machines.folder("desk")
+    monkeypatch.chdir(desk)
+    crew = CrewFolder(Path("crew"))
+    assert here("plan", "--config", "build.toml", "--out", "plan.toml").returncode == 0
+
+    listen = ["--listen", machines.address, "--trainers", "tower", "nuc", "--json"]
+    facts = json.loads(machines.all_end("crew", "probe", *OF_CREW, *listen))
+    assert [trainer["name"] for trainer in facts["trainer"]] == NAMES
+    assert len(facts["line"]) == 3
+
+    measured, facts_of = crew.facts_file.read_text(), crew.facts()
+    slow = dict.fromkeys(facts_of.trainer[0].pictures_per_s, 1e-3)
+    others = [replace(trainer, pictures_per_s=slow) for trainer in facts_of.trainer[1:]]
+    write_toml(crew.facts_file, replace(facts_of, trainer=(facts_of.trainer[0], *others)))
+    refused = here("crew", "plan", *OF_CREW, "--exact")
+    assert refused.returncode == 4
+    assert "train on" in refused.stderr.splitlines()[-1]
+    assert not crew.plan_file.exists()
+    crew.facts_file.write_text(measured)
+    # What pays here depends on what else runs.
+    assert here("crew", "plan", *OF_CREW, "--exact", "--anyway").returncode == 0
+    predicted = here("crew", "simulate", *OF_CREW, "--plot", "predicted.svg", "--json")
+    assert json.loads(predicted.stdout)["seconds"] > 0
+
+    build = ["build", "--config", "build.toml", "--crew", "crew", "--out", "bundle", "--json"]
+    processes = {"desk": start(desk, *build)}
+    strangers(machines)
+    machines.joined_by_others(processes)
+    built = json.loads(machines.ends(processes))
+    assert built["digest"] == Bundle.open("bundle").digest
+    assert {cost["trainer"] for cost in built["crew"]} == set(NAMES)
+    assert all(cost["waited_s"] >= 0 for cost in built["crew"])
+    assert sum(cost["work_s"] for cost in built["crew"]) > 0
+    assert "teacher" in crew.picture.read_text()
+    assert "s at work" in (desk / "said").read_text()
+
+
+def strangers(machines: Machines) -> None:
+    """The desk goes on waiting for those that it expects."""
+    write_tree(Path("others"), each=24, seed=1)
+    Path("other.key").write_text("1234\n")
+    for words, expected in (
+        (machines.join_words("stranger", key="crew/crew.key"), "--name: expected a trainer of"),
+        (machines.join_words("tower", key="other.key"), "key: expected a copy of the desk's"),
+        (
+            machines.join_words("tower", "others", "crew/crew.key"),
+            "pictures, settings or version of tower differ",
+        ),
+    ):
+        stopped = here(*words)
+        assert stopped.returncode == 2, stopped.stderr
+        assert expected in stopped.stderr.splitlines()[-1]
+
+
+def test_a_desk_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("crew.key").write_text("1234\n")
+    address = f"127.0.0.1:{free_port()}"
+    words = ["--name", "tower", "--data", "photos", "--key", "crew.key", "--run", "run"]
+    stopped = here("crew", "join", address, *words, "--wait", "0", "--threads", "1")
+    assert stopped.returncode == 3
+    assert f"{address}: no desk of a crew answers" in stopped.stderr
+    assert not Path("run").exists()
