@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from msgspec.structs import replace  # noqa: E402
 
-from mdp.files import write_toml  # noqa: E402
+from mdp.files import write_new, write_toml  # noqa: E402
 from mdp.formats.bundle import Bundle  # noqa: E402
 from mdp.testing.processes import until  # noqa: E402
 from partitioner.cli.main import main  # noqa: E402
@@ -53,23 +54,12 @@ def here(*words: object) -> subprocess.CompletedProcess[str]:
     return run_here(main, "mdp-partition", *words)
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    with (folder / "said").open("w") as said:
-        return subprocess.Popen(
-            [COMMAND, *words],
-            cwd=folder,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-
 class Machines:
     """A folder for each machine: the desk, and two that join it."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.address = path, f"127.0.0.1:{free_port()}"
+        self.started: dict[str, subprocess.Popen[str]] = {}
         desk = self.folder("desk")
         write_tree(desk / "photos", each=24)
         write_profiles(desk)
@@ -87,36 +77,49 @@ class Machines:
         rest = ["--key", key, "--run", "run", "--threads", "1"]
         return ["crew", "join", self.address, "--name", name, "--data", data, *rest]
 
-    def all_end(self, *desk: str) -> str:
-        """Run a command of the desk that the others join; returns what it wrote to stdout."""
-        processes = {"desk": start(self.folder("desk"), *desk)}
-        self.joined_by_others(processes)
-        return self.ends(processes)
+    def start(self, name: str, *words: str) -> None:
+        with (self.folder(name) / "said").open("w") as said:
+            self.started[name] = subprocess.Popen(
+                [COMMAND, *words],
+                cwd=self.folder(name),
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
 
-    def joined_by_others(self, processes: dict[str, subprocess.Popen[str]]) -> None:
+    def all_end(self) -> str:
+        """Let the others join the desk; returns what that wrote to stdout."""
         key = CrewFolder(self.folder("desk") / "crew").key
         until(key.exists, "the key", PATIENCE_S)
         for name in NAMES[1:]:
             shutil.copy(key, self.folder(name))
-            processes[name] = start(self.folder(name), *self.join_words(name))
-
-    def ends(self, processes: dict[str, subprocess.Popen[str]]) -> str:
+            self.start(name, *self.join_words(name))
         said = {}
-        for name, process in processes.items():
+        for name, process in self.started.items():
             said[name], _ = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0, (self.folder(name) / "said").read_text()
         return said["desk"]
 
 
-def test_from_a_plan_to_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machines = Machines(tmp_path)
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    made = Machines(tmp_path)
+    yield made
+    for process in made.started.values():
+        process.kill()
+        process.communicate()
+
+
+def test_from_a_plan_to_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = machines.folder("desk")
     monkeypatch.chdir(desk)
     crew = CrewFolder(Path("crew"))
     assert here("plan", "--config", "build.toml", "--out", "plan.toml").returncode == 0
 
     listen = ["--listen", machines.address, "--trainers", "tower", "nuc", "--json"]
-    facts = json.loads(machines.all_end("crew", "probe", *OF_CREW, *listen))
+    machines.start("desk", "crew", "probe", *OF_CREW, *listen)
+    facts = json.loads(machines.all_end())
     assert [trainer["name"] for trainer in facts["trainer"]] == NAMES
     assert len(facts["line"]) == 3
 
@@ -135,10 +138,9 @@ def test_from_a_plan_to_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert json.loads(predicted.stdout)["seconds"] > 0
 
     build = ["build", "--config", "build.toml", "--crew", "crew", "--out", "bundle", "--json"]
-    processes = {"desk": start(desk, *build)}
+    machines.start("desk", *build)
     strangers(machines)
-    machines.joined_by_others(processes)
-    built = json.loads(machines.ends(processes))
+    built = json.loads(machines.all_end())
     assert built["digest"] == Bundle.open("bundle").digest
     assert {cost["trainer"] for cost in built["crew"]} == set(NAMES)
     assert all(cost["waited_s"] >= 0 for cost in built["crew"])
@@ -150,7 +152,7 @@ def test_from_a_plan_to_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def strangers(machines: Machines) -> None:
     """The desk goes on waiting for those that it expects."""
     write_tree(Path("others"), each=24, seed=1)
-    Path("other.key").write_text("1234\n")
+    write_new("other.key", b"1234\n", 0o600)
     for words, expected in (
         (machines.join_words("stranger", key="crew/crew.key"), "--name: expected a trainer of"),
         (machines.join_words("tower", key="other.key"), "key: expected a copy of the desk's"),
@@ -166,7 +168,7 @@ def strangers(machines: Machines) -> None:
 
 def test_a_desk_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("crew.key").write_text("1234\n")
+    write_new("crew.key", b"1234\n", 0o600)
     address = f"127.0.0.1:{free_port()}"
     words = ["--name", "tower", "--data", "photos", "--key", "crew.key", "--run", "run"]
     stopped = here("crew", "join", address, *words, "--wait", "0", "--threads", "1")

@@ -57,9 +57,7 @@ def test_no_public_address(folder: Path, run: Run, address: str) -> None:
 
 def test_a_key_that_is_missing_or_empty(folder: Path, run: Run) -> None:
     assert "crew.key: cannot be read" in failed(run(*JOIN, "--key", "crew.key"))
-    assert "only its owner can read" in failed(
-        run(*JOIN, "--key", key(folder))
-    )
+    assert "only its owner can read" in failed(run(*JOIN, "--key", key(folder)))
     (folder / "crew.key").chmod(0o600)
     assert "crew.key: expected a token" in failed(run(*JOIN, "--key", "crew.key"))
     assert not (folder / "run").exists()
