@@ -39,13 +39,13 @@ profiles = ["alpha.toml", "beta.toml"]
 latency_ms = {ms}
 anyway = true
 [teacher_schedule]
-epochs = 2
+epochs = 1
 batch_size = 16
 [schedule]
-epochs = 2
+epochs = 1
 batch_size = 16
 [augmentation]
-variants = 2
+variants = 1
 """
 OF_CREW = ["--config", "build.toml", "--plan", "plan.toml", "--crew", "crew"]
 
@@ -152,7 +152,7 @@ def test_from_a_plan_to_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyP
 def strangers(machines: Machines) -> None:
     """The desk goes on waiting for those that it expects."""
     write_tree(Path("others"), each=24, seed=1)
-    write_new("other.key", b"1234\n", 0o600)
+    write_new(Path("other.key"), b"1234\n", 0o600)
     for words, expected in (
         (machines.join_words("stranger", key="crew/crew.key"), "--name: expected a trainer of"),
         (machines.join_words("tower", key="other.key"), "key: expected a copy of the desk's"),
@@ -168,7 +168,7 @@ def strangers(machines: Machines) -> None:
 
 def test_a_desk_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_new("crew.key", b"1234\n", 0o600)
+    write_new(Path("crew.key"), b"1234\n", 0o600)
     address = f"127.0.0.1:{free_port()}"
     words = ["--name", "tower", "--data", "photos", "--key", "crew.key", "--run", "run"]
     stopped = here("crew", "join", address, *words, "--wait", "0", "--threads", "1")

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from partitioner.crew.exchange.control import Line
 from partitioner.crew.history import Cost, costs_of, spans_of
-from partitioner.crew.machine.events import Accepted, Gone, Joined, Leave, Made, Start
+from partitioner.crew.machine.events import Accepted, AnyAction, Gone, Joined, Leave, Made, Start
 from partitioner.crew.planning.costs import Span
 from partitioner.crew.progress import Account, State, Told, lines, rows
 from partitioner.crew.worker import Outcome
@@ -88,7 +88,11 @@ def log() -> Iterator[Line]:
         return Start(rank=rank, network=job, alone=True)
 
     yield Line(10.0, Joined(rank=0, name="desk", digest=""), [Accepted(rank=0, network="")])
-    begun = [Accepted(rank=1, network=""), start(0, "teacher"), start(1, "teacher")]
+    begun: list[AnyAction] = [
+        Accepted(rank=1, network=""),
+        start(0, "teacher"),
+        start(1, "teacher"),
+    ]
     yield Line(12.0, Joined(rank=1, name="tower", digest=""), begun)
     made = Made(rank=0, network="teacher", said=outcome(1.0, 50))
     yield Line(20.0, made, [start(0, "member-0")])
