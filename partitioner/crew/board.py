@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
@@ -91,5 +92,5 @@ def _drawn(table: Sequence[tuple[str, ...]]) -> Table:
     for column in COLUMNS:
         drawn.add_column(column, justify="left" if column in ("trainer", "job", "now") else "right")
     for row in table:
-        drawn.add_row(*row)
+        drawn.add_row(*map(Text, row))
     return drawn
