@@ -165,7 +165,7 @@ def rows(states: Mapping[str, State | None]) -> list[tuple[str, ...]]:
             found.append((name, "", "", "", "not there", ""))
             continue
         now = "waits for others" if state.waits else state.said
-        done = f"{state.share:.0%}" if state.job else ""
+        done = f"{state.share:.0%}" if state.job and state.share else ""
         rate = f"{state.pictures_per_s:,.0f}" if state.job and state.pictures_per_s else ""
         sent = f"{state.sent_bytes / 1e6:,.1f}"
         found.append((name, state.job, done, rate, now if state.job else "waits for a job", sent))

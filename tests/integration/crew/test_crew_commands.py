@@ -102,41 +102,51 @@ class Machines:
         return said["desk"]
 
 
-@pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
-    made = Machines(tmp_path)
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """With a plan, and measured."""
+    made = Machines(tmp_path_factory.mktemp("machines"))
+    listen = ["--listen", made.address, "--trainers", "tower", "nuc", "--json"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made.folder("desk"))
+        assert here("plan", "--config", "build.toml", "--out", "plan.toml").returncode == 0
+    made.start("desk", "crew", "probe", *OF_CREW, *listen)
+    facts = json.loads(made.all_end())
+    assert [trainer["name"] for trainer in facts["trainer"]] == NAMES
+    assert len(facts["line"]) == 3
     yield made
     for process in made.started.values():
         process.kill()
         process.communicate()
 
 
-def test_from_a_plan_to_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = machines.folder("desk")
-    monkeypatch.chdir(desk)
-    crew = CrewFolder(Path("crew"))
-    assert here("plan", "--config", "build.toml", "--out", "plan.toml").returncode == 0
-
-    listen = ["--listen", machines.address, "--trainers", "tower", "nuc", "--json"]
-    machines.start("desk", "crew", "probe", *OF_CREW, *listen)
-    facts = json.loads(machines.all_end())
-    assert [trainer["name"] for trainer in facts["trainer"]] == NAMES
-    assert len(facts["line"]) == 3
-
-    measured, facts_of = crew.facts_file.read_text(), crew.facts()
+def test_a_plan_that_does_not_pay_is_refused(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(machines.folder("desk"))
+    crew = CrewFolder(Path("slow"))
+    shutil.copytree("crew", "slow")
+    of_slow = [*OF_CREW[:-1], "slow"]
+    facts_of = crew.facts()
     slow = dict.fromkeys(facts_of.trainer[0].pictures_per_s, 1e-3)
     others = [replace(trainer, pictures_per_s=slow) for trainer in facts_of.trainer[1:]]
     write_toml(crew.facts_file, replace(facts_of, trainer=(facts_of.trainer[0], *others)))
-    refused = here("crew", "plan", *OF_CREW, "--exact")
+    refused = here("crew", "plan", *of_slow, "--exact")
     assert refused.returncode == 4
     assert "train on" in refused.stderr.splitlines()[-1]
     assert not crew.plan_file.exists()
-    crew.facts_file.write_text(measured)
+    assert here("crew", "plan", *of_slow, "--exact", "--anyway").returncode == 0
+    predicted = here("crew", "simulate", *of_slow, "--plot", "predicted.svg", "--json")
+    assert json.loads(predicted.stdout)["seconds"] > 0
+    assert "teacher" in Path("predicted.svg").read_text()
+
+
+def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = machines.folder("desk")
+    monkeypatch.chdir(desk)
+    crew = CrewFolder(Path("crew"))
     # What pays here depends on what else runs.
     assert here("crew", "plan", *OF_CREW, "--exact", "--anyway").returncode == 0
-    predicted = here("crew", "simulate", *OF_CREW, "--plot", "predicted.svg", "--json")
-    assert json.loads(predicted.stdout)["seconds"] > 0
-
     build = ["build", "--config", "build.toml", "--crew", "crew", "--out", "bundle", "--json"]
     machines.start("desk", *build)
     strangers(machines)
