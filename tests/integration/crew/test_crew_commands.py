@@ -125,7 +125,8 @@ def test_a_plan_that_does_not_pay_is_refused(
 ) -> None:
     monkeypatch.chdir(machines.folder("desk"))
     crew = CrewFolder(Path("slow"))
-    shutil.copytree("crew", "slow")
+    crew.path.mkdir()
+    shutil.copy("crew/facts.toml", crew.facts_file)
     of_slow = [*OF_CREW[:-1], "slow"]
     facts_of = crew.facts()
     slow = dict.fromkeys(facts_of.trainer[0].pictures_per_s, 1e-3)
@@ -138,7 +139,7 @@ def test_a_plan_that_does_not_pay_is_refused(
     assert here("crew", "plan", *of_slow, "--exact", "--anyway").returncode == 0
     predicted = here("crew", "simulate", *of_slow, "--plot", "predicted.svg", "--json")
     assert json.loads(predicted.stdout)["seconds"] > 0
-    assert "teacher" in Path("predicted.svg").read_text()
+    assert "<svg" in Path("predicted.svg").read_text()
 
 
 def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +156,7 @@ def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPa
     assert {cost["trainer"] for cost in built["crew"]} == set(NAMES)
     assert all(cost["waited_s"] >= 0 for cost in built["crew"])
     assert sum(cost["work_s"] for cost in built["crew"]) > 0
-    assert "teacher" in crew.picture.read_text()
+    assert "desk" in crew.picture.read_text()
     assert "s at work" in (desk / "said").read_text()
 
 
