@@ -189,7 +189,7 @@ def join(
 
 
 def costs(crew: Path | None) -> dict[str, object]:
-    """What the last training took each trainer of a crew's folder, for JSON; without one nothing."""
+    """What the last training took each trainer of a crew, for JSON; without a crew nothing."""
     if crew is None:
         return {}
     from partitioner.crew.folder import CrewFolder
