@@ -58,17 +58,23 @@ def probe(
         prepare(asked.options.threads)
         from partitioner.crew.desk import data_digest
         from partitioner.crew.desk import probe as measure
+        from partitioner.crew.exchange.address import checked
         from partitioner.crew.folder import CrewFolder
         from partitioner.run_setup import open_pictures, settings_for
 
+        names, folder = [name, *trainers], CrewFolder(crew)
+        if len(set(names)) < len(names):
+            raise InputError(f"--trainers: expected names that differ, got {', '.join(names)}")
+        checked(listen)
         chosen = read_plan(plan)
         data = open_pictures(asked, chosen.cameras)
         settings = settings_for(asked, data, chosen.require_teacher())
-        names = [name, *trainers]
-        if len(set(names)) < len(names):
-            raise InputError(f"--trainers: expected names that differ, got {', '.join(names)}")
-        folder = CrewFolder(crew)
-        Progress().note(f"listening on {listen}; {folder.key} has to be at every trainer")
+        folder.token()
+        Progress().note(
+            f"copy {folder.key} to {', '.join(trainers)}, and there, with its own --name: "
+            f"mdp-partition crew join {listen} --name {trainers[0]} --key crew.key --data ... "
+            "--run ..."
+        )
         facts = measure(
             listen, names, folder, chosen, settings, data_digest(data), Progress(), wait_s=wait
         )
@@ -115,7 +121,7 @@ def plan_crew(
             best = together[0]
         _show(proposals, json)
         write_plan(folder.plan_file, best.plan)
-    Progress().note(f"{best.words}, about {best.seconds:,.0f} s: {folder.plan_file}")
+    Progress().note(f"{best.words}, about {best.seconds:,.1f} s: {folder.plan_file}")
 
 
 @app.command()
@@ -153,8 +159,8 @@ def simulate(
         console.print_json({"seconds": proposal.seconds, "spans": spans})
         return
     for span in proposal.spans:
-        print(f"{span.start_s:9,.0f} to {span.end_s:9,.0f} s  {span.trainer:12} {span.what}")
-    print(f"{proposal.words}: {proposal.seconds:,.0f} s")
+        print(f"{span.start_s:9,.1f} to {span.end_s:9,.1f} s  {span.trainer:12} {span.what}")
+    print(f"{proposal.words}: {proposal.seconds:,.1f} s")
 
 
 @app.command()
@@ -181,6 +187,16 @@ def join(
         token = token_of(key)
         crew_desk.join(desk, name, token, data, run, Progress(), wait_s=wait)
     print(f"{name}: the desk has ended")
+
+
+def costs(crew: Path | None) -> dict[str, object]:
+    """What the last training took each trainer of a crew, for JSON; without a crew nothing."""
+    if crew is None:
+        return {}
+    from partitioner.crew.folder import CrewFolder
+    from partitioner.crew.history import costs as costs_in
+
+    return {"crew": costs_in(CrewFolder(crew).log)}
 
 
 @contextmanager
@@ -210,4 +226,4 @@ def _show(proposals: "list[Proposal]", json: bool) -> None:
         console.print_json(rows)
         return
     for proposal in proposals:
-        print(f"{proposal.seconds:12,.0f} s  {proposal.words}")
+        print(f"{proposal.seconds:12,.1f} s  {proposal.words}")

@@ -89,7 +89,8 @@ def train(
         with owned(folder):
             train_step(folder, chosen, data, asked, _progress(), crew=crew)
     if is_first():
-        say(json, {"run": str(run), "members": len(chosen.assignments)}, f"trained: {run}")
+        value = {"run": str(run), "members": len(chosen.assignments), **crew_command.costs(crew)}
+        say(json, value, f"trained: {run}")
 
 
 export_command.add_to(app)
@@ -164,7 +165,7 @@ def build(
     built = Bundle.open(out)
     if json:
         value = {"bundle": str(out), "digest": built.digest, "run": str(folder)}
-        console.print_json({**value, **report.as_json(built)})
+        console.print_json({**value, **crew_command.costs(crew), **report.as_json(built)})
     else:
         _tables().print_report(report, built.manifest.plan)
         _tables().print_written(built, folder)

@@ -9,7 +9,7 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -21,26 +21,29 @@ from torch._C._distributed_c10d import TCPStore
 
 from mdp import __version__
 from mdp.errors import InputError
-from mdp.files import Record, write_toml
+from mdp.files import Record, write_bytes, write_toml
 from mdp.formats.plan import Plan
+from partitioner.crew.board import board
 from partitioner.crew.exchange.address import checked, exposed, own_address
-from partitioner.crew.exchange.control import Desk, Hand
+from partitioner.crew.exchange.control import Desk, Hand, log_lines
 from partitioner.crew.exchange.files import StoreFiles
 from partitioner.crew.exchange.groups import Groups, timeout_s
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.exchange.store import connect, put, reaching, serve_store
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.generations import epochs_of
-from partitioner.crew.machine.events import Waited
+from partitioner.crew.history import costs_of, spans_of
+from partitioner.crew.machine.events import Rank, Waited
 from partitioner.crew.machine.jobs import Job, Jobs
 from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.run import Run
 from partitioner.crew.machine.schedule import Everyone, Exact
 from partitioner.crew.machine.watch import Watch
 from partitioner.crew.planning.facts import Facts
+from partitioner.crew.planning.picture import schedule_svg
 from partitioner.crew.planning.syncplan import SyncPlan, is_exact
 from partitioner.crew.probe import facts_of, measure, probe_jobs
-from partitioner.crew.worker import Crews, Ends, Outcome, Worker, enter, jobs_of, made
+from partitioner.crew.worker import Ends, Outcome, enter, jobs_of, made, worker_of
 from partitioner.crew.workload import workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from partitioner.data.scenes import single_pictures
@@ -56,8 +59,8 @@ WAIT_S = 600.0
 #: Name of the user's teacher among the files of a run.
 _CHECKPOINT = "teacher-checkpoint"
 Ending = Literal[".safetensors", ".pth", ".pt", ".bin"]
-#: Seconds for trainers to read that all is done.
-_LEAVE_S = 10.0
+#: Seconds for trainers to end what they do and to read that all is done.
+_LEAVE_S = 60.0
 
 
 class Begin(Record, frozen=True, kw_only=True):
@@ -156,15 +159,18 @@ def train_together(
         ),
     )
 
-    def take_part(ends: Ends, store: TCPStore) -> None:
-        for job in finished:
-            for path in made(work, job):
+    def take_part(ends: Ends, store: TCPStore, living: Callable[[], Collection[Rank]]) -> None:
+        for done in finished:
+            for path in made(work, done):
                 ends.files.send(path.relative_to(run.path).as_posix(), path)
         for name, path in _given(work, checkpoint).items():
             ends.files.send(name, path)
-        with _groups(ends.control, store, facts.names[0]) as groups:
-            crews = Crews(plan=plan, facts=facts, control=ends.control, groups=groups, store=store)
-            Worker(work, ends, crews, checkpoint).run()
+        view = connect(store.host, store.port)
+        with (
+            _groups(ends.control, store, facts.names[0]) as groups,
+            board(view, facts.names, living, work.progress) as note,
+        ):
+            worker_of(work, ends, plan, facts, groups, store, checkpoint, note, None).run()
         for one in jobs:
             for path in made(work, one.name):
                 if not path.exists():  # another trainer made it
@@ -176,6 +182,11 @@ def train_together(
         curve = msgspec.json.decode(outcome, type=Outcome).curve
         if curve and network not in run.kept_curves():
             run.keep_curve(network, curve)
+    log = list(log_lines(folder.log))
+    if spans := spans_of(log):
+        write_bytes(folder.picture, schedule_svg(spans).encode())
+    for cost in costs_of(log):
+        work.progress.note(cost.words)
 
 
 class Call(NamedTuple):
@@ -193,7 +204,7 @@ def _lead(
     jobs: Sequence[Job],
     finished: Sequence[str],
     schedule_of: Callable[[str, set[int]], Everyone | Exact],
-    take_part: Callable[[Ends, TCPStore], None],
+    take_part: Callable[[Ends, TCPStore, Callable[[], Collection[Rank]]], None],
     progress: Progress,
 ) -> dict[str, str]:
     """Be the desk of `jobs` until all are done; returns what was said of each outcome."""
@@ -217,7 +228,7 @@ def _lead(
             patience.daemon = True
             patience.start()
             try:
-                take_part(ends, store)
+                take_part(ends, store, lambda: desk.living)
             finally:
                 patience.cancel()
         _let_leave(desk)
@@ -324,18 +335,22 @@ def join(
     Waits `wait_s` for a desk. Raises RunRefused where the desk refuses this trainer, and DeskLost.
     """
     host, port = checked(address)
+    progress.note(f"waiting for the desk at {address}")
     store = connect(host, port, wait_s)
     begin = _begin(address, store)
     if name not in begin.names:
         known = ", ".join(begin.names[1:])
         raise InputError(f"--name: expected a trainer of the plan ({known}), got {name!r}")
-    facts = begin.settings.data
+    data_of = begin.settings.data
     pictures = open_dataset(
-        data, limit_train=facts.limit_train, limit_test=facts.limit_test, cameras=begin.plan.cameras
+        data,
+        limit_train=data_of.limit_train,
+        limit_test=data_of.limit_test,
+        cameras=begin.plan.cameras,
     )
     folder = RunFolder(run)
     with folder.locked():
-        own = replace(facts, source=pictures.source)
+        own = replace(data_of, source=pictures.source)
         settings = replace(begin.settings, data=own)
         control = Hand(host, port)
         with ExitStack() as stack:
@@ -358,10 +373,10 @@ def join(
                 checkpoint = folder.cache / f"{_CHECKPOINT}{suffix}"
                 ends.files.fetch(_CHECKPOINT, checkpoint)
             work = Work(folder, settings, begin.plan, pictures, progress, weights)
-            crews = Crews(
-                plan=begin.crew, facts=begin.facts, control=control, groups=groups, store=store
-            )
-            Worker(work, ends, crews, checkpoint).run()
+            plan, facts = begin.crew, begin.facts
+            worker_of(
+                work, ends, plan, facts, groups, store, checkpoint, progress.note, progress
+            ).run()
 
 
 def probe(
@@ -381,7 +396,7 @@ def probe(
     """
     begin = Begin(version=__version__, names=tuple(names), settings=settings, plan=plan)
 
-    def take_part(ends: Ends, store: TCPStore) -> None:
+    def take_part(ends: Ends, store: TCPStore, living: Callable[[], Collection[Rank]]) -> None:
         with _groups(ends.control, store, names[0]) as groups:
             measure(ends.control, groups, store, plan, settings)
 

@@ -24,20 +24,19 @@ class CrewFolder:
         self.log, self.picture = path / "log.jsonl", path / "schedule.svg"
 
     def facts(self) -> Facts:
-        """What was measured; raises ConfigError."""
+        """What was measured; raises ConfigError, and InputError where nothing was."""
+        _check(self.facts_file, "mdp-partition crew probe")
         return read_facts(self.facts_file)
 
     def plan(self, work: Work) -> SyncPlan:
-        """Who trains what, checked against the facts; raises ConfigError."""
-        return read_plan(self.plan_file, self.facts(), work)
+        """Who trains what, checked against the facts; raises ConfigError and InputError."""
+        facts = self.facts()
+        _check(self.plan_file, "mdp-partition crew plan")
+        return read_plan(self.plan_file, facts, work)
 
     def trainable(self, work: Work) -> SyncPlan:
-        """The same for a training, which knows no stages and no lead; raises ConfigError."""
+        """The same for a training, which knows no stages; raises ConfigError and InputError."""
         plan = self.plan(work)
-        if plan.chain == "lead":
-            raise ConfigError(
-                f"{self.plan_file}: key `chain`: expected strict or star: lead is only planned"
-            )
         for i, network in enumerate(plan.network):
             if network.stage:
                 raise ConfigError(
@@ -51,6 +50,11 @@ class CrewFolder:
         if not self.key.exists():
             write_new(self.key, secrets.token_hex(16).encode() + b"\n", 0o600)
         return token_of(self.key)
+
+
+def _check(path: Path, command: str) -> None:
+    if not path.exists():
+        raise InputError(f"{path}: no such file: `{command}` writes it")
 
 
 def token_of(path: Path) -> str:

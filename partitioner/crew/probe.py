@@ -124,11 +124,13 @@ def line_speed(group: Any, rank: int, clock: Clock = time.perf_counter) -> LineS
                 group.recv([message], 1 - rank, 0).wait()
         return clock() - started_s
 
-    latency_s = statistics.median(trip(ping, ping) for _ in range(PINGS)) / 2
+    pings_s = [trip(ping, ping) for _ in range(PINGS)]
+    latency_s = statistics.median(pings_s) / 2
     rates = []
     for out, back in ((load, ping), (ping, load)):
         trip_s = min(trip(out, back) for _ in range(LOADS))
-        rates.append(LOAD_BYTES / max(trip_s - 2 * latency_s, 1e-9))
+        # Of a busy machine any trip may be quicker than another one of an empty message.
+        rates.append(LOAD_BYTES / max(trip_s - min(pings_s), trip_s / 10))
     return LineSpeed(latency_s, *(rates if rank == 0 else reversed(rates)))
 
 
@@ -201,7 +203,7 @@ def facts_of(names: Sequence[str], address: str, said: Mapping[str, str]) -> Fac
                 name=name,
                 address=where,
                 memory_bytes=own.memory_bytes,
-                pictures_per_s=own.pictures_per_s,
+                pictures_per_s={what: _rounded(rate) for what, rate in own.pictures_per_s.items()},
             )
         )
     lines = []
@@ -217,9 +219,14 @@ def facts_of(names: Sequence[str], address: str, said: Mapping[str, str]) -> Fac
                 Line(
                     a=a,
                     b=b,
-                    latency_s=speed.latency_s,
-                    bytes_per_s=speed.out_bytes_s,
-                    back_bytes_per_s=speed.in_bytes_s,
+                    latency_s=_rounded(speed.latency_s),
+                    bytes_per_s=_rounded(speed.out_bytes_s),
+                    back_bytes_per_s=_rounded(speed.in_bytes_s),
                 )
             )
     return Facts(trainer=tuple(trainers), line=tuple(lines))
+
+
+def _rounded(value: float) -> float:
+    """To four digits, as the file is read by people."""
+    return float(f"{value:.4g}")

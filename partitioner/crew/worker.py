@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
+from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from mdp.errors import InputError, MDPError
@@ -25,9 +26,10 @@ from partitioner.crew.machine.jobs import Job
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.flows import Links
 from partitioner.crew.planning.syncplan import BUCKET_BYTES, SyncPlan
-from partitioner.data.memmaps import load
+from partitioner.crew.progress import Account, Patient, Told
+from partitioner.data.memmaps import Index, load
 from partitioner.run.curves import Curve
-from partitioner.run.progress import Advance
+from partitioner.run.progress import Advance, Progress
 from partitioner.training.compute import training_device
 from partitioner.training.context import Work
 from partitioner.training.distributed import Crew
@@ -36,6 +38,8 @@ from partitioner.training.synchroniser import Synchroniser
 from partitioner.training.teacher import ensure_targets, ensure_teacher, kept_targets, logits_of
 
 T = TypeVar("T")
+#: Outputs of a batch of pictures, each `[B, ...]`.
+Outputs = Callable[[Index], Sequence[Tensor]]
 
 #: Seconds of one look into the mailbox.
 LOOK_S = 0.2
@@ -92,6 +96,9 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a trainer tells the desk of a job, beside its files."""
 
     curve: Curve = []
+    #: For others, and what this trainer sent.
+    waited_s: float = 0.0
+    sent_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -116,25 +123,29 @@ class Crews:
     groups: Groups
     #: Where trainers say their names.
     store: TCPStore
+    #: What this trainer does and costs.
+    account: Account
 
     def rounds(self, network: str) -> Synchroniser:
         """Means of parameters."""
         trainers = len(self.plan.of(network).by or self.facts.names)
-        return Rounds(
+        rounds = Rounds(
             network,
-            self.control,
+            Patient(self.control, self.account),
             self.groups,
             trainers,
             first=True,  # each keeps its own files
             means=self._means(network),
             codec_of=self.plan.of(network).codec_of,
         )
+        self.account.follow(lambda: rounds.sent_bytes + rounds.settling_bytes)
+        return rounds
 
     def gradients(self, network: str, crew: Crew, members: tuple[int, ...]) -> Synchroniser:
         """Means of gradients, in one generation."""
         sync = self.plan.of(network)
         paces = [self._pace(network, rank) for rank in members] if sync.shares == "pace" else ()
-        return Gradients(
+        gradients = Gradients(
             crew,
             self._means(network),
             sync.codec_of,
@@ -142,6 +153,8 @@ class Crews:
             bucket_bytes=sync.bucket_bytes or BUCKET_BYTES,
             members=members,
         )
+        self.account.follow(lambda: gradients.sent_bytes)
+        return gradients
 
     def _means(self, network: str) -> Means:
         sync = self.plan.of(network)
@@ -221,6 +234,7 @@ class Worker:
         control = self._ends.control
         try:
             while (start := next_job(control)) is not None:
+                self._crews.account.begin(start.network)
                 said = self._do(start)
                 control.report(Made(rank=control.rank, network=start.network, said=said))
         except DeskLost:
@@ -229,7 +243,7 @@ class Worker:
 
     def _do(self, start: Start) -> str:
         """Do a job and hand its outcome in; returns what the desk is told beside it, as JSON."""
-        job = start.network
+        job, account = start.network, self._crews.account
         needed = self._needed(job)
         fetched = {path for path in needed if self._fetched(path)}
         if fetched and not self._is_desk:
@@ -243,14 +257,19 @@ class Worker:
                 self._together(job)
         except CrewEnded as ended:
             self._work.progress.note(str(ended))
+            account.end()
             return ""
         if not (start.alone or job == "answers" or self._is_desk) and self._crews.has_desk(job):
             return ""  # the desk's outcome counts: it is there from the beginning
         if job != "answers" or self._is_desk:
             for path in made(self._work, job):
                 self._ends.files.send(self._name(path), path)
+                if not self._is_desk:
+                    account.sent(path.stat().st_size)
         curve = self._work.run.kept_curves().get(job, [])
-        return msgspec.json.encode(Outcome(curve=curve)).decode()
+        waited_s, sent_bytes = account.end()
+        outcome = Outcome(curve=curve, waited_s=waited_s, sent_bytes=sent_bytes)
+        return msgspec.json.encode(outcome).decode()
 
     def _together(self, job: str) -> None:
         """Train a network with its crew, in rounds or by gradients."""
@@ -269,7 +288,8 @@ class Worker:
 
             self._train(job, replace(self._work, sync_of=sync_of))
 
-        train_in_generations(job, self._ends.control, self._crews.groups, checkpoint, train)
+        control = Patient(self._ends.control, self._crews.account)
+        train_in_generations(job, control, self._crews.groups, checkpoint, train)
 
     def _train(self, job: str, work: Work) -> None:
         """Train the network of a job; nothing where the folder has it."""
@@ -323,12 +343,16 @@ class Worker:
             name=paths[0].name,
             pictures=len(work.singles.train),
             variants=range(len(paths)),
-            outputs_of=lambda v: logits_of(teacher, variants.view(work.teacher_view, v)),
+            outputs_of=lambda v: self._counted(
+                logits_of(teacher, variants.view(work.teacher_view, v))
+            ),
             outputs=["the teacher's answers"],
             arithmetic=work.settings.autocast,
         )
         if ends.share is None:
             contribute(ends.answers, ends.rows, frozen)
+            self._crews.account.sent(ends.rows.sent_bytes)
+            ends.rows.sent_bytes = 0
             return
         if not all(path.exists() for path in paths):
             total = len(paths) * frozen.pictures
@@ -336,9 +360,36 @@ class Worker:
                 shared_out(ends, frozen, {v: [path] for v, path in enumerate(paths)}, advance)
         ensure_targets(work, teacher)  # of calibration and test, too
 
+    def _counted(self, outputs_of: Outputs) -> Outputs:
+        def counted(index: Index) -> Sequence[Tensor]:
+            self._crews.account.counted(len(index))
+            return outputs_of(index)
+
+        return counted
+
     def _member(self, work: Work, k: int) -> None:
         teacher = ensure_teacher(work, None)
         train_members(work, teacher, [load(path) for path in kept_targets(work)], only=[k])
+
+
+def worker_of(
+    work: Work,
+    ends: Ends,
+    plan: SyncPlan,
+    facts: Facts,
+    groups: Groups,
+    store: TCPStore,
+    checkpoint: Path | None,
+    note: Callable[[str], None],
+    shown: Progress | None,
+) -> Worker:
+    """A trainer that tells the desk what it does; the desk itself shows that of all alone."""
+    account = Account()
+    ends.control.told = account.told
+    crews = Crews(
+        plan=plan, facts=facts, control=ends.control, groups=groups, store=store, account=account
+    )
+    return Worker(replace(work, progress=Told(account, note, shown)), ends, crews, checkpoint)
 
 
 def shared_out(

@@ -13,7 +13,8 @@ from rich.progress import Progress as Bars
 #: Seconds between two lines of one task where there is no terminal.
 LINE_EVERY_S = 10.0
 
-#: Called with the number of further units that are done, and a text about them.
+#: Called with the number of further units that are done, and a text about them; it is empty where
+#: another process did them.
 Advance = Callable[[int, str], None]
 
 
@@ -26,13 +27,21 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
 
+    @property
+    def stream(self) -> TextIO:
+        """Where it is shown."""
+        return self._stream
+
     def note(self, text: str) -> None:
         """Print one line."""
         print(text, file=self._stream, flush=True)
 
     @contextmanager
-    def task(self, what: str, total: int, *, done: int = 0) -> Iterator[Advance]:
-        """Show a task of `total` units, of which `done` are already complete."""
+    def task(self, what: str, total: int, *, done: int = 0, pictures: int = 0) -> Iterator[Advance]:
+        """Show a task of `total` units, of which `done` are already complete.
+
+        pictures: how many all units train or answer, where they do.
+        """
         follow = self._bar if self._stream.isatty() else self._lines
         with follow(what, total, done) as advance:
             yield advance

@@ -188,15 +188,26 @@ def _train(
     begin = stage.sync.begin(len(curve))
     # Epochs that others trained: they count as none of the best.
     curve += [{} for _ in range(begin - len(curve))]
-    with progress.task(stage.name, epochs * per_epoch, done=len(curve) * per_epoch) as advance:
+    with progress.task(
+        stage.name,
+        epochs * per_epoch,
+        done=len(curve) * per_epoch,
+        pictures=epochs * stage.pictures,
+    ) as advance:
         for epoch in range(len(curve), epochs):
             if stage.patience and stage.sync.decided(epoch - _best_epoch(curve) > stage.patience):
                 break
 
+            own = 0
+
             def report(loss: float, epoch: int = epoch) -> None:
+                nonlocal own
+                own += 1
                 advance(1, f"epoch {epoch + 1} of {epochs}, loss {loss:.3f}")
 
             curve.append(_epoch(training, epoch, report))
+            if own < per_epoch:
+                advance(per_epoch - own, "")
             _check_weights(training, epoch)
             if validate is not None:
                 curve[-1]["validation"] = _validation(training, epoch, validate)

@@ -123,7 +123,7 @@ class Desk:
                 self._watch.heard(rank, time.monotonic())
         elif isinstance(event, Joined):
             if not hmac.compare_digest(entry.token.encode(), self._token.encode()):
-                self._refuse(rank, "expected the token of the desk's key folder, got another")
+                self._refuse(rank, "key: expected a copy of the desk's crew.key, got another token")
             elif self._failed:
                 self._refuse(rank, self._failed)
             else:
@@ -172,12 +172,17 @@ class Desk:
 def replay(path: Path, machine: Schedule) -> Iterator[tuple[list[AnyAction], list[AnyAction]]]:
     """For each event of a log's file what was told then, and what `machine` tells now.
 
-    A last line that is cut off is left out: its actions were never posted.
+    A last line that is cut off is left out: its actions were not posted.
     """
+    for line in log_lines(path):
+        yield line.actions, machine.handle(line.event)
+
+
+def log_lines(path: Path) -> Iterator[Line]:
+    """What a log's file has, in order, without a last line that is cut off."""
     for line in path.read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n"):
-            told = _LINE.decode(line)
-            yield told.actions, machine.handle(told.event)
+            yield _LINE.decode(line)
 
 
 class Hand:
@@ -194,6 +199,8 @@ class Hand:
         self._in: queue.SimpleQueue[AnyAction | None] = queue.SimpleQueue()
         self._sending, self._receiving = connect(host, port, wait_s), connect(host, port)
         self.address = host, port
+        #: What the desk is told beside events, with every sign of life.
+        self.told: Callable[[], bytes] | None = None
         self._rank: Rank = self._sending.add("ranks", 1) - 1
         self._sent = 0
         self._heard_s = time.monotonic()
@@ -310,6 +317,8 @@ class Hand:
                 left_s = pulse_s + PULSE_S - time.monotonic()
                 if left_s <= 0:
                     self._append(Entry())
+                    if self.told is not None:
+                        put(self._sending, f"progress/{self._rank}", self.told())
                     # Unlike a set, a check is answered.
                     self._sending.check(["bell"])
                     self._heard_s = pulse_s = time.monotonic()

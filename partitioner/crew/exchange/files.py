@@ -14,8 +14,9 @@ from mdp.formats.bundle import sha256_of
 from partitioner.crew.exchange.store import put, reaching
 
 PIECE_BYTES = 4_000_000
-#: Kept for every trainer that may still come: no number of readers deletes a file of the run.
-_EVERYBODY = 2**31
+
+#: Readers that may still come: no number of them deletes a file of the run.
+EVERYBODY = 2**31
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,7 +104,7 @@ class StoreFiles:
     def send(self, name: str, path: Path) -> None:
         """Hand a file in, unless there is one; raises DeskLost."""
         with reaching(self._store):
-            send_file(self._store, name, path, _EVERYBODY)
+            send_file(self._store, name, path, EVERYBODY)
 
     def fetch(self, name: str, path: Path) -> bool:
         """Wait for a file and write it to `path`, unless it is the same; whether it was another.

@@ -49,7 +49,7 @@ class Gradients(EveryStep):
     @property
     def sent_bytes(self) -> int:
         """Bytes of gradients that this trainer has sent."""
-        return sum(mean.sent_bytes for mean in self._of_bucket.values())
+        return sum(mean.sent_bytes for mean in list(self._of_bucket.values()))
 
     def wrap(
         self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device

@@ -101,6 +101,7 @@ class Rounds:
         self._network, self._trainer, self._groups = network, trainer, groups
         self._trainers, self._first = trainers, first
         self._means, self._codec_of = means, codec_of
+        self._mean = Mean([], means)
         self._pictures = self._seq = self._epoch = 0
         self._entered = False
         self._result: _Result | None = None

@@ -60,10 +60,12 @@ class StoreTrainer(_End):
     def __init__(self, store: TCPStore, log: str, rank: int) -> None:
         super().__init__(store, log)
         self.rank = rank
+        self.sent_bytes = 0
 
     def append(self, message: bytes) -> None:
         """Append to the log."""
         self._push("log", message)
+        self.sent_bytes += len(message)
 
     def next(self, timeout_s: float) -> bytes | None:
         """The mailbox's next message, None when there is none within `timeout_s`."""

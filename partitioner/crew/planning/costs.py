@@ -12,7 +12,7 @@ from partitioner.crew.machine.shares import by_pace
 
 Codec = Literal["fp32", "fp16", "int8"]
 What = Literal["gradients", "parameters"]
-Chain = Literal["strict", "lead", "star"]
+Chain = Literal["strict", "star"]
 
 #: Encoded bytes of each byte of fp32; int8 has a scale of 4 bytes for each block of 256 codes.
 RATIO: Mapping[Codec, float] = {"fp32": 1.0, "fp16": 0.5, "int8": (1 + 4 / 256) / 4}
@@ -134,33 +134,24 @@ def member_index(name: str) -> int | None:
     return int(number) if kind == "member" and number.isdecimal() else None
 
 
-def timeline(jobs: Sequence[Job], chain: Chain = "strict", lead: float = 1.0) -> list[Span]:
+def timeline(jobs: Sequence[Job], chain: Chain = "strict") -> list[Span]:
     """When each trainer does which of `jobs`; a trainer does one after another, in their order.
 
     Jobs other than members come one after another before the members. Of these, `strict` starts
-    each when the one before has ended, `lead` when that has done the share `lead` of its epochs,
-    and `star` all others when the first has ended.
+    each when the one before has ended, `star` all others when the first has ended.
     """
     free: dict[str, float] = {}
     spans: list[Span] = []
-    before_s = first_s = 0.0
-    previous: tuple[float, float] | None = None
+    before_s = 0.0
+    first_s: float | None = None
     for job in jobs:
-        ready_s = before_s
-        if member_index(job.name) is not None and previous is not None:
-            start_s, end_s = previous
-            ready_s = {
-                "strict": end_s,
-                "lead": start_s + lead * (end_s - start_s),
-                "star": first_s,
-            }[chain]
+        is_member = member_index(job.name) is not None
+        ready_s = first_s if is_member and chain == "star" and first_s is not None else before_s
         start_s = max([ready_s, *(free.get(name, 0.0) for name in job.crew)])
         end_s = start_s + job.seconds
-        if member_index(job.name) is None:
-            before_s = end_s
-        else:
-            first_s = end_s if previous is None else first_s
-            previous = start_s, end_s
+        before_s = end_s
+        if is_member and first_s is None:
+            first_s = end_s
         for name in job.crew:
             free[name] = end_s
             spans.append(Span(name, start_s, end_s, job.name))

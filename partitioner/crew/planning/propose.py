@@ -17,8 +17,6 @@ from partitioner.crew.planning.work import Network, Work
 LEAST_SPEED_UP = 1.1
 #: Each further trainer has to make a crew this much quicker: it can also delay and fail.
 _WORTH = 1.02
-#: Of the predecessor's epochs, with chain = "lead".
-_LEAD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +82,7 @@ def predict(plan: SyncPlan, facts: Facts, work: Work) -> Proposal | None:
     """
     methods = Methods(facts, "any")
     found = {n.name: methods.predicted(n, plan.of(n.name)) for n in work.networks}
-    lead = _LEAD if plan.lead is None else plan.lead
-    proposal = _proposal(found, facts, work, plan.chain, lead, plan.answers.by)
+    proposal = _proposal(found, facts, work, plan.chain, plan.answers.by)
     return proposal and replace(proposal, plan=plan)
 
 
@@ -209,7 +206,7 @@ class _Maker:
         """The best crews for a chain."""
         names = self._facts.names
         members = [n.name for n in self._work.networks if n.name != "teacher"]
-        at_once = {"strict": members[:0], "lead": members, "star": members[1:]}[chain]
+        at_once = members[1:] if chain == "star" else []
         by_site = names
         if len(names) > EXACT:
             by_site = tuple(name for site in self._facts.sites for name in site)
@@ -232,7 +229,6 @@ def _proposal(
     facts: Facts,
     work: Work,
     chain: Chain = "strict",
-    lead: float = _LEAD,
     answering: tuple[str, ...] = (),
 ) -> Proposal | None:
     """A plan with its schedule; None where a network has no method, or nobody answers.
@@ -260,8 +256,7 @@ def _proposal(
     plan = SyncPlan(
         facts=facts.digest,
         chain=chain,
-        lead=lead if chain == "lead" else None,
         answers=Answers(by=by),
         network=tuple(method.sync for method in chosen),
     )
-    return Proposal(plan, tuple(chosen), tuple(timeline(jobs, chain, lead)))
+    return Proposal(plan, tuple(chosen), tuple(timeline(jobs, chain)))

@@ -99,8 +99,6 @@ class SyncPlan(Record, frozen=True, kw_only=True):
     #: Digest of the facts that the plan was made from.
     facts: str = ""
     chain: Chain = "strict"
-    #: Of the predecessor's epochs, the share after which the next member starts.
-    lead: Annotated[float, Meta(ge=0, le=1)] | None = None
     answers: Answers = Answers()
     network: tuple[NetworkSync, ...] = ()
 
@@ -122,7 +120,7 @@ class SyncPlan(Record, frozen=True, kw_only=True):
             for sync in self.network
             if not is_exact(sync)
         }
-        essence = (self.chain, self.lead, changing)
+        essence = (self.chain, changing)
         return hashlib.sha256(msgspec.json.encode(essence, order="sorted")).hexdigest()
 
 
@@ -158,7 +156,7 @@ def contradictions(
 
     Without `facts` or `work`, what depends on them is not looked at.
     """
-    found = list(_of_the_chain(plan))
+    found = list(_of_the_crews(plan))
     for i, sync in enumerate(plan.network):
         found += [f"`network[{i}].{said}" for said in _of_a_network(sync)]
     if work is not None:
@@ -168,11 +166,7 @@ def contradictions(
     return found
 
 
-def _of_the_chain(plan: SyncPlan) -> Iterator[str]:
-    if plan.lead is not None and plan.chain != "lead":
-        yield f'`lead`: expected only with chain = "lead", found chain = "{plan.chain}"'
-    if plan.lead is None and plan.chain == "lead":
-        yield '`lead`: expected a share from 0 to 1, as chain = "lead"'
+def _of_the_crews(plan: SyncPlan) -> Iterator[str]:
     for name, count in Counter(sync.name for sync in plan.network).items():
         if count > 1:
             yield f"`network`: expected each network once, found {name} twice"

@@ -113,7 +113,7 @@ def test_strangers_and_garbage_are_not_believed(tmp_path: Path) -> None:
         stranger = join("nuc", "another")
         refused = stranger.poll(WAIT_S)
         assert isinstance(refused, Refused)
-        assert refused.reason == "expected the token of the desk's key folder, got another"
+        assert refused.reason == "key: expected a copy of the desk's crew.key, got another token"
         stranger.report(Waiting(rank=0, network=NET, pictures=0))
         store = connect(HOST, stranger.address[1])
         garbage = [b"\x00", b"x" * (MAX_BYTES + 1), msgspec.msgpack.encode(Entry(Gone(rank=7)))]

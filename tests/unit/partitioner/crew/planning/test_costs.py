@@ -145,15 +145,10 @@ def test_answers_over_a_link() -> None:
     assert answers_per_s(3, 20 * MBIT, 1000) == 3
 
 
-@pytest.mark.parametrize(
-    ("chain", "lead", "seconds"),
-    [("strict", 1.0, 3.1), ("lead", 0.5, 1.9), ("lead", 0.3, 1.42), ("star", 1.0, 1.7)],
-)
-def test_makespans_of_four_members_on_four_trainers(
-    chain: Chain, lead: float, seconds: float
-) -> None:
+@pytest.mark.parametrize(("chain", "seconds"), [("strict", 3.1), ("star", 1.7)])
+def test_makespans_of_four_members_on_four_trainers(chain: Chain, seconds: float) -> None:
     jobs = [Job(f"member-{k}", (f"t{k}",), 0.7 if k else 1.0) for k in range(4)]
-    assert makespan_s(timeline(jobs, chain, lead)) == pytest.approx(seconds)
+    assert makespan_s(timeline(jobs, chain)) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("efficiency", [1.0, 0.5])

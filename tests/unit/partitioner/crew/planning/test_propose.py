@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdp.errors import PlanRefused
-from partitioner.crew.planning.costs import Chain
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.methods import Methods, round_pictures
 from partitioner.crew.planning.propose import Proposal, choose, predict, propose, quickest_alone
@@ -213,9 +212,6 @@ def test_rounds_are_long_enough_for_their_mean() -> None:
     assert round_pictures(small, 100, 2.0) == 64
 
 
-CHAINS: tuple[Chain, ...] = ("strict", "lead", "star")
-
-
 @settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.sampled_from([5.0, 27.0, 110.0, 500.0]), min_size=1, max_size=4),
@@ -225,7 +221,7 @@ CHAINS: tuple[Chain, ...] = ("strict", "lead", "star")
 def test_every_proposal_is_legal_and_does_all(gflops: list[float], mbit: float, count: int) -> None:
     facts = fleet({f"t{i}": rate for i, rate in enumerate(gflops)}, mbit)
     work = Work(networks=members(count))
-    found = propose(facts, work, allowed="any", chains=CHAINS)
+    found = propose(facts, work, allowed="any")
     assert quickest_alone(found) is not None
     for proposal in found:
         assert contradictions(proposal.plan, facts, work) == []

@@ -1,0 +1,89 @@
+"""What trainers did in a training together, from its log: the schedule, and what it cost each."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from partitioner.crew.exchange.control import Line, log_lines
+from partitioner.crew.machine.events import Gone, Joined, Leave, Made, Rank, Refused, Start
+from partitioner.crew.planning.costs import Span
+from partitioner.crew.worker import Outcome
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What a training took one trainer; seconds of waiting are those without work."""
+
+    trainer: str
+    work_s: float
+    waited_s: float
+    sent_bytes: int
+
+    @property
+    def words(self) -> str:
+        """As a line."""
+        return (
+            f"{self.trainer}: {self.work_s:,.1f} s at work, {self.waited_s:,.1f} s waiting, "
+            f"{self.sent_bytes / 1e6:,.1f} MB sent"
+        )
+
+
+def costs(path: Path) -> list[Cost]:
+    """Of the last training whose log is `path`, by trainer; none where there is no log."""
+    return costs_of(log_lines(path)) if path.exists() else []
+
+
+def spans_of(log: Iterable[Line]) -> list[Span]:
+    """When each trainer did which job, in seconds since the first event."""
+    return [span for span, _ in _jobs(log)]
+
+
+def costs_of(log: Iterable[Line]) -> list[Cost]:
+    """Seconds and bytes of every trainer that joined, in their order."""
+    entries = list(log)
+    joined: dict[str, float] = {}
+    end_s = entries[-1].at_s if entries else 0.0
+    for entry in entries:
+        if isinstance(entry.event, Joined):
+            joined.setdefault(entry.event.name, entry.at_s)
+    work, sent = dict.fromkeys(joined, 0.0), dict.fromkeys(joined, 0)
+    for span, outcome in _jobs(entries):
+        work[span.trainer] += span.end_s - span.start_s - outcome.waited_s
+        sent[span.trainer] += outcome.sent_bytes
+    return [
+        Cost(
+            trainer=name,
+            work_s=round(work[name], 3),
+            waited_s=round(max(0.0, end_s - start_s - work[name]), 3),
+            sent_bytes=sent[name],
+        )
+        for name, start_s in joined.items()
+    ]
+
+
+def _jobs(log: Iterable[Line]) -> Iterator[tuple[Span, Outcome]]:
+    """Jobs in the order of their ends, each with what was said of it."""
+    names: dict[Rank, str] = {}
+    began: dict[Rank, tuple[str, float]] = {}
+    first_s: float | None = None
+    for entry in log:
+        first_s = entry.at_s if first_s is None else first_s
+        at_s, event = entry.at_s - first_s, entry.event
+        if isinstance(event, Joined):
+            names[event.rank] = event.name
+        ended: dict[Rank, Outcome] = {}
+        if isinstance(event, Made):
+            said = msgspec.json.decode(event.said, type=Outcome) if event.said else Outcome()
+            ended[event.rank] = said
+        elif isinstance(event, Gone):
+            ended[event.rank] = Outcome()
+        for action in entry.actions:
+            if isinstance(action, Leave) or (isinstance(action, Refused) and not action.network):
+                ended.setdefault(action.rank, Outcome())
+        for rank, outcome in ended.items():
+            if rank in began:
+                job, start_s = began.pop(rank)
+                yield Span(names[rank], start_s, at_s, job), outcome
+        for action in entry.actions:
+            if isinstance(action, Start):
+                began[action.rank] = action.network, at_s

@@ -1,0 +1,182 @@
+"""What trainers do now: told to the desk once a second, shown there in one table."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from partitioner.crew.machine.events import AnyAction, AnyEvent, Rank, Trainer
+from partitioner.run.progress import Advance, Progress
+
+COLUMNS = ("trainer", "job", "done", "pictures/s", "now", "MB sent")
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trainer does; JSON in the desk's store, as `progress/RANK`."""
+
+    #: Empty: it waits for one.
+    job: str = ""
+    #: Done of the job's step in hand, from 0 to 1.
+    share: float = 0.0
+    #: Of the job so far.
+    pictures_per_s: float = 0.0
+    said: str = ""
+    #: For other trainers, before a mean.
+    waits: bool = False
+    sent_bytes: int = 0
+
+
+class Account:
+    """What one trainer does and what that costs; written by its main thread, read by another."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._job, self._said, self._waits = "", "", False
+        self._share = self._pictures = self._since_s = 0.0
+        self._waited_s, self._sent_bytes = 0.0, 0
+        self._sending: Callable[[], int] = lambda: 0
+
+    def begin(self, job: str) -> None:
+        """Count for a job from here on."""
+        self._job, self._said, self._share, self._pictures = job, "", 0.0, 0.0
+        self._since_s, self._waited_s, self._before_bytes = self._clock(), 0.0, self.sent_bytes
+
+    def end(self) -> tuple[float, int]:
+        """The job has ended; returns seconds that it waited for others, and bytes sent."""
+        self._job = ""
+        return self._waited_s, self.sent_bytes - self._before_bytes
+
+    def counted(self, pictures: float) -> None:
+        """Add pictures that this trainer has trained or answered."""
+        self._pictures += pictures
+
+    def sent(self, count: int) -> None:
+        """Add bytes that this trainer has sent."""
+        self._sent_bytes += count
+
+    def follow(self, sent_bytes: Callable[[], int]) -> None:
+        """Add the bytes that a synchroniser counts, until the next one is followed."""
+        self._sent_bytes, self._sending = self.sent_bytes, sent_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes sent in all jobs."""
+        return self._sent_bytes + self._sending()
+
+    def step(self, share: float, said: str) -> None:
+        """The step in hand is done by so much."""
+        self._share, self._said = share, said
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the seconds of a block as waited."""
+        started_s, self._waits = self._clock(), True
+        try:
+            yield
+        finally:
+            self._waits = False
+            self._waited_s += self._clock() - started_s
+
+    def state(self) -> State:
+        """As others see it."""
+        seconds = self._clock() - self._since_s
+        return State(
+            job=self._job,
+            share=self._share,
+            pictures_per_s=self._pictures / seconds if self._pictures and seconds else 0.0,
+            said=self._said,
+            waits=self._waits,
+            sent_bytes=self.sent_bytes,
+        )
+
+    def told(self) -> bytes:
+        """The state as JSON."""
+        return msgspec.json.encode(self.state())
+
+
+class Patient:
+    """A trainer's end of the control whose waits are counted."""
+
+    def __init__(self, control: Trainer, account: Account) -> None:
+        self._control, self._account = control, account
+
+    @property
+    def rank(self) -> Rank:
+        """The own rank."""
+        return self._control.rank
+
+    def report(self, event: AnyEvent) -> None:
+        """Append to the log."""
+        self._control.report(event)
+
+    def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
+        """The next action for this trainer, None when there is none within `timeout_s`."""
+        if not timeout_s:
+            return self._control.poll()
+        with self._account.waiting():
+            return self._control.poll(timeout_s)
+
+    def claim(self, counter: str) -> int:
+        """The next number, from 0, of a counter that all trainers share."""
+        return self._control.claim(counter)
+
+
+class Told(Progress):
+    """Progress of which the desk is told, beside what `shown` shows; with None that is notes."""
+
+    def __init__(self, account: Account, note: Callable[[str], None], shown: Progress | None):
+        super().__init__()
+        self._account, self._note, self._shown = account, note, shown
+
+    def note(self, text: str) -> None:
+        """Print one line."""
+        self._note(text)
+
+    @contextmanager
+    def task(self, what: str, total: int, *, done: int = 0, pictures: int = 0) -> Iterator[Advance]:
+        """Follow a task."""
+        self._account.step(done / max(total, 1), what)
+
+        def advance(more: int, said: str) -> None:
+            nonlocal done
+            done += more
+            self._account.step(done / max(total, 1), said or what)
+            if said:
+                self._account.counted(more * pictures / total)
+
+        if self._shown is None:
+            yield advance
+            return
+        with self._shown.task(what, total, done=done) as show:
+
+            def both(more: int, said: str) -> None:
+                advance(more, said)
+                show(more, said)
+
+            yield both
+
+
+def rows(states: Mapping[str, State | None]) -> list[tuple[str, ...]]:
+    """A row of `COLUMNS` for each trainer, by name; None is one that is not there."""
+    found = list[tuple[str, ...]]()
+    for name, state in states.items():
+        if state is None:
+            found.append((name, "", "", "", "not there", ""))
+            continue
+        now = "waits for others" if state.waits else state.said
+        done = f"{state.share:.0%}" if state.job and state.share else ""
+        rate = f"{state.pictures_per_s:,.0f}" if state.job and state.pictures_per_s else ""
+        sent = f"{state.sent_bytes / 1e6:,.1f}"
+        found.append((name, state.job, done, rate, now if state.job else "waits for a job", sent))
+    return found
+
+
+def lines(table: Sequence[tuple[str, ...]]) -> list[str]:
+    """The same, a line each, for where there is no terminal."""
+    said = []
+    for name, job, done, rate, now, sent in table:
+        parts = [f"{job} {done}".strip(), f"{rate} pictures/s" if rate else "", now]
+        parts.append(f"{sent} MB sent" if sent else "")
+        said.append(f"{name}: {', '.join(part for part in parts if part)}")
+    return said

@@ -1,0 +1,188 @@
+"""Three machines train a bundle, by the commands that a person types."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from msgspec.structs import replace  # noqa: E402
+
+from mdp.files import write_new, write_toml  # noqa: E402
+from mdp.formats.bundle import Bundle  # noqa: E402
+from mdp.testing.processes import until  # noqa: E402
+from partitioner.cli.main import main  # noqa: E402
+from partitioner.crew.folder import CrewFolder  # noqa: E402
+from tests.integration.crew.test_training_together import PATIENCE_S, free_port  # noqa: E402
+from tests.support.command_lines import run_here  # noqa: E402
+from tests.support.models.runs import SHARED_ARGS, SHARED_MS, write_profiles  # noqa: E402
+from tests.support.models.trees import write_tree  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+COMMAND = str(Path(sys.executable).parent / "mdp-partition")
+NAMES = ["desk", "tower", "nuc"]
+CONFIG = """
+[run]
+data = "photos"
+threads = 1
+[plan]
+teacher = "vit_tiny_patch16_224"
+teacher_args = {{{args}}}
+profiles = ["alpha.toml", "beta.toml"]
+latency_ms = {ms}
+anyway = true
+[teacher_schedule]
+epochs = 1
+batch_size = 16
+[schedule]
+epochs = 1
+batch_size = 16
+[augmentation]
+variants = 1
+"""
+OF_CREW = ["--config", "build.toml", "--plan", "plan.toml", "--crew", "crew"]
+
+
+def here(*words: object) -> subprocess.CompletedProcess[str]:
+    return run_here(main, "mdp-partition", *words)
+
+
+class Machines:
+    """A folder for each machine: the desk, and two that join it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.address = path, f"127.0.0.1:{free_port()}"
+        self.started: dict[str, subprocess.Popen[str]] = {}
+        desk = self.folder("desk")
+        write_tree(desk / "photos", each=24)
+        write_profiles(desk)
+        config = CONFIG.format(args=", ".join(SHARED_ARGS), ms=SHARED_MS)
+        (desk / "build.toml").write_text(config)
+        for name in NAMES[1:]:
+            shutil.copytree(desk / "photos", self.folder(name) / "photos")
+
+    def folder(self, name: str) -> Path:
+        folder = self.path / name
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def join_words(self, name: str, data: str = "photos", key: str = "crew.key") -> list[str]:
+        rest = ["--key", key, "--run", "run", "--threads", "1"]
+        return ["crew", "join", self.address, "--name", name, "--data", data, *rest]
+
+    def start(self, name: str, *words: str) -> None:
+        with (self.folder(name) / "said").open("w") as said:
+            self.started[name] = subprocess.Popen(
+                [COMMAND, *words],
+                cwd=self.folder(name),
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def all_end(self) -> str:
+        """Let the others join the desk; returns what that wrote to stdout."""
+        key = CrewFolder(self.folder("desk") / "crew").key
+        until(key.exists, "the key", PATIENCE_S)
+        for name in NAMES[1:]:
+            shutil.copy(key, self.folder(name))
+            self.start(name, *self.join_words(name))
+        said = {}
+        for name, process in self.started.items():
+            said[name], _ = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0, (self.folder(name) / "said").read_text()
+        return said["desk"]
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """With a plan, and measured."""
+    made = Machines(tmp_path_factory.mktemp("machines"))
+    listen = ["--listen", made.address, "--trainers", "tower", "nuc", "--json"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made.folder("desk"))
+        assert here("plan", "--config", "build.toml", "--out", "plan.toml").returncode == 0
+    made.start("desk", "crew", "probe", *OF_CREW, *listen)
+    facts = json.loads(made.all_end())
+    assert [trainer["name"] for trainer in facts["trainer"]] == NAMES
+    assert len(facts["line"]) == 3
+    yield made
+    for process in made.started.values():
+        process.kill()
+        process.communicate()
+
+
+def test_a_plan_that_does_not_pay_is_refused(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(machines.folder("desk"))
+    crew = CrewFolder(Path("slow"))
+    crew.path.mkdir()
+    shutil.copy("crew/facts.toml", crew.facts_file)
+    of_slow = [*OF_CREW[:-1], "slow"]
+    facts_of = crew.facts()
+    slow = dict.fromkeys(facts_of.trainer[0].pictures_per_s, 1e-3)
+    others = [replace(trainer, pictures_per_s=slow) for trainer in facts_of.trainer[1:]]
+    write_toml(crew.facts_file, replace(facts_of, trainer=(facts_of.trainer[0], *others)))
+    refused = here("crew", "plan", *of_slow, "--exact")
+    assert refused.returncode == 4
+    assert "train on" in refused.stderr.splitlines()[-1]
+    assert not crew.plan_file.exists()
+    assert here("crew", "plan", *of_slow, "--exact", "--anyway").returncode == 0
+    predicted = here("crew", "simulate", *of_slow, "--plot", "predicted.svg", "--json")
+    assert json.loads(predicted.stdout)["seconds"] > 0
+    assert "<svg" in Path("predicted.svg").read_text()
+
+
+def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = machines.folder("desk")
+    monkeypatch.chdir(desk)
+    crew = CrewFolder(Path("crew"))
+    # What pays here depends on what else runs.
+    assert here("crew", "plan", *OF_CREW, "--exact", "--anyway").returncode == 0
+    build = ["build", "--config", "build.toml", "--crew", "crew", "--out", "bundle", "--json"]
+    machines.start("desk", *build)
+    strangers(machines)
+    built = json.loads(machines.all_end())
+    assert built["digest"] == Bundle.open("bundle").digest
+    assert {cost["trainer"] for cost in built["crew"]} == set(NAMES)
+    assert all(cost["waited_s"] >= 0 for cost in built["crew"])
+    assert sum(cost["work_s"] for cost in built["crew"]) > 0
+    assert "desk" in crew.picture.read_text()
+    assert "s at work" in (desk / "said").read_text()
+
+
+def strangers(machines: Machines) -> None:
+    """The desk goes on waiting for those that it expects."""
+    write_tree(Path("others"), each=24, seed=1)
+    write_new(Path("other.key"), b"1234\n", 0o600)
+    for words, expected in (
+        (machines.join_words("stranger", key="crew/crew.key"), "--name: expected a trainer of"),
+        (machines.join_words("tower", key="other.key"), "key: expected a copy of the desk's"),
+        (
+            machines.join_words("tower", "others", "crew/crew.key"),
+            "pictures, settings or version of tower differ",
+        ),
+    ):
+        stopped = here(*words)
+        assert stopped.returncode == 2, stopped.stderr
+        assert expected in stopped.stderr.splitlines()[-1]
+
+
+def test_a_desk_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_new(Path("crew.key"), b"1234\n", 0o600)
+    address = f"127.0.0.1:{free_port()}"
+    words = ["--name", "tower", "--data", "photos", "--key", "crew.key", "--run", "run"]
+    stopped = here("crew", "join", address, *words, "--wait", "0", "--threads", "1")
+    assert stopped.returncode == 3
+    assert f"{address}: no desk of a crew answers" in stopped.stderr
+    assert not Path("run").exists()
