@@ -30,7 +30,6 @@ from partitioner.crew.exchange.groups import Groups, timeout_s
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.exchange.store import connect, put, serve_store
 from partitioner.crew.folder import CrewFolder
-from partitioner.crew.generations import epochs_of
 from partitioner.crew.machine.events import Schedule, Waited
 from partitioner.crew.machine.jobs import Job, Jobs
 from partitioner.crew.machine.membership import Machine
@@ -48,6 +47,7 @@ from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Asked, Settings
 from partitioner.run.settings import Schedule as Epochs
+from partitioner.training.checkpoint import epochs_of
 from partitioner.training.context import Work
 
 #: Wait for trainers that are planned and not there yet, in seconds.
