@@ -39,6 +39,7 @@ from partitioner.crew.machine.watch import Watch
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import SyncPlan, is_exact
 from partitioner.crew.probe import facts_of, measure, probe_jobs
+from partitioner.crew.staged import hand_out_start
 from partitioner.crew.worker import Crews, Ends, Outcome, Worker, jobs_of, made
 from partitioner.crew.workload import workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
@@ -78,9 +79,13 @@ class StoreFiles:
     def __init__(self, store: TCPStore) -> None:
         self._store = store
 
-    def send(self, name: str, path: Path) -> None:
-        """Hand a file in."""
-        send_file(self._store, name, path, _EVERYBODY)
+    def send(self, name: str, path: Path, readers: int = _EVERYBODY) -> None:
+        """Hand a file in; the last of its readers deletes it."""
+        send_file(self._store, name, path, readers)
+
+    def has(self, name: str) -> bool:
+        """Whether there is one, which not all its readers have."""
+        return self._store.check([f"file/{name}"])
 
     def fetch(self, name: str, path: Path) -> None:
         """Write the file to `path`; waits until there is one."""
@@ -158,11 +163,13 @@ def train_together(
     )
 
     def take_part(ends: Ends, store: TCPStore) -> None:
-        for job in finished:
-            for path in made(work, job):
+        for done in finished:
+            for path in made(work, done):
                 ends.files.send(path.relative_to(run.path).as_posix(), path)
         for name, path in _given(work, checkpoint).items():
             ends.files.send(name, path)
+        if plan.of("teacher").stage and "teacher" not in finished:
+            hand_out_start(work, plan.of("teacher"), checkpoint, facts.names[0], ends.files)
         with _groups(ends.control, store, facts.names[0]) as groups:
             crews = Crews(plan=plan, facts=facts, control=ends.control, groups=groups, store=store)
             Worker(work, ends, crews, checkpoint).run()

@@ -32,18 +32,12 @@ class CrewFolder:
         return read_plan(self.plan_file, self.facts(), work)
 
     def trainable(self, work: Work) -> SyncPlan:
-        """The same for a training, which knows no stages and no lead; raises ConfigError."""
+        """The same for a training, which knows no lead; raises ConfigError."""
         plan = self.plan(work)
         if plan.chain == "lead":
             raise ConfigError(
                 f"{self.plan_file}: key `chain`: expected strict or star: lead is only planned"
             )
-        for i, network in enumerate(plan.network):
-            if network.stage:
-                raise ConfigError(
-                    f"{self.plan_file}: key `network[{i}].stage`: expected `by`: stages are only "
-                    "planned"
-                )
         return plan
 
     def token(self) -> str:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 from torch._C._distributed_c10d import TCPStore
@@ -23,6 +23,7 @@ from partitioner.crew.machine.jobs import Job
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.flows import Links
 from partitioner.crew.planning.syncplan import BUCKET_BYTES, SyncPlan
+from partitioner.crew.staged import LOST, Files, StageLost, forget_stages, train_in_stages
 from partitioner.data.memmaps import load
 from partitioner.run.curves import Curve
 from partitioner.run.progress import Advance
@@ -43,16 +44,6 @@ class RunRefused(MDPError):
     """The desk takes this trainer no longer, or ends."""
 
 
-class Files(Protocol):
-    """Files of the run by name, which every trainer can hand in and get."""
-
-    def send(self, name: str, path: Path) -> None:
-        """Hand a file in; one of the same name is replaced."""
-
-    def fetch(self, name: str, path: Path) -> None:
-        """Write the file to `path`, whole or not at all; waits until there is one."""
-
-
 def jobs_of(plan: SyncPlan, members: int, names: Sequence[str], *, teacher: bool) -> list[Job]:
     """The jobs of a run of `members` sub-models by the trainers `names`, the desk first.
 
@@ -60,7 +51,7 @@ def jobs_of(plan: SyncPlan, members: int, names: Sequence[str], *, teacher: bool
     """
     by = tuple(names)
     jobs = [
-        Job(name="teacher", by=(plan.of("teacher").by or by) if teacher else by[:1]),
+        Job(name="teacher", by=(plan.of("teacher").crew or by) if teacher else by[:1]),
         Job(name="answers", by=plan.answers.by or by, after=("teacher",)),
     ]
     for k in range(members):
@@ -208,8 +199,13 @@ class Worker:
         for path in self._needed(job):
             if not path.exists():
                 self._ends.files.fetch(self._name(path), path)
+        if job != "teacher":
+            forget_stages(self._work)
         try:
-            if start.alone:
+            if job == "teacher" and self._crews.plan.of(job).stage:
+                if not self._in_stages(start):
+                    return ""
+            elif start.alone:
                 self._train(job, self._work)
             elif job == "answers":
                 self._answers()
@@ -223,6 +219,13 @@ class Worker:
                 self._ends.files.send(self._name(path), path)
         curve = self._work.run.kept_curves().get(job, [])
         return msgspec.json.encode(Outcome(curve=curve)).decode()
+
+    def _in_stages(self, start: Start) -> bool:
+        """Train the own stage of the teacher; whether the whole is here to be handed in."""
+        if start.alone and not self._work.run.teacher.exists():
+            raise StageLost(LOST.format(name=self._crews.plan.of("teacher").crew[0]))
+        sync, files = self._crews.plan.of("teacher"), self._ends.files
+        return start.alone or train_in_stages(self._work, sync, self._crews, files)
 
     def _together(self, job: str) -> None:
         """Train a network with its crew, in rounds or by gradients."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, distributed, nn
-from torch._C._distributed_c10d import HashStore, ProcessGroup
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional as F
 
@@ -132,15 +132,13 @@ class _Piece(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pictures:
-    """What a stage sees of the training pictures, by variant."""
+    """The training pictures, by variant: pixels for the first stage, labels for the last."""
 
     pixels: Sequence[Views]
     labels: Sequence[Labels]
-    #: Most of a batch.
+    #: Of the largest batch.
     batch_size: int
     label_smoothing: float
-    #: Tokens and width between two blocks, and logits.
-    between: tuple[int, int]
     classes: int
     side: int
     autocast: Autocast
@@ -149,12 +147,16 @@ class Pictures:
 class Pipeline(EveryStep):
     """A `Synchroniser` of trainers that have a stage each, and the loss of a batch over all.
 
-    `begun` has to hold while it trains. checkpoint: of this stage; the one before the last is kept
-    beside it, as another stage may be lost before it has written its last.
+    `begun` has to hold while it trains. between: tokens and width between two blocks. checkpoint:
+    of this stage; the one before the last is kept beside it, as another stage may be lost before
+    it has written its last.
     """
 
-    def __init__(self, crew: Crew, cut: Cut, pictures: Pictures, checkpoint: Path) -> None:
+    def __init__(
+        self, crew: Crew, cut: Cut, pictures: Pictures, between: tuple[int, int], checkpoint: Path
+    ) -> None:
         super().__init__(crew)
+        self._between = between
         self._cut, self._pictures, self._checkpoint = cut, pictures, checkpoint
         self._schedule: Any = None
         self._wanted: Tensor | None = None
@@ -166,7 +168,7 @@ class Pipeline(EveryStep):
         """Make the stage; returns the module itself."""
         self._module, cut, seen = module, self._cut, self._pictures
         size = -(-seen.batch_size // cut.micro_batches)
-        between = torch.empty(size, *seen.between, requires_grad=True)
+        between = torch.empty(size, *self._between, requires_grad=True)
         pixels = torch.empty(size, 3, seen.side, seen.side)
         stage = PipelineStage(
             _Piece(module, cut, device, seen.autocast),
@@ -194,7 +196,7 @@ class Pipeline(EveryStep):
         The loss is that of the last stage and 0 in all others; nothing depends on it any more.
         """
         seen, many = self._pictures, self._cut.micro_batches
-        size, variant = -(-seen.batch_size // many), epoch % len(seen.pixels)
+        size = -(-seen.batch_size // many)
         self._count = len(index)
         # Padded micro by micro: a picture's rows are then those of its own micro-batch.
         padded = np.full((many, size), -1, dtype=np.int64)
@@ -205,9 +207,11 @@ class Pipeline(EveryStep):
         losses: list[Tensor] = []
         said: dict[str, Any] = {}
         if self._cut.is_first:
-            given = [batch(seen.pixels[variant], np.where(rows < 0, index[0], rows), _CPU)]
+            views = seen.pixels[epoch % len(seen.pixels)]
+            given = [batch(views, np.where(rows < 0, index[0], rows), _CPU)]
         if self._cut.is_last:
-            self._wanted = seen.labels[variant][np.where(rows < 0, index[0], rows)]
+            labels = seen.labels[epoch % len(seen.labels)]
+            self._wanted = labels[np.where(rows < 0, index[0], rows)]
             said = {"target": torch.arange(len(rows)).where(torch.from_numpy(rows) >= 0, -1)}
             said["losses"] = losses
         self._schedule.step(*given, **said, return_outputs=False)
@@ -249,12 +253,17 @@ def before(checkpoint: Path) -> Path:
     return checkpoint.with_suffix(".before.pt")
 
 
+def gathered(crew: Crew, own: Tensor) -> list[Tensor]:
+    """The tensors of all, in the group's order."""
+    found = [torch.empty_like(own) for _ in range(crew.size)]
+    crew.require_group().allgather([found], [own]).wait()
+    return found
+
+
 def take_common(crew: Crew, checkpoint: Path) -> int:
     """Put the last checkpoint that all stages have in place; returns its epochs, 0 for none."""
     files = {epochs_of(path): path for path in (before(checkpoint), checkpoint) if path.exists()}
-    own = torch.tensor([*sorted(files), 0, 0][:2])
-    found = [torch.empty_like(own) for _ in range(crew.size)]
-    crew.require_group().allgather([found], [own]).wait()
+    found = gathered(crew, torch.tensor([*sorted(files), 0, 0][:2]))
     common = max(set.intersection(*({0, *map(int, one)} for one in found)))
     if common == 0:
         for path in files.values():

@@ -20,11 +20,18 @@ from mdp.files import toml_bytes  # noqa: E402
 from mdp.testing.processes import until  # noqa: E402
 from partitioner.crew.folder import CrewFolder  # noqa: E402
 from partitioner.crew.planning.facts import Facts, Line, Trainer  # noqa: E402
-from partitioner.crew.planning.syncplan import Answers, NetworkSync, SyncPlan, write_plan  # noqa: E402
+from partitioner.crew.planning.syncplan import (  # noqa: E402
+    Answers,
+    NetworkSync,
+    Stage,
+    SyncPlan,
+    write_plan,
+)
 from partitioner.pipeline import train_step  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run_setup import open_pictures  # noqa: E402
-from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
+from tests.support.models.crew_run import deeper_plan  # noqa: E402
+from tests.support.models.runs import QUIET, asked  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -69,11 +76,11 @@ class Crew:
         write_plan(self.folder.plan_file, plan)
         self.folder.token()
 
-    def start(self, name: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, how: str = "join") -> subprocess.Popen[bytes]:
         args = ["desk", str(self.path), str(self.data)]
         if name != "desk":
             run = str(self.path / f"run-{name}")
-            args = ["join", self.address, name, run, str(self.data)]
+            args = [how, self.address, name, run, str(self.data)]
         with self.said(name).open("wb") as said:
             return subprocess.Popen(
                 [sys.executable, "-m", "tests.support.models.crew_run", *args],
@@ -112,7 +119,7 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     wanted = asked(data, seed=1, schedule={"chain": "star"})
     run = RunFolder(tmp_path_factory.mktemp("alone") / "run")
     with run.locked():
-        train_step(run, tiny_plan(), open_pictures(wanted), wanted, QUIET)
+        train_step(run, deeper_plan(), open_pictures(wanted), wanted, QUIET)
     return run
 
 
@@ -176,6 +183,31 @@ def test_rounds_survive_a_trainer_that_is_killed(data: Path, tmp_path: Path) -> 
         assert all(value.isfinite().all() for value in load_file(path).values())
     epochs = {name: len(curve) for name, curve in crew.run.kept_curves().items()}
     assert epochs == {"teacher": 3, "member-0": 3, "member-1": 2}
+
+
+def test_a_teacher_in_stages_goes_on_after_one_is_lost(
+    data: Path, alone: RunFolder, tmp_path: Path
+) -> None:
+    stages = (Stage(blocks=1, by="tower", in_flight=1), Stage(blocks=2, by="nuc"))
+    crew = Crew(
+        tmp_path,
+        data,
+        NetworkSync(name="teacher", micro_batches=3, stage=stages),
+        NetworkSync(name="member-0", by=("desk",)),
+        NetworkSync(name="member-1", by=("tower",)),
+    )
+    processes = {name: crew.start(name, "dying" if name == "nuc" else "join") for name in NAMES}
+    assert processes["nuc"].wait(PATIENCE_S) == -signal.SIGKILL
+    for name in ("tower", "desk"):
+        assert processes[name].wait(PATIENCE_S) == 1
+        assert "go on from the last epoch that all stages have" in crew.said(name).read_text()
+    assert not crew.run.teacher.exists()
+    for name, process in [(name, crew.start(name)) for name in NAMES]:
+        crew.ends(name, process)
+    # Goes on after the first epoch, which alone both stages had.
+    assert "epoch 1 of 3" not in crew.said("tower").read_text()
+    assert difference(crew.run.teacher, alone.teacher) < 1e-4
+    assert not [*tmp_path.glob("run*/checkpoint-*"), *tmp_path.glob("run*/cache/teacher-stage*")]
 
 
 def test_a_trainer_that_differs_is_refused_in_a_line(data: Path, tmp_path: Path) -> None:
