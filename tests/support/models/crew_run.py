@@ -1,10 +1,8 @@
 """One process of a training together: `desk FOLDER DATA` or `join ADDRESS NAME FOLDER DATA`.
 
-`dying` joins and is killed before it writes its second checkpoint.
+`dying` joins and is interrupted before it writes its second checkpoint.
 """
 
-import os
-import signal
 import sys
 from pathlib import Path
 from unittest import mock
@@ -34,9 +32,9 @@ def deeper_plan() -> Plan:
     return replace(plan, teacher=deeper)
 
 
-def die(*args: object) -> None:
-    """Be killed."""
-    os.kill(os.getpid(), signal.SIGKILL)
+def interrupt(*args: object) -> None:
+    """End as with Ctrl-C."""
+    raise KeyboardInterrupt
 
 
 def main(kind: str, *args: str) -> None:
@@ -54,7 +52,7 @@ def main(kind: str, *args: str) -> None:
         address, name, run_folder, data = args
         token = token_of(Path(run_folder).parent / "crew" / "crew.key")
         if kind == "dying":
-            saved = mock.Mock(side_effect=[checkpoint.save, die])
+            saved = mock.Mock(side_effect=[checkpoint.save, interrupt])
             loop.save = lambda *given: saved()(*given)
         join(address, name, token, data, Path(run_folder), Progress(), wait_s=30.0)
 
