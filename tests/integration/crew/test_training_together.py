@@ -20,13 +20,7 @@ from mdp.files import toml_bytes  # noqa: E402
 from mdp.testing.processes import until  # noqa: E402
 from partitioner.crew.folder import CrewFolder  # noqa: E402
 from partitioner.crew.planning.facts import Facts, Line, Trainer  # noqa: E402
-from partitioner.crew.planning.syncplan import (  # noqa: E402
-    Answers,
-    NetworkSync,
-    Stage,
-    SyncPlan,
-    write_plan,
-)
+from partitioner.crew.planning.syncplan import Answers, NetworkSync, Stage, SyncPlan, write_plan  # noqa: E402
 from partitioner.pipeline import train_step  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run_setup import open_pictures  # noqa: E402
