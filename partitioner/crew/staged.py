@@ -1,7 +1,7 @@
 """A teacher in stages, each on a trainer: from its first weights, cut at the desk, to the whole."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,9 @@ from safetensors.torch import save_file
 from mdp.errors import MDPError
 from mdp.files import replacing
 from partitioner.crew.exchange.groups import Groups
-from partitioner.crew.exchange.pipeline import (
+from partitioner.crew.generations import train_in_generations
+from partitioner.crew.machine.events import Trainer
+from partitioner.crew.pipeline import (
     Cut,
     Pictures,
     Pipeline,
@@ -22,8 +24,6 @@ from partitioner.crew.exchange.pipeline import (
     stage_of,
     take_common,
 )
-from partitioner.crew.generations import train_in_generations
-from partitioner.crew.machine.events import Trainer
 from partitioner.crew.planning.syncplan import NetworkSync
 from partitioner.data.memmaps import load_weights
 from partitioner.run.curves import Curve
@@ -56,21 +56,6 @@ class Files(Protocol):
         """Write the file to `path`; waits until there is one."""
 
 
-class Trainers(Protocol):
-    """The trainers of a run."""
-
-    @property
-    def control(self) -> Trainer:
-        """What the desk says to this one."""
-
-    @property
-    def groups(self) -> Groups:
-        """Those that this one takes part in."""
-
-    def name_of(self, rank: int) -> str:
-        """The name of one."""
-
-
 def hand_out_start(
     work: Work, sync: NetworkSync, checkpoint: Path | None, desk: str, files: Files
 ) -> None:
@@ -92,14 +77,22 @@ def hand_out_start(
             files.send(path.name, path, readers=1)
 
 
-def train_in_stages(work: Work, sync: NetworkSync, trainers: Trainers, files: Files) -> bool:
+def train_in_stages(
+    work: Work,
+    sync: NetworkSync,
+    control: Trainer,
+    groups: Groups,
+    name_of: Callable[[int], str],
+    files: Files,
+) -> bool:
     """Train the own stage; whether this trainer has the whole teacher to hand in.
 
-    The first stage's puts all together. Raises StageLost where not all trainers are there.
+    `name_of` knows trainers by their rank. The first stage's puts all together. Raises StageLost
+    where not all trainers are there.
     """
     names = [stage.by for stage in sync.stage]
     blocks = tuple(stage.blocks for stage in sync.stage)
-    index = names.index(trainers.name_of(trainers.control.rank))
+    index = names.index(name_of(control.rank))
     ends = [_file(work, "end", blocks, other) for other in range(len(blocks))]
     start = _file(work, "start", blocks, index)
     # What may take long comes before trainers meet: a group waits for seconds.
@@ -110,7 +103,7 @@ def train_in_stages(work: Work, sync: NetworkSync, trainers: Trainers, files: Fi
     having: list[int] = []
 
     def train(crew: Crew, members: tuple[int, ...]) -> None:
-        places = {trainers.name_of(rank): place for place, rank in enumerate(members)}
+        places = {name_of(rank): place for place, rank in enumerate(members)}
         for name in names:
             if name not in places:
                 raise StageLost(LOST.format(name=name))
@@ -132,7 +125,7 @@ def train_in_stages(work: Work, sync: NetworkSync, trainers: Trainers, files: Fi
             files.send(ends[index].name, ends[index], readers=1)
 
     never = work.run.cache / "teacher-stage-none.pt"  # a stage's weights are of use to it alone
-    train_in_generations("teacher", trainers.control, trainers.groups, never, train)
+    train_in_generations("teacher", control, groups, never, train)
     if having[0] < len(blocks):
         return having[0] == index
     if index == 0:
@@ -149,13 +142,10 @@ def train_in_stages(work: Work, sync: NetworkSync, trainers: Trainers, files: Fi
 
 def forget_stages(work: Work) -> None:
     """Delete what stages keep, as the whole teacher is there."""
-    for path in _kept(work):
+    for path in work.run.path.glob("checkpoint-teacher-*.pt"):
         path.unlink(missing_ok=True)
-
-
-def _kept(work: Work) -> Iterator[Path]:
-    yield from work.run.path.glob("checkpoint-teacher-*.pt")
-    yield from work.run.cache.glob("teacher-stage-*.safetensors")
+    for path in work.run.cache.glob("teacher-stage-*.safetensors"):
+        path.unlink(missing_ok=True)
 
 
 def _pictures(work: Work, *, is_first: bool, is_last: bool) -> Pictures:

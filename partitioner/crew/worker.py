@@ -224,8 +224,15 @@ class Worker:
         """Train the own stage of the teacher; whether the whole is here to be handed in."""
         if start.alone and not self._work.run.teacher.exists():
             raise StageLost(LOST.format(name=self._crews.plan.of("teacher").crew[0]))
-        sync, files = self._crews.plan.of("teacher"), self._ends.files
-        return start.alone or train_in_stages(self._work, sync, self._crews, files)
+        crews = self._crews
+        return start.alone or train_in_stages(
+            self._work,
+            crews.plan.of("teacher"),
+            crews.control,
+            crews.groups,
+            crews.name_of,
+            self._ends.files,
+        )
 
     def _together(self, job: str) -> None:
         """Train a network with its crew, in rounds or by gradients."""

@@ -16,7 +16,7 @@ from partitioner.pipeline import owned, train_step
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run_setup import open_pictures
-from partitioner.training import checkpoint, loop
+from partitioner.training import checkpoint
 from partitioner.training.compute import use_threads
 from tests.support.models.runs import asked, tiny_plan
 
@@ -53,7 +53,7 @@ def main(kind: str, *args: str) -> None:
         token = token_of(Path(run_folder).parent / "crew" / "crew.key")
         if kind == "dying":
             saved = mock.Mock(side_effect=[checkpoint.save, interrupt])
-            loop.save = lambda *given: saved()(*given)
+            mock.patch("partitioner.training.loop.save", lambda *given: saved()(*given)).start()
         join(address, name, token, data, Path(run_folder), Progress(), wait_s=30.0)
 
 

@@ -26,10 +26,10 @@ from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.mean import Means
 from partitioner.crew.exchange.parameters import Rounds
-from partitioner.crew.exchange.pipeline import Cut, Pictures, Pipeline, begun, part_of, stage_of
 from partitioner.crew.machine.events import Accepted, Gone
 from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.watch import Watch
+from partitioner.crew.pipeline import Cut, Pictures, Pipeline, begun, part_of, stage_of
 from partitioner.data.variants import Labels
 from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec
 from partitioner.run.progress import Progress

@@ -234,6 +234,8 @@ class Pipeline(EveryStep):
         norm = nn.utils.get_total_norm(gradients)
         squares = norm.double().cpu().square().reshape(1)
         self.crew.require_group().allreduce([squares]).wait()
+        if not squares.isfinite():  # all stages have to see it
+            squares.fill_(torch.nan)
         total = squares.sqrt().float()[0].to(norm.device)
         nn.utils.clip_grads_with_norm_(self._module.parameters(), MAX_GRADIENT_NORM, total)
 
@@ -242,10 +244,6 @@ class Pipeline(EveryStep):
         if self._checkpoint.exists():
             self._checkpoint.replace(before(self._checkpoint))
         return sums
-
-    def begin(self, epoch: int) -> int:
-        """All begin where `common_epoch` says."""
-        return epoch
 
 
 def before(checkpoint: Path) -> Path:
