@@ -17,7 +17,12 @@ from mdp.errors import InputError
 PAGES = {
     "accuracy": "accuracy.page",
     "accuracy-law": "accuracy.unseen",
+    "crew-assignment": "crew.assignment",
     "crew-frozen": "crew.frozen",
+    "crew-links": "crew.links",
+    "crew-net": "crew.net:speed",
+    "crew-pace": "crew.pace",
+    "crew-predicted": "crew.net:predicted",
     "crew-star": "crew.star",
     "fuzzing": "keep.__main__:fuzz",
     "latency": "latency.page",
