@@ -6,7 +6,7 @@ PYTHON has torchft-nightly 2026.10.26 and hivemind 1.1.12 installed (`pip instal
 hivemind`), and is no environment of this project. torchft: LocalSGD, a mean of parameters in fp32
 every 16 own steps. hivemind: Optimizer with local updates, rounds of 16 steps of all, parameters
 in 8 bits (Uniform8BitQuantization), averaged in background, of 3 s to find each other (its default
-is 15). Neither averages moments. Adds rows to benchmarks/results/crew-net.json.
+is 15). Neither averages moments. Adds to benchmarks/results/crew-net.json.
 """
 
 import json
@@ -16,8 +16,6 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from benchmarks.crew.net import LAYERS, PICTURES, RESULT, STEP_S, TRAINERS, WIDTH, namespaces
 from benchmarks.harness.results import kept
@@ -147,11 +145,11 @@ def trained(python: str, program: str) -> float:
 
 def main() -> None:
     python = sys.argv[1]
-    result = msgspec.json.decode(msgspec.json.encode(kept(RESULT.stem)))
+    result = kept(RESULT.stem) | {"rivals": {}}
     for name, program in RIVALS.items():
         took = trained(python, program)
-        result["speed of four over one"][name] = round(TRAINERS * STEP_S / took, 2)
-        print(name, round(took, 3), result["speed of four over one"][name], flush=True)
+        result["rivals"][name] = round(TRAINERS * STEP_S / took, 2)
+        print(name, round(took, 3), result["rivals"][name], flush=True)
         write_json(RESULT, result)
 
 
