@@ -124,7 +124,8 @@ CONSTANT, CHANGING = "one of 4 three times slower", f"spells, {TRAINERS} trainer
 
 def figures() -> str:
     result = kept(RESULT.stem)
-    rows = [row | {"where": where} for where in (CONSTANT, CHANGING) for row in result[where]]
+    found = {"one of 4": result[CONSTANT], "spells": result[CHANGING]}
+    rows = [row | {"slow": slow} for slow, some in found.items() for row in some]
 
     def in_virtual_time(row: Mapping[str, Any]) -> str:
         share = row["kept_in_virtual_time"]
@@ -132,7 +133,7 @@ def figures() -> str:
 
     return table(
         rows,
-        ("trainers", "{where}"),
+        ("slow", "{slow}"),
         ("averaged", "{name}"),
         ("kept", "{kept:.2f}"),
         ("in virtual time", in_virtual_time),
