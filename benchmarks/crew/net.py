@@ -162,29 +162,24 @@ def predicted_s(case: Case, facts: Facts) -> float:
     return seconds + methods.links.mean(case.route, facts.names).of(2 * SIZE) / case.steps
 
 
-def speeds() -> str:
-    result = kept(RESULT.stem)
-    found = result["speed of four over one"] | result["rivals"]
-    return table(found.items(), ("averaged", "{0[0]}"), ("speed of four over one", "{0[1]:.2f}"))
-
-
-def errors() -> str:
-    found, rows = kept(RESULT.stem)["seconds of a step"], []
+def figures() -> str:
+    result, rows = kept(RESULT.stem), []
     for what in ("gradients", "parameters", ""):
-        wrong = sorted(row["error"] for row in found if row["plan"].startswith(what))
+        found = [row for row in result["seconds of a step"] if row["plan"].startswith(what)]
+        wrong = sorted(row["error"] for row in found)
         row = {"least": wrong[0], "most": wrong[-1], "median": median(map(abs, wrong))}
-        rows.append(row | {"plans": f"{len(wrong)} {what or 'in all'}"})
-    return table(
+        rows.append(row | {"plans": f"{len(wrong)} {what}"})
+    speeds = result["speed of four over one"] | result["rivals"]
+    errors = table(
         rows,
         ("plans", "{plans}"),
-        ("error", "{least:+.0%} to {most:+.0%}"),
-        ("median size", "{median:.0%}"),
+        ("error of seconds predicted", "{least:+.0%} to {most:+.0%}"),
+        ("median", "{median:.0%}"),
     )
+    return f"{table(speeds.items(), ('averaged', '{0[0]}'), ('speed', '{0[1]:.2f}'))}\n\n{errors}"
 
 
-PAGE = Page("benchmarks.crew.net", speeds)
-PREDICTED = Page("benchmarks.crew.net, predicted", errors)
-PAGES = {"speed": PAGE, "predicted": PREDICTED}
+PAGE = Page("benchmarks.crew.net", figures)
 
 
 def main() -> None:
@@ -243,7 +238,6 @@ def main() -> None:
     result["median error"] = round(median(abs(row["error"]) for row in rows), 3)
     write_json(RESULT, result)
     PAGE.write()
-    PREDICTED.write()
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ CONSTANT, CHANGING = "one of 4 three times slower", f"spells, {TRAINERS} trainer
 
 def figures() -> str:
     result = kept(RESULT.stem)
-    found = {"one of 4": result[CONSTANT], "spells": result[CHANGING]}
+    found = {"constant": result[CONSTANT], "spells": result[CHANGING]}
     rows = [row | {"slow": slow} for slow, some in found.items() for row in some]
 
     def in_virtual_time(row: Mapping[str, Any]) -> str:
@@ -134,7 +134,7 @@ def figures() -> str:
     return table(
         rows,
         ("slow", "{slow}"),
-        ("averaged", "{name}"),
+        ("averaged", lambda row: row["name"].removesuffix(" of all").partition(", every")[0]),
         ("kept", "{kept:.2f}"),
         ("in virtual time", in_virtual_time),
     )

@@ -109,10 +109,7 @@ while optimiser.local_epoch < {STEPS // EVERY}:
     steps += 1
 end(first_s, steps)
 """
-RIVALS = {
-    "torchft: LocalSGD every 16 own steps, fp32": _TORCHFT,
-    "hivemind: rounds of 16 steps, fp16, in background": _HIVEMIND,
-}
+RIVALS = {"torchft, ring, fp32": _TORCHFT, "hivemind, fp16, in background": _HIVEMIND}
 
 
 def trained(python: str, program: str) -> float:
