@@ -168,7 +168,7 @@ def figures() -> str:
         found = [row for row in result["seconds of a step"] if row["plan"].startswith(what)]
         wrong = sorted(row["error"] for row in found)
         row = {"least": wrong[0], "most": wrong[-1], "median": median(map(abs, wrong))}
-        rows.append(row | {"plans": f"{len(wrong)} {what}"})
+        rows.append(row | {"plans": f"{len(wrong)} {what or 'in all'}"})
     speeds = result["speed of four over one"] | result["rivals"]
     errors = table(
         rows,

@@ -17,8 +17,6 @@ from typing import Any, Literal
 import msgspec
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer
 
 from partitioner.crew.exchange.codecs import CodecName
 from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
@@ -265,6 +263,9 @@ class Trainer:
 
     def _post_local_sgd(self) -> dict[str, Any]:
         """torch's own, with its averager."""
+        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+        from torch.distributed.optim import PostLocalSGDOptimizer
+
         averager = PeriodicModelAverager(period=self.case.every, warmup_steps=0)
         inner = torch.optim.AdamW(self.module.parameters(), lr=1e-4)
         optimiser = PostLocalSGDOptimizer(inner, averager)

@@ -78,8 +78,9 @@ def step_s(
 ) -> float:
     """Seconds of a step, computing `compute_s`, with one mean in each `steps` steps.
 
-    Gradients are averaged in `buckets` while backward runs: nothing is hidden of the mean of the last
-    one, and of the backward pass before the first. Parameters are averaged in rounds of `steps`, which wait for the last trainer.
+    Gradients are averaged in `buckets` while backward runs: of the mean of the last one nothing is
+    hidden, nor of the backward pass before the first. Parameters are averaged in rounds of `steps`,
+    which wait for the last trainer.
     """
     if what == "parameters":
         return compute_s + (mean_s + wait_s) / steps

@@ -29,8 +29,8 @@ _BUCKETS = (2**20, 5 * 2**20, BUCKET_BYTES)
 _MEAN_SHARE, _LEAST_STEPS, _EPOCH_SHARE = 0.1, 16, 1 / 8
 #: Longest step of a trainer, of a round.
 _LONGEST_STEP = 1 / 4
-#: What a mean reaches of its lines' rates, each measured alone and in one direction: gloo's ring and
-#: stages of pairs, without a trainer, in namespaces at 20 Mbit/s (0.83 to 0.97).
+#: What a mean reaches of its lines' rates, each measured alone and in one direction: gloo's ring
+#: and stages of pairs, without a trainer, in namespaces at 20 Mbit/s (0.83 to 0.97).
 _REACHED = 0.85
 _CODECS: tuple[Codec, ...] = ("fp32", "fp16", "int8")
 _MICRO_BATCHES = (2, 4, 8, 16)
