@@ -17,7 +17,11 @@ from mdp.errors import InputError
 PAGES = {
     "accuracy": "accuracy.page",
     "accuracy-law": "accuracy.unseen",
+    "crew-assignment": "crew.assignment",
     "crew-frozen": "crew.frozen",
+    "crew-links": "crew.links",
+    "crew-net": "crew.net",
+    "crew-pace": "crew.pace",
     "crew-star": "crew.star",
     "fuzzing": "keep.__main__:fuzz",
     "latency": "latency.page",

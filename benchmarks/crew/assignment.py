@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.results import RESULTS
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.tables import table
 from mdp.files import write_json
 from partitioner.crew.planning.assign import Labels, Seconds, search, side_by_side
 from partitioner.crew.planning.facts import Facts, Line, Trainer
@@ -191,6 +194,28 @@ def _row(seed: int, began: float, found: float, drawn: float) -> dict[str, float
     }
 
 
+def figures() -> str:
+    result, rows = kept(RESULT.stem), []
+    for key, name in (("published", "DT-FM's, of a step"), ("seconds", "of eight members")):
+        some = result[key]
+        row = {name: [one[name] for one in some] for name in some[0]}
+        row["quicker"] = [a / b for a, b in zip(row["best_of_random"], row["found"], strict=True)]
+        rows.append(row | {"objective": name})
+
+    def each(key: str, digits: int) -> Callable[[dict[str, Any]], str]:
+        return lambda row: ", ".join(f"{value:.{digits}f}" for value in row[key])
+
+    return table(
+        rows,
+        ("seconds", "{objective}"),
+        ("best of 1,000 random / found", each("quicker", 2)),
+        ("search, s", each("search_cpu_s", 1)),
+    )
+
+
+PAGE = Page("benchmarks.crew.assignment", figures)
+
+
 def main() -> None:
     results = {
         "machine": describe_machine(),
@@ -198,9 +223,7 @@ def main() -> None:
         "seconds": [by_seconds(seed) for seed in SEEDS],
     }
     write_json(RESULT, results)
-    for name in ("published", "seconds"):
-        for row in results[name]:
-            print(name, row)
+    PAGE.write()
 
 
 if __name__ == "__main__":

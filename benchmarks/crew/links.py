@@ -9,9 +9,12 @@ is made anew: averaging all gradients of everybody, and the quickest trainer alo
 benchmarks/results/crew-links.json.
 """
 
+from collections.abc import Callable
 from typing import Any
 
-from benchmarks.harness.results import RESULTS
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.tables import table
 from mdp.errors import PlanRefused
 from mdp.files import write_json
 from partitioner.crew.planning.facts import Facts, Line, Trainer
@@ -115,18 +118,24 @@ def _chosen(proposals: list[Proposal], some: Facts, asked: Work, alone: Proposal
         return alone
 
 
+def figures() -> str:
+    rows = kept(RESULT.stem)["rows"]
+
+    def slower(gflops: float) -> Callable[[str], str]:
+        some = {row["network"]: row for row in rows if row["gflops"] == gflops}
+        return lambda network: f"{some[network]['times slower, planned']:.2f}"
+
+    columns = [(f"{g:,.0f} GFLOP/s", slower(g)) for g in GFLOPS[1:]]
+    return table(NETWORKS, ("network", "{0}"), *columns)
+
+
+PAGE = Page("benchmarks.crew.links", figures)
+
+
 def main() -> None:
     rows = [row(network, gflops) for network in NETWORKS for gflops in GFLOPS]
     write_json(RESULT, {"most": MOST, "aim": AIM, "pictures": PICTURES, "rows": rows})
-    for one in rows:
-        quick, slow = (one[f"{mbit} Mbit/s"] for mbit in LINKS)
-        print(
-            f"{one['network']:28} {one['gflops']:5.0f} GFLOP/s  "
-            f"{quick['planned_s']:9.0f} s {quick['plan']:28} {slow['planned_s']:9.0f} s "
-            f"{slow['plan']:28} {one['times slower, planned']:5.2f} x, "
-            f"gradients {one['times slower, gradients_of_all']:6.2f} x, "
-            f"alone {slow['alone_s']:9.0f} s"
-        )
+    PAGE.write()
 
 
 if __name__ == "__main__":

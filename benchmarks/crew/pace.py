@@ -7,7 +7,9 @@ the trainers fit on two cores. Four trainers, one of them three times slower: sh
 equal ones. Then trainers that are five times slower in a tenth of spells of 20 steps, drawn by
 SHA-256: rounds by the pictures of all, DDP, local SGD by own steps, torch's PostLocalSGDOptimizer.
 The share kept is the time that trainers would take who never wait over the time taken, from the
-first to the last step, means included. Writes benchmarks/results/crew-pace.json.
+first to the last step, means included. Beside it, of rounds, the share in virtual time, where means
+take none: the mean over lengths within a sixteenth, as steps of one length fall in with spells.
+Writes benchmarks/results/crew-pace.json.
 """
 
 import os
@@ -15,21 +17,25 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import msgspec
 
 from benchmarks.crew.played import Case, Cases, ideal_s, seconds
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.results import RESULTS
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.tables import table
 from mdp.files import write_json
+from partitioner.crew.machine.simulate import Paced, Scenario, simulate, spells
 
 RESULT = RESULTS / "crew-pace.json"
 #: Seconds of a quick trainer's equal share of a step, and its pictures.
 UNIT_S, PICTURES = 0.2, 4
-STEPS = 120
+STEPS, TRAINERS = 120, 8
 
 
 def constant() -> list[Case]:
@@ -44,10 +50,10 @@ def constant() -> list[Case]:
     ]
 
 
-def changing(trainers: int) -> list[Case]:
+def changing() -> list[Case]:
     """Spells of slowness."""
     base = Case(
-        name="", how="gradients", picture_s=(UNIT_S / PICTURES,) * trainers, pictures=PICTURES,
+        name="", how="gradients", picture_s=(UNIT_S / PICTURES,) * TRAINERS, pictures=PICTURES,
         steps=STEPS, spells=True,
     )  # fmt: skip
     known: list[tuple[str, dict[str, Any]]] = [
@@ -55,9 +61,9 @@ def changing(trainers: int) -> list[Case]:
         ("local SGD, every 16 own steps", {"how": "own_steps", "every": 16}),
         ("PostLocalSGDOptimizer, every 16 own steps", {"how": "post_local_sgd", "every": 16}),
     ]
-    for steps in (16, 64):
-        name = f"rounds of {steps * trainers} steps of all"
-        known.append((name, {"how": "rounds", "every": steps * trainers * PICTURES}))
+    for steps in (16, 32, 64):  # 16 is the planner's least
+        name = f"rounds of {steps * TRAINERS} steps of all"
+        known.append((name, {"how": "rounds", "every": steps * TRAINERS * PICTURES}))
     return [msgspec.structs.replace(base, name=name, **more) for name, more in known]
 
 
@@ -81,26 +87,70 @@ def run(cases: Sequence[Case], trainers: int) -> list[dict[str, Any]]:
             msgspec.json.decode((folder / f"said-{rank}.json").read_bytes())
             for rank in range(trainers)
         ]
-    return [
-        {
-            "name": case.name,
-            "seconds": round(seconds(case.name, said), 2),
-            "never_waiting_s": round(ideal_s(case), 2),
-            "kept": round(ideal_s(case) / seconds(case.name, said), 3),
-        }
-        for case in cases
-    ]
+    rows = []
+    for case in cases:
+        took = seconds(case.name, said)
+        rows.append(
+            {
+                "name": case.name,
+                "seconds": round(took, 2),
+                "never_waiting_s": round(ideal_s(case), 2),
+                "kept": round(ideal_s(case) / took, 3),
+                "kept_in_virtual_time": round(virtual(case), 3) if case.how == "rounds" else None,
+            }
+        )
+    return rows
+
+
+def virtual(case: Case) -> float:
+    """What rounds keep where means and messages take no time."""
+    steps = case.every // PICTURES
+    lengths = range(steps * 15 // 16, steps * 17 // 16 + 1, steps // 128)
+    paced = tuple(Paced(name=f"t{rank}", step_s=1.0) for rank in range(TRAINERS))
+    return mean(
+        ideal_s(case)
+        / UNIT_S
+        / simulate(
+            Scenario(
+                trainers=paced, every_pictures=length, batches=STEPS * TRAINERS, slowed=spells()
+            )
+        ).seconds
+        for length in lengths
+    )
+
+
+CONSTANT, CHANGING = "one of 4 three times slower", f"spells, {TRAINERS} trainers"
+
+
+def figures() -> str:
+    result = kept(RESULT.stem)
+    found = {"constant": result[CONSTANT], "spells": result[CHANGING]}
+    rows = [row | {"slow": slow} for slow, some in found.items() for row in some]
+
+    def in_virtual_time(row: Mapping[str, Any]) -> str:
+        share = row["kept_in_virtual_time"]
+        return "" if share is None else f"{share:.2f}"
+
+    return table(
+        rows,
+        ("slow", "{slow}"),
+        ("averaged", lambda row: row["name"].removesuffix(" of all").partition(", every")[0]),
+        ("kept", "{kept:.2f}"),
+        ("in virtual time", in_virtual_time),
+    )
+
+
+PAGE = Page("benchmarks.crew.pace", figures)
 
 
 def main() -> None:
     """Measure and write."""
     machine = describe_machine()
     result: dict[str, Any] = {"machine": machine, "computing": "played by sleeping"}
-    result["one of 4 three times slower"] = run(constant(), 4)
-    for trainers in map(int, sys.argv[1:] or ("4", "8")):
-        result[f"spells, {trainers} trainers"] = run(changing(trainers), trainers)
+    result[CONSTANT] = run(constant(), 4)
+    result[CHANGING] = run(changing(), TRAINERS)
     write_json(RESULT, result)
-    print(RESULT.read_text())
+    PAGE.write()
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ from typing import Any, Literal
 import msgspec
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer
 
 from partitioner.crew.exchange.codecs import CodecName
 from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
@@ -27,10 +25,12 @@ from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.mean import Mean, Means, Meeting, Route, Shards
 from partitioner.crew.exchange.parameters import Rounds
-from partitioner.crew.machine.events import Accepted, AnyAction
+from partitioner.crew.machine.events import Accepted
 from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
+from partitioner.crew.planning.facts import tournament
+from partitioner.crew.probe import line_speed
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule
 from partitioner.training.distributed import Crew
@@ -48,7 +48,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One training by all trainers."""
 
     name: str
-    how: Literal["alone", "gradients", "rounds", "own_steps", "post_local_sgd"]
+    how: Literal["alone", "lines", "gradients", "rounds", "own_steps", "post_local_sgd"]
     #: Seconds of a picture, by rank.
     picture_s: tuple[float, ...]
     #: Pictures of a trainer's equal share of a step, and how many such steps of all together.
@@ -144,17 +144,6 @@ def ideal_s(case: Case) -> float:
     return done_s
 
 
-class AllFirst(Everyone):
-    """Rounds that begin when all are there: what newcomers are sent is not measured here."""
-
-    trainers = 0
-
-    def _all_rest(self) -> list[AnyAction]:
-        if not self._started and len(self.members) < self.trainers:
-            return []
-        return super()._all_rest()
-
-
 class Trainer:
     """One process in one case."""
 
@@ -192,6 +181,24 @@ class Trainer:
     def _took(self) -> dict[str, Any]:
         return {"first_s": self.first_s, "end_s": time.monotonic()}
 
+    def _lines(self) -> dict[str, Any]:
+        """No training: the line to every other trainer, measured as `crew probe` does."""
+        host, n, found = self.cases.hosts[0], self.cases.trainers, {}
+        if self.rank == 0:
+            self.store = serve_store(host, self.cases.port + 1)
+        distributed.barrier()
+        store = connect(host, self.cases.port + 1, timeout=timedelta(seconds=60))
+        groups = Groups(store, self.rank, self.cases.hosts[self.rank], lambda network: 0, 60.0)
+        for pairs in tournament(list(map(str, range(n)))):
+            pair = next(sorted(map(int, one)) for one in pairs if str(self.rank) in one)
+            group = groups.of("{}-{}".format(*pair), 0, pair)
+            speed = line_speed(group, pair.index(self.rank))
+            if pair[0] == self.rank:
+                found[str(pair[1])] = speed
+        distributed.barrier()
+        groups.close()
+        return {"lines": found}
+
     def _alone(self) -> dict[str, Any]:
         return self._fit(EveryStep(Crew())) if self.rank == 0 else {}
 
@@ -216,11 +223,10 @@ class Trainer:
     def _rounds(self) -> dict[str, Any]:
         case, n = self.case, self.cases.trainers
         host = self.cases.hosts[0]
-        port = self.cases.port + 1 + self.cases.cases.index(case)
+        port = self.cases.port + 2 + self.cases.cases.index(case)
         if self.rank == 0:
             store = serve_store(host, port)
-            everyone = AllFirst(NETWORK, case.every, case.steps * n, 1)
-            everyone.trainers = n
+            everyone = Everyone(NETWORK, case.every, case.steps * n, 1, expected=range(n))
             machine = Machine("d", {NETWORK: tuple(map(str, range(n)))}, {NETWORK: everyone})
             self.desk = Desk(store, machine, Watch(600.0, 600.0), "", self.folder / "log.jsonl")
         hand = Hand(host, port, wait_s=60.0)
@@ -257,6 +263,9 @@ class Trainer:
 
     def _post_local_sgd(self) -> dict[str, Any]:
         """torch's own, with its averager."""
+        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+        from torch.distributed.optim import PostLocalSGDOptimizer
+
         averager = PeriodicModelAverager(period=self.case.every, warmup_steps=0)
         inner = torch.optim.AdamW(self.module.parameters(), lr=1e-4)
         optimiser = PostLocalSGDOptimizer(inner, averager)

@@ -247,7 +247,6 @@ def main() -> None:
 MEASURES: dict[str, Callable[[Mapping[str, float]], float]] = {
     "all in": lambda subsets: subsets[max(subsets, key=len)],
     "one missing": lambda subsets: float(np.mean(of_size(subsets, len(SHAPES) - 1))),
-    "worst": lambda subsets: min(of_size(subsets, len(SHAPES) - 1)),
     "one in": lambda subsets: float(np.mean(of_size(subsets, 1))),
 }
 STRICT, STAR = "boosting, strict", "boosting, star"

@@ -28,7 +28,7 @@ from partitioner.crew.machine.events import (
     Waiting,
 )
 from partitioner.training.checkpoint import epochs_of
-from partitioner.training.distributed import Crew
+from partitioner.training.distributed import Crew, StoppedElsewhere
 
 _POLL_S = 1.0
 
@@ -51,9 +51,10 @@ def train_in_generations(
         crew, these = _met(network, control, groups, checkpoint)
         try:
             train(crew, these)
-        except MDPError:
-            raise
-        except RuntimeError:  # of gloo: a member is lost
+        except (RuntimeError, StoppedElsewhere) as error:
+            # gloo's error, or that of a member that says why it stops; all others are this one's.
+            if isinstance(error, MDPError) and not isinstance(error, StoppedElsewhere):
+                raise
             groups.drop(network)
             reached = epochs_of(checkpoint)
             if these == members and reached == position:

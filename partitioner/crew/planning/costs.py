@@ -78,14 +78,14 @@ def step_s(
 ) -> float:
     """Seconds of a step, computing `compute_s`, with one mean in each `steps` steps.
 
-    Gradients are averaged in `buckets` while backward runs; of the last one nothing is hidden.
-    Parameters are averaged in rounds of `steps`, which wait for the last trainer.
+    Gradients are averaged in `buckets` while backward runs: of the mean of the last one nothing is
+    hidden, nor of the backward pass before the first. Parameters are averaged in rounds of `steps`,
+    which wait for the last trainer.
     """
     if what == "parameters":
         return compute_s + (mean_s + wait_s) / steps
-    forward_s = FORWARD * compute_s
-    exposed_s = mean_s / buckets
-    return forward_s + max(compute_s - forward_s, mean_s - exposed_s) + exposed_s
+    backward_s = (1 - FORWARD) * compute_s
+    return FORWARD * compute_s + max(backward_s + mean_s / buckets, mean_s + backward_s / buckets)
 
 
 def activation_bytes(pictures: int, tokens: int, width: int, depth: int, heads: int) -> float:

@@ -26,7 +26,8 @@ from partitioner.crew.machine.events import (  # noqa: E402
     Ready,
     Waiting,
 )  # fmt: skip
-from tests.support.gloo import AllFirst, PlainGroups, in_threads  # noqa: E402
+from partitioner.crew.machine.schedule import Everyone  # noqa: E402
+from tests.support.gloo import PlainGroups, in_threads  # noqa: E402
 
 pytestmark = pytest.mark.torch
 TRAINERS, BATCHES = 3, [np.arange(start, start + 2) for start in range(0, 24, 2)]
@@ -36,7 +37,9 @@ class Desk:
     """A schedule and mailboxes in this process."""
 
     def __init__(self, every: int) -> None:
-        self.schedule, self.lock = AllFirst("net", every, len(BATCHES), 1), threading.Lock()
+        expected = range(TRAINERS)
+        self.schedule = Everyone("net", every, len(BATCHES), 1, expected=expected)
+        self.lock = threading.Lock()
         self.boxes: list[Queue[AnyAction]] = [Queue() for _ in range(TRAINERS)]
         self.counters: dict[str, int] = defaultdict(int)
         self.log: list[AnyEvent] = []

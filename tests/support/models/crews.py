@@ -28,6 +28,7 @@ from partitioner.crew.exchange.mean import Means
 from partitioner.crew.exchange.parameters import Rounds
 from partitioner.crew.machine.events import Accepted, Gone
 from partitioner.crew.machine.membership import Machine
+from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
 from partitioner.crew.pipeline import Cut, Pictures, Pipeline, begun, part_of, stage_of
 from partitioner.data.variants import Labels
@@ -38,7 +39,6 @@ from partitioner.training.cached_outputs import batch
 from partitioner.training.distributed import Crew
 from partitioner.training.loop import Index, Stage, fit
 from partitioner.training.synchroniser import EveryStep, Synchroniser
-from tests.support.gloo import AllFirst
 from tests.support.models.fitted import PICTURES, Normed, plain
 
 TRAINERS = 3
@@ -183,7 +183,8 @@ def in_stages(out: Path, crew: Crew) -> None:
 def machine() -> Machine:
     """Rounds of 16 pictures."""
     crews = {"member-0": ("0", "1", "2")}
-    return Machine("d", crews, {"member-0": AllFirst("member-0", 16, BATCHES, EPOCHS)})
+    everyone = Everyone("member-0", 16, BATCHES, EPOCHS, expected=range(3))
+    return Machine("d", crews, {"member-0": everyone})
 
 
 class Dying:

@@ -87,11 +87,11 @@ def test_speed_up_of_four_trainers(
         assert [alone_s / s for s in found] == pytest.approx(wanted, rel=0.03, abs=0.0055)
 
 
-def test_buckets_hide_all_but_the_last() -> None:
+def test_buckets_hide_all_but_the_first_and_the_last() -> None:
     assert step_s("gradients", 3.0, 2.0) == 3.0
     assert step_s("gradients", 3.0, 2.0, buckets=1) == 5.0
     assert step_s("gradients", 3.0, 2.0, buckets=4) == 3.5
-    assert step_s("gradients", 3.0, 6.0, buckets=4) == 7.0
+    assert step_s("gradients", 3.0, 6.0, buckets=4) == 7.5
     assert step_s("parameters", 3.0, 2.0, steps=4, wait_s=1.0) == 3.75
 
 
