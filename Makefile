@@ -38,7 +38,7 @@ test: $(STAMP)
 
 # The agent under an emulator; fetches 400 MB into runs/arm once. make test-arm KEEP=yes keeps figures.
 test-arm: $(STAMP)
-	$(BIN)/python -m tests.arm.prepare
+	$(BIN)/python -m tools.arm
 	$(BIN)/pytest tests/arm/emulated.py
 	$(if $(KEEP),$(BIN)/python -m benchmarks.keep arm)
 
