@@ -16,7 +16,7 @@ SEED   ?= 1
 	check bench accuracy faults docs lock sbom format coverage clean
 
 demo: $(STAMP)
-	$(BIN)/mdp demo --work $(WORK) --report $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE)) \
+	$(BIN)/python examples/demo.py --work $(WORK) --report $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE)) \
 	  $(if $(PICTURES),--pictures $(PICTURES)) $(if $(PAGE),--page)
 
 # Real processes that promise nothing about time: they may run beside others. The longest come first.
@@ -38,7 +38,7 @@ test: $(STAMP)
 
 # The agent under an emulator; fetches 400 MB into runs/arm once. make test-arm KEEP=yes keeps figures.
 test-arm: $(STAMP)
-	$(BIN)/python -m tests.arm.prepare
+	$(BIN)/python -m tools.arm
 	$(BIN)/pytest tests/arm/emulated.py
 	$(if $(KEEP),$(BIN)/python -m benchmarks.keep arm)
 

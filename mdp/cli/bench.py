@@ -3,15 +3,13 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
-from importlib.util import find_spec
 from itertools import cycle, islice
-from pathlib import Path
 
 import numpy as np
 
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.client.sync import Client
-from mdp.pictures.crop import Picture, Pixels, load_picture
+from mdp.pictures.crop import Picture, Pixels
 from mdp.requests.prediction import Prediction
 
 WARM_UP_REQUESTS = 10
@@ -23,17 +21,6 @@ WARM_UP_MS = DEFAULT_DEADLINE_MS
 def noise_picture(side: int) -> Pixels:
     """A uint8 picture `[side, side, 3]` of noise."""
     return np.random.default_rng(0).integers(0, 256, size=(side, side, 3), dtype=np.uint8)
-
-
-def some_pictures(side: int) -> list[Picture]:
-    """The photographs that scikit-learn ships, decoded, else noise of `side` pixels."""
-    found = find_spec("sklearn")
-    folders = found.submodule_search_locations if found else None
-    files = [
-        file for folder in folders or () for file in Path(folder).glob("datasets/images/*.jpg")
-    ]
-    decoded: list[Picture] = [load_picture(file, smallest_side=side) for file in sorted(files)]
-    return decoded or [noise_picture(side)]
 
 
 def overhead_ms(prediction: Prediction) -> float:

@@ -35,7 +35,6 @@ from mdp.cli.answers import (
     utc_now,
 )
 from mdp.cli.bench import noise_picture, run_bench
-from mdp.cli.demo import run_demo
 from mdp.cli.doctor import examine
 from mdp.client.base import DEFAULT_DEADLINE_MS, Options
 from mdp.client.cameras import FleetCameras
@@ -301,31 +300,6 @@ def _flat(outcome: dict[str, object], prefix: str = "") -> Iterator[str]:
 
 app.command()(gateway_command.gateway)
 app.command()(mqtt_command.mqtt)
-
-
-@app.command()
-def demo(
-    work: Annotated[Path, typer.Option(help="Folder for the demo's files.")] = Path("demo"),
-    bundle: Annotated[
-        Path | None, typer.Option(help="Serve this bundle instead of building one from digits.")
-    ] = None,
-    pictures: Annotated[
-        Path | None,
-        typer.Option(help="With --bundle: pictures, or a folder per class; else photographs."),
-    ] = None,
-    report: Annotated[Path | None, typer.Option(help="JSON file of the observations.")] = None,
-    page: Annotated[
-        bool, typer.Option("--page", help="At the end, serve the gateway's page until Ctrl-C.")
-    ] = False,
-) -> None:
-    """Build, serve, classify, kill one agent, restart it: everything on this machine.
-
-    Example: mdp demo --report demo/seen.json
-
-    Exit codes: 0 every claim held, 2 bad input, 3 one did not.
-    """
-    seen = run_demo(work, bundle=bundle, pictures=pictures, report=report, page=page)
-    raise typer.Exit(0 if seen else NOT_ANSWERED)
 
 
 def main() -> None:

@@ -10,12 +10,11 @@ import typer
 
 from mdp import console
 from mdp.errors import InputError
-from mdp.files import write_bytes
 from mdp.formats.bundle import Bundle, CascadeAccuracy
 from mdp.formats.plan import Plan, read_plan
 from mdp.formats.profile import DeviceProfile, read_profile, read_profiles, shipped_profiles
 from mdp.requests.deadline import checked_deadline_ms
-from partitioner.cli.common import JsonOption, picture_kind
+from partitioner.cli.common import JsonOption
 from partitioner.estimates import latency_quantiles
 from partitioner.estimates.accuracy import shipped_law
 from partitioner.run.plan_settings import checked_client_mbit
@@ -91,13 +90,6 @@ def simulate(
             "limit."
         ),
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="Fuse the members' real outputs for the test pictures of this data."),
-    ] = None,
-    limit_test: Annotated[
-        int | None, typer.Option(help="Use only so many test pictures.", min=1)
-    ] = None,
     sigma: Annotated[
         float | None,
         typer.Option(
@@ -122,7 +114,6 @@ def simulate(
         float, typer.Option(help="Time from a device's loss until clients know of it.")
     ] = 3.0,
     seed: Annotated[int, typer.Option(help="Of all random numbers.", min=0)] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Draw it: FILE.svg or FILE.png.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Predict accuracy, latency and load of a fleet, and what changes with a device.
@@ -159,8 +150,7 @@ def simulate(
     assumed = setup.Assumptions(
         sigma=sigma, jitter_ms=jitter_ms, loss=loss, mean_down_s=mean_down_s, detect_s=detect_s
     )
-    kind = picture_kind(plot)
-    subject = _subject(bundle, plan, data, limit_test)
+    subject = _subject(bundle, plan)
     scenario = Scenario(
         devices=setup.device_models(
             subject.plan,
@@ -186,10 +176,6 @@ def simulate(
         compared = compare(
             scenario, deadline_ms, what_ifs, subject.accuracy, lambda what: advance(1, what)
         )
-    if plot is not None:
-        from partitioner.cli.simulate_tables import draw
-
-        write_bytes(plot, draw(compared, kind))
     _show(subject, scenario, assumed, compared, json)
 
 
@@ -205,14 +191,10 @@ def _check_positive(option: str, value: float) -> None:
         raise InputError(f"{option}: expected a number above 0, got {value:g}")
 
 
-def _subject(
-    bundle: Path | None, plan: Path | None, data: str | None, limit_test: int | None
-) -> _Subject:
+def _subject(bundle: Path | None, plan: Path | None) -> _Subject:
     if (bundle is None) == (plan is None):
         raise InputError("expected either --bundle or --plan")
     if plan is not None:
-        if data is not None:
-            raise InputError("--data: expected with --bundle, as a plan has no outputs to fuse")
         chosen = read_plan(plan)
         return _Subject(
             name=str(plan),
@@ -222,19 +204,12 @@ def _subject(
         )
     assert bundle is not None
     opened = Bundle.open(bundle)
-    accuracy: answer_accuracy.AnswerAccuracy = answer_accuracy.MeasuredSubsets(opened)
     evaluation = opened.manifest.evaluation
-    if data is not None:
-        from partitioner.export.evaluate import fused_parts
-
-        accuracy = answer_accuracy.FusedOutputs(
-            opened, *fused_parts(opened, data, limit_test, Progress())
-        )
     return _Subject(
         name=str(bundle),
         plan=opened.manifest.plan,
         num_classes=len(opened.manifest.labels),
-        accuracy=accuracy,
+        accuracy=answer_accuracy.MeasuredSubsets(opened),
         cascade=None if evaluation is None else evaluation.cascade,
     )
 

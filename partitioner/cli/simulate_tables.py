@@ -1,6 +1,5 @@
-"""Output of `mdp-partition simulate`: tables on stdout, and a picture."""
+"""Output of `mdp-partition simulate`: tables on stdout."""
 
-import io
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -80,42 +79,3 @@ def _changes(compared: Sequence[Comparison]) -> Table:
             )  # fmt: skip
         table.add_section()
     return table
-
-
-def draw(compared: Sequence[Comparison], kind: str) -> bytes:
-    """Accuracy, answered share and latency against the deadline; `kind` is svg or png.
-
-    The same compared give the same bytes.
-    """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    ordered = sorted(compared, key=lambda one: one.deadline_ms)
-    deadlines = [one.deadline_ms for one in ordered]
-    lines = {"as it is": [one.base for one in ordered]}
-    for name in ordered[0].what_if:
-        lines[name] = [one.what_if[name] for one in ordered]
-    buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "mdp", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(13.0, 4.2), layout="constrained")
-        (FigureCanvasSVG if kind == "svg" else FigureCanvasAgg)(figure)
-        accuracy, answered, latency = figure.subplots(1, 3)
-        for name, outcomes in lines.items():
-            style = {"label": name, "marker": "o", "linewidth": 2.0 if name == "as it is" else 1.0}
-            accuracy.plot(deadlines, [o.accuracy_at_least for o in outcomes], **style)
-            answered.plot(deadlines, [o.answered for o in outcomes], **style)
-        for point in ("p50", "p90", "p99", "p999"):
-            values = [getattr(one.base.latency_ms, point) for one in ordered]
-            latency.plot(deadlines, values, marker="o", label=point.replace("p999", "p99.9"))
-        accuracy.set_ylabel("right compared, share of requests")
-        answered.set_ylabel("answered, share of requests")
-        latency.set_ylabel("latency as it is, ms")
-        for axes in (accuracy, answered, latency):
-            axes.set_xlabel("deadline, ms")
-        answered.legend(fontsize="small")
-        latency.legend(fontsize="small")
-        metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        figure.savefig(buffer, format=kind, metadata=metadata)
-    return buffer.getvalue()

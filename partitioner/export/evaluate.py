@@ -7,7 +7,6 @@ Everything here runs through the planned runtime and `mdp.fusion.fuse`, as it wi
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -41,7 +40,7 @@ from mdp.fusion.fuse import (
 )
 from mdp.runtimes.onnxruntime import open_session
 from partitioner.data.crops import View, load_views, view_of
-from partitioner.data.datasets import Dataset, PictureSet, open_dataset, thinned
+from partitioner.data.datasets import Dataset, PictureSet, thinned
 from partitioner.data.scenes import fused_answers, places, single_pictures
 from partitioner.estimates.macs import macs, parameters
 from partitioner.export.sessions import (
@@ -227,16 +226,6 @@ def run_on(
             latencies_ms.append(latency_ms(runtime.run, pixels))
             advance(1, "")
     return contributions, latencies_ms
-
-
-def fused_parts(
-    bundle: Bundle, source: str, limit_test: int | None, progress: Progress
-) -> tuple[dict[int, Contribution], Targets]:
-    """Every member's logits `[N, C]` for the test split of `source`, and the labels."""
-    data = open_dataset(source, limit_test=limit_test, cameras=bundle.manifest.plan.cameras)
-    with TemporaryDirectory(prefix="mdp-views-") as cache:
-        contributions, _ = run_members(bundle, data, Path(cache), progress)
-    return contributions, data.test.targets
 
 
 def evaluate(

@@ -1,15 +1,11 @@
 """Accuracy of simulated answers by arrival subset, fused by stacking."""
 
 import math
-from collections.abc import Mapping
 from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Plan
-from mdp.fusion.fuse import Contribution, Fusion, Mode, fuse, mode_of, rule_for, weights_for
+from mdp.fusion.fuse import Fusion, Mode, mode_of, rule_for
 from partitioner.estimates.accuracy_law import (
     AccuracyLaw,
     Member,
@@ -18,8 +14,6 @@ from partitioner.estimates.accuracy_law import (
     together,
     view_of,
 )
-
-Numbers = NDArray[np.int64]
 
 
 class AnswerAccuracy(Protocol):
@@ -31,19 +25,27 @@ class AnswerAccuracy(Protocol):
     def mode(self, members: tuple[int, ...]) -> Mode:
         """The mode of an answer of ascending `members`."""
 
-    def accuracy(self, members: tuple[int, ...], numbers: Numbers) -> float | None:
-        """Share of the requests `numbers` that `members` answer rightly; None if unknown."""
+    def accuracy(self, members: tuple[int, ...]) -> float | None:
+        """Share of the answers of `members` that are right; None if unknown."""
 
     def sure_accuracy(self) -> float | None:
         """Accuracy of answers of a cascade's first stage; None if unknown."""
 
 
-class _OfBundle:
-    """How the members of a bundle are fused."""
+class MeasuredSubsets:
+    """The accuracies in a bundle's manifest, as every answer carries them."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
         self._weights = bundle.fusion_weights()
+        evaluation = bundle.manifest.evaluation
+        self.source = "not known: the bundle has not been evaluated"
+        if evaluation is not None:
+            self.source = f"as measured on {evaluation.pictures:,} pictures of {evaluation.data}"
+
+    def accuracy(self, members: tuple[int, ...]) -> float | None:
+        """As measured."""
+        return self._bundle.expected_accuracy(members, self.rule(members))
 
     def rule(self, members: tuple[int, ...]) -> Fusion:
         """How ascending `members` are combined, as `mdp.requests.prediction` decides it."""
@@ -56,43 +58,6 @@ class _OfBundle:
     def sure_accuracy(self) -> float | None:
         """The measured accuracy, as answers carry it."""
         return self._bundle.cascade_accuracy("stacked")
-
-
-class MeasuredSubsets(_OfBundle):
-    """The accuracies in a bundle's manifest, as every answer carries them."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        super().__init__(bundle)
-        evaluation = bundle.manifest.evaluation
-        self.source = "not known: the bundle has not been evaluated"
-        if evaluation is not None:
-            self.source = f"as measured on {evaluation.pictures:,} pictures of {evaluation.data}"
-
-    def accuracy(self, members: tuple[int, ...], numbers: Numbers) -> float | None:
-        """The same for every request of the subset."""
-        return self._bundle.expected_accuracy(members, self.rule(members))
-
-
-class FusedOutputs(_OfBundle):
-    """The members' real logits `[N, C]` for N pictures with their labels: request i shows picture
-    i modulo N, and what arrived is fused by `mdp.fusion.fuse`, all pictures of a subset at once."""
-
-    def __init__(
-        self, bundle: Bundle, contributions: Mapping[int, Contribution], targets: Numbers
-    ) -> None:
-        super().__init__(bundle)
-        self._contributions, self._targets = contributions, targets
-        self._right: dict[tuple[int, ...], NDArray[np.bool_]] = {}
-        self.source = f"every answer fused from the members' logits of {len(targets):,} pictures"
-
-    def accuracy(self, members: tuple[int, ...], numbers: Numbers) -> float | None:
-        """Share of just these requests whose fused answer is right."""
-        right = self._right.get(members)
-        if right is None:
-            weights = weights_for(members, self.rule(members), self._weights)
-            logits = fuse(self._contributions, weights)
-            right = self._right[members] = logits.argmax(axis=1) == self._targets
-        return float(right[numbers % len(right)].mean())
 
 
 class PredictedSubsets:
@@ -124,8 +89,8 @@ class PredictedSubsets:
         """As of a bundle with fitted fusion weights."""
         return mode_of(members, "stacked")
 
-    def accuracy(self, members: tuple[int, ...], numbers: Numbers) -> float | None:
-        """The same for every request of the subset; None where a member's accuracy is unknown."""
+    def accuracy(self, members: tuple[int, ...]) -> float | None:
+        """As predicted; None where a member's accuracy is unknown."""
         if len(members) == self._count:
             return self._whole
         if not self._members.keys() >= set(members):

@@ -70,7 +70,6 @@ class Outcome(Record, frozen=True):
 def outcome_of(scenario: Scenario, trace: Trace, accuracy: AnswerAccuracy) -> Outcome:
     """The figures of one simulation of `scenario`."""
     requests = len(trace.numbers)
-    numbers = np.frombuffer(trace.numbers, dtype=np.int64)
     latencies_ms = np.frombuffer(trace.latencies_s) * 1e3
     partial = np.frombuffer(trace.partial, dtype=np.int8) > 0
     sure = np.frombuffer(trace.sure, dtype=np.int8) > 0
@@ -81,10 +80,10 @@ def outcome_of(scenario: Scenario, trace: Trace, accuracy: AnswerAccuracy) -> Ou
             answered[places] = False
             continue
         modes[accuracy.mode(members)] += len(places)
-        others = places[~sure[places]]
+        ended_first = int(sure[places].sum())
         for answers, share in (
-            (len(others), accuracy.accuracy(members, numbers[others]) if len(others) else 0.0),
-            (len(places) - len(others), accuracy.sure_accuracy()),
+            (len(places) - ended_first, accuracy.accuracy(members)),
+            (ended_first, accuracy.sure_accuracy()),
         ):
             unknown |= bool(answers) and share is None
             right += answers * (share or 0.0)

@@ -20,9 +20,9 @@ from mdp.protocol.messages import Failure, Status, StatusRequest, encode
 from mdp.testing.processes import until
 from mdp.transport import new_pair
 from mdp.transport.outage import NOT_ACCEPTED
-from tests.arm.prepare import EMULATOR, PROCESSOR, Arm, prepare
 from tests.support.fleet import BIN, PLENTY_MS, ROOT
 from tests.support.two_agents import DEVICES, PICTURES, Side, likeness, pictures, reference_bundle
+from tools.arm import EMULATOR, PROCESSOR, Arm, prepare
 
 #: Largest difference of a logit that different instructions may make; int8 activations may fall to
 #: the other side of a step where fp32 rounds differently, once a layer.

@@ -1,7 +1,9 @@
-"""`mdp demo` on a ready-made bundle: everything that it claims to have seen, it has seen."""
+"""examples/demo.py on a ready-made bundle: everything that it claims to have seen, it has seen."""
 
 import json
+import runpy
 import subprocess
+import sys
 from contextlib import chdir
 from pathlib import Path
 
@@ -9,17 +11,18 @@ import psutil
 import pytest
 from PIL import Image
 
-from mdp.cli.main import main
 from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from tests.support.command_lines import run_here
 from tests.support.fleet import ROOT
+
+MAIN = runpy.run_path(str(ROOT / "examples/demo.py"))["main"]
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
 def demo(*args: object) -> subprocess.CompletedProcess[str]:
     with chdir(ROOT):
-        return run_here(main, "mdp", "demo", *args)
+        return run_here(MAIN, "demo", *args)
 
 
 @pytest.fixture
@@ -88,7 +91,7 @@ def test_what_the_demo_refuses(
     more = [] if pictures is None else ["--pictures", tmp_path / pictures]
     done = demo("--work", tmp_path / work, "--bundle", tmp_path / bundle, *more)
     assert done.returncode == 2
-    assert done.stderr.startswith("mdp: ")
+    assert done.stderr.startswith("demo: ")
     assert expected in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -97,7 +100,17 @@ def test_an_agent_that_does_not_start_ends_the_demo(tmp_path: Path, bundle: Path
     (bundle / "submodels/1/model.onnx").unlink()
     done = demo("--work", tmp_path / "work", "--bundle", bundle)
     assert done.returncode == 3
-    assert done.stderr.startswith("mdp: the agent of beta ended: mdp-agent: ")
+    assert done.stderr.startswith("demo: the agent of beta ended: mdp-agent: ")
     assert "model.onnx: missing, but listed in manifest.json" in done.stderr
     assert done.stderr.count("\n") == 1
     assert agents_of(bundle) == []
+
+
+def test_without_the_partition_extra_nothing_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = demo("--work", tmp_path / "work")
+    assert done.returncode == 2
+    assert "torch is not installed; building a bundle needs it: pip install" in done.stderr
+    assert not (tmp_path / "work").exists()

@@ -3,13 +3,14 @@
 import json
 import os
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from mdp.formats.bundle import Bundle
-from tests.support.fleet import BIN, ROOT
+from tests.support.fleet import ROOT
 
 BUNDLES = ROOT / "examples/bundles"
 BUNDLE = BUNDLES / "cifar10"
@@ -45,9 +46,9 @@ def test_it_is_whole_small_and_accurate(name: str) -> None:
 @pytest.mark.parametrize("name", PROMISED)
 def test_the_demo_serves_it_without_training(tmp_path: Path, name: str) -> None:
     work, seen = tmp_path / "work", tmp_path / "seen.json"
-    command = [str(BIN / "mdp"), "demo", "--bundle", str(BUNDLES / name), "--work", str(work)]
+    command = [sys.executable, "examples/demo.py", "--bundle", str(BUNDLES / name)]
     done = subprocess.run(
-        [*command, "--report", str(seen)],
+        [*command, "--work", str(work), "--report", str(seen)],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,7 +5,6 @@ import inspect
 import pytest
 
 from mdp import errors
-from mdp.cli.demo import DemoFailed
 from mdp.console import Interrupted
 
 CLASSES = [
@@ -29,7 +28,6 @@ CLASSES = [
         (errors.QuorumNotMet, errors.InferenceError, 3),
         (errors.TransferError, errors.MDPError, 3),
         (errors.PlanRefused, errors.MDPError, 4),
-        (DemoFailed, errors.MDPError, 3),
         (Interrupted, errors.MDPError, 130),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from mdp.client.crops import Cutter
 from mdp.client.questions import PictureQuestion
-from mdp.errors import DeadlineExceeded, InputError, QuorumNotMet
+from mdp.errors import InputError, QuorumNotMet
 from mdp.formats.plan import Region
 from mdp.fusion.fuse import Contribution
 from mdp.protocol.messages import (
@@ -25,7 +25,6 @@ from mdp.protocol.messages import (
 from mdp.requests.deadline import MAX_DEADLINE_MS, Deadline, checked_deadline_ms, reserve_s
 from mdp.requests.health import FIRST_PAUSE_S, TOLERATED_FAILURES
 from mdp.requests.hedging import ENOUGH
-from mdp.requests.reason import NOT_NEEDED
 from mdp.testing.bundles import (
     LABELS,
     SIZES,
@@ -34,7 +33,7 @@ from mdp.testing.bundles import (
     subset_accuracy,
     write_bundle,
 )
-from tests.support.bundles import CASCADE_ACCURACY, with_cascade
+from tests.support.bundles import with_cascade
 from tests.support.exchanges import Desk
 
 THREE = (("alpha", 0), ("beta", 1), ("gamma", 2))
@@ -71,22 +70,6 @@ def test_every_device_gets_its_own_crop_and_what_is_left_of_the_deadline(desk: D
     assert [infer.budget_ms for _, infer in asked] == pytest.approx([98.0] * 3)
 
 
-def test_an_answer_from_all(desk: Desk) -> None:
-    desk.submit()
-    for device in ("gamma", "alpha", "beta"):
-        assert not desk.answers
-        desk.clock.now_s += 0.004
-        desk.reply(device)
-    answer = desk.prediction()
-    assert (answer.label, answer.mode, answer.missing) == ("red", "stacked", {})
-    assert answer.used == ("alpha", "beta", "gamma")
-    assert answer.expected_accuracy == subset_accuracy((0, 1, 2)).stacked
-    assert answer.latency_ms == pytest.approx(12.0)
-    assert [m.network_ms for m in answer.members] == pytest.approx([6.0, 10.0, 2.0])
-    assert desk.dispatcher.next_wake_s() == math.inf
-    assert desk.dispatcher.counters == {"late": 0, "duplicate": 0, "malformed": 0}
-
-
 def test_the_clock_decides(desk: Desk) -> None:
     desk.submit(deadline_ms=100.0)
     assert desk.dispatcher.next_wake_s() == pytest.approx(desk.clock() + 0.098)
@@ -99,48 +82,6 @@ def test_the_clock_decides(desk: Desk) -> None:
     assert answer.used == ("beta",)
     assert answer.missing == {"alpha": "late", "gamma": "late"}
     assert answer.latency_ms <= answer.deadline_ms
-
-
-def test_nothing_in_time_is_deadline_exceeded_with_every_outcome(desk: Desk) -> None:
-    desk.submit()
-    desk.fail("alpha")
-    desk.pass_s(1.0)
-    error = desk.error()
-    assert isinstance(error, DeadlineExceeded)
-    assert error.outcomes == {"alpha": "overloaded: full", "beta": "late", "gamma": "late"}
-    assert "no answer within 100 ms" in str(error)
-
-
-def test_nobody_left_is_quorum_not_met_at_once(desk: Desk) -> None:
-    desk.submit()
-    for device in ("alpha", "beta", "gamma"):
-        assert not desk.answers
-        desk.fail(device)
-    error = desk.error()
-    assert isinstance(error, QuorumNotMet)
-    assert error.outcomes == dict.fromkeys(("alpha", "beta", "gamma"), "overloaded: full")
-
-
-def test_nobody_connected_is_quorum_not_met_at_once(folder: Path) -> None:
-    desk = Desk(folder, THREE)
-    desk.transport.connected.clear()
-    desk.submit()
-    error = desk.error()
-    assert isinstance(error, QuorumNotMet)
-    assert error.outcomes == dict.fromkeys(("alpha", "beta", "gamma"), "unreachable")
-    assert not desk.asked()
-
-
-def test_a_disconnection_settles_at_once(desk: Desk) -> None:
-    desk.submit()
-    desk.reply("alpha")
-    desk.reply("gamma")
-    desk.disconnect("beta")
-    answer = desk.prediction()
-    assert answer.missing == {"beta": "disconnected"}
-    assert answer.used == ("alpha", "gamma")
-    desk.submit()
-    assert [device for device, _ in desk.asked()[3:]] == ["alpha", "gamma"]
 
 
 def test_a_disconnection_settles_every_call_that_waits_for_it(desk: Desk) -> None:
@@ -179,25 +120,6 @@ def test_a_replica_takes_over_and_nothing_is_missing(folder: Path) -> None:
     assert answer.used == ("alpha/attic", "beta", "gamma")
     assert answer.missing == {}
     assert answer.mode == "stacked"
-
-
-def test_a_hedge_is_sent_when_its_time_has_come(folder: Path) -> None:
-    desk = Desk(folder, REPLICAS, hedge_after_s=0.020)
-    desk.submit(deadline_ms=100.0)
-    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
-    for device in ("beta", "gamma"):
-        desk.reply(device)
-    assert desk.dispatcher.next_wake_s() == pytest.approx(desk.clock() + 0.020)
-    desk.pass_s(0.021)
-    ((device, infer),) = desk.asked()
-    assert (device, infer.k) == ("alpha/attic", 0)
-    assert infer.budget_ms == pytest.approx(77.0)
-    assert desk.dispatcher.next_wake_s() == pytest.approx(desk.clock() + 0.077)
-    desk.reply("alpha/attic")
-    answer = desk.prediction()
-    assert (answer.used, answer.missing) == (("alpha/attic", "beta", "gamma"), {})
-    desk.reply("alpha")
-    assert desk.dispatcher.counters["late"] == 1
 
 
 def test_a_send_that_fails_is_a_failure_like_any_other(folder: Path) -> None:
@@ -298,15 +220,6 @@ def test_late_duplicate_and_foreign_replies_are_counted_and_change_nothing(desk:
     desk.reply("gamma", favourite=0)
     assert desk.dispatcher.counters == {"late": 2, "duplicate": 2, "malformed": 0}
     assert not desk.answers
-
-
-def test_a_reply_does_not_stand_in_for_another_device(desk: Desk) -> None:
-    desk.submit()
-    desk.reply("alpha")
-    desk.reply("alpha")
-    desk.reply("alpha")
-    assert not desk.answers
-    assert desk.dispatcher.counters["duplicate"] == 2
 
 
 def test_a_failure_of_an_unread_message_fails_whatever_waits_for_the_device(desk: Desk) -> None:
@@ -426,29 +339,6 @@ def test_a_late_reply_is_a_sign_of_life(desk: Desk) -> None:
     # Else it would be out after the first of these.
     silence(desk, "gamma", TOLERATED_FAILURES - 1)
     assert well(desk, "alpha", "beta") == ["alpha", "beta", "gamma"]
-
-
-def test_who_is_late_again_and_again_is_not_waited_for_until_it_is_in_time(desk: Desk) -> None:
-    late(desk, "gamma", TOLERATED_FAILURES)
-    assert desk.dispatcher.counters["late"] == TOLERATED_FAILURES
-    # Tried at once, and not waited for.
-    assert well(desk, "alpha", "beta") == ["gamma", "alpha", "beta"]
-    assert desk.prediction().missing == {"gamma": "on probation: asked, not waited for"}
-    tried = desk.last_id
-    reason = "slow: 3 of its last 3 answers took longer than this call can wait"
-    assert well(desk, "alpha", "beta") == ["alpha", "beta"]
-    assert desk.prediction().missing == {"gamma": reason}
-    # Those who have more time wait for it as before.
-    desk.submit(deadline_ms=400.0)
-    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
-    for device in ("alpha", "beta", "gamma"):
-        desk.reply(device, desk.last_id)
-    desk.answers.clear()
-    # What was tried is in time: it is waited for again.
-    desk.pass_s(0.05)
-    desk.reply("gamma", tried)
-    assert well(desk, "alpha", "beta", "gamma") == ["alpha", "beta", "gamma"]
-    assert desk.prediction().missing == {}
 
 
 def test_a_call_that_was_turned_away_at_once_is_no_try(desk: Desk) -> None:
@@ -690,18 +580,6 @@ def test_one_that_has_no_time_is_asked_again_at_once(desk: Desk) -> None:
         assert desk.prediction().missing == {"gamma": "overloaded: full"}
 
 
-def test_failures_in_a_row_take_a_device_out(desk: Desk) -> None:
-    for _ in range(TOLERATED_FAILURES):
-        desk.submit()
-        for device in ("alpha", "beta"):
-            desk.reply(device, desk.last_id)
-        desk.fail("gamma", desk.last_id, code="failed", text="no memory")
-        assert desk.prediction().missing == {"gamma": "failed: no memory"}
-    desk.asked()
-    assert well(desk, "alpha", "beta") == ["alpha", "beta"]
-    assert desk.prediction().missing == {"gamma": "failing: failed: no memory"}
-
-
 def test_a_hedged_over_device_that_stays_silent_is_found_out(folder: Path) -> None:
     desk = Desk(folder, REPLICAS, hedge_after_s=0.020)
     for round_ in range(TOLERATED_FAILURES):
@@ -782,32 +660,6 @@ def in_turns(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unsure(desk: Desk) -> None:
     """Alpha replies to the request sent last that all classes are as likely."""
     desk.receive("alpha", result(desk.last_id), logits(*[0.0] * len(LABELS)))
-
-
-def test_a_cascade_asks_the_first_stage_alone_where_it_is_sure(in_turns: Path) -> None:
-    desk = Desk(in_turns, THREE, cascade=True)
-    desk.submit()
-    assert [device for device, _ in desk.asked()] == ["alpha"]
-    desk.reply("alpha")
-    answer = desk.prediction()
-    assert (answer.stage, answer.label, answer.used) == ("first", "red", ("alpha",))
-    assert answer.missing == dict.fromkeys(("beta", "gamma"), str(NOT_NEEDED))
-    assert answer.expected_accuracy == CASCADE_ACCURACY.stacked
-    assert desk.asked() == []
-
-
-def test_a_cascade_asks_the_others_where_the_first_stage_is_unsure(in_turns: Path) -> None:
-    desk = Desk(in_turns, THREE, cascade=True)
-    desk.submit()
-    desk.asked()
-    desk.pass_s(0.005)
-    unsure(desk)
-    assert [device for device, _ in desk.asked()] == ["beta", "gamma"]
-    desk.reply("gamma")
-    desk.reply("beta")
-    answer = desk.prediction()
-    assert (answer.stage, answer.missing, answer.mode) == ("escalated", {}, "stacked")
-    assert answer.expected_accuracy == subset_accuracy((0, 1, 2)).stacked
 
 
 @pytest.mark.parametrize("cascade", [True, False])

@@ -8,22 +8,6 @@ from hypothesis import strategies as st
 from mdp.requests.hedging import BURST, ENOUGH, RECENT, RoundTrips, TokenBucket
 
 
-def test_a_new_client_may_hedge_at_once_and_then_earns_one_in_twenty() -> None:
-    bucket = TokenBucket(0.05)
-    assert [bucket.spend() for _ in range(4)] == [True, True, True, False]
-    spent = 0
-    for _ in range(200):
-        bucket.earn(1)
-        spent += bucket.spend()
-    assert spent == 10
-
-
-def test_what_was_not_spent_is_kept_up_to_a_bound() -> None:
-    bucket = TokenBucket(0.05)
-    bucket.earn(100_000)
-    assert bucket.tokens == BURST
-
-
 def test_a_share_of_nothing_hedges_nothing() -> None:
     bucket = TokenBucket(0.0)
     bucket.earn(1000)

@@ -52,17 +52,15 @@ def test_without_the_partition_extra_one_line_says_what_to_install(tmp_path: Pat
         ["mdp-partition", "plan", *plan],
         ["mdp-partition", "build", *plan, "--data", "digits", "--out", "b"],
         ["mdp-partition", "evaluate", "--bundle", "bundle", "--data", "digits"],
-        ["mdp", "demo", "--work", "demo"],
     ]
     code = (
         "import sys\n"
         "hidden = ['torch', 'timm', 'onnx', 'onnxruntime', 'sklearn', 'scipy', 'safetensors']\n"
         "sys.modules.update(dict.fromkeys(hidden))\n"
-        "import mdp.cli.main, partitioner.cli.main\n"
+        "import partitioner.cli.main\n"
         f"for sys.argv in {commands}:\n"
-        "    module = mdp if sys.argv[0] == 'mdp' else partitioner\n"
         "    try:\n"
-        "        module.cli.main.main()\n"
+        "        partitioner.cli.main.main()\n"
         "    except SystemExit as ended:\n"
         "        assert ended.code == 2, ended.code"
     )

@@ -5,13 +5,10 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-from PIL import Image
 
 from mdp.files import write_toml
-from mdp.testing.bundles import LABELS, colour_picture, colour_plan, subset_accuracy, write_bundle
-from partitioner.data.datasets import open_dataset
+from mdp.testing.bundles import colour_plan, subset_accuracy, write_bundle
 from partitioner.estimates.network import request_bytes
 from tests.unit.partitioner.cli.conftest import Run
 
@@ -90,28 +87,6 @@ def test_a_client_s_port_is_the_plan_s_unless_it_is_given(simulated: Run, tmp_pa
     assert "crops of a client share its port of 1 Mbit/s" in out
 
 
-def test_real_outputs_are_fused_on_request(simulated: Run, tmp_path: Path) -> None:
-    for label in LABELS:
-        (tmp_path / "photos" / label).mkdir(parents=True)
-        for number in range(20):
-            # Every third is of another colour than its folder says.
-            shown = LABELS[(LABELS.index(label) + (number % 3 == 0)) % 3]
-            picture = Image.fromarray(np.roll(colour_picture(shown), number, axis=1))
-            picture.save(tmp_path / "photos" / label / f"{number}.png")
-    options = ("--bundle", "bundle", "--deadline-ms", 50, "--json", "--rate", 20, *QUIET)
-    code, out, err = simulated(*options, "--data", "photos")
-    assert code == 0, err
-    told = json.loads(out)
-    names = open_dataset("photos").test.names
-    right = sum(int(Path(name).stem) % 3 > 0 for name in names)
-    count = len(names)
-    assert told["accuracy_source"] == (
-        f"every answer fused from the members' logits of {count} pictures"
-    )
-    assert 0 < right < count
-    assert told["deadlines"][0]["base"]["accuracy"] == pytest.approx(right / count, abs=0.02)
-
-
 def test_tables_for_people(simulated: Run) -> None:
     code, out, err = simulated("--plan", "plan.toml", "--deadline-ms", "20", "--replicas", "2")
     assert code == 0, err
@@ -124,15 +99,6 @@ def test_tables_for_people(simulated: Run) -> None:
     ):
         assert words in " ".join(out.split()), words
     assert "simulating" in err
-
-
-def test_a_picture_that_is_the_same_every_time(simulated: Run, tmp_path: Path) -> None:
-    for name in ("a.svg", "b.svg", "c.png"):
-        code, _, err = simulated("--bundle", "bundle", "--deadline-ms", "3", "9", "--plot", name)
-        assert code == 0, err
-    a, b, c = ((tmp_path / name).read_bytes() for name in ("a.svg", "b.svg", "c.png"))
-    assert a == b
-    assert (a[:5], c[:4]) == (b"<?xml", b"\x89PNG")
 
 
 def test_many_devices_are_not_lost_one_by_one(simulated: Run) -> None:
@@ -176,11 +142,6 @@ SHIPPED = "desktop-gpu, jetson-orin-nano, laptop-cpu, n100, raspberry-pi-5"
         (
             (*SOURCE, "--hedge-ms", 5),
             "--hedge-ms: no sub-model has a replica; see --replicas and --add",
-        ),
-        ((*SOURCE, "--plot", "x.pdf"), "--plot: expected FILE.svg or FILE.png, got 'x.pdf'"),
-        (
-            (*PLAN, "--data", "digits"),
-            "--data: expected with --bundle, as a plan has no outputs to fuse",
         ),
         ((*SOURCE, "--sigma", "nan"), "--sigma: expected a number from 0 to 3, got nan"),
     ],

@@ -12,14 +12,13 @@ from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Plan, PredictedAccuracy, PredictedMs, Replica
 from mdp.formats.profile import DeviceProfile, read_profile
-from mdp.fusion.fuse import Contribution, fuse, weights_for
-from mdp.testing.bundles import LABELS, colour_plan, subset_accuracy, write_bundle
+from mdp.testing.bundles import colour_plan, subset_accuracy, write_bundle
 from partitioner.estimates.accuracy import shipped_law
 from partitioner.estimates.accuracy_law import AccuracyLaw, Member, capability_of, together
 from partitioner.estimates.latency import Way, fit_latency, own_way, predict
 from partitioner.estimates.latency_quantiles import ASSUMED_SIGMA
 from partitioner.estimates.network import FRAMING_BYTES, network_ms
-from partitioner.simulation.answer_accuracy import FusedOutputs, MeasuredSubsets, PredictedSubsets
+from partitioner.simulation.answer_accuracy import MeasuredSubsets, PredictedSubsets
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import DeviceModel, Jittered, Load, LogNormal, Scenario
 from partitioner.simulation.outcome import outcome_of
@@ -184,38 +183,15 @@ def test_an_added_device_has_to_run_the_same_file(profiles: dict[str, DeviceProf
 
 # What answers are worth.
 
-EVERY = np.arange(100)
-
 
 def test_a_bundle_knows_what_was_measured(bundle: Bundle, tmp_path: Path) -> None:
     worth = MeasuredSubsets(bundle)
-    assert worth.accuracy((0, 1), EVERY) == subset_accuracy((0, 1)).stacked
+    assert worth.accuracy((0, 1)) == subset_accuracy((0, 1)).stacked
     assert [worth.mode(m) for m in [(1,), (0, 2)]] == ["single", "stacked"]
     assert worth.source == "as measured on 100 pictures of colours"
     raw = Bundle.open(write_bundle(tmp_path / "raw", evaluated=False))
-    assert MeasuredSubsets(raw).accuracy((0, 1), EVERY) is None
+    assert MeasuredSubsets(raw).accuracy((0, 1)) is None
     assert MeasuredSubsets(raw).source == "not known: the bundle has not been evaluated"
-
-
-def test_real_outputs_are_fused_for_each_request(bundle: Bundle) -> None:
-    random = np.random.default_rng(0)
-    pictures, targets = 30, random.integers(0, len(LABELS), 30)
-    contributions = {
-        k: Contribution(*random.normal(size=(2, pictures, len(LABELS))).astype(np.float32))
-        for k in range(3)
-    }
-    worth = FusedOutputs(bundle, contributions, targets)
-    for members in [(0,), (1, 2), (0, 1, 2)]:
-        for numbers in (np.arange(30), np.array([3, 33, 64])):
-            right = 0
-            for number in numbers:
-                at = number % pictures
-                one = {
-                    k: Contribution.of([h[at] for h in c.heads]) for k, c in contributions.items()
-                }
-                weights = weights_for(members, "stacked", bundle.fusion_weights())
-                right += fuse(one, weights).argmax() == targets[at]
-            assert worth.accuracy(members, numbers) == pytest.approx(right / len(numbers))
 
 
 LAW = AccuracyLaw(alone=shipped_law().law.alone, sharpness=20.0, same_view=0.5, same_model=0.0)
@@ -233,24 +209,24 @@ def predicted(all_in: float, *alone: float | None) -> Plan:
 def test_a_plan_s_subsets_are_worth_what_the_law_says() -> None:
     worth = PredictedSubsets(predicted(0.75, 0.7, 0.65, 0.6), LAW)
     assert worth.source == "as predicted for each subset of the members"
-    assert worth.accuracy((0, 1, 2), EVERY) == 0.75
-    assert worth.accuracy((1,), EVERY) == pytest.approx(0.65)
+    assert worth.accuracy((0, 1, 2)) == 0.75
+    assert worth.accuracy((1,)) == pytest.approx(0.65)
     parts = [Member(capability=capability_of(a), view=a, model=a) for a in (0.7, 0.6)]
     expected = 1 - math.exp(-together(LAW, parts))
-    assert worth.accuracy((0, 2), EVERY) == pytest.approx(expected)
+    assert worth.accuracy((0, 2)) == pytest.approx(expected)
     assert 0.7 < expected < 0.75
     # No part of a fleet is better than all of it, whatever another law said.
-    assert PredictedSubsets(predicted(0.7, 0.7, 0.65, 0.6), LAW).accuracy((0, 1), EVERY) == 0.7
+    assert PredictedSubsets(predicted(0.7, 0.7, 0.65, 0.6), LAW).accuracy((0, 1)) == 0.7
 
 
 def test_a_plan_that_tells_no_member_s_accuracy_knows_whole_answers() -> None:
     worth = PredictedSubsets(predicted(0.7, 0.6, None, None), LAW)
-    assert worth.accuracy((0, 1, 2), EVERY) == 0.7
-    assert worth.accuracy((0,), EVERY) == pytest.approx(0.6)
-    assert worth.accuracy((0, 1), EVERY) is None
+    assert worth.accuracy((0, 1, 2)) == 0.7
+    assert worth.accuracy((0,)) == pytest.approx(0.6)
+    assert worth.accuracy((0, 1)) is None
     assert worth.source == "as the plan predicts it for answers of all members; of others not known"
     none = PredictedSubsets(plan(), LAW)
-    assert none.accuracy((0, 1, 2), EVERY) is None
+    assert none.accuracy((0, 1, 2)) is None
     assert none.source == "not known: the plan predicts none"
 
 

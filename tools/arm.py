@@ -1,4 +1,4 @@
-"""Everything that an agent needs on 64-bit ARM, in a folder: python -m tests.arm.prepare
+"""Everything that an agent needs on 64-bit ARM, in a folder: python -m tools.arm
 
 An emulator, a Python with its libraries from this system's own Debian release, and wheels. All of
 it is fetched by apt-get and pip from wherever they fetch other things, as any user, and nothing of
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "runs" / "arm"
 EMULATOR = "qemu-aarch64-static"
 #: The Cortex-A76 is a Raspberry Pi 5's.

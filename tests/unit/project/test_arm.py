@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.arm import prepare as preparing
-from tests.arm.prepare import MissingError, main, prepare
+from tools import arm as preparing
+from tools.arm import MissingError, main, prepare
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""`mdp demo`: build, serve, classify, kill and restart on one machine, by a user's commands.
+"""Build, serve, classify, kill and restart on one machine, by a user's commands: `make demo`.
 
 The bundle is trained, the agents are processes on loopback, one of them is killed with SIGKILL, and
 every claim at the end is checked against the answers.
@@ -14,23 +14,24 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
-from mdp.cli.bench import overhead_ms, percentiles, some_pictures
+from mdp import console
+from mdp.cli.bench import noise_picture, overhead_ms, percentiles
 from mdp.client.sync import Client
 from mdp.errors import InputError, MDPError
 from mdp.extras import GATEWAY, PARTITION, install, missing
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle
-from mdp.pictures.crop import Picture
+from mdp.pictures.crop import Picture, load_picture
 from mdp.requests.prediction import Prediction
-
-if TYPE_CHECKING:
-    from mdp.testing.agents import AgentFleet, AgentProcess
+from mdp.testing.agents import AgentFleet, AgentProcess
 
 DEADLINE_MS = 250.0
 PICTURES_AFTER_KILL = 20
@@ -77,8 +78,6 @@ def run_demo(
             f"{module} is not installed; building a bundle needs it: {install('partition')}; "
             "or serve one that is there: --bundle examples/bundles/cifar10"
         )
-    from mdp.testing.agents import AgentFleet  # other commands load nothing of mdp.testing
-
     started_s = time.monotonic()
     out, seen = Console(), _Seen()
     try:
@@ -147,10 +146,21 @@ def _pictures(folder: Path, pattern: str) -> list[Path]:
     return sorted(file for file, kind in kinds if kind.startswith("image/") and file.is_file())
 
 
+def _photographs(side: int) -> list[Picture]:
+    """The photographs that scikit-learn ships, decoded, else noise of `side` pixels."""
+    found = find_spec("sklearn")
+    folders = found.submodule_search_locations if found else None
+    files = [
+        file for folder in folders or () for file in Path(folder).glob("datasets/images/*.jpg")
+    ]
+    decoded: list[Picture] = [load_picture(file, smallest_side=side) for file in sorted(files)]
+    return decoded or [noise_picture(side)]
+
+
 def _labelled_pictures(folder: Path | None, bundle: Bundle) -> list[tuple[str | None, Picture]]:
     """(label, picture) of a class-per-folder tree; else a folder's pictures or photographs."""
     if folder is None or (plain := _pictures(folder, "*")):
-        unlabelled = plain if folder else some_pictures(bundle.manifest.plan.finest_px)
+        unlabelled = plain if folder else _photographs(bundle.manifest.plan.finest_px)
         return [(None, picture) for picture in unlabelled * math.ceil(100 / len(unlabelled))]
     labelled: list[tuple[str | None, Picture]] = [
         (file.parent.name, file) for file in _pictures(folder, "*/*")
@@ -208,7 +218,7 @@ def _milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _start(out: Console, fleet: "AgentFleet") -> None:
+def _start(out: Console, fleet: AgentFleet) -> None:
     """Start an agent for each device; three boards share this machine, so one thread each."""
     for assignment in Bundle.open(fleet.bundle).manifest.plan.assignments:
         (fleet.folder / f"{assignment.device}.log").unlink(missing_ok=True)
@@ -221,7 +231,7 @@ def _start(out: Console, fleet: "AgentFleet") -> None:
             raise DemoFailed(f"the agent of {device} ended: {text}") from error
 
 
-def _show_agent(out: Console, agent: "AgentProcess") -> None:
+def _show_agent(out: Console, agent: AgentProcess) -> None:
     args: Any = agent.process.args
     command = list(map(str, args))
     _show(out, [Path(command[0]).name, *command[1:]])
@@ -300,7 +310,7 @@ def _add_latency(table: Table, name: str, values: Sequence[float]) -> dict[str, 
 def _kill_and_restart(
     out: Console,
     client: Client,
-    fleet: "AgentFleet",
+    fleet: AgentFleet,
     labelled: Sequence[tuple[str | None, Picture]],
     seen: _Seen,
 ) -> None:
@@ -358,3 +368,40 @@ def _print_claims(out: Console, seen: _Seen) -> None:
     for claim, held in seen.claims.items():
         out.print(f"{'[green]seen    [/green]' if held else '[red]NOT SEEN[/red]'} {claim}")
     out.print(f"{seen.facts['seconds']:.0f} s in all; --page (PAGE=1) shows the fleet in a browser")
+
+
+app = console.new_app("MDP on one machine.")
+
+
+@app.command()
+def demo(
+    work: Annotated[Path, typer.Option(help="Folder for the demo's files.")] = Path("demo"),
+    bundle: Annotated[
+        Path | None, typer.Option(help="Serve this bundle instead of building one from digits.")
+    ] = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(help="With --bundle: pictures, or a folder per class; else photographs."),
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="JSON file of the observations.")] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="At the end, serve the gateway's page until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Build, serve, classify, kill one agent, restart it: everything on this machine.
+
+    Example: python examples/demo.py --report demo/seen.json
+
+    Exit codes: 0 every claim held, 2 bad input, 3 one did not.
+    """
+    seen = run_demo(work, bundle=bundle, pictures=pictures, report=report, page=page)
+    raise typer.Exit(0 if seen else DemoFailed.exit_code)
+
+
+def main() -> None:
+    """Entry point."""
+    console.run(app, "demo")
+
+
+if __name__ == "__main__":
+    main()
