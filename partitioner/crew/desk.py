@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -21,15 +21,16 @@ from torch._C._distributed_c10d import TCPStore
 
 from mdp import __version__
 from mdp.errors import InputError
-from mdp.files import Record, write_bytes, write_toml
+from mdp.files import write_bytes, write_toml
 from mdp.formats.plan import Plan
+from partitioner.crew.begin import Begin, Ending, begin_of
 from partitioner.crew.board import board
 from partitioner.crew.exchange.address import checked, exposed, own_address
 from partitioner.crew.exchange.control import Desk, Hand, log_lines
 from partitioner.crew.exchange.files import StoreFiles
 from partitioner.crew.exchange.groups import Groups, timeout_s
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
-from partitioner.crew.exchange.store import connect, put, reaching, serve_store
+from partitioner.crew.exchange.store import connect, put, serve_store
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.history import costs_of, spans_of
 from partitioner.crew.machine.events import Rank, Waited
@@ -59,29 +60,8 @@ from partitioner.training.world import world
 WAIT_S = 600.0
 #: Name of the user's teacher among the files of a run.
 _CHECKPOINT = "teacher-checkpoint"
-Ending = Literal[".safetensors", ".pth", ".pt", ".bin"]
 #: Seconds for trainers to end what they do and to read that all is done.
 _LEAVE_S = 60.0
-
-
-class Begin(Record, frozen=True, kw_only=True):
-    """What a trainer has to know before it can join."""
-
-    version: str
-    names: tuple[str, ...]
-    settings: Settings
-    plan: Plan
-    #: None where trainers and lines are measured.
-    crew: SyncPlan | None = None
-    facts: Facts | None = None
-    #: Sub-models that start from the user's weights, and how the files' names end.
-    weights: dict[int, Ending] = msgspec.field(default_factory=dict)
-
-
-class _Version(msgspec.Struct):
-    """What of Begin every version has."""
-
-    version: str
 
 
 def data_digest(data: Dataset) -> str:
@@ -317,19 +297,6 @@ def _let_leave(desk: Desk) -> None:
         time.sleep(0.05)
 
 
-def _begin(address: str, store: TCPStore) -> Begin:
-    """What the desk says first; raises InputError for another version."""
-    with reaching(store):
-        said = store.get("begin")
-    try:
-        version = msgspec.json.decode(said, type=_Version).version
-        if version != __version__:
-            raise InputError(f"{address}: the desk has version {version}, this is {__version__}")
-        return msgspec.json.decode(said, type=Begin)
-    except msgspec.DecodeError as error:
-        raise InputError(f"{address}: expected a desk of version {__version__}: {error}") from error
-
-
 def join(
     address: str, name: str, token: str, data: str, run: Path, progress: Progress, *, wait_s: float
 ) -> None:
@@ -340,7 +307,7 @@ def join(
     host, port = checked(address)
     progress.note(f"waiting for the desk at {address}")
     store = connect(host, port, wait_s)
-    begin = _begin(address, store)
+    begin = begin_of(address, store)
     if name not in begin.names:
         known = ", ".join(begin.names[1:])
         raise InputError(f"--name: expected a trainer of the plan ({known}), got {name!r}")

@@ -11,7 +11,6 @@ from typing import cast
 import torch
 from torch.distributed import ProcessGroup
 
-from mdp.errors import MDPError
 from mdp.files import write_bytes
 from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.parameters import CrewEnded
@@ -51,10 +50,7 @@ def train_in_generations(
         crew, these = _met(network, control, groups, checkpoint)
         try:
             train(crew, these)
-        except (RuntimeError, StoppedElsewhere) as error:
-            # gloo's error, or that of a member that says why it stops; all others are this one's.
-            if isinstance(error, MDPError) and not isinstance(error, StoppedElsewhere):
-                raise
+        except (RuntimeError, StoppedElsewhere):  # of gloo, or of a member that ends with an error
             groups.drop(network)
             reached = epochs_of(checkpoint)
             if these == members and reached == position:

@@ -14,7 +14,8 @@ import pytest
 from mdp import __version__
 from mdp.errors import InputError, TransferError
 from mdp.testing.machine_faults import fill, mounting_works, small_disk
-from partitioner.crew.desk import Begin, join
+from partitioner.crew.begin import Begin
+from partitioner.crew.desk import join
 from partitioner.crew.exchange import control
 from partitioner.crew.exchange.control import Desk, Hand, replay
 from partitioner.crew.exchange.files import (

@@ -1,0 +1,105 @@
+"""How a trainer trains a network with others, as a crew's plan says."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch._C._distributed_c10d import TCPStore
+
+from partitioner.crew.exchange.gradients import Gradients
+from partitioner.crew.exchange.groups import Groups
+from partitioner.crew.exchange.mean import Means
+from partitioner.crew.exchange.parameters import Rounds
+from partitioner.crew.machine.events import Trainer
+from partitioner.crew.planning.facts import Facts
+from partitioner.crew.planning.flows import Links
+from partitioner.crew.planning.syncplan import BUCKET_BYTES, SyncPlan
+from partitioner.crew.progress import Account, Patient
+from partitioner.training.distributed import Crew
+from partitioner.training.synchroniser import Synchroniser
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crews:
+    """How this trainer trains with others."""
+
+    plan: SyncPlan
+    facts: Facts
+    control: Trainer
+    groups: Groups
+    #: Where trainers say their names.
+    store: TCPStore
+    #: What this trainer does and costs.
+    account: Account
+
+    def rounds(self, network: str) -> Synchroniser:
+        """Means of parameters."""
+        trainers = len(self.plan.of(network).by or self.facts.names)
+        rounds = Rounds(
+            network,
+            Patient(self.control, self.account),
+            self.groups,
+            trainers,
+            first=True,  # each keeps its own files
+            means=self._means(network),
+            codec_of=self.plan.of(network).codec_of,
+        )
+        self.account.follow(lambda: rounds.sent_bytes + rounds.settling_bytes)
+        return rounds
+
+    def gradients(self, network: str, crew: Crew, members: tuple[int, ...]) -> Synchroniser:
+        """Means of gradients, in one generation."""
+        sync = self.plan.of(network)
+        paces = [self._pace(network, rank) for rank in members] if sync.shares == "pace" else ()
+        gradients = Gradients(
+            crew,
+            self._means(network),
+            sync.codec_of,
+            paces=paces,
+            bucket_bytes=sync.bucket_bytes or BUCKET_BYTES,
+            members=members,
+        )
+        self.account.follow(lambda: gradients.sent_bytes)
+        return gradients
+
+    def _means(self, network: str) -> Means:
+        sync = self.plan.of(network)
+        uplink, sites = _ByRank(self._uplink), _ByRank(self._site)
+        return Means(route=sync.way, shards=sync.shards, uplink=uplink, sites=sites)
+
+    def has_desk(self, network: str) -> bool:
+        """Whether the desk is one of the trainers of a network."""
+        by = self.plan.of(network).by
+        return not by or self.facts.names[0] in by
+
+    def name_of(self, rank: int) -> str:
+        """The name of a trainer."""
+        return self.store.get(f"name/{rank}").decode()
+
+    def _pace(self, network: str, rank: int) -> float:
+        return self.facts.of(self.name_of(rank)).pictures_per_s.get(network, 1.0)
+
+    def _uplink(self, rank: int) -> float:
+        return Links(self.facts).capacities.get(f"{self.name_of(rank)} up", 1.0)
+
+    def _site(self, rank: int) -> str:
+        name = self.name_of(rank)
+        return next((site[0] for site in self.facts.sites if name in site), name)
+
+
+class _ByRank(Mapping[int, T]):
+    """What is computed of a rank, as a mapping without a fixed set of keys."""
+
+    def __init__(self, of: Callable[[int], T]) -> None:
+        self._of = of
+
+    def __getitem__(self, rank: int) -> T:
+        return self._of(rank)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
