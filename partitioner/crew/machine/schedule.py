@@ -4,6 +4,7 @@ A round closes, all finish the step in hand and rest, all meet, and all that liv
 before any takes it over (Commit); otherwise they meet again, with their own parameters unchanged.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -58,7 +59,7 @@ class _Meeting:
     blamed: set[Rank] = field(default_factory=set)
 
 
-class _Rounds:
+class _Rounds(ABC):
     """What both kinds of rounds share; a subclass decides when they close and whose part counts.
 
     The first meeting waits for those that are `expected`: of them the lowest rank gives its
@@ -234,25 +235,25 @@ class _Rounds:
     def _holders(self) -> list[Rank]:
         return sorted(rank for rank, member in self.members.items() if member.holds)
 
+    @abstractmethod
     def _due(self) -> bool:
         """Whether the round closes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _all_rest(self) -> list[AnyAction]:
         """What to do when nobody trains."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _diverged(self, member: _Member) -> bool:
         """Whether one more number that is not finite ends the training."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _lost(self, rank: Rank) -> None:
         """What a trainer has done since the last mean is gone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _committed(self, weights: Mapping[Rank, float]) -> None:
         """A mean with these weights is the network's state."""
-        raise NotImplementedError
 
 
 class Everyone(_Rounds):

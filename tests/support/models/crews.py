@@ -4,6 +4,7 @@ Every process of a case writes what it ended with into the folder, for the test 
 """
 
 import io
+import os
 import sys
 import time
 from datetime import timedelta
@@ -24,7 +25,7 @@ from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.mean import Means
 from partitioner.crew.exchange.parameters import Rounds
-from partitioner.crew.machine.events import Accepted
+from partitioner.crew.machine.events import Accepted, Gone, Refused
 from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
@@ -59,6 +60,7 @@ BATCHES, EPOCHS = TRAINERS * -(-PICTURES // 8), 3
 ROUNDS: dict[str, tuple[Means, CodecName]] = {
     "rounds-ring": (WAYS["ring"], "fp32"),
     "rounds-int8": (WAYS["by_link"], "int8"),
+    "killed": (WAYS["two_phase"], "int8"),
 }
 
 
@@ -118,6 +120,28 @@ def machine() -> Machine:
     return Machine("d", crews, {"member-0": everyone})
 
 
+class Dying:
+    """Groups of a trainer that is killed in its fourth meeting, as its peers wait for it."""
+
+    def __init__(self, groups: Groups, hand: Hand) -> None:
+        self.groups, self.hand, self.meetings = groups, hand, 0
+
+    def of(self, network: str, seq: int, members: Any) -> ProcessGroupGloo:
+        """Die with the group made."""
+        group = self.groups.of(network, seq, members)
+        self.meetings += 1
+        if self.meetings == 4:
+            # The desk would find out by silence, which takes longer than a test should.
+            self.hand.report(Gone(rank=self.hand.rank))
+            while not isinstance(self.hand.poll(0.05), Refused):
+                pass
+            os._exit(0)
+        return group
+
+    def drop(self, network: str) -> None:
+        """Not needed."""
+
+
 def rounds(out: Path, name: str, rank: int, port: int) -> None:
     """Train in rounds of 16 pictures, under a desk in the first process."""
     means, codec = ROUNDS[name]
@@ -133,6 +157,8 @@ def rounds(out: Path, name: str, rank: int, port: int) -> None:
         connect("127.0.0.1", port, timeout=timedelta(seconds=20)),
         hand.rank, "127.0.0.1", hand.committed, 20.0,
     )  # fmt: skip
+    if name == "killed" and rank == 2:
+        groups = Dying(groups, hand)
     sync = Rounds(
         "member-0", hand, groups, TRAINERS, first=rank == 0, means=means,
         codec_of=lambda tensor: codec if tensor.endswith("weight") else "fp32",
