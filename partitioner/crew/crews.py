@@ -70,9 +70,9 @@ class Crews:
         return Means(route=sync.way, shards=sync.shards, uplink=uplink, sites=sites)
 
     def has_desk(self, network: str) -> bool:
-        """Whether the desk is one of the trainers of a network."""
-        by = self.plan.of(network).by
-        return not by or self.facts.names[0] in by
+        """Whether the desk is one of the trainers of a network, and has it whole."""
+        sync = self.plan.of(network)
+        return not sync.stage and (not sync.by or self.facts.names[0] in sync.by)
 
     def name_of(self, rank: int) -> str:
         """The name of a trainer."""

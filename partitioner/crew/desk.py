@@ -32,7 +32,6 @@ from partitioner.crew.exchange.groups import Groups, timeout_s
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.exchange.store import connect, put, serve_store
 from partitioner.crew.folder import CrewFolder
-from partitioner.crew.generations import epochs_of
 from partitioner.crew.history import costs_of, spans_of
 from partitioner.crew.machine.events import Rank, Waited
 from partitioner.crew.machine.jobs import Job, Jobs
@@ -44,6 +43,7 @@ from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.picture import schedule_svg
 from partitioner.crew.planning.syncplan import SyncPlan, is_exact
 from partitioner.crew.probe import facts_of, measure, probe_jobs
+from partitioner.crew.staged import hand_out_start
 from partitioner.crew.worker import Ends, Outcome, enter, jobs_of, made, worker_of
 from partitioner.crew.workload import workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
@@ -52,6 +52,7 @@ from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Asked, Settings
 from partitioner.run.settings import Schedule as Epochs
+from partitioner.training.checkpoint import epochs_of
 from partitioner.training.context import Work
 from partitioner.training.world import world
 
@@ -87,7 +88,7 @@ class Together(NamedTuple):
         if asked.options.teaching == "live":
             raise InputError('--crew: expected run.teaching = "kept" or "auto", got "live"')
         work = workload(plan, asked, len(single_pictures(data).train), len(data.labels))
-        sync = folder.trainable(work)
+        sync = folder.plan(work)
         schedule = replace(asked.schedule, chain=sync.chain)
         options = replace(asked.options, teaching="kept")
         return cls(folder, sync, replace(asked, schedule=schedule, options=options))
@@ -145,6 +146,8 @@ def train_together(
                 ends.files.send(path.relative_to(run.path).as_posix(), path)
         for name, path in _given(work, checkpoint).items():
             ends.files.send(name, path)
+        if plan.of("teacher").stage and "teacher" not in finished:
+            hand_out_start(work, plan.of("teacher"), checkpoint, facts.names[0], ends.files)
         view = connect(store.host, store.port)
         with (
             _groups(ends.control, store, facts.names[0]) as groups,

@@ -3,7 +3,7 @@
 import secrets
 from pathlib import Path
 
-from mdp.errors import ConfigError, InputError
+from mdp.errors import InputError
 from mdp.files import read_secret, write_new
 from partitioner.crew.planning.facts import Facts, read_facts
 from partitioner.crew.planning.syncplan import SyncPlan, read_plan
@@ -33,17 +33,6 @@ class CrewFolder:
         facts = self.facts()
         _check(self.plan_file, "mdp-partition crew plan")
         return read_plan(self.plan_file, facts, work)
-
-    def trainable(self, work: Work) -> SyncPlan:
-        """The same for a training, which knows no stages; raises ConfigError and InputError."""
-        plan = self.plan(work)
-        for i, network in enumerate(plan.network):
-            if network.stage:
-                raise ConfigError(
-                    f"{self.plan_file}: key `network[{i}].stage`: expected `by`: stages are only "
-                    "planned"
-                )
-        return plan
 
     def token(self) -> str:
         """The content of the key file, which is made where it is missing."""

@@ -26,6 +26,7 @@ from partitioner.crew.machine.events import (
     Trainer,
     Waiting,
 )
+from partitioner.training.checkpoint import epochs_of
 from partitioner.training.distributed import Crew, StoppedElsewhere
 
 _POLL_S = 1.0
@@ -116,10 +117,3 @@ def _next(network: str, control: Trainer) -> AnyAction:
             raise CrewEnded(action.reason)
         if action is not None and action.network == network:
             return action
-
-
-def epochs_of(checkpoint: Path) -> int:
-    """Epochs that a checkpoint has behind it."""
-    if not checkpoint.exists():
-        return 0
-    return len(torch.load(checkpoint, weights_only=True, map_location="cpu")["curve"])

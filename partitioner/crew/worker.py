@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from torch import Tensor
@@ -25,6 +24,7 @@ from partitioner.crew.machine.jobs import Job
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import SyncPlan
 from partitioner.crew.progress import Account, Patient, Told
+from partitioner.crew.staged import LOST, Files, StageLost, forget_stages, train_in_stages
 from partitioner.data.memmaps import Index, load
 from partitioner.run.curves import Curve
 from partitioner.run.progress import Advance, Progress
@@ -48,19 +48,6 @@ class RunRefused(MDPError):
     exit_code = 3
 
 
-class Files(Protocol):
-    """Files of the run by name, which every trainer can hand in and get."""
-
-    def send(self, name: str, path: Path) -> None:
-        """Hand a file in; the first of a name counts."""
-
-    def fetch(self, name: str, path: Path) -> bool:
-        """Write the file to `path`, whole or not at all; waits until there is one.
-
-        Returns whether `path` is another one now.
-        """
-
-
 def jobs_of(plan: SyncPlan, members: int, names: Sequence[str], *, teacher: bool) -> list[Job]:
     """The jobs of a run of `members` sub-models by the trainers `names`, the desk first.
 
@@ -70,7 +57,7 @@ def jobs_of(plan: SyncPlan, members: int, names: Sequence[str], *, teacher: bool
     by = tuple(names)
     answer = dict.fromkeys((by[0], *(plan.answers.by or by)))
     jobs = [
-        Job(name="teacher", by=(plan.of("teacher").by or by) if teacher else by[:1]),
+        Job(name="teacher", by=(plan.of("teacher").crew or by) if teacher else by[:1]),
         Job(name="answers", by=tuple(answer), after=("teacher",)),
     ]
     for k in range(members):
@@ -161,8 +148,13 @@ class Worker:
         fetched = {path for path in needed if self._fetched(path)}
         if fetched and not self._is_desk:
             self._drop_members(needed)
+        if job != "teacher":
+            forget_stages(self._work)
         try:
-            if start.alone:
+            if job == "teacher" and self._crews.plan.of(job).stage:
+                if not self._in_stages(start):
+                    return ""
+            elif start.alone:
                 self._train(job, self._work)
             elif job == "answers":
                 self._answers()
@@ -183,6 +175,20 @@ class Worker:
         waited_s, sent_bytes = account.end()
         outcome = Outcome(curve=curve, waited_s=waited_s, sent_bytes=sent_bytes)
         return msgspec.json.encode(outcome).decode()
+
+    def _in_stages(self, start: Start) -> bool:
+        """Train the own stage of the teacher; whether the whole is here to be handed in."""
+        if start.alone and not self._work.run.teacher.exists():
+            raise StageLost(LOST.format(name=self._crews.plan.of("teacher").crew[0]))
+        crews = self._crews
+        return start.alone or train_in_stages(
+            self._work,
+            crews.plan.of("teacher"),
+            crews.control,
+            crews.groups,
+            crews.name_of,
+            self._ends.files,
+        )
 
     def _together(self, job: str) -> None:
         """Train a network with its crew, in rounds or by gradients."""

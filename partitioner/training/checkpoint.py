@@ -58,3 +58,10 @@ def restore(module: nn.Module, optimiser: torch.optim.Optimizer, path: Path) -> 
         raise InputError(
             f"{path}: not a checkpoint of this run; remove it to start over"
         ) from error
+
+
+def epochs_of(path: Path) -> int:
+    """Epochs that a checkpoint has behind it."""
+    if not path.exists():
+        return 0
+    return len(torch.load(path, weights_only=True, map_location="cpu", mmap=True)["curve"])

@@ -305,9 +305,9 @@ def _step(
     These are means over the pictures of every process that takes the step.
     """
     stage = training.stage
+    training.optimiser.zero_grad(set_to_none=True)
     with torch.autocast(training.device.type, torch.bfloat16, enabled=stage.autocast == "bf16"):
         losses = training.loss_of(training.network, share, epoch)
-    training.optimiser.zero_grad(set_to_none=True)
     # Gradients are averaged over processes; this makes it the mean over the batch's pictures.
     (losses["loss"] * (part * stage.sync.crew.size)).backward()  # type: ignore[no-untyped-call]
     stage.sync.after_backward()

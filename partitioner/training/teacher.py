@@ -134,7 +134,7 @@ def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
 
     def prepare() -> tuple[Teacher, BatchLoss, None]:
         # The first process downloads or refuses, the others find the files.
-        teacher = _untrained(work, checkpoint)
+        teacher = untrained(work, checkpoint)
         pixels = [variants.view(work.teacher_view, v) for v in every]
         labels = [variants.labels(v) for v in every]
 
@@ -160,7 +160,8 @@ def _random(work: Work) -> Teacher:
     return build_teacher(work.plan.require_teacher(), len(work.data.labels), pretrained=False)
 
 
-def _untrained(work: Work, checkpoint: Path | None) -> Teacher:
+def untrained(work: Work, checkpoint: Path | None) -> Teacher:
+    """The teacher before its training; raises InputError where `checkpoint` does not fit."""
     facts, spec = work.settings.teacher, work.plan.require_teacher()
     torch.manual_seed(derived_seed(work.settings.seed, "teacher", "init"))
     if facts.pretrained or checkpoint is not None:

@@ -101,10 +101,18 @@ class StoreFiles:
     def __init__(self, store: TCPStore) -> None:
         self._store = store
 
-    def send(self, name: str, path: Path) -> None:
-        """Hand a file in, unless there is one; raises DeskLost."""
+    def send(self, name: str, path: Path, readers: int = EVERYBODY) -> None:
+        """Hand a file in, unless there is one; the last of its readers deletes it.
+
+        Raises DeskLost.
+        """
         with reaching(self._store):
-            send_file(self._store, name, path, EVERYBODY)
+            send_file(self._store, name, path, readers)
+
+    def has(self, name: str) -> bool:
+        """Whether there is one, which not all its readers have."""
+        with reaching(self._store):
+            return self._store.check([f"file/{name}"])
 
     def fetch(self, name: str, path: Path) -> bool:
         """Wait for a file and write it to `path`, unless it is the same; whether it was another.

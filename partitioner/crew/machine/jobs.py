@@ -60,7 +60,10 @@ class Jobs:
             self.awaited.discard(event.name)
         elif isinstance(event, Gone):
             self._names.pop(rank, None)
+            job = self.working(rank)
             self._free(rank)
+            if job not in self._running:  # who rests has to begin it anew
+                self._resting = {one for one in self._resting if one[0] != job}
         elif event.network in self._jobs and rank in self._names:
             if event.said:
                 self._finished.add(event.network)

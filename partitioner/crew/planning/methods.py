@@ -171,15 +171,13 @@ class Methods:
             crew = names[:count]
             if self._is_connected(crew):
                 for micro_batches in _MICRO_BATCHES:
-                    if micro_batches <= network.batch:
+                    if count <= micro_batches <= network.batch:
                         found.append(self._stages(network, crew, micro_batches))
         some = [method for method in found if method is not None]
         return max(some, key=lambda method: method.pictures_per_s, default=None)
 
     def _stages(self, network: Network, crew: Sequence[str], micro_batches: int) -> Method | None:
-        pictures, blocks = network.batch / micro_batches, network.blocks
-        kept = len(crew) * pictures * network.activation_bytes
-        block_bytes = (4 * network.size_bytes + kept) / blocks
+        blocks, block_bytes = network.blocks, network.block_bytes(len(crew), micro_batches)
         most = [int(self._trainers[name].memory_bytes // block_bytes) for name in crew]
         if min(most) < 1 or sum(most) < blocks:
             return None

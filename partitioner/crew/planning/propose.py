@@ -10,7 +10,7 @@ from partitioner.crew.planning.assign import EXACT, best_crew, side_by_side
 from partitioner.crew.planning.costs import Chain, Job, Span, makespan_s, timeline
 from partitioner.crew.planning.facts import ANSWERS, Facts
 from partitioner.crew.planning.methods import Allowed, Method, Methods
-from partitioner.crew.planning.syncplan import Answers, SyncPlan
+from partitioner.crew.planning.syncplan import Answers, SyncPlan, contradictions
 from partitioner.crew.planning.work import Network, Work
 
 #: A plan has to be this much quicker than the quickest trainer alone.
@@ -246,7 +246,9 @@ def _proposal(
         jobs.append(Job(network.name, crew, network.seen / method.pictures_per_s))
     by: tuple[str, ...] = ()
     if work.answers is not None:
-        names = answering or facts.names
+        # Who answers has the whole of a teacher that was trained in stages.
+        whole = max((work.of(m.sync.name).size_bytes for m in chosen if m.sync.stage), default=0.0)
+        names = [n for n in answering or facts.names if facts.of(n).memory_bytes >= whole]
         desk = names[0] if len(names) == 1 else facts.names[0]
         by, rate = Methods(facts).answers(work.answers, names, desk)
         if not by:
@@ -259,4 +261,6 @@ def _proposal(
         answers=Answers(by=by),
         network=tuple(method.sync for method in chosen),
     )
+    if any(method.sync.stage for method in chosen) and contradictions(plan, facts, work):
+        return None  # memory for the whole once it is trained
     return Proposal(plan, tuple(chosen), tuple(timeline(jobs, chain)))

@@ -205,6 +205,8 @@ def _of_a_network(sync: NetworkSync) -> Iterator[str]:
         yield "by`: expected none beside stages, which have a trainer each"
     if sync.micro_batches is None:
         yield "micro_batches`: expected a number, as there are stages"
+    elif sync.micro_batches < len(sync.stage):
+        yield "micro_batches`: expected at least as many as stages"
     if len(sync.stage) == 1:
         yield "stage`: expected at least 2, or `by`"
 
@@ -241,7 +243,10 @@ def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
                 f"`{key}.route`: expected ring or two_phase: two_tier needs two sites, "
                 "one of them with several trainers"
             )
-        if work is None or sync.stage:  # stages are for what fits nowhere whole
+        if work is None:
+            continue
+        if sync.stage:
+            yield from _of_stages(key, sync, plan, facts, work)
             continue
         codec: Codec = "int8" if "int8" in sync.codecs else sync.codec
         needed = work.of(sync.name).memory_bytes(sync.what, codec, len(crew))
@@ -251,6 +256,31 @@ def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
                     f"`{key}.by`: {sync.name} needs about {needed / 1e9:.1f} GB, "
                     f"{name} has {there / 1e9:.1f} GB"
                 )
+
+
+def _of_stages(
+    key: str, sync: NetworkSync, plan: SyncPlan, facts: Facts, work: Work
+) -> Iterator[str]:
+    """Blocks and memory: of stages, and of who uses the whole network once it is trained."""
+    network = work.of(sync.name)
+    if (found := sum(stage.blocks for stage in sync.stage)) != network.blocks:
+        yield f"`{key}.stage`: expected {network.blocks} blocks together, found {found}"
+        return
+    block_bytes = network.block_bytes(len(sync.stage), sync.micro_batches or 1)
+    needed = {stage.by: stage.blocks * block_bytes for stage in sync.stage}
+    using = [facts.names[0], *(plan.answers.by or facts.names)]
+    using += [name for other in plan.network if other != sync for name in other.crew or facts.names]
+    for name in facts.names:
+        there = facts.of(name).memory_bytes
+        if needed.get(name, 0.0) > there:
+            gb = f"{needed[name] / 1e9:.1f} GB, {name} has {there / 1e9:.1f} GB"
+            yield f"`{key}.stage`: the stage of {name} needs about {gb}"
+        elif name in using and network.size_bytes > there:
+            gb = f"{network.size_bytes / 1e9:.1f} GB, {name} has {there / 1e9:.1f} GB"
+            yield (
+                f"`{key}.stage`: the desk, and who computes answers or trains a member, need the "
+                f"teacher's weights whole: {gb}"
+            )
 
 
 def _unknown(key: str, crew: Sequence[str], facts: Facts) -> Iterator[str]:

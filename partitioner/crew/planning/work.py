@@ -36,6 +36,11 @@ class Network:
         here = -(-self.batch // trainers)
         return memory_bytes(what, codec, self.size_bytes, here * self.activation_bytes)
 
+    def block_bytes(self, stages: int, micro_batches: int) -> float:
+        """Memory for one block in a pipeline, where as many micro-batches are kept as stages."""
+        kept = stages * self.batch / micro_batches * self.activation_bytes
+        return (memory_bytes("gradients", "fp32", self.size_bytes) + kept) / self.blocks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenPasses:

@@ -23,7 +23,9 @@ from tests.support.models.crews import (  # noqa: E402
     ROUNDS,
     TRAINERS,
     flat,
+    joined_state,
     machine,
+    trained_teacher,
     trained_vit,
 )  # fmt: skip
 
@@ -81,6 +83,14 @@ def test_exact_plans_end_with_the_weights_of_one_process(
     found = ends(folder, name)
     assert all(torch.equal(found[0], other) for other in found[1:])
     assert difference(found[0], alone) < TOLERANCE
+
+
+def test_stages_end_with_the_weights_of_one_process(folder: Path, tmp_path: Path) -> None:
+    stages = [torch.load(folder / f"stage-{index}" / "end.pt") for index in range(TRAINERS)]
+    found = {name: value for stage in stages for name, value in stage["weights"].items()}
+    assert len(found) == sum(len(stage["weights"]) for stage in stages)  # none is held twice
+    assert difference(joined_state(found), trained_teacher(tmp_path)) < TOLERANCE
+    assert stages[0]["losses"] == stages[1]["losses"] == stages[2]["losses"]
 
 
 @pytest.mark.parametrize("codec", LOSSY)

@@ -20,11 +20,13 @@ from mdp.files import toml_bytes  # noqa: E402
 from mdp.testing.processes import until  # noqa: E402
 from partitioner.crew.folder import CrewFolder  # noqa: E402
 from partitioner.crew.planning.facts import Facts, Line, Trainer  # noqa: E402
-from partitioner.crew.planning.syncplan import Answers, NetworkSync, SyncPlan, write_plan  # noqa: E402
+from partitioner.crew.planning.syncplan import Answers, NetworkSync, Stage, SyncPlan, write_plan  # noqa: E402
 from partitioner.pipeline import train_step  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run_setup import open_pictures  # noqa: E402
-from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
+from partitioner.training.checkpoint import epochs_of  # noqa: E402
+from tests.support.models.crew_run import deeper_plan  # noqa: E402
+from tests.support.models.runs import QUIET, asked  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -47,7 +49,12 @@ class Crew:
     started: ClassVar[list[subprocess.Popen[bytes]]] = []
 
     def __init__(
-        self, path: Path, data: Path, *networks: NetworkSync, names: tuple[str, ...] = NAMES
+        self,
+        path: Path,
+        data: Path,
+        *networks: NetworkSync,
+        names: tuple[str, ...] = NAMES,
+        answers: tuple[str, ...] = (),
     ) -> None:
         self.path, self.data, self.address = path, data, f"127.0.0.1:{free_port()}"
         self.folder, self.run = CrewFolder(path / "crew"), RunFolder(path / "run")
@@ -68,16 +75,16 @@ class Crew:
         )
         facts = Facts(trainer=trainers, line=lines)
         self.folder.facts_file.write_bytes(toml_bytes(facts))
-        answers = Answers(by=names[1:])
-        plan = SyncPlan(facts=facts.digest, chain="star", answers=answers, network=networks)
+        by = Answers(by=answers or names[1:])
+        plan = SyncPlan(facts=facts.digest, chain="star", answers=by, network=networks)
         write_plan(self.folder.plan_file, plan)
         self.folder.token()
 
-    def start(self, name: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, how: str = "join") -> subprocess.Popen[bytes]:
         args = ["desk", str(self.path), str(self.data)]
         if name != "desk":
             run = str(self.path / f"run-{name}")
-            args = ["join", self.address, name, run, str(self.data)]
+            args = [how, self.address, name, run, str(self.data)]
         with self.said(name).open("wb") as said:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.models.crew_run", *args],
@@ -128,7 +135,7 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     wanted = asked(data, seed=1, schedule={"chain": "star"})
     run = RunFolder(tmp_path_factory.mktemp("alone") / "run")
     with run.locked():
-        train_step(run, tiny_plan(), open_pictures(wanted), wanted, QUIET)
+        train_step(run, deeper_plan(), open_pictures(wanted), wanted, QUIET)
     return run
 
 
@@ -192,6 +199,32 @@ def test_rounds_survive_a_trainer_that_is_killed(data: Path, tmp_path: Path) -> 
         assert all(value.isfinite().all() for value in load_file(path).values())
     epochs = {name: len(curve) for name, curve in crew.run.kept_curves().items()}
     assert epochs == {"teacher": 3, "member-0": 3, "member-1": 2}
+
+
+def test_a_teacher_in_stages_goes_on_after_one_is_lost(
+    data: Path, alone: RunFolder, tmp_path: Path
+) -> None:
+    stages = (Stage(blocks=1, by="nuc", in_flight=1), Stage(blocks=2, by="desk"))
+    crew = Crew(
+        tmp_path,
+        data,
+        NetworkSync(name="teacher", micro_batches=3, stage=stages),
+        *(NetworkSync(name=name, by=("desk",)) for name in NETWORKS[1:]),
+        answers=("desk",),
+    )
+    desk, nuc = crew.start("desk"), crew.start("nuc", "dying")
+    assert nuc.wait(PATIENCE_S) != 0
+    assert desk.wait(PATIENCE_S) == 1
+    assert "go on from the last epoch that all stages have" in crew.said("desk").read_text()
+    # The desk has written its second epoch, of which the other stage has nothing.
+    kept = [*tmp_path.glob("run*/checkpoint-teacher-*")]
+    assert sorted(map(epochs_of, kept)) == [1, 1, 2]
+    first = torch.load(next(path for path in kept if path.parent.name == "run-nuc"))["curve"]
+    for name, process in [(name, crew.start(name)) for name in ("desk", "nuc")]:
+        crew.ends(name, process)
+    assert crew.run.kept_curves()["teacher"][:1] == first
+    assert difference(crew.run.teacher, alone.teacher) < 1e-4
+    assert not [*tmp_path.glob("run*/checkpoint-*"), *tmp_path.glob("run*/cache/teacher-stage*")]
 
 
 def test_a_trainer_that_differs_is_refused_in_a_line(data: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
@@ -29,16 +30,27 @@ from partitioner.crew.machine.events import Accepted, Gone, Refused
 from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
+from partitioner.crew.pipeline import Cut, Pictures, Pipeline, begun, part_of, stage_of
+from partitioner.data.variants import Labels
+from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec
 from partitioner.run.progress import Progress
-from partitioner.run.settings import MemberSchedule
+from partitioner.run.settings import MemberSchedule, TeacherSchedule
+from partitioner.training.cached_outputs import batch
 from partitioner.training.distributed import Crew
 from partitioner.training.loop import Index, Stage, fit
-from partitioner.training.synchroniser import Synchroniser
+from partitioner.training.synchroniser import EveryStep, Synchroniser
 from tests.support.models.fitted import PICTURES, Normed, plain
 
 TRAINERS = 3
 PIXELS = torch.randn(20, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(20) % 5
+VIEWS = [
+    np.random.default_rng(v).integers(0, 256, (20, 12, 12, 3), dtype=np.uint8) for v in range(2)
+]
+DEEP = teacher_spec(
+    "vit_tiny_patch16_224",
+    {"img_size": 12, "patch_size": 4, "embed_dim": 24, "depth": 4, "num_heads": 2},
+)
 UPLINK = {0: 4e6, 1: 2e6, 2: 1e6}
 SITES = {0: "office", 1: "shed", 2: "shed"}
 PACES = (0.6, 0.3, 0.1)
@@ -110,7 +122,62 @@ def trained_vit(out: Path, sync: Synchroniser) -> nn.Module:
 
 def flat(module: nn.Module) -> Tensor:
     """All weights and statistics as one vector."""
-    return torch.cat([value.flatten().float() for value in module.state_dict().values()])
+    return joined_state(module.state_dict())
+
+
+def joined_state(state: Mapping[str, Tensor]) -> Tensor:
+    """All tensors as one vector, by name."""
+    return torch.cat([state[name].flatten().float() for name in sorted(state)])
+
+
+def teacher_stage(out: Path, sync: Synchroniser) -> Stage:
+    """Six steps of 7 pictures or 6, two epochs."""
+    schedule = TeacherSchedule(epochs=2, batch_size=7, learning_rate=0.001, label_smoothing=0.1)
+    return Stage(
+        name="teacher", pictures=20, schedule=schedule, seed=3, autocast="fp32",
+        checkpoint=out / "checkpoint.pt", sync=sync,
+    )  # fmt: skip
+
+
+def new_teacher() -> Teacher:
+    """Four blocks."""
+    torch.manual_seed(5)
+    return build_teacher(DEEP, 5, pretrained=False)
+
+
+def trained_teacher(out: Path) -> Tensor:
+    """What one process trains, of two variants."""
+    teacher, wanted = new_teacher(), Labels(LABELS.numpy(), 5, None)
+
+    def loss_of(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
+        logits = network(batch(VIEWS[epoch], index, torch.device("cpu")))
+        return {"loss": nn.functional.cross_entropy(logits, wanted[index], label_smoothing=0.1)}
+
+    fit(teacher, teacher_stage(out, EveryStep()), loss_of, Progress(io.StringIO()))
+    return flat(teacher)
+
+
+def in_stages(out: Path, crew: Crew) -> None:
+    """Train the teacher in unequal stages, of which the last rank has the first."""
+    blocks, index = (1, 2, 1), TRAINERS - 1 - crew.rank
+    cut = Cut(
+        blocks=blocks, index=index, micro_batches=3, in_flight=2, ranks=tuple(range(TRAINERS))[::-1]
+    )
+    state = new_teacher().state_dict()
+    own = {name: value for name, value in state.items() if stage_of(name, blocks) == index}
+    teacher, between = part_of(DEEP, 5, cut, own)
+    pictures = Pictures(
+        pixels=VIEWS if cut.is_first else [],
+        labels=[Labels(LABELS.numpy(), 5, None)] if cut.is_last else [],
+        batch_size=7, label_smoothing=0.1, classes=5, side=12, autocast="fp32",
+    )  # fmt: skip
+    folder = out / f"stage-{index}"
+    folder.mkdir()
+    sync = Pipeline(crew, cut, pictures, between, folder / "checkpoint.pt")
+    with begun(crew):
+        curve = fit(teacher, teacher_stage(folder, sync), sync.loss_of, Progress(io.StringIO()))
+    kept = {"weights": teacher.state_dict(), "losses": [epoch["loss"] for epoch in curve]}
+    torch.save(kept, folder / "end.pt")
 
 
 def machine() -> Machine:
@@ -213,6 +280,7 @@ def every_step(out: Path, rank: int, port: int) -> None:
         gradients = Gradients(crew, WAYS[way], always(codec), bucket_bytes=2**25)
         torch.save(flat(trained_vit(out / codec, gradients)), out / f"{codec}-{rank}.pt")
         said[codec] = gradients.sent_bytes
+    in_stages(out, crew)
     (out / f"sent-{rank}.json").write_bytes(msgspec.json.encode(said))
     # The others still use the first one's store.
     crew.require_group().barrier().wait()

@@ -1,5 +1,6 @@
 """crew.toml: what is read, refused, exact, and the same."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mdp.files import decoded, toml_bytes
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import (
     NetworkSync,
+    Stage,
     SyncPlan,
     contradictions,
     is_exact,
@@ -79,6 +81,10 @@ STAGES = 'micro_batches = 4\nstage = [{blocks = 7, by = "desk"}, {blocks = 5, by
         (
             network("micro_batches = 4\nstage = [{blocks = 7, by = 'a'}]", "teacher"),
             "stage`: expected at least 2",
+        ),
+        (
+            network(STAGES.replace("= 4", "= 1"), "teacher"),
+            "micro_batches`: expected at least as many as stages",
         ),
         (network(STAGES.replace("nuc", "desk"), "teacher"), "stage`: expected each trainer once"),
     ],
@@ -189,3 +195,34 @@ def test_a_written_plan_is_complete(tmp_path: Path) -> None:
     moved = msgspec.structs.replace(plan.network[1], by=("nuc",), every_pictures=4096)
     assert changed.digest != plan.digest
     assert msgspec.structs.replace(plan, network=(moved,)).digest == plan.digest
+
+
+@pytest.mark.parametrize(
+    ("blocks", "size_gb", "nuc_gb", "message"),
+    [
+        (13, 1.2, 3.0, r"stage`: expected 13 blocks together, found 12"),
+        (12, 1.2, 1.9, r"stage`: the stage of nuc needs about 2.0 GB, nuc has 1.9 GB"),
+        (12, 1.2, 2.1, ""),
+        (12, 4.0, 7.0, r"stage`: the desk, .* weights whole: 4.0 GB, tower has 3.0 GB"),
+    ],
+)
+def test_stages_have_to_fit(blocks: int, size_gb: float, nuc_gb: float, message: str) -> None:
+    teacher = Network(name="teacher", size_bytes=size_gb * 1e9, pictures=1, epochs=1, blocks=blocks)
+    plan = SyncPlan(
+        network=(
+            NetworkSync(
+                name="teacher",
+                micro_batches=4,
+                stage=(Stage(blocks=7, by="desk"), Stage(blocks=5, by="nuc")),
+            ),
+        )
+    )
+    memory = {"desk": 16.0, "tower": 3.0, "nuc": nuc_gb}
+    facts = Facts(
+        trainer=tuple(
+            msgspec.structs.replace(trainer, memory_bytes=int(memory[trainer.name] * 1e9))
+            for trainer in three().trainer
+        )
+    )
+    found = contradictions(plan, facts, Work(networks=(teacher,)))
+    assert [bool(re.search(message, one)) for one in found] == [True] * bool(message)
