@@ -58,25 +58,25 @@ def probe(
         prepare(asked.options.threads)
         from partitioner.crew.desk import data_digest
         from partitioner.crew.desk import probe as measure
-        from partitioner.crew.exchange.address import checked
+        from partitioner.crew.exchange.address import checked, text_of
         from partitioner.crew.folder import CrewFolder
         from partitioner.run_setup import open_pictures, settings_for
 
         names, folder = [name, *trainers], CrewFolder(crew)
         if len(set(names)) < len(names):
             raise InputError(f"--trainers: expected names that differ, got {', '.join(names)}")
-        checked(listen)
+        address = text_of(*checked(listen))
         chosen = read_plan(plan)
         data = open_pictures(asked, chosen.cameras)
         settings = settings_for(asked, data, chosen.require_teacher())
         folder.token()
         Progress().note(
             f"copy {folder.key} to {', '.join(trainers)}, and there, with its own --name: "
-            f"mdp-partition crew join {listen} --name {trainers[0]} --key crew.key --data ... "
+            f"mdp-partition crew join {address} --name {trainers[0]} --key crew.key --data ... "
             "--run ..."
         )
         facts = measure(
-            listen, names, folder, chosen, settings, data_digest(data), Progress(), wait_s=wait
+            address, names, folder, chosen, settings, data_digest(data), Progress(), wait_s=wait
         )
     missing = [one for one in names if one not in facts.names]
     if missing:

@@ -5,15 +5,8 @@ import socket
 from collections.abc import Callable
 
 from mdp.errors import InputError
+from partitioner.crew.machine.addresses import is_private
 
-#: RFC 1918, RFC 4193 (ULA), RFC 6598 (carriers' NAT, which overlay networks use), link-local.
-PRIVATE = tuple(
-    map(
-        ipaddress.ip_network,
-        ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16",
-         "fc00::/7", "fe80::/10"),
-    )
-)  # fmt: skip
 EXPOSED = (
     "training is plain text: anyone on the network of {host} can read and change it, pictures can "
     "be guessed from it; a WireGuard address keeps others out"
@@ -47,12 +40,9 @@ def checked(text: str, resolve: Resolve = resolved) -> tuple[str, int]:
     return found[0], int(port)
 
 
-def is_private(address: str) -> bool:
-    """Whether an address is loopback or private; one that stands for all is neither."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
-    ip = mapped or ip
-    return ip.is_loopback or any(ip in network for network in PRIVATE)
+def text_of(host: str, port: int) -> str:
+    """`HOST:PORT`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def exposed(host: str) -> str:

@@ -1,7 +1,6 @@
 """facts.toml: what was measured of trainers, of the lines between them, and of shared trunks."""
 
 import hashlib
-import ipaddress
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from mdp.files import NAME, NAME_FORM, Record, pattern, read_toml
+from partitioner.crew.machine.addresses import is_private
 
 Name = Annotated[str, pattern(NAME, NAME_FORM)]
 Positive = Annotated[float, Meta(gt=0, lt=1e15)]
@@ -28,13 +28,10 @@ def reason_to_refuse_address(address: str) -> str:
     """
     host = address.rpartition(":")[0] if address.count(":") == 1 or "]" in address else address
     try:
-        found = ipaddress.ip_address(host.strip("[]"))
+        allowed = is_private(host.strip("[]"))
     except ValueError:
         return f"expected an IP address, got {address!r}"
-    # 100.64.0.0/10, for networks such as Tailscale's, is neither private nor global.
-    if found.is_unspecified or found.is_multicast or found.is_global:
-        return f"expected a loopback or private address, got {address!r}"
-    return ""
+    return "" if allowed else f"expected a loopback or private address, got {address!r}"
 
 
 class Trainer(Record, frozen=True, kw_only=True):

@@ -3,7 +3,8 @@
 import pytest
 
 from mdp.errors import InputError
-from partitioner.crew.exchange.address import checked, exposed
+from partitioner.crew.exchange.address import checked, exposed, text_of
+from partitioner.crew.planning.facts import reason_to_refuse_address
 
 
 def resolve(host: str) -> list[str]:
@@ -46,3 +47,11 @@ def test_other_forms_are_refused(text: str) -> None:
 def test_what_is_said_of_a_network() -> None:
     assert exposed("127.0.0.1") == exposed("::1") == ""
     assert "anyone on the network of 10.0.0.1" in exposed("10.0.0.1")
+
+
+def test_a_name_becomes_the_address_that_facts_take() -> None:
+    address = text_of(*checked("tower.lan:47100", lambda name: ["192.168.1.7"]))
+    assert address == "192.168.1.7:47100"
+    assert not reason_to_refuse_address(address)
+    assert text_of("fd00::7", 47100) == "[fd00::7]:47100"
+    assert not reason_to_refuse_address("[fd00::7]:47100")
