@@ -145,8 +145,8 @@ class Worker:
         """Do a job and hand its outcome in; returns what the desk is told beside it, as JSON."""
         job, account = start.network, self._crews.account
         needed = self._needed(job)
-        fetched = {path for path in needed if self._fetched(path)}
-        if fetched and not self._is_desk:
+        others = [path for path in needed if self._fetched(path)]
+        if others and not self._is_desk:
             self._drop_members(needed)
         if job != "teacher":
             forget_stages(self._work)
