@@ -159,7 +159,9 @@ def trainer(name: str, port: int, batches: int, epochs: int) -> None:
         counting.close()
     counted = sorted(set(counting.counts.tolist()))
     told = {"name": name, "joined": joined, "reason": reason, "counted": counted}
-    print(json.dumps(told | {"groups": counting.groups.made}), flush=True)
+    # One write of a whole line: several processes write to one pipe.
+    sys.stdout.write(json.dumps(told | {"groups": counting.groups.made}) + "\n")
+    sys.stdout.flush()
 
 
 def late(path: Path, lines: int, port: int, batches: int, epochs: int) -> None:
