@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 from mdp.errors import InputError
 from partitioner.crew.exchange.store import DeskLost
 from partitioner.crew.machine.events import Accepted, AnyAction, Refused
+from partitioner.crew.planning.costs import Chain
 from partitioner.crew.planning.syncplan import Answers, NetworkSync, SyncPlan
 from partitioner.crew.worker import Ends, RunRefused, Worker, enter, jobs_of, next_job
 
@@ -49,6 +50,27 @@ def test_a_refusal_is_bad_input_at_the_door_alone() -> None:
     with pytest.raises(RunRefused, match="another trainer"):
         next_job(control)
     assert (InputError.exit_code, RunRefused.exit_code) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        ("strict", {"member-1": "outputs-0", "outputs-1": "outputs-0", "member-2": "outputs-1"}),
+        ("star", {"member-1": "outputs-0", "member-2": "outputs-0"}),
+    ],
+)
+def test_what_successors_learn_from_is_computed_before_them(
+    chain: Chain, expected: dict[str, str]
+) -> None:
+    plan = SyncPlan(chain=chain, answers=Answers(by=("nuc",)))
+    jobs = jobs_of(plan, 3, ("desk", "nuc", "tower"), teacher=False, outputs=True, evaluated=True)
+    after = {job.name: [one for one in job.after if "outputs" in one] for job in jobs}
+    assert {name: one for name, found in after.items() for one in found} == expected
+    by = {job.name: job.by for job in jobs}
+    assert by["outputs-0"] == by["evaluation"] == ("desk", "nuc")
+    assert by["models"] == ("desk",)
+    order = [job.name for job in jobs]
+    assert all(order.index(one) < order.index(job.name) for job in jobs for one in job.after)
 
 
 @pytest.mark.parametrize(("by", "expected"), [((), "desk nuc"), (("nuc",), "desk nuc")])
