@@ -39,14 +39,14 @@ from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.run import Run
 from partitioner.crew.machine.schedule import Everyone, Exact
 from partitioner.crew.machine.watch import Watch
-from partitioner.crew.passes import MODELS, OUTPUTS
+from partitioner.crew.passes import OUTPUTS
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.picture import schedule_svg
 from partitioner.crew.planning.syncplan import SyncPlan, is_exact
 from partitioner.crew.probe import facts_of, measure, probe_jobs
 from partitioner.crew.progress import board
 from partitioner.crew.staged import hand_out_start
-from partitioner.crew.worker import Ends, Outcome, enter, jobs_of, made, worker_of
+from partitioner.crew.worker import Ends, Outcome, enter, finished_jobs, jobs_of, made, worker_of
 from partitioner.crew.workload import workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from partitioner.data.scenes import single_pictures
@@ -116,10 +116,10 @@ def train_together(
 ) -> Work:
     """Finish the training of `work` with the trainers of a crew, as its desk.
 
-    With a name of a `bundle` its sub-models are exported, and evaluated by all; returns the work
-    with these. The desk listens on its address in the facts. Waits `wait_s` for trainers that are
-    planned, and goes on without those that have not come. Raises InputError for an address that is
-    taken or public; RunRefused where the crew cannot go on.
+    With a name of a `bundle` its sub-models are exported, and evaluated by all, unless all were
+    trained before; returns the work with these. The desk listens on its address in the facts. Waits
+    `wait_s` for trainers that are planned, and goes on without those that have not come. Raises
+    InputError for an address that is taken or public; RunRefused where the crew cannot go on.
     """
     facts, run = folder.facts(), work.run
     if plan.facts not in ("", facts.digest):
@@ -131,9 +131,10 @@ def train_together(
         facts.names,
         teacher=_trains_teacher(work.settings),
         outputs=schedule.boosting or schedule.stacking,
-        evaluated=bool(bundle),
+        # Trainers that have nothing to train may not come.
+        evaluated=bool(bundle) and not _trained(work),
     )
-    finished = _finished(work, jobs)
+    finished = finished_jobs(work, jobs)
     exported: dict[int, tuple[Path, float]] = {}
 
     def schedule_of(network: str, members: set[int]) -> Everyone | Exact:
@@ -246,16 +247,8 @@ def _given(work: Work, checkpoint: Path | None) -> dict[str, Path]:
     return found
 
 
-def _finished(work: Work, jobs: Sequence[Job]) -> list[str]:
-    """The jobs whose files are there, and those whose files no other job needs any more."""
-    found = list[str]()
-    for job in reversed(jobs):
-        paths = made(work, job.name)
-        after = [later.name for later in jobs if job.name in later.after]
-        unneeded = job.name.startswith(OUTPUTS) and set(after) <= set(found)
-        if unneeded or (paths and job.name != MODELS and all(path.exists() for path in paths)):
-            found.append(job.name)
-    return found
+def _trained(work: Work) -> bool:
+    return all(work.run.member(a.k).exists() for a in work.plan.assignments)
 
 
 def _trains_teacher(settings: Settings) -> bool:

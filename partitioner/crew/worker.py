@@ -107,6 +107,18 @@ def made(work: Work, job: str) -> list[Path]:
     return [work.run.member(number_of(job))] if job != EVALUATION else []
 
 
+def finished_jobs(work: Work, jobs: Sequence[Job]) -> list[str]:
+    """The jobs whose files are there, and those whose files no other job needs any more."""
+    found = list[str]()
+    for job in reversed(jobs):
+        paths = made(work, job.name)
+        after = [later.name for later in jobs if job.name in later.after]
+        unneeded = job.name.startswith(OUTPUTS) and set(after) <= set(found)
+        if unneeded or (paths and job.name != MODELS and all(path.exists() for path in paths)):
+            found.append(job.name)
+    return found
+
+
 class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a trainer tells the desk of a job, beside its files."""
 

@@ -1,5 +1,6 @@
 """What a trainer does with what the desk tells it."""
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from mdp.errors import InputError
+from partitioner.crew import worker as worker_module
 from partitioner.crew.exchange.store import DeskLost
 from partitioner.crew.machine.events import Accepted, AnyAction, Refused
 from partitioner.crew.planning.costs import Chain
@@ -80,3 +82,22 @@ def test_the_desk_takes_part_in_the_answers(by: tuple[str, ...], expected: str) 
     assert jobs == {
         "teacher": ("desk",), "answers": tuple(expected.split()), "member-0": ("nuc",),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ("teacher answers member-0 models", "teacher answers member-0"),
+        ("member-0 member-1", "member-0 member-1"),
+        ("member-0 member-1 outputs-1", "member-0 outputs-0 member-1 outputs-1"),
+        ("member-0 member-1 member-2", "member-0 outputs-0 member-1 outputs-1 member-2"),
+    ],
+)
+def test_deleted_outputs_are_made_again_where_a_job_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, expected: str
+) -> None:
+    jobs = jobs_of(SyncPlan(), 3, ("desk",), teacher=True, outputs=True, evaluated=True)
+    monkeypatch.setattr(worker_module, "made", lambda work, job: [tmp_path / job])
+    for name in files.split():
+        (tmp_path / name).touch()
+    assert set(worker_module.finished_jobs(cast(Any, None), jobs)) == set(expected.split())
