@@ -108,7 +108,7 @@ def build_bundle(
             on_plan(planned)
         planned.check()
     with owned(folder):
-        work = train_step(folder, planned.plan, pictures, config, progress, crew=crew)
+        work = train_step(folder, planned.plan, pictures, config, progress, crew=crew, bundle=named)
         if not is_first():
             return None
         export_step(work, out, named)
@@ -159,10 +159,12 @@ def train_step(
     progress: Progress,
     *,
     crew: Path | None = None,
+    bundle: str = "",
 ) -> Work:
     """Finish the training in the run folder; raises InputError.
 
-    `crew` is the folder of a crew, whose desk this process is.
+    `crew` is the folder of a crew, whose desk this process is. It evaluates the sub-models of a
+    `bundle` of this name, too.
     """
     together_with = None if crew is None else Together.of(CrewFolder(crew), plan, asked, data)
     asked = asked if together_with is None else together_with.asked
@@ -186,8 +188,7 @@ def train_step(
     with first_then_others():
         cut_views(work.first_pixels, progress)
     if together_with is not None:
-        together_with.train(work, checkpoint_of(asked))
-        return work
+        return together_with.train(work, checkpoint_of(asked), bundle)
     teacher = ensure_teacher(work, checkpoint_of(asked))
     with first_then_others():
         targets = ensure_targets(work, teacher)

@@ -5,6 +5,7 @@ exports. Every other trainer has its own copy of the pictures, fetches what else
 a run folder of its own.
 """
 
+import dataclasses
 import hashlib
 import math
 import threading
@@ -24,7 +25,6 @@ from mdp.errors import InputError
 from mdp.files import write_bytes, write_toml
 from mdp.formats.plan import Plan
 from partitioner.crew.begin import Begin, Ending, begin_of
-from partitioner.crew.board import board
 from partitioner.crew.exchange.address import checked, exposed, own_address
 from partitioner.crew.exchange.control import Desk, Hand, log_lines
 from partitioner.crew.exchange.files import StoreFiles
@@ -39,12 +39,14 @@ from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.run import Run
 from partitioner.crew.machine.schedule import Everyone, Exact
 from partitioner.crew.machine.watch import Watch
+from partitioner.crew.passes import OUTPUTS
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.picture import schedule_svg
 from partitioner.crew.planning.syncplan import SyncPlan, is_exact
 from partitioner.crew.probe import facts_of, measure, probe_jobs
+from partitioner.crew.progress import board
 from partitioner.crew.staged import hand_out_start
-from partitioner.crew.worker import Ends, Outcome, enter, jobs_of, made, worker_of
+from partitioner.crew.worker import Ends, Outcome, enter, finished_jobs, jobs_of, made, worker_of
 from partitioner.crew.workload import workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from partitioner.data.scenes import single_pictures
@@ -98,9 +100,9 @@ class Together(NamedTuple):
         """Of what gives other weights than one process; empty where nothing does."""
         return "" if all(map(is_exact, self.plan.network)) else self.plan.digest
 
-    def train(self, work: Work, checkpoint: Path | None) -> None:
+    def train(self, work: Work, checkpoint: Path | None, bundle: str) -> Work:
         """Finish the training; `checkpoint` is the user's teacher. See `train_together`."""
-        train_together(work, self.folder, self.plan, checkpoint)
+        return train_together(work, self.folder, self.plan, checkpoint, bundle=bundle)
 
 
 def train_together(
@@ -109,21 +111,31 @@ def train_together(
     plan: SyncPlan,
     checkpoint: Path | None,
     *,
+    bundle: str = "",
     wait_s: float = WAIT_S,
-) -> None:
+) -> Work:
     """Finish the training of `work` with the trainers of a crew, as its desk.
 
-    The desk listens on its address in the facts. Waits `wait_s` for trainers that are planned, and
-    goes on without those that have not come. Raises InputError for an address that is taken or
-    public; RunRefused where the crew cannot go on.
+    With a name of a `bundle` its sub-models are exported, and evaluated by all, unless all were
+    trained before; returns the work with these. The desk listens on its address in the facts. Waits
+    `wait_s` for trainers that are planned, and goes on without those that have not come. Raises
+    InputError for an address that is taken or public; RunRefused where the crew cannot go on.
     """
     facts, run = folder.facts(), work.run
     if plan.facts not in ("", facts.digest):
         work.progress.note(f"{folder.plan_file}: decided from other facts than {folder.facts_file}")
+    schedule = work.settings.schedule
     jobs = jobs_of(
-        plan, len(work.plan.assignments), facts.names, teacher=_trains_teacher(work.settings)
+        plan,
+        len(work.plan.assignments),
+        facts.names,
+        teacher=_trains_teacher(work.settings),
+        outputs=schedule.boosting or schedule.stacking,
+        # Trainers that have nothing to train may not come.
+        evaluated=bool(bundle) and not _trained(work),
     )
-    finished = [job.name for job in jobs if _is_made(work, job.name)]
+    finished = finished_jobs(work, jobs)
+    exported: dict[int, tuple[Path, float]] = {}
 
     def schedule_of(network: str, members: set[int]) -> Everyone | Exact:
         return _schedule(work, plan, facts, network, members)
@@ -143,7 +155,8 @@ def train_together(
     def take_part(ends: Ends, store: TCPStore, living: Callable[[], Collection[Rank]]) -> None:
         for done in finished:
             for path in made(work, done):
-                ends.files.send(path.relative_to(run.path).as_posix(), path)
+                if path.exists():
+                    ends.files.send(path.relative_to(run.path).as_posix(), path)
         for name, path in _given(work, checkpoint).items():
             ends.files.send(name, path)
         if plan.of("teacher").stage and "teacher" not in finished:
@@ -153,9 +166,14 @@ def train_together(
             _groups(ends.control, store, facts.names[0]) as groups,
             board(view, facts.names, living, work.progress) as note,
         ):
-            worker_of(work, ends, plan, facts, groups, store, checkpoint, note, None).run()
+            worker = worker_of(
+                work, ends, plan, facts, groups, store, checkpoint, note, None, bundle
+            )
+            worker.run()
+            exported.update(worker.exported)
         for one in jobs:
-            for path in made(work, one.name):
+            # What successors no longer learn from is deleted.
+            for path in () if one.name.startswith(OUTPUTS) else made(work, one.name):
                 if not path.exists():  # another trainer made it
                     ends.files.fetch(path.relative_to(run.path).as_posix(), path)
 
@@ -170,6 +188,7 @@ def train_together(
         write_bytes(folder.picture, schedule_svg(spans).encode())
     for cost in costs_of(log):
         work.progress.note(cost.words)
+    return dataclasses.replace(work, exported=exported)
 
 
 class Call(NamedTuple):
@@ -228,9 +247,8 @@ def _given(work: Work, checkpoint: Path | None) -> dict[str, Path]:
     return found
 
 
-def _is_made(work: Work, job: str) -> bool:
-    paths = made(work, job)
-    return bool(paths) and all(path.exists() for path in paths)
+def _trained(work: Work) -> bool:
+    return all(work.run.member(a.k).exists() for a in work.plan.assignments)
 
 
 def _trains_teacher(settings: Settings) -> bool:

@@ -58,6 +58,9 @@ class Files(Protocol):
         Returns whether `path` is another one now.
         """
 
+    def forget(self, name: str) -> None:
+        """Delete a file that nobody needs any more."""
+
 
 def hand_out_start(
     work: Work, sync: NetworkSync, checkpoint: Path | None, desk: str, files: Files

@@ -1,42 +1,51 @@
 """What a trainer does in a run: jobs as the desk gives them out, from and to the run folder."""
 
-import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from mdp.errors import InputError, MDPError
+from mdp.errors import AgentError, InputError, MDPError
 from partitioner.crew.crews import Crews
-from partitioner.crew.exchange.answers import FrozenPass, contribute, share_out
+from partitioner.crew.exchange.answers import FrozenPass, contribute, shared_out
+from partitioner.crew.exchange.answers import Refused as OutputsRefused
 from partitioner.crew.exchange.control import Hand
 from partitioner.crew.exchange.groups import Groups
-from partitioner.crew.exchange.lease_messages import DeskEnd
 from partitioner.crew.exchange.parameters import CrewEnded
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.exchange.store import DeskLost
 from partitioner.crew.generations import train_in_generations
 from partitioner.crew.machine.events import Accepted, Leave, Made, Refused, Start, Trainer
 from partitioner.crew.machine.jobs import Job
+from partitioner.crew.passes import (
+    ANSWERS,
+    EVALUATION,
+    MODELS,
+    OUTPUTS,
+    Outputs,
+    is_frozen,
+    model_of,
+    number_of,
+    passes_of,
+    shared_members,
+)
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import SyncPlan
 from partitioner.crew.progress import Account, Patient, Told
 from partitioner.crew.staged import LOST, Files, StageLost, forget_stages, train_in_stages
 from partitioner.data.memmaps import Index, load
+from partitioner.export.write import export_member
 from partitioner.run.curves import Curve
-from partitioner.run.progress import Advance, Progress
-from partitioner.training.compute import training_device
+from partitioner.run.progress import Progress
 from partitioner.training.context import Work
 from partitioner.training.distributed import Crew
-from partitioner.training.members import train_members
+from partitioner.training.members import kept_outputs, train_members
 from partitioner.training.synchroniser import Synchroniser
-from partitioner.training.teacher import ensure_targets, ensure_teacher, kept_targets, logits_of
-
-#: Outputs of a batch of pictures, each `[B, ...]`.
-Outputs = Callable[[Index], Sequence[Tensor]]
+from partitioner.training.teacher import ensure_teacher, kept_targets
 
 #: Seconds of one look into the mailbox.
 LOOK_S = 0.2
@@ -48,22 +57,40 @@ class RunRefused(MDPError):
     exit_code = 3
 
 
-def jobs_of(plan: SyncPlan, members: int, names: Sequence[str], *, teacher: bool) -> list[Job]:
+def jobs_of(
+    plan: SyncPlan,
+    members: int,
+    names: Sequence[str],
+    *,
+    teacher: bool,
+    outputs: bool = False,
+    evaluated: bool = False,
+) -> list[Job]:
     """The jobs of a run of `members` sub-models by the trainers `names`, the desk first.
 
-    A teacher that is not trained is loaded by the desk alone. The desk writes the answers, so it
-    always takes part in them.
+    A teacher that is not trained is loaded by the desk alone. The desk writes what frozen passes
+    give, so it always takes part in them: the answers, and where they are wanted predecessors'
+    `outputs` and what sub-models are `evaluated` by.
     """
     by = tuple(names)
-    answer = dict.fromkeys((by[0], *(plan.answers.by or by)))
+    frozen = tuple(dict.fromkeys((by[0], *(plan.answers.by or by))))
     jobs = [
         Job(name="teacher", by=(plan.of("teacher").crew or by) if teacher else by[:1]),
-        Job(name="answers", by=tuple(answer), after=("teacher",)),
+        Job(name=ANSWERS, by=frozen, after=("teacher",)),
     ]
     for k in range(members):
         earlier = min(k, 1) if plan.chain == "star" else k
-        after = ("answers", *(f"member-{before}" for before in range(earlier)))
+        after = (ANSWERS, *(f"member-{before}" for before in range(earlier)))
+        if outputs and earlier:
+            after = (*after, f"{OUTPUTS}{earlier - 1}")
         jobs.append(Job(name=f"member-{k}", by=plan.of(f"member-{k}").by or by, after=after))
+        if outputs and k + 1 < members and (k == 0 or plan.chain == "strict"):
+            sums = (f"{OUTPUTS}{k - 1}",) if k else ()
+            jobs.append(Job(name=f"{OUTPUTS}{k}", by=frozen, after=(f"member-{k}", *sums)))
+    if evaluated:
+        trained = tuple(f"member-{k}" for k in range(members))
+        jobs.append(Job(name=MODELS, by=by[:1], after=trained))
+        jobs.append(Job(name=EVALUATION, by=frozen, after=(MODELS,)))
     return jobs
 
 
@@ -71,9 +98,25 @@ def made(work: Work, job: str) -> list[Path]:
     """Files that a job makes, for others to read."""
     if job == "teacher":
         return [work.run.teacher]
-    if job == "answers":
+    if job == ANSWERS:
         return kept_targets(work) if work.run.teacher.exists() else []
-    return [work.run.member(int(job.removeprefix("member-")))]
+    if job.startswith(OUTPUTS):
+        return [path for paths in kept_outputs(work, number_of(job)).values() for path in paths]
+    if job == MODELS:
+        return [model_of(work, a.k) for a in shared_members(work.plan)]
+    return [work.run.member(number_of(job))] if job != EVALUATION else []
+
+
+def finished_jobs(work: Work, jobs: Sequence[Job]) -> list[str]:
+    """The jobs whose files are there, and those whose files no other job needs any more."""
+    found = list[str]()
+    for job in reversed(jobs):
+        paths = made(work, job.name)
+        after = [later.name for later in jobs if job.name in later.after]
+        unneeded = job.name.startswith(OUTPUTS) and set(after) <= set(found)
+        if unneeded or (paths and job.name != MODELS and all(path.exists() for path in paths)):
+            found.append(job.name)
+    return found
 
 
 class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,10 +163,13 @@ class Worker:
     """One trainer, from its acceptance to the end of the run."""
 
     def __init__(
-        self, work: Work, ends: Ends, crews: Crews, checkpoint: Path | None = None
+        self, work: Work, ends: Ends, crews: Crews, checkpoint: Path | None = None, bundle: str = ""
     ) -> None:
-        """`checkpoint` is the user's teacher, at the desk."""
+        """At the desk, `checkpoint` is the user's teacher, `bundle` the name of a bundle."""
         self._work, self._ends, self._crews, self._checkpoint = work, ends, crews, checkpoint
+        self._bundle = bundle
+        #: See `Work`.
+        self.exported: dict[int, tuple[Path, float]] = {}
 
     @property
     def _is_desk(self) -> bool:
@@ -146,7 +192,7 @@ class Worker:
         job, account = start.network, self._crews.account
         needed = self._needed(job)
         others = [path for path in needed if self._fetched(path)]
-        if others and not self._is_desk:
+        if others and not self._is_desk and job != EVALUATION:
             self._drop_members(needed)
         if job != "teacher":
             forget_stages(self._work)
@@ -156,21 +202,22 @@ class Worker:
                     return ""
             elif start.alone:
                 self._train(job, self._work)
-            elif job == "answers":
-                self._answers()
+            elif is_frozen(job):
+                self._shared(job)
             else:
                 self._together(job)
         except CrewEnded as ended:
             self._work.progress.note(str(ended))
             account.end()
             return ""
-        if not (start.alone or job == "answers" or self._is_desk) and self._crews.has_desk(job):
+        if not (start.alone or is_frozen(job) or self._is_desk) and self._crews.has_desk(job):
             return ""  # the desk's outcome counts: it is there from the beginning
-        if job != "answers" or self._is_desk:
+        if not is_frozen(job) or self._is_desk:
             for path in made(self._work, job):
                 self._ends.files.send(self._name(path), path)
                 if not self._is_desk:
                     account.sent(path.stat().st_size)
+            self._forget_before(job)
         curve = self._work.run.kept_curves().get(job, [])
         waited_s, sent_bytes = account.end()
         outcome = Outcome(curve=curve, waited_s=waited_s, sent_bytes=sent_bytes)
@@ -214,10 +261,12 @@ class Worker:
         """Train the network of a job; nothing where the folder has it."""
         if job == "teacher":
             ensure_teacher(work, self._checkpoint)
-        elif job == "answers":
-            self._answers()
+        elif job == MODELS:
+            self._export()
+        elif is_frozen(job):
+            self._shared(job)
         else:
-            self._member(work, int(job.removeprefix("member-")))
+            self._member(work, number_of(job))
 
     def _drop(self, job: str) -> None:
         for path in made(self._work, job):
@@ -244,47 +293,66 @@ class Worker:
         run = self._work.run
         if job == "teacher":
             return []
-        if job == "answers":
+        if job == ANSWERS:
             return [run.teacher]
-        k = int(job.removeprefix("member-"))
-        earlier = [run.member(before) for before in self._work.schedule_of(k).predecessors(k)]
+        if job == EVALUATION:
+            return made(self._work, MODELS)
+        if job == MODELS:
+            return [run.member(a.k) for a in self._work.plan.assignments]
+        k = number_of(job)
+        before = self._work.schedule_of(k).predecessors(k)
+        earlier = [run.member(one) for one in before]
+        outputs = made(self._work, f"{OUTPUTS}{before[-1]}") if before else []
+        if job.startswith(OUTPUTS):
+            return [*earlier, run.member(k), *outputs]
         self._fetched(run.teacher)  # the names of the answers follow from its content
-        return [*kept_targets(self._work), *earlier]
+        return [*kept_targets(self._work), *earlier, *outputs]
 
-    def _answers(self) -> None:
-        """Compute a share of the teacher's answers; at the desk, take all of them too."""
-        work, ends = self._work, self._ends
-        teacher = ensure_teacher(work, None).to(training_device())
-        variants, paths = work.variants, kept_targets(work)
-        if not paths:
-            return
-        frozen = FrozenPass(
-            name=paths[0].name,
-            pictures=len(work.singles.train),
-            variants=range(len(paths)),
-            outputs_of=lambda v: self._counted(
-                logits_of(teacher, variants.view(work.teacher_view, v))
-            ),
-            outputs=["the teacher's answers"],
-            arithmetic=work.settings.autocast,
-        )
-        if ends.share is None:
-            contribute(ends.answers, ends.rows, frozen)
-            self._crews.account.sent(ends.rows.sent_bytes)
-            ends.rows.sent_bytes = 0
-            return
-        if not all(path.exists() for path in paths):
-            total = len(paths) * frozen.pictures
-            with work.progress.task("the teacher's answers, by all", total) as advance:
-                shared_out(ends, frozen, {v: [path] for v, path in enumerate(paths)}, advance)
-        ensure_targets(work, teacher)  # of calibration and test, too
+    def _shared(self, job: str) -> None:
+        """Compute a share of a job's frozen passes; at the desk, keep all of their outputs too."""
+        ends = self._ends
+        for of_job, files in passes_of(self._work, job):
+            frozen = self._counted(of_job)
+            try:
+                if ends.share is None:
+                    contribute(ends.answers, ends.rows, frozen)
+                elif all(path.exists() for paths in files.values() for path in paths):
+                    ends.share.close(frozen.name)
+                else:
+                    total = len(files) * frozen.pictures
+                    with self._work.progress.task(f"{job}, by all", total) as advance:
+                        shared_out(ends.share, ends.answers, ends.rows, frozen, files, advance)
+            except (OutputsRefused, AgentError) as error:
+                if self._is_desk or frozen.dtype is np.float16:  # what networks learn from
+                    raise
+                self._work.progress.note(str(error))
+        self._crews.account.sent(ends.rows.sent_bytes)
+        ends.rows.sent_bytes = 0
 
-    def _counted(self, outputs_of: Outputs) -> Outputs:
-        def counted(index: Index) -> Sequence[Tensor]:
-            self._crews.account.counted(len(index))
-            return outputs_of(index)
+    def _forget_before(self, job: str) -> None:
+        """No trainer needs the outputs any more that those of this job replace."""
+        if job.startswith(OUTPUTS) and number_of(job):
+            for path in made(self._work, f"{OUTPUTS}{number_of(job) - 1}"):
+                self._ends.files.forget(self._name(path))
 
-        return counted
+    def _export(self) -> None:
+        """Write the models that are evaluated together."""
+        for a in shared_members(self._work.plan):
+            path = model_of(self._work, a.k)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.exported[a.k] = path, export_member(self._work, a, path, self._bundle)
+
+    def _counted(self, frozen: FrozenPass) -> FrozenPass:
+        def counted(variant: int) -> Outputs:
+            of = frozen.outputs_of(variant)
+
+            def batch(index: Index) -> Sequence[Tensor]:
+                self._crews.account.counted(len(index))
+                return of(index)
+
+            return batch
+
+        return replace(frozen, outputs_of=counted)
 
     def _member(self, work: Work, k: int) -> None:
         teacher = ensure_teacher(work, None)
@@ -301,6 +369,7 @@ def worker_of(
     checkpoint: Path | None,
     note: Callable[[str], None],
     shown: Progress | None,
+    bundle: str = "",
 ) -> Worker:
     """A trainer that tells the desk what it does; the desk itself shows that of all alone."""
     account = Account()
@@ -308,44 +377,5 @@ def worker_of(
     crews = Crews(
         plan=plan, facts=facts, control=ends.control, groups=groups, store=store, account=account
     )
-    return Worker(replace(work, progress=Told(account, note, shown)), ends, crews, checkpoint)
-
-
-def shared_out(
-    ends: Ends, frozen: FrozenPass, paths: Mapping[int, Sequence[Path]], advance: Advance
-) -> None:
-    """Share a pass out at the desk, which takes part in it from another thread.
-
-    Raises what that thread raises, and what `share_out` does.
-    """
-    assert ends.share is not None
-    failed: list[Exception] = []
-
-    def take_part() -> None:
-        try:
-            contribute(ends.answers, ends.rows, frozen)
-        except Exception as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=take_part, name="answers", daemon=True)
-    thread.start()
-    try:
-        share_out(_Unless(failed, ends.share), frozen, paths, advance)
-    finally:
-        thread.join()
-    if failed:
-        raise failed[0]
-
-
-class _Unless:
-    """The desk's end of a pass, until something has failed."""
-
-    def __init__(self, failed: Sequence[Exception], end: DeskEnd) -> None:
-        self._failed, self._end = failed, end
-        self.post, self.close = end.post, end.close
-
-    def read(self, timeout_s: float) -> bytes | None:
-        """The log's next message, None when there is none; raises what has failed."""
-        if self._failed:
-            raise self._failed[0]
-        return self._end.read(timeout_s)
+    told = replace(work, progress=Told(account, note, shown))
+    return Worker(told, ends, crews, checkpoint, bundle)

@@ -26,10 +26,26 @@ def workload(plan: Plan, asked: Asked, pictures: int, classes: int) -> Work:
     variants = min(asked.augmentation.variants, longest)
     answers = FrozenPasses(
         pictures=variants * pictures,
-        classes=classes,
+        numbers=classes,
         gflop_per_picture=_FLOP * macs(teacher, classes) / 1e9,
     )
-    return Work(networks=tuple(networks), answers=answers)
+    members = asked.schedule
+    outputs = [
+        FrozenPasses(
+            pictures=min(variants, members.of(a.k + 1, pretrained=False).epochs) * pictures,
+            numbers=classes * members.boosting + _width(a.spec) * members.stacking,
+            network=f"member-{a.k}",
+            gflop_per_picture=_FLOP * macs(a.spec, classes) / 1e9,
+        )
+        for a in plan.assignments[:-1]
+        if members.boosting or members.stacking
+    ]
+    return Work(networks=tuple(networks), answers=answers, outputs=tuple(outputs))
+
+
+def _width(spec: Spec) -> int:
+    """Of the feature; other networks' are taken for a usual one."""
+    return spec.embed_dim if isinstance(spec, SubModelSpec) else 1280
 
 
 def _network(

@@ -45,6 +45,7 @@ from partitioner.data.scenes import fused_answers, places, single_pictures
 from partitioner.estimates.macs import macs, parameters
 from partitioner.export.sessions import (
     latency_ms,
+    logits_file,
     member_contribution,
     open_member,
     run_of,
@@ -219,10 +220,10 @@ def run_on(
     contributions, latencies_ms = {}, []
     with progress.task(f"running the members on the {split} split", len(assignments)) as advance:
         for assignment, pixels in zip(assignments, views, strict=True):
-            runtime = open_member(
-                bundle.model(assignment.k), assignment, len(bundle.manifest.labels)
-            )
-            contributions[assignment.k] = member_contribution(runtime, pixels, assignment)
+            model = bundle.model(assignment.k)
+            runtime = open_member(model, assignment, len(bundle.manifest.labels))
+            kept = logits_file(cache, model, assignment, pictures.digest)
+            contributions[assignment.k] = member_contribution(runtime, pixels, assignment, kept)
             latencies_ms.append(latency_ms(runtime.run, pixels))
             advance(1, "")
     return contributions, latencies_ms

@@ -1,7 +1,9 @@
 """Run exported models on this machine, in the runtimes of the devices."""
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import CPU, INPUT, Execution, Runtime
 from mdp.runtimes.openvino import HINTS
 from mdp.runtimes.select import open_runtime
+from partitioner.data.crops import view_of
 
 #: Pictures per run where throughput counts.
 _BATCH = 128
@@ -70,9 +73,24 @@ def batch_for(precision: Precision) -> int:
     return 1 if precision == "int8" else _BATCH
 
 
-def member_contribution(runtime: Runtime, pixels: Pixels, assignment: Assignment) -> Contribution:
-    """Each head's logits `[N, C]` of one member, as its device computes them."""
+def member_contribution(
+    runtime: Runtime, pixels: Pixels, assignment: Assignment, kept: Path | None = None
+) -> Contribution:
+    """Each head's logits `[N, C]` of one member, as its device computes them.
+
+    They are read where the file `kept` has them, see `logits_file`.
+    """
+    if kept is not None and kept.is_file():
+        return Contribution.of([np.array(head) for head in np.moveaxis(np.load(kept), 1, 0)])
     return contribution(runtime, pixels, batch_for(assignment.spec.precision))
+
+
+def logits_file(cache: Path, model: ModelFile, assignment: Assignment, pictures: str) -> Path:
+    """Where trainers of a crew keep one member's logits `[N, heads, C]` of pictures by digest."""
+    way = f"{view_of(assignment).name} {on_processor(Execution.of(assignment))}"
+    made_of = [model.content, way.encode(), pictures.encode()]
+    digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in made_of))
+    return cache / f"logits-{assignment.k}-{digest.hexdigest()[:16]}.npy"
 
 
 def latency_ms(

@@ -28,7 +28,7 @@ from mdp.fusion.fuse import (
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.onnxruntime import open_session
 from partitioner.export.quantize import MIN_RANGE_PICTURES, quantized
-from partitioner.export.sessions import member_contribution, open_member, run_session
+from partitioner.export.sessions import logits_file, member_contribution, open_member, run_session
 from partitioner.fusion.bundle_fit import fit_bundle
 from partitioner.networks.members import build_member, deployed
 from partitioner.networks.submodel import Member
@@ -196,7 +196,21 @@ def _export_member(
     work: Work, assignment: Assignment, folder: Path, name: str
 ) -> tuple[float, Contribution]:
     """Write one model; returns its difference from torch and its calibration logits."""
-    k, path = assignment.k, folder / model_path(assignment.k)
+    path = folder / model_path(assignment.k)
+    if assignment.k in work.exported:
+        source, error = work.exported[assignment.k]
+        write_bytes(path, source.read_bytes())
+    else:
+        error = export_member(work, assignment, path, name)
+    model = ModelFile.read(path)
+    runtime = open_member(model, assignment, len(work.data.labels))
+    calibration = work.member_pixels(assignment, "calibration")
+    kept = logits_file(work.run.cache, model, assignment, work.data.calibration.digest)
+    return error, member_contribution(runtime, calibration, assignment, kept)
+
+
+def export_member(work: Work, assignment: Assignment, path: Path, name: str) -> float:
+    """Write the model of one sub-model of the bundle `name`; returns its difference from torch."""
     module = ServedMember(work.load_member(assignment))
     pixels = work.member_pixels(assignment, "test")[:_COMPARED]
     calibration = work.member_pixels(assignment, "calibration")
@@ -204,12 +218,11 @@ def _export_member(
     error = _write_member(module, assignment, path, properties, pixels, calibration)
     precision = assignment.spec.precision
     work.progress.note(
-        f"sub-model {k} for {assignment.device}: {path.stat().st_size / 1e6:.2f} MB, "
+        f"sub-model {assignment.k} for {assignment.device}: {path.stat().st_size / 1e6:.2f} MB, "
         f"at most {error:.1e} from torch on {len(pixels)} pictures"
         + ("" if precision == "fp32" else f", then made to {precision}")
     )
-    runtime = open_member(ModelFile.read(path), assignment, len(work.data.labels))
-    return error, member_contribution(runtime, calibration, assignment)
+    return error
 
 
 def _write_member(

@@ -32,6 +32,8 @@ class Work:
     weights: Mapping[int, Path] = field(default_factory=dict)
     #: Name of a network -> how this process trains it with others.
     sync_of: Callable[[str], Synchroniser] = lambda _: EveryStep()
+    #: k of members that are exported already -> the model, and its difference from torch.
+    exported: Mapping[int, tuple[Path, float]] = field(default_factory=dict)
     #: The pictures of scenes one by one, as the teacher sees them; `data` where there are none.
     singles: Dataset = field(init=False)
 

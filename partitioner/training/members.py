@@ -1,7 +1,7 @@
 """Train the K sub-models of a plan; with boosting, each on what its predecessors leave over."""
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def _train_member(
         if predecessors:
             _ensure_outputs(work, predecessors[-1])
         for replaced in predecessors[:-1]:
-            _remove_outputs(work, replaced)
+            remove_outputs(work, replaced)
         targets = _targets(work, assignment, logits)
         submodel = untrained(work, assignment, teacher)
         student = Student(submodel, targets.imitated[0].shape[1] if targets.imitated else None)
@@ -246,36 +246,56 @@ def _bag_logits(network: nn.Module, pixels: Views) -> Tensor:
         return torch.cat([network(batch(pixels, part, device)).bag.cpu() for part in parts])
 
 
+def kept_outputs(work: Work, k: int) -> dict[int, list[Path]]:
+    """The files of F_k (boosting) and h_k (stacking) by variant, of which there may be none.
+
+    Those of every variant that the sub-models see which follow `k`.
+    """
+    schedule = work.settings.schedule
+    wanted = [_sum] * schedule.boosting + [_feature] * schedule.stacking
+    return {v: [path(work, k, v) for path in wanted] for v in _seen(work, k + 1)}
+
+
+def outputs_of(work: Work, k: int) -> Callable[[int], Callable[[Index], list[Tensor]]]:
+    """Variant -> function from training pictures `[B]` to F_k `[B, C]` and h_k `[B, D]`.
+
+    With boosting the folder needs F_{k-1}.
+    """
+    assignment, boosting = work.plan.assignments[k], work.settings.schedule.boosting
+    count = len(kept_outputs(work, k)[0])
+    student = Student(work.load_member(assignment)).to(training_device()).eval()
+
+    def of_variant(variant: int) -> Callable[[Index], list[Tensor]]:
+        pixels = work.variants.view(view_of(assignment), variant)
+        before = load(_sum(work, k - 1, variant)) if k and boosting else None
+
+        def of(index: Index) -> list[Tensor]:
+            output = student(batch(pixels, index, device_of(student)))
+            found = [] if output.boost is None else [output.boost]
+            if before is not None:
+                found[0] = found[0] + rows(before, index).to(found[0].device)
+            return [*found, output.feature][:count]
+
+        return of
+
+    return of_variant
+
+
 def _ensure_outputs(work: Work, k: int) -> None:
     """Write F_k (boosting) and h_k (stacking) of every variant that sub-model k + 1 sees."""
-    schedule, count = work.settings.schedule, len(work.data.train)
-    wanted = [_sum] * schedule.boosting + [_feature] * schedule.stacking
-    kept = {v: [path(work, k, v) for path in wanted] for v in _seen(work, k + 1)}
+    kept, count = kept_outputs(work, k), len(work.data.train)
     missing = [v for v, paths in kept.items() if not all(path.exists() for path in paths)]
     if not missing:
         return
-    if k and schedule.boosting:
+    if k and work.settings.schedule.boosting:
         _ensure_outputs(work, k - 1)
-    assignment = work.plan.assignments[k]
-    student = Student(work.load_member(assignment)).to(training_device()).eval()
+    of_variant = outputs_of(work, k)
     what, done = f"sub-model {k}'s outputs", (len(kept) - len(missing)) * count
     with work.progress.task(what, len(kept) * count, done=done) as advance:
         for variant in missing:
-            pixels = work.variants.view(view_of(assignment), variant)
-            before = load(_sum(work, k - 1, variant)) if k and schedule.boosting else None
-
-            def outputs_of(
-                index: Index, pixels: Views = pixels, before: Array | None = before
-            ) -> list[Tensor]:
-                output = student(batch(pixels, index, device_of(student)))
-                found = [] if output.boost is None else [output.boost]
-                if before is not None:
-                    found[0] = found[0] + rows(before, index).to(found[0].device)
-                return [*found, output.feature][: len(wanted)]
-
             keep_outputs(
                 kept[variant],
-                outputs_of,
+                of_variant(variant),
                 count,
                 arithmetic=work.settings.autocast,
                 dtype=np.float16,
@@ -293,7 +313,7 @@ def _feature(work: Work, k: int, variant: int) -> Path:
     return work.run.predecessors / f"feature-{k}-{variant}.npy"
 
 
-def _remove_outputs(work: Work, k: int) -> None:
+def remove_outputs(work: Work, k: int) -> None:
     """Remove sub-model k's outputs, which its successor's replace."""
     for variant in range(work.variants.count):
         _sum(work, k, variant).unlink(missing_ok=True)

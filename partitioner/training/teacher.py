@@ -205,8 +205,7 @@ def ensure_targets(work: Work, teacher: Teacher) -> list[Array]:
 
 def _ensure_plain(work: Work, teacher: Teacher, split: SplitName) -> None:
     """Keep the teacher's fp32 logits for an unchanged split."""
-    pictures = work.singles.split(split)
-    path = work.run.answers(pictures.digest[:16])
+    path = kept_plain(work, split)
     if path.exists():
         return
     pixels = work.teacher_pixels(split)
@@ -219,8 +218,19 @@ def _ensure_plain(work: Work, teacher: Teacher, split: SplitName) -> None:
             dtype=np.float32,
             advance=advance,
         )
-    right = accuracy(load(path), pictures.targets)
-    work.progress.note(f"teacher: {right:.1%} on {len(pixels):,} {split} pictures")
+    note_accuracy(work, split)
+
+
+def kept_plain(work: Work, split: SplitName) -> Path:
+    """The file of the finished teacher's fp32 logits for an unchanged split."""
+    return work.run.answers(work.singles.split(split).digest[:16])
+
+
+def note_accuracy(work: Work, split: SplitName) -> None:
+    """Say how good the teacher's kept logits for a split are."""
+    targets = work.singles.split(split).targets
+    right = accuracy(load(kept_plain(work, split)), targets)
+    work.progress.note(f"teacher: {right:.1%} on {len(targets):,} {split} pictures")
 
 
 def logits_of(teacher: Teacher, pixels: Views) -> Callable[[Index], list[Tensor]]:

@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +66,8 @@ class FrozenPass:
     outputs: Sequence[str]
     arithmetic: Autocast
     dtype: type[np.floating] = np.float16
+    #: Variants that are of a network each, whose first outputs are compared.
+    networks: Sequence[int] = (0,)
 
     def rows(self, chunk: Chunk, sign: Callable[[], None] = lambda: None) -> list[Array]:
         """Outputs of a chunk, each `[n, ...]`; `sign` is called after each batch.
@@ -81,9 +84,10 @@ class FrozenPass:
         return [np.concatenate(parts) for parts in found]
 
     def reference(self) -> list[Array]:
-        """Outputs of the first pictures of variant 0 in float32, each `[n, ...]`."""
+        """Outputs of the first pictures of every network in float32, each `[n, ...]`."""
         index = np.arange(min(REFERENCES, self.pictures))
-        return self._rows(self.outputs_of(0), index, np.float32)
+        of_all = [self._rows(self.outputs_of(v), index, np.float32) for v in self.networks]
+        return [np.concatenate(one) for one in zip(*of_all, strict=True)]
 
     def _rows(
         self, of_batch: Callable[[Index], Sequence[Tensor]], index: Index, dtype: type[np.floating]
@@ -107,24 +111,48 @@ class Shares:
     refused: dict[int, str] = field(default_factory=dict)
 
 
+class Refused(MDPError):
+    """The desk takes no outputs of this trainer."""
+
+
+def shared_out(
+    end: DeskEnd,
+    own: TrainerEnd,
+    bulk: TrainerEnd,
+    work: FrozenPass,
+    paths: Mapping[int, Sequence[Path]],
+    advance: Advance,
+) -> Shares:
+    """`share_out` at a desk that takes part, in another thread by its ends `own` and `bulk`.
+
+    Raises what that thread raises, too.
+    """
+    with ThreadPoolExecutor(1, "answers") as pool:
+        part = pool.submit(contribute, own, bulk, work)
+        found = share_out(end, work, paths, advance, look=lambda: part.done() and part.result())
+        part.result()
+    return found
+
+
 def share_out(
     end: DeskEnd,
     work: FrozenPass,
     paths: Mapping[int, Sequence[Path]],
     advance: Advance,
     *,
+    look: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Shares:
     """Let trainers compute `work`, and write `paths`, a file per output, for each variant.
 
-    The files of a variant appear when all of it is there. The desk takes part as a trainer by
-    `contribute` in another thread or process. Raises InputError for a full disk, and for outputs
-    that are not finite.
+    The files of a variant appear when all of it is there. `look` is called now and then, and may
+    raise. Raises InputError for a full disk, and for outputs that are not finite.
     """
     try:
         with ExitStack() as stack:
             desk = _Desk(end, work, paths, advance, clock, stack)
             while not desk.leases.done:
+                look()
                 desk.look(end.read(LOOK_S))
     finally:
         end.close(work.name)
@@ -282,7 +310,7 @@ def contribute(
     """Compute chunks of `work` until the desk says that none is left; returns how many.
 
     Rows travel over `bulk`, an end of the same rank with a connection of its own, while the next
-    chunk is asked for and computed. Raises MDPError where the desk refuses this trainer's outputs,
+    chunk is asked for and computed. Raises Refused where the desk refuses this trainer's outputs,
     and InputError where they are not finite.
     """
     name, rank = work.name, end.rank
@@ -319,7 +347,7 @@ def contribute(
                 send(encode(rows_sent))
             count += 1
     if action is not None:
-        raise MDPError(f"the desk takes no answers of this trainer: {action.reason}")
+        raise Refused(f"the desk takes no outputs of this trainer: {action.reason}")
     return count
 
 

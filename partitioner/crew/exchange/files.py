@@ -114,6 +114,11 @@ class StoreFiles:
         with reaching(self._store):
             return self._store.check([f"file/{name}"])
 
+    def forget(self, name: str) -> None:
+        """Delete a file that nobody needs any more; raises DeskLost."""
+        with reaching(self._store):
+            forget_file(self._store, name)
+
     def fetch(self, name: str, path: Path) -> bool:
         """Wait for a file and write it to `path`, unless it is the same; whether it was another.
 

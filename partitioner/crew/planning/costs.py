@@ -104,9 +104,9 @@ def memory_bytes(what: What, codec: Codec, size_bytes: float, activations: float
     return copies * size_bytes + activations
 
 
-def answers_per_s(pace: float, bytes_per_s: float, classes: int) -> float:
-    """Pictures/s of frozen passes of one trainer whose answers, fp16, go to the desk."""
-    return min(pace, bytes_per_s / (2 * classes))
+def answers_per_s(pace: float, bytes_per_s: float, numbers: int) -> float:
+    """Pictures/s of one trainer's frozen passes; so many fp16 numbers of each go to the desk."""
+    return min(pace, bytes_per_s / (2 * numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,9 @@ def member_index(name: str) -> int | None:
 def timeline(jobs: Sequence[Job], chain: Chain = "strict") -> list[Span]:
     """When each trainer does which of `jobs`; a trainer does one after another, in their order.
 
-    Jobs other than members come one after another before the members. Of these, `strict` starts
-    each when the one before has ended, `star` all others when the first has ended.
+    Jobs other than members come one after another, before the members or after the one that they
+    follow. Of members, `strict` starts each when the job before has ended, `star` all others when
+    the first and the job that follows it have ended.
     """
     free: dict[str, float] = {}
     spans: list[Span] = []
@@ -150,7 +151,7 @@ def timeline(jobs: Sequence[Job], chain: Chain = "strict") -> list[Span]:
         start_s = max([ready_s, *(free.get(name, 0.0) for name in job.crew)])
         end_s = start_s + job.seconds
         before_s = end_s
-        if is_member and first_s is None:
+        if is_member == (first_s is None):
             first_s = end_s
         for name in job.crew:
             free[name] = end_s

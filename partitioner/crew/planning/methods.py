@@ -154,10 +154,10 @@ class Methods:
             rates[name] = self._pace(name, passes) if name == desk else 0.0
             if (name, desk) in self.links.lines:
                 rate = self.links.lines[name, desk][1]
-                rates[name] = answers_per_s(self._pace(name, passes), rate, passes.classes)
+                rates[name] = answers_per_s(self._pace(name, passes), rate, passes.numbers)
         down = self.links.capacities.get(f"{desk} down", math.inf)
         own = rates.get(desk, 0.0)
-        together = own + answers_per_s(sum(rates.values()) - own, down, passes.classes)
+        together = own + answers_per_s(sum(rates.values()) - own, down, passes.numbers)
         return tuple(name for name in names if rates[name]), together
 
     def in_stages(self, network: Network) -> Method | None:

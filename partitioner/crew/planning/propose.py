@@ -255,6 +255,13 @@ def _proposal(
             return None
         place = sum(job.name == "teacher" for job in jobs)
         jobs.insert(place, Job(ANSWERS, by, work.answers.pictures / rate))
+        for passes in work.outputs[: 1 if chain == "star" else None]:
+            _, rate = Methods(facts).answers(passes, by, desk)
+            if not rate:
+                return None
+            place = [job.name for job in jobs].index(passes.network) + 1
+            seconds = passes.pictures / rate
+            jobs.insert(place, Job(f"outputs of {passes.network}", by, seconds))
     plan = SyncPlan(
         facts=facts.digest,
         chain=chain,

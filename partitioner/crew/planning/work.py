@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from partitioner.crew.planning.costs import Codec, What, memory_bytes
+from partitioner.crew.planning.costs import FORWARD, Codec, What, memory_bytes
 from partitioner.crew.planning.facts import ANSWERS, Trainer
 
 
@@ -44,11 +44,13 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenPasses:
-    """The teacher's answers, computed once."""
+    """The teacher's answers, or what the successors of another network learn from, once."""
 
     #: Of all variants.
     pictures: int
-    classes: int
+    #: Numbers of a picture's outputs, which have two bytes each.
+    numbers: int
+    network: str = "teacher"
     gflop_per_picture: float = 0.0
 
 
@@ -58,6 +60,8 @@ class Work:
 
     networks: tuple[Network, ...]
     answers: FrozenPasses | None = None
+    #: Of each member but the last, where later ones learn from its outputs.
+    outputs: tuple[FrozenPasses, ...] = ()
 
     def of(self, name: str) -> Network:
         """A network by its name; raises KeyError."""
@@ -66,8 +70,13 @@ class Work:
 
 def pace(trainer: Trainer, network: Network | FrozenPasses) -> float:
     """Pictures/s of a trainer alone; as measured, else by its arithmetic, else 0."""
-    name = network.name if isinstance(network, Network) else ANSWERS
-    if (measured := trainer.pictures_per_s.get(name)) is not None:
+    paces = trainer.pictures_per_s
+    if isinstance(network, FrozenPasses) and network.network != "teacher":
+        measured = paces.get(network.network)
+        measured = None if measured is None else measured / FORWARD
+    else:
+        measured = paces.get(network.name if isinstance(network, Network) else ANSWERS)
+    if measured is not None:
         return measured
     if trainer.gflops and network.gflop_per_picture:
         return trainer.gflops / network.gflop_per_picture

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -18,10 +19,17 @@ from mdp.files import write_new, write_toml  # noqa: E402
 from mdp.formats.bundle import Bundle  # noqa: E402
 from mdp.testing.processes import until  # noqa: E402
 from partitioner.cli.main import main  # noqa: E402
+from partitioner.crew.exchange.control import log_lines  # noqa: E402
 from partitioner.crew.folder import CrewFolder  # noqa: E402
+from partitioner.crew.history import spans_of  # noqa: E402
+from partitioner.crew.passes import HELD_OUT  # noqa: E402
+from partitioner.export.evaluate import run_on  # noqa: E402
+from partitioner.export.sessions import logits_file  # noqa: E402
+from partitioner.pipeline import reopen  # noqa: E402
+from partitioner.run.folder import RunFolder  # noqa: E402
 from tests.integration.crew.test_training_together import PATIENCE_S, free_port  # noqa: E402
 from tests.support.command_lines import run_here  # noqa: E402
-from tests.support.models.runs import SHARED_ARGS, SHARED_MS, write_profiles  # noqa: E402
+from tests.support.models.runs import QUIET, SHARED_ARGS, SHARED_MS, write_profiles  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -158,6 +166,16 @@ def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPa
     assert sum(cost["work_s"] for cost in built["crew"]) > 0
     assert "desk" in crew.picture.read_text()
     assert "s at work" in (desk / "said").read_text()
+    spans = spans_of(log_lines(crew.log))
+    assert {span.trainer for span in spans if span.what == "evaluation"} == set(NAMES)
+    run, bundle = RunFolder(Path("bundle.run")), Bundle.open("bundle")
+    data = reopen(run, QUIET).data
+    for split in HELD_OUT:
+        pictures = data.split(split)
+        alone, _ = run_on(bundle, pictures, split, Path("alone"), QUIET)
+        for a in bundle.manifest.plan.assignments:
+            kept = logits_file(run.cache, bundle.model(a.k), a, pictures.digest)
+            assert np.array_equal(np.load(kept), np.stack(alone[a.k].heads, axis=1))
 
 
 def strangers(machines: Machines) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -21,12 +22,15 @@ from mdp.testing.processes import until  # noqa: E402
 from partitioner.crew.folder import CrewFolder  # noqa: E402
 from partitioner.crew.planning.facts import Facts, Line, Trainer  # noqa: E402
 from partitioner.crew.planning.syncplan import Answers, NetworkSync, Stage, SyncPlan, write_plan  # noqa: E402
-from partitioner.pipeline import train_step  # noqa: E402
+from partitioner.data.memmaps import load  # noqa: E402
+from partitioner.pipeline import reopen, train_step  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run_setup import open_pictures  # noqa: E402
 from partitioner.training.checkpoint import epochs_of  # noqa: E402
+from partitioner.training.compute import use_threads  # noqa: E402
+from partitioner.training.members import kept_outputs, outputs_of  # noqa: E402
 from tests.support.models.crew_run import deeper_plan  # noqa: E402
-from tests.support.models.runs import QUIET, asked  # noqa: E402
+from tests.support.models.runs import CHAINED, QUIET, asked  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -132,7 +136,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """What one process trains."""
-    wanted = asked(data, seed=1, schedule={"chain": "star"})
+    wanted = asked(data, seed=1, schedule={"chain": "star", **CHAINED})
     run = RunFolder(tmp_path_factory.mktemp("alone") / "run")
     with run.locked():
         train_step(run, deeper_plan(), open_pictures(wanted), wanted, QUIET)
@@ -164,7 +168,7 @@ def test_jobs_side_by_side_and_exact_crews_give_the_weights_of_one_process(
     began = {(network, ranks[rank]) for network, rank in crew.starts()}
     assert began == {
         ("teacher", "desk"), ("teacher", "tower"), ("member-0", "tower"), ("member-1", "nuc"),
-        *(("answers", name) for name in NAMES),
+        *((job, name) for job in ("answers", "outputs-0") for name in NAMES),
     }  # fmt: skip
     # 1e-5 is asserted where a fixed number of steps is compared: AdamW makes more of rounding.
     assert difference(crew.run.teacher, alone.teacher) < 1e-4
@@ -173,7 +177,8 @@ def test_jobs_side_by_side_and_exact_crews_give_the_weights_of_one_process(
     assert set(crew.run.kept_curves()) == set(NETWORKS)
 
 
-def test_rounds_survive_a_trainer_that_is_killed(data: Path, tmp_path: Path) -> None:
+def test_rounds_and_passes_survive_a_trainer_that_is_killed(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "by-two").touch()
     crew = Crew(
         tmp_path,
         data,
@@ -199,6 +204,16 @@ def test_rounds_survive_a_trainer_that_is_killed(data: Path, tmp_path: Path) -> 
         assert all(value.isfinite().all() for value in load_file(path).values())
     epochs = {name: len(curve) for name, curve in crew.run.kept_curves().items()}
     assert epochs == {"teacher": 3, "member-0": 3, "member-1": 2}
+    # What member-1 has learned from was computed by both that were left, as by one process.
+    use_threads(1)
+    work = reopen(crew.run, QUIET)
+    files, of_variant = kept_outputs(work, 0), outputs_of(work, 0)
+    assert sum(len(paths) for paths in files.values()) == 4
+    for variant, paths in files.items():
+        with torch.inference_mode():
+            wanted = of_variant(variant)(np.arange(len(work.data.train)))
+        for path, one in zip(paths, wanted, strict=True):
+            assert np.array_equal(load(path), one.numpy().astype(np.float16))
 
 
 def test_a_teacher_in_stages_goes_on_after_one_is_lost(

@@ -1,9 +1,12 @@
 """One process of a training together: `desk FOLDER DATA` or `join ADDRESS NAME FOLDER DATA`.
 
-`dying` joins and is interrupted before it writes its second checkpoint.
+`dying` joins and is interrupted before it writes its second checkpoint. Beside a file `by-two`
+no pass of two variants is computed by one process alone.
 """
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -11,15 +14,19 @@ from msgspec.structs import replace
 
 from mdp.errors import MDPError
 from mdp.formats.plan import Plan
+from mdp.testing.processes import until
 from partitioner.crew.desk import join
+from partitioner.crew.exchange.answers import FrozenPass
 from partitioner.crew.folder import token_of
+from partitioner.crew.machine.leases import Chunk
+from partitioner.data.memmaps import Array
 from partitioner.pipeline import owned, train_step
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run_setup import open_pictures
 from partitioner.training import checkpoint
 from partitioner.training.compute import use_threads
-from tests.support.models.runs import asked, tiny_plan
+from tests.support.models.runs import CHAINED, asked, tiny_plan
 
 DEPTH = 3
 
@@ -33,6 +40,19 @@ def deeper_plan() -> Plan:
     return replace(plan, teacher=deeper)
 
 
+def compute_by_two(folder: Path) -> None:
+    """Hold a process's chunk of a pass until another one has a chunk, too."""
+    compute = FrozenPass.rows
+
+    def rows(work: FrozenPass, chunk: Chunk, sign: Callable[[], None]) -> list[Array]:
+        if len(work.variants) > 1:
+            (folder / f"{work.name}-{os.getpid()}").touch()
+            until(lambda: len([*folder.glob(f"{work.name}-*")]) > 1, "another process", 180.0)
+        return compute(work, chunk, sign)
+
+    mock.patch.object(FrozenPass, "rows", rows).start()
+
+
 def interrupt(*args: object) -> None:
     """End as with Ctrl-C."""
     raise KeyboardInterrupt
@@ -41,9 +61,12 @@ def interrupt(*args: object) -> None:
 def main(kind: str, *args: str) -> None:
     """Be the desk, or join it."""
     use_threads(1)
+    shared = Path(args[0]) if kind == "desk" else Path(args[2]).parent
+    if (shared / "by-two").exists():
+        compute_by_two(shared)
     if kind == "desk":
         folder, data = Path(args[0]), args[1]
-        wanted = asked(data, seed=1)
+        wanted = asked(data, seed=1, schedule=CHAINED)
         run = RunFolder(folder / "run")
         with owned(run):
             train_step(

@@ -1,5 +1,6 @@
 """What a trainer does with what the desk tells it."""
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 pytest.importorskip("torch")
 
 from mdp.errors import InputError
+from partitioner.crew import worker as worker_module
 from partitioner.crew.exchange.store import DeskLost
 from partitioner.crew.machine.events import Accepted, AnyAction, Refused
+from partitioner.crew.planning.costs import Chain
 from partitioner.crew.planning.syncplan import Answers, NetworkSync, SyncPlan
 from partitioner.crew.worker import Ends, RunRefused, Worker, enter, jobs_of, next_job
 
@@ -51,6 +54,27 @@ def test_a_refusal_is_bad_input_at_the_door_alone() -> None:
     assert (InputError.exit_code, RunRefused.exit_code) == (2, 3)
 
 
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        ("strict", {"member-1": "outputs-0", "outputs-1": "outputs-0", "member-2": "outputs-1"}),
+        ("star", {"member-1": "outputs-0", "member-2": "outputs-0"}),
+    ],
+)
+def test_what_successors_learn_from_is_computed_before_them(
+    chain: Chain, expected: dict[str, str]
+) -> None:
+    plan = SyncPlan(chain=chain, answers=Answers(by=("nuc",)))
+    jobs = jobs_of(plan, 3, ("desk", "nuc", "tower"), teacher=False, outputs=True, evaluated=True)
+    after = {job.name: [one for one in job.after if "outputs" in one] for job in jobs}
+    assert {name: one for name, found in after.items() for one in found} == expected
+    by = {job.name: job.by for job in jobs}
+    assert by["outputs-0"] == by["evaluation"] == ("desk", "nuc")
+    assert by["models"] == ("desk",)
+    order = [job.name for job in jobs]
+    assert all(order.index(one) < order.index(job.name) for job in jobs for one in job.after)
+
+
 @pytest.mark.parametrize(("by", "expected"), [((), "desk nuc"), (("nuc",), "desk nuc")])
 def test_the_desk_takes_part_in_the_answers(by: tuple[str, ...], expected: str) -> None:
     plan = SyncPlan(answers=Answers(by=by), network=(NetworkSync(name="member-0", by=("nuc",)),))
@@ -58,3 +82,22 @@ def test_the_desk_takes_part_in_the_answers(by: tuple[str, ...], expected: str) 
     assert jobs == {
         "teacher": ("desk",), "answers": tuple(expected.split()), "member-0": ("nuc",),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ("teacher answers member-0 models", "teacher answers member-0"),
+        ("member-0 member-1", "member-0 member-1"),
+        ("member-0 member-1 outputs-1", "member-0 outputs-0 member-1 outputs-1"),
+        ("member-0 member-1 member-2", "member-0 outputs-0 member-1 outputs-1 member-2"),
+    ],
+)
+def test_deleted_outputs_are_made_again_where_a_job_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, expected: str
+) -> None:
+    jobs = jobs_of(SyncPlan(), 3, ("desk",), teacher=True, outputs=True, evaluated=True)
+    monkeypatch.setattr(worker_module, "made", lambda work, job: [tmp_path / job])
+    for name in files.split():
+        (tmp_path / name).touch()
+    assert set(worker_module.finished_jobs(cast(Any, None), jobs)) == set(expected.split())

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +15,9 @@ from torch import Tensor  # noqa: E402
 
 from mdp.errors import InputError, MDPError  # noqa: E402
 from partitioner.crew.exchange import answers  # noqa: E402
-from partitioner.crew.exchange.answers import FrozenPass, Shares, contribute, share_out  # noqa: E402
+from partitioner.crew.exchange.answers import FrozenPass, Shares, contribute, share_out, shared_out  # noqa: E402
 from partitioner.crew.exchange.lease_messages import Ask, Offer, Refuse, Rows, encode  # noqa: E402
-from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer  # noqa: E402
 from partitioner.crew.machine.leases import FIRST, Chunk  # noqa: E402
-from partitioner.crew.worker import Ends, shared_out  # noqa: E402
 from partitioner.data.memmaps import Index, load  # noqa: E402
 from partitioner.training.cached_outputs import BATCH, keep_outputs  # noqa: E402
 
@@ -89,6 +87,7 @@ def frozen(**changes: Any) -> FrozenPass:
         "outputs_of": outputs_of,
         "outputs": ("logits", "map"),
         "arithmetic": "fp32",
+        "networks": [0, 1],
     }
     return FrozenPass(**options | changes)
 
@@ -98,7 +97,7 @@ def paths(folder: Path) -> dict[int, list[Path]]:
 
 
 def shared(folder: Path, *works: FrozenPass) -> tuple[Shares, dict[int, Exception]]:
-    """Share out the default pass; rank r computes `works[r]` in a thread."""
+    """Share out the default pass of two networks; rank r computes `works[r]` in a thread."""
     wire, failed = Wire(), dict[int, Exception]()
 
     def run(rank: int, work: FrozenPass) -> None:
@@ -153,6 +152,10 @@ def other_weights(variant: int) -> Callable[[Index], Sequence[Tensor]]:
     return lambda index: [1.001 * output for output in outputs_of(variant)(index)]
 
 
+def other_second(variant: int) -> Callable[[Index], Sequence[Tensor]]:
+    return other_weights(variant) if variant == 1 else outputs_of(variant)
+
+
 def not_finite(variant: int) -> Callable[[Index], Sequence[Tensor]]:
     def of(index: Index) -> list[Tensor]:
         found = outputs_of(variant)(index)
@@ -166,6 +169,7 @@ def not_finite(variant: int) -> Callable[[Index], Sequence[Tensor]]:
     ("odd", "reason"),
     [
         ({"outputs_of": other_weights}, "expected the same pictures, weights and version"),
+        ({"outputs_of": other_second}, "expected the same pictures, weights and version"),
         ({"arithmetic": "bf16"}, "computes in bf16, the desk in fp32"),
         ({"outputs": ("logits",), "outputs_of": lambda v: lambda i: outputs_of(v)(i)[:1]},
          "bytes of outputs to compare"),
@@ -238,9 +242,8 @@ def test_the_desk_does_not_wait_for_its_own_part_that_has_failed(tmp_path: Path)
             raise RuntimeError("out of memory")
 
     wire = Wire()
-    end, unused = cast(StoreTrainer, Broken(wire, 0)), cast(Any, None)
-    ends = Ends(unused, unused, end, end, share=cast(StoreDesk, wire))
+    end = Broken(wire, 0)
     with pytest.raises(RuntimeError, match="out of memory"):
-        shared_out(ends, frozen(), paths(tmp_path), lambda more, said: None)
+        shared_out(wire, end, end, frozen(), paths(tmp_path), lambda more, said: None)
     assert wire.over == ["teacher"]
     assert list(tmp_path.iterdir()) == []

@@ -164,6 +164,13 @@ def test_star_beats_four_on_each_below_three_quarters(efficiency: float) -> None
     assert makespan_s(timeline(whole, "star")) == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(("chain", "seconds"), [("strict", 3.2), ("star", 2.2)])
+def test_successors_wait_for_the_outputs_that_they_learn_from(chain: Chain, seconds: float) -> None:
+    jobs = [Job("member-0", ("a",), 1.0), Job("outputs of member-0", ("a",), 0.2)]
+    jobs += [Job(f"member-{k}", (f"t{k}",), 1.0) for k in (1, 2)]
+    assert makespan_s(timeline(jobs, chain)) == pytest.approx(seconds)
+
+
 def test_one_trainer_does_one_thing_at_a_time() -> None:
     jobs = [
         Job("teacher", ("a", "b"), 2.0),

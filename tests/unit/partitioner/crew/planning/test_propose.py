@@ -172,10 +172,12 @@ def test_a_teacher_that_fits_nowhere_whole_is_cut_into_stages() -> None:
 
 def test_frozen_passes_are_shared_out_after_the_teacher() -> None:
     paces = {"desk": 40.0, "tower": 20.0, "nuc": 10.0}
-    named = trainers({n: {"answers": p, "member-0": 10 * p} for n, p in paces.items()})
+    named = trainers(
+        {n: {"answers": p, "member-0": 10 * p, "member-1": 10 * p} for n, p in paces.items()}
+    )
     facts = Facts(trainer=named, line=lines(dict.fromkeys(paces, 20 * MBIT)))
-    work = Work(networks=members(1), answers=FrozenPasses(pictures=100_000, classes=1000))
-    by, rate = Methods(facts).answers(FrozenPasses(pictures=1, classes=1000), facts.names, "desk")
+    work = Work(networks=members(1), answers=FrozenPasses(pictures=100_000, numbers=1000))
+    by, rate = Methods(facts).answers(FrozenPasses(pictures=1, numbers=1000), facts.names, "desk")
     assert (by, rate) == (("desk", "tower", "nuc"), 70)
     best = propose(facts, work)[0]
     spans = {(s.trainer, s.what): s for s in best.spans}
@@ -188,12 +190,19 @@ def test_frozen_passes_are_shared_out_after_the_teacher() -> None:
         line=lines(dict.fromkeys(paces, 20 * MBIT)),
     )
     assert (
-        Methods(quick).answers(FrozenPasses(pictures=1, classes=1000), quick.names, "desk")[1]
+        Methods(quick).answers(FrozenPasses(pictures=1, numbers=1000), quick.names, "desk")[1]
         == 6250
     )
     alone = quickest_alone(propose(facts, work))
     assert alone is not None
     assert alone.plan.answers.by == ("desk",)
+    # A forward pass is a third of a step.
+    learned = FrozenPasses(pictures=2100, numbers=10, network="member-0")
+    chained = propose(facts, Work(networks=members(2), answers=work.answers, outputs=(learned,)))
+    job = "outputs of member-0"
+    shared = next(p for p in chained if len([s for s in p.spans if s.what == job]) == 3)
+    span = next(s for s in shared.spans if s.what == job)
+    assert span.end_s - span.start_s == pytest.approx(2100 / 2100)
 
 
 def test_sites_are_averaged_in_two_tiers() -> None:
