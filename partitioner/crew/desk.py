@@ -23,7 +23,7 @@ from mdp import __version__
 from mdp.errors import InputError
 from mdp.files import write_bytes, write_toml
 from mdp.formats.plan import Plan
-from partitioner.crew.begin import Begin, Ending, begin_of
+from partitioner.crew.begin import Begin, Ending, begin_of, check_version, say_version
 from partitioner.crew.board import board
 from partitioner.crew.exchange.address import checked, exposed, own_address
 from partitioner.crew.exchange.control import Desk, Hand, log_lines
@@ -47,13 +47,13 @@ from partitioner.crew.staged import hand_out_start
 from partitioner.crew.worker import Ends, Outcome, enter, jobs_of, made, worker_of
 from partitioner.crew.workload import workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
-from partitioner.data.scenes import single_pictures
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Asked, Settings
 from partitioner.run.settings import Schedule as Epochs
 from partitioner.training.checkpoint import epochs_of
 from partitioner.training.context import Work
+from partitioner.training.members import twins
 from partitioner.training.world import world
 
 #: Wait for trainers that are planned and not there yet, in seconds.
@@ -83,12 +83,9 @@ class Together(NamedTuple):
         """Read crew.toml; raises ConfigError, and InputError for what no crew trains."""
         if world().size > 1:
             raise InputError("torchrun: expected one process for each trainer of a crew")
-        if asked.schedule.shared:
-            raise InputError("--crew: expected schedule.shared = false: one network has one crew")
         if asked.options.teaching == "live":
             raise InputError('--crew: expected run.teaching = "kept" or "auto", got "live"')
-        work = workload(plan, asked, len(single_pictures(data).train), len(data.labels))
-        sync = folder.plan(work)
+        sync = folder.plan(workload(plan, asked, data))
         schedule = replace(asked.schedule, chain=sync.chain)
         options = replace(asked.options, teaching="kept")
         return cls(folder, sync, replace(asked, schedule=schedule, options=options))
@@ -121,7 +118,11 @@ def train_together(
     if plan.facts not in ("", facts.digest):
         work.progress.note(f"{folder.plan_file}: decided from other facts than {folder.facts_file}")
     jobs = jobs_of(
-        plan, len(work.plan.assignments), facts.names, teacher=_trains_teacher(work.settings)
+        plan,
+        len(work.plan.assignments),
+        facts.names,
+        teacher=_trains_teacher(work.settings),
+        same=twins(work.plan, work.settings.schedule),
     )
     finished = [job.name for job in jobs if _is_made(work, job.name)]
 
@@ -200,10 +201,11 @@ def _lead(
     if said := exposed(host):
         progress.note(said)
     store = serve_store(host, port)
-    desk = Desk(store, machine, Watch(timeout_s(0.0)), token, folder.log)
+    watch = Watch(timeout_s(0.0))
+    desk = Desk(store, machine, watch, token, folder.log, msgspec.json.encode(begin))
     try:
         control = Hand(host, store.port)  # the first, whose rank is 0
-        put(store, "begin", msgspec.json.encode(begin))
+        say_version(store)
         with _ends(control, StoreDesk(connect(host, store.port), "answers")) as ends:
             control.join(begin.names[0], digest, token)
             enter(control)
@@ -307,46 +309,43 @@ def join(
     host, port = checked(address)
     progress.note(f"waiting for the desk at {address}")
     store = connect(host, port, wait_s)
-    begin = begin_of(address, store)
-    if name not in begin.names:
-        known = ", ".join(begin.names[1:])
-        raise InputError(f"--name: expected a trainer of the plan ({known}), got {name!r}")
-    data_of = begin.settings.data
-    pictures = open_dataset(
-        data,
-        limit_train=data_of.limit_train,
-        limit_test=data_of.limit_test,
-        cameras=begin.plan.cameras,
-    )
-    folder = RunFolder(run)
-    with folder.locked():
+    check_version(address, store)
+    control = Hand(host, port)
+    with ExitStack() as stack:
+        ends = stack.enter_context(_ends(control))
+        begin = begin_of(address, control.asked(token))
+        if name not in begin.names:
+            known = ", ".join(begin.names[1:])
+            raise InputError(f"--name: expected a trainer of the plan ({known}), got {name!r}")
+        data_of = begin.settings.data
+        pictures = open_dataset(
+            data,
+            limit_train=data_of.limit_train,
+            limit_test=data_of.limit_test,
+            cameras=begin.plan.cameras,
+        )
+        folder = RunFolder(run)
+        stack.enter_context(folder.locked())
         own = replace(data_of, source=pictures.source)
         settings = replace(begin.settings, data=own)
-        control = Hand(host, port)
-        with ExitStack() as stack:
-            ends = stack.enter_context(_ends(control))
-            control.join(name, data_digest(pictures), token)
-            enter(control)
-            groups = stack.enter_context(_groups(control, store, name))
-            if begin.crew is None or begin.facts is None:
-                measure(control, groups, store, begin.plan, settings)
-                return
-            folder.start_or_continue(settings, begin.plan)
-            weights = {
-                k: folder.cache / f"weights-{k}{ending}" for k, ending in begin.weights.items()
-            }
-            for k, path in weights.items():
-                ends.files.fetch(f"weights-{k}", path)
-            checkpoint = None
-            if settings.teacher.checkpoint and _trains_teacher(settings):
-                suffix = Path(settings.teacher.file or "").suffix
-                checkpoint = folder.cache / f"{_CHECKPOINT}{suffix}"
-                ends.files.fetch(_CHECKPOINT, checkpoint)
-            work = Work(folder, settings, begin.plan, pictures, progress, weights)
-            plan, facts = begin.crew, begin.facts
-            worker_of(
-                work, ends, plan, facts, groups, store, checkpoint, progress.note, progress
-            ).run()
+        control.join(name, data_digest(pictures), token)
+        enter(control)
+        groups = stack.enter_context(_groups(control, store, name))
+        if begin.crew is None or begin.facts is None:
+            measure(control, groups, store, begin.plan, settings)
+            return
+        folder.start_or_continue(settings, begin.plan)
+        weights = {k: folder.cache / f"weights-{k}{ending}" for k, ending in begin.weights.items()}
+        for k, path in weights.items():
+            ends.files.fetch(f"weights-{k}", path)
+        checkpoint = None
+        if settings.teacher.checkpoint and _trains_teacher(settings):
+            suffix = Path(settings.teacher.file or "").suffix
+            checkpoint = folder.cache / f"{_CHECKPOINT}{suffix}"
+            ends.files.fetch(_CHECKPOINT, checkpoint)
+        work = Work(folder, settings, begin.plan, pictures, progress, weights)
+        plan, facts = begin.crew, begin.facts
+        worker_of(work, ends, plan, facts, groups, store, checkpoint, progress.note, progress).run()
 
 
 def probe(

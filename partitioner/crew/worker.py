@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 from torch import Tensor
@@ -31,7 +32,7 @@ from partitioner.run.progress import Advance, Progress
 from partitioner.training.compute import training_device
 from partitioner.training.context import Work
 from partitioner.training.distributed import Crew
-from partitioner.training.members import train_members
+from partitioner.training.members import train_members, twins
 from partitioner.training.synchroniser import Synchroniser
 from partitioner.training.teacher import ensure_targets, ensure_teacher, kept_targets, logits_of
 
@@ -48,11 +49,19 @@ class RunRefused(MDPError):
     exit_code = 3
 
 
-def jobs_of(plan: SyncPlan, members: int, names: Sequence[str], *, teacher: bool) -> list[Job]:
+def jobs_of(
+    plan: SyncPlan,
+    members: int,
+    names: Sequence[str],
+    *,
+    teacher: bool,
+    same: Mapping[int, int] = MappingProxyType({}),
+) -> list[Job]:
     """The jobs of a run of `members` sub-models by the trainers `names`, the desk first.
 
     A teacher that is not trained is loaded by the desk alone. The desk writes the answers, so it
-    always takes part in them.
+    always takes part in them. It copies sub-models whose weights are those of an earlier one, which
+    `same` names.
     """
     by = tuple(names)
     answer = dict.fromkeys((by[0], *(plan.answers.by or by)))
@@ -62,8 +71,10 @@ def jobs_of(plan: SyncPlan, members: int, names: Sequence[str], *, teacher: bool
     ]
     for k in range(members):
         earlier = min(k, 1) if plan.chain == "star" else k
-        after = ("answers", *(f"member-{before}" for before in range(earlier)))
-        jobs.append(Job(name=f"member-{k}", by=plan.of(f"member-{k}").by or by, after=after))
+        needed = sorted({*range(earlier), same.get(k, 0)} - {k})
+        after = ("answers", *(f"member-{before}" for before in needed))
+        of_k = by[:1] if k in same else plan.of(f"member-{k}").by or by
+        jobs.append(Job(name=f"member-{k}", by=of_k, after=after))
     return jobs
 
 
@@ -247,7 +258,9 @@ class Worker:
         if job == "answers":
             return [run.teacher]
         k = int(job.removeprefix("member-"))
-        earlier = [run.member(before) for before in self._work.schedule_of(k).predecessors(k)]
+        same = twins(self._work.plan, self._work.settings.schedule)
+        before = {*self._work.schedule_of(k).predecessors(k), same.get(k, k)} - {k}
+        earlier = [run.member(one) for one in sorted(before)]
         self._fetched(run.teacher)  # the names of the answers follow from its content
         return [*kept_targets(self._work), *earlier]
 

@@ -3,25 +3,34 @@
 from mdp.formats.plan import Plan, Spec, SubModelSpec
 from partitioner.crew.planning import costs
 from partitioner.crew.planning.work import FrozenPasses, Network, Work
+from partitioner.data.datasets import Dataset
+from partitioner.data.scenes import places, single_pictures
 from partitioner.estimates.macs import macs, parameters, tokens
 from partitioner.run.settings import Asked
+from partitioner.training.members import twins
 
 #: Floating-point operations of a MAC; a training step does a forward pass and twice that.
 _FLOP, _STEP = 2, 3
 
 
-def workload(plan: Plan, asked: Asked, pictures: int, classes: int) -> Work:
-    """The networks of `plan`, for `pictures` to train on with so many `classes`."""
+def workload(plan: Plan, asked: Asked, data: Dataset) -> Work:
+    """The networks of `plan` that are trained on `data`."""
     teacher, networks = plan.require_teacher().shape, list[Network]()
+    pictures, classes = len(single_pictures(data).train), len(data.labels)
+    where, same = places(data.train, data.cameras), twins(plan, asked.schedule)
     if asked.teacher_schedule.epochs:
         schedule = asked.teacher_schedule
         networks.append(
             _network("teacher", teacher, classes, pictures, schedule.epochs, schedule.batch_size)
         )
     for a in plan.assignments:
+        if a.k in same:
+            continue
+        camera = None if asked.schedule.shared else a.camera
+        seen = len(range(pictures)[where.of(camera)])
         epochs = asked.schedule.of(a.k, pretrained=False).epochs
         name, batch = f"member-{a.k}", asked.schedule.batch_size
-        networks.append(_network(name, a.spec, classes, pictures, epochs, batch))
+        networks.append(_network(name, a.spec, classes, seen, epochs, batch))
     longest = max(asked.schedule.epochs, asked.teacher_schedule.epochs)
     variants = min(asked.augmentation.variants, longest)
     answers = FrozenPasses(

@@ -24,13 +24,25 @@ from tests.support.models.runs import asked, tiny_plan
 DEPTH = 3
 
 
-def deeper_plan() -> Plan:
-    """The tiny plan with a teacher of three blocks."""
+def deeper_plan(data: Path) -> Plan:
+    """The tiny plan with a teacher of three blocks; of a camera each for `write_scenes`."""
     plan = tiny_plan()
+    if any(data.glob("*/*/left.png")):
+        pairs = zip(plan.assignments, ("left", "right"), strict=True)
+        plan = replace(plan, assignments=[replace(a, camera=camera) for a, camera in pairs])
     teacher = plan.require_teacher()
     shape = replace(teacher.shape, depth=DEPTH)
     deeper = replace(teacher, args={**teacher.args, "depth": DEPTH}, shape=shape)
     return replace(plan, teacher=deeper)
+
+
+def training(run: RunFolder, data: Path, progress: Progress, crew: Path | None = None) -> None:
+    """Train the plan in `run`, alone or as the desk of a crew."""
+    plan = deeper_plan(data)
+    views = {"teacher_views": "fused"} if plan.cameras else {}
+    wanted = asked(data, seed=1, schedule={"chain": "star", **views})
+    with owned(run):
+        train_step(run, plan, open_pictures(wanted, plan.cameras), wanted, progress, crew=crew)
 
 
 def interrupt(*args: object) -> None:
@@ -42,13 +54,8 @@ def main(kind: str, *args: str) -> None:
     """Be the desk, or join it."""
     use_threads(1)
     if kind == "desk":
-        folder, data = Path(args[0]), args[1]
-        wanted = asked(data, seed=1)
-        run = RunFolder(folder / "run")
-        with owned(run):
-            train_step(
-                run, deeper_plan(), open_pictures(wanted), wanted, Progress(), crew=folder / "crew"
-            )
+        folder = Path(args[0])
+        training(RunFolder(folder / "run"), Path(args[1]), Progress(), folder / "crew")
     else:
         address, name, run_folder, data = args
         token = token_of(Path(run_folder).parent / "crew" / "crew.key")

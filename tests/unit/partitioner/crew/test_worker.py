@@ -58,3 +58,10 @@ def test_the_desk_takes_part_in_the_answers(by: tuple[str, ...], expected: str) 
     assert jobs == {
         "teacher": ("desk",), "answers": tuple(expected.split()), "member-0": ("nuc",),
     }  # fmt: skip
+
+
+def test_weights_that_are_shared_are_copied_by_the_desk_once_they_are_there() -> None:
+    jobs = jobs_of(SyncPlan(chain="star"), 4, ("desk", "nuc"), teacher=False, same={2: 1})
+    needed = {job.name: (job.by, job.after[1:]) for job in jobs if job.name.startswith("member")}
+    assert needed["member-2"] == (("desk",), ("member-0", "member-1"))
+    assert needed["member-3"] == (("desk", "nuc"), ("member-0",))
