@@ -185,7 +185,7 @@ def test_a_trainer_that_no_plan_names(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"key: expected a copy of the desk's crew\.key"):
         join(address, "tower", "another", DIGITS, tmp_path / "run", QUIET, wait_s=0.0)
     keys = connect(HOST, store.port).list_keys()
-    assert [key for key in keys if "begin" in key] == ["/begin"]
+    assert [key for key in keys if "begin" in key] == ["begin"]
     assert msgspec.json.decode(store.get("begin")) == {"version": __version__}
     desk.close()
     log.unlink()
