@@ -11,6 +11,7 @@ from mdp import __version__
 from mdp.errors import InputError
 from mdp.files import Record
 from mdp.formats.plan import Plan
+from partitioner.crew.exchange.groups import TIMEOUT_S
 from partitioner.crew.exchange.store import put, reaching
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import SyncPlan
@@ -29,6 +30,8 @@ class Begin(Record, frozen=True, kw_only=True):
     #: None where trainers and lines are measured.
     crew: SyncPlan | None = None
     facts: Facts | None = None
+    #: Timeout of the groups in which trainers meet.
+    meeting_s: float = TIMEOUT_S
     #: Sub-models that start from the user's weights, and how the files' names end.
     weights: dict[int, Ending] = msgspec.field(default_factory=dict)
 

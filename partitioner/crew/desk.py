@@ -45,7 +45,7 @@ from partitioner.crew.planning.syncplan import SyncPlan, is_exact
 from partitioner.crew.probe import facts_of, measure, probe_jobs
 from partitioner.crew.staged import hand_out_start
 from partitioner.crew.worker import Ends, Outcome, enter, jobs_of, made, worker_of
-from partitioner.crew.workload import workload
+from partitioner.crew.workload import longest_s, workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
@@ -136,6 +136,7 @@ def train_together(
         plan=work.plan,
         crew=plan,
         facts=facts,
+        meeting_s=timeout_s(_longest_s(work, plan, facts)),
         weights=msgspec.convert(
             {k: path.suffix for k, path in work.weights.items()}, type=dict[int, Ending]
         ),
@@ -151,7 +152,7 @@ def train_together(
             hand_out_start(work, plan.of("teacher"), checkpoint, facts.names[0], ends.files)
         view = connect(store.host, store.port)
         with (
-            _groups(ends.control, store, facts.names[0]) as groups,
+            _groups(ends.control, store, begin) as groups,
             board(view, facts.names, living, work.progress) as note,
         ):
             worker_of(work, ends, plan, facts, groups, store, checkpoint, note, None).run()
@@ -201,7 +202,7 @@ def _lead(
     if said := exposed(host):
         progress.note(said)
     store = serve_store(host, port)
-    watch = Watch(timeout_s(0.0))
+    watch = Watch(begin.meeting_s)
     desk = Desk(store, machine, watch, token, folder.log, msgspec.json.encode(begin))
     try:
         control = Hand(host, store.port)  # the first, whose rank is 0
@@ -233,6 +234,13 @@ def _given(work: Work, checkpoint: Path | None) -> dict[str, Path]:
 def _is_made(work: Work, job: str) -> bool:
     paths = made(work, job)
     return bool(paths) and all(path.exists() for path in paths)
+
+
+def _longest_s(work: Work, plan: SyncPlan, facts: Facts) -> float:
+    """Seconds that trainers may wait for each other in a group."""
+    settings, data = work.settings, work.data
+    validated = len(data.calibration) if settings.schedule.patience else 0
+    return longest_s(plan, facts, workload(work.plan, settings, data), validated)
 
 
 def _trains_teacher(settings: Settings) -> bool:
@@ -278,10 +286,10 @@ def _ends(control: Hand, share: StoreDesk | None = None) -> Iterator[Ends]:
 
 
 @contextmanager
-def _groups(control: Hand, store: TCPStore, name: str) -> Iterator[Groups]:
-    """This trainer's groups; says its name to the others."""
+def _groups(control: Hand, store: TCPStore, begin: Begin, name: str = "") -> Iterator[Groups]:
+    """This trainer's groups, by default the desk's; says its name to the others."""
     host, port = control.address
-    meeting_s = timeout_s(0.0)
+    name, meeting_s = name or begin.names[0], begin.meeting_s
     own = connect(host, port, timeout=timedelta(seconds=meeting_s))
     put(store, f"name/{control.rank}", name.encode())
     put(store, f"rank/{name}", str(control.rank).encode())
@@ -330,7 +338,7 @@ def join(
         settings = replace(begin.settings, data=own)
         control.join(name, data_digest(pictures), token)
         enter(control)
-        groups = stack.enter_context(_groups(control, store, name))
+        groups = stack.enter_context(_groups(control, store, begin, name))
         if begin.crew is None or begin.facts is None:
             measure(control, groups, store, begin.plan, settings)
             return
@@ -366,7 +374,7 @@ def probe(
     begin = Begin(version=__version__, names=tuple(names), settings=settings, plan=plan)
 
     def take_part(ends: Ends, store: TCPStore, living: Callable[[], Collection[Rank]]) -> None:
-        with _groups(ends.control, store, names[0]) as groups:
+        with _groups(ends.control, store, begin) as groups:
             measure(ends.control, groups, store, plan, settings)
 
     call = Call(address, folder, begin, digest, wait_s)

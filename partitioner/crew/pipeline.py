@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -283,9 +282,8 @@ def begun(crew: Crew) -> Iterator[None]:
     _group.append(crew.require_group())
     try:
         distributed.init_process_group(
-            name, store=HashStore(), rank=crew.rank, world_size=crew.size,
-            timeout=timedelta(seconds=20),
-        )  # fmt: skip
+            name, store=HashStore(), rank=crew.rank, world_size=crew.size
+        )
         yield
     finally:
         _group.clear()

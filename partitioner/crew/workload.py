@@ -2,18 +2,21 @@
 
 from mdp.formats.plan import Plan, Spec, SubModelSpec
 from partitioner.crew.planning import costs
-from partitioner.crew.planning.work import FrozenPasses, Network, Work
+from partitioner.crew.planning.facts import Facts
+from partitioner.crew.planning.methods import Methods
+from partitioner.crew.planning.syncplan import SyncPlan
+from partitioner.crew.planning.work import FrozenPasses, Network, Work, pace
 from partitioner.data.datasets import Dataset
 from partitioner.data.scenes import places, single_pictures
 from partitioner.estimates.macs import macs, parameters, tokens
-from partitioner.run.settings import Asked
+from partitioner.run.settings import Asked, Settings
 from partitioner.training.members import twins
 
 #: Floating-point operations of a MAC; a training step does a forward pass and twice that.
 _FLOP, _STEP = 2, 3
 
 
-def workload(plan: Plan, asked: Asked, data: Dataset) -> Work:
+def workload(plan: Plan, asked: Asked | Settings, data: Dataset) -> Work:
     """The networks of `plan` that are trained on `data`."""
     teacher, networks = plan.require_teacher().shape, list[Network]()
     pictures, classes = len(single_pictures(data).train), len(data.labels)
@@ -39,6 +42,26 @@ def workload(plan: Plan, asked: Asked, data: Dataset) -> Work:
         gflop_per_picture=_FLOP * macs(teacher, classes) / 1e9,
     )
     return Work(networks=tuple(networks), answers=answers)
+
+
+def longest_s(plan: SyncPlan, facts: Facts, work: Work, validated: int = 0) -> float:
+    """Predicted seconds, at most, that one trainer waits for another within a group.
+
+    That is a step of the slowest with its mean, or the validation of so many pictures; of rounds
+    the mean alone. What was not measured counts as nothing.
+    """
+    methods, found = Methods(facts, "any"), [0.0]
+    for network in work.networks:
+        sync = plan.of(network.name)
+        method = methods.predicted(network, sync)
+        found.append(method.mean_s if method else 0.0)
+        if sync.what == "gradients":
+            paces = [pace(facts.of(name), network) for name in sync.crew or facts.names]
+            most = max(network.batch, validated)
+            mean_s = found[-1]
+            found += [mean_s + most / one for one in paces if one]
+            found += [network.batch / method.pictures_per_s] if method else []
+    return max(found)
 
 
 def _network(
