@@ -63,6 +63,7 @@ class Groups:
             kept.seq = seq
             return kept.group
         self.drop(network)
+        # torch.distributed.new_group, the public way, needs a default group of fixed members.
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [self._device]
         options._timeout = self._timeout
