@@ -174,9 +174,9 @@ def write_toml(path: str | os.PathLike[str], record: msgspec.Struct) -> None:
     write_bytes(path, toml_bytes(record))
 
 
-def toml_bytes(record: msgspec.Struct) -> bytes:
-    """`record` as TOML, without the keys that have no value."""
-    return msgspec.toml.encode(_without_none(msgspec.to_builtins(record)))
+def toml_bytes(record: msgspec.Struct, *, empty: bool = True) -> bytes:
+    """`record` as TOML, without the keys that have no value, or with `empty` unset an empty one."""
+    return msgspec.toml.encode(_with_values(msgspec.to_builtins(record), empty=empty))
 
 
 def write_json(path: str | os.PathLike[str], record: object) -> None:
@@ -184,11 +184,12 @@ def write_json(path: str | os.PathLike[str], record: object) -> None:
     write_bytes(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
 
 
-def _without_none(value: object) -> object:
+def _with_values(value: object, *, empty: bool) -> object:
     if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
+        found = {key: _with_values(item, empty=empty) for key, item in value.items()}
+        return {k: v for k, v in found.items() if v is not None and (empty or v not in ([], {}))}
     if isinstance(value, list | tuple):
-        return [_without_none(item) for item in value]
+        return [_with_values(item, empty=empty) for item in value]
     return value
 
 

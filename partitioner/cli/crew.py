@@ -210,13 +210,10 @@ def _alone() -> Iterator[None]:
 
 def _work(given: Given, plan: Path) -> Any:
     from partitioner.crew.workload import workload
-    from partitioner.data.scenes import single_pictures
     from partitioner.run_setup import open_pictures
 
     asked, chosen = given.training(), read_plan(plan)
-    data = open_pictures(asked, chosen.cameras)
-    pictures = len(single_pictures(data).train)
-    return workload(chosen, asked, pictures, len(data.labels))
+    return workload(chosen, asked, open_pictures(asked, chosen.cameras))
 
 
 def _show(proposals: "list[Proposal]", json: bool) -> None:

@@ -24,7 +24,7 @@ from mdp import __version__
 from mdp.errors import InputError
 from mdp.files import write_bytes, write_toml
 from mdp.formats.plan import Plan
-from partitioner.crew.begin import Begin, Ending, begin_of
+from partitioner.crew.begin import Begin, Ending, begin_of, check_version, say_version
 from partitioner.crew.exchange.address import checked, exposed, own_address
 from partitioner.crew.exchange.control import Desk, Hand, log_lines
 from partitioner.crew.exchange.files import StoreFiles
@@ -47,15 +47,15 @@ from partitioner.crew.probe import facts_of, measure, probe_jobs
 from partitioner.crew.progress import board
 from partitioner.crew.staged import hand_out_start
 from partitioner.crew.worker import Ends, Outcome, enter, finished_jobs, jobs_of, made, worker_of
-from partitioner.crew.workload import workload
+from partitioner.crew.workload import longest_s, workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
-from partitioner.data.scenes import single_pictures
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Asked, Settings
 from partitioner.run.settings import Schedule as Epochs
 from partitioner.training.checkpoint import epochs_of
 from partitioner.training.context import Work
+from partitioner.training.members import twins
 from partitioner.training.world import world
 
 #: Wait for trainers that are planned and not there yet, in seconds.
@@ -85,12 +85,9 @@ class Together(NamedTuple):
         """Read crew.toml; raises ConfigError, and InputError for what no crew trains."""
         if world().size > 1:
             raise InputError("torchrun: expected one process for each trainer of a crew")
-        if asked.schedule.shared:
-            raise InputError("--crew: expected schedule.shared = false: one network has one crew")
         if asked.options.teaching == "live":
             raise InputError('--crew: expected run.teaching = "kept" or "auto", got "live"')
-        work = workload(plan, asked, len(single_pictures(data).train), len(data.labels))
-        sync = folder.plan(work)
+        sync = folder.plan(workload(plan, asked, data))
         schedule = replace(asked.schedule, chain=sync.chain)
         options = replace(asked.options, teaching="kept")
         return cls(folder, sync, replace(asked, schedule=schedule, options=options))
@@ -133,6 +130,7 @@ def train_together(
         outputs=schedule.boosting or schedule.stacking,
         # Trainers that have nothing to train may not come.
         evaluated=bool(bundle) and not _trained(work),
+        same=twins(work.plan, schedule),
     )
     finished = finished_jobs(work, jobs)
     exported: dict[int, tuple[Path, float]] = {}
@@ -147,6 +145,7 @@ def train_together(
         plan=work.plan,
         crew=plan,
         facts=facts,
+        meeting_s=timeout_s(_longest_s(work, plan, facts)),
         weights=msgspec.convert(
             {k: path.suffix for k, path in work.weights.items()}, type=dict[int, Ending]
         ),
@@ -163,7 +162,7 @@ def train_together(
             hand_out_start(work, plan.of("teacher"), checkpoint, facts.names[0], ends.files)
         view = connect(store.host, store.port)
         with (
-            _groups(ends.control, store, facts.names[0]) as groups,
+            _groups(ends.control, store, begin) as groups,
             board(view, facts.names, living, work.progress) as note,
         ):
             worker = worker_of(
@@ -219,10 +218,11 @@ def _lead(
     if said := exposed(host):
         progress.note(said)
     store = serve_store(host, port)
-    desk = Desk(store, machine, Watch(timeout_s(0.0)), token, folder.log)
+    watch = Watch(begin.meeting_s)
+    desk = Desk(store, machine, watch, token, folder.log, msgspec.json.encode(begin))
     try:
         control = Hand(host, store.port)  # the first, whose rank is 0
-        put(store, "begin", msgspec.json.encode(begin))
+        say_version(store)
         with _ends(control, StoreDesk(connect(host, store.port), "answers")) as ends:
             control.join(begin.names[0], digest, token)
             enter(control)
@@ -249,6 +249,13 @@ def _given(work: Work, checkpoint: Path | None) -> dict[str, Path]:
 
 def _trained(work: Work) -> bool:
     return all(work.run.member(a.k).exists() for a in work.plan.assignments)
+
+
+def _longest_s(work: Work, plan: SyncPlan, facts: Facts) -> float:
+    """Seconds that trainers may wait for each other in a group."""
+    settings, data = work.settings, work.data
+    validated = len(data.calibration) if settings.schedule.patience else 0
+    return longest_s(plan, facts, workload(work.plan, settings, data), validated)
 
 
 def _trains_teacher(settings: Settings) -> bool:
@@ -294,10 +301,10 @@ def _ends(control: Hand, share: StoreDesk | None = None) -> Iterator[Ends]:
 
 
 @contextmanager
-def _groups(control: Hand, store: TCPStore, name: str) -> Iterator[Groups]:
-    """This trainer's groups; says its name to the others."""
+def _groups(control: Hand, store: TCPStore, begin: Begin, name: str = "") -> Iterator[Groups]:
+    """This trainer's groups, by default the desk's; says its name to the others."""
     host, port = control.address
-    meeting_s = timeout_s(0.0)
+    name, meeting_s = name or begin.names[0], begin.meeting_s
     own = connect(host, port, timeout=timedelta(seconds=meeting_s))
     put(store, f"name/{control.rank}", name.encode())
     put(store, f"rank/{name}", str(control.rank).encode())
@@ -325,46 +332,43 @@ def join(
     host, port = checked(address)
     progress.note(f"waiting for the desk at {address}")
     store = connect(host, port, wait_s)
-    begin = begin_of(address, store)
-    if name not in begin.names:
-        known = ", ".join(begin.names[1:])
-        raise InputError(f"--name: expected a trainer of the plan ({known}), got {name!r}")
-    data_of = begin.settings.data
-    pictures = open_dataset(
-        data,
-        limit_train=data_of.limit_train,
-        limit_test=data_of.limit_test,
-        cameras=begin.plan.cameras,
-    )
-    folder = RunFolder(run)
-    with folder.locked():
+    check_version(address, store)
+    control = Hand(host, port)
+    with ExitStack() as stack:
+        ends = stack.enter_context(_ends(control))
+        begin = begin_of(address, control.asked(token))
+        if name not in begin.names:
+            known = ", ".join(begin.names[1:])
+            raise InputError(f"--name: expected a trainer of the plan ({known}), got {name!r}")
+        data_of = begin.settings.data
+        pictures = open_dataset(
+            data,
+            limit_train=data_of.limit_train,
+            limit_test=data_of.limit_test,
+            cameras=begin.plan.cameras,
+        )
+        folder = RunFolder(run)
+        stack.enter_context(folder.locked())
         own = replace(data_of, source=pictures.source)
         settings = replace(begin.settings, data=own)
-        control = Hand(host, port)
-        with ExitStack() as stack:
-            ends = stack.enter_context(_ends(control))
-            control.join(name, data_digest(pictures), token)
-            enter(control)
-            groups = stack.enter_context(_groups(control, store, name))
-            if begin.crew is None or begin.facts is None:
-                measure(control, groups, store, begin.plan, settings)
-                return
-            folder.start_or_continue(settings, begin.plan)
-            weights = {
-                k: folder.cache / f"weights-{k}{ending}" for k, ending in begin.weights.items()
-            }
-            for k, path in weights.items():
-                ends.files.fetch(f"weights-{k}", path)
-            checkpoint = None
-            if settings.teacher.checkpoint and _trains_teacher(settings):
-                suffix = Path(settings.teacher.file or "").suffix
-                checkpoint = folder.cache / f"{_CHECKPOINT}{suffix}"
-                ends.files.fetch(_CHECKPOINT, checkpoint)
-            work = Work(folder, settings, begin.plan, pictures, progress, weights)
-            plan, facts = begin.crew, begin.facts
-            worker_of(
-                work, ends, plan, facts, groups, store, checkpoint, progress.note, progress
-            ).run()
+        control.join(name, data_digest(pictures), token)
+        enter(control)
+        groups = stack.enter_context(_groups(control, store, begin, name))
+        if begin.crew is None or begin.facts is None:
+            measure(control, groups, store, begin.plan, settings)
+            return
+        folder.start_or_continue(settings, begin.plan)
+        weights = {k: folder.cache / f"weights-{k}{ending}" for k, ending in begin.weights.items()}
+        for k, path in weights.items():
+            ends.files.fetch(f"weights-{k}", path)
+        checkpoint = None
+        if settings.teacher.checkpoint and _trains_teacher(settings):
+            suffix = Path(settings.teacher.file or "").suffix
+            checkpoint = folder.cache / f"{_CHECKPOINT}{suffix}"
+            ends.files.fetch(_CHECKPOINT, checkpoint)
+        work = Work(folder, settings, begin.plan, pictures, progress, weights)
+        plan, facts = begin.crew, begin.facts
+        worker_of(work, ends, plan, facts, groups, store, checkpoint, progress.note, progress).run()
 
 
 def probe(
@@ -385,7 +389,7 @@ def probe(
     begin = Begin(version=__version__, names=tuple(names), settings=settings, plan=plan)
 
     def take_part(ends: Ends, store: TCPStore, living: Callable[[], Collection[Rank]]) -> None:
-        with _groups(ends.control, store, names[0]) as groups:
+        with _groups(ends.control, store, begin) as groups:
             measure(ends.control, groups, store, plan, settings)
 
     call = Call(address, folder, begin, digest, wait_s)

@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,7 @@ def part_of(
     with torch.device("meta"), torch.no_grad():
         network: Any = build_teacher(spec, num_classes, pretrained=False).network
         side = spec.shape.image_size
-        shape = _embedded(network, torch.empty(1, 3, side, side)).shape[1:]
+        shape = network.forward_features(torch.empty(1, 3, side, side)).shape[1:]
     for i in range(len(network.blocks)):
         if stage_of(f"network.blocks.{i}", cut.blocks) != cut.index:
             network.blocks[i] = nn.Identity()
@@ -96,14 +95,6 @@ def part_of(
     teacher = Teacher(network, network.pretrained_cfg["mean"], network.pretrained_cfg["std"])
     teacher.load_state_dict(tensors, assign=True)
     return teacher, (shape[0], shape[1])
-
-
-def _embedded(network: Any, pictures: Tensor) -> Tensor:
-    """Tokens `[B, L, D]` before the first block."""
-    tokens: Tensor = network.norm_pre(
-        network.patch_drop(network._pos_embed(network.patch_embed(pictures)))
-    )
-    return tokens
 
 
 class _Piece(nn.Module):
@@ -122,9 +113,10 @@ class _Piece(nn.Module):
         teacher: Any = self._teacher[0]
         network, x = teacher.network, x.to(self._device)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
-            if self._cut.is_first:
-                x = _embedded(network, teacher.normalise(x))
-            x = network.blocks(x)
+            if self._cut.is_first:  # what is not of this stage gives its input
+                x = network.forward_features(teacher.normalise(x))
+            else:
+                x = network.blocks(x)
             if self._cut.is_last:
                 x = network.forward_head(network.norm(x))
         return x.float().cpu()
@@ -179,10 +171,11 @@ class Pipeline(EveryStep):
             output_args=torch.empty(size, seen.classes) if cut.is_last else between,
         )
         stage.stage_index_to_group_rank = dict(enumerate(cut.ranks))
-        self._schedule = Schedule1F1B(stage, cut.micro_batches, self._micro_loss, scale_grads=False)
-        # Schedule1F1B begins with `_num_stages` - index forward passes.
+        # Schedule1F1B begins with as many forward passes as it sees stages from here on.
         in_flight = min(cut.in_flight, len(cut.blocks) - cut.index)
-        self._schedule._num_stages = cut.index + in_flight
+        stage.num_stages = cut.index + in_flight
+        self._schedule = Schedule1F1B(stage, cut.micro_batches, self._micro_loss, scale_grads=False)
+        stage.num_stages = len(cut.blocks)
         return module
 
     def shares(self, batches: Sequence[Index], epoch: int) -> Iterator[Share]:
@@ -283,9 +276,8 @@ def begun(crew: Crew) -> Iterator[None]:
     _group.append(crew.require_group())
     try:
         distributed.init_process_group(
-            name, store=HashStore(), rank=crew.rank, world_size=crew.size,
-            timeout=timedelta(seconds=20),
-        )  # fmt: skip
+            name, store=HashStore(), rank=crew.rank, world_size=crew.size
+        )
         yield
     finally:
         _group.clear()

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import Literal
 
 import msgspec
 from rich.console import Console
@@ -19,6 +20,8 @@ from partitioner.run.progress import LINE_EVERY_S, Advance, Progress
 #: Seconds between two looks at what trainers tell.
 LOOK_S = 1.0
 COLUMNS = ("trainer", "job", "done", "pictures/s", "now", "MB sent")
+#: Columns of a terminal that has no room for these of the table.
+NARROW, _WIDE = 64, ("pictures/s", "MB sent")
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,7 +213,7 @@ def board(
         nonlocal spoken_s, spoken
         table = rows({name: _state(store, name, living()) for name in names})
         if live is not None:
-            live.update(_drawn(table), refresh=True)
+            live.update(_drawn(table, live.console.width), refresh=True)
         elif time.monotonic() - spoken_s >= LINE_EVERY_S:
             found = lines(table)
             for line in found:
@@ -257,10 +260,13 @@ def _state(store: TCPStore, name: str, living: Collection[Rank]) -> State | None
         return None
 
 
-def _drawn(table: Sequence[tuple[str, ...]]) -> Table:
+def _drawn(table: Sequence[tuple[str, ...]], width: int) -> Table:
+    """A line for each trainer; what it does now is cut off where `width` is too small."""
+    shown = [i for i, column in enumerate(COLUMNS) if width >= NARROW or column not in _WIDE]
     drawn = Table(box=None)
-    for column in COLUMNS:
-        drawn.add_column(column, justify="left" if column in ("trainer", "job", "now") else "right")
+    for column in (COLUMNS[i] for i in shown):
+        side: Literal["left", "right"] = "left" if column in ("trainer", "job", "now") else "right"
+        drawn.add_column(column, justify=side, no_wrap=column != "now")
     for row in table:
-        drawn.add_row(*map(Text, row))
+        drawn.add_row(*(Text(row[i], no_wrap=True, overflow="ellipsis") for i in shown))
     return drawn

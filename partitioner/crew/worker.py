@@ -1,8 +1,9 @@
 """What a trainer does in a run: jobs as the desk gives them out, from and to the run folder."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -43,7 +44,7 @@ from partitioner.run.curves import Curve
 from partitioner.run.progress import Progress
 from partitioner.training.context import Work
 from partitioner.training.distributed import Crew
-from partitioner.training.members import kept_outputs, train_members
+from partitioner.training.members import kept_outputs, train_members, twins
 from partitioner.training.synchroniser import Synchroniser
 from partitioner.training.teacher import ensure_teacher, kept_targets
 
@@ -65,12 +66,14 @@ def jobs_of(
     teacher: bool,
     outputs: bool = False,
     evaluated: bool = False,
+    same: Mapping[int, int] = MappingProxyType({}),
 ) -> list[Job]:
     """The jobs of a run of `members` sub-models by the trainers `names`, the desk first.
 
     A teacher that is not trained is loaded by the desk alone. The desk writes what frozen passes
     give, so it always takes part in them: the answers, and where they are wanted predecessors'
-    `outputs` and what sub-models are `evaluated` by.
+    `outputs` and what sub-models are `evaluated` by. It copies sub-models whose weights are those
+    of an earlier one, which `same` names.
     """
     by = tuple(names)
     frozen = tuple(dict.fromkeys((by[0], *(plan.answers.by or by))))
@@ -80,10 +83,12 @@ def jobs_of(
     ]
     for k in range(members):
         earlier = min(k, 1) if plan.chain == "star" else k
-        after = (ANSWERS, *(f"member-{before}" for before in range(earlier)))
+        needed = sorted({*range(earlier), same.get(k, 0)} - {k})
+        after = (ANSWERS, *(f"member-{before}" for before in needed))
         if outputs and earlier:
             after = (*after, f"{OUTPUTS}{earlier - 1}")
-        jobs.append(Job(name=f"member-{k}", by=plan.of(f"member-{k}").by or by, after=after))
+        of_k = by[:1] if k in same else plan.of(f"member-{k}").by or by
+        jobs.append(Job(name=f"member-{k}", by=of_k, after=after))
         if outputs and k + 1 < members and (k == 0 or plan.chain == "strict"):
             sums = (f"{OUTPUTS}{k - 1}",) if k else ()
             jobs.append(Job(name=f"{OUTPUTS}{k}", by=frozen, after=(f"member-{k}", *sums)))
@@ -301,7 +306,8 @@ class Worker:
             return [run.member(a.k) for a in self._work.plan.assignments]
         k = number_of(job)
         before = self._work.schedule_of(k).predecessors(k)
-        earlier = [run.member(one) for one in before]
+        same = twins(self._work.plan, self._work.settings.schedule)
+        earlier = [run.member(one) for one in sorted({*before, same.get(k, k)} - {k})]
         outputs = made(self._work, f"{OUTPUTS}{before[-1]}") if before else []
         if job.startswith(OUTPUTS):
             return [*earlier, run.member(k), *outputs]

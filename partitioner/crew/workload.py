@@ -2,26 +2,38 @@
 
 from mdp.formats.plan import Plan, Spec, SubModelSpec
 from partitioner.crew.planning import costs
-from partitioner.crew.planning.work import FrozenPasses, Network, Work
+from partitioner.crew.planning.facts import Facts
+from partitioner.crew.planning.methods import Methods
+from partitioner.crew.planning.syncplan import SyncPlan
+from partitioner.crew.planning.work import FrozenPasses, Network, Work, pace
+from partitioner.data.datasets import Dataset
+from partitioner.data.scenes import places, single_pictures
 from partitioner.estimates.macs import macs, parameters, tokens
-from partitioner.run.settings import Asked
+from partitioner.run.settings import Asked, Settings
+from partitioner.training.members import twins
 
 #: Floating-point operations of a MAC; a training step does a forward pass and twice that.
 _FLOP, _STEP = 2, 3
 
 
-def workload(plan: Plan, asked: Asked, pictures: int, classes: int) -> Work:
-    """The networks of `plan`, for `pictures` to train on with so many `classes`."""
+def workload(plan: Plan, asked: Asked | Settings, data: Dataset) -> Work:
+    """The networks of `plan` that are trained on `data`."""
     teacher, networks = plan.require_teacher().shape, list[Network]()
+    pictures, classes = len(single_pictures(data).train), len(data.labels)
+    where, same = places(data.train, data.cameras), twins(plan, asked.schedule)
     if asked.teacher_schedule.epochs:
         schedule = asked.teacher_schedule
         networks.append(
             _network("teacher", teacher, classes, pictures, schedule.epochs, schedule.batch_size)
         )
     for a in plan.assignments:
+        if a.k in same:
+            continue
+        camera = None if asked.schedule.shared else a.camera
+        seen = len(range(pictures)[where.of(camera)])
         epochs = asked.schedule.of(a.k, pretrained=False).epochs
         name, batch = f"member-{a.k}", asked.schedule.batch_size
-        networks.append(_network(name, a.spec, classes, pictures, epochs, batch))
+        networks.append(_network(name, a.spec, classes, seen, epochs, batch))
     longest = max(asked.schedule.epochs, asked.teacher_schedule.epochs)
     variants = min(asked.augmentation.variants, longest)
     answers = FrozenPasses(
@@ -46,6 +58,26 @@ def workload(plan: Plan, asked: Asked, pictures: int, classes: int) -> Work:
 def _width(spec: Spec) -> int:
     """Of the feature; other networks' are taken for a usual one."""
     return spec.embed_dim if isinstance(spec, SubModelSpec) else 1280
+
+
+def longest_s(plan: SyncPlan, facts: Facts, work: Work, validated: int = 0) -> float:
+    """Predicted seconds, at most, that one trainer waits for another within a group.
+
+    That is a step of the slowest with its mean, or the validation of so many pictures; of rounds
+    the mean alone. What was not measured counts as nothing.
+    """
+    methods, found = Methods(facts, "any"), [0.0]
+    for network in work.networks:
+        sync = plan.of(network.name)
+        method = methods.predicted(network, sync)
+        found.append(method.mean_s if method else 0.0)
+        if sync.what == "gradients":
+            paces = [pace(facts.of(name), network) for name in sync.crew or facts.names]
+            most = max(network.batch, validated)
+            mean_s = found[-1]
+            found += [mean_s + most / one for one in paces if one]
+            found += [network.batch / method.pictures_per_s] if method else []
+    return max(found)
 
 
 def _network(

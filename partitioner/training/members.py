@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from mdp.errors import InputError
 from mdp.files import write_bytes
-from mdp.formats.plan import Assignment, Spec
+from mdp.formats.plan import Assignment, Plan, Spec
 from partitioner.data.crops import View, single_view_of, view_of
 from partitioner.data.memmaps import Array, Index, Views, load, rows
 from partitioner.data.scenes import taught
@@ -23,6 +23,7 @@ from partitioner.networks.submodel import Member, SubModel
 from partitioner.networks.teacher import Teacher
 from partitioner.networks.weight_init import TrainedMember, init_from
 from partitioner.run.curves import Curve
+from partitioner.run.settings import MemberSchedule
 from partitioner.training.cached_outputs import BATCH, batch, device_of, keep_outputs
 from partitioner.training.compute import training_device
 from partitioner.training.context import Work
@@ -45,13 +46,14 @@ def train_members(
     `predecessors` of a sub-model, and nothing of the others.
     """
     live: LiveRun | None = None
+    same = twins(work.plan, work.settings.schedule)
     for assignment in work.plan.assignments:
         if only is not None and assignment.k not in only:
             continue
         if finished(work.run.member(assignment.k)):
             continue
-        if (twin := _twin(work, assignment)) is not None:
-            on_first(partial(_copy, work, assignment, twin))
+        if (twin := same.get(assignment.k)) is not None:
+            on_first(partial(_copy, work, assignment, work.plan.assignments[twin]))
             continue
         if work.settings.teaching == "live":
             live = live or LiveRun.of(work, teacher)
@@ -61,14 +63,18 @@ def train_members(
             _train_member(work, assignment, teacher, logits)
 
 
-def _twin(work: Work, assignment: Assignment) -> Assignment | None:
-    """The earlier sub-model whose weights `assignment` shares, if any."""
-
-    def shape(one: Assignment) -> tuple[Spec, View]:
-        return one.spec, single_view_of(one)
-
-    earlier = work.plan.assignments[: assignment.k] if work.settings.schedule.shared else []
-    return next((one for one in earlier if shape(one) == shape(assignment)), None)
+def twins(plan: Plan, schedule: MemberSchedule) -> dict[int, int]:
+    """Sub-models that take over the weights of an earlier one, and which: with `shared` alone."""
+    first: list[tuple[Spec, View, int]] = []
+    found: dict[int, int] = {}
+    for one in plan.assignments if schedule.shared else ():
+        spec, view = one.spec, single_view_of(one)
+        twin = next((k for *shape, k in first if shape == [spec, view]), None)
+        if twin is None:
+            first.append((spec, view, one.k))
+        else:
+            found[one.k] = twin
+    return found
 
 
 def _copy(work: Work, assignment: Assignment, twin: Assignment) -> None:

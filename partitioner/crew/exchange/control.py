@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -15,7 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError, DistStoreError
 
 from mdp.errors import InputError
-from partitioner.crew.exchange.store import DeskLost, Entry, Log, connect, put, serve_store
+from partitioner.crew.exchange.store import DeskLost, Entry, Log, connect, put, serve_store, told
 from partitioner.crew.machine.events import (
     AnyAction,
     AnyEvent,
@@ -38,6 +39,8 @@ PULSE_S = 1.0
 #: A desk that answers nothing for so long is lost: six times what it grants a trainer.
 DESK_SILENT_S = 60.0
 _CLOSING_S = 2.0
+#: Seconds between two looks for what the desk says first.
+_LOOK_S = 0.05
 
 R = TypeVar("R")
 
@@ -60,12 +63,21 @@ class Desk:
     The log is written to a file anew, from which `replay` gives the same actions. Who is lost is
     decided by `watch`. Where the desk itself fails (a full disk), every trainer is told why. Raises
     InputError where the file cannot be opened.
+
+    begin: for who shows the token, before it joins.
     """
 
     def __init__(
-        self, store: TCPStore, machine: Schedule, watch: Watch, token: str, path: Path
+        self,
+        store: TCPStore,
+        machine: Schedule,
+        watch: Watch,
+        token: str,
+        path: Path,
+        begin: bytes = b"",
     ) -> None:
         self._machine, self._watch, self._token, self._path = machine, watch, token, path
+        self._begin = begin
         self._address = store.host, store.port
         self._living: set[Rank] = set()
         self._ending = threading.Event()
@@ -118,18 +130,20 @@ class Desk:
 
     def _take(self, rank: Rank, entry: Entry) -> None:
         event = entry.event
-        if event is None:
-            if rank in self._living:
-                self._watch.heard(rank, time.monotonic())
-        elif isinstance(event, Joined):
+        if entry.token or isinstance(event, Joined):
             if not hmac.compare_digest(entry.token.encode(), self._token.encode()):
                 self._refuse(rank, "key: expected a copy of the desk's crew.key, got another token")
             elif self._failed:
                 self._refuse(rank, self._failed)
+            elif isinstance(event, Joined):
+                self._handle(event)
+            else:
+                self._log.tell(rank, self._begin)
+        elif rank in self._living:
+            if event is None:
+                self._watch.heard(rank, time.monotonic())
             else:
                 self._handle(event)
-        elif rank in self._living:
-            self._handle(event)
 
     def _handle(self, event: AnyEvent) -> None:
         now_s = time.monotonic()
@@ -227,6 +241,14 @@ class Hand:
     def join(self, name: str, digest: str, token: str) -> None:
         """Ask to take part; the answer is polled."""
         self._append(Entry(Joined(rank=self._rank, name=name, digest=digest), token))
+
+    def asked(self, token: str) -> bytes:
+        """What the desk says to who shows its token; raises DeskLost, InputError if it refuses."""
+        self._append(Entry(token=token))
+        while not (said := self._ask(partial(told, rank=self._rank))):
+            if isinstance(action := self.poll(_LOOK_S), Refused):
+                raise InputError(action.reason)
+        return said
 
     def report(self, event: AnyEvent) -> None:
         """Append to the log; raises DeskLost."""

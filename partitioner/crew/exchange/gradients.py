@@ -124,7 +124,10 @@ class Gradients(EveryStep):
 
 
 def _for_ddp(crew: Crew) -> ProcessGroup | None:
-    """The crew's group; DDP takes no group of gloo's own type, but one that holds it."""
+    """The crew's group; DDP takes no group of gloo's own type, but one that holds it.
+
+    Only torch.distributed.new_group makes such a one, of members of a fixed default group.
+    """
     group = crew.group
     if group is None or isinstance(group, ProcessGroup):
         return group

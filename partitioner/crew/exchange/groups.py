@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 from partitioner.crew.machine.events import Rank
 
 #: A group's collectives end by then where a member is lost, and by so many times the seconds that
-#: its mean is predicted to take.
+#: its members are predicted to wait for each other.
 TIMEOUT_S, PREDICTED = 20.0, 4.0
 
 
@@ -26,7 +26,7 @@ class _Kept:
 
 
 def timeout_s(predicted_s: float) -> float:
-    """The timeout of a group in which a mean is predicted to take `predicted_s`."""
+    """The timeout of groups whose members are predicted to wait for each other so long."""
     return TIMEOUT_S + PREDICTED * predicted_s
 
 
@@ -63,6 +63,7 @@ class Groups:
             kept.seq = seq
             return kept.group
         self.drop(network)
+        # torch.distributed.new_group, the public way, needs a default group of fixed members.
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [self._device]
         options._timeout = self._timeout

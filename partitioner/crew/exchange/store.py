@@ -37,7 +37,10 @@ class DeskLost(MDPError):
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a trainer sends: an event, or None as a sign of life; the token only with Joined."""
+    """What a trainer sends: an event, or None as a sign of life.
+
+    The token is sent with Joined, and once before it without an event.
+    """
 
     event: AnyEvent | None = None
     token: str = ""
@@ -140,8 +143,22 @@ class Log:
                     continue
                 yield rank, entry
 
+    def tell(self, rank: Rank, said: bytes) -> None:
+        """Say to a trainer what it has to know before it joins."""
+        put(self._store, f"begin/{rank}", said)
+
     def post(self, action: AnyAction) -> None:
         """Put an action into its trainer's mailbox."""
         number = self._posted.get(action.rank, 0)
         self._posted[action.rank] = number + 1
         put(self._store, f"act/{action.rank}/{number}", msgspec.msgpack.encode(action))
+
+
+def told(store: TCPStore, rank: Rank) -> bytes:
+    """What `Log.tell` has said, once; empty where it has not."""
+    key = f"begin/{rank}"
+    if not store.check([key]):
+        return b""
+    said = store.get(key)
+    store.delete_key(key)
+    return said

@@ -160,6 +160,19 @@ class Methods:
         together = own + answers_per_s(sum(rates.values()) - own, down, passes.numbers)
         return tuple(name for name in names if rates[name]), together
 
+    def hand_in_s(self, network: Network, sync: NetworkSync) -> float:
+        """Seconds of sending finished weights to the desk; infinite over unmeasured lines.
+
+        A crew with the desk has them there; a pipeline's are put together by its first stage.
+        """
+        desk, crew = self.facts.names[0], sync.crew or self.facts.names
+        senders = crew[:1] if sync.stage else crew
+        if desk in senders:
+            return 0.0
+        lines = [self.links.lines.get((name, desk)) for name in senders]
+        took = [late + network.size_bytes / _REACHED / rate for late, rate in filter(None, lines)]
+        return min(took, default=math.inf)
+
     def in_stages(self, network: Network) -> Method | None:
         """A pipeline of unequal stages, for a network that fits on no trainer whole."""
         if not network.blocks:

@@ -171,13 +171,15 @@ class _Maker:
             return methods.in_stages(work.of(name))
 
         self._best, self._in_stages = best, in_stages
+        self._hand_in_s = methods.hand_in_s
 
     def _seconds(self, name: str, crew: tuple[str, ...]) -> float:
-        """Of training, and what trainers have to be worth."""
-        method = self._best(name, self._in_order(crew))
+        """Of training and sending the weights, and what trainers have to be worth."""
+        method, network = self._best(name, self._in_order(crew)), self._work.of(name)
         if method is None:
             return math.inf
-        return self._work.of(name).seen / method.pictures_per_s * _WORTH ** (len(crew) - 1)
+        seconds = network.seen / method.pictures_per_s + self._hand_in_s(network, method.sync)
+        return seconds * _WORTH ** (len(crew) - 1)
 
     def _in_order(self, crew: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(sorted(crew, key=self._places.__getitem__))
@@ -233,9 +235,13 @@ def _proposal(
 ) -> Proposal | None:
     """A plan with its schedule; None where a network has no method, or nobody answers.
 
-    Frozen passes are of `answering`, or of all; a trainer alone is its own desk.
+    That includes no measured line to the desk. Frozen passes are of `answering`, or of all; a
+    trainer alone is its own desk.
     """
     jobs: list[Job] = []
+    predicting = Methods(facts)
+    crews = [method.sync.crew or facts.names for method in methods.values() if method]
+    several = len(set(answering).union(*crews)) > 1
     chosen: list[Method] = []
     for network in work.networks:
         method = methods[network.name]
@@ -243,14 +249,17 @@ def _proposal(
             return None
         chosen.append(method)
         crew = method.sync.crew or facts.names
-        jobs.append(Job(network.name, crew, network.seen / method.pictures_per_s))
+        sending_s = predicting.hand_in_s(network, method.sync) if several else 0.0
+        if sending_s == math.inf:
+            return None
+        jobs.append(Job(network.name, crew, network.seen / method.pictures_per_s + sending_s))
     by: tuple[str, ...] = ()
     if work.answers is not None:
         # Who answers has the whole of a teacher that was trained in stages.
         whole = max((work.of(m.sync.name).size_bytes for m in chosen if m.sync.stage), default=0.0)
         names = [n for n in answering or facts.names if facts.of(n).memory_bytes >= whole]
         desk = names[0] if len(names) == 1 else facts.names[0]
-        by, rate = Methods(facts).answers(work.answers, names, desk)
+        by, rate = predicting.answers(work.answers, names, desk)
         if not by:
             return None
         place = sum(job.name == "teacher" for job in jobs)

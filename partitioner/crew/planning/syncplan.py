@@ -145,8 +145,8 @@ def read_plan(
 
 
 def write_plan(path: str | os.PathLike[str], plan: SyncPlan) -> None:
-    """Write crew.toml atomically, without the keys that have no value."""
-    write_bytes(path, toml_bytes(plan))
+    """Write crew.toml atomically, without the keys that have no value or an empty one."""
+    write_bytes(path, toml_bytes(plan, empty=False))
 
 
 def contradictions(

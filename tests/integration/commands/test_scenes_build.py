@@ -25,7 +25,7 @@ from tests.support.models.runs import (
     tiny_plan,
     write_profiles,
 )
-from tests.support.models.trees import CLASSES, pattern
+from tests.support.models.trees import write_scenes
 
 pytestmark = pytest.mark.torch
 CAMERAS = ("left", "right")
@@ -36,14 +36,8 @@ NAMED = ["--camera", "alpha=left", "beta=right"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Scenes of two cameras, of which one lacks a camera, and two profiles."""
-    made, random = tmp_path_factory.mktemp("scenes"), np.random.default_rng(0)
-    for label in CLASSES:
-        for number in range(16):
-            for camera in CAMERAS:
-                scene = made / "scenes" / label / f"{number:02d}"
-                scene.mkdir(parents=True, exist_ok=True)
-                pattern(label, random).save(scene / f"{camera}.png")
-    (made / "scenes" / CLASSES[0] / "05" / "right.png").unlink()
+    made = tmp_path_factory.mktemp("scenes")
+    write_scenes(made / "scenes", each=16)
     write_profiles(made)
     return made
 

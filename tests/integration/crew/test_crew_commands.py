@@ -30,7 +30,7 @@ from partitioner.run.folder import RunFolder  # noqa: E402
 from tests.integration.crew.test_training_together import PATIENCE_S, free_port  # noqa: E402
 from tests.support.command_lines import run_here  # noqa: E402
 from tests.support.models.runs import QUIET, SHARED_ARGS, SHARED_MS, write_profiles  # noqa: E402
-from tests.support.models.trees import write_tree  # noqa: E402
+from tests.support.models.trees import write_scenes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -46,12 +46,14 @@ teacher_args = {{{args}}}
 profiles = ["alpha.toml", "beta.toml"]
 latency_ms = {ms}
 anyway = true
+cameras = {{alpha = "left", beta = "right"}}
 [teacher_schedule]
 epochs = 1
 batch_size = 16
 [schedule]
 epochs = 1
 batch_size = 16
+shared = true
 [augmentation]
 variants = 1
 """
@@ -69,7 +71,7 @@ class Machines:
         self.path, self.address = path, f"127.0.0.1:{free_port()}"
         self.started: dict[str, subprocess.Popen[str]] = {}
         desk = self.folder("desk")
-        write_tree(desk / "photos", each=24)
+        write_scenes(desk / "photos", each=14)
         write_profiles(desk)
         config = CONFIG.format(args=", ".join(SHARED_ARGS), ms=SHARED_MS)
         (desk / "build.toml").write_text(config)
@@ -161,6 +163,8 @@ def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPa
     strangers(machines)
     built = json.loads(machines.all_end())
     assert built["digest"] == Bundle.open("bundle").digest
+    one, two = (Path(f"bundle.run/member-{k}.safetensors").read_bytes() for k in (0, 1))
+    assert one == two
     assert {cost["trainer"] for cost in built["crew"]} == set(NAMES)
     assert all(cost["waited_s"] >= 0 for cost in built["crew"])
     assert sum(cost["work_s"] for cost in built["crew"]) > 0
@@ -180,7 +184,7 @@ def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPa
 
 def strangers(machines: Machines) -> None:
     """The desk goes on waiting for those that it expects."""
-    write_tree(Path("others"), each=24, seed=1)
+    write_scenes(Path("others"), each=14, seed=1)
     write_new(Path("other.key"), b"1234\n", 0o600)
     for words, expected in (
         (machines.join_words("stranger", key="crew/crew.key"), "--name: expected a trainer of"),

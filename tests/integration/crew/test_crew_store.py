@@ -1,6 +1,5 @@
 """The desk's log, mailboxes, groups and files over a real store on loopback."""
 
-import json
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import pytest
 from mdp import __version__
 from mdp.errors import InputError, TransferError
 from mdp.testing.machine_faults import fill, mounting_works, small_disk
-from partitioner.crew.begin import Begin
+from partitioner.crew.begin import Begin, say_version
 from partitioner.crew.desk import join
 from partitioner.crew.exchange import control
 from partitioner.crew.exchange.control import Desk, Hand, replay
@@ -161,7 +160,6 @@ def test_a_desk_that_fails_says_so_to_all(tmp_path: Path) -> None:
     ("begin", "message"),
     [
         (b'{"version": "0.0.1", "all": "else"}', "the desk has version 0.0.1, this is"),
-        (json.dumps({"version": __version__}).encode(), "expected a desk of version"),
         (b"GET", "expected a desk of version"),
     ],
 )
@@ -177,10 +175,20 @@ def test_a_trainer_that_no_plan_names(tmp_path: Path) -> None:
     data, plan, store = (open_dataset(DIGITS, limit_train=20), tiny_plan(), serve_store(HOST, 0))
     settings = settings_for(asked(DIGITS), data, plan.require_teacher())
     begin = Begin(version=__version__, names=("desk", "tower"), settings=settings, plan=plan)
-    put(store, "begin", msgspec.json.encode(begin))
+    log, said = tmp_path / "log.jsonl", msgspec.json.encode(begin)
+    desk = Desk(store, machine(), Watch(20.0), "token", log, said)
+    say_version(store)
     address = f"{HOST}:{store.port}"
     with pytest.raises(InputError, match=r"--name: expected a trainer of .* \(tower\), got 'nas'"):
         join(address, "nas", "token", DIGITS, tmp_path / "run", QUIET, wait_s=0.0)
+    # Without the token nothing of the plan is said, and nothing of it is left in the store.
+    with pytest.raises(InputError, match=r"key: expected a copy of the desk's crew\.key"):
+        join(address, "tower", "another", DIGITS, tmp_path / "run", QUIET, wait_s=0.0)
+    keys = connect(HOST, store.port).list_keys()
+    assert [key for key in keys if "begin" in key] == ["begin"]
+    assert msgspec.json.decode(store.get("begin")) == {"version": __version__}
+    desk.close()
+    log.unlink()
     with pytest.raises(InputError, match=r"8\.8\.8\.8: expected a loopback or private address"):
         join("8.8.8.8:47100", "tower", "token", DIGITS, tmp_path / "run", QUIET, wait_s=0.0)
     assert list(tmp_path.iterdir()) == []

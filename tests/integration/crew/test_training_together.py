@@ -23,15 +23,14 @@ from partitioner.crew.folder import CrewFolder  # noqa: E402
 from partitioner.crew.planning.facts import Facts, Line, Trainer  # noqa: E402
 from partitioner.crew.planning.syncplan import Answers, NetworkSync, Stage, SyncPlan, write_plan  # noqa: E402
 from partitioner.data.memmaps import load  # noqa: E402
-from partitioner.pipeline import reopen, train_step  # noqa: E402
+from partitioner.pipeline import reopen  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
-from partitioner.run_setup import open_pictures  # noqa: E402
 from partitioner.training.checkpoint import epochs_of  # noqa: E402
 from partitioner.training.compute import use_threads  # noqa: E402
 from partitioner.training.members import kept_outputs, outputs_of  # noqa: E402
-from tests.support.models.crew_run import deeper_plan  # noqa: E402
-from tests.support.models.runs import CHAINED, QUIET, asked  # noqa: E402
-from tests.support.models.trees import write_tree  # noqa: E402
+from tests.support.models.crew_run import training  # noqa: E402
+from tests.support.models.runs import QUIET  # noqa: E402
+from tests.support.models.trees import write_scenes, write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -134,12 +133,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two cameras, one for each sub-model."""
+    return write_scenes(tmp_path_factory.mktemp("scenes") / "data", each=14)
+
+
+@pytest.fixture(scope="module")
+def alone(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """What one process trains."""
-    wanted = asked(data, seed=1, schedule={"chain": "star", **CHAINED})
     run = RunFolder(tmp_path_factory.mktemp("alone") / "run")
-    with run.locked():
-        train_step(run, deeper_plan(), open_pictures(wanted), wanted, QUIET)
+    training(run, scenes, QUIET)
     return run
 
 
@@ -152,11 +155,11 @@ def difference(ours: Path, theirs: Path) -> float:
 
 
 def test_jobs_side_by_side_and_exact_crews_give_the_weights_of_one_process(
-    data: Path, alone: RunFolder, tmp_path: Path
+    scenes: Path, alone: RunFolder, tmp_path: Path
 ) -> None:
     crew = Crew(
         tmp_path,
-        data,
+        scenes,
         NetworkSync(name="teacher", by=("desk", "tower"), shares="pace"),
         NetworkSync(name="member-0", by=("tower",)),
         NetworkSync(name="member-1", by=("nuc",)),
@@ -217,12 +220,12 @@ def test_rounds_and_passes_survive_a_trainer_that_is_killed(data: Path, tmp_path
 
 
 def test_a_teacher_in_stages_goes_on_after_one_is_lost(
-    data: Path, alone: RunFolder, tmp_path: Path
+    scenes: Path, alone: RunFolder, tmp_path: Path
 ) -> None:
     stages = (Stage(blocks=1, by="nuc", in_flight=1), Stage(blocks=2, by="desk"))
     crew = Crew(
         tmp_path,
-        data,
+        scenes,
         NetworkSync(name="teacher", micro_batches=3, stage=stages),
         *(NetworkSync(name=name, by=("desk",)) for name in NETWORKS[1:]),
         answers=("desk",),

@@ -31,9 +31,12 @@ from tests.support.models.runs import CHAINED, asked, tiny_plan
 DEPTH = 3
 
 
-def deeper_plan() -> Plan:
-    """The tiny plan with a teacher of three blocks."""
+def deeper_plan(data: Path) -> Plan:
+    """The tiny plan with a teacher of three blocks; of a camera each for `write_scenes`."""
     plan = tiny_plan()
+    if any(data.glob("*/*/left.png")):
+        pairs = zip(plan.assignments, ("left", "right"), strict=True)
+        plan = replace(plan, assignments=[replace(a, camera=camera) for a, camera in pairs])
     teacher = plan.require_teacher()
     shape = replace(teacher.shape, depth=DEPTH)
     deeper = replace(teacher, args={**teacher.args, "depth": DEPTH}, shape=shape)
@@ -53,6 +56,15 @@ def compute_by_two(folder: Path) -> None:
     mock.patch.object(FrozenPass, "rows", rows).start()
 
 
+def training(run: RunFolder, data: Path, progress: Progress, crew: Path | None = None) -> None:
+    """Train the plan in `run`, alone or as the desk of a crew."""
+    plan = deeper_plan(data)
+    views = {"teacher_views": "fused"} if plan.cameras else {}
+    wanted = asked(data, seed=1, schedule={"chain": "star", **CHAINED, **views})
+    with owned(run):
+        train_step(run, plan, open_pictures(wanted, plan.cameras), wanted, progress, crew=crew)
+
+
 def interrupt(*args: object) -> None:
     """End as with Ctrl-C."""
     raise KeyboardInterrupt
@@ -65,13 +77,8 @@ def main(kind: str, *args: str) -> None:
     if (shared / "by-two").exists():
         compute_by_two(shared)
     if kind == "desk":
-        folder, data = Path(args[0]), args[1]
-        wanted = asked(data, seed=1, schedule=CHAINED)
-        run = RunFolder(folder / "run")
-        with owned(run):
-            train_step(
-                run, deeper_plan(), open_pictures(wanted), wanted, Progress(), crew=folder / "crew"
-            )
+        folder = Path(args[0])
+        training(RunFolder(folder / "run"), Path(args[1]), Progress(), folder / "crew")
     else:
         address, name, run_folder, data = args
         token = token_of(Path(run_folder).parent / "crew" / "crew.key")

@@ -32,3 +32,19 @@ def write_tree(
         for number in range(each):
             pattern(label, random).save(folder / f"{number:03d}.{suffix}")
     return root
+
+
+def write_scenes(root: Path, *, each: int, seed: int = 0) -> Path:
+    """`each` scenes of every class in `root/<class>/`, of the cameras left and right.
+
+    One scene of the first class lacks a camera.
+    """
+    random = np.random.default_rng(seed)
+    for label in CLASSES:
+        for number in range(each):
+            for camera in ("left", "right"):
+                scene = root / label / f"{number:02d}"
+                scene.mkdir(parents=True, exist_ok=True)
+                pattern(label, random).save(scene / f"{camera}.png")
+    (root / CLASSES[0] / "05" / "right.png").unlink()
+    return root

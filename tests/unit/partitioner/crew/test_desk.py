@@ -18,11 +18,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize(
     ("changes", "processes", "message"),
-    [
-        ({"schedule": {"shared": True}}, 1, "expected schedule.shared = false"),
-        ({"teaching": "live"}, 1, "expected run.teaching"),
-        ({}, 2, "torchrun: expected one process"),
-    ],
+    [({"teaching": "live"}, 1, "expected run.teaching"), ({}, 2, "torchrun: expected one process")],
 )
 def test_what_no_crew_trains(
     tmp_path: Path,

@@ -74,16 +74,16 @@ def test_exact_plans_alone_on_demand() -> None:
 
 def test_star_needs_no_links_while_members_are_trained() -> None:
     work = Work(networks=members(4))
-    facts = fleet(dict.fromkeys("abcd", 27.0), mbit=0.01)
+    facts = fleet(dict.fromkeys("abcd", 27.0), mbit=0.1)
     best = propose(facts, work)[0]
     assert best.plan.chain == "star"
-    assert sorted(s.by for s in best.plan.network[1:]) in (
-        [("a",), ("b",), ("c",)], [("b",), ("c",), ("d",)],
-    )  # fmt: skip
+    crews = {s.by for s in best.plan.network[1:]}
+    assert [len(crew) for crew in crews] == [1, 1, 1]
     alone = quickest_alone(propose(facts, work))
     assert alone is not None
-    # 1 + 3 x 0.7 units in 1 + 0.7.
-    assert alone.seconds / best.seconds == pytest.approx(3.1 / 1.7)
+    # 1 + 3 x 0.7 units in 1 + 0.7, and the last weights have to reach the desk.
+    sending_s = 0.0002 + 23e6 / (0.85 * 0.1 * MBIT)
+    assert best.seconds - sending_s == pytest.approx(alone.seconds * 1.7 / 3.1)
     assert choose(propose(facts, work), facts, work).plan == best.plan
 
 
@@ -203,6 +203,24 @@ def test_frozen_passes_are_shared_out_after_the_teacher() -> None:
     shared = next(p for p in chained if len([s for s in p.spans if s.what == job]) == 3)
     span = next(s for s in shared.spans if s.what == job)
     assert span.end_s - span.start_s == pytest.approx(2100 / 2100)
+
+
+def test_weights_of_a_crew_without_the_desk_are_sent_to_it() -> None:
+    facts, (network,) = three(), members(1)
+    methods, nuc_s = Methods(facts), 23e6 / (0.85 * 100 * MBIT)
+    assert methods.hand_in_s(network, NetworkSync(name="member-0", by=("nuc", "desk"))) == 0.0
+    sent = methods.hand_in_s(network, NetworkSync(name="member-0", by=("tower", "nuc")))
+    assert sent == pytest.approx(nuc_s)
+    away = NetworkSync(name="member-0", by=("nuc",))
+    # A trainer alone is its own desk; without a measured line nothing is predicted.
+    sole, rest = TWO.networks[0], NetworkSync(name="member-1", by=("desk",))
+    found = predict(SyncPlan(network=(away,)), facts, Work(networks=(sole,)))
+    assert found is not None
+    assert found.seconds == pytest.approx(20_000 * 20 / 100)
+    found = predict(SyncPlan(network=(away, rest)), facts, TWO)
+    assert found is not None
+    assert found.spans[0].end_s == pytest.approx(20_000 * 20 / 100 + nuc_s)
+    assert predict(SyncPlan(network=(away, rest)), Facts(trainer=facts.trainer), TWO) is None
 
 
 def test_sites_are_averaged_in_two_tiers() -> None:

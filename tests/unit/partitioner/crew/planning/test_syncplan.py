@@ -190,6 +190,10 @@ def test_a_written_plan_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "again.toml"
     write_plan(path, plan)
     assert read_plan(path, three(), WORK) == plan
+    assert "[]" not in path.read_text()
+    write_plan(path, SyncPlan())
+    assert path.read_text() == 'format_version = 1\nfacts = ""\nchain = "strict"\n'
+    assert read_plan(path) == SyncPlan()
     longer = msgspec.structs.replace(plan.network[1], every_pictures=8192)
     changed = msgspec.structs.replace(plan, network=(plan.network[0], longer))
     moved = msgspec.structs.replace(plan.network[1], by=("nuc",), every_pictures=4096)

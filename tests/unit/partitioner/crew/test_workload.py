@@ -1,0 +1,58 @@
+"""What a crew has to train, and how long its members may wait for each other."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+pytest.importorskip("torch")
+
+from partitioner.crew.planning.facts import Facts, Line, Trainer
+from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan
+from partitioner.crew.planning.work import Network, Work
+from partitioner.crew.workload import longest_s, workload
+from partitioner.data.datasets import open_dataset
+from tests.support.models.runs import asked, tiny_plan
+from tests.support.models.trees import write_scenes
+
+pytestmark = pytest.mark.torch
+
+
+def test_members_learn_their_cameras_pictures_and_shared_ones_are_trained_once(
+    tmp_path: Path,
+) -> None:
+    data = open_dataset(str(write_scenes(tmp_path / "scenes", each=8)), cameras=("left", "right"))
+    plan, scenes = tiny_plan(), len(data.train)
+    first = replace(plan.assignments[0], camera="left")
+    plan = replace(plan, assignments=[first, replace(first, k=1, device="beta", camera="right")])
+    own = {n.name: n.pictures for n in workload(plan, asked("scenes"), data).networks}
+    # One scene lacks the right camera.
+    assert own == {"teacher": 2 * scenes - 1, "member-0": scenes, "member-1": scenes - 1}
+    shared = workload(plan, asked("scenes", schedule={"shared": True}), data)
+    assert {n.name: n.pictures for n in shared.networks} == dict.fromkeys(
+        ("teacher", "member-0"), 2 * scenes - 1
+    )
+    assert shared.answers is not None
+    assert shared.answers.pictures == 2 * (2 * scenes - 1)
+
+
+def test_slow_steps_and_means_are_waited_for() -> None:
+    work = Work(networks=(Network(name="member-0", size_bytes=85e6, pictures=640, epochs=1),))
+    paces = {"desk": 2.0, "nuc": 0.5}
+    trainers = tuple(
+        Trainer(
+            name=name, address="127.0.0.1", memory_bytes=10**10, pictures_per_s={"member-0": pace}
+        )
+        for name, pace in paces.items()
+    )
+    line = Line(a="desk", b="nuc", latency_s=0.0, bytes_per_s=1e6, back_bytes_per_s=1e6)
+    facts = Facts(trainer=trainers, line=(line,))
+    gradients = SyncPlan(network=(NetworkSync(name="member-0"),))
+    rounds = SyncPlan(network=(NetworkSync(name="member-0", what="parameters"),))
+    # A batch of 64 on the slower one, and a ring of two at 0.85 of 1 MB/s.
+    assert longest_s(gradients, facts, work) == pytest.approx(64 / 0.5 + 100)
+    assert longest_s(gradients, facts, work, validated=640) == pytest.approx(640 / 0.5 + 100)
+    assert longest_s(rounds, facts, work) == pytest.approx(100)
+    assert longest_s(gradients, Facts(trainer=trainers), work) == pytest.approx(128)
+    unknown = Facts(trainer=tuple(replace(t, pictures_per_s={}) for t in trainers))
+    assert longest_s(gradients, unknown, work) == 0.0
