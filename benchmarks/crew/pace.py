@@ -67,26 +67,32 @@ def changing() -> list[Case]:
     return [msgspec.structs.replace(base, name=name, **more) for name, more in known]
 
 
-def run(cases: Sequence[Case], trainers: int) -> list[dict[str, Any]]:
-    """What every case took, and what it keeps of the paces."""
+def told(
+    kind: type[Cases], cases: Sequence[Case], trainers: int, folder: Path, module: str
+) -> list[dict[str, Any]]:
+    """What each trainer, a process of `module` on loopback, says of cases, by their names."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    asked = Cases(trainers=trainers, hosts=("127.0.0.1",) * trainers, port=port, cases=tuple(cases))
+    asked = kind(trainers=trainers, hosts=("127.0.0.1",) * trainers, port=port, cases=tuple(cases))
+    (folder / "cases.json").write_bytes(msgspec.json.encode(asked))
+    command = [sys.executable, "-m", module, folder]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    started = [
+        subprocess.Popen([*command, str(rank)], env=environment) for rank in range(trainers)
+    ]
+    if sum(process.wait() for process in started):
+        raise SystemExit("a trainer failed")
+    return [
+        msgspec.json.decode((folder / f"said-{rank}.json").read_bytes())
+        for rank in range(trainers)
+    ]
+
+
+def run(cases: Sequence[Case], trainers: int) -> list[dict[str, Any]]:
+    """What every case took, and what it keeps of the paces."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "cases.json").write_bytes(msgspec.json.encode(asked))
-        command = [sys.executable, "-m", "benchmarks.crew.played", name]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        started = [
-            subprocess.Popen([*command, str(rank)], env=environment) for rank in range(trainers)
-        ]
-        if sum(process.wait() for process in started):
-            raise SystemExit("a trainer failed")
-        said = [
-            msgspec.json.decode((folder / f"said-{rank}.json").read_bytes())
-            for rank in range(trainers)
-        ]
+        said = told(Cases, cases, trainers, Path(name), "benchmarks.crew.played")
     rows = []
     for case in cases:
         took = seconds(case.name, said)

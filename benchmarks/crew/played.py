@@ -54,6 +54,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     #: Pictures of a trainer's equal share of a step, and how many such steps of all together.
     pictures: int
     steps: int
+    epochs: int = 1
     #: Linear layers, and their width.
     layers: int = 2
     width: int = 16
@@ -169,7 +170,7 @@ class Trainer:
         case = self.case
         count = case.steps * case.pictures * len(case.picture_s)
         schedule = MemberSchedule(
-            epochs=1, batch_size=case.pictures * len(case.picture_s), learning_rate=1e-4
+            epochs=case.epochs, batch_size=case.pictures * len(case.picture_s), learning_rate=1e-4
         )
         stage = Stage(
             name=case.name, pictures=count, schedule=schedule, seed=3, autocast="fp32",
@@ -226,7 +227,9 @@ class Trainer:
         port = self.cases.port + 2 + self.cases.cases.index(case)
         if self.rank == 0:
             store = serve_store(host, port)
-            everyone = Everyone(NETWORK, case.every, case.steps * n, 1, expected=range(n))
+            everyone = Everyone(
+                NETWORK, case.every, case.steps * n, case.epochs, expected=range(n)
+            )
             machine = Machine("d", {NETWORK: tuple(map(str, range(n)))}, {NETWORK: everyone})
             self.desk = Desk(store, machine, Watch(600.0, 600.0), "", self.folder / "log.jsonl")
         hand = Hand(host, port, wait_s=60.0)
@@ -281,10 +284,10 @@ class Trainer:
         return self._took()
 
 
-def main() -> None:
+def take_part(kind: type[Cases] = Cases, trainer: type[Trainer] = Trainer) -> None:
     """Run all cases as one trainer; `said-RANK.json` has what they took."""
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
-    cases = msgspec.json.decode((folder / "cases.json").read_bytes(), type=Cases)
+    cases = msgspec.json.decode((folder / "cases.json").read_bytes(), type=kind)
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", init_method=f"tcp://{cases.hosts[0]}:{cases.port}", rank=rank,
@@ -293,7 +296,7 @@ def main() -> None:
     said = {}
     for case in cases.cases:
         distributed.barrier()
-        said[case.name] = Trainer(case, cases, rank, folder).run()
+        said[case.name] = trainer(case, cases, rank, folder).run()
         (folder / f"said-{rank}.json").write_bytes(msgspec.json.encode(said))
         if rank == 0:
             print(case.name, flush=True)
@@ -308,4 +311,4 @@ def seconds(name: str, said: Sequence[Mapping[str, Any]]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    take_part()

@@ -31,6 +31,8 @@ from partitioner.crew.machine.events import (
 
 #: Meetings in a row that fail without a trainer lost or blamed: some cannot reach each other.
 ATTEMPTS = 5
+#: So many times longer a step is waited for by training on.
+_MUCH = 2
 
 
 @dataclass(slots=True)
@@ -45,6 +47,11 @@ class _Member:
     #: Whether it has reported Waiting or Finished, and not been told to go on.
     rests: bool = True
     finished: bool = False
+    #: Whether it has been told that the round closes.
+    told: bool = False
+    #: Reports of all when it last reported a step, and between its last two.
+    reported: int = 0
+    lap: int = 0
     #: Whether it sent a number that is not finite in this round, and ever.
     blamed: bool = False
     blamed_before: bool = False
@@ -130,14 +137,27 @@ class _Rounds(ABC):
         if not self._givers() and (self._started or self.members):
             reason = f"no trainer that has the parameters of {self.network} is left"
             return actions + self._end(f"{reason}: start again from the last checkpoint")
-        if not self._closing and self._due():
-            self._closing = True
-            training = [rank for rank, member in self.members.items() if not member.rests]
-            actions += [Close(rank=rank, network=self.network) for rank in training]
+        self._closing = self._closing or self._due()
+        if self._closing:
+            actions += self._close()
         awaits = not self._started and self._expected - self.members.keys()
         if self.members and not awaits and all(m.rests for m in self.members.values()):
             actions += self._all_rest()
         return actions
+
+    def _close(self) -> list[AnyAction]:
+        """Tell those that may stop now, each once."""
+        training = {rank: member for rank, member in self.members.items() if not member.rests}
+        told: list[AnyAction] = []
+        for rank, member in training.items():
+            if not member.told and self._may_stop(member, training.values()):
+                member.told = True
+                told.append(Close(rank=rank, network=self.network))
+        return told
+
+    def _may_stop(self, member: _Member, training: Iterable[_Member]) -> bool:
+        """Whether one that trains, with these, is told now that the round closes."""
+        return True
 
     def _resolve(self) -> list[AnyAction]:
         """Commit a meeting that all living members have finished, or end one that has failed."""
@@ -191,7 +211,7 @@ class _Rounds(ABC):
         return self._end(f"{self.network} is trained")
 
     def _goes_on(self, member: _Member, seq: int) -> None:
-        member.since, member.rests, member.finished = seq, False, False
+        member.since, member.rests, member.finished, member.told = seq, False, False, False
 
     def _meet(self, weights: dict[Rank, float]) -> list[AnyAction]:
         """All members meet; where nobody has a weight, the first that may gives its parameters."""
@@ -275,11 +295,24 @@ class Everyone(_Rounds):
     ) -> None:
         super().__init__(network, epochs, epoch, expected)
         self.every_pictures, self.batches = every_pictures, batches
+        self._reports = 0
         self.claims = Claims(batches)
 
     def _reported(self, member: _Member, event: AnyReport) -> None:
         super()._reported(member, event)
         self.claims.done(event.rank, event.claims)
+        if isinstance(event, Ready):
+            self._reports += 1
+            member.lap, member.reported = self._reports - member.reported, self._reports
+
+    def _may_stop(self, member: _Member, training: Iterable[_Member]) -> bool:
+        """Whether nobody's step takes much longer: the quick go on meanwhile."""
+        longest = max(self._length(one) for one in training)
+        return longest <= _MUCH * self._length(member)
+
+    def _length(self, member: _Member) -> int:
+        """Of a step, the one in hand or the last, in reports of all."""
+        return max(member.lap, self._reports - member.reported)
 
     def _due(self) -> bool:
         pictures = sum(member.pictures for member in self.members.values())

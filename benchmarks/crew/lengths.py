@@ -1,0 +1,204 @@
+"""What longer rounds cost in loss and accuracy, beside gradients averaged in every step.
+
+    python -m benchmarks.crew.lengths --data FOLDER FOLDER --scratch FOLDER
+
+Four real processes train a small ViT, two class-per-folder trees, the same pictures, batches and
+step sizes: from random weights, and fine-tuned from those that one process trained on the other
+tree. Means as the planner proposes them (int8 in two phases). One process stands for averaged
+gradients, which give its weights. Loss and accuracy of the last weights: on the test split, and on
+pictures that were trained on. Trainings in --scratch are not repeated. Writes
+benchmarks/results/crew-lengths.json.
+"""
+
+import argparse
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.crew.pace import told
+from benchmarks.crew.played import Case, Cases, Trainer, take_part
+from benchmarks.crew.star import TEACHER
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.tables import table
+from mdp.files import write_json
+from partitioner.data.crops import View, load_views
+from partitioner.data.datasets import open_dataset
+from partitioner.networks.submodel import init_weights
+from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec
+from partitioner.run.progress import Progress
+from partitioner.run.settings import MemberSchedule
+from partitioner.training.cached_outputs import batch
+from partitioner.training.loop import Index, Stage, fit
+from partitioner.training.synchroniser import Synchroniser
+
+RESULT = RESULTS / "crew-lengths.json"
+TRAINERS, BATCH = 4, 64
+#: Pictures of training and calibration, of which a tenth is calibration, and of the test.
+LIMIT_TRAIN, LIMIT_TEST = 12_000, 5_000
+SHAPE = TEACHER | {"embed_dim": 96, "depth": 3, "num_heads": 2}
+SEEDS = (0, 1, 2)
+#: Rounds of an epoch; 0: gradients.
+ROUNDS = (0, 8, 4, 2, 1)
+FINE_TUNED, FROM_SCRATCH, BEFORE = "fine-tuned", "from scratch", "before"
+#: AdamW's peak step size, as a teacher has by default, and epochs.
+RATES = {FINE_TUNED: 1e-4, FROM_SCRATCH: 1e-3, BEFORE: 1e-3}
+EPOCHS = {FINE_TUNED: 2, FROM_SCRATCH: 2, BEFORE: 4}
+
+
+class Learned(Case, frozen=True, kw_only=True):
+    """One training with real computing."""
+
+    data: str
+    start: str
+    seed: int
+    rounds: int
+
+
+class Learning(Cases, frozen=True, kw_only=True):
+    """All trainings."""
+
+    cases: tuple[Learned, ...]
+
+
+def case(data: str, start: str, seed: int, rounds: int, pictures: int) -> Learned:
+    """One training; its steps are of four trainers."""
+    return Learned(
+        name=f"{data}, {start}, {rounds} rounds, seed {seed}",
+        how="rounds" if rounds else "alone", picture_s=(0.0,) * TRAINERS, pictures=BATCH // TRAINERS,
+        steps=-(-pictures // BATCH), epochs=EPOCHS[start], route="two_phase", codec="int8",
+        every=pictures // max(1, rounds), data=data, start=start, seed=seed, rounds=rounds,
+    )  # fmt: skip
+
+
+class Learner(Trainer):
+    """One process in one training."""
+
+    case: Learned
+
+    def __init__(self, case: Learned, cases: Cases, rank: int, folder: Path) -> None:
+        super().__init__(case, cases, rank, folder)
+        self.pixels, self.labels = split(folder, case.data, "train")
+        self.module = network(case.seed, int(self.labels.max()) + 1)
+        if case.start == FINE_TUNED:
+            (other,) = (path for path in folder.glob("before-*") if case.data not in path.name)
+            weights = torch.load(other)
+            own = self.module.state_dict()
+            fitting = {name: w for name, w in weights.items() if own[name].shape == w.shape}
+            self.module.load_state_dict(own | fitting)
+
+    def loss_of(self, network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
+        logits = network(batch(self.pixels, index, torch.device("cpu"))).float()
+        return {"loss": F.cross_entropy(logits, self.labels[index], label_smoothing=0.1)}
+
+    def _fit(self, sync: Synchroniser) -> dict[str, Any]:
+        case = self.case
+        schedule = MemberSchedule(
+            epochs=case.epochs, batch_size=BATCH, learning_rate=RATES[case.start]
+        )
+        stage = Stage(
+            name="learning", pictures=len(self.labels), schedule=schedule, seed=case.seed,
+            autocast="bf16", checkpoint=self.folder / f"{case.name}-{self.rank}.pt", sync=sync,
+        )  # fmt: skip
+        fit(self.module, stage, self.loss_of, Progress(io.StringIO()))
+        if self.rank:
+            return {}
+        if case.start == BEFORE:
+            torch.save(self.module.state_dict(), self.folder / f"before-{case.data}.pt")
+        said: dict[str, Any] = {
+            "data": case.data, "start": case.start, "rounds": case.rounds, "seed": case.seed
+        }  # fmt: skip
+        for name in ("test", "train"):
+            pixels, labels = split(self.folder, case.data, name)
+            logits, labels = outputs(self.module, pixels[:LIMIT_TEST]), labels[:LIMIT_TEST]
+            said[f"{name} loss"] = float(F.cross_entropy(logits, labels))
+            said[f"{name} %"] = 100 * float((logits.argmax(dim=1) == labels).float().mean())
+        return said
+
+
+def network(seed: int, classes: int) -> Teacher:
+    torch.manual_seed(seed)
+    teacher = build_teacher(teacher_spec("vit_tiny_patch16_224", SHAPE), classes, pretrained=False)
+    init_weights(teacher.network)
+    return teacher
+
+
+def outputs(module: nn.Module, pixels: Any) -> Tensor:
+    """Logits `[N, C]`."""
+    module.eval()
+    with torch.inference_mode():
+        parts = np.array_split(np.arange(len(pixels)), 20)
+        return torch.cat([module(batch(pixels, p, torch.device("cpu"))).float() for p in parts])
+
+
+def split(folder: Path, data: str, name: str) -> tuple[Any, Tensor]:
+    """Pictures `[N, 32, 32, 3]`, memory-mapped, and labels `[N]`."""
+    pixels = np.load(folder / f"{data}-{name}.npy", mmap_mode="r")
+    return pixels, torch.from_numpy(np.load(folder / f"{data}-{name}-labels.npy"))
+
+
+def prepare(sources: Sequence[Path], folder: Path) -> dict[str, int]:
+    """Cut the pictures of every tree; how many are trained on."""
+    counts = {}
+    for source in sources:
+        data = open_dataset(str(source), limit_train=LIMIT_TRAIN, limit_test=LIMIT_TEST)
+        counts[source.name] = len(data.train)
+        for name in ("train", "test"):
+            if not (folder / f"{source.name}-{name}-labels.npy").exists():
+                some = data.split(name)  # type: ignore[arg-type]
+                (pixels,) = load_views(some, [View(32)], folder, Progress(io.StringIO()), name)
+                np.save(folder / f"{source.name}-{name}.npy", pixels)
+                np.save(folder / f"{source.name}-{name}-labels.npy", some.targets)
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.crew.lengths", description=__doc__)
+    parser.add_argument("--data", type=Path, nargs=2, required=True)
+    parser.add_argument("--scratch", type=Path, required=True)
+    options = parser.parse_args()
+    folder = options.scratch
+    folder.mkdir(parents=True, exist_ok=True)
+    counts = prepare(options.data, folder)
+    result: dict[str, Any] = {"machine": describe_machine(), "pictures": counts, "rows": []}
+    for seed in SEEDS:
+        before = [] if seed else [case(data, BEFORE, 0, 0, counts[data]) for data in counts]
+        cases = [
+            case(data, start, seed, rounds, counts[data])
+            for data in counts
+            for start in (FINE_TUNED, FROM_SCRATCH)
+            for rounds in ROUNDS
+        ]
+        said = told(Learning, [*before, *cases], TRAINERS, folder, __spec__.name)
+        result["rows"] += [said[0][one.name] for one in cases]
+        write_json(RESULT, result)
+    #PAGE.write()
+
+
+def figures() -> str:
+    rows = kept(RESULT.stem)["rows"]
+
+    def less(rounds: int, what: str) -> str:
+        """Of paired differences mean and standard error."""
+
+    return table(rows)
+
+
+PAGE = Page("benchmarks.crew.lengths", figures)
+
+
+if __name__ == "__main__":
+    if sys.argv[1].startswith("-"):
+        main()
+    else:
+        take_part(Learning, Learner)
