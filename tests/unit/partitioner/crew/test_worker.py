@@ -1,18 +1,23 @@
 """What a trainer does with what the desk tells it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 from mdp.errors import InputError
 from partitioner.crew import worker as worker_module
+from partitioner.crew.exchange.answers import FrozenPass
+from partitioner.crew.exchange.answers import Refused as OutputsRefused
 from partitioner.crew.exchange.store import DeskLost
 from partitioner.crew.machine.events import Accepted, AnyAction, Refused
 from partitioner.crew.planning.costs import Chain
 from partitioner.crew.planning.syncplan import Answers, NetworkSync, SyncPlan
+from partitioner.crew.progress import Account
 from partitioner.crew.worker import Ends, RunRefused, Worker, enter, jobs_of, next_job
 
 pytestmark = pytest.mark.torch
@@ -101,3 +106,36 @@ def test_deleted_outputs_are_made_again_where_a_job_needs_them(
     for name in files.split():
         (tmp_path / name).touch()
     assert set(worker_module.finished_jobs(cast(Any, None), jobs)) == set(expected.split())
+
+
+def frozen(dtype: type[np.floating]) -> FrozenPass:
+    return FrozenPass("logits", 3, [0], lambda v: lambda i: [], ["logits"], "fp32", dtype)
+
+
+def sharing(monkeypatch: pytest.MonkeyPatch, desk: Any, one: FrozenPass, kept: Path) -> list[str]:
+    """Have a trainer, or a desk, do a job of one pass; returns its notes."""
+    monkeypatch.setattr(worker_module, "passes_of", lambda work, job: [(one, {0: [kept]})])
+    notes = list[str]()
+    work = SimpleNamespace(progress=SimpleNamespace(note=notes.append))
+    unused, rows = cast(Any, None), SimpleNamespace(sent_bytes=0)
+    ends = Ends(unused, unused, unused, cast(Any, rows), share=desk)
+    Worker(cast(Any, work), ends, cast(Any, SimpleNamespace(account=Account())))._shared("job")
+    return notes
+
+
+def test_a_pass_that_the_desk_has_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = list[str]()
+    sharing(monkeypatch, SimpleNamespace(close=over.append), frozen(np.float16), tmp_path)
+    assert over == ["logits"]
+
+
+def test_a_trainer_whose_evaluation_is_refused_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> int:
+        raise OutputsRefused("differs")
+
+    monkeypatch.setattr(worker_module, "contribute", refused)
+    assert sharing(monkeypatch, None, frozen(np.float32), tmp_path) == ["differs"]
+    with pytest.raises(OutputsRefused):
+        sharing(monkeypatch, None, frozen(np.float16), tmp_path)
