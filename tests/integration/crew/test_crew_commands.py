@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,6 +162,8 @@ def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPa
     build = ["build", "--config", "build.toml", "--crew", "crew", "--out", "bundle", "--json"]
     machines.start("desk", *build)
     strangers(machines)
+    interrupted(machines, crew)
+    machines.start("desk", *build)
     built = json.loads(machines.all_end())
     assert built["digest"] == Bundle.open("bundle").digest
     one, two = (Path(f"bundle.run/member-{k}.safetensors").read_bytes() for k in (0, 1))
@@ -180,6 +183,24 @@ def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPa
         for a in bundle.manifest.plan.assignments:
             kept = logits_file(run.cache, bundle.model(a.k), a, pictures.digest)
             assert np.array_equal(np.load(kept), np.stack(alone[a.k].heads, axis=1))
+
+
+def interrupted(machines: Machines, crew: CrewFolder) -> None:
+    """Ctrl-C ends a trainer and the desk in a line each; the same commands go on."""
+    shutil.copy(crew.key, machines.folder("tower"))
+    machines.start("tower", *machines.join_words("tower"))
+    until(lambda: crew.log.read_text().count('"accepted"') == 2, "a trainer", PATIENCE_S)
+    for name, kept in (("tower", "in run"), ("desk", "same command goes on from there")):
+        process = machines.started[name]
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=PATIENCE_S)
+        said = (machines.folder(name) / "said").read_text()
+        assert (process.returncode, out) == (130, ""), said
+        assert "Traceback" not in said
+        last = said.splitlines()[-1]
+        assert last.startswith("mdp-partition: interrupted; what is finished is kept in")
+        assert last.endswith(kept)
+    assert '"kind":"gone"' in crew.log.read_text()
 
 
 def strangers(machines: Machines) -> None:
