@@ -31,8 +31,9 @@ from partitioner.crew.machine.events import (
 
 #: Meetings in a row that fail without a trainer lost or blamed: some cannot reach each other.
 ATTEMPTS = 5
-#: So many times longer a step is waited for by training on.
-_MUCH = 2
+#: A step that takes so many times longer than another's is waited for by training on, until a
+#: round has so many times its pictures.
+_LONGER, _LONGEST = 2, 1.5
 
 
 @dataclass(slots=True)
@@ -308,15 +309,19 @@ class Everyone(_Rounds):
     def _may_stop(self, member: _Member, training: Iterable[_Member]) -> bool:
         """Whether nobody's step takes much longer: the quick go on meanwhile."""
         longest = max(self._length(one) for one in training)
-        return longest <= _MUCH * self._length(member)
+        long = self._pictures() >= _LONGEST * self.every_pictures
+        return long or longest <= _LONGER * self._length(member)
 
     def _length(self, member: _Member) -> int:
         """Of a step, the one in hand or the last, in reports of all."""
         return max(member.lap, self._reports - member.reported)
 
     def _due(self) -> bool:
-        pictures = sum(member.pictures for member in self.members.values())
-        return pictures >= self.every_pictures or len(self._holders()) < len(self.members)
+        comes = len(self._holders()) < len(self.members)
+        return comes or self._pictures() >= self.every_pictures
+
+    def _pictures(self) -> int:
+        return sum(member.pictures for member in self.members.values())
 
     def _all_rest(self) -> list[AnyAction]:
         holders = self._holders()

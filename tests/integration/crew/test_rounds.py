@@ -43,6 +43,7 @@ class Desk:
         self.boxes: list[Queue[AnyAction]] = [Queue() for _ in range(TRAINERS)]
         self.counters: dict[str, int] = defaultdict(int)
         self.log: list[AnyEvent] = []
+        self.settling_bytes: set[int] = set()
 
     def take(self, event: AnyEvent) -> None:
         with self.lock:
@@ -124,6 +125,7 @@ def trained(
                         module.weight[0, 0] = float("nan")
                 sync.after_step(len(index))
             sync.settle(torch.zeros(1, dtype=torch.float64))
+            desk.settling_bytes.add(sync.settling_bytes)
         except CrewEnded as error:
             return str(error)
         weights: Tensor = module.weight.detach().clone()
@@ -137,6 +139,8 @@ def test_all_end_with_the_same_bits(codec: CodecName) -> None:
     desk, found = trained(codec)
     assert desk.schedule.ended == "net is trained"
     assert all(torch.equal(found[0], other) for other in found)
+    # Beside the means, parameters of the first meeting in fp32: moments are the same there.
+    assert desk.settling_bytes == {4 * 600 * 4 // 3}
     # Every round adds the weighted mean of what its trainers added; the first one's start counts.
     assert 0 < float(found[0].min()) <= float(found[0].max()) < 276
     assert float(found[0].max() - found[0].min()) <= (0 if codec == "fp32" else 1)

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGl
 
 from partitioner.crew.exchange.codecs import CodecName
 from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
-from partitioner.crew.exchange.flat import CodecOf, joined
+from partitioner.crew.exchange.flat import CodecOf
 from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.mean import Means
@@ -245,8 +245,7 @@ def rounds(out: Path, name: str, rank: int, port: int) -> None:
         return float(plain(network, np.arange(PICTURES), 0)["loss"]) + rank
 
     curve = fit(module, stage, plain, Progress(io.StringIO()), validate=validate)
-    moments = [s for v in sync.optimiser.state.values() for s in v.values()]
-    torch.save({"weights": flat(module), "moments": joined(moments)}, folder / "end.pt")
+    torch.save(flat(module), folder / "end.pt")
     said = {"rank": hand.rank, "curve": curve, "sent": sync.sent_bytes}
     (folder / "said.json").write_bytes(msgspec.json.encode(said))
     hand.close()

@@ -87,6 +87,24 @@ def test_a_round_ends_by_the_pictures_of_all_together() -> None:
     assert crew.claims.committed == {0, 1, 2, 3}
 
 
+def test_the_quick_train_on_while_a_slow_one_ends_its_step() -> None:
+    crew = started(3)
+    told(crew, ready(0, 2, 2, 0), ready(1, 2, 2, 1), ready(0, 3, 2, 2), ready(1, 3, 2, 3))
+    assert told(crew, ready(0, 4, 2, 4)) == []
+    assert told(crew, ready(1, 4, 2, 5)) == [Close(rank=2, network=NET)]
+    assert told(crew, ready(0, 5, 2, 6), ready(2, 1, 2, 7)) == []
+    closed = told(crew, waiting(2, 1, 2))
+    assert closed == [Close(rank=rank, network=NET) for rank in (0, 1)]
+
+
+def test_the_quick_do_not_train_on_for_ever() -> None:
+    crew = started(2)
+    told(crew, ready(0, 2, 2, 0), ready(0, 4, 2, 1), ready(0, 6, 2, 2))
+    assert told(crew, ready(0, 8, 2, 3)) == [Close(rank=1, network=NET)]
+    assert told(crew, ready(0, 10, 2, 4)) == []
+    assert told(crew, ready(0, 12, 2, 5)) == [Close(rank=0, network=NET)]
+
+
 def test_a_trainer_lost_in_a_meeting_costs_a_retry_without_it() -> None:
     crew = started(3)
     told(crew, ready(0, 8, 2, 0), ready(2, 1, 2, 1))
