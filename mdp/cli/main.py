@@ -31,6 +31,7 @@ from mdp.cli.answers import (
     connected,
     describe,
     failure,
+    measured_on,
     picture_files,
     utc_now,
 )
@@ -101,7 +102,7 @@ def look(
                 if json:
                     console.print_json({"path": None, **prediction.to_dict()})
                 else:
-                    print(describe("look", prediction), flush=True)
+                    print(describe("look", prediction, measured_on(client.bundle)), flush=True)
             if number + 1 < count:
                 time.sleep(max(0.0, started_s + every_ms / 1e3 - time.monotonic()))
     raise typer.Exit(exit_code)
