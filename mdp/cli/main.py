@@ -50,7 +50,10 @@ from mdp.requests.deadline import checked_deadline_ms
 
 NOT_ANSWERED = InferenceError.exit_code
 
-app = console.new_app("Classify pictures with several unequal devices at once.", "mdp")
+app = console.new_app(
+    "Classify a scene that several devices' cameras see, or pictures, on all devices at once.",
+    "mdp",
+)
 keys_command.add_to(app)
 bundle_command.add_to(app)
 fleet_command.add_to(app)
