@@ -147,14 +147,15 @@ def evaluate(
     Without `data` on those of its run. With `write` the manifest gets the evaluation.
     """
     from partitioner import pipeline
+    from partitioner.data.scenes import remark_on
     from partitioner.export.evaluate import evaluate as measure
     from partitioner.export.evaluate import write_report
 
     opened, shown = Bundle.open(bundle), _shown(progress)
     folder = None if run is None else Path(run)
     with pipeline.inputs_of(opened, folder, data, limit_test=limit_test) as inputs:
-        if inputs.data.remark:
-            shown.note(inputs.data.remark)
+        if remark := remark_on(inputs.data):
+            shown.note(remark)
         report = measure(opened, inputs.data, inputs.run, inputs.cache, shown)
     if write:
         write_report(opened, report)

@@ -19,7 +19,7 @@ from partitioner.config import BuildConfig
 from partitioner.crew.desk import Together
 from partitioner.crew.folder import CrewFolder
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
-from partitioner.data.scenes import likely_cameras, single_pictures
+from partitioner.data.scenes import remark_on, single_pictures
 from partitioner.estimates.accuracy_law import Training
 from partitioner.export.evaluate import Report, evaluate, write_report
 from partitioner.export.quantize import check_calibration
@@ -177,13 +177,8 @@ def train_step(
     settings = _settled(run, plan, data, asked, weights, teaching, crew_digest)
     starts = {k: weights[name] for k, name in named.items() if name in weights}
     work = Work(run, settings, plan, data, progress, starts)
-    if data.remark:
-        progress.note(data.remark)
-    if names := likely_cameras(data):
-        progress.note(
-            f"{data.source}: looks like scenes of {', '.join(names)}, but pictures of one scene "
-            "may fall into different splits: name the devices' cameras with --camera"
-        )
+    if remark := remark_on(data):
+        progress.note(remark)
     # Report unreadable pictures before hours of training.
     with first_then_others():
         cut_views(work.first_pixels, progress)

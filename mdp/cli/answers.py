@@ -14,6 +14,7 @@ import typer
 from mdp import console
 from mdp.client.sync import Client
 from mdp.errors import InferenceError, InputError, InsecureWarning, MDPError
+from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import PLAIN_TEXT, exposed
 from mdp.formats.keys import PUBLIC, SECRET
 from mdp.fusion.fuse import Fusion
@@ -105,16 +106,23 @@ def failure(error: MDPError) -> dict[str, object]:
     )
 
 
+#: What accuracies are measured on, mostly.
+PICTURES = "test pictures"
 #: The stage of a cascade's answer, for people.
 STAGES = {"all": "", "first": " (first stage, sure)", "escalated": " (escalated)"}
 
 
-def summary(prediction: Prediction) -> str:
+def measured_on(bundle: Bundle) -> str:
+    """What the accuracies of a look were measured on."""
+    return "test scenes" if bundle.manifest.plan.cameras else PICTURES
+
+
+def summary(prediction: Prediction, on: str = PICTURES) -> str:
     """An answer for people, in one line."""
     expected, pictures = prediction.expected_accuracy, prediction.expected_accuracy_pictures
     worth = "accuracy never measured"
     if expected is not None:
-        worth = f"{expected:.1%} accurate on {pictures} test pictures"
+        worth = f"{expected:.1%} accurate on {pictures} {on}"
     return (
         f"{prediction.label} ({prediction.probability:.0%}), {prediction.mode} from "
         f"{' + '.join(prediction.used)}{STAGES[prediction.stage]}, {worth}, "
@@ -122,9 +130,9 @@ def summary(prediction: Prediction) -> str:
     )
 
 
-def describe(name: str, prediction: Prediction) -> str:
+def describe(name: str, prediction: Prediction, on: str = PICTURES) -> str:
     """One picture's answer for people, and what it lacks."""
-    lines = [f"{console.printable(name)}: {summary(prediction)}"]
+    lines = [f"{console.printable(name)}: {summary(prediction, on)}"]
     if prediction.frame_spread_ms is not None:
         seen = ", ".join(
             f"{m.device} {m.frame} ({m.frame_age_ms:.0f} ms old)" for m in prediction.members

@@ -1,19 +1,23 @@
-"""Checks of a fleet: files, devices, network."""
+"""Checks of a fleet: files, devices, cameras, network."""
 
+import re
 import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from mdp.client.status import DeviceStatus
+from mdp.client.status import DeviceStatus, camera_faults
 from mdp.client.sync import Client
 from mdp.errors import ConfigError
 from mdp.formats.bundle import FUSION, Bundle
 from mdp.formats.fleet import PLAIN_TEXT, exposed
+from mdp.requests.capture import DEFAULT_WITHIN_MS
 
 TCP_TIMEOUT_S = 1.0
 ROUND_TRIPS = 5
+#: What an agent says of a source that works, unless its newest frame is old.
+_WORKS = re.compile(r".+?: frame \d+, (\d+) ms old(?:; being recorded|; \d+ could not be read)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,11 @@ def examine(client: Client) -> Iterator[Finding]:
     for entry in exposed(client.fleet):
         yield Finding(entry.device, False, f"{entry.address} is {PLAIN_TEXT}")
     statuses = client.status()
+    faults = camera_faults(statuses, client.fleet, client.bundle)
     for status in statuses:
-        yield _device_finding(status)
+        yield _device_finding(status, has_fault=status.device in faults)
+        if status.source:
+            yield camera_finding(status.device, status.source)
     if any(status.usable for status in statuses) and all(s.state != "SILENT" for s in statuses):
         yield _round_trip_finding(client)
 
@@ -51,15 +58,21 @@ def _bundle_findings(bundle: Bundle) -> Iterator[Finding]:
         yield Finding("manifest.json", False, "never evaluated: run mdp-partition evaluate --write")
 
 
-def _device_finding(status: DeviceStatus) -> Finding:
+def _device_finding(status: DeviceStatus, *, has_fault: bool) -> Finding:
     if status.state == "UNREACHABLE":
         return Finding(status.device, False, tcp_diagnosis(status.address))
     if status.state == "REFUSED":
         return Finding(status.device, False, f"{status.address}: {status.reason}")
     text = f"{status.state} on {status.provider or 'no provider yet'}"
-    return Finding(
-        status.device, status.usable, f"{text}: {status.reason}" if status.reason else text
-    )
+    text = f"{text}: {status.reason}" if status.reason else text
+    return Finding(status.device, status.usable and not has_fault, text)
+
+
+def camera_finding(device: str, source: str) -> Finding:
+    """Whether a look has a frame of `source`, as a status describes it."""
+    works = _WORKS.fullmatch(source)
+    ok = works is not None and int(works[1]) <= DEFAULT_WITHIN_MS
+    return Finding(f"{device}'s camera", ok, source)
 
 
 def tcp_diagnosis(address: str) -> str:

@@ -31,6 +31,7 @@ from mdp.cli.answers import (
     connected,
     describe,
     failure,
+    measured_on,
     picture_files,
     utc_now,
 )
@@ -49,7 +50,10 @@ from mdp.requests.deadline import checked_deadline_ms
 
 NOT_ANSWERED = InferenceError.exit_code
 
-app = console.new_app("Classify pictures with several unequal devices at once.", "mdp")
+app = console.new_app(
+    "Classify a scene that several devices' cameras see, or pictures, on all devices at once.",
+    "mdp",
+)
 keys_command.add_to(app)
 bundle_command.add_to(app)
 fleet_command.add_to(app)
@@ -101,7 +105,7 @@ def look(
                 if json:
                     console.print_json({"path": None, **prediction.to_dict()})
                 else:
-                    print(describe("look", prediction), flush=True)
+                    print(describe("look", prediction, measured_on(client.bundle)), flush=True)
             if number + 1 < count:
                 time.sleep(max(0.0, started_s + every_ms / 1e3 - time.monotonic()))
     raise typer.Exit(exit_code)

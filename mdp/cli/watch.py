@@ -16,6 +16,7 @@ import typer
 from mdp import console
 from mdp.arguments import seconds
 from mdp.cli.answers import (
+    PICTURES,
     Cascade,
     DeadlineMs,
     FleetFile,
@@ -26,10 +27,12 @@ from mdp.cli.answers import (
     connected,
     describe,
     failure,
+    measured_on,
     summary,
     utc_now,
 )
 from mdp.client.base import DEFAULT_DEADLINE_MS
+from mdp.client.sync import Client
 from mdp.errors import InferenceError, InputError
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.requests.prediction import Prediction
@@ -86,7 +89,7 @@ def watch(
         connected(fleet, key, insecure, fusion, cascade) as client,
         written(out) as write,
         console.until_reader_leaves(),
-        _shown(json, [entry.device for entry in client.fleet.devices]) as show,
+        _shown(client, json) as show,
     ):
         for seen in client.watch(every_ms=every_s * 1e3, deadline_ms=deadline_ms, errors="yield"):
             now = utc_now()
@@ -160,25 +163,26 @@ def _row(values: Any) -> str:
 
 
 @contextmanager
-def _shown(json: bool, devices: list[str]) -> Iterator[Callable[[str, Seen], None]]:
+def _shown(client: Client, json: bool) -> Iterator[Callable[[str, Seen], None]]:
     """What shows a look: on a terminal in place of the one before."""
+    on = measured_on(client.bundle)
     if json:
         yield lambda now, seen: console.print_json(facts(now, seen))
     elif sys.stdout.isatty():
         from rich.live import Live
 
-        table = Table(devices)
+        table = Table([entry.device for entry in client.fleet.devices], on)
         with Live(auto_refresh=False, transient=False) as live:
             yield lambda now, seen: live.update(table.after(now, seen), refresh=True)
     else:
-        yield _print
+        yield lambda now, seen: _print(now, seen, on)
 
 
-def _print(now: str, seen: Seen) -> None:
+def _print(now: str, seen: Seen, on: str) -> None:
     if isinstance(seen, InferenceError):
         print(f"{now}: {console.one_line(seen)}", flush=True)
     else:
-        print(describe(now, seen), flush=True)
+        print(describe(now, seen, on), flush=True)
 
 
 @dataclass(slots=True)
@@ -186,6 +190,8 @@ class Table:
     """The latest look, every device's part in it, and the latest changes of the label."""
 
     devices: list[str]
+    #: What accuracies are measured on.
+    on: str = PICTURES
     looks: int = 0
     unanswered: int = 0
     changes: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=KEPT_CHANGES))
@@ -201,7 +207,7 @@ class Table:
             self.unanswered += 1
             label = line = "no answer"
         else:
-            label, line = seen.label, summary(seen)
+            label, line = seen.label, summary(seen, self.on)
         if not self.changes or self.changes[-1][1] != label:
             self.changes.append((now, label))
         table = RichTable()

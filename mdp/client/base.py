@@ -24,7 +24,7 @@ from mdp.arguments import (
 from mdp.client.crops import Cutter, PictureOrScene
 from mdp.client.dispatcher import LOG, Clock, Dispatcher
 from mdp.client.questions import CameraQuestion, PictureQuestion
-from mdp.client.status import DeviceStatus, device_status, with_claims
+from mdp.client.status import DeviceStatus, device_status, with_camera_faults
 from mdp.errors import ConfigError, DeadlineExceeded, InputError, InsecureWarning
 from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.fleet import PLAIN_TEXT, Fleet, agent_keys, exposed, read_fleet
@@ -335,7 +335,7 @@ class BaseClient:
             )
             for entry in self.fleet.devices
         ]
-        return with_claims(told, self.fleet, self.bundle)
+        return with_camera_faults(told, self.fleet, self.bundle)
 
 
 def client_keys(fleet: Fleet, options: Options) -> ClientKeys | None:

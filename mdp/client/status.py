@@ -150,16 +150,23 @@ class _Claim(NamedTuple):
         same = (self.host, self.source) == (other.host, other.source)
         theirs = f"of {other.device}"
         if self.camera != other.camera and same:
-            return f"{self.source} is camera {self.camera}, and camera {other.camera} {theirs}"
+            claimed = f"{self.source} is camera {self.camera}, and camera {other.camera} {theirs}"
+            return f"{claimed}: expected a source for each"
         # A network camera has several streams.
         same |= self.is_stream and other.is_stream and self.host == other.host
         if self.camera == other.camera and not same:
-            return f"camera {self.camera} is {self.source}, and {other.source} {theirs}"
+            claimed = f"camera {self.camera} is {self.source}, and {other.source} {theirs}"
+            return f"{claimed}: expected one source"
         return ""
 
 
-def with_claims(told: Sequence[DeviceStatus], fleet: Fleet, bundle: Bundle) -> list[DeviceStatus]:
-    """`told`, and as a reason which devices claim one camera of a scene, or one source for two."""
+def camera_faults(
+    told: Sequence[DeviceStatus], fleet: Fleet, bundle: Bundle
+) -> dict[str, list[str]]:
+    """By device: which others claim its camera of a scene or its source, or that it has none.
+
+    Where no agent has a source, the cameras' pictures are sent.
+    """
     cameras = {a.k: a.camera for a in bundle.manifest.plan.assignments}
     claims = []
     for entry, status in zip(fleet.devices, told, strict=True):
@@ -168,13 +175,25 @@ def with_claims(told: Sequence[DeviceStatus], fleet: Fleet, bundle: Bundle) -> l
             is_stream = found[1].startswith(("rtsp://", "rtsps://"))
             host = urlsplit(found[1] if is_stream else entry.address).hostname
             claims.append(_Claim(entry.device, camera, found[1], host, is_stream))
-    notes: dict[str, list[str]] = {}
+    faults: dict[str, list[str]] = {}
     for one, other in permutations(claims, 2):
         if text := one.conflict(other):
-            notes.setdefault(one.device, []).append(text)
+            faults.setdefault(one.device, []).append(text)
+    for entry, status in zip(fleet.devices, told, strict=True):
+        camera = cameras[entry.k]
+        if claims and camera is not None and status.usable and not status.source:
+            faults[entry.device] = [f"camera {camera}: this agent has no source (--source)"]
+    return faults
+
+
+def with_camera_faults(
+    told: Sequence[DeviceStatus], fleet: Fleet, bundle: Bundle
+) -> list[DeviceStatus]:
+    """`told`, with the faults of their cameras as reasons."""
+    faults = camera_faults(told, fleet, bundle)
     return [
-        replace(each, reason="; ".join([*filter(None, [each.reason]), *notes[each.device]]))
-        if each.device in notes
+        replace(each, reason="; ".join([*filter(None, [each.reason]), *faults[each.device]]))
+        if each.device in faults
         else each
         for each in told
     ]

@@ -75,8 +75,9 @@ class Assembly:
             check_execution(_here(model))
         pictures = thinned(self.data.calibration, self.limit)
         if len(pictures) < FEW_PICTURES:
+            what = "scenes" if self.data.cameras else "pictures"
             self.progress.note(
-                f"{len(pictures)} calibration pictures: fusion weights are fitted to few pictures "
+                f"{len(pictures)} calibration {what}: fusion weights are fitted to few {what} "
                 f"(expected {FEW_PICTURES:,} to 5,000)"
             )
         for profile in profiles.values():

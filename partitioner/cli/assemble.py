@@ -14,6 +14,7 @@ from mdp.formats.profile import read_profiles
 from partitioner.assembly.members import Model, read_map, read_models, read_names, rows_of
 from partitioner.cli.common import JsonOption, NameOption, OutOption, interruptible, prepare
 from partitioner.data.datasets import Dataset, open_dataset
+from partitioner.data.scenes import remark_on
 from partitioner.run.folder import bundle_name
 from partitioner.run.progress import Progress
 
@@ -66,8 +67,8 @@ def assemble(
 
         check_target(out)
         progress = Progress()
-        if pictures.remark:
-            progress.note(pictures.remark)
+        if remark := remark_on(pictures):
+            progress.note(remark)
         with TemporaryDirectory(prefix="mdp-views-") as cache:
             assembly = Assembly(models.parent, pictures, limit, Path(cache), progress)
             assembly.write(asked, rows, known, out, named)

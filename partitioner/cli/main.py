@@ -44,7 +44,8 @@ EXIT_CODES = (
     "(the same command goes on from there), 1 anything unforeseen."
 )
 app = console.new_app(
-    "Decompose a vision transformer into sub-models for unequal devices. " + EXIT_CODES,
+    "Decompose a vision transformer into sub-models for unequal devices, which see one scene by "
+    "several cameras, or one picture. " + EXIT_CODES,
     "mdp-partition",
 )
 

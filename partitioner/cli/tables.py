@@ -10,6 +10,7 @@ from rich.table import Column, Table
 from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule
 from mdp.formats.plan import Assignment, Plan, SingleDevice, Spec, SubModelSpec
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
+from partitioner.data.scenes import remark_on
 from partitioner.export.evaluate import Report
 from partitioner.fusion.cascade_cost import BothWays
 from partitioner.regions import WHOLE, where
@@ -196,8 +197,8 @@ def print_data(data: Dataset) -> None:
     table.add_section()
     table.add_row("all", *(f"{len(data.split(name)):,}" for name in SPLITS))
     Console().print(table)
-    if data.remark:
-        Console().print(data.remark, soft_wrap=True, highlight=False, markup=False)
+    if remark := remark_on(data):
+        Console().print(remark, soft_wrap=True, highlight=False, markup=False)
 
 
 def _counts(data: Dataset, name: SplitName) -> list[int]:

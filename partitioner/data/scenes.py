@@ -123,6 +123,16 @@ def taught(
     return fused if wanted == "fused" else (fused + own) / 2
 
 
+def remark_on(data: Dataset) -> str:
+    """One line about what was left out, or was not read as scenes; empty where that is nothing."""
+    names = ", ".join(likely_cameras(data))
+    unnamed = (
+        f"{data.source}: looks like scenes of {names}, but pictures of one scene may fall into "
+        "different splits: name the cameras (build --camera, or `camera` in models.toml)"
+    )
+    return "; ".join(filter(None, (data.remark, unnamed if names else "")))
+
+
 def likely_cameras(data: Dataset) -> list[str]:
     """Names under which single pictures look like those of cameras in a folder for each scene."""
     folders = defaultdict[str, set[str]](set)

@@ -92,4 +92,10 @@ def test_two_agents_with_one_camera_are_named(tmp_path: Path, fleet: Fleet) -> N
     shown = run_here(mdp_main, "mdp", "status", "--json", "--fleet", fleet.write()).stdout
     source = f"folder:{stage.folders['alpha']}"
     for camera, other in (("alpha", "beta"), ("beta", "alpha")):
-        assert f"{source} is camera {camera}, and camera {other} of {other}" in shown
+        claimed = f"{source} is camera {camera}, and camera {other} of {other}: expected a source"
+        assert claimed in shown
+    found = run_here(mdp_main, "mdp", "doctor", "--fleet", fleet.folder / "fleet.toml")
+    assert found.returncode == 3
+    wrong = [line for line in found.stdout.splitlines() if line.startswith("PROBLEM ")]
+    names = [line.split(":")[0].removeprefix("PROBLEM ") for line in wrong]
+    assert names == ["alpha", "beta"]

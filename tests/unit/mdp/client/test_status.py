@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from mdp.client.status import device_status, with_claims
+from mdp.client.status import device_status, with_camera_faults
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.protocol.messages import State, Status, answered_by
@@ -143,7 +143,7 @@ class Seats:
 
     @property
     def reasons(self) -> list[str]:
-        found = with_claims(self.told, self.fleet, self.bundle)
+        found = with_camera_faults(self.told, self.fleet, self.bundle)
         plain = "plain text over the network"
         return [each.reason.removeprefix(plain).removeprefix("; ") for each in found]
 
@@ -186,6 +186,11 @@ DOOR = "rtsp://10.0.0.30:554/door"
             ["", ""],
         ),
         ([("a", "door", ""), ("a", "door", "")], ["", ""]),
+        # One agent was started without its camera.
+        (
+            [("a", "door", "camera:0: frame 1, 1 ms old"), ("b", "yard", "")],
+            ["", "camera yard: this agent has no source (--source)"],
+        ),
     ],
 )
 def test_two_agents_that_claim_one_camera_are_told_of(

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from mdp.errors import InputError
+from partitioner.cli.tables import print_data
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import SPLITS, open_dataset
 from partitioner.data.scenes import (
@@ -15,6 +16,7 @@ from partitioner.data.scenes import (
     fused_answers,
     likely_cameras,
     places,
+    remark_on,
     single_pictures,
     taught,
 )
@@ -180,8 +182,15 @@ def test_a_sub_model_learns_the_answers_that_were_asked_for() -> None:
     assert learnt("fused", WHERE.of(None)) == [fused[0], fused[1], fused[0], fused[2]]
 
 
-def test_single_pictures_that_look_like_scenes_are_noticed(scenes: Path) -> None:
-    assert likely_cameras(open_dataset(str(scenes))) == ["front", "side"]
+def test_single_pictures_that_look_like_scenes_are_noticed(
+    scenes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = open_dataset(str(scenes))
+    assert likely_cameras(data) == ["front", "side"]
+    # Said by `mdp-partition data`, as by build, assemble and evaluate.
+    print_data(data)
+    assert capsys.readouterr().out.splitlines()[-1] == remark_on(data)
+    assert remark_on(data).startswith(f"{scenes}: looks like scenes of front, side, but")
     assert likely_cameras(open_dataset(str(scenes), cameras=CAMERAS)) == []
     for folder in scenes.glob("*/*"):
         # Names of their own: pictures that are merely sorted into folders.
