@@ -141,17 +141,6 @@ def test_a_provider_that_compiles_in_its_first_run_is_slow_to_start_too() -> Non
     assert "onnxruntime Tensorrt fp32, beyond the quick encoders" in result.dropped
 
 
-def test_an_interruption_keeps_what_was_measured() -> None:
-    device = FakeDevice()
-    device.patience = 8
-    made = probe(device)
-    with pytest.raises(KeyboardInterrupt):
-        made.run(ENCODERS, 10, THOROUGH)
-    assert len(made.result.points) == 7
-    assert not made.result.complete
-    assert made.result.planned > 7
-
-
 def test_disturbed_points_are_measured_again_and_the_quieter_is_kept() -> None:
     device = FakeDevice()
     device.others_cores = lambda asked: 1.5 if asked in (3, 4) else 0.0
