@@ -165,17 +165,6 @@ def test_a_refused_plan_is_shown_and_ends_with_4(run: Run, profiles: Path, tmp_p
 
 
 @pytest.mark.torch
-def test_build_refuses_the_same_plan(run: Run, profiles: Path, tmp_path: Path) -> None:
-    code, _, err = run(
-        "build", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", 1000,
-        "--data", "digits", "--teacher-epochs", 1, "--out", "b",
-    )  # fmt: skip
-    assert code == 4
-    assert "plan refused" in err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.torch
 def test_build_measures_a_given_teacher(run: Run, profiles: Path, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
@@ -300,15 +289,6 @@ def test_a_runtime_that_is_not_here_is_noticed_before_any_training(
     )
     assert "training" not in err
     assert not (tmp_path / "b.run").exists()
-
-
-def test_evaluate_asks_for_pictures_where_none_are_known(run: Run, tmp_path: Path) -> None:
-    from mdp.testing.bundles import write_bundle
-
-    bundle = write_bundle(tmp_path / "bundle")
-    code, _, err = run("evaluate", "--bundle", getattr(bundle, "path", bundle))
-    assert code == 2
-    assert "give --data, or --run with the folder it was trained in" in err
 
 
 def test_measuring_changes_nothing_unless_asked_to(run: Run, tmp_path: Path) -> None:
