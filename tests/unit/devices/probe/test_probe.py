@@ -174,14 +174,6 @@ def test_a_point_that_fails_in_a_later_round_keeps_its_first_measurement() -> No
     assert result.complete
 
 
-def test_points_that_stay_disturbed_are_counted() -> None:
-    device = FakeDevice()
-    device.others_cores = lambda asked: 1.5
-    result = run(device).result
-    assert result.busy == result.planned
-    assert len(device.runs) == 2 * result.planned
-
-
 def test_measuring_again_ends_when_its_time_is_over() -> None:
     device, clock = FakeDevice(), Clock()
 

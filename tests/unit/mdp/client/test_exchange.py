@@ -16,7 +16,6 @@ from mdp.protocol.messages import (
     Failure,
     FailureCode,
     Result,
-    Status,
     StatusRequest,
     answered_by,
     encode,
@@ -206,22 +205,6 @@ def test_garbage_from_somebody_not_waited_for_only_counts(desk: Desk) -> None:
     assert desk.dispatcher.counters["malformed"] == 2
 
 
-def test_late_duplicate_and_foreign_replies_are_counted_and_change_nothing(desk: Desk) -> None:
-    desk.submit()
-    desk.reply("alpha", favourite=2)
-    desk.reply("alpha", favourite=0)
-    desk.fail("alpha")
-    desk.reply("beta", request_id=99, favourite=0)
-    desk.reply("beta")
-    assert not desk.answers
-    desk.reply("gamma")
-    answer = desk.prediction()
-    assert (answer.label, answer.missing) == ("red", {})
-    desk.reply("gamma", favourite=0)
-    assert desk.dispatcher.counters == {"late": 2, "duplicate": 2, "malformed": 0}
-    assert not desk.answers
-
-
 def test_a_failure_of_an_unread_message_fails_whatever_waits_for_the_device(desk: Desk) -> None:
     desk.submit()
     desk.submit()
@@ -401,45 +384,6 @@ def test_a_client_that_is_slow_itself_blames_no_device(desk: Desk) -> None:
         assert set(desk.error().outcomes.values()) == {"not asked: no time left"}
     desk.submit()
     assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
-
-
-def test_calls_in_flight_do_not_disturb_each_other(desk: Desk) -> None:
-    desk.submit(deadline_ms=100.0)
-    desk.submit(deadline_ms=50.0)
-    desk.submit(deadline_ms=200.0)
-    assert desk.dispatcher.next_wake_s() == pytest.approx(desk.clock() + 0.048)
-    for device in ("alpha", "beta", "gamma"):
-        desk.reply(device, 3, favourite=0)
-    assert desk.prediction().label == "blue"
-    desk.reply("alpha", 2, favourite=1)
-    desk.pass_s(0.06)
-    assert desk.prediction().label == "green"
-    desk.reply("beta", 1)
-    desk.pass_s(0.1)
-    assert desk.prediction().label == "red"
-    assert desk.dispatcher.next_wake_s() == math.inf
-
-
-def test_status_is_asked_for_and_kept(desk: Desk) -> None:
-    assert desk.dispatcher.ask("alpha")
-    desk.transport.connected.discard("beta")
-    assert not desk.dispatcher.ask("beta")
-    assert desk.asks() == ["alpha"]
-    status = Status(
-        request_id=1,
-        device="alpha",
-        state="READY",
-        bundle="colours",
-        digest=desk.bundle.digest,
-        k=0,
-        provider="CPUExecutionProvider",
-        fallback=False,
-        reason="",
-        queued=0,
-        counts={},
-    )
-    desk.receive("alpha", status)
-    assert desk.dispatcher.statuses == {"alpha": status}
 
 
 @pytest.mark.parametrize("fine", [0.001, 1, 80.0, MAX_DEADLINE_MS])

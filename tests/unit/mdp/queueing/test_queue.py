@@ -155,6 +155,13 @@ def test_whoever_comes_again_waits_for_one_turn_of_each_other() -> None:
         assert modest in order
 
 
+def test_as_many_clients_as_places_keep_one_each() -> None:
+    queue = Queue(capacity=3)
+    filled(queue, a=1, b=1, c=1)
+    assert says(queue, job(client="d")) == "overloaded"
+    assert queue.clients == 3
+
+
 def test_nobody_gives_way_to_a_request_that_is_too_late_itself() -> None:
     queue = Queue(capacity=2)
     ran(queue, took_s=0.1)

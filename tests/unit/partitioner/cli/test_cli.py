@@ -111,15 +111,6 @@ def test_data_counts_and_writes(run: Run, tmp_path: Path) -> None:
     assert len(list((tmp_path / "tree").glob("*/*.png"))) == 359
 
 
-def test_data_as_json(run: Run) -> None:
-    code, out, err = run("data", "--data", "digits", "--limit-test", 20, "--json")
-    assert (code, err) == (0, "")
-    value = json.loads(out)
-    assert value["labels"] == list("0123456789")
-    assert value["splits"]["test"]["pictures"] == 20
-    assert set(value["splits"]["test"]["classes"].values()) <= {1, 2, 3}
-
-
 @pytest.mark.torch
 def test_non_pictures_are_left_out_and_broken_ones_named(run: Run, tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "tree", each=10)

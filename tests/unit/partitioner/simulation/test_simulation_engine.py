@@ -338,17 +338,6 @@ def test_until_its_loss_is_noticed_a_device_costs_the_whole_deadline() -> None:
     assert waited == pytest.approx(trace.falls["alpha"] * unnoticed_s * 5.0, rel=0.15)
 
 
-def test_thousands_of_devices() -> None:
-    many = [device(f"d{k}/{n}", k=k, mean_up_s=50.0, mean_down_s=1.0) for k in range(4)
-            for n in range(300)]  # fmt: skip
-    trace = simulate(scenario(*many, deadline_ms=60.0, requests=2000, clients=300, detect_s=0.1))
-    assert sum(len(p) for p in trace.by_subset().values()) == 2000
-    assert shares(trace)[(0, 1, 2, 3)] > 0.95
-    asked = [trace.counts[d.name]["asked"] for d in many]
-    assert min(asked) >= 0
-    assert np.count_nonzero(asked) > 1100
-
-
 def test_requests_leave_no_garbage_that_would_have_to_be_looked_for() -> None:
     pair = [
         device(f"r{k}/{n}", k=k, mean_up_s=5.0, mean_down_s=1.0) for k in (0, 1) for n in (0, 1)
