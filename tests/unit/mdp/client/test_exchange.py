@@ -205,6 +205,22 @@ def test_garbage_from_somebody_not_waited_for_only_counts(desk: Desk) -> None:
     assert desk.dispatcher.counters["malformed"] == 2
 
 
+def test_late_duplicate_and_foreign_replies_are_counted_and_change_nothing(desk: Desk) -> None:
+    desk.submit()
+    desk.reply("alpha", favourite=2)
+    desk.reply("alpha", favourite=0)
+    desk.fail("alpha")
+    desk.reply("beta", request_id=99, favourite=0)
+    desk.reply("beta")
+    assert not desk.answers
+    desk.reply("gamma")
+    answer = desk.prediction()
+    assert (answer.label, answer.missing) == ("red", {})
+    desk.reply("gamma", favourite=0)
+    assert desk.dispatcher.counters == {"late": 2, "duplicate": 2, "malformed": 0}
+    assert not desk.answers
+
+
 def test_a_failure_of_an_unread_message_fails_whatever_waits_for_the_device(desk: Desk) -> None:
     desk.submit()
     desk.submit()
@@ -272,6 +288,7 @@ def test_a_silent_device_is_readmitted(desk: Desk, caplog: pytest.LogCaptureFixt
     desk.submit()
     assert desk.asks() == [], "the rest has doubled"
     desk.tell("gamma")
+    assert desk.dispatcher.statuses["gamma"].state == "READY"
     for device in ("alpha", "beta"):
         desk.reply(device, desk.last_id)
     assert desk.prediction().missing == {"gamma": "silent: 3 requests unanswered"}

@@ -28,3 +28,14 @@ def test_what_is_known_of_it_fades_while_others_are_asked() -> None:
     assert costs[0] == 0.100
     assert costs == sorted(costs, reverse=True)
     assert costs[2] < 0.001
+
+
+def test_it_costs_what_it_has_owed_for_so_long_unless_it_was_heard_of() -> None:
+    replica = Replica(seen_s=0.0)
+    asked_and_answered(replica, 1, 0.010)
+    replica.asked(5.0, 2)
+    assert math.isclose(replica.cost_s(2, 6.0), 2 * 1.0)
+    replica.seen_s = 5.9
+    assert math.isclose(replica.cost_s(2, 6.0), 2 * 0.1)
+    replica.asked(6.0, None)
+    assert math.isclose(replica.cost_s(2, 6.0), 3 * 0.010)
