@@ -139,6 +139,8 @@ def test_four_commands_make_an_evaluated_bundle(whole: Whole) -> None:
     assert printed["teacher"]["accuracy"] == evaluation.teacher.accuracy > 0.6
     assert [m["accuracy"] for m in printed["members"]] == [m.accuracy for m in evaluation.members]
     assert [s["members"] for s in printed["subsets"]] == [[0], [1], [0, 1]]
+    assert {"boosted", "stacked", "bagged"} <= printed["subsets"][0].keys()
+    assert all(member["latency_ms"] > 0 for member in printed["members"])
     together = bundle.expected_accuracy((0, 1), "stacked")
     assert together is not None
     assert together > 0.6

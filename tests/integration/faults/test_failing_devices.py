@@ -4,7 +4,6 @@ import asyncio
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn, Self
@@ -242,28 +241,6 @@ def test_interrupted_connect_closes_sockets(fleet: Fleet, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         mdp.Client.connect(fleet.write(alpha="tcp://127.0.0.1:1"))
     assert [dealers._context.closed for dealers in made] == [True]
-
-
-def test_an_async_stream_goes_on_while_a_device_is_killed_and_returns(fleet: Fleet) -> None:
-    fleet.start_all()
-
-    async def live() -> None:
-        async with mdp.AsyncClient.connect(fleet.write(), timeout_s=PATIENCE_S) as client:
-            missing = []
-            async for answer in client.stream([RED] * 12, deadline_ms=PLENTY_MS):
-                assert answer.label == "red"
-                missing.append(answer.missing)
-                if len(missing) == 4:
-                    fleet.agents["beta"].kill()
-            assert missing[:4] == [{}] * 4
-            assert set(missing[-1]) == {"beta"}
-            fleet.restart("beta")
-            until_s = time.monotonic() + PATIENCE_S
-            while (await client.classify(RED, deadline_ms=PLENTY_MS)).missing:
-                assert time.monotonic() < until_s
-                await asyncio.sleep(0.01)
-
-    asyncio.run(live())
 
 
 def test_a_cascade_escalates_where_it_is_unsure(fleet: Fleet, tmp_path: Path) -> None:

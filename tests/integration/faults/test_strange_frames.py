@@ -264,9 +264,3 @@ def test_a_port_that_another_program_had_is_used_again(fleet: Fleet) -> None:
         assert list(answer.missing) == ["gamma"]
     with client:
         reachable_again(client, fleet, address)
-
-
-def test_a_device_that_sends_no_status_is_silent(fleet: Fleet) -> None:
-    with FakeAgent(lambda infer: []) as fake, fleet.client(gamma=fake.address) as client:
-        status = client.status(timeout_s=0.2)[2]
-        assert (status.state, status.reason) == ("SILENT", "connected, but does not answer")

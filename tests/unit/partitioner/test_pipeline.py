@@ -320,17 +320,6 @@ def test_evaluation_is_what_fusion_of_the_files_gives(built: Built) -> None:
     assert evaluation.members[0].accuracy > 0.6
 
 
-def test_the_printed_json_has_the_promised_keys(built: Built) -> None:
-    bundle = Bundle.open(built.bundle)
-    value = measured(bundle, built.data, built.work.run).as_json(bundle)
-    assert value["pictures"] == 24
-    assert 0 <= value["teacher"]["accuracy"] <= 1
-    assert [(m["k"], m["device"]) for m in value["members"]] == [(0, "alpha"), (1, "beta")]
-    assert value["members"][0]["latency_ms"] > 0
-    assert [s["members"] for s in value["subsets"]] == [(0,), (1,), (0, 1)]
-    assert {"boosted", "stacked", "bagged"} <= value["subsets"][0].keys()
-
-
 def never_evaluated(path: Path) -> Bundle:
     return Bundle(path, msgspec.structs.replace(Bundle.open(path).manifest, evaluation=None))
 
@@ -393,13 +382,6 @@ def one_picture_more(tree: Path) -> Iterator[None]:
         yield
     finally:
         picture.unlink()
-
-
-def test_a_run_is_reopened_only_with_the_same_pictures(built: Built) -> None:
-    work = built.work
-    assert steps.reopen(work.run, QUIET).data.train.digest == work.data.train.digest
-    with one_picture_more(built.tree), pytest.raises(InputError, match="split changed since"):
-        steps.reopen(work.run, QUIET)
 
 
 def test_nothing_is_measured_on_pictures_that_may_have_been_trained_on(built: Built) -> None:

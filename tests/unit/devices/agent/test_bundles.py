@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from devices.agent.bundles import LoadableBundle, ServedBundle, ServedBundles, measure_batches
 from devices.agent.reload import NewBundle, Rejected, Reloader, Unchanged, prepared
-from mdp.errors import AgentError, ConfigError
+from mdp.errors import AgentError
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
@@ -70,18 +69,6 @@ def services(candidates: list[LoadableBundle]) -> list[ServedBundle]:
     return [ServedBundle(source=candidate, runtime=candidate.load()) for candidate in candidates]
 
 
-def test_a_request_finds_the_bundle_that_it_names(services: list[ServedBundle]) -> None:
-    first, second, third = services
-    served = ServedBundles(30.0)
-    assert served.requested(first.digest, now_s=0.0) is None
-    served.install(first, now_s=0.0)
-    served.install(second, now_s=10.0)
-    assert served.all == [second, first]
-    assert served.requested(first.digest, now_s=11.0) is first
-    assert served.requested(second.digest, now_s=11.0) is second
-    assert served.requested(third.digest, now_s=11.0) is None
-
-
 def test_the_former_one_is_served_until_nobody_asks_for_it(services: list[ServedBundle]) -> None:
     first, second, _ = services
     served = ServedBundles(30.0)
@@ -96,16 +83,6 @@ def test_the_former_one_is_served_until_nobody_asks_for_it(services: list[Served
     assert served.retire(now_s=150.0) is first
     assert served.all == [second]
     assert served.retires_s() == float("inf")
-
-
-def test_there_and_back_again(services: list[ServedBundle]) -> None:
-    first, second, _ = services
-    served = ServedBundles(30.0)
-    served.install(first, now_s=0.0)
-    served.install(second, now_s=10.0)
-    served.install(first, now_s=20.0)
-    assert served.all == [first, second]
-    assert served.retires_s() == 50.0
 
 
 def test_one_that_fails_is_taken_down(services: list[ServedBundle]) -> None:
@@ -202,26 +179,6 @@ def test_the_same_bundle_is_left_alone_unless_it_was_taken_down(
     assert again.served is not services[0]
 
 
-def test_a_bundle_that_is_still_served_is_not_loaded_twice(
-    candidates: list[LoadableBundle], services: list[ServedBundle], prepare: Prepare
-) -> None:
-    served = ServedBundles(30.0)
-    served.install(services[0], now_s=0.0)
-    served.install(services[1], now_s=0.0)
-    assert prepare(candidates[0], served) == NewBundle(services[0])
-
-
-def test_there_are_never_three(
-    candidates: list[LoadableBundle], services: list[ServedBundle], prepare: Prepare
-) -> None:
-    served = ServedBundles(30.0)
-    served.install(services[0], now_s=0.0)
-    served.install(services[1], now_s=0.0)
-    expected = r"^two bundles are served, and first [0-9a-f]{12} is still in use: "
-    with pytest.raises(AgentError, match=expected):
-        prepare(candidates[2], served)
-
-
 def finished(reloader: Reloader, served: ServedBundles) -> object:
     """What a reloader that is asked for comes to."""
     done: list[None] = []
@@ -256,16 +213,6 @@ def test_whatever_a_bundle_does_is_an_answer(
     assert finished(reloader, served) == Rejected(error)
     whole = Reloader(lambda: candidates[1], clock=lambda: 0.0, available_bytes=lambda: None)
     assert isinstance(finished(whole, served), NewBundle)
-
-
-def test_a_bundle_that_cannot_be_read_is_an_answer(tmp_path: Path) -> None:
-    def read() -> LoadableBundle:
-        Bundle.open(tmp_path / "nowhere")
-        raise AssertionError
-
-    outcome = finished(Reloader(read, clock=lambda: 0.0), ServedBundles())
-    assert isinstance(outcome, Rejected)
-    assert isinstance(outcome.error, ConfigError)
 
 
 def test_too_little_memory(candidates: list[LoadableBundle], services: list[ServedBundle]) -> None:

@@ -253,22 +253,6 @@ def test_a_bundle_is_withdrawn_once_and_before_its_last_failure_is_sent(desk: De
     assert (desk.runtime.sizes, len(sent_before)) == ([], 1)
 
 
-def test_requests_for_a_withdrawn_bundle_learn_of_the_other_one(desk: Desk, tmp_path: Path) -> None:
-    other = Bundle.open(write_bundle(tmp_path / "other", name="other", bag_scale=9.0))
-    source = LoadableBundle(bundle=other, assignment=other.assignment("alpha"), load=Runtime)
-    desk.lifecycle.install(ServedBundle(source=source, runtime=Runtime()))
-    desk.runtime.raises = lambda pixels: RuntimeError("on fire")
-    for number in range(1, TOLERATED_FAILURES + 2):
-        desk.executor.run([desk.job(number)])
-    assert desk.failures[TOLERATED_FAILURES + 1] == (
-        "wrong_bundle",
-        f"serves other {other.digest[:12]}: give client and agent the same bundle, and reload "
-        f"whichever had another; asked for {desk.served.digest[:12]}",
-    )
-    assert desk.lifecycle.state == "READY"
-    assert desk.counters.counts["not_renewed"] == 1
-
-
 def test_logits_of_another_number_of_pictures_are_nobody_s(desk: Desk) -> None:
     desk.runtime.rows = 1
     desk.executor.run([desk.job(1), desk.job(2)])

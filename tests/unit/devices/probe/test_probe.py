@@ -141,17 +141,6 @@ def test_a_provider_that_compiles_in_its_first_run_is_slow_to_start_too() -> Non
     assert "onnxruntime Tensorrt fp32, beyond the quick encoders" in result.dropped
 
 
-def test_an_interruption_keeps_what_was_measured() -> None:
-    device = FakeDevice()
-    device.patience = 8
-    made = probe(device)
-    with pytest.raises(KeyboardInterrupt):
-        made.run(ENCODERS, 10, THOROUGH)
-    assert len(made.result.points) == 7
-    assert not made.result.complete
-    assert made.result.planned > 7
-
-
 def test_disturbed_points_are_measured_again_and_the_quieter_is_kept() -> None:
     device = FakeDevice()
     device.others_cores = lambda asked: 1.5 if asked in (3, 4) else 0.0
@@ -183,14 +172,6 @@ def test_a_point_that_fails_in_a_later_round_keeps_its_first_measurement() -> No
     result = run(device, ProbeOptions(threads=[1, 2], rounds=2)).result
     assert {p.latency_ms for p in result.points} == first
     assert result.complete
-
-
-def test_points_that_stay_disturbed_are_counted() -> None:
-    device = FakeDevice()
-    device.others_cores = lambda asked: 1.5
-    result = run(device).result
-    assert result.busy == result.planned
-    assert len(device.runs) == 2 * result.planned
 
 
 def test_measuring_again_ends_when_its_time_is_over() -> None:

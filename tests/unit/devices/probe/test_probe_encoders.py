@@ -43,13 +43,6 @@ def test_all_encoders_together_are_small() -> None:
     assert {path.name for path in folder().iterdir()} == {INDEX, GRAPHS}
 
 
-@pytest.mark.parametrize(
-    ("precision", "count"), [("fp32", 42), ("int8", 42), ("int8-static", 24), ("fp16", 24)]
-)
-def test_there_are_enough_of_each_precision(precision: str, count: int) -> None:
-    assert len(of(precision)) == count
-
-
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int8-static", "fp16"])
 def test_the_first_tiers_span_what_all_span(precision: str) -> None:
     specs = [e.submodel for e in of(precision, "quick", "core") if e.submodel is not None]

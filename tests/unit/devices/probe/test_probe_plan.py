@@ -114,13 +114,6 @@ def test_points_of_one_file_stand_together() -> None:
     assert changes == len(set(files)) - 1
 
 
-def test_quick_measures_the_first_tier_only() -> None:
-    planned = tasks(ENCODERS, [ORT_FP32], [1], 10, quick=True)
-    assert {task.encoder.tier for task in planned} == {"quick"}
-    few = tasks(ENCODERS, [ORT_FP32], [1], 10, shapes=1)
-    assert {task.encoder.file for task in few} == {"e8-16x2-fp32.onnx"}
-
-
 def test_bf16_runs_the_fp32_file_and_says_that_it_is_bf16() -> None:
     planned = tasks(ENCODERS, [BF16], [1], 10)
     assert {task.encoder.spec.precision for task in planned} == {"fp32"}
@@ -134,25 +127,12 @@ def test_other_backends_than_the_processor_s_onnxruntime_leave_out_the_last_tier
     assert {task.run.threads for task in last} == {1, 4}
 
 
-def test_a_gpu_is_measured_with_one_thread() -> None:
-    planned = tasks(ENCODERS, [Backend("onnxruntime", CUDA, "fp32")], [1, 2, 4], 10)
-    assert {task.run.threads for task in planned} == {1}
-
-
 def test_some_encoders_are_measured_in_batches_too_but_not_in_openvino() -> None:
     planned = tasks(ENCODERS, [ORT_FP32, BF16], [1, 2], 10)
     batched = [task for task in planned if task.run.batch > 1]
     assert {task.run.batch for task in batched} == {BATCH}
     assert {task.backend for task in batched} == {ORT_FP32}
     assert {task.run.threads for task in batched} == {2}
-
-
-def test_threads_spin_in_every_run_or_in_none() -> None:
-    ways = [ORT_FP32, BF16]
-    sleeping, spinning = (tasks(ENCODERS, ways, [1, 2], 10, spin=spin) for spin in (False, True))
-    assert {task.run.spin for task in sleeping} == {False}
-    assert {task.run.spin for task in spinning} == {True}
-    assert len(sleeping) == len(spinning)
 
 
 def test_a_point_is_busy_when_others_were() -> None:
@@ -189,11 +169,6 @@ def test_of_points_that_exclude_each_other_the_disturbed_one_goes() -> None:
     assert said == [
         "contradicts itself: `latency[2]` and `latency[0]` are 1 and 2 deep and say 90 and 10 ms"
     ]
-
-
-def test_points_that_agree_all_stay() -> None:
-    points = [point_of(a_run(depth=depth), measured(5.0 * depth)) for depth in (1, 2, 4)]
-    assert consistent(points) == (points, [])
 
 
 def test_the_best_provider_is_the_fastest_on_what_all_of_them_ran() -> None:

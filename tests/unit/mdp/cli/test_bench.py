@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mdp.cli.bench import WARM_UP_REQUESTS, noise_picture, overhead_ms, percentiles, run_bench
+from mdp.cli.bench import WARM_UP_REQUESTS, noise_picture, percentiles, run_bench
 from mdp.errors import DeadlineExceeded, MDPError
 from mdp.requests.prediction import MemberTiming, Prediction
 
@@ -59,17 +59,6 @@ def test_percentiles_interpolate() -> None:
     assert percentiles([1.0, 2.0, 3.0, 4.0], (50, 99)) == pytest.approx({"p50": 2.5, "p99": 3.97})
     assert percentiles([7.0], (50, 90, 99)) == {"p50": 7.0, "p90": 7.0, "p99": 7.0}
     assert percentiles([], (50, 99)) == {"p50": 0.0, "p99": 0.0}
-
-
-def test_overhead_is_what_the_slowest_member_did_not_compute() -> None:
-    assert overhead_ms(prediction(10.0, 3.0, 7.5, 5.0)) == pytest.approx(2.5)
-
-
-def test_noise_is_a_picture_and_always_the_same() -> None:
-    noise: Any = noise_picture(24)
-    assert noise.shape == (24, 24, 3)
-    assert noise.dtype == "uint8"
-    assert (noise == noise_picture(24)).all()
 
 
 def run(client: Any, requests: int, in_flight: int = 1) -> dict[str, Any]:

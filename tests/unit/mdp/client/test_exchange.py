@@ -16,7 +16,6 @@ from mdp.protocol.messages import (
     Failure,
     FailureCode,
     Result,
-    Status,
     StatusRequest,
     answered_by,
     encode,
@@ -289,6 +288,7 @@ def test_a_silent_device_is_readmitted(desk: Desk, caplog: pytest.LogCaptureFixt
     desk.submit()
     assert desk.asks() == [], "the rest has doubled"
     desk.tell("gamma")
+    assert desk.dispatcher.statuses["gamma"].state == "READY"
     for device in ("alpha", "beta"):
         desk.reply(device, desk.last_id)
     assert desk.prediction().missing == {"gamma": "silent: 3 requests unanswered"}
@@ -401,45 +401,6 @@ def test_a_client_that_is_slow_itself_blames_no_device(desk: Desk) -> None:
         assert set(desk.error().outcomes.values()) == {"not asked: no time left"}
     desk.submit()
     assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
-
-
-def test_calls_in_flight_do_not_disturb_each_other(desk: Desk) -> None:
-    desk.submit(deadline_ms=100.0)
-    desk.submit(deadline_ms=50.0)
-    desk.submit(deadline_ms=200.0)
-    assert desk.dispatcher.next_wake_s() == pytest.approx(desk.clock() + 0.048)
-    for device in ("alpha", "beta", "gamma"):
-        desk.reply(device, 3, favourite=0)
-    assert desk.prediction().label == "blue"
-    desk.reply("alpha", 2, favourite=1)
-    desk.pass_s(0.06)
-    assert desk.prediction().label == "green"
-    desk.reply("beta", 1)
-    desk.pass_s(0.1)
-    assert desk.prediction().label == "red"
-    assert desk.dispatcher.next_wake_s() == math.inf
-
-
-def test_status_is_asked_for_and_kept(desk: Desk) -> None:
-    assert desk.dispatcher.ask("alpha")
-    desk.transport.connected.discard("beta")
-    assert not desk.dispatcher.ask("beta")
-    assert desk.asks() == ["alpha"]
-    status = Status(
-        request_id=1,
-        device="alpha",
-        state="READY",
-        bundle="colours",
-        digest=desk.bundle.digest,
-        k=0,
-        provider="CPUExecutionProvider",
-        fallback=False,
-        reason="",
-        queued=0,
-        counts={},
-    )
-    desk.receive("alpha", status)
-    assert desk.dispatcher.statuses == {"alpha": status}
 
 
 @pytest.mark.parametrize("fine", [0.001, 1, 80.0, MAX_DEADLINE_MS])

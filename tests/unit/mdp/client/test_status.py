@@ -93,11 +93,6 @@ def test_a_device_that_says_nothing(bundle: Bundle, silent: bool, state: str, re
     assert status.provider is None
 
 
-def test_a_device_that_is_there_but_not_for_this_client(bundle: Bundle) -> None:
-    status = device_status(ENTRY, None, bundle, silent=False, refused="no such key")
-    assert (status.state, status.reason, status.usable) == ("REFUSED", "no such key", False)
-
-
 @pytest.mark.parametrize(
     ("address", "key", "encrypted", "reason"),
     [

@@ -123,23 +123,6 @@ def test_two_agents_that_claim_one_device_are_both_left_out(bundle: Bundle) -> N
     ] * 2
 
 
-def test_the_same_announcement_twice_is_one(bundle: Bundle) -> None:
-    announced = found(bundle, "alpha", 0, key=KEYS["alpha"])
-    proposal = proposed(bundle, announced, announced)
-    assert len(proposal.entries) == 1
-    assert proposal.absent == ("beta", "gamma")
-
-
-def test_a_key_that_differs_from_the_device_s_file_is_named(bundle: Bundle) -> None:
-    announced = found(bundle, "alpha", 0, key="e" * 40)
-    changed, unknown = (
-        propose(bundle, [announced], keys=keys, on_loopback=False).left_out[0].reason
-        for keys in (KEYS, {"beta": KEYS["beta"]})
-    )
-    assert changed.endswith("another device, or its key was changed")
-    assert unknown.endswith("which no file in --keys has")
-
-
 def test_two_devices_at_one_address_are_both_left_out(bundle: Bundle) -> None:
     announced = [found(bundle, name, k, key=KEYS[name]) for k, name in enumerate(("alpha", "beta"))]
     why = "another device announces the same address"

@@ -532,14 +532,6 @@ def test_an_array_in_another_order_of_memory_is_passed_on_contiguous() -> None:
     np.testing.assert_allclose(smaller[3, 3].astype(int), mirrored[6, 6], atol=2)
 
 
-def test_arrays_and_files_of_the_same_pixels_give_the_same_view(tmp_path: Path) -> None:
-    path = file(tmp_path, encoded(NOISE, "PNG"))
-    with Image.open(path) as picture:
-        views = [crop(load_picture(p), WHOLE, 24) for p in (NOISE, path, str(path), picture)]
-    for view in views[1:]:
-        np.testing.assert_array_equal(view, views[0])
-
-
 @pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize("wanted", [16, 100, 224])
 def test_a_reduced_jpeg_keeps_enough_pixels(tmp_path: Path, orientation: int, wanted: int) -> None:

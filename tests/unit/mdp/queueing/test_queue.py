@@ -50,20 +50,6 @@ def ran(queue: Queue, took_s: float, now_s: float = 0.0) -> None:
     queue.done(took_s=took_s)
 
 
-def test_first_come_first_served_one_at_a_time() -> None:
-    queue, jobs = Queue(), [job() for _ in range(3)]
-    for each in jobs:
-        assert says(queue, each) is None
-    assert queue.waiting == 3
-    for each in jobs:
-        assert take(queue) == (each, [])
-        assert take(queue) == (None, []), "one is running"
-        assert not queue.idle
-        queue.done(took_s=0.001)
-    assert queue.idle
-    assert take(queue) == (None, [])
-
-
 def test_the_queue_is_bounded() -> None:
     queue = Queue(capacity=2)
     assert says(queue, job()) is None
@@ -72,24 +58,6 @@ def test_the_queue_is_bounded() -> None:
     queue.take(0.0)
     assert says(queue, job()) is None, "the running one does not wait"
     assert Queue().capacity == CAPACITY
-
-
-def test_nothing_is_too_late_as_long_as_nothing_is_known() -> None:
-    queue = Queue()
-    assert says(queue, job(deadline_s=1.0), 1.0) is None
-    assert says(queue, job(deadline_s=0.9), 1.0) == "too_late"
-
-
-def test_too_late_counts_those_ahead() -> None:
-    queue = Queue()
-    ran(queue, took_s=0.1)
-    assert queue.times.one_s == pytest.approx(0.1)
-    assert says(queue, job(deadline_s=0.11)) is None
-    queue.take(0.0)
-    # One runs: this one would end at 0.2.
-    assert says(queue, job(deadline_s=0.19)) == "too_late"
-    assert says(queue, job(deadline_s=0.21)) is None
-    assert says(queue, job(deadline_s=0.25)) == "too_late"
 
 
 def test_what_waited_too_long_is_dropped_when_its_turn_comes() -> None:
@@ -102,15 +70,6 @@ def test_what_waited_too_long_is_dropped_when_its_turn_comes() -> None:
     assert says(queue, jobs[3]) is None
     assert take(queue, 1.0) == (None, [jobs[3]])
     assert queue.idle
-
-
-def test_what_cannot_be_done_in_the_time_left_is_dropped_too() -> None:
-    queue, tight = Queue(), job(deadline_s=0.15)
-    ran(queue, took_s=0.1)
-    assert says(queue, tight) is None
-    assert take(queue, 0.06) == (None, [tight])
-    assert says(queue, tight) is None
-    assert take(queue, 0.05) == (tight, [])
 
 
 @pytest.mark.parametrize(
@@ -130,16 +89,6 @@ def test_the_estimate_follows_runs_not_outliers(runs: list[tuple[float, float]])
     for took_s, estimate_s in runs:
         ran(queue, took_s=took_s)
         assert queue.times.one_s == pytest.approx(estimate_s)
-
-
-def test_a_failed_run_teaches_nothing() -> None:
-    queue = Queue()
-    ran(queue, took_s=0.1)
-    queue.offer(job(), 0.0)
-    queue.take(0.0)
-    queue.done(took_s=None)
-    assert queue.times.one_s == pytest.approx(0.1)
-    assert queue.idle
 
 
 @pytest.mark.parametrize("slow_s", [1.0, 60.0, 3600.0])
@@ -206,20 +155,6 @@ def test_whoever_comes_again_waits_for_one_turn_of_each_other() -> None:
         assert modest in order
 
 
-def test_a_flood_cannot_keep_another_client_out() -> None:
-    queue = Queue(capacity=4)
-    flood = filled(queue, greedy=4)["greedy"]
-    assert says(queue, job(client="greedy")) == "overloaded"
-    first, second = job(client="modest"), job(client="modest")
-    assert queue.offer(first, 0.0) == [(flood[3], "overloaded")]
-    assert queue.offer(second, 0.0) == [(flood[2], "overloaded")]
-    # Each has its half by now.
-    assert says(queue, job(client="modest")) == "overloaded"
-    assert says(queue, job(client="greedy")) == "overloaded"
-    assert queue.waiting == 4
-    assert served(queue) == [flood[0], first, flood[1], second]
-
-
 def test_as_many_clients_as_places_keep_one_each() -> None:
     queue = Queue(capacity=3)
     filled(queue, a=1, b=1, c=1)
@@ -248,16 +183,6 @@ def test_whoever_cannot_be_on_time_behind_a_newcomer_is_told_at_once() -> None:
     # It goes second; the second of the others would end at 0.3, those after it have time enough.
     assert queue.offer(newcomer, 0.0) == [(mine[1], "too_late")]
     assert served(queue)[:2] == [mine[0], newcomer]
-
-
-def test_what_runs_is_expected_to_end() -> None:
-    queue = Queue()
-    ran(queue, took_s=0.1)
-    assert says(queue, job()) is None
-    take(queue)
-    # At 0.08, what runs has some 0.02 left.
-    assert says(queue, job(0.19), 0.08) == "too_late"
-    assert says(queue, job(0.21), 0.08) is None
 
 
 class Sharing(RuleBasedStateMachine):
@@ -472,24 +397,6 @@ def batching(most: int = 4, **measured_s: float) -> Queue:
 PAYING: dict[str, Any] = {"one": 0.1, "two": 0.12, "three": 0.14, "four": 0.16}
 
 
-def test_as_many_as_wait_are_taken_together() -> None:
-    queue = batching(**PAYING)
-    jobs = filled(queue, a=4, b=2)
-    a, b = jobs.values()
-    assert queue.take(0.0) == ([a[0], b[0], a[1], b[1]], [])
-    assert queue.take(0.0) == ([], []), "one computation at a time"
-    queue.done(took_s=0.16, pictures=4)
-    assert queue.take(0.0) == (a[2:], [])
-    queue.done(took_s=0.12, pictures=2)
-    assert queue.idle
-
-
-def test_one_alone_does_not_wait_for_more() -> None:
-    queue = batching(**PAYING)
-    a = filled(queue, a=1)["a"]
-    assert queue.take(0.0) == (a, [])
-
-
 def test_no_deadline_is_endangered_for_the_sake_of_a_batch() -> None:
     queue = batching(**PAYING)
     jobs = [job(0.13), job(9.0), job(9.0), job(9.0)]
@@ -507,12 +414,6 @@ def test_a_batch_that_does_not_pay_is_not_made() -> None:
     queue = batching(one=0.1, two=0.15, three=0.3, four=0.35)
     filled(queue, a=4)
     assert len(queue.take(0.0)[0]) == 2, "two take least time a picture"
-
-
-def test_nothing_is_taken_together_before_anything_is_known() -> None:
-    queue = Queue(batch=4)
-    filled(queue, a=4)
-    assert len(queue.take(0.0)[0]) == 1
 
 
 def test_bundles_are_not_computed_together() -> None:

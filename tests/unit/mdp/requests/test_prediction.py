@@ -188,11 +188,6 @@ def test_many_members_take_weights_and_accuracy_of_their_size(tmp_path: Path) ->
     assert answer.expected_accuracy == size_accuracy(4).mean.stacked
 
 
-def test_a_bundle_that_was_never_evaluated_promises_nothing(tmp_path: Path) -> None:
-    folder = write_bundle(tmp_path / "bundle", evaluated=False)
-    assert conclude(folder, (0, 1, 2)).expected_accuracy is None
-
-
 def test_where_the_milliseconds_of_every_member_went(folder: Path) -> None:
     answer = conclude(folder, (0, 2))
     assert [(m.device, m.k, m.compute_ms) for m in answer.members] == [

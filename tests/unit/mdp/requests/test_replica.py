@@ -11,15 +11,6 @@ def asked_and_answered(replica: Replica, turn: int, took_s: float) -> None:
     replica.took(took_s, took_s)
 
 
-def test_what_is_usual_follows_what_happens() -> None:
-    replica = Replica(seen_s=0.0)
-    asked_and_answered(replica, 1, 0.010)
-    assert replica.usual_s == 0.010
-    for turn in range(2, 32):
-        asked_and_answered(replica, turn, 0.030)
-    assert math.isclose(replica.usual_s, 0.030, rel_tol=0.01)
-
-
 def test_the_longer_ago_it_was_asked_before_the_more_its_newest_answer_tells() -> None:
     soon, late = Replica(seen_s=0.0), Replica(seen_s=0.0)
     for replica, turn in ((soon, 2), (late, 1000)):

@@ -64,14 +64,6 @@ def nobody(peer: TcpPeer) -> bool:
     return False
 
 
-def test_a_door_with_room() -> None:
-    door = PendingConnections(limit=3)
-    assert [door.opened(TcpPeer(n, "a", n), nobody) for n in range(3)] == [None] * 3
-    door.closed(1)
-    assert door.opened(TcpPeer(7, "a", 7), nobody) is None
-    assert len(door) == 3
-
-
 def test_the_oldest_of_the_largest_crowd_goes_first() -> None:
     door = PendingConnections(limit=4)
     for number, host in enumerate(["a", "b", "b", "b"]):

@@ -111,15 +111,6 @@ def test_data_counts_and_writes(run: Run, tmp_path: Path) -> None:
     assert len(list((tmp_path / "tree").glob("*/*.png"))) == 359
 
 
-def test_data_as_json(run: Run) -> None:
-    code, out, err = run("data", "--data", "digits", "--limit-test", 20, "--json")
-    assert (code, err) == (0, "")
-    value = json.loads(out)
-    assert value["labels"] == list("0123456789")
-    assert value["splits"]["test"]["pictures"] == 20
-    assert set(value["splits"]["test"]["classes"].values()) <= {1, 2, 3}
-
-
 @pytest.mark.torch
 def test_non_pictures_are_left_out_and_broken_ones_named(run: Run, tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "tree", each=10)
@@ -162,17 +153,6 @@ def test_a_refused_plan_is_shown_and_ends_with_4(run: Run, profiles: Path, tmp_p
     assert code == 4
     assert json.loads(out)["refused"] is True
     assert not (tmp_path / "plan.toml").exists()
-
-
-@pytest.mark.torch
-def test_build_refuses_the_same_plan(run: Run, profiles: Path, tmp_path: Path) -> None:
-    code, _, err = run(
-        "build", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", 1000,
-        "--data", "digits", "--teacher-epochs", 1, "--out", "b",
-    )  # fmt: skip
-    assert code == 4
-    assert "plan refused" in err
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.torch
@@ -300,15 +280,6 @@ def test_a_runtime_that_is_not_here_is_noticed_before_any_training(
     )
     assert "training" not in err
     assert not (tmp_path / "b.run").exists()
-
-
-def test_evaluate_asks_for_pictures_where_none_are_known(run: Run, tmp_path: Path) -> None:
-    from mdp.testing.bundles import write_bundle
-
-    bundle = write_bundle(tmp_path / "bundle")
-    code, _, err = run("evaluate", "--bundle", getattr(bundle, "path", bundle))
-    assert code == 2
-    assert "give --data, or --run with the folder it was trained in" in err
 
 
 def test_measuring_changes_nothing_unless_asked_to(run: Run, tmp_path: Path) -> None:

@@ -36,12 +36,6 @@ def test_splits_share_no_picture_and_are_the_same_every_time() -> None:
     assert not first["calibration"] & first["test"]
 
 
-def test_one_tree_is_split(tmp_path: Path) -> None:
-    data = open_dataset(str(write_tree(tmp_path / "tree", each=20)))
-    assert data.labels == CLASSES
-    assert [len(data.split(split)) for split in SPLITS] == [3 * 14, 3 * 2, 3 * 4]
-
-
 @pytest.mark.parametrize("held_out", ["test", "val"])
 def test_train_and_a_held_out_folder(tmp_path: Path, held_out: str) -> None:
     write_tree(tmp_path / "train", each=10)

@@ -185,13 +185,6 @@ def test_many_predictions_are_those_of_each() -> None:
     assert np.array_equal(many, model.from_terms(terms(specs, 10)))
 
 
-def test_more_pictures_a_run_take_longer() -> None:
-    formula = latency.fit_latency(profile_with(points_from(TRUTH)))
-    spec = spec_from()
-    one_ms, four_ms = formula.predict_ms(spec, 10), formula.predict_ms(spec, 10, batch=4)
-    assert one_ms < four_ms < 4 * one_ms
-
-
 def noisy(points: list[LatencyPoint], factor: float) -> list[LatencyPoint]:
     """Every second point slower and every other one faster by `factor`."""
     return [

@@ -196,15 +196,6 @@ def test_logits_that_are_not_finite_are_refused(value: float) -> None:
         fit_fusion(contributions, targets)
 
 
-def test_every_subset_is_fitted_and_the_same_again() -> None:
-    contributions, targets = logits(4, 80, 4, 3)
-    fusion = fit_fusion(contributions, targets)
-    assert [s.members for s in fusion.subsets] == listed_subsets(range(3))
-    assert fusion.by_size == ()
-    assert fusion == fit_fusion(contributions, targets)
-    assert fusion.num_classes == 4
-
-
 @pytest.mark.parametrize("rule", ["boosted", "bagged"])
 def test_temperatures_keep_every_label_and_give_the_least_loss(rule: Fusion) -> None:
     contributions, targets = logits(10, 300, 4, 3)

@@ -371,8 +371,6 @@ def test_every_shape_of_the_grid_can_be_cut_from_the_teacher() -> None:
 
 def test_a_gpu_is_not_planned_with_widths_that_it_pads() -> None:
     narrow = msgspec.structs.replace(device("gpu", gmacs_per_s=3), kind="gpu")
-    plan = make_plan(BASE, [narrow, device("cpu", gmacs_per_s=3)], target_ms=20, num_classes=10)
-    assert plan.assignment_of("gpu") is not None
     for target_ms in (5, 10, 20, 40):
         cpu = device("cpu", gmacs_per_s=3)
         plan = make_plan(BASE, [narrow, cpu], target_ms=target_ms, num_classes=10)

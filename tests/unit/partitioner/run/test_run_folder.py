@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mdp.errors import InputError
-from partitioner.run.folder import RunFolder, default_run
+from partitioner.run.folder import RunFolder
 from partitioner.run.settings import (
     Augmentation,
     DataFacts,
@@ -34,14 +34,6 @@ def settings(source: str = "digits", **changes: object) -> Settings:
         augmentation=Augmentation(),
     )
     return msgspec.structs.replace(plain, **changes)
-
-
-def test_the_same_settings_go_on(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    run.start_or_continue(settings(), tiny_plan())
-    run.start_or_continue(settings(), tiny_plan())
-    assert run.settings() == settings()
-    assert run.plan() == tiny_plan()
 
 
 def begun(path: Path) -> RunFolder:
@@ -127,10 +119,6 @@ def test_what_is_refused_leaves_no_folder_behind(tmp_path: Path) -> None:
     with pytest.raises(InputError), run.locked():
         raise InputError("refused")
     assert run.plan_file.exists()
-
-
-def test_where_a_bundle_s_run_lies() -> None:
-    assert default_run(Path("some/bundle/")) == Path("some/bundle.run")
 
 
 def test_differences_are_limited_to_five() -> None:
