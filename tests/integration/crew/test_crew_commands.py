@@ -1,10 +1,8 @@
 """Three machines train a bundle, by the commands that a person types."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,12 +19,12 @@ from partitioner.cli.main import main  # noqa: E402
 from partitioner.crew.folder import CrewFolder  # noqa: E402
 from tests.integration.crew.test_training_together import PATIENCE_S, free_port  # noqa: E402
 from tests.support.command_lines import run_here  # noqa: E402
+from tests.support.forked import Forked, command  # noqa: E402
 from tests.support.models.runs import SHARED_ARGS, SHARED_MS, write_profiles  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-COMMAND = str(Path(sys.executable).parent / "mdp-partition")
 NAMES = ["desk", "tower", "nuc"]
 CONFIG = """
 [run]
@@ -59,7 +57,7 @@ class Machines:
 
     def __init__(self, path: Path) -> None:
         self.path, self.address = path, f"127.0.0.1:{free_port()}"
-        self.started: dict[str, subprocess.Popen[str]] = {}
+        self.started: dict[str, Forked] = {}
         desk = self.folder("desk")
         write_tree(desk / "photos", each=24)
         write_profiles(desk)
@@ -78,15 +76,11 @@ class Machines:
         return ["crew", "join", self.address, "--name", name, "--data", data, *rest]
 
     def start(self, name: str, *words: str) -> None:
-        with (self.folder(name) / "said").open("w") as said:
-            self.started[name] = subprocess.Popen(
-                [COMMAND, *words],
-                cwd=self.folder(name),
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
+        folder = self.folder(name)
+        self.started[name] = Forked(
+            command, main, "mdp-partition", *words,
+            stdout=folder / "printed", stderr=folder / "said", folder=folder,
+        )  # fmt: skip
 
     def all_end(self) -> str:
         """Let the others join the desk; returns what that wrote to stdout."""
@@ -95,11 +89,9 @@ class Machines:
         for name in NAMES[1:]:
             shutil.copy(key, self.folder(name))
             self.start(name, *self.join_words(name))
-        said = {}
         for name, process in self.started.items():
-            said[name], _ = process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 0, (self.folder(name) / "said").read_text()
-        return said["desk"]
+            assert process.wait(PATIENCE_S) == 0, (self.folder(name) / "said").read_text()
+        return (self.folder("desk") / "printed").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +109,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     yield made
     for process in made.started.values():
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def test_a_plan_that_does_not_pay_is_refused(

@@ -1,11 +1,8 @@
 """A desk and two trainers that join train a plan, in real processes."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -25,6 +22,8 @@ from partitioner.pipeline import train_step  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run_setup import open_pictures  # noqa: E402
 from partitioner.training.checkpoint import epochs_of  # noqa: E402
+from tests.support.forked import Forked  # noqa: E402
+from tests.support.models import crew_run  # noqa: E402
 from tests.support.models.crew_run import deeper_plan  # noqa: E402
 from tests.support.models.runs import QUIET, asked  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
@@ -46,7 +45,7 @@ def free_port() -> int:
 class Crew:
     """The folders of a desk and of the trainers that join it."""
 
-    started: ClassVar[list[subprocess.Popen[bytes]]] = []
+    started: ClassVar[list[Forked]] = []
 
     def __init__(
         self,
@@ -80,17 +79,12 @@ class Crew:
         write_plan(self.folder.plan_file, plan)
         self.folder.token()
 
-    def start(self, name: str, how: str = "join") -> subprocess.Popen[bytes]:
+    def start(self, name: str, how: str = "join") -> Forked:
         args = ["desk", str(self.path), str(self.data)]
         if name != "desk":
             run = str(self.path / f"run-{name}")
             args = [how, self.address, name, run, str(self.data)]
-        with self.said(name).open("wb") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.models.crew_run", *args],
-                stderr=said,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
+        process = Forked(crew_run.main, *args, stderr=self.said(name))
         self.started.append(process)
         return process
 
@@ -98,7 +92,7 @@ class Crew:
         """What a process wrote to stderr."""
         return self.path / f"{name}.log"
 
-    def ends(self, name: str, process: subprocess.Popen[bytes]) -> None:
+    def ends(self, name: str, process: Forked) -> None:
         """Wait until a process has ended well."""
         assert process.wait(PATIENCE_S) == 0, self.said(name).read_text()
 

@@ -3,13 +3,11 @@
 `dying` joins and is interrupted before it writes its second checkpoint.
 """
 
-import sys
 from pathlib import Path
 from unittest import mock
 
 from msgspec.structs import replace
 
-from mdp.errors import MDPError
 from mdp.formats.plan import Plan
 from partitioner.crew.desk import join
 from partitioner.crew.folder import token_of
@@ -56,11 +54,3 @@ def main(kind: str, *args: str) -> None:
             saved = mock.Mock(side_effect=[checkpoint.save, interrupt])
             mock.patch("partitioner.training.loop.save", lambda *given: saved()(*given)).start()
         join(address, name, token, data, Path(run_folder), Progress(), wait_s=180.0)
-
-
-if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except MDPError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
