@@ -20,14 +20,14 @@ demo: $(STAMP)
 	  $(if $(PICTURES),--pictures $(PICTURES)) $(if $(PAGE),--page)
 
 # Real processes that promise nothing about time: they may run beside others. The longest come first.
-PATIENT := $(addprefix tests/integration/,commands/test_partition_build.py \
-	commands/test_torchrun.py commands/test_quantized_fleet.py commands/test_discovery.py \
-	services/test_gateway_page.py services/test_gateway.py commands/test_deploy.py \
-	services/test_mqtt.py commands/test_sources.py commands/test_tutorials.py \
-	commands/test_doctor.py services/test_tracing.py faults/test_key_changes.py \
-	crew/test_crew_control.py crew/test_crew_store.py crew/test_training_together.py \
-	crew/test_frozen_passes.py crew/test_crews.py \
-	agents/test_agent_process.py agents/test_full_disk.py agents/test_scenes.py)
+PATIENT := $(addprefix tests/integration/,crew commands/test_partition_build.py \
+	commands/test_torchrun.py agents/test_record.py commands/test_scenes_build.py \
+	commands/test_reference_bundle.py commands/test_discovery.py agents/test_bundle_push.py \
+	agents/test_change_of_bundle.py agents/test_cameras.py clients/test_examples.py \
+	commands/test_quantized_fleet.py services commands/test_deploy.py commands/test_sources.py \
+	commands/test_tutorials.py commands/test_demo.py commands/test_command_line.py \
+	commands/test_doctor.py faults/test_key_changes.py agents/test_agent_process.py \
+	agents/test_full_disk.py agents/test_scenes.py)
 
 # Tests with deadlines of their own run one after another, the others beside each other, a file at a
 # time: what the tests of a file share is then made once.

@@ -1,11 +1,11 @@
-"""Two processes under torchrun train what one would: real processes that speak gloo."""
+"""Two processes train what one would: real processes that speak gloo, one run under torchrun."""
 
 import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,14 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
 
 from mdp.files import write_toml  # noqa: E402
+from partitioner.cli.main import main  # noqa: E402
 from partitioner.pipeline import train_step  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.progress import Advance, Progress  # noqa: E402
 from partitioner.run_setup import open_pictures  # noqa: E402
+from tests.integration.crew.test_training_together import free_port  # noqa: E402
+from tests.support.forked import Forked, command  # noqa: E402
+from tests.support.models import fitted  # noqa: E402
 from tests.support.models.fitted import Net, cases, stage, stopped_at, trained  # noqa: E402
 from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
@@ -45,6 +49,28 @@ def torchrun(*args: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
         check=False,
     )
+
+
+def by_two(
+    main: Callable[..., object], *args: object, folder: Path
+) -> list[tuple[int | None, str]]:
+    """Exit codes and stderr of `main(*args)` in two processes that have torchrun's variables."""
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    world["MASTER_PORT"] = str(free_port())
+    told = [folder / f"{rank}.stderr" for rank in (0, 1)]
+    started = [
+        Forked(
+            main, *args,
+            stderr=path, variables={**world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank, path in enumerate(told)
+    ]  # fmt: skip
+    try:
+        codes = [process.wait(PATIENCE_S) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [(code, path.read_text()) for code, path in zip(codes, told, strict=True)]
 
 
 def weights(out: Path, rank: int = 0) -> Any:
@@ -74,9 +100,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, run in cases(made).items():
         if name != "resumed":
             run()
-    done = torchrun("--module", "--", "tests.support.models.fitted", str(made))
-    assert (done.returncode, done.stdout) == (0, "all cases ran\n"), done.stderr
-    assert "FutureWarning" not in done.stderr
+    for code, said in by_two(fitted.main, made, folder=made):
+        assert code == 0, said
+        assert "FutureWarning" not in said
     return made
 
 
@@ -191,7 +217,7 @@ class Runs:
 
     one: RunFolder
     two: RunFolder
-    command: list[str]
+    words: list[str]
     done: subprocess.CompletedProcess[str]
 
 
@@ -214,13 +240,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     assert one.member(1).exists()
     assert two.teacher.exists()
     assert not two.member(0).exists()
-    program = str(Path(sys.executable).parent / "mdp-partition")
     config = folder / "run.toml"
     write_toml(config, wanted)
     where = ["--plan", str(plan_file), "--run", str(two.path), "--config", str(config)]
-    command = ["--no-python", "--", program, "train", *where, "--threads", "1"]
+    words = [str(Path(sys.executable).parent / "mdp-partition"), "train", *where, "--threads", "1"]
     # torchrun takes --run for one of its own options, unless -- ends them.
-    return Runs(one, two, command, torchrun(*command, "--json"))
+    return Runs(one, two, words, torchrun("--no-python", "--", *words, "--json"))
 
 
 def test_a_run_that_one_process_began_is_finished_by_two(runs: Runs) -> None:
@@ -248,10 +273,10 @@ def test_the_first_process_alone_reports(runs: Runs) -> None:
     assert "training the teacher" not in lines
 
 
-def test_a_refusal_is_one_line_by_one_process(runs: Runs) -> None:
-    done = torchrun(*runs.command, "--epochs", "9")
-    assert done.returncode == 1
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("mdp-partition")]
+def test_a_refusal_is_one_line_by_one_process(runs: Runs, tmp_path: Path) -> None:
+    (code, first), other = by_two(command, main, *runs.words, "--epochs", "9", folder=tmp_path)
+    assert code == 2
+    (line,) = first.splitlines()
+    assert line.startswith("mdp-partition")
     assert "schedule.epochs was 3, is now 9" in line
-    assert "exitcode  : 2" in done.stderr
-    assert "StoppedElsewhere" not in done.stderr
+    assert other == (0, "")

@@ -1,11 +1,8 @@
 """Three machines train a bundle, by the commands that a person types."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,12 +27,12 @@ from partitioner.pipeline import reopen  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from tests.integration.crew.test_training_together import PATIENCE_S, free_port  # noqa: E402
 from tests.support.command_lines import run_here  # noqa: E402
+from tests.support.forked import Forked, command  # noqa: E402
 from tests.support.models.runs import QUIET, SHARED_ARGS, SHARED_MS, write_profiles  # noqa: E402
 from tests.support.models.trees import write_scenes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-COMMAND = str(Path(sys.executable).parent / "mdp-partition")
 NAMES = ["desk", "tower", "nuc"]
 CONFIG = """
 [run]
@@ -70,7 +67,7 @@ class Machines:
 
     def __init__(self, path: Path) -> None:
         self.path, self.address = path, f"127.0.0.1:{free_port()}"
-        self.started: dict[str, subprocess.Popen[str]] = {}
+        self.started: dict[str, Forked] = {}
         desk = self.folder("desk")
         write_scenes(desk / "photos", each=14)
         write_profiles(desk)
@@ -89,15 +86,11 @@ class Machines:
         return ["crew", "join", self.address, "--name", name, "--data", data, *rest]
 
     def start(self, name: str, *words: str) -> None:
-        with (self.folder(name) / "said").open("w") as said:
-            self.started[name] = subprocess.Popen(
-                [COMMAND, *words],
-                cwd=self.folder(name),
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
+        folder = self.folder(name)
+        self.started[name] = Forked(
+            command, main, "mdp-partition", *words,
+            stdout=folder / "printed", stderr=folder / "said", folder=folder,
+        )  # fmt: skip
 
     def all_end(self) -> str:
         """Let the others join the desk; returns what that wrote to stdout."""
@@ -106,11 +99,9 @@ class Machines:
         for name in NAMES[1:]:
             shutil.copy(key, self.folder(name))
             self.start(name, *self.join_words(name))
-        said = {}
         for name, process in self.started.items():
-            said[name], _ = process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 0, (self.folder(name) / "said").read_text()
-        return said["desk"]
+            assert process.wait(PATIENCE_S) == 0, (self.folder(name) / "said").read_text()
+        return (self.folder("desk") / "printed").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +119,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     yield made
     for process in made.started.values():
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def test_a_plan_that_does_not_pay_is_refused(
@@ -192,10 +183,10 @@ def interrupted(machines: Machines, crew: CrewFolder) -> None:
     until(lambda: crew.log.read_text().count('"accepted"') == 2, "a trainer", PATIENCE_S)
     for name, kept in (("tower", "in run"), ("desk", "same command goes on from there")):
         process = machines.started[name]
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=PATIENCE_S)
-        said = (machines.folder(name) / "said").read_text()
-        assert (process.returncode, out) == (130, ""), said
+        process.interrupt()
+        ended = process.wait(PATIENCE_S)
+        out, said = ((machines.folder(name) / one).read_text() for one in ("printed", "said"))
+        assert (ended, out) == (130, ""), said
         assert "Traceback" not in said
         last = said.splitlines()[-1]
         assert last.startswith("mdp-partition: interrupted; what is finished is kept in")

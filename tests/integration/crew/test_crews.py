@@ -1,10 +1,7 @@
 """Three processes train together: exact plans as one process, and rounds that lose a trainer."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ torch = pytest.importorskip("torch")
 from partitioner.crew.exchange.control import replay  # noqa: E402
 from partitioner.crew.machine.schedule import Everyone  # noqa: E402
 from partitioner.training.synchroniser import EveryStep  # noqa: E402
+from tests.support.forked import Forked  # noqa: E402
 from tests.support.models.crews import (  # noqa: E402
     EPOCHS,
     EXACT,
@@ -25,6 +23,7 @@ from tests.support.models.crews import (  # noqa: E402
     flat,
     joined_state,
     machine,
+    main,
     trained_teacher,
     trained_vit,
 )  # fmt: skip
@@ -44,21 +43,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for listener in taken:
             listener.bind(("127.0.0.1", 0))
         ports = [listener.getsockname()[1] for listener in taken]
-    command = [sys.executable, "-m", "tests.support.models.crews", str(made)]
-    started = [
-        subprocess.Popen(
-            [*command, str(rank), *map(str, ports)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-        )
-        for rank in range(TRAINERS)
-    ]  # fmt: skip
+    said = [made / f"{rank}.log" for rank in range(TRAINERS)]
+    started = [Forked(main, made, rank, *ports, stderr=said[rank]) for rank in range(TRAINERS)]
     try:
-        said = [process.communicate(timeout=PATIENCE_S)[0] for process in started]
+        codes = [process.wait(PATIENCE_S) for process in started]
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [0] * TRAINERS, "\n".join(said)
+    assert codes == [0] * TRAINERS, "\n".join(path.read_text() for path in said)
     return made
 
 

@@ -1,9 +1,6 @@
 """Trainers of unequal pace compute one frozen pass; one is killed at any moment."""
 
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +15,8 @@ from partitioner.crew.exchange.answers import Shares, share_out  # noqa: E402
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer  # noqa: E402
 from partitioner.crew.exchange.store import DeskLost, connect, serve_store  # noqa: E402
 from partitioner.training.cached_outputs import keep_outputs  # noqa: E402
-from tests.support.models.frozen import LOG, PICTURES, VARIANTS, frozen  # noqa: E402
+from tests.support.forked import Forked  # noqa: E402
+from tests.support.models.frozen import LOG, PICTURES, VARIANTS, frozen, main  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -28,20 +26,12 @@ PACES = (8_000, 4_000, 2_000)
 class Crew:
     """Three trainers that have joined and wait for a desk."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
         self.store = serve_store("127.0.0.1", 0)
         self.processes = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.support.models.frozen",
-                     str(self.store.port), str(rank), str(pace)],
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
-                )
-            )
+            Forked(main, self.store.port, rank, pace, stderr=folder / f"{rank}.log")
             for rank, pace in enumerate(PACES)
-        ]  # fmt: skip
+        ]
         for process in self.processes:
             stack.callback(process.kill)
         until(lambda: self.store.add("here", 0) == len(PACES), "three trainers", 180.0)
@@ -64,9 +54,9 @@ def paths(folder: Path) -> dict[int, list[Path]]:
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
+def crew(tmp_path: Path) -> Iterator[Crew]:
     with ExitStack() as stack:
-        yield Crew(stack)
+        yield Crew(stack, tmp_path)
 
 
 def test_a_killed_trainer_loses_nothing(crew: Crew, tmp_path: Path) -> None:
@@ -90,7 +80,7 @@ def test_a_killed_trainer_loses_nothing(crew: Crew, tmp_path: Path) -> None:
         )
         assert path.read_bytes() == paths(tmp_path / "shared")[variant][0].read_bytes(), said
     for rank, process in enumerate(crew.processes):
-        assert process.wait(timeout=60) == (-9 if rank == killed else 0), said
+        assert process.wait(60) == (-9 if rank == killed else 0), said
 
 
 def test_a_desk_that_died_is_named() -> None:

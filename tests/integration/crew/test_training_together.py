@@ -1,11 +1,8 @@
 """A desk and two trainers that join train a plan, in real processes."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -28,6 +25,8 @@ from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.training.checkpoint import epochs_of  # noqa: E402
 from partitioner.training.compute import use_threads  # noqa: E402
 from partitioner.training.members import kept_outputs, outputs_of  # noqa: E402
+from tests.support.forked import Forked  # noqa: E402
+from tests.support.models import crew_run  # noqa: E402
 from tests.support.models.crew_run import training  # noqa: E402
 from tests.support.models.runs import QUIET  # noqa: E402
 from tests.support.models.trees import write_scenes, write_tree  # noqa: E402
@@ -49,7 +48,7 @@ def free_port() -> int:
 class Crew:
     """The folders of a desk and of the trainers that join it."""
 
-    started: ClassVar[list[subprocess.Popen[bytes]]] = []
+    started: ClassVar[list[Forked]] = []
 
     def __init__(
         self,
@@ -83,17 +82,12 @@ class Crew:
         write_plan(self.folder.plan_file, plan)
         self.folder.token()
 
-    def start(self, name: str, how: str = "join") -> subprocess.Popen[bytes]:
+    def start(self, name: str, how: str = "join") -> Forked:
         args = ["desk", str(self.path), str(self.data)]
         if name != "desk":
             run = str(self.path / f"run-{name}")
             args = [how, self.address, name, run, str(self.data)]
-        with self.said(name).open("wb") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.models.crew_run", *args],
-                stderr=said,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
+        process = Forked(crew_run.main, *args, stderr=self.said(name))
         self.started.append(process)
         return process
 
@@ -101,7 +95,7 @@ class Crew:
         """What a process wrote to stderr."""
         return self.path / f"{name}.log"
 
-    def ends(self, name: str, process: subprocess.Popen[bytes]) -> None:
+    def ends(self, name: str, process: Forked) -> None:
         """Wait until a process has ended well."""
         assert process.wait(PATIENCE_S) == 0, self.said(name).read_text()
 
@@ -171,7 +165,7 @@ def test_jobs_side_by_side_and_exact_crews_give_the_weights_of_one_process(
     began = {(network, ranks[rank]) for network, rank in crew.starts()}
     assert began == {
         ("teacher", "desk"), ("teacher", "tower"), ("member-0", "tower"), ("member-1", "nuc"),
-        *((job, name) for job in ("answers", "outputs-0") for name in NAMES),
+        *(("answers", name) for name in NAMES),
     }  # fmt: skip
     # 1e-5 is asserted where a fixed number of steps is compared: AdamW makes more of rounding.
     assert difference(crew.run.teacher, alone.teacher) < 1e-4

@@ -5,14 +5,12 @@ no pass of two variants is computed by one process alone.
 """
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 from msgspec.structs import replace
 
-from mdp.errors import MDPError
 from mdp.formats.plan import Plan
 from mdp.testing.processes import until
 from partitioner.crew.desk import join
@@ -59,8 +57,8 @@ def compute_by_two(folder: Path) -> None:
 def training(run: RunFolder, data: Path, progress: Progress, crew: Path | None = None) -> None:
     """Train the plan in `run`, alone or as the desk of a crew."""
     plan = deeper_plan(data)
-    views = {"teacher_views": "fused"} if plan.cameras else {}
-    wanted = asked(data, seed=1, schedule={"chain": "star", **CHAINED, **views})
+    chained = {"teacher_views": "fused"} if plan.cameras else CHAINED
+    wanted = asked(data, seed=1, schedule={"chain": "star", **chained})
     with owned(run):
         train_step(run, plan, open_pictures(wanted, plan.cameras), wanted, progress, crew=crew)
 
@@ -86,11 +84,3 @@ def main(kind: str, *args: str) -> None:
             saved = mock.Mock(side_effect=[checkpoint.save, interrupt])
             mock.patch("partitioner.training.loop.save", lambda *given: saved()(*given)).start()
         join(address, name, token, data, Path(run_folder), Progress(), wait_s=180.0)
-
-
-if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except MDPError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)

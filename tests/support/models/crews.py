@@ -1,11 +1,10 @@
-"""Trainings by three processes: `python -m tests.support.models.crews FOLDER RANK PORT PORT...`
+"""Trainings by three processes.
 
 Every process of a case writes what it ended with into the folder, for the test to compare.
 """
 
 import io
 import os
-import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -254,9 +253,8 @@ def rounds(out: Path, name: str, rank: int, port: int) -> None:
         desk.close()
 
 
-def main() -> None:
-    """Run all cases as one of three processes."""
-    out, rank, (port, *ports) = Path(sys.argv[1]), int(sys.argv[2]), map(int, sys.argv[3:])
+def main(out: Path, rank: int, port: int, *ports: int) -> None:
+    """Run all cases as one of three processes; the first port is that of every step."""
     torch.set_num_threads(1)
     every_step(out, rank, port)
     for name, own_port in zip(ROUNDS, ports, strict=True):
@@ -284,7 +282,3 @@ def every_step(out: Path, rank: int, port: int) -> None:
     # The others still use the first one's store.
     crew.require_group().barrier().wait()
     del served
-
-
-if __name__ == "__main__":
-    main()

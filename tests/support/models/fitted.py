@@ -1,10 +1,9 @@
-"""Trainings of a tiny network: `torchrun --module -- tests.support.models.fitted FOLDER`
+"""Trainings of a tiny network by one process, or by several that have torchrun's variables.
 
 Every process of a case writes what it ended with into the folder, for the test to compare.
 """
 
 import io
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,7 @@ from torch import Tensor, nn
 from mdp.errors import InputError, MDPError
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule
-from partitioner.training.distributed import (
-    first_then_others,
-    from_first,
-    is_first,
-    joined,
-    together,
-)
+from partitioner.training.distributed import first_then_others, from_first, joined, together
 from partitioner.training.loop import BatchLoss, Index, Stage, Validate, fit
 from partitioner.training.world import world
 
@@ -175,17 +168,10 @@ def cases(folder: Path) -> dict[str, Callable[[], None]]:
     }
 
 
-def main() -> None:
-    """Run all cases in the processes of torchrun."""
-    folder = Path(sys.argv[1])
+def main(folder: Path) -> None:
+    """Run all cases in processes that have torchrun's variables."""
     torch.set_num_threads(1)
     with joined():
         for run in cases(folder).values():
             run()
         _waited(folder)
-        if is_first():
-            print("all cases ran", flush=True)
-
-
-if __name__ == "__main__":
-    main()

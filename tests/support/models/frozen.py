@@ -1,6 +1,5 @@
-"""A trainer of a frozen pass: `python -m tests.support.models.frozen PORT RANK PICTURES_PER_S`."""
+"""A frozen pass, and a trainer of it."""
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -40,12 +39,8 @@ def frozen(pace: float = float("inf")) -> FrozenPass:
     )
 
 
-def main() -> None:
-    port, rank, pace = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+def main(port: int, rank: int, pace: float) -> None:
+    """Be a trainer."""
     control, bulk = connect("127.0.0.1", port), connect("127.0.0.1", port)
     control.add("here", 1)
     contribute(StoreTrainer(control, LOG, rank), StoreTrainer(bulk, LOG, rank), frozen(pace))
-
-
-if __name__ == "__main__":
-    main()
