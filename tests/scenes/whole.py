@@ -1,7 +1,7 @@
-"""The whole way with several cameras: recorded, assembled, 1,000 looks, and then covered or turned.
+"""The whole way with several cameras: recorded, built, 1,000 looks, and then covered or turned.
 
 make scenes. Cameras are folders before colours; one in ten pictures is of another colour than the
-scene, before the bundle is assembled and after.
+scene, in training and after.
 """
 
 import json
@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from mdp.formats.bundle import Bundle
 from mdp.testing.bundles import LABELS, colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
-from tests.support.faults.stage import Stage, models_file, with_cameras
+from tests.support.faults.stage import Stage, with_cameras
 from tests.support.fleet import BIN, PLENTY_MS, Fleet
+from tests.support.models.runs import SHARED_ARGS, SHARED_MS
 from tests.support.rtsp import NetworkCamera
 from tests.support.web.gateway import Gateway, gateway
 
@@ -68,7 +69,19 @@ def gauges(served: Gateway) -> dict[tuple[str, str], float]:
     }
 
 
-def test_recorded_assembled_looked_at_and_covered(
+def built(scenes: Path, bundle: Path) -> object:
+    """Train a network for each camera; returns their least agreement."""
+    told = mdp(
+        "build", "--teacher", "vit_tiny_patch16_224", "--teacher-arg", *SHARED_ARGS,
+        "--profiles", *CAMERAS, "--camera", *(f"{camera}={camera}" for camera in CAMERAS),
+        "--latency-ms", SHARED_MS, "--teacher-epochs", 2, "--epochs", 3, "--anyway",
+        "--data", scenes, "--out", bundle, "--json", program="mdp-partition",
+    )  # fmt: skip
+    assert json.loads(told)["digest"] == Bundle.open(bundle).digest
+    return Bundle.open(bundle).fusion_weights().agreement
+
+
+def test_recorded_built_looked_at_and_covered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage, scenes = Stage(tmp_path, CAMERAS), tmp_path / "scenes"
@@ -76,14 +89,11 @@ def test_recorded_assembled_looked_at_and_covered(
     first = write_bundle(tmp_path / "bundle", devices=CAMERAS)
     with Fleet(tmp_path, first, keys=True) as fleet:
         recorded(fleet, stage, scenes)
-        fleet.bundle = tmp_path / "assembled"
-        asked = ("--models", models_file(tmp_path, CAMERAS), "--data", scenes)
-        out = ("--profiles", *CAMERAS, "--out", fleet.bundle)
-        mdp("assemble", *asked, *out, program="mdp-partition")
-        rates = Bundle.open(fleet.bundle).fusion_weights().agreement
+        fleet.bundle = tmp_path / "built"
+        rates = built(scenes, fleet.bundle)
         start(fleet, stage)
         with fleet.client() as client, gateway("--fleet", fleet.folder / "fleet.toml") as served:
-            path = f"/v2/models/assembled/look?deadline_ms={PLENTY_MS:g}"
+            path = f"/v2/models/built/look?deadline_ms={PLENTY_MS:g}"
             until(lambda: served.ask(path).status == 200, "an answer")
 
             def suspects(turn: int, changed: str = "", wanted: str = "") -> dict[str, str]:
