@@ -76,16 +76,13 @@ def told(
         port = taken.getsockname()[1]
     asked = kind(trainers=trainers, hosts=("127.0.0.1",) * trainers, port=port, cases=tuple(cases))
     (folder / "cases.json").write_bytes(msgspec.json.encode(asked))
-    command = [sys.executable, "-m", module, folder]
+    command = [sys.executable, "-m", module, str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    started = [
-        subprocess.Popen([*command, str(rank)], env=environment) for rank in range(trainers)
-    ]
+    started = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(trainers)]
     if sum(process.wait() for process in started):
         raise SystemExit("a trainer failed")
     return [
-        msgspec.json.decode((folder / f"said-{rank}.json").read_bytes())
-        for rank in range(trainers)
+        msgspec.json.decode((folder / f"said-{rank}.json").read_bytes()) for rank in range(trainers)
     ]
 
 

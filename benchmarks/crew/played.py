@@ -227,9 +227,7 @@ class Trainer:
         port = self.cases.port + 2 + self.cases.cases.index(case)
         if self.rank == 0:
             store = serve_store(host, port)
-            everyone = Everyone(
-                NETWORK, case.every, case.steps * n, case.epochs, expected=range(n)
-            )
+            everyone = Everyone(NETWORK, case.every, case.steps * n, case.epochs, expected=range(n))
             machine = Machine("d", {NETWORK: tuple(map(str, range(n)))}, {NETWORK: everyone})
             self.desk = Desk(store, machine, Watch(600.0, 600.0), "", self.folder / "log.jsonl")
         hand = Hand(host, port, wait_s=60.0)

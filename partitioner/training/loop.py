@@ -236,9 +236,7 @@ def _epoch(training: _Training, epoch: int, report: Callable[[float], None]) -> 
     training.module.train()
     torch.manual_seed(derived_seed(stage.seed, stage.name, epoch))
     order = torch.randperm(stage.pictures).numpy()
-    steps = stage.schedule.epochs * batches
-    # A step on an n-th of a batch has more noise, which AdamW divides by (Malladi et al., 2022).
-    peak = (stage.schedule.learning_rate or 0.0) * math.sqrt(stage.sync.parts)
+    steps, peak = stage.schedule.epochs * batches, stage.schedule.learning_rate or 0.0
     sums: dict[str, float] = {}
     for number, share, part in stage.sync.shares(np.array_split(order, batches), epoch):
         for group in training.optimiser.param_groups:

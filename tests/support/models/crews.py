@@ -180,9 +180,9 @@ def in_stages(out: Path, crew: Crew) -> None:
 
 
 def machine() -> Machine:
-    """Rounds of 16 pictures."""
+    """Rounds of 8 pictures."""
     crews = {"member-0": ("0", "1", "2")}
-    everyone = Everyone("member-0", 16, BATCHES, EPOCHS, expected=range(3))
+    everyone = Everyone("member-0", 8, BATCHES, EPOCHS, expected=range(3))
     return Machine("d", crews, {"member-0": everyone})
 
 
@@ -209,7 +209,7 @@ class Dying:
 
 
 def rounds(out: Path, name: str, rank: int, port: int) -> None:
-    """Train in rounds of 16 pictures, under a desk in the first process."""
+    """Train in rounds of 8 pictures, under a desk in the first process."""
     means, codec = ROUNDS[name]
     desk = None
     if rank == 0:
