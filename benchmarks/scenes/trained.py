@@ -218,7 +218,8 @@ def figures() -> str:
     def line(what: str, value: Any, rows: Sequence[Any] = rows) -> dict[str, str]:
         found = [value(row) for row in rows]
         over = np.mean([value(row) - max(row["own"]["alone"]) for row in rows])
-        share = f"{np.mean(found):.1f} ({min(found):.1f}-{max(found):.1f})"
+        spread = f" ({min(found):.1f}-{max(found):.1f})" if len(found) > 1 else ""
+        share = f"{np.mean(found):.1f}{spread}"
         return {"what": what, "share": share, "over": f"{over:+.1f}"}
 
     lines = [
