@@ -117,7 +117,7 @@ def figures() -> str:
 
     def spread(value: Any) -> str:
         found = [value(row) for row in rows]
-        return f"{np.mean(found):.1f} ({min(found):.1f} to {max(found):.1f})"
+        return f"{np.mean(found):.1f} ({min(found):.1f}-{max(found):.1f})"
 
     def line(what: str, value: Any) -> dict[str, str]:
         over = [value(row) - max(row["alone"]) for row in rows]
@@ -127,10 +127,7 @@ def figures() -> str:
         line("the best camera alone, Lite0", lambda row: max(row["alone"])),
         line("the best camera with Lite0, Lite1 and Lite2", lambda row: row["networks_on_best"]),
         *(
-            line(
-                f"{size} cameras, mean of all such subsets",
-                lambda row, n=size: row["mean_of_size"][str(n)],
-            )
+            line(f"{size} cameras, mean", lambda row, n=size: row["mean_of_size"][str(n)])
             for size in range(2, CAMERAS)
         ),
         line("4 cameras, worst with one missing", lambda row: min(row["one_missing"])),

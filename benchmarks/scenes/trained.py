@@ -11,7 +11,7 @@ at a time is added to benchmarks/results/scenes-trained.json.
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,14 @@ from benchmarks.harness.tables import table
 from benchmarks.scenes.__main__ import CAMERAS, DEVICES, NAMES, write_scenes
 from mdp.files import write_json
 from mdp.formats.plan import Assignment, Plan, PredictedMs
-from mdp.fusion.fuse import Contribution, Logits
+from mdp.fusion.fuse import Contribution, FusionWeights, Logits, fuse, weights_for
 from partitioner.data.datasets import Dataset, open_dataset
+from partitioner.data.memmaps import Array, Index
 from partitioner.data.scenes import fused_answers, places
 from partitioner.estimates.catalogue import catalogue
 from partitioner.export.evaluate import accuracy, subset_accuracies
 from partitioner.fusion.stacking import fit_fusion
-from partitioner.networks.teacher import teacher_spec
+from partitioner.networks.teacher import Teacher, teacher_spec
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Asked, Augmentation, MemberSchedule, RunOptions
@@ -44,20 +45,16 @@ from partitioner.training.teacher import ensure_targets, ensure_teacher
 
 RESULT = RESULTS / "scenes-trained.json"
 NETWORK, SIZE_PX, TEACHER_PX = "tf_efficientnet_lite0", 80, 112
-#: Scenes of the training pictures, of which a tenth is only calibration, and of the other ones; of
-#: these fusion is fitted on every third, and the rest is for the test.
-TRAINED, HELD_OUT, FITTED = 360, 450, 3
+#: Scenes of the training pictures, of which a tenth is only calibration; of those of all pictures
+#: in val/ fusion is fitted on every third, and the rest is for the test.
+TRAINED, FITTED = 2500, 3
 EPOCHS, VARIANTS, BATCH = 2, 2, 16
 #: Four networks on the camera that is best alone.
 ONE = "one camera"
 #: Way -> settings of the schedule.
-WAYS: Mapping[str, dict[str, Any]] = {
-    "own": {},
-    "shared": {"shared": True},
-    ONE: {},
-    "both": {"teacher_views": "both"},
-    "fused": {"teacher_views": "fused"},
-}
+WAYS: Mapping[str, dict[str, Any]] = {"own": {}, "shared": {"shared": True}, ONE: {}}
+#: Way with a camera for each sub-model -> what the page calls it.
+NAMED = {"own": "each its own network", "shared": "one shared network"}
 
 
 def plan_of(cameras: tuple[str, ...]) -> Plan:
@@ -94,33 +91,49 @@ def answers_of(work: Work) -> dict[int, Logits]:
     return found
 
 
-def measured(work: Work) -> dict[str, Any]:
-    """Accuracies in percent of a trained run."""
-    answers, targets = answers_of(work), work.data.test.targets
+def without(
+    logits: Mapping[int, Logits], fusion: FusionWeights, targets: Index
+) -> NDArray[np.float64]:
+    """Points that every scene loses without each member, -100, 0 or 100, `[K, N]`."""
+
+    def right(members: Sequence[int]) -> NDArray[np.bool_]:
+        parts = {k: Contribution(None, logits[k]) for k in members}
+        fused = fuse(parts, weights_for(members, "stacked", fusion))
+        found: NDArray[np.bool_] = fused.argmax(axis=1) == targets
+        return found
+
+    every = right(list(logits)).astype(np.float64)
+    return np.stack([100 * (every - right([k for k in logits if k != gone])) for gone in logits])
+
+
+def measured(answers: Mapping[int, Logits], targets: Index) -> dict[str, Any]:
+    """Accuracies in percent of the members' answers `[N, C]` to the held-out scenes."""
     fitted = np.arange(len(targets)) % FITTED == 0
-
-    def some(rows: NDArray[np.bool_]) -> dict[int, Contribution]:
-        return {k: Contribution(None, logits[rows]) for k, logits in answers.items()}
-
-    fusion = fit_fusion(some(fitted), targets[fitted])
-    found = subset_accuracies(some(~fitted), fusion, targets[~fitted])
+    parts = [{k: logits[rows] for k, logits in answers.items()} for rows in (fitted, ~fitted)]
+    known, test = parts
+    fusion = fit_fusion({k: Contribution(None, part) for k, part in known.items()}, targets[fitted])
+    tested = {k: Contribution(None, part) for k, part in test.items()}
+    found = subset_accuracies(tested, fusion, targets[~fitted])
     of_size = {
         size: [100 * one.stacked for one in found if len(one.members) == size]
         for size in range(1, len(answers) + 1)
     }
+    lost = without(test, fusion, targets[~fitted])
     return {
         "alone": of_size[1],
         "mean_of_size": {str(size): float(np.mean(of_size[size])) for size in of_size},
-        "one_missing": of_size[len(answers) - 1],
         "all": of_size[len(answers)][0],
         "averaged": 100 * found[-1].bagged,
+        "lost": lost.mean(axis=1).tolist(),
+        "lost_error": (lost.std(axis=1) / np.sqrt(lost.shape[1])).tolist(),
+        "lost_fitted": without(known, fusion, targets[fitted]).mean(axis=1).tolist(),
     }
 
 
-def trained(
+def begun(
     name: str, cameras: tuple[str, ...], data: Dataset, options: argparse.Namespace, **schedule: Any
 ) -> Work:
-    """A finished run; all of a seed have one cache."""
+    """A run before its training; all of a seed have one cache."""
     scratch = options.scratch / f"trained-{options.seed}"
     folder, cache = RunFolder(scratch / name), scratch / "cache"
     cache.mkdir(exist_ok=True)
@@ -142,12 +155,15 @@ def trained(
     settings = settings_for(asked, data, plan.require_teacher(), weights)
     folder.start_or_continue(settings, plan)
     starts = {assignment.k: weights[NETWORK] for assignment in plan.assignments}
-    work = Work(folder, settings, plan, data, Progress(), starts)
+    return Work(folder, settings, plan, data, Progress(), starts)
+
+
+def targets_of(work: Work, options: argparse.Namespace) -> tuple[Teacher, list[Array]]:
+    """The teacher, and its logits of the training pictures."""
     # Measured on one thread: bf16 makes the teacher three times as fast, Lite0 slower.
-    quick = replace(work, settings=msgspec.structs.replace(settings, autocast="bf16"))
+    quick = replace(work, settings=msgspec.structs.replace(work.settings, autocast="bf16"))
     teacher = ensure_teacher(quick, options.teacher)
-    train_members(work, teacher, ensure_targets(quick, teacher))
-    return work
+    return teacher, ensure_targets(quick, teacher)
 
 
 def teacher_accuracy(work: Work) -> dict[str, float]:
@@ -160,24 +176,32 @@ def teacher_accuracy(work: Work) -> dict[str, float]:
     }
 
 
-def of_seed(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One seed's row, after each way of training."""
+def scenes_of(options: argparse.Namespace) -> str:
+    """The folder of a seed's scenes."""
     scenes = options.scratch / f"trained-{options.seed}" / "scenes"
     if not scenes.exists():
-        for part, target, count in (("train", "train", TRAINED), ("val", "test", HELD_OUT)):
+        for part, target, count in (("train", "train", TRAINED), ("val", "test", None)):
             files = sorted(path for path in (options.data / part).rglob("*") if path.is_file())
             chosen = np.random.default_rng(options.seed).permutation(len(files))[:count]
             write_scenes([files[index] for index in chosen], scenes / target, options.seed)
-    data = open_dataset(str(scenes), cameras=NAMES)
-    row: dict[str, Any] = {"seed": options.seed}
+    return str(scenes)
+
+
+def of_seed(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One seed's row, after each way of training."""
+    scenes = scenes_of(options)
+    data = open_dataset(scenes, cameras=NAMES)
+    row: dict[str, Any] = {"seed": options.seed, "test": int(len(data.test) * (1 - 1 / FITTED))}
     for name, schedule in WAYS.items():
-        if name == ONE:
-            best = NAMES[int(np.argmax(row["own"]["alone"]))]
-            single = open_dataset(str(scenes), cameras=[best])
-            row[name] = measured(trained(name, (best,) * CAMERAS, single, options))
-        else:
-            work = trained(name, NAMES, data, options, **schedule)
-            row[name] = measured(work)
+        best = NAMES[int(np.argmax(row["own"]["alone"]))] if name == ONE else None
+        cameras = (best,) * CAMERAS if best else NAMES
+        seen = open_dataset(scenes, cameras=[best]) if best else data
+        work = begun(name, cameras, seen, options, **schedule)
+        train_members(work, *targets_of(work, options))
+        answers = answers_of(work)
+        np.savez(work.run.path / "answers.npz", *answers.values())
+        row[name] = measured(answers, work.data.test.targets)
+        if not best:
             row["teacher"] = teacher_accuracy(work)
         yield row
 
@@ -191,43 +215,78 @@ def keep(row: dict[str, Any]) -> None:
 def figures() -> str:
     rows = kept(RESULT.stem)["rows"]
 
-    def line(what: str, value: Any, best: Any = lambda row: max(row["own"]["alone"])) -> Any:
+    def line(what: str, value: Any, rows: Sequence[Any] = rows) -> dict[str, str]:
         found = [value(row) for row in rows]
-        over = np.mean([value(row) - best(row) for row in rows])
-        share = f"{np.mean(found):.1f} ({min(found):.1f} to {max(found):.1f})"
+        over = np.mean([value(row) - max(row["own"]["alone"]) for row in rows])
+        spread = f" ({min(found):.1f}-{max(found):.1f})" if len(found) > 1 else ""
+        share = f"{np.mean(found):.1f}{spread}"
         return {"what": what, "share": share, "over": f"{over:+.1f}"}
 
-    named = {
-        "own": "**4 cameras, each its own network**",
-        "both": "4 cameras, taught by own and fused views",
-        "fused": "4 cameras, taught by fused views",
-        "shared": "**4 cameras, one shared network**",
-    }
     lines = [
         line("the best camera alone", lambda row: max(row["own"]["alone"])),
         line("the same of the shared network", lambda row: max(row["shared"]["alone"])),
-        line("the best camera with 4 networks", lambda row: row[ONE]["all"]),
-    ]
-    for way, what in named.items():
-        lines.append(line(what, lambda row, w=way: row[w]["all"]))
-        lines += [
+        *(
             line(
-                f"{size} of them, mean of all such subsets",
-                lambda row, w=way, n=size: row[w]["mean_of_size"][str(n)],
+                f"the best camera with 4 networks, seed {row['seed']}",
+                lambda r: r[ONE]["all"],
+                [row],
             )
+            for row in rows
+            if ONE in row
+        ),
+    ]
+    for way, what in NAMED.items():
+        lines.append(line(f"**4 cameras, {what}**", lambda row, w=way: row[w]["all"]))
+        lines += [
+            line(f"{size} of them, mean", lambda row, w=way, n=size: row[w]["mean_of_size"][str(n)])
             for size in (2, 3)
-            if way in ("own", "shared")
         ]
-        lines.append(line("worst with one missing", lambda row, w=way: min(row[w]["one_missing"])))
-        if way in ("own", "shared"):
-            mean = line("outputs averaged without fitting", lambda row, w=way: row[w]["averaged"])
-            lines.append(mean)
-    lines.append(line("the teacher on all views, 450 scenes", lambda row: row["teacher"]["all"]))
+        mean = line("outputs averaged without fitting", lambda row, w=way: row[w]["averaged"])
+        lines.append(mean)
+    lines.append(line("the teacher on all views", lambda row: row["teacher"]["all"]))
     columns = (
         ("answered", "{what}"), ("accuracy, mean (range of seeds)", "{share}"),
         ("over the best camera", "{over}"),
     )  # fmt: skip
+    return f"{table(lines, *columns)}\n\n{losses(rows)}"
+
+
+def losses(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What every camera's absence costs."""
+    lines = []
+    for way in NAMED:
+        for row in rows:
+            one = row[way]
+            cells = [
+                f"{lost:.1f} ± {error:.1f}"
+                for lost, error in zip(one["lost"], one["lost_error"], strict=True)
+            ]
+            lines.append(
+                {"what": f"{way}, seed {row['seed']}", "chosen": f"{chosen(one)[0]:.1f}"}
+                | dict(zip(NAMES, cells, strict=True))
+            )
+        every = np.mean([row[way]["lost"] for row in rows])
+        worst = np.mean([max(row[way]["lost"]) for row in rows])
+        found = np.array([chosen(row[way]) for row in rows])
+        error = np.sqrt((found[:, 1] ** 2).sum()) / len(rows)
+        what = f"{way}: mean {every:.1f}, worst {worst:.1f}"
+        chosen_mean = f"{found[:, 0].mean():.1f} ± {error:.1f}"
+        lines.append({"what": what, "chosen": chosen_mean} | dict.fromkeys(NAMES, ""))
+    columns = (
+        ("points lost without camera", "{what}"),
+        *((str(number), f"{{{name}}}") for number, name in enumerate(NAMES)),
+        ("worst in fitting", "{chosen}"),
+    )
     return table(lines, *columns)
+
+
+def chosen(one: Mapping[str, Any]) -> tuple[float, float]:
+    """Points that the test scenes lose without the camera that costs most in fitting; its error.
+
+    Of several that cost as much in fitting, the one that costs most in the test.
+    """
+    _, lost, error = max(zip(one["lost_fitted"], one["lost"], one["lost_error"], strict=True))
+    return lost, error
 
 
 PAGE = Page("benchmarks.scenes.trained", figures)
