@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from partitioner.crew.exchange.control import replay  # noqa: E402
 from partitioner.crew.machine.schedule import Everyone  # noqa: E402
 from partitioner.training.synchroniser import EveryStep  # noqa: E402
-from tests.support.forked import Forked  # noqa: E402
+from tests.support.crew.forked import Forked  # noqa: E402
 from tests.support.models.crews import (  # noqa: E402
     EPOCHS,
     EXACT,
