@@ -19,7 +19,7 @@ from partitioner.cli.main import main  # noqa: E402
 from partitioner.crew.folder import CrewFolder  # noqa: E402
 from tests.integration.crew.test_training_together import PATIENCE_S, free_port  # noqa: E402
 from tests.support.command_lines import run_here  # noqa: E402
-from tests.support.forked import Forked, command  # noqa: E402
+from tests.support.models.forked import Forked, command  # noqa: E402
 from tests.support.models.runs import SHARED_ARGS, SHARED_MS, write_profiles  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 

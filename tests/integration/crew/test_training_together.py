@@ -22,9 +22,9 @@ from partitioner.pipeline import train_step  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run_setup import open_pictures  # noqa: E402
 from partitioner.training.checkpoint import epochs_of  # noqa: E402
-from tests.support.forked import Forked  # noqa: E402
 from tests.support.models import crew_run  # noqa: E402
 from tests.support.models.crew_run import deeper_plan  # noqa: E402
+from tests.support.models.forked import Forked  # noqa: E402
 from tests.support.models.runs import QUIET, asked  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
