@@ -25,9 +25,9 @@ from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.progress import Advance, Progress  # noqa: E402
 from partitioner.run_setup import open_pictures  # noqa: E402
 from tests.integration.crew.test_training_together import free_port  # noqa: E402
-from tests.support.crew.forked import Forked, command  # noqa: E402
 from tests.support.models import fitted  # noqa: E402
 from tests.support.models.fitted import Net, cases, stage, stopped_at, trained  # noqa: E402
+from tests.support.models.forked import Forked, command  # noqa: E402
 from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 

@@ -27,7 +27,7 @@ from partitioner.pipeline import reopen  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from tests.integration.crew.test_training_together import PATIENCE_S, free_port  # noqa: E402
 from tests.support.command_lines import run_here  # noqa: E402
-from tests.support.crew.forked import Forked, command  # noqa: E402
+from tests.support.models.forked import Forked, command  # noqa: E402
 from tests.support.models.runs import QUIET, SHARED_ARGS, SHARED_MS, write_profiles  # noqa: E402
 from tests.support.models.trees import write_scenes  # noqa: E402
 

@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 from partitioner.crew.exchange.control import replay  # noqa: E402
 from partitioner.crew.machine.schedule import Everyone  # noqa: E402
 from partitioner.training.synchroniser import EveryStep  # noqa: E402
-from tests.support.crew.forked import Forked  # noqa: E402
 from tests.support.models.crews import (  # noqa: E402
     EPOCHS,
     EXACT,
@@ -27,6 +26,7 @@ from tests.support.models.crews import (  # noqa: E402
     trained_teacher,
     trained_vit,
 )  # fmt: skip
+from tests.support.models.forked import Forked  # noqa: E402
 
 pytestmark = pytest.mark.torch
 PATIENCE_S = 240.0

@@ -15,7 +15,7 @@ from partitioner.crew.exchange.answers import Shares, share_out  # noqa: E402
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer  # noqa: E402
 from partitioner.crew.exchange.store import DeskLost, connect, serve_store  # noqa: E402
 from partitioner.training.cached_outputs import keep_outputs  # noqa: E402
-from tests.support.crew.forked import Forked  # noqa: E402
+from tests.support.models.forked import Forked  # noqa: E402
 from tests.support.models.frozen import LOG, PICTURES, VARIANTS, frozen, main  # noqa: E402
 
 pytestmark = pytest.mark.torch

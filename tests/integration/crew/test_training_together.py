@@ -25,9 +25,9 @@ from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.training.checkpoint import epochs_of  # noqa: E402
 from partitioner.training.compute import use_threads  # noqa: E402
 from partitioner.training.members import kept_outputs, outputs_of  # noqa: E402
-from tests.support.crew.forked import Forked  # noqa: E402
 from tests.support.models import crew_run  # noqa: E402
 from tests.support.models.crew_run import training  # noqa: E402
+from tests.support.models.forked import Forked  # noqa: E402
 from tests.support.models.runs import QUIET  # noqa: E402
 from tests.support.models.trees import write_scenes, write_tree  # noqa: E402
 
