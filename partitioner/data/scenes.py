@@ -5,13 +5,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partitioner.data.datasets import Dataset, PictureSet, Source
-from partitioner.data.memmaps import Array, Index
 from partitioner.run.settings import TeacherViews
+
+if TYPE_CHECKING:
+    # The command line asks this module about a data set without torch.
+    from partitioner.data.memmaps import Array, Index
 
 #: Cameras, at most, that single pictures are taken to be of.
 _LIKELY = 16
@@ -25,9 +29,9 @@ class Places:
 
     cameras: tuple[str, ...]
     #: Index of each picture's camera, ascending.
-    camera: Index
+    camera: "Index"
     #: Index of each picture's scene in the split.
-    scene: Index
+    scene: "Index"
 
     def of(self, camera: str | None) -> slice:
         """The pictures of one camera; all for None."""
@@ -83,7 +87,7 @@ def _singles(scenes: PictureSet, cameras: Sequence[str]) -> PictureSet:
 
 
 def fused_answers(
-    answers: Array, where: Places, random: np.random.Generator | None = None
+    answers: "Array", where: Places, random: np.random.Generator | None = None
 ) -> NDArray[np.float32]:
     """Mean of the logits `[P, C]` of each scene's pictures, `[N, C]`.
 
@@ -109,8 +113,8 @@ def fused_answers(
 
 
 def taught(
-    answers: Array, where: Places, part: slice, wanted: TeacherViews, random: np.random.Generator
-) -> Array:
+    answers: "Array", where: Places, part: slice, wanted: TeacherViews, random: np.random.Generator
+) -> "Array":
     """What a sub-model learns `[B, C]`, of a teacher's centred logits `[P, C]`.
 
     `part` are the pictures that it is trained on. The views of a scene are fused without a part of

@@ -17,7 +17,6 @@ from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import CPU, INPUT, Execution, Runtime
 from mdp.runtimes.openvino import HINTS
 from mdp.runtimes.select import open_runtime
-from partitioner.data.crops import view_of
 
 #: Pictures per run where throughput counts.
 _BATCH = 128
@@ -87,6 +86,9 @@ def member_contribution(
 
 def logits_file(cache: Path, model: ModelFile, assignment: Assignment, pictures: str) -> Path:
     """Where trainers of a crew keep one member's logits `[N, heads, C]` of pictures by digest."""
+    # The command line imports this module without torch.
+    from partitioner.data.crops import view_of
+
     way = f"{view_of(assignment).name} {on_processor(Execution.of(assignment))}"
     made_of = [model.content, way.encode(), pictures.encode()]
     digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in made_of))
