@@ -5,7 +5,7 @@ and what has arrived is not sent again.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +31,7 @@ from mdp.protocol.transfer import (
     BundleRequest,
     BundleState,
 )
-from mdp.transport import Dealers, Disconnected, Received
+from mdp.transport import Dealers, Disconnected, Received, TransportEvent
 
 #: How long one reply may take; without any for `PATIENCE_S`, the device is given up.
 REPLY_S, PATIENCE_S = 10.0, 30.0
@@ -261,6 +261,9 @@ class DeviceBundles:
                     time.sleep(BUSY_S)
                 case Failure(code=code, text=text):
                     raise TransferError(f"{self.device}: {code}: {text}")
+                case BundleRefusal() if self._is_lost(self._dealers.poll(0)):
+                    # Of an agent that was restarted meanwhile, and knows no offer.
+                    raise _BrokenError("no connection")
                 case BundleRefusal(text=text):
                     raise TransferError(f"{self.device}: {text}")
                 case _:
@@ -280,12 +283,17 @@ class DeviceBundles:
                 raise _BrokenError("no connection")
             self._dealers.poll(max(0.0, until_s - self._clock()))
 
+    @staticmethod
+    def _is_lost(events: Sequence[TransportEvent]) -> bool:
+        return any(isinstance(event, Disconnected) for event in events)
+
     def _reply(self, request_id: int) -> Envelope:
         until_s = self._clock() + min(REPLY_S, self._patience_s)
         while self._clock() < until_s:
-            for event in self._dealers.poll(max(0.0, until_s - self._clock())):
-                if isinstance(event, Disconnected):
-                    raise _BrokenError("no connection")
+            events = self._dealers.poll(max(0.0, until_s - self._clock()))
+            if self._is_lost(events):
+                raise _BrokenError("no connection")
+            for event in events:
                 if not isinstance(event, Received):
                     continue
                 try:
