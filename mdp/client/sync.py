@@ -52,7 +52,8 @@ class Client(BaseClient, Closing):
     def __init__(self, fleet: str | os.PathLike[str], **options: Unpack[Connecting]) -> None:
         """See `connect`, which does the same."""
         super().__init__(fleet, **options)
-        self._turn = threading.Lock()
+        # Reentrant: Ctrl-C between getting it and letting it go must not keep `close` waiting.
+        self._turn = threading.RLock()
         #: The thread whose turn it is.
         self._holder: int | None = None
         try:
@@ -195,7 +196,7 @@ class Client(BaseClient, Closing):
         """The answer of a call under way, which another thread's turn may bring as well."""
         while call.answer is None:
             self._check_usable()
-            if self._turn.acquire(timeout=_CHECK_S):
+            if self._taken(_CHECK_S):
                 with self._holding():
                     while call.answer is None:
                         connection.step()
@@ -271,10 +272,14 @@ class Client(BaseClient, Closing):
     @contextmanager
     def _in_turn(self, deadline: Deadline) -> Iterator[None]:
         self._check_usable()
-        if not self._turn.acquire(timeout=deadline.left_s(self._clock())):
+        if not self._taken(deadline.left_s(self._clock())):
             raise self._too_late(deadline, "another thread's call is under way")
         with self._holding():
             yield
+
+    def _taken(self, timeout_s: float) -> bool:
+        """Whether this thread gets its turn; not in the middle of its own, in a signal handler."""
+        return self._holder != threading.get_ident() and self._turn.acquire(timeout=timeout_s)
 
     @contextmanager
     def _holding(self) -> Iterator[None]:
@@ -321,7 +326,7 @@ class Client(BaseClient, Closing):
 
     def _tend(self, connection: FleetConnection) -> float:
         """Take in what has come for calls under way; seconds until the next has to be decided."""
-        if not self._turn.acquire(blocking=False):
+        if not self._taken(0.0):
             # The thread whose turn it is sees to all calls.
             return _CHECK_S
         with self._holding():

@@ -1,19 +1,23 @@
 """Both clients from their making to their end, in threads, event loops and processes."""
 
 import asyncio
+import itertools
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 import mdp
 from mdp.client import crops as views
+from mdp.client import sync
 from mdp.pictures.crop import Picture
 from mdp.testing.bundles import LABELS, colour_picture
 from mdp.testing.processes import PATIENCE_S
@@ -82,6 +86,33 @@ with mdp.Client.connect(sys.argv[1], timeout_s=60) as client:
     assert os.waitpid(child, 0)[1] == 0
     print(len(client.classify(picture, deadline_ms=20_000).used))
 """
+
+
+def test_ctrl_c_at_any_line_of_a_call_lets_the_client_close(fleet: Fleet) -> None:
+    lines = 0
+
+    def traced(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        nonlocal lines
+        if frame.f_code.co_filename != sync.__file__ or frame.f_code.co_name == "close":
+            return None
+        lines -= event == "line"
+        if lines == 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return traced
+
+    for number in itertools.count(1):
+        with fleet.client() as client:
+            lines, before = number, sys.gettrace()
+            try:
+                sys.settrace(traced)
+                client.classify(RED, deadline_ms=PLENTY_MS)
+            except KeyboardInterrupt:
+                continue
+            finally:
+                sys.settrace(before)
+        break
+    assert number > 20
 
 
 def test_a_client_refuses_use_in_a_forked_process(fleet: Fleet) -> None:

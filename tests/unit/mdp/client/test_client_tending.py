@@ -17,7 +17,7 @@ class Bench:
         self.decides_s, self.done_s = decides_s, decoding_s
         self.decided: list[tuple[float, float]] = []
         self.client = object.__new__(Client)
-        self.client._turn = threading.Lock()
+        self.client._turn, self.client._holder = threading.RLock(), None
         self.client._closed, self.client._process = False, this_process()
         self.client._clock = lambda: self.now_s
 
@@ -62,6 +62,8 @@ def test_a_single_call_waits_for_its_picture_alone() -> None:
 
 def test_where_another_thread_has_the_turn_it_sees_to_the_calls() -> None:
     bench = Bench([0.25], 0.75)
-    with bench.client._turn:
-        bench.decode(1.0, tending=True)
+    another = threading.Thread(target=bench.client._turn.acquire)
+    another.start()
+    another.join()
+    bench.decode(1.0, tending=True)
     assert (bench.decided, bench.now_s) == ([], 0.75)
