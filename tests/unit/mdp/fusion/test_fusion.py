@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import ValidationError, convert
 
+from mdp.fusion.cascade import Cascade
 from mdp.fusion.fuse import (
+    MAX_WEIGHT,
     Contribution,
     Fusion,
     FusionWeights,
@@ -279,3 +281,81 @@ def test_one_picture_is_fused_as_one_of_many_which_stay_as_they_are() -> None:
     for picture in range(7):
         one = {k: Contribution.of([head[picture] for head in h.heads]) for k, h in many.items()}
         assert fuse(one, weights) == pytest.approx(fused[picture], abs=1e-5)
+
+
+def test_a_size_is_unlisted_above_120_subsets() -> None:
+    assert unlisted_sizes(8) == []
+    assert unlisted_sizes(16) == list(range(3, 14))
+    assert unlisted_sizes(121) == list(range(1, 121))
+
+
+def test_temperatures_reach_their_bounds() -> None:
+    assert Temperatures(boosted=1 / MAX_WEIGHT, bagged=MAX_WEIGHT).boosted == 1 / MAX_WEIGHT
+    with pytest.raises(ValueError, match="temperatures have to be"):
+        Temperatures(boosted=0.9 / MAX_WEIGHT)
+
+
+def test_one_class_and_format_version_1_are_read() -> None:
+    stored = {"num_classes": 1, "subsets": [], "format_version": 1}
+    assert convert(stored, FusionWeights) == FusionWeights(num_classes=1, subsets=[])
+
+
+def test_several_pictures_are_normalised_each_by_itself() -> None:
+    logits = np.array([[1.0, 2.0, 4.0], [9.0, 0.0, -3.0]], dtype=np.float32)
+    np.testing.assert_allclose(
+        probabilities(logits), [probabilities(row) for row in logits], rtol=1e-6
+    )
+
+
+def test_several_pictures_of_one_member_with_one_head() -> None:
+    logits = np.array([[1.0, 2.0], [3.0, 5.0]], dtype=np.float32)
+    fused = fuse({0: Contribution(None, logits)}, SubsetWeights(members=(0,), a=(), b=(2.0,)))
+    np.testing.assert_array_equal(fused, 2 * logits)
+
+
+def test_weights_of_boost_heads_that_are_not_there_are_an_error() -> None:
+    logits = np.ones((2, 3), dtype=np.float32)
+    weights = SubsetWeights(members=(0,), a=(1.0,), b=(1.0,))
+    with pytest.raises(ValueError, match="shorter"):
+        fuse({0: Contribution(None, logits)}, weights)
+
+
+CASCADE = {"first": [0, 2], "pictures": 1, "stacked": 0.9, "bagged": 0.8, "escalated": 0.25}
+
+
+def test_a_cascade_as_stored() -> None:
+    cascade = convert(CASCADE, Cascade)
+    assert cascade.first == (0, 2)
+    assert [cascade.threshold(rule) for rule in ("stacked", "bagged", "boosted")] == [0.9, 0.8, 0.8]
+    assert convert({**CASCADE, "first": [0], "boosted": 0.7}, Cascade).threshold("boosted") == 0.7
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"first": []}, "length >= 1"),
+        ({"first": [2, 0]}, "ascending"),
+        ({"first": [0, 0]}, "distinct"),
+        ({"first": [-1, 0]}, "not negative"),
+        ({"pictures": 0}, ">= 1"),
+        ({"stacked": 1.5}, "<= 1"),
+    ],
+)
+def test_cascades_that_are_refused(change: dict[str, object], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
+        convert({**CASCADE, **change}, Cascade)
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        (Contribution(None, np.zeros(2, np.float32)), "boost"),
+        (SubsetWeights(members=(0,), a=(), b=(1.0,)), "members"),
+        (Temperatures(), "boosted"),
+        (FusionWeights(num_classes=2, subsets=[]), "subsets"),
+        (convert(CASCADE, Cascade), "first"),
+    ],
+)
+def test_records_cannot_be_changed(record: object, field: str) -> None:
+    with pytest.raises(AttributeError, match="immutable"):
+        setattr(record, field, None)
