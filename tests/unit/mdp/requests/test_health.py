@@ -193,3 +193,21 @@ def test_any_history_ends_in_readmission(history: list[tuple[str, float]]) -> No
     for _ in range(LONGEST_PROBATION):
         health.answered()
     assert not health.half_open
+
+
+def test_an_unready_device_is_asked_again_after_a_pause() -> None:
+    health = CircuitBreaker()
+    health.unready(10.0, WARMING)
+    assert not health.due(10.0)
+    health.asked(10.0 + UNREADY_PAUSE_S)
+    assert not health.due(10.0 + UNREADY_PAUSE_S)
+    assert health.due(10.0 + 2 * UNREADY_PAUSE_S)
+
+
+def test_a_failure_ends_a_row_of_silences() -> None:
+    health = CircuitBreaker()
+    health.silent(10.0)
+    health.failed(10.0, BROKEN)
+    assert health.silences == 0
+    health.told(10.0, None)
+    assert health.silences == 0
