@@ -1,5 +1,6 @@
 """What an import loads, and what the package shows. Each import in an interpreter of its own."""
 
+import ast
 import dataclasses
 import json
 import re
@@ -7,7 +8,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 
@@ -47,10 +47,25 @@ def test_neither_command_line_nor_agent_load_torch_or_onnxruntime() -> None:
     assert not loaded & {"starlette", "uvicorn", "prometheus_client"}
 
 
+def test_the_package_imports_its_exports_at_their_first_use() -> None:
+    assert not loaded_by("import mdp") & {"zmq", "numpy", "PIL", "msgspec"}
+    loaded_by("import sys, mdp; mdp.Client; assert 'mdp.testing' not in sys.modules")
+
+
 def test_all_is_what_the_package_shows() -> None:
-    assert sorted(dir(mdp)) == sorted(mdp.__all__)
-    for name in set(mdp.__all__) - {"__version__"}:
-        assert getattr(mdp, name) is getattr(import_module(mdp._MODULES[name]), name)
+    block = next(
+        node for node in ast.parse(Path(mdp.__file__).read_text()).body if isinstance(node, ast.If)
+    )
+    # What type checkers see is what is imported.
+    assert {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    } == mdp._MODULES
+    assert {*mdp._MODULES, "__version__"} == set(mdp.__all__)
+    for name in mdp._MODULES:
+        assert getattr(mdp, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         getattr(mdp, "Nothing")  # noqa: B009
     assert list(mdp.__all__) == sorted(mdp.__all__)

@@ -119,3 +119,9 @@ def test_a_camera_that_was_covered_from_the_start_is_not_noticed() -> None:
 )
 def test_the_lower_bound_of_a_share(agreed: int, counted: int, rate: float) -> None:
     assert at_least(agreed, counted) == pytest.approx(rate, abs=1e-4)
+
+
+def test_cameras_that_always_agreed_are_watched_too() -> None:
+    detector = CameraDrift(fusion(rate=1.0))
+    told = [look(detector, labels) for labels in scenes(3, 50, rate=1.0, covered=1)]
+    assert told[-1] == (NAMES[1],)

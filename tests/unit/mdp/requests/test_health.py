@@ -1,5 +1,6 @@
 """When a device is taken out, when it is asked how it is, and how it comes back."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -204,10 +205,17 @@ def test_an_unready_device_is_asked_again_after_a_pause() -> None:
     assert health.due(10.0 + 2 * UNREADY_PAUSE_S)
 
 
-def test_a_failure_ends_a_row_of_silences() -> None:
+@pytest.mark.parametrize(
+    "sign",
+    [
+        CircuitBreaker.answered,
+        CircuitBreaker.alive,
+        lambda health: health.failed(10.0, BROKEN),
+        lambda health: health.told(10.0, None),
+    ],
+)
+def test_any_message_ends_a_row_of_silences(sign: Callable[[CircuitBreaker], None]) -> None:
     health = CircuitBreaker()
     health.silent(10.0)
-    health.failed(10.0, BROKEN)
-    assert health.silences == 0
-    health.told(10.0, None)
+    sign(health)
     assert health.silences == 0

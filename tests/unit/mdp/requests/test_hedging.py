@@ -5,7 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdp.requests.hedging import BURST, ENOUGH, RECENT, RoundTrips, TokenBucket
+from mdp.requests.hedging import BURST, ENOUGH, RECENT, Hedging, RoundTrips, TokenBucket
+from mdp.requests.request import DeviceEvent, Request
 
 
 def test_a_share_of_nothing_hedges_nothing() -> None:
@@ -46,3 +47,15 @@ def test_the_quantile_is_that_of_the_recent_ones(values: list[float]) -> None:
         trips.add(value)
     recent = sorted(values[-RECENT:])
     assert trips.slow_s == recent[math.ceil(0.95 * len(recent)) - 1]
+
+
+def test_only_requests_that_are_no_hedges_earn_hedges() -> None:
+    hedging = Hedging({0: ("a", "b")}, {"a": 0, "b": 0}, None, 1.0)
+    while hedging.allowed():
+        pass
+    hedging.handle(DeviceEvent("sent", "a", 0.0))
+    hedging.handle(DeviceEvent("sent", "b", 0.0, Request(k=0, device="b", sent_s=0.0, hedged=True)))
+    assert not hedging.allowed()
+    hedging.handle(DeviceEvent("sent", "a", 0.0, Request(k=0, device="a", sent_s=0.0)))
+    assert hedging.allowed()
+    assert not hedging.allowed()

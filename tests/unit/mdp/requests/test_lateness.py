@@ -55,6 +55,13 @@ def test_three_late_answers_tell_for_whom_it_is_late() -> None:
     assert str(slow["gamma"].reason(BUDGET_S)) == reason
 
 
+def test_an_answer_that_takes_the_whole_budget_is_in_time() -> None:
+    slow = SlowDevices()
+    told(slow, [LATE_S] * TOLERATED_FAILURES)
+    told(slow, [LATE_S + 0.01])
+    assert not is_late(slow, LATE_S)
+
+
 @pytest.mark.parametrize(
     ("pattern", "left_out"),
     [("x", True), ("xo", True), ("xoo", False), ("xxo", True), ("xooo", False), ("o", False)],

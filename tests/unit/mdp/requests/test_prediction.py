@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,9 +14,16 @@ from mdp.errors import DeadlineExceeded, QuorumNotMet
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry
 from mdp.fusion.fuse import FUSIONS, Contribution, Fusion, probabilities
 from mdp.requests import prediction
-from mdp.requests.prediction import TOP_K, AnswerBuilder, Prediction, likeliest, no_answer
+from mdp.requests.prediction import (
+    TOP_K,
+    AnswerBuilder,
+    MemberTiming,
+    Prediction,
+    likeliest,
+    no_answer,
+)
 from mdp.requests.reason import LATE, NOT_NEEDED, UNREACHABLE, Reason
-from mdp.requests.session import Arrival, Finish
+from mdp.requests.session import Arrival, Finish, Replied
 from mdp.testing.bundles import DEVICES, LABELS, size_accuracy, subset_accuracy, write_bundle
 from tests.support.bundles import CASCADE_ACCURACY, with_cascade
 
@@ -263,3 +271,21 @@ def test_the_likeliest_classes_are_those_of_a_whole_sort(num_classes: int) -> No
     classes, shares = likeliest(logits)
     assert classes == whole
     assert shares == pytest.approx(probabilities(logits)[whole].tolist())
+
+
+TIMING = MemberTiming(device="a", k=0, queue_ms=1.0, compute_ms=2.0, network_ms=3.0)
+REPLIED = Replied(
+    device="a", contribution=ARRIVALS[0].contribution, queue_ms=1.0, compute_ms=2.0, now_s=0.0
+)
+
+
+@pytest.mark.parametrize("record", [TIMING, REPLIED])
+def test_events_and_timings_cannot_be_changed(record: MemberTiming | Replied) -> None:
+    with pytest.raises(AttributeError, match="immutable"):
+        setattr(record, "device", "b")  # noqa: B010
+
+
+@pytest.mark.parametrize("kind", [MemberTiming, Replied])
+def test_events_and_timings_take_keywords_alone(kind: Callable[..., object]) -> None:
+    with pytest.raises(TypeError, match="positional"):
+        kind("a")
