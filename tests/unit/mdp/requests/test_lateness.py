@@ -60,6 +60,7 @@ def test_an_answer_that_takes_the_whole_budget_is_in_time() -> None:
     told(slow, [LATE_S] * TOLERATED_FAILURES)
     told(slow, [LATE_S + 0.01])
     assert not is_late(slow, LATE_S)
+    assert "1 of its last 4 answers" in str(slow["gamma"].reason(LATE_S))
 
 
 @pytest.mark.parametrize(
