@@ -7,6 +7,9 @@ packages, as any module inside `mdp` is imported after all of its client.
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -31,23 +34,34 @@ def mdp_partition() -> NoReturn:
 
 def _run(name: str, module: str) -> NoReturn:
     _open_closed_streams()
-
-    def leave(*_: object) -> NoReturn:
-        # No exception: a module that is being imported may swallow it or turn it into another.
-        os.write(sys.stderr.fileno(), f"{name}: interrupted\n".encode())
-        os._exit(INTERRUPTED)
-
     try:
-        before = signal.getsignal(signal.SIGINT)
-        # A process in the background ignores Ctrl-C.
-        if before is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, leave)
-        main = import_module(module).main
-        signal.signal(signal.SIGINT, before)
+        with imports_interruptible(name):
+            main = import_module(module).main
         main()
     except KeyboardInterrupt:
-        leave()
+        _leave(name)
     sys.exit(0)
+
+
+def _leave(name: str) -> NoReturn:
+    # No exception: a module that is being imported may swallow it or turn it into another.
+    os.write(sys.stderr.fileno(), f"{name}: interrupted\n".encode())
+    os._exit(INTERRUPTED)
+
+
+@contextmanager
+def imports_interruptible(name: str) -> Iterator[None]:
+    """Have Ctrl-C end the program `name` at once, in the main thread."""
+    before = signal.getsignal(signal.SIGINT)
+    # A process in the background ignores Ctrl-C.
+    if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: _leave(name))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _open_closed_streams() -> None:

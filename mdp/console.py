@@ -10,17 +10,19 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandFunctionType
 
 from mdp import __version__
 from mdp.errors import InputError, MDPError
+from mdp_start import imports_interruptible
 
 #: Errors of a full disk.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -35,12 +37,16 @@ class Interrupted(MDPError):
     exit_code = INTERRUPTED
 
 
-def new_app(summary: str, command: str | None = None) -> typer.Typer:
+def new_app(
+    summary: str, command: str | None = None, parts: Mapping[str, tuple[str, str]] | None = None
+) -> typer.Typer:
     """A command group with plain help and tracebacks.
 
-    The group of a whole `command` also has --version and shell completion.
+    The group of a whole `command` also has --version and shell completion. `parts` are commands
+    that are imported when they run: name -> ("module:function or application", summary).
     """
     app = _App(
+        cls=None if parts is None else _group_of(parts),
         help=summary,
         no_args_is_help=True,
         add_completion=command is not None,
@@ -191,6 +197,48 @@ class _App(typer.Typer):
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
     ) -> Callable[[CommandFunctionType], CommandFunctionType]:
         return super().command(name, cls=cls or _Command, **settings)
+
+
+class _Parts(Mapping[str, Any]):
+    """Commands, each imported when it is looked up."""
+
+    def __init__(self, parts: Mapping[str, tuple[str, str]]) -> None:
+        self._parts = parts
+
+    def __getitem__(self, name: str) -> Any:
+        module, _, attribute = self._parts[name][0].partition(":")
+        with imports_interruptible(sys.argv[0]):
+            found = getattr(import_module(module), attribute)
+        if not isinstance(found, typer.Typer):
+            function, found = found, new_app("")
+            found.command(name)(function)
+        command = typer.main.get_command(found)
+        command.name = name
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+def _group_of(parts: Mapping[str, tuple[str, str]]) -> type[TyperGroup]:
+    class Group(TyperGroup):
+        """Lists its commands without importing them."""
+
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.commands: Any = _Parts(parts)
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            return list(parts)
+
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            with formatter.section("Commands"):
+                formatter.write_dl([(name, summary) for name, (_, summary) in parts.items()])
+
+    return Group
 
 
 def list_options(*names: str) -> type[TyperCommand]:

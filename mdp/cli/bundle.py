@@ -101,7 +101,4 @@ def _check_file(bundle: Bundle, name: str) -> None:
     bundle.content(name)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    push.add_to(bundle_app)
-    app.add_typer(bundle_app, name="bundle")
+push.add_to(bundle_app)

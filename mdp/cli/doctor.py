@@ -1,23 +1,106 @@
-"""Checks of a fleet: files, devices, cameras, network."""
+"""`mdp status` and `mdp doctor`: devices, files, cameras and network of a fleet."""
 
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 from urllib.parse import urlsplit
 
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mdp import console
+from mdp.cli.answers import FleetFile, Insecure, Json, KeyFile, connected
 from mdp.client.status import DeviceStatus, camera_faults
 from mdp.client.sync import Client
-from mdp.errors import ConfigError
+from mdp.errors import ConfigError, InferenceError
 from mdp.formats.bundle import FUSION, Bundle
-from mdp.formats.fleet import PLAIN_TEXT, exposed
+from mdp.formats.fleet import PLAIN_TEXT, absent_devices, exposed
 from mdp.requests.capture import DEFAULT_WITHIN_MS
 
+NOT_ANSWERED = InferenceError.exit_code
 TCP_TIMEOUT_S = 1.0
 ROUND_TRIPS = 5
 #: What an agent says of a source that works, unless its newest frame is old.
 _WORKS = re.compile(r".+?: frame \d+, (\d+) ms old(?:; being recorded|; \d+ could not be read)*")
+
+
+def status(
+    fleet: FleetFile,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Exit with 0 if any device can answer.")
+    ] = False,
+    key: KeyFile = None,
+    insecure: Insecure = False,
+    json: Json = False,
+) -> None:
+    """Show the status of every device of a fleet.
+
+    Example: mdp status --fleet fleet.toml
+
+    Exit codes: 0 every device of the bundle and the fleet can answer, 2 bad input, 3 one cannot
+    (with --allow-partial: none can), 1 unforeseen.
+    """
+    with connected(fleet, key, insecure) as client:
+        statuses = client.status()
+        absent = absent_devices(client.bundle, client.fleet)
+    if json:
+        console.print_json({"devices": statuses, "absent": absent})
+    else:
+        # No markup: an address or an agent's text may contain square brackets.
+        Console(markup=False).print(status_table(statuses))
+        for status in statuses:
+            if status.source:
+                print(f"{status.device} looks at {status.source}")
+        if absent:
+            print(f"not in {fleet}: {', '.join(absent)}")
+    usable = [status.usable for status in statuses]
+    fine = any(usable) if allow_partial else all(usable) and not absent
+    raise typer.Exit(0 if fine else NOT_ANSWERED)
+
+
+def status_table(statuses: Sequence[DeviceStatus]) -> Table:
+    """Devices with their states and errors."""
+    table = Table()
+    warm = any(status.temperature_c is not None for status in statuses)
+    columns = ("device", "address", "state", "bundle", "provider", "answered", "reason")
+    for column in columns + ("°C",) * warm:
+        # Folded, as a truncated address is useless.
+        table.add_column(column, overflow="fold")
+    for status in statuses:
+        table.add_row(
+            status.device,
+            status.address,
+            status.state,
+            status.bundle or "",
+            status.provider or "",
+            str(status.counts.get("answered", "")),
+            status.reason,
+            *(["" if status.temperature_c is None else f"{status.temperature_c:.0f}"] * warm),
+        )
+    return table
+
+
+def doctor(
+    fleet: FleetFile, key: KeyFile = None, insecure: Insecure = False, json: Json = False
+) -> None:
+    """Check files, connections, bundles and providers of a fleet.
+
+    Example: mdp doctor --fleet fleet.toml
+
+    Exit codes: 0 all well, 2 bad input, 3 something is wrong, 1 unforeseen.
+    """
+    with connected(fleet, key, insecure) as client:
+        findings = list(examine(client))
+    if json:
+        console.print_json({"findings": findings})
+    else:
+        for finding in findings:
+            print(f"{'ok     ' if finding.ok else 'PROBLEM'} {finding.subject}: {finding.text}")
+    raise typer.Exit(0 if all(finding.ok for finding in findings) else NOT_ANSWERED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,7 +258,4 @@ def _accuracy(before: EditedFile, after: EditedFile) -> str:
     return told if was == will else f"{told}, {was:.1%} before"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(fleet_app, name="fleet")
-    discover.add_to(fleet_app)
+discover.add_to(fleet_app)

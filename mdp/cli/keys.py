@@ -183,8 +183,3 @@ def _require_answers(file: EditedFile, key: Path | None, entries: Sequence[Fleet
         reasons = "; ".join(f"{device}: {reason}" for device, reason in failed.items())
         text = f"{file.path}: unchanged, as the new key gets no answer ({reasons})"
         raise InferenceError(text, failed)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(keys_app, name="keys")

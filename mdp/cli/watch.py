@@ -1,8 +1,9 @@
-"""`mdp watch`: what the fleet's own cameras see, as a live table, lines or a file."""
+"""`mdp look` and `mdp watch`: what the fleet's own cameras see, once or as a live table or file."""
 
 import csv
 import io
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from mdp.cli.answers import (
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.client.sync import Client
 from mdp.errors import InferenceError, InputError
+from mdp.requests.capture import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, checked_every_ms
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.requests.prediction import Prediction
 from mdp.requests.reason import SUSPECT
@@ -60,6 +62,55 @@ COLUMNS = (
 )
 
 Seen = Prediction | InferenceError
+
+
+def look(
+    fleet: FleetFile,
+    deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
+    ago_ms: Annotated[
+        float, typer.Option(min=0, max=1e9, help="Age of the frames; 0 for the newest.")
+    ] = 0.0,
+    within_ms: Annotated[
+        float, typer.Option(min=0, max=1e9, help="Largest difference of a frame from that age.")
+    ] = DEFAULT_WITHIN_MS,
+    count: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Number of calls.")] = 1,
+    every_ms: Annotated[
+        float, typer.Option(min=0, max=1e9, help="With --count: from one call to the next.")
+    ] = DEFAULT_EVERY_MS,
+    fusion: FusionChoice = "stacked",
+    cascade: Cascade = False,
+    key: KeyFile = None,
+    insecure: Insecure = False,
+    json: Json = False,
+) -> None:
+    """Classify what the devices' own cameras see (`mdp-agent run --source`); no picture is sent.
+
+    Example: mdp look --fleet fleet.toml --deadline-ms 80
+
+    Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
+    """
+    checked_deadline_ms(deadline_ms)
+    checked_every_ms(every_ms)
+    exit_code = 0
+    with connected(fleet, key, insecure, fusion, cascade) as client, console.until_reader_leaves():
+        for number in range(count):
+            started_s = time.monotonic()
+            at: Moment = started_s - ago_ms / 1e3 if ago_ms else "latest"
+            try:
+                prediction = client.look(deadline_ms=deadline_ms, at=at, within_ms=within_ms)
+            except InferenceError as error:
+                print(f"mdp: {console.one_line(error)}", file=sys.stderr)
+                if json:
+                    console.print_json({"path": None, **failure(error)})
+                exit_code = exit_code or error.exit_code
+            else:
+                if json:
+                    console.print_json({"path": None, **prediction.to_dict()})
+                else:
+                    print(describe("look", prediction, measured_on(client.bundle)), flush=True)
+            if number + 1 < count:
+                time.sleep(max(0.0, started_s + every_ms / 1e3 - time.monotonic()))
+    raise typer.Exit(exit_code)
 
 
 def watch(

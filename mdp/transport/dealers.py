@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from mdp.errors import ConfigError, InputError
 from mdp.protocol.messages import MAX_BUFFER_BYTES, Buffer
@@ -29,6 +28,7 @@ from mdp.transport.sockets import (
     HIGH_WATER_MARK,
     descriptor,
     end,
+    monitor_event,
     poll_within,
     readable,
     receive,
@@ -259,8 +259,7 @@ class Dealers:
             frames = receive(dealer.monitor)
             if not frames:
                 return changes
-            report = parse_monitor_message([frame.bytes for frame in frames])
-            event = report["event"]
+            event, value = monitor_event(frames)
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._present(device)
                 dealer.up_s, dealer.unasked = time.monotonic(), 0
@@ -268,7 +267,7 @@ class Dealers:
                     self.connected.add(device)
                     changes.append(Connected(device))
                 continue
-            self._absent(device, dealer, event, report["value"])
+            self._absent(device, dealer, event, value)
             if event == zmq.Event.DISCONNECTED:
                 changes += self._lost(device)
         dealer.up_s = time.monotonic()

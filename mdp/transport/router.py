@@ -14,7 +14,6 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from mdp.closing import Closing
 from mdp.errors import AgentError
@@ -28,6 +27,7 @@ from mdp.transport.sockets import (
     POLLIN,
     configure,
     descriptor,
+    monitor_event,
     receive,
     send,
 )
@@ -251,8 +251,7 @@ class Router(Closing):
             frames = receive(self._monitor)
             if not frames:
                 return
-            report = parse_monitor_message([frame.bytes for frame in frames])
-            event, number = report["event"], report["value"]
+            event, number = monitor_event(frames)
             if event == zmq.Event.DISCONNECTED:
                 self._access.closed(number)
             elif event == zmq.Event.LISTENING:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import mdp
+from mdp.cli.main import COMMANDS
 from mdp.client.base import Connecting, Options
 
 ROOT = Path(__file__).parents[3]
@@ -39,12 +40,16 @@ def test_the_client_needs_neither_torch_nor_onnxruntime_nor_a_command_line() -> 
 
 
 def test_neither_command_line_nor_agent_load_torch_or_onnxruntime() -> None:
-    modules = (
-        "mdp.cli.main, mdp.testing, devices.agent.options, devices.cli.main, devices.probe.child"
-    )
-    loaded = loaded_by(f"import {modules}")
+    commands = {where.partition(":")[0] for where, _ in COMMANDS.values()}
+    others = ("mdp.testing", "devices.agent.options", "devices.cli.main", "devices.probe.child")
+    loaded = loaded_by(f"import {', '.join([*sorted(commands), *others])}")
     assert not loaded & (HEAVY | {"onnxruntime", "openvino", "partitioner"})
     assert not loaded & {"starlette", "uvicorn", "prometheus_client"}
+
+
+def test_the_help_imports_no_command() -> None:
+    program = "from mdp.cli.main import app\ntry: app(['--help'])\nexcept SystemExit: pass"
+    assert not loaded_by(program) & {"zmq", "numpy", "PIL", "rich"}
 
 
 def test_the_package_imports_its_exports_at_their_first_use() -> None:

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from devices.cli.main import app as agent_app
 from mdp.cli.answers import describe, failure, named, picture_files
-from mdp.cli.main import _flat, app, status_table
+from mdp.cli.bench import _flat
+from mdp.cli.doctor import status_table
+from mdp.cli.main import COMMANDS, app
 from mdp.client.status import DeviceStatus
 from mdp.errors import InputError
 from mdp.requests.prediction import Prediction
@@ -133,6 +135,12 @@ def test_nested_figures_one_a_line() -> None:
         ["b.p50", "1.23"],
         ["b.deep.x", "y"],
     ]
+
+
+def test_summaries_are_those_of_the_commands() -> None:
+    group: Any = typer.main.get_command(app)
+    for name, (_, summary) in COMMANDS.items():
+        assert " ".join(group.commands[name].help.split("\n\n")[0].split()) == summary
 
 
 @pytest.mark.parametrize("command_line", [app, agent_app], ids=["mdp", "mdp-agent"])

@@ -1,0 +1,81 @@
+"""`mdp record`: pictures of the devices' own cameras, to train on."""
+
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mdp import console
+from mdp.arguments import seconds
+from mdp.cli.answers import FleetFile, Json, KeyFile, utc_now
+from mdp.client.base import Options
+from mdp.client.cameras import FleetCameras
+from mdp.client.scenes import LEAST_CAMERAS, Scene, SceneFolder, Suspicions, Tally
+from mdp.errors import InferenceError, InputError
+from mdp.formats.fleet import read_devices
+from mdp.protocol.recording import PICTURES_PER_S
+
+
+def record(
+    fleet: FleetFile,
+    label: Annotated[str, typer.Option(help="The class of what the cameras see.")],
+    out: Annotated[Path, typer.Option(help="Folder for the scenes; more are added to it.")],
+    every: Annotated[str, typer.Option(help="From one scene to the next: 1s, 500ms.")] = "1s",
+    count: Annotated[
+        int | None, typer.Option(min=1, help="End after so many moments, instead of at Ctrl-C.")
+    ] = None,
+    key: KeyFile = None,
+    json: Json = False,
+) -> None:
+    """Record what the devices' own cameras see, as pictures of scenes to train on.
+
+    Each moment becomes OUT/LABEL/TIME with DEVICE.jpg of every camera. Only agents that run with
+    `--allow-record` give pictures, and only to keys with `record = true`.
+
+    Example: mdp record --fleet fleet.toml --label part-a --out scenes/
+
+    Exit codes: 0 fine, 2 bad input or a full disk, 3 no scene was recorded, 130 interrupted,
+    1 unforeseen.
+    """
+    if (every_s := seconds("every", every)) < 1 / PICTURES_PER_S:
+        raise InputError(f"every: expected at least {1 / PICTURES_PER_S:g}s, got {every!r}")
+    folder = SceneFolder(out, label)
+    known = read_devices(fleet)
+    suspicions, tally = Suspicions(), Tally()
+    cameras = FleetCameras(known, Options(fleet=fleet, key=key))
+    with cameras, console.until_reader_leaves():
+        due_s = time.monotonic()
+        try:
+            while count is None or tally.moments < count:
+                cameras.wait(due_s)
+                # Missed moments are not caught up.
+                due_s = max(due_s + every_s, time.monotonic())
+                at, scene = datetime.fromisoformat(utc_now()), cameras.take()
+                path = None
+                if len(scene.pictures) >= LEAST_CAMERAS:
+                    path = folder.write(at, scene.pictures)
+                tally.add(scene)
+                for text in suspicions.of(scene.pictures):
+                    print(f"mdp: {text}", file=sys.stderr, flush=True)
+                _show_scene(path, scene, json)
+        except KeyboardInterrupt:
+            print(f"mdp: {folder.path}: {tally}", file=sys.stderr)
+            raise
+    print(f"mdp: {folder.path}: {tally}", file=sys.stderr)
+    raise typer.Exit(0 if tally.kept else InferenceError.exit_code)
+
+
+def _show_scene(path: Path | None, scene: Scene, json: bool) -> None:
+    if json:
+        name = None if path is None else str(path)
+        console.print_json(
+            {"path": name, "cameras": sorted(scene.pictures), "missing": scene.missing}
+        )
+        return
+    kept = path or f"not kept, with fewer than {LEAST_CAMERAS} cameras"
+    print(f"{kept}: {', '.join(sorted(scene.pictures)) or 'no picture'}", flush=True)
+    for device, reason in scene.missing.items():
+        print(f"  without {device}: {console.printable(reason)}", flush=True)
