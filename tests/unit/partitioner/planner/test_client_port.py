@@ -49,6 +49,18 @@ def test_a_port_that_is_planned_for_a_total_keeps_a_crop_from_the_rest_of_it() -
     assert limits.port_wait_ms(np.array([1000.0, 4000.0])).tolist() == [9.0, 6.0]
 
 
+def test_another_wait_replaces_the_one_before() -> None:
+    limits = Limits(target_ms=50.0, client_bps=8 * MBIT)
+    placements, _ = choose(some_devices(0, 2, 24), PREDICTOR, limits)
+    alone = placements[0].candidate.with_wait(0.0)
+    waiting = alone.with_wait(5.0).with_wait(3.0)
+    assert waiting.wait_ms == 3.0
+    for part in ("network", "total"):
+        longer = getattr(waiting.predicted_ms, part) - getattr(alone.predicted_ms, part)
+        assert longer == pytest.approx(3.0, abs=2e-3)
+    assert waiting.with_wait(3.0) is waiting
+
+
 def test_no_link_is_faster_than_the_port() -> None:
     link = Link(bandwidth_bps=100 * MBIT, round_trip_s=0.001)
     assert through_port(link, 20 * MBIT).bandwidth_bps == 20 * MBIT
