@@ -46,7 +46,7 @@ def new_app(
     that are imported when they run: name -> ("module:function or application", summary).
     """
     app = _App(
-        cls=None if parts is None else _group_of(parts),
+        cls=None if parts is None else _group_of(command or "", parts),
         help=summary,
         no_args_is_help=True,
         add_completion=command is not None,
@@ -202,12 +202,12 @@ class _App(typer.Typer):
 class _Parts(Mapping[str, Any]):
     """Commands, each imported when it is looked up."""
 
-    def __init__(self, parts: Mapping[str, tuple[str, str]]) -> None:
-        self._parts = parts
+    def __init__(self, program: str, parts: Mapping[str, tuple[str, str]]) -> None:
+        self._program, self._parts = program, parts
 
     def __getitem__(self, name: str) -> Any:
         module, _, attribute = self._parts[name][0].partition(":")
-        with imports_interruptible(sys.argv[0]):
+        with imports_interruptible(self._program):
             found = getattr(import_module(module), attribute)
         if not isinstance(found, typer.Typer):
             function, found = found, new_app("")
@@ -223,16 +223,20 @@ class _Parts(Mapping[str, Any]):
         return len(self._parts)
 
 
-def _group_of(parts: Mapping[str, tuple[str, str]]) -> type[TyperGroup]:
+def _group_of(program: str, parts: Mapping[str, tuple[str, str]]) -> type[TyperGroup]:
     class Group(TyperGroup):
         """Lists its commands without importing them."""
 
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
-            self.commands: Any = _Parts(parts)
+            self.commands: Any = _Parts(program, parts)
 
         def list_commands(self, ctx: Any) -> list[str]:
             return list(parts)
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            # Not by `get`, which would hide a KeyError of the import.
+            return self.commands[cmd_name] if cmd_name in parts else None
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
             with formatter.section("Commands"):

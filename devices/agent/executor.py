@@ -24,7 +24,7 @@ Decoded = tuple[Job, Pixels]
 
 
 class Batch(NamedTuple):
-    """What running some jobs took, as `AgentQueue.done` takes it."""
+    """What running some jobs took; see `AgentQueue.done`."""
 
     #: How many were computed at once, in how many seconds without decoding; None if that failed.
     pictures: int = 0
@@ -90,9 +90,10 @@ class Executor:
             self._replies.send(job.route, header, logits_buffer(row))
             self._counters.count("answered")
         ended_s = started_s + took_s
-        for job in (job for job, _ in decoded if job.traceparent):
-            spans = ("mdp queue", job.arrived_s, started_s), ("mdp compute", started_s, ended_s)
-            record(job.traceparent, spans, self._clock())
+        for job, _ in decoded:
+            if job.traceparent:
+                spans = ("mdp queue", job.arrived_s, started_s), ("mdp compute", started_s, ended_s)
+                record(job.traceparent, spans, self._clock())
         return took_s
 
     def _fail(self, served: ServedBundle, decoded: Sequence[Decoded], error: Exception) -> None:

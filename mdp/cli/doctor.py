@@ -21,7 +21,6 @@ from mdp.formats.bundle import FUSION, Bundle
 from mdp.formats.fleet import PLAIN_TEXT, absent_devices, exposed
 from mdp.requests.capture import DEFAULT_WITHIN_MS
 
-NOT_ANSWERED = InferenceError.exit_code
 TCP_TIMEOUT_S = 1.0
 ROUND_TRIPS = 5
 #: What an agent says of a source that works, unless its newest frame is old.
@@ -59,7 +58,7 @@ def status(
             print(f"not in {fleet}: {', '.join(absent)}")
     usable = [status.usable for status in statuses]
     fine = any(usable) if allow_partial else all(usable) and not absent
-    raise typer.Exit(0 if fine else NOT_ANSWERED)
+    raise typer.Exit(0 if fine else InferenceError.exit_code)
 
 
 def status_table(statuses: Sequence[DeviceStatus]) -> Table:
@@ -100,7 +99,7 @@ def doctor(
     else:
         for finding in findings:
             print(f"{'ok     ' if finding.ok else 'PROBLEM'} {finding.subject}: {finding.text}")
-    raise typer.Exit(0 if all(finding.ok for finding in findings) else NOT_ANSWERED)
+    raise typer.Exit(0 if all(finding.ok for finding in findings) else InferenceError.exit_code)
 
 
 @dataclass(frozen=True, slots=True)

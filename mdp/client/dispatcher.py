@@ -212,7 +212,7 @@ class Dispatcher:
     def tick(self) -> None:
         """Let every call know the time."""
         now_s = self._clock()
-        for number, call in self._book.calls.items():
+        for number, call in list(self._book.calls.items()):
             if call.session.wake_s <= now_s and call.answer is None:
                 self._act(number, call.session.handle(TimePassed(now_s=now_s)))
 
@@ -283,7 +283,7 @@ class Dispatcher:
         contribution = contribution_of(logits, self._num_classes)
         if len(contribution.heads) < self._builder.heads:
             raise WireError(f"expected logits of {self._builder.heads} heads, got those of 1")
-        call = self._book.call(message.request_id)
+        call = self._book.calls.get(message.request_id)
         if call is not None:
             crop = call.question.accept(device, self._k_of[device], message, now_s)
             if crop is not None and self._stuck[device].is_constant(logits, crop):
@@ -292,7 +292,7 @@ class Dispatcher:
 
     def _settle(self, number: int, event: Replied | Failed) -> None:
         """Take in the end of a request; a reply that no call waits for is counted."""
-        call = self._book.call(number)
+        call = self._book.calls.get(number)
         if call is not None and call.trace is not None:
             call.trace.settled(event.device, str(event.reason) if isinstance(event, Failed) else "")
         actions = self._book.handle(number, event)
@@ -311,7 +311,7 @@ class Dispatcher:
 
     def _act(self, number: int, actions: list[Action]) -> None:
         for action in actions:
-            call = self._book.call(number)
+            call = self._book.calls.get(number)
             if call is None:
                 # A send that failed on the way here has settled the last open member.
                 return

@@ -194,8 +194,8 @@ class AgentQueue(Generic[R]):
                     factor = account.factor
                 account.factor = 1.0
             self.times.learn(pictures, took_s, factor)
-        # A single client does not compete.
-        if decoding_s or len(self._accounts) > 1:
+        # A single client does not compete; what decoding takes is known all the same.
+        if len(self._accounts) > 1 or any(decoding_s) or (decoding_s and accounts[0].decoding_s):
             self._charge(accounts, decoding_s, elapsed_s or took_s or 0.0)
 
     def clear(self) -> list[R]:

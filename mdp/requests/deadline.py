@@ -10,6 +10,7 @@ from mdp.arguments import check_number
 RESERVE_SHARE = 0.02
 RESERVE_MS = (2.0, 10.0)
 MAX_DEADLINE_MS = 3_600_000.0
+_EXPECTED = f"more than 0 and at most {MAX_DEADLINE_MS:g}"
 
 
 class Deadline(Struct, frozen=True):
@@ -30,8 +31,7 @@ class Deadline(Struct, frozen=True):
 
 def checked_deadline_ms(deadline_ms: float) -> float:
     """`deadline_ms` if it is a number of milliseconds one can wait; raises InputError."""
-    expected = f"more than 0 and at most {MAX_DEADLINE_MS:g}"
-    check_number("deadline_ms", deadline_ms, expected, lambda value: 0 < value <= MAX_DEADLINE_MS)
+    check_number("deadline_ms", deadline_ms, _EXPECTED, lambda value: 0 < value <= MAX_DEADLINE_MS)
     return deadline_ms
 
 

@@ -41,12 +41,10 @@ class InCall(Protocol):
 C = TypeVar("C", bound=InCall)
 
 
-class _Entry(Struct, Generic[C]):
-    """One call, or one status request."""
+class _Entry(Struct):
+    """The requests of one call, or one status request."""
 
     until_s: float
-    #: None once it is decided, and of a status request.
-    call: C | None
     #: Device -> the request that has not ended.
     requests: dict[str, Request]
 
@@ -78,23 +76,15 @@ class InFlight(Generic[C]):
         self.hedge: Hedge | None = self._hedging if hedges else None
         #: Whether replica statistics and hedging have anything to follow.
         self._selects, self._observes = bool(self._selector.members), bool(hedges or first)
-        self._entries: dict[int, _Entry[C]] = {}
+        #: The calls that are not decided, by number.
+        self.calls: dict[int, C] = {}
+        self._entries: dict[int, _Entry] = {}
         self._last_number = 0
         self._next_end_s = math.inf
         #: Device -> number -> the request that ended as silent, and the end of its time.
         self._overdue: dict[str, dict[int, tuple[Request, float]]] = {}
 
     # Calls.
-
-    @property
-    def calls(self) -> dict[int, C]:
-        """The calls that are not decided, by number."""
-        return {n: entry.call for n, entry in self._entries.items() if entry.call is not None}
-
-    def call(self, number: int) -> C | None:
-        """The call of that number; None if it is decided or there was none."""
-        entry = self._entries.get(number)
-        return None if entry is None else entry.call
 
     def choose(self, now_s: float, gone: Mapping[str, Reason], decide_s: float) -> Choice:
         """Which devices a call may ask; `gone` (device -> reason) are not connected."""
@@ -121,14 +111,14 @@ class InFlight(Generic[C]):
     def begin(self, call: C) -> int:
         """Enter `call`; returns its number."""
         number = self.number()
-        self._entries[number] = _Entry(call.session.decide_s, call, {})
+        self.calls[number] = call
+        self._entries[number] = _Entry(call.session.decide_s, {})
         return number
 
     def decided(self, number: int) -> None:
         """The call needs no more answers; requests in flight still tell of their devices."""
-        entry = self._entries[number]
-        entry.call = None
-        if not entry.requests:
+        del self.calls[number]
+        if not self._entries[number].requests:
             del self._entries[number]
 
     # Requests.
@@ -153,7 +143,7 @@ class InFlight(Generic[C]):
         A request that had ended as silent was late. An answer to nothing is no sign of life: a
         device that sends only such would be waited for every time.
         """
-        entry, device, now_s = self._entries.get(number), event.device, event.now_s
+        device, now_s = event.device, event.now_s
         what: What = "answered"
         reason = None
         if isinstance(event, Failed):
@@ -165,7 +155,7 @@ class InFlight(Generic[C]):
             ended.what = what if in_time or what not in ("answered", "refused") else "late"
             ended.reason = reason
             self._tell(ended)
-        call = None if entry is None else entry.call
+        call = self.calls.get(number)
         if call is None or not call.session.waits_for(device):
             return None
         return call.session.handle(event)
@@ -185,22 +175,24 @@ class InFlight(Generic[C]):
         """
         self._expire(now_s)
         self._overdue.pop(device, None)
-        entries = [(n, e) for n, e in self._entries.items() if device in e.requests]
-        for number, _ in entries:
+        numbers = [number for number, e in self._entries.items() if device in e.requests]
+        for number in numbers:
             self._tell(self._close(number, device, now_s))
         if reason is not DISCONNECTED:
             self._tell(DeviceEvent("failed", device, now_s, reason=reason))
-        elif entries:
+        elif numbers:
             self._tell(DeviceEvent("lost", device, now_s))
         failed = Failed(device=device, reason=reason, now_s=now_s)
         return [
-            (number, entry.call.session.handle(failed))
-            for number, entry in entries
-            if entry.call is not None
+            (number, self.calls[number].session.handle(failed))
+            for number in numbers
+            if number in self.calls
         ]
 
     def due(self, now_s: float) -> list[str]:
         """Devices to ask for their status: those excluded and paused, and idle replicas."""
+        if not (self._breakers or self._selects):
+            return []
         due = [device for device, breaker in self._breakers.items() if breaker.due(now_s)]
         idle = self._selector.idle(now_s)
         return due + [device for device in idle if not self._breakers.is_open(device)]
@@ -212,7 +204,7 @@ class InFlight(Generic[C]):
         elif self._selector.knows(device):
             until_s = now_s + HEARTBEAT_S
             request = Request(k=self._k_of[device], device=device, sent_s=now_s)
-            self._entries[number] = _Entry(until_s, None, {device: request})
+            self._entries[number] = _Entry(until_s, {device: request})
             self._next_end_s = min(self._next_end_s, until_s)
             self._tell(DeviceEvent("asked", device, now_s, request, until_s))
 
@@ -229,7 +221,7 @@ class InFlight(Generic[C]):
             self._expire(now_s)
             request, until_s = self._overdue.get(device, {}).pop(number, (None, 0.0))
             return DeviceEvent("dropped", device, now_s, request, until_s)
-        if entry.call is None and not entry.requests:
+        if not entry.requests and number not in self.calls:
             del self._entries[number]
         self._expire(now_s)
         return DeviceEvent("dropped", device, now_s, request, entry.until_s, in_flight=True)
@@ -241,7 +233,7 @@ class InFlight(Generic[C]):
         ended = [(n, e) for n, e in self._entries.items() if e.until_s <= now_s]
         for number, entry in ended:
             requests, entry.requests = entry.requests, {}
-            if entry.call is None:
+            if number not in self.calls:
                 del self._entries[number]
             for device, request in requests.items():
                 overdue = self._overdue.setdefault(device, {})

@@ -34,7 +34,7 @@ _SELECTABLE = 1024
 NOBLOCK, POLLIN = int(zmq.NOBLOCK), int(zmq.POLLIN)
 _MORE = int(zmq.SNDMORE)
 # Freeing a mapped block has glibc keep memory up to its size (mallopt(3), M_MMAP_THRESHOLD); else
-# the pages of every crop are mapped, cleared and unmapped anew, a tenth to a fifth of a call.
+# the pages of every crop are mapped, cleared and unmapped anew: a tenth of a call's computing.
 bytes(8 * 2**20)
 #: Bypasses the Python wrapper of `Socket.send`, which takes a microsecond.
 _send: Any = zmq.backend.Socket.send

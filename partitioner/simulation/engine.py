@@ -351,7 +351,7 @@ class Simulation:
         self._gone = {**self._gone, device.name: UNREACHABLE}
         for client in self._clients:
             for number, actions in client.book.lost(device.name, now_s):
-                call = client.book.call(number)
+                call = client.book.calls.get(number)
                 if call is not None:
                     self._act(call, actions, now_s)
 

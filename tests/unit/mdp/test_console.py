@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -53,6 +54,18 @@ def test_streams_that_the_caller_has_closed() -> None:
     program = "import mdp_start; mdp_start._open_closed_streams(); print(input.__name__)"
     program += "; import os, sys; assert sys.stdin.read() == ''; os._exit(sys.stdout.fileno() + 6)"
     assert subprocess.run([*command, program], check=False).returncode == 7
+
+
+def test_a_ctrl_c_while_a_command_is_imported(tmp_path: Path) -> None:
+    swallowing = (
+        "import signal\ntry: signal.raise_signal(signal.SIGINT)\nexcept BaseException: pass\n"
+    )
+    (tmp_path / "command.py").write_text(f"{swallowing}def work() -> None: print('imported')")
+    program = "import sys; sys.path.append(sys.argv.pop(1)); from mdp import console; "
+    program += "console.run(console.new_app('', 'mdp', {'work': ('command:work', '')}), 'mdp')"
+    command = [sys.executable, "-c", program, str(tmp_path), "work"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "mdp: interrupted\n")
 
 
 HOSTILE = "a\x1b]0;owned\x07b\x9b31mc\u202ed\x7f"
