@@ -402,12 +402,7 @@ class Agent:
         finally:
             self._started_s = float("inf")
             with self._lock:
-                self._queue.done(
-                    batch.took_s,
-                    pictures=batch.pictures,
-                    decoding_s=batch.decoding_s,
-                    elapsed_s=batch.elapsed_s,
-                )
+                self._queue.done(**batch._asdict())
                 self._computing = ""
             self.quotas.computed([job.client for job in jobs], started_s, self._clock())
         if self.state in ("DRAINING", "FAILED"):
