@@ -38,18 +38,20 @@ TOLERANCE = 1e-5
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What every case leaves behind, trained by three processes."""
     made = tmp_path_factory.mktemp("crews")
-    with ExitStack() as stack:
-        taken = [stack.enter_context(socket.socket()) for _ in range(1 + len(ROUNDS))]
-        for listener in taken:
-            listener.bind(("127.0.0.1", 0))
-        ports = [listener.getsockname()[1] for listener in taken]
     said = [made / f"{rank}.log" for rank in range(TRAINERS)]
-    started = [Forked(main, made, rank, *ports, stderr=said[rank]) for rank in range(TRAINERS)]
-    try:
-        codes = [process.wait(PATIENCE_S) for process in started]
-    finally:
-        for process in started:
-            process.kill()
+    with ExitStack() as stack:
+        # Held until the end, so that no other test gets a port whose round begins late.
+        taken = [stack.enter_context(socket.socket()) for _ in range(1 + len(ROUNDS))]
+        for holder in taken:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(("127.0.0.1", 0))
+        ports = [holder.getsockname()[1] for holder in taken]
+        started = [Forked(main, made, rank, *ports, stderr=said[rank]) for rank in range(TRAINERS)]
+        try:
+            codes = [process.wait(PATIENCE_S) for process in started]
+        finally:
+            for process in started:
+                process.kill()
     assert codes == [0] * TRAINERS, "\n".join(path.read_text() for path in said)
     return made
 
