@@ -102,7 +102,6 @@ check: $(STAMP)
 	$(BIN)/codespell
 	$(BIN)/python tools/large_files.py
 	$(BIN)/python -m tools.links
-	$(BIN)/python -m tools.words
 	$(BIN)/python tools/subjects.py
 
 # The pages as a site in runs/site/html, with the reference that the code itself holds.

@@ -21,8 +21,6 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("mdp", "devices", "partitioner", "benchmarks")
-#: More files than this in one folder are no room any more, and more lines no module.
-MAX_FILES, MAX_LINES = 14, 410
 
 Sources = Mapping[str, str]
 Arrows = Mapping[str, set[str]]
@@ -131,14 +129,12 @@ def folders(files: Sources) -> Counter[str]:
 
 
 def main() -> None:
-    """Print the rooms; with --check, end with 1 where a folder or a module is too large."""
+    """Print the rooms; with --check, end with 1 where rooms import each other."""
     parser = argparse.ArgumentParser(description="Rooms, arrows between them, floors, files.")
     parser.add_argument("--ref", help="a commit instead of the checkout")
     parser.add_argument("--arrows", action="store_true", help="each room, and what it imports")
     parser.add_argument("--package", action="append", help=f"default: {', '.join(PACKAGES)}")
-    parser.add_argument(
-        "--check", action="store_true", help="end with 1 at circles and large rooms"
-    )
+    parser.add_argument("--check", action="store_true", help="end with 1 at circles")
     options = parser.parse_args()
     files = sources(options.ref)
     drawn = {package: arrows(files, package) for package in options.package or PACKAGES}
@@ -163,22 +159,12 @@ def main() -> None:
 
 
 def faults(files: Sources) -> list[str]:
-    """Circles, folders and modules that are too large, one line each. Tests may be long."""
-    found = [
+    """Circles of rooms that import each other, one line each."""
+    return [
         f"{package}: {' and '.join(group)} import each other"
         for package in PACKAGES
         for group in circles(arrows(files, package))
     ]
-    found += [
-        f"{folder}: {count} modules, at most {MAX_FILES} are expected"
-        for folder, count in sorted(folders(files).items())
-        if count > MAX_FILES
-    ]
-    for path, source in sorted(files.items()):
-        lines = len(source.splitlines())
-        if lines > MAX_LINES and not path.startswith("tests/"):
-            found.append(f"{path}: {lines} lines, at most {MAX_LINES} are expected")
-    return found
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ Decoded = tuple[Job, Pixels]
 
 
 class Batch(NamedTuple):
-    """What running some jobs took, as `AgentQueue.done` takes it."""
+    """Durations of one run, the arguments of `AgentQueue.done`."""
 
     #: How many were computed at once, in how many seconds without decoding; None if that failed.
     pictures: int = 0

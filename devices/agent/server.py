@@ -9,7 +9,6 @@ computes or has failed.
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from devices.agent.bundles import GRACE_S, LoadableBundle, ServedBundle, warmed
 from devices.agent.counters import Counters
@@ -366,23 +365,35 @@ class Agent:
         now_s: float,
     ) -> Job:
         """The admitted request; raises NoFrameError."""
-        admitted: dict[str, Any] = {
-            "route": peer.route,
-            "client": peer.client,
-            "request_id": request.request_id,
-            "served": served,
-            "arrived_s": now_s,
-            "deadline_s": now_s + request.budget_ms / 1e3,
-            "traceparent": request.traceparent,
-        }
+        deadline_s = now_s + request.budget_ms / 1e3
         if isinstance(request, Infer):
-            return PictureJob(infer=request, buffer=buffer, **admitted)
+            return PictureJob(
+                route=peer.route,
+                client=peer.client,
+                request_id=request.request_id,
+                served=served,
+                arrived_s=now_s,
+                deadline_s=deadline_s,
+                traceparent=request.traceparent,
+                infer=request,
+                buffer=buffer,
+            )
         if self._frames is None:
             raise NoFrameError("this agent has no source (--source)")
         self._frames.note(suspected=request.suspect)
-        view, ago_ms = view_of(served.source.assignment), request.ago_ms
-        frame = self._frames.match(view, ago_ms=ago_ms, within_ms=request.within_ms)
-        return FrameJob(frame=frame, **admitted)
+        frame = self._frames.match(
+            view_of(served.source.assignment), ago_ms=request.ago_ms, within_ms=request.within_ms
+        )
+        return FrameJob(
+            route=peer.route,
+            client=peer.client,
+            request_id=request.request_id,
+            served=served,
+            arrived_s=now_s,
+            deadline_s=deadline_s,
+            traceparent=request.traceparent,
+            frame=frame,
+        )
 
     # Away from the socket.
 
@@ -402,7 +413,12 @@ class Agent:
         finally:
             self._started_s = float("inf")
             with self._lock:
-                self._queue.done(**batch._asdict())
+                self._queue.done(
+                    batch.took_s,
+                    pictures=batch.pictures,
+                    decoding_s=batch.decoding_s,
+                    elapsed_s=batch.elapsed_s,
+                )
                 self._computing = ""
             self.quotas.computed([job.client for job in jobs], started_s, self._clock())
         if self.state in ("DRAINING", "FAILED"):

@@ -39,5 +39,13 @@ def test_an_empty_package_file_is_not_counted() -> None:
     assert folders(FILES) == {"house": 2, "house/attic": 2, "house/hall": 1, "tests": 1}
 
 
-def test_this_checkout_has_no_circle_and_nothing_too_large() -> None:
+def test_this_checkout_has_no_circle() -> None:
     assert faults(sources(None)) == []
+
+
+def test_a_circle_between_sub_packages_is_a_fault() -> None:
+    files = {
+        "mdp/hall/door.py": "import mdp.attic.roof\n",
+        "mdp/attic/roof.py": "import mdp.hall.door\n",
+    }
+    assert faults(files) == ["mdp: attic and hall import each other"]

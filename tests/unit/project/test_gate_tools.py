@@ -1,11 +1,11 @@
-"""What `make check` runs of tools/: subjects that fit, small files, live links, few words."""
+"""What `make check` runs of tools/: subjects that fit, small files, live links."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tools import large_files, links, subjects, words
+from tools import large_files, links, subjects
 
 
 def git(folder: Path, *words: str) -> None:
@@ -94,20 +94,3 @@ def test_dead_links_anchors_and_mentions_are_named(
         "README.md: link to #none: expected a heading of this name",
         f"module.py: mention of {gone}: expected a file",
     ]
-
-
-def test_words_of_pages_are_counted_without_the_lab_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = "docs" + "/how-to/page.md"
-    (tmp_path / "docs/how-to").mkdir(parents=True)
-    (tmp_path / "README.md").write_text("# Two words\n\n| in | 3 |\n|---|---|\n")
-    (tmp_path / page).write_text("one\n")
-    (tmp_path / "docs/lab-log.md").write_text("not counted\n")
-    assert words.words(tmp_path) == {"README.md": 4, page: 1}
-    assert words.main(tmp_path) == 0
-    monkeypatch.setattr(words, "MOST", 4)
-    assert words.main(tmp_path) == 1
-    assert capsys.readouterr().out == (
-        f"documentation: expected at most 4 words, got 5; longest: README.md 4, {page} 1\n"
-    )
