@@ -2,49 +2,15 @@
 
 import logging
 import os
-import queue
 import select
-import stat
-import threading
-import warnings
-from collections.abc import Callable
-from typing import IO, Generic, TypeVar
+from typing import IO
 
 import msgspec
-
-from mdp.closing import Closing
 
 #: Where an agent in another program reports; `mdp-agent` prints what it reports.
 LOG = logging.getLogger("mdp.agent")
 #: A writable pipe takes as much at once (POSIX's least PIPE_BUF is 512).
 _AT_ONCE_BYTES = select.PIPE_BUF
-#: How many items may wait to be written, and how long `BackgroundWriter` waits for them at the end.
-MOST_WAITING, LEAVE_S = 1000, 1.0
-
-T = TypeVar("T")
-
-
-def quiet_libraries(stderr: int = 2) -> None:
-    """Keep warnings and log lines of libraries from blocking their thread on a full stderr.
-
-    Python's warnings, which a picture can cause by the hundred, are not shown. Native code's lines
-    are lost while a pipe or terminal is full: it is reopened without blocking, as its other users
-    may rely on blocking writes.
-    """
-    warnings.simplefilter("ignore")
-    logging.lastResort = logging.NullHandler()
-    try:
-        mode = os.fstat(stderr).st_mode
-        if stat.S_ISSOCK(mode):
-            os.set_blocking(stderr, False)
-        elif stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
-            reopened = os.open(f"/proc/self/fd/{stderr}", flags)
-            os.dup2(reopened, stderr)
-            os.close(reopened)
-    except OSError:
-        # Closed, without a reader, or not to be opened: it stays as it is.
-        return
 
 
 def for_events_alone(stream: IO[str] | None, stderr: int = 2) -> IO[str] | None:
@@ -97,35 +63,3 @@ class Events:
         except (OSError, ValueError):
             # No reader, no room, no file, or a descriptor beyond what `select` takes.
             return
-
-
-class BackgroundWriter(Generic[T], Closing):
-    """Calls `write` in a thread: `select` reports a file on a hanging network as writable."""
-
-    def __init__(
-        self, write: Callable[[T], None], name: str, most_waiting: int = MOST_WAITING
-    ) -> None:
-        self._write = write
-        self._most_waiting = most_waiting
-        self._items: queue.SimpleQueue[T | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether `put` drops what it is given."""
-        return self._items.qsize() >= self._most_waiting
-
-    def put(self, item: T) -> None:
-        """Write `item` soon, or drop it; never waits. Any thread."""
-        if not self.is_full:
-            self._items.put(item)
-
-    def _run(self) -> None:
-        while (item := self._items.get()) is not None:
-            self._write(item)
-
-    def close(self) -> None:
-        """Write what is left, and end the thread."""
-        self._items.put(None)
-        self._thread.join(LEAVE_S)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from devices.events import BackgroundWriter
 from mdp.errors import InputError
 from mdp.formats.keys import fingerprint
+from mdp.logs import BackgroundWriter
 
 #: Lines a second in the long run, and in a burst; the next line has the number of those left out.
 PER_S, AT_ONCE = 10.0, 200

@@ -12,11 +12,11 @@ from devices.agent.lifecycle import Lifecycle
 from devices.agent.reload import Reload
 from devices.agent.replies import Replies
 from devices.agent.store import BundleStore
-from devices.events import BackgroundWriter
 from mdp.errors import AgentError, MDPError
 from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.device_part import path_in_bundle, version_of
 from mdp.formats.signing import SIGNATURE
+from mdp.logs import BackgroundWriter
 from mdp.protocol.messages import Buffer, as_line
 from mdp.protocol.transfer import (
     PIECE_BYTES,

@@ -9,8 +9,8 @@ from PIL import Image
 
 from devices.agent.replies import Replies
 from devices.camera.frames import FrameBuffer, NoFrameError, WholeFrame
-from devices.events import BackgroundWriter
 from mdp.errors import PictureError
+from mdp.logs import BackgroundWriter
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import MAX_BUFFER_BYTES, FailureCode, as_line
 from mdp.protocol.recording import (

@@ -16,13 +16,14 @@ from devices.build import build_agent
 from devices.camera.capture import DEFAULT_FPS
 from devices.cli import camera, install, probe
 from devices.cores import pin_to_cores
-from devices.events import BackgroundWriter, Events, for_events_alone, quiet_libraries
+from devices.events import Events, for_events_alone
 from devices.notify import Notifier
 from mdp import console
 from mdp.formats.fleet import PLAIN_TEXT
 from mdp.formats.keys import is_loopback
 from mdp.formats.profile import MAX_THREADS
 from mdp.formats.signing import load_bundle_key
+from mdp.logs import BackgroundWriter, quiet_libraries
 from mdp.tracing import set_up
 
 app = console.new_app("Run one device's part of a bundle, or measure the device.", "mdp-agent")

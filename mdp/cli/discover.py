@@ -13,6 +13,7 @@ from mdp.files import write_bytes
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, relative_to
 from mdp.formats.keys import PUBLIC, is_loopback, load_pair, load_public
+from mdp.logs import quiet_libraries
 from mdp.transport import public_key_of
 
 #: Most listed announcements among those left out, as a flood would hide the rest.
@@ -50,6 +51,7 @@ def fleet_discover(
 
     Exit codes: 0 at least one entry, 2 bad input, 3 nothing that could be proposed, 1 unforeseen.
     """
+    quiet_libraries()
     opened = Bundle.open(bundle)
     if (keys is None) != (key is None):
         raise InputError("--keys and --key: expected both, or neither for plain text on loopback")

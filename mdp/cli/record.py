@@ -16,6 +16,7 @@ from mdp.client.cameras import FleetCameras
 from mdp.client.scenes import LEAST_CAMERAS, Scene, SceneFolder, Suspicions, Tally
 from mdp.errors import InferenceError, InputError
 from mdp.formats.fleet import read_devices
+from mdp.logs import quiet_libraries
 from mdp.protocol.recording import PICTURES_PER_S
 
 
@@ -40,6 +41,7 @@ def record(
     Exit codes: 0 fine, 2 bad input or a full disk, 3 no scene was recorded, 130 interrupted,
     1 unforeseen.
     """
+    quiet_libraries()
     if (every_s := seconds("every", every)) < 1 / PICTURES_PER_S:
         raise InputError(f"every: expected at least {1 / PICTURES_PER_S:g}s, got {every!r}")
     folder = SceneFolder(out, label)

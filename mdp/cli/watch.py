@@ -35,6 +35,7 @@ from mdp.cli.answers import (
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.client.sync import Client
 from mdp.errors import InferenceError, InputError
+from mdp.logs import quiet_libraries
 from mdp.requests.capture import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, checked_every_ms
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.requests.prediction import Prediction
@@ -89,6 +90,7 @@ def look(
 
     Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
     """
+    quiet_libraries()
     checked_deadline_ms(deadline_ms)
     checked_every_ms(every_ms)
     exit_code = 0
@@ -134,6 +136,7 @@ def watch(
 
     Exit codes: 0 the reader of the lines has left, 2 bad input, 130 interrupted, 1 unforeseen.
     """
+    quiet_libraries()
     checked_deadline_ms(deadline_ms)
     every_s = seconds("every", every)
     with (

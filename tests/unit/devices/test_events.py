@@ -1,15 +1,10 @@
 """Events reach whoever listens, and nobody who listens badly can hold an agent up."""
 
 import json
-import logging
 import os
-import threading
-import warnings
 from pathlib import Path
 
-import pytest
-
-from devices.events import MOST_WAITING, BackgroundWriter, Events, for_events_alone, quiet_libraries
+from devices.events import Events, for_events_alone
 
 
 def test_a_line_for_people_or_for_programs(tmp_path: Path) -> None:
@@ -66,54 +61,6 @@ def test_a_line_too_long_to_be_written_at_once_is_left_out(tmp_path: Path) -> No
         events.emit("x" * 100_000)
         events.emit("short")
     assert path.read_text() == "mdp-agent n100: short\n"
-
-
-def fill(pipe: int) -> None:
-    while True:
-        os.write(pipe, b"x" * 4096)
-
-
-def test_native_log_lines_do_not_wait_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
-    reader, writer = os.pipe()
-    other = os.dup(writer)
-    try:
-        quiet_libraries(writer)
-        with pytest.raises(BlockingIOError):
-            fill(writer)
-        assert os.get_blocking(other), "other processes' writes wait as before"
-        assert os.read(reader, 1) == b"x"
-    finally:
-        for descriptor in (reader, writer, other):
-            os.close(descriptor)
-
-
-def test_a_stderr_that_is_no_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
-    log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    try:
-        quiet_libraries(log)
-        assert os.get_blocking(log)
-        warnings.warn("of a picture", UserWarning, stacklevel=1)
-    finally:
-        os.close(log)
-    quiet_libraries(log)
-
-
-def test_a_reader_that_holds_up_whoever_writes_does_not_hold_up_whoever_tells() -> None:
-    said: list[str] = []
-    may_write = threading.Event()
-
-    def say(line: str) -> None:
-        assert may_write.wait(60)
-        said.append(line)
-
-    with BackgroundWriter(say, "test") as reporter:
-        for number in range(2 * MOST_WAITING):
-            reporter.put(f"{number}")
-        may_write.set()
-    assert said[:3] == ["0", "1", "2"]
-    assert MOST_WAITING <= len(said) <= MOST_WAITING + 1
 
 
 def test_what_drivers_print_does_not_stand_between_the_events(tmp_path: Path) -> None:
