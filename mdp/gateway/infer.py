@@ -83,10 +83,15 @@ def metadata(model: str, num_classes: int) -> dict[str, Any]:
     }
 
 
+def json_bytes(body: bytes | bytearray, json_length: str | None) -> int:
+    """Length of a request's JSON part; that of the whole body without a valid `json_length`."""
+    known = json_length is not None and _is_length(json_length)
+    return int(json_length or 0) if known else len(body)
+
+
 def is_quick(body: bytes | bytearray, json_length: str | None) -> bool:
     """Whether reading a request takes no longer than handing it to a thread."""
-    known = json_length is not None and _is_length(json_length)
-    return (int(json_length or 0) if known else len(body)) <= QUICK_BYTES
+    return json_bytes(body, json_length) <= QUICK_BYTES
 
 
 def _is_length(text: str) -> bool:

@@ -178,20 +178,10 @@ def test_a_body_that_is_too_large_is_not_waited_for(served: Gateway) -> None:
             assert client.recv(64).startswith(b"HTTP/1.1 413 ")
 
 
-def test_slow_and_too_many_clients_are_not_waited_for(fleet: Fleet) -> None:
+def test_slow_clients_are_not_waited_for(fleet: Fleet) -> None:
     with gateway("--fleet", fleet.folder / "fleet.toml", program=IMPATIENT) as served:
         head = f"POST {CLASSIFY} HTTP/1.1\r\nHost: {served.host}\r\nContent-Length: 9\r\n\r\n"
-        with (
-            served.connect() as silent,
-            served.connect() as slow,
-            served.connect() as stuck,
-            served.connect() as fourth,
-        ):
-            fourth.sendall(f"GET /v2 HTTP/1.1\r\nHost: {served.host}\r\n\r\n".encode())
-            full = fourth.makefile("rb").read()
-            assert full.startswith(b"HTTP/1.1 503 ")
-            assert b"retry-after: 1\r\n" in full
-            assert full.endswith(b'{"error":"too many connections"}')
+        with served.connect() as silent, served.connect() as slow, served.connect() as stuck:
             stuck.sendall(head.encode() + b"1234")
             slow.sendall(head.encode()[:20])
             assert stuck.recv(64).startswith(b"HTTP/1.1 408 ")
@@ -333,15 +323,11 @@ def test_tls(fleet: Fleet, tmp_path: Path) -> None:
     options = ("--certificate", certificate, "--private-key", key)
     file = fleet.folder / "fleet.toml"
     with gateway("--fleet", file, *options, program=IMPATIENT) as found:
-        # Of two handshakes at a time, the oldest is given up for a third; one may take a second.
-        with found.connect() as first, found.connect() as second, found.connect():
-            assert first.recv(1) == b""
+        # A handshake may take a second.
+        with found.connect() as silent:
             with urlopen(f"{found.url}/v2", timeout=PATIENCE_S, context=trusted) as response:
                 assert json.load(response)["name"] == "mdp"
-            assert second.recv(1) == b""
-        # Those that leave in their handshake are not counted as connections, of which 3 may be.
-        for _ in range(4):
-            found.connect().close()
+            assert silent.recv(1) == b""
         with found.connect() as plain:
             plain.sendall(b"GET /v2 HTTP/1.1\r\n\r\n")
             assert b"HTTP" not in plain.recv(64)
