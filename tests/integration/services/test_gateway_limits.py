@@ -1,7 +1,6 @@
 """`mdp gateway` before callers and strangers who want all of it: the others are answered."""
 
 import http.client
-import json
 import os
 import select
 import socket
@@ -108,7 +107,7 @@ def test_a_stranger_takes_no_descriptors_from_callers(fleet: Path, tmp_path: Pat
 
         def is_answered(connection: http.client.HTTPSConnection) -> bool:
             connection.request("GET", MODEL, headers={"Authorization": f"Bearer {TOKEN}"})
-            return json.load(connection.getresponse())["name"] == "colours"
+            return connection.getresponse().read().startswith(b'{"name":"colours"')
 
         assert is_answered(known)
         strangers = []

@@ -72,12 +72,12 @@ def test_another_page_in_the_same_browser_is_not_let_in() -> None:
     ):  # fmt: skip
         with pytest.raises(Refusal, match="own page"):
             check_request("POST", "/x", {"host": "127.0.0.1:8080", "origin": origin}, ANYONE)
-    host = {"host": "127.0.0.1:8080"}
+    asked = {"host": "127.0.0.1:8080"}
     with pytest.raises(Refusal, match="own page"):
-        check_request("POST", "/x", host | {"origin": "http://127.0.0.1:8080"}, ANYONE, "https")
+        check_request("POST", "/x", asked | {"origin": "http://127.0.0.1:8080"}, ANYONE, "https")
     # HTTPS may end at a proxy in front.
     for scheme in ("http", "https"):
-        check_request("POST", "/x", host | {"origin": "https://127.0.0.1:8080"}, ANYONE, scheme)
+        check_request("POST", "/x", asked | {"origin": "https://127.0.0.1:8080"}, ANYONE, scheme)
     for site in ("cross-site", "same-site", "same-origin", "none"):
         headers = {"host": "127.0.0.1:8080", "sec-fetch-site": site}
         check_request("GET", "/", headers, ANYONE)

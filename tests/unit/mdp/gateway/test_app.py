@@ -250,16 +250,16 @@ def test_json_and_switches_are_small(web: Web) -> None:
     assert (status, json.loads(body)["error"]) == (
         413, "expected JSON, which binary tensors may follow, of at most 2097152 bytes",
     )  # fmt: skip
-    named = {"inference_header_content_length": str(len(text))}
-    assert web.ask(infer, text, b" " * 9, **named)[0] == 413
+    length = str(len(text))
+    assert web.ask(infer, text, b" ", inference_header_content_length=length)[0] == 413
     # Binary tensors may be larger.
     images = {
         "name": "images", "shape": [1, 1000, 1000, 3], "datatype": "UINT8",
         "parameters": {"binary_data_size": 3_000_000},
     }  # fmt: skip
     head = json.dumps({"inputs": [images]}).encode()
-    named = {"inference_header_content_length": str(len(head))}
-    assert web.ask(infer, head, bytes(3_000_000), **named)[0] == 200
+    length, pixels = str(len(head)), bytes(3_000_000)
+    assert web.ask(infer, head, pixels, inference_header_content_length=length)[0] == 200
     device = "/v2/models/colours/devices/alpha"
     switch = b'{"in_use": true}' + b" " * bodies.MAX_SWITCH_BYTES
     assert web.ask(device, switch, method="PUT")[0] == 413

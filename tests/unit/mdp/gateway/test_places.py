@@ -1,5 +1,7 @@
 """Who leaves where connections or memory are too few: records and times in, decisions out."""
 
+from functools import partial
+
 from mdp.gateway.places import Claim, Places, Pool
 
 
@@ -117,7 +119,7 @@ def test_connections_without_a_request_cost_no_other_a_place() -> None:
 
 def test_one_caller_is_told_to_wait_once_it_has_half_of_all_answers_under_way() -> None:
     places, gone = Places(16), list[int]()
-    claims = [Claim("10.0.0.1", float(n), leave=lambda n=n: gone.append(n)) for n in range(7)]
+    claims = [Claim("10.0.0.1", float(n), leave=partial(gone.append, n)) for n in range(7)]
     admitted = []
     for claim in claims:
         places.arrive(claim)
