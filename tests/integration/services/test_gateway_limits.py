@@ -186,6 +186,21 @@ def test_a_caller_whose_places_are_all_being_answered_is_told_to_wait(fleet: Pat
         assert reply(other)[0] == 200
 
 
+def test_who_reads_no_answer_loses_the_connection(fleet: Path) -> None:
+    with (
+        gateway("--fleet", fleet, program=limited("server.UNREAD_S = 0.5")) as served,
+        socket.socket() as client,
+    ):
+        # The kernel keeps no more than a few MB of the answers, which are 20 kB each.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(served.address)
+        client.sendall(head(served, "GET", "/page.js") * 500)
+        assert client.recv(64).startswith(b"HTTP/1.1 200 ")
+        mine = client.getsockname()
+        until(lambda: mine not in served.peers(), "its connection is ended")
+        assert served.ask("/v2").status == 200
+
+
 def test_uploads_that_stop_make_room_for_others(fleet: Path) -> None:
     size = 2**16
     program = limited("bodies.BODY_S = 600", f"bodies.MAX_HELD_BYTES = {8 * size}")

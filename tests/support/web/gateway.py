@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import psutil
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -73,10 +74,20 @@ class Gateway:
         finally:
             self._process.signal(signal.SIGCONT)
 
+    def peers(self) -> list[tuple[str, int]]:
+        """Address and port of the other side of each connection that the process has open."""
+        connections = psutil.Process(self._process.process.pid).net_connections("tcp")
+        return [(each.raddr.ip, each.raddr.port) for each in connections if each.raddr]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, _, port = self.host.rpartition(":")
+        return host, int(port)
+
     def connect(self, source: str = "") -> socket.socket:
         """A connection from address `source` of this machine, on which nothing was sent yet."""
-        host, _, port = self.host.rpartition(":")
-        return socket.create_connection((host, int(port)), PATIENCE_S, source_address=(source, 0))
+        return socket.create_connection(self.address, PATIENCE_S, source_address=(source, 0))
 
     def ask(
         self,
