@@ -126,7 +126,11 @@ def _file_of(body: bytearray, delimiter: bytes) -> Buffer:
         raise Refusal(400, "multipart form: expected its boundary at the start")
     found: list[memoryview] = []
     at = len(delimiter)
-    for _ in range(MAX_FIELDS):
+    fields = 0
+    while not body.startswith(b"--", at):
+        fields += 1
+        if fields > MAX_FIELDS:
+            raise Refusal(400, f"multipart form: expected at most {MAX_FIELDS} fields")
         end = body.find(b"\r\n\r\n", at, at + MAX_FIELD_HEADER_BYTES)
         whole = len(body) >= at + MAX_FIELD_HEADER_BYTES or end >= 0
         if whole and (end < 0 or not body.startswith(b"\r\n", at)):
@@ -138,10 +142,6 @@ def _file_of(body: bytearray, delimiter: bytes) -> Buffer:
         if _is_file(bytes(body[at:end])):
             found.append(memoryview(body)[content:end_of_content])
         at = end_of_content + len(b"\r\n" + delimiter)
-        if body.startswith(b"--", at):
-            break
-    else:
-        raise Refusal(400, f"multipart form: expected at most {MAX_FIELDS} fields")
     if len(found) > 1:
         raise Refusal(400, "multipart form: expected one file with a picture, got several")
     if not found or not found[0]:
