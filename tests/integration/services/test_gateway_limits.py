@@ -180,7 +180,7 @@ def test_a_caller_whose_places_are_all_being_answered_is_told_to_wait(fleet: Pat
         full = fourth.makefile("rb").read()
         assert full.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 1\r\n" in full
-        assert full.endswith(b'{"error":"too many connections"}')
+        assert full.rstrip().endswith(b'{"error":"too many connections"}')
         other = held.enter_context(served.connect("127.0.0.2"))
         other.sendall(head(served, "GET", "/v2"))
         assert reply(other)[0] == 200
