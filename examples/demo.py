@@ -302,8 +302,9 @@ def _tolerance(bundle: Bundle, expected: float, pictures: int) -> float:
 
 
 def _add_latency(table: Table, name: str, values: Sequence[float]) -> dict[str, float]:
-    summary = percentiles(values, (50, 99))
-    table.add_row(name, *(f"{value:.2f}" for value in summary.values()))
+    """A row of the 50th and 99th percentiles, `-` without a value; returns those there are."""
+    summary = percentiles(values, (50, 99)) if values else {}
+    table.add_row(name, *([f"{value:.2f}" for value in summary.values()] or ["-", "-"]))
     return summary
 
 

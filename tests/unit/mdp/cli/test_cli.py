@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from devices.cli.main import app as agent_app
 from mdp.cli.answers import describe, failure, named, picture_files
-from mdp.cli.bench import _flat
+from mdp.cli.bench import flat
 from mdp.cli.doctor import status_table
 from mdp.cli.main import COMMANDS, app
 from mdp.client.status import DeviceStatus
@@ -129,10 +129,11 @@ def test_a_status_table_shows_temperatures_where_there_are_any() -> None:
 
 
 def test_nested_figures_one_a_line() -> None:
-    outcome: dict[str, object] = {"a": 1, "b": {"p50": 1.234, "deep": {"x": "y"}}}
-    assert [line.split() for line in _flat(outcome)] == [
+    outcome: dict[str, object] = {"a": 1, "b": {"p50": 1.234, "max": None, "deep": {"x": "y"}}}
+    assert [line.split() for line in flat(outcome)] == [
         ["a", "1"],
         ["b.p50", "1.23"],
+        ["b.max", "-"],
         ["b.deep.x", "y"],
     ]
 
