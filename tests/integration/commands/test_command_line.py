@@ -338,6 +338,16 @@ def test_bench_without_devices_or_requests(nobody: Path, toml: Path) -> None:
     assert here("bench", "--fleet", toml, "--requests", 0)[0] == 2
 
 
+def test_watch_ends_where_no_agent_has_a_camera(toml: Path, tmp_path: Path) -> None:
+    file = tmp_path / "seen.jsonl"
+    code, out, err = here("watch", "--fleet", toml, *PLENTY, "--out", file)
+    assert (code, out, file.read_text()) == (3, "", "")
+    reasons = "; ".join(
+        f"{name}: no_frame: this agent has no source (--source)" for name in DEVICES
+    )
+    assert err == f"mdp: no device can answer ({reasons})\n"
+
+
 def test_ctrl_c_ends_with_130(toml: Path) -> None:
     command = [str(BIN / "mdp"), "bench", "--fleet", str(toml), "--requests", "1000000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
