@@ -20,6 +20,7 @@ from mdp.errors import ConfigError, InferenceError
 from mdp.formats.bundle import FUSION, Bundle
 from mdp.formats.fleet import PLAIN_TEXT, absent_devices, exposed
 from mdp.requests.capture import DEFAULT_WITHIN_MS
+from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, PROBE, mechanism_of
 
 TCP_TIMEOUT_S = 1.0
 ROUND_TRIPS = 5
@@ -158,17 +159,36 @@ def camera_finding(device: str, source: str) -> Finding:
 
 
 def tcp_diagnosis(address: str) -> str:
-    """Why there is no answer at `tcp://HOST:PORT`: no host, no listener, or no MDP agent."""
+    """Why there is no connection to `tcp://HOST:PORT`: no host, no listener, or no MDP agent."""
     parts = urlsplit(address)
     try:
-        with socket.create_connection((parts.hostname or "", parts.port or 0), TCP_TIMEOUT_S):
-            return f"{address} accepts connections but does not speak this protocol"
+        with socket.create_connection(
+            (parts.hostname or "", parts.port or 0), TCP_TIMEOUT_S
+        ) as peer:
+            return f"{address} {_greeting_diagnosis(peer)}"
     except TimeoutError:
         return f"{address} does not answer within {TCP_TIMEOUT_S:g} s: device off, or a firewall"
     except ConnectionRefusedError as error:
         return f"{address}: {error.strerror}: no agent listens there"
     except (OSError, UnicodeError) as error:  # UnicodeError: no possible host name
         return f"{address}: {getattr(error, 'strerror', None) or error}"
+
+
+def _greeting_diagnosis(peer: socket.socket) -> str:
+    """What a listener that gives no connection is, by what it says in reply to a greeting.
+
+    The kernel accepts connections for a process that is frozen.
+    """
+    try:
+        peer.sendall(PROBE)
+        said = peer.recv(GREETING_BYTES)
+    except TimeoutError:
+        return "accepts connections and says nothing: frozen, or no agent"
+    except OSError:
+        said = b""
+    if not said or mechanism_of(said) == NOT_ZMTP:
+        return "accepts connections but does not speak this protocol"
+    return "speaks this protocol, but let no client in so far: overloaded, or just started"
 
 
 def _round_trip_finding(client: Client) -> Finding:

@@ -21,6 +21,7 @@ from mdp.formats.bundle import FUSION, MANIFEST, Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
+from mdp.transport.greeting import PROBE
 from tests.support.command_lines import run_here
 from tests.support.fakes import other_program
 from tests.support.fleet import BIN, ROOT, Fleet
@@ -313,6 +314,10 @@ def test_doctor_distinguishes_another_program_from_none() -> None:
         address = f"tcp://127.0.0.1:{port}"
         expected = f"{address} accepts connections but does not speak this protocol"
         assert tcp_diagnosis(address) == expected
+    with other_program(0, PROBE) as port:
+        address = f"tcp://127.0.0.1:{port}"
+        expected = f"{address} speaks this protocol, but let no client in so far: overloaded, or"
+        assert tcp_diagnosis(address).startswith(expected)
 
 
 def test_bench_prints_what_is_documented(toml: Path, pictures: Path) -> None:
