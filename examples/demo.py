@@ -99,6 +99,8 @@ def run_demo(
     with AgentFleet(work, bundle, patience_s=READY_TIMEOUT_S) as fleet:
         _start(out, fleet)
         path = str(work / "fleet.toml")
+        # Of an earlier demo, whose agents had other ports.
+        Path(path).unlink(missing_ok=True)
         devices = [f"--device={name}={agent.address}" for name, agent in fleet.agents.items()]
         _show_and_run(
             out, ["mdp", "fleet", "new", "--bundle", str(bundle), *devices, "--out", path]

@@ -162,6 +162,11 @@ def one_line(error: BaseException) -> str:
     return printable(" ".join(str(error).split()))
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things in words: `1 device`, `2 devices`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """`text` with a question mark for each unprintable character."""
     return "".join(character if character.isprintable() else "?" for character in text)

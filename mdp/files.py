@@ -227,10 +227,13 @@ def write_bytes(
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:
-    """Write a new file atomically, with permissions `mode`; raises InputError if it exists."""
+    """Write a new file atomically, with permissions `mode`; raises InputError if it exists.
+
+    Folders made for a file that is its owner's alone are too.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o777 if mode & 0o077 else 0o700)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise _unwritable(path, error) from error

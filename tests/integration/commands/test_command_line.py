@@ -188,7 +188,11 @@ REFUSED = [
     ("status --fleet WEIGHTS", r"fusion\.json: expected \d+ bytes, found 2"),
     ("status --fleet MANIFEST", r"manifest\.json: Input data was truncated"),
     ("fleet new --bundle BUNDLE --device delta=tcp://h:1 --out NEW", "of alpha, beta, gamma, got"),
-    ("fleet new --bundle BUNDLE --device alpha=tcp://h:1 --out EMPTY", "written: Is a directory"),
+    (
+        "fleet new --bundle BUNDLE --device alpha=tcp://h:1 --out EMPTY",
+        "empty: exists already: expected ",
+    ),
+    ("fleet new --bundle BUNDLE --device alpha=tcp://h:1 --out FLEET", "fleet.toml: exists alread"),
     (
         "fleet new --bundle BUNDLE --device alpha=tcp://h:1 --out TYPE/new.toml",
         "cannot be written: (Not a directory|File exists)",
@@ -208,10 +212,10 @@ def test_refusals_leave_nothing(fleet: Fleet, toml: Path, pictures: Path, tmp_pa
     words |= {"NO_BUNDLE": tmp_path / "gone.toml", "GONE": tmp_path / "gone.png"}
     words |= {n.upper(): tmp_path / f"{n}.toml" for n in ("type", "weights", "manifest", "new")}
     words |= {"EMPTY": tmp_path / "empty", "TYPE/new.toml": tmp_path / "type.toml" / "new.toml"}
-    before = sorted(tmp_path.rglob("*"))
+    before, content = sorted(tmp_path.rglob("*")), toml.read_bytes()
     for line, expected in REFUSED:
         refused(here(*(words.get(word, word) for word in line.split())), expected)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert (sorted(tmp_path.rglob("*")), toml.read_bytes()) == (before, content)
     for options in (["--deadline-ms", "soon"], ["--fusion", "magic"], ["--nonsense"], ["--fleet"]):
         done = mdp("classify", "--fleet", toml, pictures, *options)
         assert (done.returncode, done.stdout) == (2, "")
@@ -391,6 +395,7 @@ def test_fleet_new(fleet: Fleet, tmp_path: Path) -> None:
     content = json.loads(said)
     assert (content["path"], content["absent"]) == (str(out), ["beta"])
     assert [entry["k"] for entry in content["devices"]] == [0, 2]
+    out.unlink()
     code, said, err = here("fleet", "new", "--bundle", fleet.bundle, *devices, "--out", out)
     assert (code, err) == (0, "")
     assert said.splitlines() == [

@@ -50,6 +50,8 @@ def agents_of(bundle: Path) -> list[list[str]]:
 def test_the_demo_verifies_its_claims(tmp_path: Path, bundle: Path, pictures: Path) -> None:
     seen = tmp_path / "seen.json"
     work = tmp_path / "work"
+    work.mkdir()
+    (work / "fleet.toml").write_text("of an earlier demo")
     done = demo("--work", work, "--bundle", bundle, "--pictures", pictures, "--report", seen)
     assert done.returncode == 0, done.stdout + done.stderr
     assert agents_of(bundle) == []

@@ -120,6 +120,22 @@ def test_before_there_is_a_bundle_cameras_can_be_recorded_alone(tmp_path: Path, 
         "new", *devices, "--keys", keys, "--key", keys / "client.secret", "--out", path
     )
     assert (code, out, err) == (0, f"{path}: 2 devices, for `mdp record` alone\n", "")
+    again = fleet(
+        "new", *devices[:2], "--keys", keys, "--key", keys / "client.secret", "--out", path
+    )
+    exists = "exists already: expected another name, or remove it first\n"
+    assert again == (2, "", f"mdp: {path}: {exists}")
+    other = fleet(
+        "new",
+        *devices[:2],
+        "--keys",
+        keys,
+        "--key",
+        keys / "client.secret",
+        "--out",
+        tmp_path / "other.toml",
+    )
+    assert other[1] == f"{tmp_path}/other.toml: 1 device, for `mdp record` alone\n"
     known = read_devices(path)
     assert (known.bundle, [entry.device for entry in known.devices]) == ("", ["alpha", "beta"])
     look = run_here(cli.main, "mdp", "look", "--fleet", path)
