@@ -24,6 +24,8 @@ from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, PROBE, mechanism_of
 
 TCP_TIMEOUT_S = 1.0
 ROUND_TRIPS = 5
+#: Columns of a terminal that folds nothing.
+_ENDLESS = 100_000
 #: What an agent says of a source that works, unless its newest frame is old.
 _WORKS = re.compile(r".+?: frame \d+, (\d+) ms old(?:; being recorded|; \d+ could not be read)*")
 
@@ -51,7 +53,12 @@ def status(
         console.print_json({"devices": statuses, "absent": absent})
     else:
         # No markup: an address or an agent's text may contain square brackets.
-        Console(markup=False).print(status_table(statuses))
+        out, table = Console(markup=False), status_table(statuses)
+        if out.is_terminal and fits(table, out):
+            out.print(table)
+        else:
+            for status in statuses:
+                print(status_line(status))
         for status in statuses:
             if status.source:
                 print(f"{status.device} looks at {status.source}")
@@ -76,12 +83,34 @@ def status_table(statuses: Sequence[DeviceStatus]) -> Table:
             status.address,
             status.state,
             status.bundle or "",
-            status.provider or "",
+            _short(status.provider),
             str(status.counts.get("answered", "")),
             status.reason,
             *(["" if status.temperature_c is None else f"{status.temperature_c:.0f}"] * warm),
         )
     return table
+
+
+def fits(table: Table, out: Console) -> bool:
+    """Whether a table is shown without folding a text."""
+    return out.measure(table, options=out.options.update(width=_ENDLESS)).maximum <= out.width
+
+
+def status_line(status: DeviceStatus) -> str:
+    """A device with its state and errors, for a narrow terminal, a pipe or a file."""
+    parts = [f"{status.device}: {status.state} at {status.address}"]
+    if status.bundle:
+        parts.append(f"{status.bundle} on {_short(status.provider)}")
+    if "answered" in status.counts:
+        parts.append(f"answered {status.counts['answered']}")
+    if status.temperature_c is not None:
+        parts.append(f"{status.temperature_c:.0f} °C")
+    line = ", ".join(parts)
+    return f"{line}: {status.reason}" if status.reason else line
+
+
+def _short(provider: str | None) -> str:
+    return (provider or "").replace("ExecutionProvider", "")
 
 
 def doctor(
