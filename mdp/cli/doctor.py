@@ -14,11 +14,14 @@ from rich.table import Table
 
 from mdp import console
 from mdp.cli.answers import FleetFile, Insecure, Json, KeyFile, connected
+from mdp.client.base import Options
+from mdp.client.cameras import FleetCameras
+from mdp.client.scenes import Suspicions
 from mdp.client.status import DeviceStatus, camera_faults
 from mdp.client.sync import Client
 from mdp.errors import ConfigError, InferenceError
 from mdp.formats.bundle import FUSION, Bundle
-from mdp.formats.fleet import PLAIN_TEXT, absent_devices, exposed
+from mdp.formats.fleet import PLAIN_TEXT, absent_devices, exposed, read_devices
 from mdp.requests.capture import DEFAULT_WITHIN_MS
 from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, PROBE, mechanism_of
 
@@ -41,14 +44,22 @@ def status(
 ) -> None:
     """Show the status of every device of a fleet.
 
+    Of a fleet without a bundle, which can only be recorded, it shows the cameras.
+
     Example: mdp status --fleet fleet.toml
 
     Exit codes: 0 every device of the bundle and the fleet can answer, 2 bad input, 3 one cannot
     (with --allow-partial: none can), 1 unforeseen.
     """
-    with connected(fleet, key, insecure) as client:
-        statuses = client.status()
-        absent = absent_devices(client.bundle, client.fleet)
+    known = read_devices(fleet)
+    absent: list[str] = []
+    if known.bundle:
+        with connected(fleet, key, insecure) as client:
+            statuses = client.status()
+            absent = absent_devices(client.bundle, client.fleet)
+    else:
+        with FleetCameras(known, Options(fleet=fleet, key=key)) as cameras:
+            statuses = cameras.status()
     if json:
         console.print_json({"devices": statuses, "absent": absent})
     else:
@@ -118,12 +129,19 @@ def doctor(
 ) -> None:
     """Check files, connections, bundles and providers of a fleet.
 
+    Of a fleet without a bundle, which can only be recorded, it takes a picture of every camera.
+
     Example: mdp doctor --fleet fleet.toml
 
     Exit codes: 0 all well, 2 bad input, 3 something is wrong, 1 unforeseen.
     """
-    with connected(fleet, key, insecure) as client:
-        findings = list(examine(client))
+    known = read_devices(fleet)
+    if known.bundle:
+        with connected(fleet, key, insecure) as client:
+            findings = list(examine(client))
+    else:
+        with FleetCameras(known, Options(fleet=fleet, key=key)) as cameras:
+            findings = list(examine_cameras(cameras))
     if json:
         console.print_json({"findings": findings})
     else:
@@ -156,6 +174,24 @@ def examine(client: Client) -> Iterator[Finding]:
         yield _round_trip_finding(client)
 
 
+def examine_cameras(cameras: FleetCameras) -> Iterator[Finding]:
+    """Check every device of a fleet without a bundle, and that its camera can be recorded."""
+    statuses, scene = cameras.status(), cameras.take()
+    for status in statuses:
+        yield _device_finding(status, has_fault=False)
+        if not status.usable:
+            continue
+        if status.source:
+            yield camera_finding(status.device, status.source)
+        picture = scene.pictures.get(status.device)
+        text = (
+            scene.missing.get(status.device, "") if picture is None else f"{len(picture):,} bytes"
+        )
+        yield Finding(f"{status.device}'s picture", picture is not None, text)
+    for text in Suspicions().of(scene.pictures):
+        yield Finding("pictures", False, text)
+
+
 def _bundle_findings(bundle: Bundle) -> Iterator[Finding]:
     for name in bundle.manifest.files:
         # A client needs the fusion weights only; models may be on the devices alone.
@@ -175,7 +211,7 @@ def _device_finding(status: DeviceStatus, *, has_fault: bool) -> Finding:
         return Finding(status.device, False, tcp_diagnosis(status.address))
     if status.state == "REFUSED":
         return Finding(status.device, False, f"{status.address}: {status.reason}")
-    text = f"{status.state} on {status.provider or 'no provider yet'}"
+    text = f"{status.state} on {status.provider}" if status.provider else status.state
     text = f"{text}: {status.reason}" if status.reason else text
     return Finding(status.device, status.usable and not has_fault, text)
 

@@ -217,7 +217,14 @@ def test_a_cascade_reaches_the_client(
 
 
 @pytest.mark.parametrize("command", ["classify", "look", "status", "doctor", "bench"])
-def test_the_environment_may_name_the_fleet(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_the_environment_may_name_the_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("home.toml", "other.toml"):
+        Path(name).write_text(
+            'bundle = "b"\ndevices = [{ device = "a", address = "tcp://127.0.0.1:1", k = 0 }]'
+        )
     seen: list[Path] = []
 
     def connect(fleet: Path, **_: object) -> None:

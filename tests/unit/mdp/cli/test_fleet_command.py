@@ -139,8 +139,9 @@ def test_before_there_is_a_bundle_cameras_can_be_recorded_alone(tmp_path: Path, 
     known = read_devices(path)
     assert (known.bundle, [entry.device for entry in known.devices]) == ("", ["alpha", "beta"])
     look = run_here(cli.main, "mdp", "look", "--fleet", path)
-    only = "expected a bundle folder: a fleet without one is for `mdp record` alone\n"
-    assert (look.returncode, look.stderr) == (2, f"mdp: {path}: key `bundle`: {only}")
+    only = "a fleet without one is for `mdp record`, `mdp status` and `mdp doctor` alone"
+    expected = f"mdp: {path}: key `bundle`: expected a bundle folder: {only}\n"
+    assert (look.returncode, look.stderr) == (2, expected)
     # Pictures are sent with keys only.
     code, _, err = fleet("new", *devices, "--out", tmp_path / "plain.toml")
     assert (code, err.startswith("mdp: --bundle: expected a bundle folder, or --keys and")) == (
