@@ -89,6 +89,15 @@ class Prediction(Struct, frozen=True, kw_only=True):
     #: turned or moved (`camera_drift`); or it is `frozen`: its picture never changes.
     suspects: dict[str, Suspicion] = {}
 
+    def __repr__(self) -> str:
+        """The answer and the devices that it lacks or doubts; `to_dict` has every field."""
+        shown = (
+            f"label={self.label!r}, probability={self.probability:.3g}, mode={self.mode!r}, "
+            f"used={self.used!r}, missing={self.missing!r}"
+        )
+        doubts = f", suspects={self.suspects!r}" if self.suspects else ""
+        return f"Prediction({shown}{doubts})"
+
     @property
     def partial(self) -> bool:
         """Whether any member is missing."""
