@@ -110,7 +110,7 @@ def run_demo(
             _classify_all(out, client, labelled, seen)
             _kill_and_restart(out, client, fleet, labelled, seen)
         seen.facts["seconds"] = time.monotonic() - started_s
-        _print_claims(out, seen)
+        _print_claims(out, seen, page=page)
         held = all(seen.claims.values())
         if report is not None:
             write_json(report, {**seen.facts, "claims": seen.claims, "ok": held})
@@ -366,11 +366,12 @@ def _print_answer(out: Console, prediction: Prediction) -> None:
     )
 
 
-def _print_claims(out: Console, seen: _Seen) -> None:
+def _print_claims(out: Console, seen: _Seen, *, page: bool) -> None:
     out.print()
     for claim, held in seen.claims.items():
         out.print(f"{'[green]seen    [/green]' if held else '[red]NOT SEEN[/red]'} {claim}")
-    out.print(f"{seen.facts['seconds']:.0f} s in all; --page (PAGE=1) shows the fleet in a browser")
+    hint = "" if page else "; --page (PAGE=1) shows the fleet in a browser"
+    out.print(f"{seen.facts['seconds']:.0f} s in all{hint}")
 
 
 app = console.new_app("MDP on one machine.")
