@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
-from mdp.protocol.messages import NO_DIGEST, Status, answered_by
+from mdp.protocol.messages import Status, answered_by
 from mdp.requests.reason import SUSPECT, Reason, Suspicion
 
 
@@ -105,7 +105,7 @@ def _wrong(status: Status, bundle: Bundle, k: int) -> Reason | None:
         if answered_by(bundle.digest) in status.counts:
             return None
         served = f"serves {status.bundle} {status.digest[:12]}"
-        if status.digest == NO_DIGEST:
+        if not status.bundle:
             served = status.reason or "serves none"
         expected = f"expected {bundle.manifest.name} {bundle.digest[:12]}"
         return Reason("wrong_bundle", f"{served}, {expected}")

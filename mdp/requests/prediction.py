@@ -283,7 +283,10 @@ def no_answer(
     """The error of a call to which no member contributed."""
     outcomes = {device: str(reason) for device, reason in missing.items()}
     codes = {device: reason.code for device, reason in missing.items()}
-    told = "; ".join(f"{device}: {reason}" for device, reason in outcomes.items())
+    devices: dict[str, list[str]] = {}
+    for device, reason in outcomes.items():
+        devices.setdefault(reason, []).append(device)
+    told = "; ".join(f"{', '.join(those)}: {reason}" for reason, those in devices.items())
     if timed_out:
         return DeadlineExceeded(f"no answer within {deadline_ms:g} ms ({told})", outcomes, codes)
     return QuorumNotMet(f"no device can answer ({told})", outcomes, codes)

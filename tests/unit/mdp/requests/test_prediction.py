@@ -268,6 +268,9 @@ def test_no_answer_says_why_for_every_device() -> None:
     assert str(late) == (
         "no answer within 80 ms (alpha: late; beta: overloaded: 16 requests wait already)"
     )
+    missing = {"alpha": UNREACHABLE, "beta": LATE, "gamma": UNREACHABLE}
+    late = no_answer(missing, timed_out=True, deadline_ms=80.0)
+    assert str(late) == "no answer within 80 ms (alpha, gamma: unreachable; beta: late)"
     none = no_answer({"alpha": UNREACHABLE}, timed_out=False, deadline_ms=80.0)
     assert isinstance(none, QuorumNotMet)
     assert str(none) == "no device can answer (alpha: unreachable)"
