@@ -192,7 +192,7 @@ REFUSED = [
         "fleet new --bundle BUNDLE --device alpha=tcp://h:1 --out EMPTY",
         "empty: exists already: expected ",
     ),
-    ("fleet new --bundle BUNDLE --device alpha=tcp://h:1 --out FLEET", "fleet.toml: exists alread"),
+    ("fleet new --bundle BUNDLE --device alpha=tcp://h:1 --out FLEET", "toml: exists already"),
     (
         "fleet new --bundle BUNDLE --device alpha=tcp://h:1 --out TYPE/new.toml",
         "cannot be written: (Not a directory|File exists)",
