@@ -73,23 +73,24 @@ def bench(
     if json:
         console.print_json(outcome)
     else:
-        for line in flat(outcome):
-            print(line)
+        figures = list(flat(outcome))
+        width = max(len(name) for name, _ in figures)
+        for name, figure in figures:
+            print(f"{name:<{width}} {figure}")
     if outcome["past_deadline"]:
         print(f"mdp: {PAST_DEADLINE}", file=sys.stderr)
     raise typer.Exit(0 if outcome["answered"] else InferenceError.exit_code)
 
 
-def flat(outcome: Mapping[str, object], prefix: str = "") -> Iterator[str]:
-    """The figures of a run for people, one a line; `-` where there is none."""
+def flat(outcome: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The names and figures of a run for people; `-` where there is no figure."""
     for key, value in outcome.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{key}.")
         elif value is None:
-            yield f"{prefix + key:<16} -"
+            yield prefix + key, "-"
         else:
-            shown = f"{value:.2f}" if isinstance(value, float) else f"{value}"
-            yield f"{prefix + key:<16} {shown}"
+            yield prefix + key, f"{value:.2f}" if isinstance(value, float) else f"{value}"
 
 
 def noise_picture(side: int) -> Pixels:

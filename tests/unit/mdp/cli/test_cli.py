@@ -162,12 +162,7 @@ def test_a_status_in_a_line() -> None:
 
 def test_nested_figures_one_a_line() -> None:
     outcome: dict[str, object] = {"a": 1, "b": {"p50": 1.234, "max": None, "deep": {"x": "y"}}}
-    assert [line.split() for line in flat(outcome)] == [
-        ["a", "1"],
-        ["b.p50", "1.23"],
-        ["b.max", "-"],
-        ["b.deep.x", "y"],
-    ]
+    assert list(flat(outcome)) == [("a", "1"), ("b.p50", "1.23"), ("b.max", "-"), ("b.deep.x", "y")]
 
 
 def test_summaries_are_those_of_the_commands() -> None:
