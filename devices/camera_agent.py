@@ -14,7 +14,15 @@ from devices.agent.replies import Replies
 from devices.camera.capture import open_frame_buffer
 from devices.camera.frames import FrameBuffer
 from mdp.errors import InputError, WireError
-from mdp.protocol.messages import Buffer, FrameRequest, Infer, Status, StatusRequest, decode
+from mdp.protocol.messages import (
+    NO_DIGEST,
+    Buffer,
+    FrameRequest,
+    Infer,
+    Status,
+    StatusRequest,
+    decode,
+)
 from mdp.protocol.recording import PictureRequest
 from mdp.transport import Audit, Peer, Router
 
@@ -86,7 +94,7 @@ class CameraAgent:
             device=self._device,
             state="READY",
             bundle="",
-            digest="",
+            digest=NO_DIGEST,
             k=0,
             provider="",
             fallback=False,

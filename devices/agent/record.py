@@ -101,7 +101,8 @@ class Recording:
         except NoFrameError as error:
             self._fail(peer, request, "no_frame", str(error))
             return
-        self._paid_s = paid_s + 1 / (SMALL_PER_S if request.side <= SMALL_SIDE else PICTURES_PER_S)
+        is_small = min(request.side, longest_side(whole.picture)) <= SMALL_SIDE
+        self._paid_s = paid_s + 1 / (SMALL_PER_S if is_small else PICTURES_PER_S)
         # Told before the picture leaves.
         self._note(peer.client, now_s)
         self.worker.put((peer, request, whole, age_ms))
@@ -146,13 +147,19 @@ class Recording:
         self._replies.fail(peer.route, request.request_id, code, text)
 
 
+def longest_side(picture: Image.Image | Pixels) -> int:
+    """The longer of a picture's height and width, in pixels."""
+    longest: int = max(picture.size if isinstance(picture, Image.Image) else picture.shape[:2])
+    return longest
+
+
 def encoded(picture: Image.Image | Pixels, side: int) -> bytes:
     """`picture` as a JPEG without metadata, its longest side at most `side` pixels.
 
     Raises PictureError if it does not fit into a message.
     """
     image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
-    longest = max(image.size)
+    longest = longest_side(picture)
     if longest > side:
         width, height = (max(1, round(length * side / longest)) for length in image.size)
         image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)

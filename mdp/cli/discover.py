@@ -9,7 +9,7 @@ from mdp import console
 from mdp.discovery.announcements import DIGEST_DIGITS, Proposal, fleet_text, propose
 from mdp.discovery.mdns import MAX_FOUND, listen
 from mdp.errors import ConfigError, InferenceError, InputError
-from mdp.files import write_bytes
+from mdp.files import write_new
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, relative_to
 from mdp.formats.keys import PUBLIC, is_loopback, load_pair, load_public
@@ -35,7 +35,8 @@ def fleet_discover(
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="How long to listen.")] = 3.0,
     out: Annotated[
-        Path | None, typer.Option(help="Also write the proposed fleet file; read it before use.")
+        Path | None,
+        typer.Option(help="Also write the proposed fleet file, a new one; read it before use."),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")
@@ -71,7 +72,7 @@ def fleet_discover(
             devices=list(proposal.entries),
         )
         if out is not None:
-            write_bytes(out, fleet_text(fleet, proposal.left_out[:MAX_LISTED]))
+            write_new(out, fleet_text(fleet, proposal.left_out[:MAX_LISTED]), 0o666)
     written = out if fleet is not None else None
     if json:
         console.print_json(
@@ -112,7 +113,8 @@ def _print(bundle: Bundle, proposal: Proposal, more: int, written: Path | None) 
     if proposal.absent:
         print(f"  not in the proposal: {', '.join(proposal.absent)}")
     if written is not None:
-        print(f"{written}: proposed, {len(proposal.entries)} devices; check the addresses")
+        entries = console.counted(len(proposal.entries), "device")
+        print(f"{written}: proposed, {entries}; check the addresses")
 
 
 def add_to(app: typer.Typer) -> None:

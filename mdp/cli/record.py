@@ -53,8 +53,9 @@ def record(
         try:
             while count is None or tally.moments < count:
                 cameras.wait(due_s)
-                # Missed moments are not caught up.
-                due_s = max(due_s + every_s, time.monotonic())
+                # Missed moments are not caught up, and two are never closer than `every`: an agent
+                # refuses pictures above its rate.
+                due_s = max(due_s, time.monotonic()) + every_s
                 at, scene = datetime.fromisoformat(utc_now()), cameras.take()
                 path = None
                 if len(scene.pictures) >= LEAST_CAMERAS:

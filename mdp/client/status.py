@@ -48,13 +48,13 @@ class DeviceStatus:
 def device_status(
     entry: FleetEntry,
     status: Status | None,
-    bundle: Bundle,
+    bundle: Bundle | None,
     *,
     silent: bool,
     refused: str | None = None,
     suspect: Suspicion | None = None,
 ) -> DeviceStatus:
-    """What `status`, if there is one, says of `entry` to a client that holds `bundle`.
+    """What `status`, if there is one, says of `entry` to a client that holds `bundle`, or none.
 
     `silent` tells a device that is connected, but has not answered; `refused` why one that is
     there cannot be connected to; `suspect` why its camera is suspected.
@@ -73,7 +73,7 @@ def device_status(
             encrypted=encrypted,
             reason=reason,
         )
-    wrong = _wrong(status, bundle, entry.k)
+    wrong = None if bundle is None else _wrong(status, bundle, entry.k)
     return DeviceStatus(
         device=entry.device,
         address=entry.address,
@@ -105,6 +105,8 @@ def _wrong(status: Status, bundle: Bundle, k: int) -> Reason | None:
         if answered_by(bundle.digest) in status.counts:
             return None
         served = f"serves {status.bundle} {status.digest[:12]}"
+        if not status.bundle:
+            served = status.reason or "serves none"
         expected = f"expected {bundle.manifest.name} {bundle.digest[:12]}"
         return Reason("wrong_bundle", f"{served}, {expected}")
     if status.k != k:
@@ -114,13 +116,13 @@ def _wrong(status: Status, bundle: Bundle, k: int) -> Reason | None:
 
 
 def _notes(
-    entry: FleetEntry, status: Status, bundle: Bundle, suspect: Suspicion | None
+    entry: FleetEntry, status: Status, bundle: Bundle | None, suspect: Suspicion | None
 ) -> Iterator[str]:
     if status.reason:
         yield status.reason
     if suspect is not None:
         yield f"camera: {SUSPECT[suspect]}"
-    if status.digest != bundle.digest:
+    if bundle is not None and status.digest != bundle.digest:
         yield (
             f"serves {status.bundle} {status.digest[:12]} by now, and this client's bundle until "
             "nobody asks for it: reload this client"

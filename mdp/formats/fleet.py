@@ -11,7 +11,16 @@ import msgspec
 from msgspec import Meta
 
 from mdp.errors import ConfigError, InputError
-from mdp.files import NAME_FORM, Record, explained, pattern, read_toml, toml_bytes, write_bytes
+from mdp.files import (
+    NAME_FORM,
+    Record,
+    explained,
+    pattern,
+    read_toml,
+    toml_bytes,
+    write_bytes,
+    write_new,
+)
 from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.keys import check_key, is_loopback
 from mdp.formats.plan import MAX_MEMBERS
@@ -43,7 +52,7 @@ MAX_SPREAD_MS = 500.0
 R = TypeVar("R", bound=Record)
 
 #: What a fleet file without a bundle can be used for.
-NO_BUNDLE = "a fleet without one is for `mdp record` alone"
+NO_BUNDLE = "a fleet without one is for `mdp record`, `mdp status` and `mdp doctor` alone"
 
 #: The risk of a connection without keys that leaves this machine.
 PLAIN_TEXT = "plain text: anyone on the network path can read and forge messages"
@@ -187,11 +196,13 @@ def new_fleet(
     *,
     public_key: Callable[[str], str | None] = lambda device: None,
     key: Path | None = None,
+    overwrite: bool = True,
 ) -> Fleet:
     """Write a fleet for `devices`, each `NAME=ADDRESS` or, for a replica, `NAME/LABEL=ADDRESS`.
 
     `public_key` maps an entry's name to its key, `key` is the client's key file. Without a bundle
-    the fleet can only be recorded. Raises InputError for a malformed or unknown device.
+    the fleet can only be recorded. Raises InputError for a malformed or unknown device, and for a
+    file that is there already, unless `overwrite`.
     """
     entries = [
         new_entry(bundle, text, public_key(text.partition("=")[0]), k)
@@ -203,7 +214,10 @@ def new_fleet(
         "devices": entries,
     }
     fleet = _checked("--device", content, Fleet)
-    write_bytes(out, fleet_toml(fleet))
+    if overwrite:
+        write_bytes(out, fleet_toml(fleet))
+    else:
+        write_new(out, fleet_toml(fleet), 0o666)
     return fleet
 
 

@@ -151,6 +151,10 @@ class Status(Record, frozen=True, omit_defaults=True):
             raise ValueError("`counts`: expected printable characters only")
 
 
+#: The digest in the status of an agent without a bundle.
+NO_DIGEST = "0" * 64
+
+
 def answered_by(digest: Digest) -> str:
     """The key of a status's count of answers by a bundle."""
     return f"answered {digest[:12]}"

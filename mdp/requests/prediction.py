@@ -89,6 +89,15 @@ class Prediction(Struct, frozen=True, kw_only=True):
     #: turned or moved (`camera_drift`); or it is `frozen`: its picture never changes.
     suspects: dict[str, Suspicion] = {}
 
+    def __repr__(self) -> str:
+        """The answer and the devices that it lacks or doubts; `to_dict` has every field."""
+        shown = (
+            f"label={self.label!r}, probability={self.probability:.3g}, mode={self.mode!r}, "
+            f"used={self.used!r}, missing={self.missing!r}"
+        )
+        doubts = f", suspects={self.suspects!r}" if self.suspects else ""
+        return f"Prediction({shown}{doubts})"
+
     @property
     def partial(self) -> bool:
         """Whether any member is missing."""
@@ -274,7 +283,10 @@ def no_answer(
     """The error of a call to which no member contributed."""
     outcomes = {device: str(reason) for device, reason in missing.items()}
     codes = {device: reason.code for device, reason in missing.items()}
-    told = "; ".join(f"{device}: {reason}" for device, reason in outcomes.items())
+    devices: dict[str, list[str]] = {}
+    for device, reason in outcomes.items():
+        devices.setdefault(reason, []).append(device)
+    told = "; ".join(f"{', '.join(those)}: {reason}" for reason, those in devices.items())
     if timed_out:
         return DeadlineExceeded(f"no answer within {deadline_ms:g} ms ({told})", outcomes, codes)
     return QuorumNotMet(f"no device can answer ({told})", outcomes, codes)
