@@ -60,7 +60,7 @@ class Device(Struct):
     reason: str = ""
     provider: str | None = None
     source: str = ""
-    #: Why the gateway's latest look suspects its camera; None if it does not.
+    #: Why its camera is suspected, by any client's looks or by its agent; None if it is not.
     suspect: Suspicion | None = None
     counts: dict[str, int] = field(default_factory=dict)
     #: Requests that wait there; None if it has not said.

@@ -59,13 +59,6 @@ class Metrics:
             ["model", "device"],
             registry=registry,
         )
-        self._suspect = Gauge(
-            "mdp_camera_suspect",
-            "Whether a device's camera disagrees with the others (covered, turned or moved?) or is "
-            "frozen, by its latest look.",
-            ["model", "device", "why"],
-            registry=registry,
-        )
         self._under_way = Gauge(
             "mdp_requests_under_way", "Requests being answered.", ["model"], registry=registry
         )
@@ -92,10 +85,6 @@ class Metrics:
             self._requests.labels(model, "degraded" if each.degraded else "answered").inc()
             self._answer.labels(model).observe(each.latency_ms / 1e3)
             for member in each.members:
-                if member.frame is not None:
-                    told = each.suspects.get(member.device)
-                    for why in SUSPECT:
-                        self._suspect.labels(model, member.device, why).set(why == told)
                 parts = {
                     "queue": member.queue_ms,
                     "compute": member.compute_ms,
@@ -150,6 +139,12 @@ class _Devices(Collector):
         warm = GaugeMetricFamily(
             "mdp_device_temperature_celsius", "Of a device's warmest sensor.", labels=label
         )
+        suspect = GaugeMetricFamily(
+            "mdp_camera_suspect",
+            "Whether a device's camera disagrees with the others (covered, turned or moved?), by "
+            "any client's looks of the last minute, or is frozen.",
+            labels=[*label, "why"],
+        )
         done = CounterMetricFamily(
             "mdp_device_requests",
             "Requests of all clients that ended so since a device's agent started.",
@@ -166,6 +161,8 @@ class _Devices(Collector):
                 used.add_metric([model, name], float(device.in_use))
                 told = [device.state, device.provider or "", device.submodel]
                 info.add_metric([model, name, *told], 1)
+                for why in SUSPECT if device.source else ():
+                    suspect.add_metric([model, name, why], float(device.suspect == why))
                 if device.queued is not None and device.usable:
                     queue.add_metric([model, name], device.queued)
                 if device.temperature_c is not None and device.usable:
@@ -175,4 +172,4 @@ class _Devices(Collector):
             expected = fleet.roll.expected_accuracy()
             if expected is not None:
                 worth.add_metric([model], expected)
-        yield from (up, used, info, queue, warm, done, worth)
+        yield from (up, used, info, queue, warm, suspect, done, worth)

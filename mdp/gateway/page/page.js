@@ -151,16 +151,20 @@ function showFleet() {
   const lost = all == null || fleet.expected_accuracy == null ? 0 : (all - fleet.expected_accuracy) * 100;
   text("change", Math.abs(lost) < 0.05 ? "" : `${lost > 0 ? "−" : "+"}${Math.abs(lost).toFixed(1)} points`);
   const pictures = fleet.expected_accuracy_pictures;
-  text("accuracy-note", `expected accuracy of these devices, ${pictures == null ? "never measured" : `measured on ${pictures.toLocaleString()} pictures`}`);
+  const suspects = able.filter((device) => device.suspect).map((device) => device.name);
+  const measured = pictures == null ? "never measured" : `measured on ${pictures.toLocaleString()} pictures`;
+  text("accuracy-note", `expected accuracy of these devices, ${measured}${suspects.length ? `; it does not hold with a suspected camera (${suspects.join(", ")})` : ""}`);
+  $("accuracy").className = suspects.length ? "fewer" : "";
   $("count").className = !able.length ? "none" : able.length < fleet.devices.length ? "fewer" : "";
   $("seats").replaceChildren(...fleet.devices.map((device, index) => el("i", { class: able.includes(device) ? `d${index % 6}` : "off" })));
   $("meter").style.width = width(fleet.expected_accuracy);
   $("meter-all").style.left = width(all);
   $("meter-all").hidden = all == null;
   text("version", `bundle ${fleet.bundle} ${fleet.digest}, ${fleet.classes} classes`);
+  const troubles = able.length < fleet.devices.length ? ["degraded"] : [];
+  if (suspects.length) troubles.push(suspects.length > 1 ? "cameras suspected" : "a camera suspected");
   if (!able.length) live("bad", "No device can answer");
-  else if (able.length < fleet.devices.length) live("warn", "Live, degraded");
-  else live("good", "Live");
+  else live(troubles.length ? "warn" : "good", ["Live", ...troubles].join(", "));
   $("cameras").hidden = !fleet.devices.some((device) => device.source);
   showDevices(fleet);
   showFaults(fleet);
@@ -356,7 +360,9 @@ function showAnswer(answer) {
   const fleet = current();
   const missing = Object.entries(answer.missing);
   text("label", answer.label);
-  const parts = `${percent(answer.probability)} probable, from ${answer.used.join(", ")}`;
+  const suspects = answer.used.filter((name) => answer.suspects[name]);
+  const doubt = suspects.length ? `; accuracy unknown with a suspected camera (${suspects.join(", ")})` : "";
+  const parts = `${percent(answer.probability)} probable, from ${answer.used.join(", ")}${doubt}`;
   if (answer.stage === "first" && !answer.degraded) text("note", `${parts}; the others were not needed`);
   else text("note", parts + (missing.length ? `; without ${missing.map(([name, why]) => `${name} (${why})`).join(", ")}` : ""));
   text("latency", `${answer.latency_ms.toFixed(0)} ms`);
@@ -383,7 +389,7 @@ function showAnswer(answer) {
     return el("tr", { class: `d${index % 6}` }, name,
       el("td", other ? { class: "other" } : {}, own.label),
       el("td", { class: "number" }, percent(own.probability)),
-      el("td", { class: "number" }, percent(device.accuracy)));
+      el("td", { class: "number" }, percent(suspects.includes(device.name) ? null : device.accuracy)));
   }));
   text("fused-label", answer.label);
   text("fused-probability", percent(answer.probability));

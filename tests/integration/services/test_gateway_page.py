@@ -143,6 +143,25 @@ def test_what_the_devices_own_cameras_see(page: Browser) -> None:
     page.wait_for("#empty", "Drop a picture here")
 
 
+def test_a_camera_that_another_client_suspects(fleet: Fleet, page: Browser) -> None:
+    with fleet.client() as client:
+        # As its looks would have found, had it looked long enough.
+        client._connection.dispatcher._builder.disagreeing = frozenset(("beta",))
+        client.look(deadline_ms=PLENTY_MS)
+        page.wait_for("#live", "^Live, a camera suspected$")
+        page.wait_for("#accuracy-note", r"; it does not hold with a suspected camera \(beta\)$")
+        page.wait_for("[data-name=beta] .state", "Ready: camera: disagrees with the others")
+        assert page.text("[data-name=alpha] .state") == "Ready"
+        page.press("#cameras", SPACE)
+        page.wait_for("#note", r"; accuracy unknown with a suspected camera \(beta\)")
+        assert "%" not in page.text("#fused-accuracy")
+        page.press("#cameras", SPACE)
+        client._connection.dispatcher._builder.disagreeing = frozenset()
+        client.look(deadline_ms=PLENTY_MS)
+    page.wait_for("#live", "^Live$")
+    assert "hold" not in page.text("#accuracy-note")
+
+
 def test_tokens_and_several_fleets(fleet: Fleet, page: Browser, served: Gateway) -> None:
     tokens = fleet.folder / "tokens"
     tokens.touch(0o600)
