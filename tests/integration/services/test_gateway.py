@@ -229,6 +229,7 @@ def test_metrics_that_prometheus_reads(served: Gateway) -> None:
 
 def test_a_device_is_switched_off_and_on(served: Gateway) -> None:
     beta = "/v2/models/colours/devices/beta"
+    everyone_is_there(served)
     told = served.ask(beta, b'{"in_use": false}', method="PUT").told
     assert told["expected_accuracy"] == subset_accuracy((0, 2)).stacked
     answer = served.ask(CLASSIFY, png()).told
@@ -250,7 +251,19 @@ def test_a_device_is_switched_off_and_on(served: Gateway) -> None:
 
 
 def test_without_agents_it_says_so_and_when_to_ask_again(fleet: Fleet, served: Gateway) -> None:
-    for device in DEVICES:
+    fleet.agents["alpha"].kill()
+    until(lambda: not served.ask("/fleets").told[0]["devices"][0]["usable"], "alpha is gone")
+    for device, in_use, status in (
+        ("beta", False, 200),
+        ("gamma", False, 409),
+        ("beta", True, 200),
+    ):
+        body = json.dumps({"in_use": in_use}).encode()
+        reply = served.ask(f"/v2/models/colours/devices/{device}", body, method="PUT")
+        assert reply.status == status, (device, reply.body)
+        # A dead device is nobody's place.
+        assert (status == 409) == ("the last device of colours that can answer" in str(reply.body))
+    for device in DEVICES[1:]:
         fleet.agents[device].kill()
     reply = served.ask(CLASSIFY, png())
     assert (reply.status, reply.headers["retry-after"]) == (503, "1")
