@@ -78,7 +78,7 @@ def test_what_the_server_and_its_model_say_of_themselves(served: Gateway) -> Non
     assert served.ask("/v2/health/ready").told == {"ready": True}
     model = served.ask("/v2/models/colours").told
     assert model["inputs"] == [{"name": "images", "datatype": "UINT8", "shape": [-1, -1, -1, 3]}]
-    assert [output["shape"] for output in model["outputs"]] == [[-1, 3], [-1, 3]]
+    assert [output["shape"] for output in model["outputs"]] == [[-1, 3], [-1, 3], [-1]]
     assert served.ask("/v2/models/colours/ready").told == {"name": "colours", "ready": True}
 
 
@@ -109,6 +109,7 @@ def test_a_batch_through_the_inference_protocol(served: Gateway) -> None:
     assert reply.status == 200, reply.body
     likeliest = reply.told["outputs"][1]["data"][::3]
     assert likeliest == labels
+    assert reply.told["outputs"][2]["data"] == [", ".join(DEVICES)] * 3
     assert reply.told["parameters"]["degraded"] is False
     assert reply.told["parameters"]["expected_accuracy"] == subset_accuracy((0, 1, 2)).stacked
 
