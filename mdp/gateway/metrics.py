@@ -1,5 +1,7 @@
 """`/metrics` in Prometheus' text format; times in seconds."""
 
+import re
+from collections import Counter as Sums
 from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -11,6 +13,7 @@ from mdp.errors import DeadlineExceeded, MDPError
 from mdp.gateway.devices import kind_of
 from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.refusals import refusal_of
+from mdp.protocol.messages import OUTCOMES, RELOADS, answered_by
 from mdp.requests.prediction import Prediction
 from mdp.requests.reason import SUSPECT
 
@@ -18,6 +21,31 @@ from mdp.requests.reason import SUSPECT
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 #: Reasons of a missing device that say that it was not in time.
 LATE = ("late", "slow", "silent", "too_late", "not asked")
+#: Providers that an agent of this version may run on: onnxruntime's, and OpenVINO's devices.
+_PROVIDERS = re.compile(
+    r"(ACL|Azure|CANN|CPU|CUDA|CoreML|Dml|Dnnl|Js|MIGraphX|Nnapi|NvTensorRTRTX|OpenVINO|QNN|ROCM|"
+    r"Rknpu|Tensorrt|VSINPU|VitisAI|WebGpu|WebNN|Xnnpack)ExecutionProvider|"
+    r"openvino:(CPU|(GPU|NPU)(\.[0-9])?)"
+)
+#: The label of whatever else an agent says: each new text would be a series for ever.
+OTHER = "other"
+
+
+def known_provider(told: str | None) -> str:
+    """The provider that an agent says it runs on, empty before; `other` for an unknown one."""
+    return OTHER if told and not _PROVIDERS.fullmatch(told) else told or ""
+
+
+def known_outcomes(counts: Mapping[str, int]) -> dict[str, int]:
+    """An agent's counts by outcome, those that this version does not know together as `other`.
+
+    How many of the answers were each bundle's is left out: `answered` has all of them.
+    """
+    sums: Sums[str] = Sums()
+    for outcome, count in counts.items():
+        if not outcome.startswith(answered_by("")):
+            sums[outcome if outcome in OUTCOMES + RELOADS else OTHER] += count
+    return dict(sums)
 
 
 class Metrics:
@@ -159,7 +187,7 @@ class _Devices(Collector):
             for name, device in fleet.roll.devices.items():
                 up.add_metric([model, name], float(device.usable))
                 used.add_metric([model, name], float(device.in_use))
-                told = [device.state, device.provider or "", device.submodel]
+                told = [device.state, known_provider(device.provider), device.submodel]
                 info.add_metric([model, name, *told], 1)
                 for why in SUSPECT if device.source else ():
                     suspect.add_metric([model, name, why], float(device.suspect == why))
@@ -167,7 +195,7 @@ class _Devices(Collector):
                     queue.add_metric([model, name], device.queued)
                 if device.temperature_c is not None and device.usable:
                     warm.add_metric([model, name], device.temperature_c)
-                for outcome, count in device.counts.items():
+                for outcome, count in known_outcomes(device.counts).items():
                     done.add_metric([model, name, outcome], count)
             expected = fleet.roll.expected_accuracy()
             if expected is not None:

@@ -66,6 +66,9 @@ FailureCode = Literal[
 ]
 
 
+#: Outcomes of requests, and of changes of bundle, that an agent counts (`Status.counts`).
+OUTCOMES = ("answered", "undeliverable", *get_args(FailureCode))
+RELOADS = ("renewed", "not_renewed")
 #: Why a camera is suspected: looks at it disagree with those at the others, or its picture never
 #: changes.
 Suspicion = Literal["disagrees", "frozen"]

@@ -5,12 +5,14 @@ from typing import cast
 
 import pytest
 
+from devices.agent.counters import Counters
 from mdp.client.status import DeviceStatus
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.gateway.devices import Roll
 from mdp.gateway.fleets import ServedFleet
-from mdp.gateway.metrics import Metrics
+from mdp.gateway.metrics import OTHER, Metrics, known_provider
+from mdp.protocol.messages import OUTCOMES, RELOADS, answered_by
 from mdp.testing.bundles import DEVICES, write_bundle
 
 
@@ -25,6 +27,12 @@ class Told:
         ]
         self.roll = Roll(Fleet(bundle="bundle", devices=entries), self.bundle, "stacked")
         self._metrics = Metrics({"colours": cast(ServedFleet, self)})
+
+    @property
+    def series(self) -> int:
+        """Samples of a scrape."""
+        lines = self._metrics.exposition("")[0].decode().splitlines()
+        return sum(not line.startswith("#") for line in lines)
 
     def scraped(self, family: str, *statuses: DeviceStatus) -> dict[str, float]:
         """Labels -> value of the samples of `family`, after the devices have said `statuses`."""
@@ -54,3 +62,41 @@ def test_a_suspected_camera_is_a_gauge_of_devices_with_a_camera(told: Told) -> N
             ("beta", "frozen", 0.0),
         )
     }
+
+
+def alpha(provider: str, counts: dict[str, int]) -> DeviceStatus:
+    return DeviceStatus(device="alpha", address="", state="READY", provider=provider, counts=counts)
+
+
+def test_an_agent_s_words_make_no_new_series(told: Told) -> None:
+    honest = dict.fromkeys((*OUTCOMES, *RELOADS, answered_by("ab" * 32)), 2)
+    told.scraped("mdp_device_requests_total", alpha("CPUExecutionProvider", honest))
+    told.scraped("mdp_device_requests_total", alpha("x", {"y": 1} | honest))
+    before = told.series
+    for scrape in range(5):
+        counts = {f"outcome {scrape} {number}": number for number in range(100)} | honest
+        found = told.scraped(
+            "mdp_device_requests_total", alpha(f"Provider{scrape}ExecutionProvider", counts)
+        )
+        assert told.series == before
+        ours = [name for name in found if 'device="alpha"' in name]
+        assert len(ours) == len(OUTCOMES + RELOADS) + 1, "and no answers twice"
+        other = next(found[name] for name in ours if 'outcome="other"' in name)
+        assert other == sum(range(100))
+        (info,) = [name for name in told.scraped("mdp_device") if 'device="alpha"' in name]
+        assert 'provider="other"' in info
+
+
+def test_providers_that_runtimes_have_are_known() -> None:
+    import onnxruntime
+
+    openvino = ["openvino:CPU", "openvino:GPU", "openvino:GPU.1", "openvino:NPU"]
+    for provider in (*onnxruntime.get_all_providers(), *openvino, ""):
+        assert known_provider(provider) == provider
+    assert known_provider(None) == ""
+    for provider in ("openvino:GPU.12", "openvino:TPU", "CPUExecutionProvider ", "cpu"):
+        assert known_provider(provider) == OTHER
+
+
+def test_outcomes_are_those_that_agents_count() -> None:
+    assert Counters().counts.keys() == {*OUTCOMES, *RELOADS}
