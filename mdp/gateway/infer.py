@@ -217,7 +217,9 @@ def respond(
     if request.id:
         answer["id"] = request.id
     head = msgspec.json.encode(answer)
-    return head + tail, len(head) if any(request.outputs.values()) else None
+    if not any(request.outputs.values()):
+        return head + b"\n", None
+    return head + tail, len(head)
 
 
 def _values(output: str, prediction: Prediction, top: int) -> list[Any]:

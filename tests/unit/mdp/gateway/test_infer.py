@@ -127,6 +127,7 @@ def test_a_response_in_json_says_what_it_is_made_of() -> None:
     request = read_request(body(images(), id="7"), None)
     content, json_length = respond("colours", request, [answer(), late])
     assert json_length is None
+    assert content.endswith(b"}\n")
     told = json.loads(content)
     assert (told["model_name"], told["id"]) == ("colours", "7")
     assert told["parameters"] == {
@@ -165,7 +166,7 @@ def test_a_response_in_binary() -> None:
     tail = content[json_length:]
     assert np.frombuffer(tail[:8], "<f4").tolist() == [0.75, 0.25]
     assert tail[8:23] == b"\x03\0\0\0red\x04\0\0\0blue"
-    assert tail[23:] == b"\x0b\0\0\0alpha, beta"
+    assert tail[23:] == b"\x0b\0\0\0alpha, beta", "and nothing behind it"
 
 
 def test_the_subset_of_each_picture_is_what_a_caller_can_check_it_by() -> None:
