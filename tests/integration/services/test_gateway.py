@@ -192,7 +192,7 @@ def test_slow_and_too_many_clients_are_not_waited_for(fleet: Fleet) -> None:
             full = fourth.makefile("rb").read()
             assert full.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 1\r\n" in full
-            assert full.endswith(b'{"error":"too many connections"}')
+            assert full.endswith(b'{"error":"too many connections"}\n')
             stuck.sendall(head.encode() + b"1234")
             slow.sendall(head.encode()[:20])
             assert stuck.recv(64).startswith(b"HTTP/1.1 408 ")

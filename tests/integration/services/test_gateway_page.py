@@ -46,8 +46,9 @@ const before = window.fetch;
 window.fetch = async (path, ...more) => {
   const response = await before(path, ...more);
   if (!`${path}`.endsWith("/classify")) return response;
-  const content = await response.text();
-  return new Response(content.replaceAll(/"(red|blue)"/g, '"old_english_sheepdog_puppy"'), { status: response.status });
+  const found = await response.text();
+  const content = found.replaceAll(/"(red|blue)"/g, '"old_english_sheepdog_puppy"');
+  return new Response(content, { status: response.status });
 };
 """
 #: Words of the table of answers that stand on more than one line.
