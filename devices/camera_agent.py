@@ -102,6 +102,7 @@ class CameraAgent:
             queued=0,
             counts=self._counters.counts,
             source=self._frames.describe(recorded=self._recording.is_recorded),
+            suspect=self._frames.suspicion(),
         )
 
 

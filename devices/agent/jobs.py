@@ -76,6 +76,7 @@ class FrameJob(_Admitted, frozen=True, kw_only=True, eq=False):
             frame=self.frame.number,
             age_ms=self.frame.age_ms,
             frozen=self.frame.frozen,
+            suspected=self.frame.suspected,
         )
 
 

@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping
 
 from devices.agent.bundles import GRACE_S, LoadableBundle, Refusal, ServedBundle, ServedBundles
 from devices.agent.counters import Counters
-from mdp.protocol.messages import FrameRequest, Infer, State, Status, answered_by, as_line
+from mdp.protocol.messages import (
+    FrameRequest,
+    Infer,
+    State,
+    Status,
+    Suspicion,
+    answered_by,
+    as_line,
+)
 
 Report = Callable[[str], None]
 
@@ -108,7 +116,13 @@ class Lifecycle:
             self._report(f"serves {retired.source} no more")
 
     def status(
-        self, request_id: int, *, queued: int, camera: str, temperature_c: float | None
+        self,
+        request_id: int,
+        *,
+        queued: int,
+        camera: str,
+        suspect: Suspicion | None,
+        temperature_c: float | None,
     ) -> Status:
         """The reply to a status request."""
         with self._lock:
@@ -131,4 +145,5 @@ class Lifecycle:
             counts={**counts, **answered},
             source=camera,
             temperature_c=temperature_c,
+            suspect=suspect,
         )

@@ -306,6 +306,7 @@ class Agent:
                     request_id,
                     queued=self._queue.waiting,
                     camera=self._camera(),
+                    suspect=None if self._frames is None else self._frames.suspicion(),
                     temperature_c=self.temperature_c,
                 )
                 self._replies.send(peer.route, status)
@@ -380,9 +381,12 @@ class Agent:
             )
         if self._frames is None:
             raise NoFrameError("this agent has no source (--source)")
-        self._frames.note(suspected=request.suspect)
+        self._frames.note(peer.route, suspected=request.suspect)
         frame = self._frames.match(
-            view_of(served.source.assignment), ago_ms=request.ago_ms, within_ms=request.within_ms
+            view_of(served.source.assignment),
+            ago_ms=request.ago_ms,
+            within_ms=request.within_ms,
+            route=peer.route,
         )
         return FrameJob(
             route=peer.route,

@@ -34,7 +34,8 @@ class DeviceStatus:
     queued: int | None = None
     #: Where its own pictures come from and how that does, in words; empty if it has no source.
     source: str = ""
-    #: Why this client's latest look suspects its camera; None if it does not.
+    #: Why its camera is suspected: by the looks of any client in the last minute, which tell the
+    #: agent, or by the agent itself; None if it is not.
     suspect: Suspicion | None = None
     #: Degrees Celsius of its warmest sensor; None if it has not said.
     temperature_c: float | None = None
@@ -52,12 +53,11 @@ def device_status(
     *,
     silent: bool,
     refused: str | None = None,
-    suspect: Suspicion | None = None,
 ) -> DeviceStatus:
     """What `status`, if there is one, says of `entry` to a client that holds `bundle`, or none.
 
     `silent` tells a device that is connected, but has not answered; `refused` why one that is
-    there cannot be connected to; `suspect` why its camera is suspected.
+    there cannot be connected to.
     """
     encrypted = entry.key is not None
     if status is None:
@@ -81,12 +81,12 @@ def device_status(
         encrypted=encrypted,
         bundle=status.bundle,
         provider=status.provider,
-        reason="; ".join(_notes(entry, status, bundle, suspect)) if wrong is None else str(wrong),
+        reason="; ".join(_notes(entry, status, bundle)) if wrong is None else str(wrong),
         code="" if wrong is None else wrong.code,
         counts=status.counts,
         queued=status.queued,
         source=status.source,
-        suspect=suspect,
+        suspect=status.suspect,
         temperature_c=status.temperature_c,
     )
 
@@ -115,13 +115,11 @@ def _wrong(status: Status, bundle: Bundle, k: int) -> Reason | None:
     return None
 
 
-def _notes(
-    entry: FleetEntry, status: Status, bundle: Bundle | None, suspect: Suspicion | None
-) -> Iterator[str]:
+def _notes(entry: FleetEntry, status: Status, bundle: Bundle | None) -> Iterator[str]:
     if status.reason:
         yield status.reason
-    if suspect is not None:
-        yield f"camera: {SUSPECT[suspect]}"
+    if status.suspect is not None:
+        yield f"camera: {SUSPECT[status.suspect]}"
     if bundle is not None and status.digest != bundle.digest:
         yield (
             f"serves {status.bundle} {status.digest[:12]} by now, and this client's bundle until "

@@ -106,7 +106,8 @@ class Guard:
 
 
 def _json(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    body = msgspec.json.encode(content)
+    # As a file of text: curl leaves a terminal's cursor where the answer ends.
+    body = msgspec.json.encode(content) + b"\n"
     return Response(body, status, headers=headers, media_type="application/json")
 
 

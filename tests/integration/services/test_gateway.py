@@ -78,7 +78,7 @@ def test_what_the_server_and_its_model_say_of_themselves(served: Gateway) -> Non
     assert served.ask("/v2/health/ready").told == {"ready": True}
     model = served.ask("/v2/models/colours").told
     assert model["inputs"] == [{"name": "images", "datatype": "UINT8", "shape": [-1, -1, -1, 3]}]
-    assert [output["shape"] for output in model["outputs"]] == [[-1, 3], [-1, 3]]
+    assert [output["shape"] for output in model["outputs"]] == [[-1, 3], [-1, 3], [-1]]
     assert served.ask("/v2/models/colours/ready").told == {"name": "colours", "ready": True}
 
 
@@ -109,6 +109,7 @@ def test_a_batch_through_the_inference_protocol(served: Gateway) -> None:
     assert reply.status == 200, reply.body
     likeliest = reply.told["outputs"][1]["data"][::3]
     assert likeliest == labels
+    assert reply.told["outputs"][2]["data"] == [", ".join(DEVICES)] * 3
     assert reply.told["parameters"]["degraded"] is False
     assert reply.told["parameters"]["expected_accuracy"] == subset_accuracy((0, 1, 2)).stacked
 
@@ -219,6 +220,7 @@ def test_metrics_that_prometheus_reads(served: Gateway) -> None:
 
 def test_a_device_is_switched_off_and_on(served: Gateway) -> None:
     beta = "/v2/models/colours/devices/beta"
+    everyone_is_there(served)
     told = served.ask(beta, b'{"in_use": false}', method="PUT").told
     assert told["expected_accuracy"] == subset_accuracy((0, 2)).stacked
     answer = served.ask(CLASSIFY, png()).told
@@ -240,7 +242,19 @@ def test_a_device_is_switched_off_and_on(served: Gateway) -> None:
 
 
 def test_without_agents_it_says_so_and_when_to_ask_again(fleet: Fleet, served: Gateway) -> None:
-    for device in DEVICES:
+    fleet.agents["alpha"].kill()
+    until(lambda: not served.ask("/fleets").told[0]["devices"][0]["usable"], "alpha is gone")
+    for device, in_use, status in (
+        ("beta", False, 200),
+        ("gamma", False, 409),
+        ("beta", True, 200),
+    ):
+        body = json.dumps({"in_use": in_use}).encode()
+        reply = served.ask(f"/v2/models/colours/devices/{device}", body, method="PUT")
+        assert reply.status == status, (device, reply.body)
+        # A dead device is nobody's place.
+        assert (status == 409) == ("the last device of colours that can answer" in str(reply.body))
+    for device in DEVICES[1:]:
         fleet.agents[device].kill()
     reply = served.ask(CLASSIFY, png())
     assert (reply.status, reply.headers["retry-after"]) == (503, "1")

@@ -103,6 +103,18 @@ def test_an_answer_of_a_bundle_that_was_never_evaluated() -> None:
     )
 
 
+def test_an_answer_with_a_suspected_camera_has_no_measured_accuracy() -> None:
+    for suspect, worth in (("gamma", "accuracy unknown with a suspected camera"), ("beta", "")):
+        doubted = msgspec.structs.replace(
+            PREDICTION,
+            expected_accuracy=None if worth else PREDICTION.expected_accuracy,
+            suspects={suspect: "disagrees"},
+        )
+        line, suspicion, _ = describe("look", doubted).splitlines()
+        assert (worth or "91.2% accurate on 160 test pictures") in line
+        assert suspicion.startswith(f"  {suspect}: disagrees with the others")
+
+
 def test_a_status_table_shows_what_stands_in_brackets() -> None:
     reason = "Fail: [ONNXRuntimeError] : 1 : FAIL [/b]"
     status = DeviceStatus(

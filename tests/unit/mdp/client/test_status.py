@@ -122,7 +122,7 @@ def test_plain_text_over_a_network_is_said(
 
 
 def test_a_suspected_camera_is_a_reason_and_the_device_stays_usable(bundle: Bundle) -> None:
-    status = device_status(ENTRY, said(bundle), bundle, silent=False, suspect="frozen")
+    status = device_status(ENTRY, said(bundle, suspect="frozen"), bundle, silent=False)
     assert (status.suspect, status.usable) == ("frozen", True)
     assert status.reason == "camera: the same picture again and again: camera frozen?"
 

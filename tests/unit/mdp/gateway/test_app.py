@@ -159,12 +159,13 @@ FORM = "multipart/form-data; boundary=cut"
 def test_an_answer_that_lacks_a_device_is_degraded_and_counted(web: Web) -> None:
     status, headers, body = web.ask(CLASSIFY, b"some", b"thing")
     assert (status, headers["content-type"]) == (200, "application/json")
+    assert body.endswith(b"}\n"), "a line, for a terminal"
     told = json.loads(body)
     assert (told["degraded"], told["missing"]) == (True, {"gamma": "late"})
     assert web.fleet.deadlines_ms == [250.0]
     web.fleet.error = DeadlineExceeded("no answer within 250 ms", {"alpha": "slow: 3 of its 4"})
     status, headers, body = web.ask(CLASSIFY, b"picture")
-    assert (status, headers["retry-after"]) == (503, "1")
+    assert (status, headers["retry-after"], body[-2:]) == (503, "1", b"}\n")
     assert json.loads(body) == {"error": "no answer within 250 ms"}
     late, warm = dict.fromkeys(DEVICES, 0.0), []
     for family in text_string_to_metric_families(web.ask("/metrics")[2].decode()):
