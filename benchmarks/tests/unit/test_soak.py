@@ -200,6 +200,8 @@ def test_growth_of_long_lived_processes_and_unreleased_sockets_are_found() -> No
     assert growing["mib_per_hour"] == pytest.approx(6, abs=2 * growing["mib_per_hour_margin"])
     assert 0 < growing["mib_per_hour_margin"] < 0.5
     assert flat["mib_per_hour"] == 0
+    steady = trends([held(t + 0.1, 56.82, pid=4) for t in np.arange(107.0)], 110.0)
+    assert [(row["mib_per_hour"], row["mib_per_hour_margin"]) for row in steady] == [(0.0, 0.0)]
     before = {"alpha": held(0), "gone": held(0)}
     assert grown(before, {"alpha": held(1, files=19)}) == []
     assert grown(before, {"alpha": held(1, sockets=6)}) == ["alpha: sockets 5 -> 6"]
