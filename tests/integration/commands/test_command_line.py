@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -371,8 +372,8 @@ def test_ctrl_c_ends_with_130(toml: Path) -> None:
 
 
 def test_a_reader_that_leaves_is_no_failure(toml: Path, pictures: Path) -> None:
-    many = " ".join([str(pictures)] * 50)
-    classify = f"{BIN}/mdp classify --fleet {toml} {many}"
+    words = [BIN / "mdp", "classify", "--fleet", toml, *[pictures] * 50]
+    classify = shlex.join(map(str, words))
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"{classify} | head -1"],
         capture_output=True,
