@@ -354,7 +354,7 @@ class Agent:
             rejected = [] if at_once else self._queue.offer(job, now_s)
         if at_once:
             self._run([job])
-        self._replies.reject(rejected, self._queue.capacity, now_s)
+        self._replies.reject(rejected, self._queue.waiting, now_s)
 
     def _job(
         self,
