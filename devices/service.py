@@ -44,8 +44,6 @@ class Service:
     #: Whether frames come from a camera of this machine, and whether OpenCV reads them.
     camera: bool
     opencv: bool
-    #: Whether it is announced on the local network, which lists the network's interfaces.
-    announced: bool
     audited: bool
     #: Whether it keeps pushed bundles.
     pushed: bool = False
@@ -65,7 +63,6 @@ def unit_text(service: Service) -> str:
     # Not for the program: variables are not expanded in it.
     command = " ".join([quoted(str(service.program)).replace("$$", "$"), "run", *words])
     in_home = any(path.is_relative_to(home) for path in service.reads for home in _HOMES)
-    families = "AF_INET AF_INET6 AF_UNIX" + (" AF_NETLINK" if service.announced else "")
     lines = [
         MARK,
         "[Unit]",
@@ -108,7 +105,8 @@ def unit_text(service: Service) -> str:
         "RestrictNamespaces=yes",
         "RestrictRealtime=yes",
         "RestrictSUIDSGID=yes",
-        f"RestrictAddressFamilies={families}",
+        # By netlink, ZeroMQ and an announcement list the network's interfaces.
+        "RestrictAddressFamilies=AF_INET AF_INET6 AF_NETLINK AF_UNIX",
         "SystemCallArchitectures=native",
         "SystemCallFilter=@system-service",
         "SystemCallFilter=~@privileged",

@@ -177,7 +177,6 @@ def _service(
         plain_cpu=plain_cpu,
         camera=camera,
         opencv=source is not None and source.kind not in ("folder", "mdp"),
-        announced=options.announce,
         audited=options.audit is not None,
         pushed=pushed is not None,
         groups=tuple(sorted(groups)),

@@ -17,7 +17,6 @@ PLAIN = Service(
     plain_cpu=True,
     camera=False,
     opencv=False,
-    announced=False,
     audited=False,
 )
 
@@ -34,6 +33,7 @@ def test_a_plain_agent_has_no_devices_and_no_home() -> None:
     assert unit["ExecStart"] == command
     assert unit["ProtectHome"] == unit["PrivateDevices"] == "yes"
     assert unit["MemoryDenyWriteExecute"] == "yes"
+    assert unit["RestrictAddressFamilies"] == "AF_INET AF_INET6 AF_NETLINK AF_UNIX"
     assert not {"LoadCredential", "LogsDirectory", "SupplementaryGroups", "DeviceAllow"} & set(unit)
 
 
@@ -45,7 +45,6 @@ def test_what_an_option_needs_is_allowed() -> None:
     unit = settings(replace(PLAIN, plain_cpu=False))
     assert unit["PrivateDevices"] == "no"
     assert "MemoryDenyWriteExecute" not in unit
-    assert "AF_NETLINK" in settings(replace(PLAIN, announced=True))["RestrictAddressFamilies"]
     assert settings(replace(PLAIN, audited=True))["LogsDirectory"] == "mdp-agent-n100"
     assert settings(replace(PLAIN, pushed=True))["StateDirectory"] == "mdp-agent-n100"
     homes = replace(PLAIN, reads=(Path("/home/pi/bundle"),))
