@@ -112,9 +112,14 @@ class BackgroundWriter(Generic[T], Closing):
         self._thread.start()
 
     @property
+    def waiting(self) -> int:
+        """How many items wait."""
+        return self._items.qsize()
+
+    @property
     def is_full(self) -> bool:
         """Whether `put` drops what it is given."""
-        return self._items.qsize() >= self._most_waiting
+        return self.waiting >= self._most_waiting
 
     def put(self, item: T) -> None:
         """Write `item` soon, or drop it; never waits. Any thread."""

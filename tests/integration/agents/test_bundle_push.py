@@ -25,7 +25,7 @@ from mdp.formats.signing import load_signing_key, new_bundle_key, sign
 from mdp.requests.prediction import Prediction
 from mdp.testing.agents import AgentProcess
 from mdp.testing.bundles import colour_picture, write_bundle
-from mdp.testing.processes import PATIENCE_S, until
+from mdp.testing.processes import PATIENCE_S
 from mdp.transport import Dealers
 from tests.support.bundles import listed
 from tests.support.fleet import BIN, PLENTY_MS, Fleet
@@ -111,10 +111,15 @@ def at_half(do: Callable[[], object]) -> Callable[[int, int], None]:
     return progress
 
 
+def audit_lines(fleet: Fleet, event: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (fleet.folder / "audit.jsonl").read_text().splitlines())
+    told = [line for line in lines if line["event"] == event]
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+", line["address"]) for line in told)
+    return told
+
+
 def audited(fleet: Fleet, event: str) -> list[str]:
-    lines = (fleet.folder / "audit.jsonl").read_text().splitlines()
-    told = [json.loads(line) for line in lines]
-    return [line["reason"] for line in told if line["event"] == event]
+    return [line["reason"] for line in audit_lines(fleet, event)]
 
 
 def test_a_push_goes_on_while_pictures_are_classified(fleet: Fleet) -> None:
@@ -198,7 +203,9 @@ def test_a_key_without_the_right_is_refused(fleet: Fleet) -> None:
             connected.pull(fleet.folder / "pulled")
     assert not (fleet.folder / "pulled").exists()
     assert list((fleet.folder / "kept-alpha").iterdir()) == []
-    until(lambda: len(audited(fleet, "refuse")) == 4, "the log to be written")
+    assert fleet.agents["alpha"].terminate() == 0
+    first, others = audit_lines(fleet, "refuse")
+    assert (first["client"], others["count"]) == ("client", 3)
 
 
 def test_an_agent_that_takes_no_bundles_says_so(fleet: Fleet) -> None:
