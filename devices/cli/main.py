@@ -75,7 +75,10 @@ def run_agent(
     grace_s: Annotated[
         float,
         typer.Option(
-            min=0, max=86_400, help="How long a replaced bundle is served after its last request."
+            min=0,
+            max=86_400,
+            help="How long a replaced bundle is served after its last request; after it was "
+            "replaced, if a further one is to take its place.",
         ),
     ] = GRACE_S,
     allow_fallback: Annotated[
