@@ -318,6 +318,13 @@ def test_the_commands(fleet: Fleet) -> None:
     rows = json.loads(mdp(fleet, "status", "--json").stdout)["devices"]
     versions = [(row["serves"]["name"], row["previous"]["name"]) for row in rows]
     assert versions == [("new", "old"), ("old", "new")]
+    # Each goes to its own previous version.
+    done = mdp(fleet, "rollback", "alpha", "beta", "--json")
+    assert (done.exit_code, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    gone_back = [(each["device"], each["version"]["name"]) for each in told["devices"]]
+    assert (gone_back, told["left"]) == ([("alpha", "old"), ("beta", "new")], [])
+    rows = json.loads(mdp(fleet, "status", "--json").stdout)["devices"]
     # Of a bundle that one device cannot serve, none is served anywhere.
     write_bundle(fleet.folder / "other", name="other", devices=("alpha", "zeta", "eta"))
     done = mdp(fleet, "push", fleet.folder / "other")
@@ -326,6 +333,15 @@ def test_the_commands(fleet: Fleet) -> None:
     assert json.loads(mdp(fleet, "status", "--json").stdout)["devices"] == rows
     done = mdp(fleet, "push", fleet.folder / "new", "gamma")
     assert (done.stdout, str(done.exception)) == ("", "gamma: expected one of alpha, beta")
+    # The first that fails ends it.
+    fleet.agents["alpha"].kill()
+    fleet.restart("alpha", "--allow-push", fleet.folder / "none")
+    done = mdp(fleet, "rollback", "beta", "alpha")
+    assert done.stdout.split()[:3] == ["beta:", "serves", "old"]
+    assert str(done.exception) == "alpha: keeps no previous version"
+    done = mdp(fleet, "rollback", "alpha", "beta")
+    expected = "alpha: keeps no previous version; not tried: beta"
+    assert (done.stdout, str(done.exception)) == ("", expected)
 
 
 def test_pushing_needs_keys(fleet: Fleet) -> None:
