@@ -109,6 +109,20 @@ def test_installed_and_removed_without_a_trace(tmp_path: Path) -> None:
     refused(uninstall(), "there is none")
 
 
+def test_a_dry_run_shows_a_unit_that_could_not_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundle is below /tmp, or the folders of tests are this user's own."""
+    tmp_path.chmod(0o700)
+    shown = install("--dry-run", "--root", "/")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith(MARK)
+    assert shown.stderr.startswith("mdp-agent: WARNING: to be installed: ")
+    assert shown.stderr.count("\n") == 1
+    refused(install("--root", "/"), re.escape(shown.stderr.partition("installed: ")[2].strip()))
+    assert not Path("/", UNIT).exists()
+
+
 def test_another_unit_stays_unless_replaced() -> None:
     UNIT.parent.mkdir(parents=True)
     UNIT.write_text("[Service]\n")
