@@ -4,7 +4,6 @@
  "address": "10.0.0.9", "reason": "unknown key"}
 """
 
-import datetime
 import os
 import threading
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from devices.events import BackgroundWriter
+from devices.events import BackgroundWriter, time_of_day
 from mdp.errors import InputError
 from mdp.formats.keys import fingerprint
 
@@ -163,9 +162,9 @@ class AuditLog(BackgroundWriter[bytes]):
         super().close()
 
     def _put_all(self, lines: list[Line]) -> None:
-        now = datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="milliseconds")
+        now = time_of_day()
         for line in lines:
-            self.put(msgspec.json.encode({"time": now.replace("+00:00", "Z")} | line) + b"\n")
+            self.put(msgspec.json.encode({"time": now} | line) + b"\n")
 
     def _append_if_possible(self, line: bytes) -> None:
         try:

@@ -50,6 +50,20 @@ class Lifecycle:
         with self._lock:
             return [served.source for served in self.served.all] or [self._first]
 
+    @property
+    def description(self) -> dict[str, str | int]:
+        """The bundle that is served, this device's part of it, and what runs it."""
+        with self._lock:
+            current = self.served.current
+        if current is None:
+            return {}
+        return {
+            "bundle": as_line(current.source.bundle.manifest.name),
+            "digest": current.digest[:12],
+            "k": current.k,
+            "provider": as_line(current.runtime.provider),
+        }
+
     def enter(self, state: State) -> None:
         """Change the state and report it; DRAINING is final."""
         with self._lock:

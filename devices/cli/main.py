@@ -175,6 +175,7 @@ def run_agent(
         build_agent(options, report=writer.put) as built,
     ):
         events.address = built.address
+        events.ready = lambda: built.agent.lifecycle.description
         reload_requests = _handle_signals(built.agent)
         # Signals may be sent from here on.
         events.emit("LISTENING" if json else f"listening on {built.address}")
