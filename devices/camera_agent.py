@@ -131,13 +131,21 @@ def build_camera_agent(
     frames.report_to(report)
     with ExitStack() as stack:
         told: Audit = _no_audit
+        log: AuditLog | None = None
         if audit is not None:
-            told = stack.enter_context(AuditLog(audit, allowed.name)).record
+            log = stack.enter_context(AuditLog(audit, allowed.name))
+            told = log.record
         router = stack.enter_context(Router(bind, keys=keys, audit=told))
         may = RecordAccess(may_record=allowed.may_record, name_of=allowed.name, audit=told)
         agent = CameraAgent(device, router, frames, may, report)
         watch = ClientWatch(allowed, keys.allowed, router, Quotas(), agent, report)
-        yield agent, router.address, watch.tend
+
+        def tend() -> None:
+            watch.tend()
+            if log is not None:
+                log.tend()
+
+        yield agent, router.address, tend
 
 
 def _no_audit(event: str, key: str, address: str, reason: str) -> None:

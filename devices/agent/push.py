@@ -84,7 +84,7 @@ class BundlePush:
             self.worker.put((peer, message, buffers))
 
     def _refuse(self, peer: Peer, message: BundleMessage, text: str) -> None:
-        self._access.audit("refuse", peer.client, "", f"bundle: {text}")
+        self._access.audit("refuse", peer.client, peer.address, f"bundle: {text}")
         refusal = BundleRefusal(request_id=message.request_id, text=as_line(text))
         self._replies.send(peer.route, refusal)
 
@@ -161,7 +161,7 @@ class BundlePush:
         self._switch(Reload(read, commit, settled))
 
     def _audit(self, peer: Peer, event: str, text: str) -> None:
-        self._access.audit(event, peer.client, "", as_line(text))
+        self._access.audit(event, peer.client, peer.address, as_line(text))
 
     def _served(self) -> Bundle:
         return self._lifecycle.sources[0].bundle

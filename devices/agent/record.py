@@ -51,6 +51,8 @@ class RecordAccess:
 class _Recorder:
     """A client that records."""
 
+    #: The connection of the newest request.
+    address: str
     last_s: float
     pictures: int = 0
 
@@ -88,7 +90,7 @@ class Recording:
     def receive(self, peer: Peer, request: PictureRequest) -> None:
         """Answer soon, or refuse now. For the thread at the socket; never waits."""
         if not self._access.may_record(peer.client):
-            self._access.audit("refuse", peer.client, "", f"record: {FORBIDDEN}")
+            self._access.audit("refuse", peer.client, peer.address, f"record: {FORBIDDEN}")
             self._fail(peer, request, "no_frame", FORBIDDEN)
             return
         now_s = self._clock()
@@ -104,33 +106,36 @@ class Recording:
         is_small = min(request.side, longest_side(whole.picture)) <= SMALL_SIDE
         self._paid_s = paid_s + 1 / (SMALL_PER_S if is_small else PICTURES_PER_S)
         # Told before the picture leaves.
-        self._note(peer.client, now_s)
+        self._note(peer, now_s)
         self.worker.put((peer, request, whole, age_ms))
 
-    def _note(self, client: str, now_s: float) -> None:
+    def _note(self, peer: Peer, now_s: float) -> None:
+        client, address = peer.client, peer.address
         with self._lock:
             begins = client not in self._recorders
-            recorder = self._recorders.setdefault(client, _Recorder(now_s))
-            recorder.last_s, recorder.pictures = now_s, recorder.pictures + 1
+            recorder = self._recorders.setdefault(client, _Recorder(address, now_s))
+            recorder.address, recorder.last_s = address, now_s
+            recorder.pictures += 1
         if begins:
-            self._tell(client, "begins to record")
+            self._tell(client, address, "begins to record")
 
     def tend(self, *, over: bool = False) -> None:
         """Report which clients record no more, all if `over`; to be called every second or so."""
         now_s = self._clock()
         with self._lock:
             ended = {
-                client: recorder.pictures
+                client: recorder
                 for client, recorder in self._recorders.items()
                 if over or now_s - recorder.last_s >= SILENT_S
             }
             for client in ended:
                 del self._recorders[client]
-        for client, pictures in ended.items():
-            self._tell(client, f"has ended recording: pictures {pictures}")
+        for client, recorder in ended.items():
+            what = f"has ended recording: pictures {recorder.pictures}"
+            self._tell(client, recorder.address, what)
 
-    def _tell(self, client: str, what: str) -> None:
-        self._access.audit("record", client, "", what)
+    def _tell(self, client: str, address: str, what: str) -> None:
+        self._access.audit("record", client, address, what)
         self._report(as_line(f"{self._access.name_of(client) or 'a client'} {what}"))
 
     def _send(self, item: tuple[Peer, PictureRequest, WholeFrame, float]) -> None:

@@ -76,7 +76,10 @@ def run_agent(
     grace_s: Annotated[
         float,
         typer.Option(
-            min=0, max=86_400, help="How long a replaced bundle is served after its last request."
+            min=0,
+            max=86_400,
+            help="How long a replaced bundle is served after its last request; after it was "
+            "replaced, if a further one is to take its place.",
         ),
     ] = GRACE_S,
     allow_fallback: Annotated[
@@ -173,6 +176,7 @@ def run_agent(
         build_agent(options, report=writer.put) as built,
     ):
         events.address = built.address
+        events.ready = lambda: built.agent.lifecycle.description
         reload_requests = _handle_signals(built.agent)
         # Signals may be sent from here on.
         events.emit("LISTENING" if json else f"listening on {built.address}")

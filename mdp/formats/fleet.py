@@ -136,13 +136,21 @@ def read_fleet(path: str | os.PathLike[str]) -> tuple[Fleet, Bundle]:
     if not fleet.bundle:
         raise ConfigError(f"{path}: key `bundle`: expected a bundle folder: {NO_BUNDLE}")
     bundle = Bundle.open(path.parent / fleet.bundle)
-    planned = {a.k: a.device for a in bundle.manifest.plan.assignments}
+    plan = bundle.manifest.plan
+    planned = {a.k: [a.device] for a in plan.assignments}
+    for replica in plan.replicas:
+        planned[replica.k].append(replica.device)
     for entry in fleet.devices:
         wanted = planned.get(entry.k)
         if wanted is None:
             raise ConfigError(
                 f"{path}: device {entry.device!r}: key `k`: expected one of "
                 f"{', '.join(map(str, planned))}, got {entry.k}"
+            )
+        if entry.plan_device not in wanted:
+            raise ConfigError(
+                f"{path}: device {entry.device!r}: expected a device of sub-model {entry.k} by the "
+                f"bundle's plan: {', '.join(wanted)}, or one of these with a /LABEL"
             )
     return fleet, bundle
 

@@ -115,8 +115,9 @@ def test_recorded_scenes_are_data_for_several_cameras(tmp_path: Path, fleet: Fle
     alpha.wait_for("client begins to record")
     alpha.wait_for(re.compile(r"client has ended recording: pictures \d+"))
     log = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
-    told = [line["reason"] for line in log if line["event"] == "record"]
-    assert told[0] == "begins to record"
+    told = [line for line in log if line["event"] == "record"]
+    assert told[0]["reason"] == "begins to record"
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+", line["address"]) for line in told)
 
 
 def test_cameras_are_recorded_before_there_is_a_bundle(tmp_path: Path) -> None:

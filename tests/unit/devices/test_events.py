@@ -2,23 +2,47 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
+import pytest
+
 from devices.events import Events, for_events_alone
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
 def test_a_line_for_people_or_for_programs(tmp_path: Path) -> None:
     path = tmp_path / "events"
     with path.open("w") as stream:
-        Events(stream, "n100", "tcp://127.0.0.1:1", json=False).emit("READY")
-        Events(stream, "n100", "tcp://127.0.0.1:1", json=True).emit("READY")
-    people, program = path.read_text().splitlines()
-    assert people == "mdp-agent n100: READY"
-    assert json.loads(program) == {
-        "event": "READY",
-        "device": "n100",
-        "address": "tcp://127.0.0.1:1",
-    }
+        for is_json in (False, True):
+            events = Events(stream, "n100", "tcp://127.0.0.1:1", json=is_json, now=lambda: "12:00Z")
+            events.emit("WARMING")
+            events.ready = lambda: {"bundle": "birds", "sub-model": 1}
+            events.emit("READY")
+    *people, warming, ready = path.read_text().splitlines()
+    assert people == [
+        "12:00Z mdp-agent n100: WARMING",
+        "12:00Z mdp-agent n100: READY: bundle birds, sub-model 1",
+    ]
+    fields = {"time": "12:00Z", "device": "n100", "address": "tcp://127.0.0.1:1"}
+    assert json.loads(warming) == fields | {"event": "WARMING"}
+    assert json.loads(ready) == fields | {"event": "READY", "bundle": "birds", "sub-model": 1}
+
+
+def test_a_line_of_the_journal_has_its_time_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "events"
+    with path.open("w") as stream:
+        status = os.fstat(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
+        Events(stream, "n100").emit("READY")
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino + 1}")
+        Events(stream, "n100").emit("READY")
+    journal, file = path.read_text().splitlines()
+    assert journal == "mdp-agent n100: READY"
+    assert re.fullmatch(rf"{TIME} mdp-agent n100: READY", file)
 
 
 def test_a_reader_that_does_not_read_costs_lines_only() -> None:
@@ -60,7 +84,7 @@ def test_a_line_too_long_to_be_written_at_once_is_left_out(tmp_path: Path) -> No
         events = Events(stream, "n100", "tcp://127.0.0.1:1", json=False)
         events.emit("x" * 100_000)
         events.emit("short")
-    assert path.read_text() == "mdp-agent n100: short\n"
+    assert re.fullmatch(rf"{TIME} mdp-agent n100: short\n", path.read_text())
 
 
 def test_what_drivers_print_does_not_stand_between_the_events(tmp_path: Path) -> None:
@@ -70,7 +94,7 @@ def test_what_drivers_print_does_not_stand_between_the_events(tmp_path: Path) ->
         with events:
             os.write(out.fileno(), b"compiling kernels\n")
             Events(events, "n100", "tcp://127.0.0.1:1", json=False).emit("READY")
-    assert (tmp_path / "out").read_text() == "mdp-agent n100: READY\n"
+    assert re.fullmatch(rf"{TIME} mdp-agent n100: READY\n", (tmp_path / "out").read_text())
     assert (tmp_path / "err").read_text() == "compiling kernels\n"
 
 
