@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import torch
 from torch import nn
-from torch._C._distributed_c10d import TCPStore
 from torch.nn import functional as F
 
 from mdp.formats.plan import Plan
 from partitioner.crew.exchange.address import own_address
 from partitioner.crew.exchange.control import Hand
 from partitioner.crew.exchange.groups import Groups
+from partitioner.crew.exchange.store import SignedStore
 from partitioner.crew.machine.events import Made
 from partitioner.crew.machine.jobs import Job
 from partitioner.crew.planning.facts import ANSWERS, Facts, Line, Trainer, tournament
@@ -153,7 +153,9 @@ def probe_jobs(names: Sequence[str]) -> list[Job]:
     return jobs
 
 
-def measure(control: Hand, groups: Groups, store: TCPStore, plan: Plan, settings: Settings) -> None:
+def measure(
+    control: Hand, groups: Groups, store: SignedStore, plan: Plan, settings: Settings
+) -> None:
     """Do the jobs of a probe as the desk gives them out; raises RunRefused."""
     while (start := next_job(control)) is not None:
         _, *names = start.network.split(":")

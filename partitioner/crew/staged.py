@@ -46,8 +46,8 @@ LOST = (
 class Files(Protocol):
     """Files of the run by name, which one trainer hands in and others get."""
 
-    def send(self, name: str, path: Path, readers: int = ...) -> None:
-        """Hand a file in, for so many to fetch."""
+    def send(self, name: str, path: Path, readers: int = ...) -> str:
+        """Hand a file in, for so many to fetch; returns the SHA-256 of what they get."""
 
     def has(self, name: str) -> bool:
         """Whether a file was handed in, and not fetched by all."""
