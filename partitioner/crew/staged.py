@@ -121,7 +121,7 @@ def train_in_stages(
             blocks=blocks,
             index=index,
             micro_batches=sync.micro_batches or 1,
-            in_flight=sync.stage[index].in_flight or len(blocks),
+            in_flight=sync.in_flight[index],
             ranks=tuple(places[name] for name in names),
         )
         curve = _trained(work, crew, cut, pictures, start, ends[index])
