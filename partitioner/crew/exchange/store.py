@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Annotated
 
 import msgspec
 from torch._C._distributed_c10d import Store, TCPStore
@@ -78,7 +79,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Greeting(msgspec.Struct):
     """What anyone may read; desks of other versions say something else here."""
 
-    version: str
+    version: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.+-]{1,50}\Z")]
     nonce: bytes = b""
     #: Shows that the desk has the key, too.
     proof: bytes = b""

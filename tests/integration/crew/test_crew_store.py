@@ -185,6 +185,7 @@ def test_a_desk_that_fails_says_so_to_all(tmp_path: Path) -> None:
     ("begin", "message"),
     [
         (b'{"version": "0.0.1", "all": "else"}', "the desk has version 0.0.1, this is"),
+        (b'{"version": "0.1.0\\u001b[2J"}', "expected a desk of version"),
         (b"GET", "expected a desk of version"),
     ],
 )

@@ -16,11 +16,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
-from torch.distributed import DistError, TCPStore  # noqa: E402
+from torch._C._distributed_c10d import TCPStore  # noqa: E402
+from torch.distributed import DistError  # noqa: E402
 
 from mdp.errors import MDPError  # noqa: E402
 from mdp.files import write_new  # noqa: E402
 from mdp.testing.processes import until  # noqa: E402
+from partitioner.crew.exchange.authentication import sign_name  # noqa: E402
 from partitioner.crew.exchange.control import Desk, Hand  # noqa: E402
 from partitioner.crew.exchange.files import EVERYBODY, Head, StoreFiles  # noqa: E402
 from partitioner.crew.exchange.groups import Groups  # noqa: E402
@@ -179,12 +181,17 @@ def test_an_event_of_a_rank_that_has_joined_is_not_made_or_repeated(
     hand = Hand(store)
     hand.join("nuc", "d")
     assert isinstance(hand.poll(WAIT_S), Accepted)
-    old = store.another()
-    # As another number of a message that was signed: every sign of life is like the one before.
-    for number in range(200):
-        event = {"kind": "gone", "rank": hand.rank}
-        forged = bytes(32) + msgspec.msgpack.encode({"event": event, "asks": False})
-        old._store.set(_named(old, f"event/{hand.rank}/{number}"), forged)  # type: ignore[arg-type]
+    other: Any = stranger(store.port)
+    event = {"kind": "gone", "rank": hand.rank}
+    forged = msgspec.msgpack.encode({"event": event, "asks": False})
+    # One of its own that was signed, under numbers that are still to come.
+    key = sign_name(store._key, f"event/{hand.rank}/1000")
+    store.set(f"event/{hand.rank}/1000", forged)
+    signed = other.get(key)
+    other.delete_key(key)
+    for number in range(0, 200, 2):
+        other.set(_named(store, f"event/{hand.rank}/{number}"), bytes(32) + forged)
+        other.set(_named(store, f"event/{hand.rank}/{number + 1}"), signed)
     until(lambda: desk.dropped > 0, "a forged event", WAIT_S)
     assert '"kind":"gone"' not in (tmp_path / "log").read_text()
     hand.close()
@@ -192,8 +199,6 @@ def test_an_event_of_a_rank_that_has_joined_is_not_made_or_repeated(
 
 def _named(store: SignedStore, name: str) -> str:
     """The name that a listing shows once the crew has used it."""
-    from partitioner.crew.exchange.authentication import sign_name
-
     return sign_name(store._key, name)
 
 
