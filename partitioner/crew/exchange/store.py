@@ -24,6 +24,7 @@ from datetime import timedelta
 from typing import Annotated
 
 import msgspec
+import torch
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError, QueueEmptyError
 
@@ -211,8 +212,11 @@ def _of_sender(queue: str, sender: bytes) -> str:
 def serve_store(host: str, port: int, token: str) -> SignedStore:
     """The desk's store, which listens on this address alone; raises InputError if it is taken.
 
-    Port 0: any; the store's `port` has it. Each call begins a session of its own.
+    Port 0: any; the store's `port` has it. Each call begins a session of its own. Raises InputError
+    also where torch cannot list what strangers have set.
     """
+    if not hasattr(TCPStore, "list_keys"):
+        raise InputError(f"torch: a crew's desk needs 2.10 or newer, this is {torch.__version__}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

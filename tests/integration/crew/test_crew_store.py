@@ -259,6 +259,12 @@ def test_addresses_that_are_taken_or_where_nobody_listens() -> None:
         connect(HOST, port, TOKEN)
 
 
+def test_a_torch_that_cannot_list_what_strangers_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partitioner.crew.exchange.store.TCPStore", object)
+    with pytest.raises(InputError, match=r"torch: a crew's desk needs 2\.10 or newer, this is 2\."):
+        serve_store(HOST, 0, TOKEN)
+
+
 def test_a_group_serves_until_a_mean_is_not_committed() -> None:
     server = serve_store(HOST, 0, TOKEN)
     committed = 0
