@@ -137,6 +137,7 @@ def test_a_plan_that_does_not_pay_is_refused(
     refused = here("crew", "plan", *of_slow, "--exact")
     assert refused.returncode == 4
     assert "train on" in refused.stderr.splitlines()[-1]
+    assert "desk, tower, nuc have one address: if they share a machine" in refused.stderr
     assert not crew.plan_file.exists()
     assert here("crew", "plan", *of_slow, "--exact", "--anyway").returncode == 0
     predicted = here("crew", "simulate", *of_slow, "--plot", "predicted.svg", "--json")
