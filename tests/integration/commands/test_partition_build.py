@@ -190,6 +190,12 @@ def test_a_build_that_was_stopped_ends_with_the_same_bundle(folder: Path, whole:
     assert done.returncode == 0, done.stderr
     assert "training the teacher" not in done.stderr
     assert "every arrival subset" in done.stdout
+    # What is left goes on, and takes no room: weights, the teacher, its answers, and no pictures.
+    assert not list(kept.glob("cache/view*")) + list(kept.glob("cache/canvas*"))
+    assert "takes up to " in err
+    left_bytes = sum(path.stat().st_size for path in (kept / "cache").iterdir())
+    pictures_bytes = 3 * 12**2 * len(list((folder / "tree").glob("*/*")))
+    assert left_bytes < pictures_bytes
     assert Bundle.open(out).digest == Bundle.open(whole.bundle).digest
     assert Bundle.open(out).manifest.evaluation == Bundle.open(whole.bundle).manifest.evaluation
 
