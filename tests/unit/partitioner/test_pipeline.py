@@ -562,7 +562,7 @@ def test_variants_are_not_kept_longer_than_they_are_needed(
     work = trained(built.tree, tmp_path, epochs=2)
     # The teacher's are gone once it answered; the second sub-model sees one variant.
     assert seen == [["view-8px-0"], []]
-    assert not list(work.run.cache.glob("view*"))
+    assert not list(work.run.cache.glob("view-*"))
 
 
 def test_an_evaluation_leaves_no_pictures_of_its_own(built: Built, tmp_path: Path) -> None:
