@@ -34,7 +34,7 @@ from partitioner.networks.weight_init import TrainedMember, init_from  # noqa: E
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.progress import Progress  # noqa: E402
 from partitioner.run.settings import Teaching  # noqa: E402
-from partitioner.training import members  # noqa: E402
+from partitioner.training import loop, members  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
@@ -550,7 +550,7 @@ def test_variants_are_not_kept_longer_than_they_are_needed(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[str]] = []
-    fit = members.train_stage
+    fit = loop.train_stage
 
     def spied(*args: Any) -> Any:
         found = fit(*args)
