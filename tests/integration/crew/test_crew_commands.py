@@ -171,7 +171,7 @@ def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPa
     data = reopen(run, QUIET).data
     for split in HELD_OUT:
         pictures = data.split(split)
-        alone, _ = run_on(bundle, pictures, split, Path("alone"), QUIET)
+        alone, *_ = run_on(bundle, pictures, split, Path("alone"), QUIET)
         for a in bundle.manifest.plan.assignments:
             kept = logits_file(run.cache, bundle.model(a.k), a, pictures.digest)
             assert np.array_equal(np.load(kept), np.stack(alone[a.k].heads, axis=1))
