@@ -23,7 +23,7 @@ def write_models(
 ) -> list[Model]:
     """Fit and write every chosen member's weights into the assembly's folder; their entries.
 
-    Classifiers are fitted to at most `assembly.limit` pictures or scenes of the train split.
+    Classifiers are fitted to at most `assembly.limit` pictures of the train split.
     """
     data, folder = assembly.data, assembly.folder
     pictures = Pictures.of(data, assembly.limit)

@@ -20,7 +20,7 @@ from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import Dataset, PictureSet, thinned
 from partitioner.data.memmaps import Views
 from partitioner.data.scenes import Places, places, single_pictures
-from partitioner.networks.families import Backbone, FamilyMember
+from partitioner.networks.families import Backbone, FamilyMember, Pooling
 from partitioner.networks.teacher import teacher_spec
 from partitioner.pilot.candidates import Candidate, DeviceLatency, candidates, check_fit
 from partitioner.pilot.choice import Choice, choose
@@ -44,11 +44,11 @@ class Pictures:
 
     @classmethod
     def of(cls, data: Dataset, limit: int) -> "Pictures":
-        """At most `limit` training pictures, or scenes with a picture of every camera."""
+        """At most `limit` training pictures, in scenes with a picture of every camera."""
         if not data.cameras:
             kept = thinned(data.train, limit)
             return cls(kept, np.arange(len(kept)), None)
-        whole = thinned(_whole_scenes(data), limit)
+        whole = thinned(_whole_scenes(data), limit // len(data.cameras))
         where = places(whole, data.cameras)
         return cls(single_pictures(replace(data, train=whole)).train, where.scene, where)
 
@@ -113,7 +113,11 @@ class Pilot:
 def _whole_scenes(data: Dataset) -> PictureSet:
     """The scenes to train on that have a picture of every camera."""
     train = data.train
-    kept = [row for row, source in enumerate(train.sources) if len(source) == len(data.cameras)]
+    kept = [
+        row
+        for row, source in enumerate(train.sources)
+        if isinstance(source, Mapping) and len(source) == len(data.cameras)
+    ]
     return PictureSet(
         sources=[train.sources[row] for row in kept],
         names=tuple(train.names[row] for row in kept),
@@ -245,5 +249,5 @@ def write_member(
 
 def backbone_of(one: Candidate) -> Backbone:
     """The network of a candidate, as members are built from it."""
-    pooling = "tokens" if one.depth else "own"
+    pooling: Pooling = "tokens" if one.depth else "own"
     return Backbone(one.name, one.spec.image_size, one.depth, pooling)
