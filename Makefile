@@ -10,9 +10,11 @@ PAGE   ?=
 RUNS   ?= 100000
 SECONDS ?= 86400
 MINUTES ?= 2
+ANSWERS ?= 30000
+LABEL  ?= idle
 SEED   ?= 1
 
-.PHONY: demo test invariants scenes test-arm test-gpu gateway-clients manifests tutorials fuzz soak \
+.PHONY: demo test invariants scenes test-arm test-gpu gateway-clients manifests tutorials fuzz soak truth \
 	check bench accuracy faults docs lock sbom format coverage clean
 
 demo: $(STAMP)
@@ -83,6 +85,10 @@ fuzz: $(STAMP)
 # So many minutes of load among kills, and half a minute: make soak MINUTES=30 KEEP=yes.
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(SEED) $(if $(KEEP),--keep)
+
+# Answers under chaos, each against its own truth: make truth ANSWERS=300000 KEEP=yes.
+truth: $(STAMP)
+	$(BIN)/python -m benchmarks.truth --answers $(ANSWERS) --seed $(SEED) --label "$(LABEL)" $(if $(KEEP),--keep)
 
 # What may never happen to a call, or to a crew of trainers, over 100,000 histories each.
 invariants: $(STAMP)

@@ -34,6 +34,7 @@ PAGES = {
     "scenes-trained": "scenes.trained",
     "serving": "serving.__main__",
     "soak": "soak.page",
+    "truth": "truth.page",
 }
 
 

@@ -41,6 +41,7 @@ class BuiltAgent:
     _watch: ClientWatch | None
     _frames: FrameBuffer | None
     _machine: Machine
+    _audit: AuditLog | None
 
     def reload(self) -> None:
         """Read the clients' files and the bundle again."""
@@ -58,6 +59,8 @@ class BuiltAgent:
                 self._watch.tend()
             if self.agent.recording is not None:
                 self.agent.recording.tend()
+            if self._audit is not None:
+                self._audit.tend()
 
         self.agent.temperature_c = self._machine.temperature_c()
         with ExitStack() as stack:
@@ -108,25 +111,21 @@ def build_agent(
     raise_descriptor_limit()
     max_frame_bytes = request_frame_bytes(source.assignment.spec.image_size)
     with ExitStack() as stack:
-        audit: Audit | None = None
+        log: AuditLog | None = None
+        audit: Audit = _no_audit
         if options.audit is not None:
             name_of = clients.name if clients else lambda key: ""
-            audit = stack.enter_context(AuditLog(options.audit, name_of)).record
+            log = stack.enter_context(AuditLog(options.audit, name_of))
+            audit = log.record
         router = stack.enter_context(
-            Router(
-                options.bind, keys=keys, max_frame_bytes=max_frame_bytes, audit=audit or _no_audit
-            )
+            Router(options.bind, keys=keys, max_frame_bytes=max_frame_bytes, audit=audit)
         )
         push = None
         if options.allow_push is not None and clients is not None:
-            push = _push_access(
-                options, options.allow_push, clients, max_frame_bytes, audit or _no_audit
-            )
+            push = _push_access(options, options.allow_push, clients, max_frame_bytes, audit)
         record = None
         if options.allow_record and clients is not None:
-            record = RecordAccess(
-                may_record=clients.may_record, name_of=clients.name, audit=audit or _no_audit
-            )
+            record = RecordAccess(may_record=clients.may_record, name_of=clients.name, audit=audit)
         agent = Agent(
             source,
             router,
@@ -152,6 +151,7 @@ def build_agent(
             _watch=watch,
             _frames=frames,
             _machine=machine or Machine(),
+            _audit=log,
         )
 
 

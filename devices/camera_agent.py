@@ -14,7 +14,15 @@ from devices.agent.replies import Replies
 from devices.camera.capture import open_frame_buffer
 from devices.camera.frames import FrameBuffer
 from mdp.errors import InputError, WireError
-from mdp.protocol.messages import Buffer, FrameRequest, Infer, Status, StatusRequest, decode
+from mdp.protocol.messages import (
+    NO_DIGEST,
+    Buffer,
+    FrameRequest,
+    Infer,
+    Status,
+    StatusRequest,
+    decode,
+)
 from mdp.protocol.recording import PictureRequest
 from mdp.transport import Audit, Peer, Router
 
@@ -86,7 +94,7 @@ class CameraAgent:
             device=self._device,
             state="READY",
             bundle="",
-            digest="",
+            digest=NO_DIGEST,
             k=0,
             provider="",
             fallback=False,
@@ -94,6 +102,7 @@ class CameraAgent:
             queued=0,
             counts=self._counters.counts,
             source=self._frames.describe(recorded=self._recording.is_recorded),
+            suspect=self._frames.suspicion(),
         )
 
 
@@ -122,13 +131,21 @@ def build_camera_agent(
     frames.report_to(report)
     with ExitStack() as stack:
         told: Audit = _no_audit
+        log: AuditLog | None = None
         if audit is not None:
-            told = stack.enter_context(AuditLog(audit, allowed.name)).record
+            log = stack.enter_context(AuditLog(audit, allowed.name))
+            told = log.record
         router = stack.enter_context(Router(bind, keys=keys, audit=told))
         may = RecordAccess(may_record=allowed.may_record, name_of=allowed.name, audit=told)
         agent = CameraAgent(device, router, frames, may, report)
         watch = ClientWatch(allowed, keys.allowed, router, Quotas(), agent, report)
-        yield agent, router.address, watch.tend
+
+        def tend() -> None:
+            watch.tend()
+            if log is not None:
+                log.tend()
+
+        yield agent, router.address, tend
 
 
 def _no_audit(event: str, key: str, address: str, reason: str) -> None:

@@ -1,50 +1,18 @@
 """Events of an agent as lines for people or JSON for programs; a slow reader never delays it."""
 
+import datetime
 import logging
 import os
-import queue
 import select
-import stat
-import threading
-import warnings
-from collections.abc import Callable
-from typing import IO, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import IO
 
 import msgspec
-
-from mdp.closing import Closing
 
 #: Where an agent in another program reports; `mdp-agent` prints what it reports.
 LOG = logging.getLogger("mdp.agent")
 #: A writable pipe takes as much at once (POSIX's least PIPE_BUF is 512).
 _AT_ONCE_BYTES = select.PIPE_BUF
-#: How many items may wait to be written, and how long `BackgroundWriter` waits for them at the end.
-MOST_WAITING, LEAVE_S = 1000, 1.0
-
-T = TypeVar("T")
-
-
-def quiet_libraries(stderr: int = 2) -> None:
-    """Keep warnings and log lines of libraries from blocking their thread on a full stderr.
-
-    Python's warnings, which a picture can cause by the hundred, are not shown. Native code's lines
-    are lost while a pipe or terminal is full: it is reopened without blocking, as its other users
-    may rely on blocking writes.
-    """
-    warnings.simplefilter("ignore")
-    logging.lastResort = logging.NullHandler()
-    try:
-        mode = os.fstat(stderr).st_mode
-        if stat.S_ISSOCK(mode):
-            os.set_blocking(stderr, False)
-        elif stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
-            reopened = os.open(f"/proc/self/fd/{stderr}", flags)
-            os.dup2(reopened, stderr)
-            os.close(reopened)
-    except OSError:
-        # Closed, without a reader, or not to be opened: it stays as it is.
-        return
 
 
 def for_events_alone(stream: IO[str] | None, stderr: int = 2) -> IO[str] | None:
@@ -65,6 +33,21 @@ def for_events_alone(stream: IO[str] | None, stderr: int = 2) -> IO[str] | None:
     return os.fdopen(copy, "w")
 
 
+def time_of_day() -> str:
+    """The time in UTC, as `2027-01-31T12:00:00.000Z`."""
+    now = datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="milliseconds")
+    return now.replace("+00:00", "Z")
+
+
+def leads_to_journal(stream: IO[str] | None) -> bool:
+    """Whether `stream` is what systemd connected to its journal (`JOURNAL_STREAM`)."""
+    try:
+        status = os.fstat(-1 if stream is None else stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
 class Events:
     """Writes lines to a stream, unbuffered: a line that cannot be written at once is lost.
 
@@ -72,21 +55,39 @@ class Events:
     """
 
     def __init__(
-        self, stream: IO[str] | None, device: str, address: str = "", *, json: bool = False
+        self,
+        stream: IO[str] | None,
+        device: str,
+        address: str = "",
+        *,
+        json: bool = False,
+        now: Callable[[], str] = time_of_day,
     ) -> None:
-        """None for a stream that was closed before this process began."""
+        """None for a stream that was closed before this process began.
+
+        `now` gives the time that lines begin with, unless they go to systemd's journal, which has
+        its own.
+        """
         #: The agent's, once it listens.
         self.address = address
+        #: Further fields of READY.
+        self.ready: Callable[[], Mapping[str, str | int]] = dict
         self._stream = stream
         self._device = device
         self._json = json
+        self._now = now
+        self._is_journal = leads_to_journal(stream)
 
     def emit(self, event: str) -> None:
         """Write one event."""
-        line = f"mdp-agent {self._device}: {event}\n".encode()
+        fields = self.ready() if event == "READY" else {}
         if self._json:
-            content = {"event": event, "device": self._device, "address": self.address}
-            line = msgspec.json.encode(content) + b"\n"
+            content = {"time": self._now(), "event": event, "device": self._device}
+            line = msgspec.json.encode({**content, "address": self.address, **fields}) + b"\n"
+        else:
+            told = ", ".join(f"{name} {value}" for name, value in fields.items())
+            text = f"mdp-agent {self._device}: {event}{': ' if told else ''}{told}\n"
+            line = (text if self._is_journal else f"{self._now()} {text}").encode()
         if self._stream is None or len(line) > _AT_ONCE_BYTES:
             return
         try:
@@ -97,35 +98,3 @@ class Events:
         except (OSError, ValueError):
             # No reader, no room, no file, or a descriptor beyond what `select` takes.
             return
-
-
-class BackgroundWriter(Generic[T], Closing):
-    """Calls `write` in a thread: `select` reports a file on a hanging network as writable."""
-
-    def __init__(
-        self, write: Callable[[T], None], name: str, most_waiting: int = MOST_WAITING
-    ) -> None:
-        self._write = write
-        self._most_waiting = most_waiting
-        self._items: queue.SimpleQueue[T | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether `put` drops what it is given."""
-        return self._items.qsize() >= self._most_waiting
-
-    def put(self, item: T) -> None:
-        """Write `item` soon, or drop it; never waits. Any thread."""
-        if not self.is_full:
-            self._items.put(item)
-
-    def _run(self) -> None:
-        while (item := self._items.get()) is not None:
-            self._write(item)
-
-    def close(self) -> None:
-        """Write what is left, and end the thread."""
-        self._items.put(None)
-        self._thread.join(LEAVE_S)

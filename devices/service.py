@@ -6,7 +6,7 @@ it runs (DynamicUser), so that nothing but its files' rights for others lets it 
 
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,15 +37,14 @@ class Service:
     words: tuple[str, ...]
     #: The agent's secret key file, which systemd reads.
     key: Path | None
-    #: What the service's user reads, by its own name and by that which links lead to.
-    reads: tuple[Path, ...]
+    #: What the service's user reads, by its own path and by that which links lead to, and what
+    #: each is.
+    reads: Mapping[Path, str]
     #: Whether models are run by onnxruntime on the CPU; all else needs devices or writes code.
     plain_cpu: bool
     #: Whether frames come from a camera of this machine, and whether OpenCV reads them.
     camera: bool
     opencv: bool
-    #: Whether it is announced on the local network, which lists the network's interfaces.
-    announced: bool
     audited: bool
     #: Whether it keeps pushed bundles.
     pushed: bool = False
@@ -65,7 +64,6 @@ def unit_text(service: Service) -> str:
     # Not for the program: variables are not expanded in it.
     command = " ".join([quoted(str(service.program)).replace("$$", "$"), "run", *words])
     in_home = any(path.is_relative_to(home) for path in service.reads for home in _HOMES)
-    families = "AF_INET AF_INET6 AF_UNIX" + (" AF_NETLINK" if service.announced else "")
     lines = [
         MARK,
         "[Unit]",
@@ -108,7 +106,8 @@ def unit_text(service: Service) -> str:
         "RestrictNamespaces=yes",
         "RestrictRealtime=yes",
         "RestrictSUIDSGID=yes",
-        f"RestrictAddressFamilies={families}",
+        # By netlink, ZeroMQ and an announcement list the network's interfaces.
+        "RestrictAddressFamilies=AF_INET AF_INET6 AF_NETLINK AF_UNIX",
         "SystemCallArchitectures=native",
         "SystemCallFilter=@system-service",
         "SystemCallFilter=~@privileged",
@@ -159,26 +158,29 @@ def check_port(bind: str) -> None:
         raise InputError(f"--bind {bind}: expected a port from {_FIRST_PORT}: the user is not root")
 
 
-def check_readable(paths: Iterable[Path]) -> None:
+def check_readable(reads: Mapping[Path, str]) -> None:
     """Raises InputError for what the service's user cannot read; a folder, with all within."""
-    for path in paths:
+    for path, what in reads.items():
         if any(path.is_relative_to(folder) for folder in _PRIVATE):
-            raise InputError(f"{path}: expected another place: a service has a /tmp of its own")
+            raise InputError(
+                f"{what}: {path}: expected another place: a service has a /tmp of its own"
+            )
         inside = path.rglob("*") if path.is_dir() else ()
         for part in (*reversed(path.parents), path, *inside):
-            _check_rights(part, entered=part in path.parents)
+            above = part in path.parents
+            _check_rights(f"{what}: {path}: {part}" if above else f"{what}: {part}", part, above)
 
 
-def _check_rights(path: Path, *, entered: bool) -> None:
+def _check_rights(named: str, path: Path, entered: bool) -> None:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        raise InputError(f"{named}: cannot be read: {error.strerror}") from error
     needed = stat.S_IXOTH if entered else stat.S_IROTH
     if stat.S_ISDIR(mode):
         needed |= stat.S_IXOTH
     if mode & needed != needed:
         raise InputError(
-            f"{path}: expected rights for others to read it, got mode {stat.S_IMODE(mode):04o}: "
+            f"{named}: expected rights for others to read it, got mode {stat.S_IMODE(mode):04o}: "
             "the service has a user of its own (/opt and /srv are common places)"
         )

@@ -99,6 +99,8 @@ def run_demo(
     with AgentFleet(work, bundle, patience_s=READY_TIMEOUT_S) as fleet:
         _start(out, fleet)
         path = str(work / "fleet.toml")
+        # Of an earlier demo, whose agents had other ports.
+        Path(path).unlink(missing_ok=True)
         devices = [f"--device={name}={agent.address}" for name, agent in fleet.agents.items()]
         _show_and_run(
             out, ["mdp", "fleet", "new", "--bundle", str(bundle), *devices, "--out", path]
@@ -108,7 +110,7 @@ def run_demo(
             _classify_all(out, client, labelled, seen)
             _kill_and_restart(out, client, fleet, labelled, seen)
         seen.facts["seconds"] = time.monotonic() - started_s
-        _print_claims(out, seen)
+        _print_claims(out, seen, page=page)
         held = all(seen.claims.values())
         if report is not None:
             write_json(report, {**seen.facts, "claims": seen.claims, "ok": held})
@@ -302,8 +304,9 @@ def _tolerance(bundle: Bundle, expected: float, pictures: int) -> float:
 
 
 def _add_latency(table: Table, name: str, values: Sequence[float]) -> dict[str, float]:
-    summary = percentiles(values, (50, 99))
-    table.add_row(name, *(f"{value:.2f}" for value in summary.values()))
+    """A row of the 50th and 99th percentiles, `-` without a value; returns those there are."""
+    summary = percentiles(values, (50, 99)) if values else {}
+    table.add_row(name, *([f"{value:.2f}" for value in summary.values()] or ["-", "-"]))
     return summary
 
 
@@ -363,11 +366,12 @@ def _print_answer(out: Console, prediction: Prediction) -> None:
     )
 
 
-def _print_claims(out: Console, seen: _Seen) -> None:
+def _print_claims(out: Console, seen: _Seen, *, page: bool) -> None:
     out.print()
     for claim, held in seen.claims.items():
         out.print(f"{'[green]seen    [/green]' if held else '[red]NOT SEEN[/red]'} {claim}")
-    out.print(f"{seen.facts['seconds']:.0f} s in all; --page (PAGE=1) shows the fleet in a browser")
+    hint = "" if page else "; --page (PAGE=1) shows the fleet in a browser"
+    out.print(f"{seen.facts['seconds']:.0f} s in all{hint}")
 
 
 app = console.new_app("MDP on one machine.")

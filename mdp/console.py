@@ -46,7 +46,7 @@ def new_app(
     that are imported when they run: name -> ("module:function or application", summary).
     """
     app = _App(
-        cls=None if parts is None else _group_of(command or "", parts),
+        cls=_Group if parts is None else _group_of(command or "", parts),
         help=summary,
         no_args_is_help=True,
         add_completion=command is not None,
@@ -162,6 +162,11 @@ def one_line(error: BaseException) -> str:
     return printable(" ".join(str(error).split()))
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things in words: `1 device`, `2 devices`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """`text` with a question mark for each unprintable character."""
     return "".join(character if character.isprintable() else "?" for character in text)
@@ -188,6 +193,23 @@ class _Command(TyperCommand):
         if given > 1:
             raise InputError(f"--config: expected one file, got {given}")
         return super().parse_args(ctx, args)
+
+
+class _Group(TyperGroup):
+    """Shows the whole summary of each command, which typer would cut to a line."""
+
+    def summaries(self, ctx: Any) -> list[tuple[str, str]]:
+        """Names of the commands with the first paragraphs of their help."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        return [
+            (name, " ".join((command.help or "").partition("\n\n")[0].split()))
+            for name, command in commands
+            if command is not None
+        ]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(self.summaries(ctx))
 
 
 class _App(typer.Typer):
@@ -224,7 +246,7 @@ class _Parts(Mapping[str, Any]):
 
 
 def _group_of(program: str, parts: Mapping[str, tuple[str, str]]) -> type[TyperGroup]:
-    class Group(TyperGroup):
+    class Group(_Group):
         """Lists its commands without importing them."""
 
         def __init__(self, **settings: Any) -> None:
@@ -238,9 +260,8 @@ def _group_of(program: str, parts: Mapping[str, tuple[str, str]]) -> type[TyperG
             # Not by `get`, which would hide a KeyError of the import.
             return self.commands[cmd_name] if cmd_name in parts else None
 
-        def format_commands(self, ctx: Any, formatter: Any) -> None:
-            with formatter.section("Commands"):
-                formatter.write_dl([(name, summary) for name, (_, summary) in parts.items()])
+        def summaries(self, ctx: Any) -> list[tuple[str, str]]:
+            return [(name, summary) for name, (_, summary) in parts.items()]
 
     return Group
 

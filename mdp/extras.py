@@ -10,7 +10,7 @@ PARTITION = (
 )  # fmt: skip
 
 #: What `gateway` brings.
-GATEWAY = ("prometheus_client", "python_multipart", "starlette", "uvicorn")
+GATEWAY = ("prometheus_client", "starlette", "uvicorn")
 #: What `tracing` brings.
 TRACING = ("opentelemetry", "opentelemetry.sdk")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from mdp.errors import ConfigError, InputError
 
@@ -116,7 +117,8 @@ def decoded(
     try:
         record = decode(content, type=kind)
     except ValueError as error:  # malformed, not UTF-8, a number of thousands of digits
-        raise ConfigError(f"{path}: {explained(error)}{_found(error, content, decode)}") from error
+        more = _known_keys(error, kind) or _found(error, content, decode)
+        raise ConfigError(f"{path}: {explained(error)}{more}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: lists or tables nested too deeply") from error
     for where, text in _texts(msgspec.to_builtins(record), "$"):
@@ -124,6 +126,45 @@ def decoded(
             shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
             raise ConfigError(f"{path}: expected printable text, got {shown!r} - at `{where}`")
     return record
+
+
+def _known_keys(error: Exception, kind: type[Any]) -> str:
+    """The keys that a `kind` has at the place of an unknown one."""
+    unknown = re.fullmatch(r"Object contains unknown field `[^`]*`(?: - at `\$(.*)`)?", str(error))
+    if unknown is None:
+        return ""
+    here = list(_alternatives(inspect.type_info(kind)))
+    for key in re.findall(r"\.\w+|\[[^]]*\]", unknown[1] or ""):
+        here = [each for one in here for each in _inside(one, key.removeprefix("."))]
+    keys = {
+        f.encode_name: None
+        for one in here
+        if isinstance(one, inspect.StructType)
+        for f in one.fields
+    }
+    return f": expected some of {', '.join(keys)}" if keys else ""
+
+
+def _inside(described: inspect.Type, key: str) -> Iterator[inspect.Type]:
+    """What a table has at `key`, or a list or table of any keys at each of its places."""
+    if isinstance(described, inspect.StructType):
+        for item in described.fields:
+            if item.encode_name == key:
+                yield from _alternatives(item.type)
+    elif isinstance(described, inspect.DictType):
+        yield from _alternatives(described.value_type)
+    elif isinstance(described, inspect.ListType | inspect.VarTupleType):
+        yield from _alternatives(described.item_type)
+
+
+def _alternatives(described: inspect.Type) -> Iterator[inspect.Type]:
+    if isinstance(described, inspect.UnionType):
+        for one in described.types:
+            yield from _alternatives(one)
+    elif isinstance(described, inspect.Metadata):
+        yield from _alternatives(described.type)
+    else:
+        yield described
 
 
 def _found(error: Exception, content: bytes, decode: Callable[..., Any]) -> str:
@@ -227,10 +268,13 @@ def write_bytes(
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:
-    """Write a new file atomically, with permissions `mode`; raises InputError if it exists."""
+    """Write a new file atomically, with permissions `mode`; raises InputError if it exists.
+
+    Folders made for a file that is its owner's alone are too.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o777 if mode & 0o077 else 0o700)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise _unwritable(path, error) from error

@@ -39,12 +39,6 @@ _SLOW = Promise(reasons=(*SILENCE, PROBATION, r"too_late: .+"), waits=WAITS_FOR_
 _ALONE_AND_SLOW: Mapping[Kind, Promise] = {"alone": replace(_SLOW, waits=None)}
 #: Slow at times: waited for again after enough answers in time.
 _SLOW_AT_TIMES = replace(_SLOW, used="perhaps", waits=None)
-#: The only device is sent every request, and receives those of its starved time together.
-_STARVED_ALONE: Mapping[Kind, Promise] = {
-    "alone": replace(
-        _SLOW_AT_TIMES, reasons=(*_SLOW_AT_TIMES.reasons, r"overloaded: \d+ requests wait already")
-    )
-}
 #: The only device is asked again although it is silent.
 _LAST_CHANCE: Mapping[Kind, Promise] = {"alone": Promise(reasons=SILENCE, known=GONE, waits=None)}
 _SILENT = Promise(reasons=SILENCE, known=KNOWN_SILENCE, waits=WAITS)
@@ -114,7 +108,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="starved device", made="a control group gives it 1 ms of processor time a second",
         healed="the limit is taken off",
         make=lambda scene: scene.hold(processor_limit(scene.agent.process.pid, 0.001)),
-        heal=Scene.release, promise=_SLOW_AT_TIMES, instead=_STARVED_ALONE, lasts_s=8.0,
+        heal=Scene.release, promise=_SLOW_AT_TIMES, lasts_s=8.0,
         hindered=lambda: groups_work("cpu")),
     Fault(name="slow link", made="a relay passes on 200 kbit/s",
         healed="the relay passes on everything", make=making.set_link(Link(rate_bps=2e5)),

@@ -2,130 +2,106 @@
 
     python -m benchmarks.soak --minutes 30 --keep
 
-Three members and a replica of the second are agents with keys; a synchronous and an asynchronous
-client call them at 80 % of what they managed together with all agents well. Every agent is killed,
-stopped or restarted every few seconds, by a seeded schedule; one is only stopped, so that its
-memory is watched for the whole time.
+Three members and a replica of the second are agents with keys. A synchronous and an asynchronous
+client call them, and two clients call a gateway over HTTP, one by its own route and one by the Open
+Inference Protocol, all at 80 % of what they managed together with everything well. Every agent, and
+the gateway, is killed, stopped or restarted every few seconds, by a seeded schedule. One agent is
+only stopped, and the gateway after a third of the run, so that their memory is watched for long.
 
 Ends with 1 unless
 - every call ended, once, and with its own picture's label (a picture has one colour of a grid, and
-  the logits state each crop's distance from it);
+  the logits state each crop's distance from it), and names each member as used or missing;
 - every call ended by its deadline, plus OVERDUE_S for a busy machine;
+- the gateway answered with an answer or 503, and logged no error that it had not foreseen;
 - no process holds more files, sockets or threads than before the load;
 - no process that lived for half of the run has grown by more than GROWTH_MIB over it, by the upper
   end of the 95 % interval of its trend;
-- all agents answer again after the last fault, and end with 0 on SIGTERM.
+- all agents answer again after the last fault, and all end with 0 on SIGTERM.
 """
 
-import json
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults.device import FaultyDevice
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.options import arguments
 from benchmarks.harness.results import RESULTS
-from benchmarks.soak.faults import KINDS, Fault, Faults, schedule
+from benchmarks.soak.clients import PATIENCE_S, Clients, broken, truth_file
+from benchmarks.soak.faults import Faults, counted, schedule
+from benchmarks.soak.gateway import FaultyGateway
 from benchmarks.soak.page import PAGE
 from benchmarks.soak.pictures import DEVICES, write_colour_bundle
 from benchmarks.soak.watch import Watch, as_rows, grown, trends
 from mdp.files import write_json
 from mdp.testing.agents import AgentFleet
-from mdp.testing.processes import LineProcess
 
 REPLICA = f"{DEVICES[1]}/second"
-#: Only stopped, never ended.
-SURVIVOR = DEVICES[2]
+GATEWAY = "gateway"
+#: Style of asking -> threads; 0: any number of calls at once.
+STYLES = {"sync": 1, "async": 0, "classify": 2, "infer": 2}
+#: The share of the run in which each is killed and restarted; after it, it is only stopped.
+ENDED_UNTIL = dict.fromkeys((*DEVICES[:2], REPLICA), 1.0) | {DEVICES[2]: 0.0, GATEWAY: 1 / 3}
 LOAD = 0.8
-CAPACITY_S = 6.0
-#: On a machine that is short of everything; nothing waits so long unless it fails.
-PATIENCE_S = 300.0
 #: Seconds after its deadline from which a call counts as hung.
 OVERDUE_S = 30.0
 GROWTH_MIB = 16.0
-#: Calls under way at once where the asynchronous client goes as fast as it can.
-AT_ONCE, MANY = 4, 64
 
 
 class Soak:
-    """One run: the fleet, its clients, and its result."""
+    """One run: the fleet, its gateway, its clients, and its result."""
 
     def __init__(self, folder: Path, stack: ExitStack, seed: int, deadline_ms: float) -> None:
         self._seed = seed
-        bundle = write_colour_bundle(folder / "bundle").path
-        self._fleet = AgentFleet(folder, bundle, keys=True, patience_s=PATIENCE_S)
+        bundle = write_colour_bundle(folder / "bundle")
+        self._fleet = AgentFleet(folder, bundle.path, keys=True, patience_s=PATIENCE_S)
         stack.enter_context(self._fleet).start_all(*DEVICES, REPLICA)
-        self._faults = Faults(self._fleet)
+        fleet = self._fleet.write()
+        self._gateway = FaultyGateway(fleet, folder / "gateway.log", patience_s=PATIENCE_S)
+        stack.enter_context(self._gateway)
+        devices = {name: FaultyDevice(self._fleet, name) for name in self._fleet.agents}
+        self._faults = Faults({**devices, GATEWAY: self._gateway})
         stack.callback(self._faults.abort)
-        self._clients: dict[str, LineProcess] = {}
-        for place, style in enumerate(("sync", "async")):
-            command = [sys.executable, "-m", "benchmarks.soak.client", "--seed", seed + place,
-                       "--fleet", self._fleet.write(), "--style", style,
-                       "--deadline-ms", deadline_ms]  # fmt: skip
-            client = LineProcess(f"the {style} client", command, patience_s=PATIENCE_S)
-            self._clients[style] = stack.enter_context(client)
-            client.line_with("connected")
+        truth = truth_file(folder / "truth.json", {bundle.digest: ""})
+        options = ("--fleet", fleet, "--gateway", self._gateway.host, "--truth", truth)
+        self._clients = Clients(stack, STYLES, seed, *options, "--deadline-ms", deadline_ms)
 
     def _pids(self) -> dict[str, int]:
         """The processes that are watched."""
-        clients = {f"{style} client": client for style, client in self._clients.items()}
-        watched: dict[str, LineProcess] = {**clients, **self._fleet.agents}
+        clients = {f"{style} client": each for style, each in self._clients.processes.items()}
+        watched = {**clients, **self._fleet.agents, GATEWAY: self._gateway.process}
         return {name: process.process.pid for name, process in watched.items()}
-
-    def load(
-        self,
-        seconds: float,
-        rates: Sequence[float | None],
-        faults: Sequence[Fault] = (),
-        at_once: int = AT_ONCE,
-    ) -> list[dict[str, Any]]:
-        """Calls and faults for so long; returns each client's result."""
-        for client, rate in zip(self._clients.values(), rates, strict=True):
-            client.say(json.dumps({"seconds": seconds, "rate": rate, "at_once": at_once}))
-        self._faults.begin(faults)
-        patience_s = seconds + PATIENCE_S
-        done = [json.loads(c.line("a result", patience_s)) for c in self._clients.values()]
-        self._faults.finish()
-        return done
-
-    def heal(self) -> bool:
-        """Whether every call has an answer of all members again, soon."""
-        until_s = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until_s:
-            counts = [done["counts"] for done in self.load(1.0, [10.0, 10.0])]
-            if all(count.get("complete", 0) == count["begun"] for count in counts):
-                return True
-        return False
 
     def run(self, seconds: float) -> dict[str, Any]:
         """Measure the fleet's capacity, load it, and compare what processes hold."""
+        clients = self._clients
         with Watch(self._pids) as watch:
-            # Starts every thread that cuts pictures.
-            self.load(3.0, [None, None], at_once=MANY)
-            capacity = self.load(CAPACITY_S, [None, None])
-            rates = [line["counts"]["ended"] / CAPACITY_S for line in capacity]
-            assert self.heal(), "answers lack members before any fault"
+            capacity = clients.capacity()
+            assert clients.heal(), "answers lack members before any fault"
             before = watch.now()
-            faults = schedule(self._seed, seconds, [*DEVICES, REPLICA], SURVIVOR)
+            faults = schedule(self._seed, seconds, ENDED_UNTIL)
             began_s = time.monotonic()
-            done = self.load(seconds, [LOAD * rate for rate in rates], faults)
+            clients.begin(seconds, [LOAD * rate for rate in capacity])
+            self._faults.begin(faults)
+            done = clients.results(seconds)
+            self._faults.finish()
             ended_s = time.monotonic()
-            healed = self.heal()
+            healed = clients.heal()
             # Descriptors and threads are released with a delay.
             settled_s = time.monotonic() + PATIENCE_S / 10
             while grown(before, after := watch.now()) and time.monotonic() < settled_s:
                 time.sleep(0.5)
         samples = [sample for sample in watch.samples if began_s < sample.at_s < ended_s]
         return {
-            "capacity_per_s": [round(rate, 1) for rate in rates],
-            "rate_per_s": [round(LOAD * rate, 1) for rate in rates],
-            "faults": [sum(f.kind == kind for f in faults) for kind in KINDS],
-            "clients": [{"style": s, **d} for s, d in zip(self._clients, done, strict=True)],
+            "capacity_per_s": [round(rate, 1) for rate in capacity],
+            "rate_per_s": [round(LOAD * rate, 1) for rate in capacity],
+            "faults": counted(faults),
+            "clients": [{"style": s, **d} for s, d in zip(STYLES, done, strict=True)],
             "healed": healed,
             "before": as_rows(before),
             "after": as_rows(after),
@@ -135,26 +111,19 @@ class Soak:
 
     def finish(self) -> list[str]:
         """End all processes; returns every unexpected event of the run."""
-        codes = [(style, client.finish()) for style, client in self._clients.items()]
+        ended = self._clients.finish()
         self._faults.stop_all()
-        ended = [f"the {style} client ended with {code}" for style, code in codes if code]
-        return [*self._faults.complaints, *ended]
+        return [*self._faults.complaints, *self._gateway.complaints(), *ended]
 
 
 def failures(result: Mapping[str, Any]) -> list[str]:
     """The promises that were broken."""
     found = list(result["complaints"])
     for client in result["clients"]:
-        who, counts = f"the {client['style']} client", client["counts"]
-        if client["open"] or counts["begun"] != counts["ended"]:
-            found.append(f"{who}: {counts['begun']} calls begun, {counts['ended']} ended")
-        found += [f"{who}: {wrong}" for wrong in client["wrong"]]
+        found += broken(client["style"], client)
         if client["overshoot_ms"] > OVERDUE_S * 1e3:
-            found.append(f"{who}: a call ended {client['overshoot_ms']:.0f} ms after its deadline")
-        if client["counters"]["malformed"]:
-            found.append(f"{who}: {client['counters']['malformed']} malformed replies")
-        if not counts.get("complete"):
-            found.append(f"{who}: no answer of all members in the whole run")
+            late = f"a call ended {client['overshoot_ms']:.0f} ms after its deadline"
+            found.append(f"the {client['style']} client: {late}")
     if not result["healed"]:
         found.append("after the last fault, calls still lack members")
     found += [f"more than before the load: {text}" for text in result["grown"]]

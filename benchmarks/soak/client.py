@@ -1,182 +1,234 @@
 """A client of the soak, in a process of its own, that calls at a given rate.
 
-    python -m benchmarks.soak.client --fleet FILE --style sync|async --seed N --deadline-ms MS
+    python -m benchmarks.soak.client --fleet FILE --gateway HOST:PORT --truth FILE --style STYLE ...
 
-Reads a load a line, {"seconds", "rate" (calls a second; null: as many as can be), "at_once" (for
-those)}, and writes its result as a line. Memory does not grow with the number of calls.
+STYLE is `sync` (threads of one client), `stream` (several pictures a call), `async`, or over HTTP
+`classify` (a picture as a file) or `infer` (some as a tensor). The truth is a JSON object, a
+bundle's digest -> what its labels begin with. With --follow, the client reads a changed fleet file
+or bundle again.
+
+Reads a load a line, {"seconds", "rate" (pictures a second; null: as many as can be), "at_once"
+(calls, for those), "goes_on" (whether it counts on)}, and writes its result as a line. Memory does
+not grow with the number of calls.
 """
 
 import asyncio
+import itertools
 import json
 import random
 import sys
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.harness.options import arguments
-from benchmarks.soak.pictures import CERTAIN, LEVELS, draw, label_of, picture_of
+from benchmarks.soak.over_http import Callers
+from benchmarks.soak.pictures import LEVELS, draw, picture_of
+from benchmarks.soak.tally import Answer, Failed, Outcome, Tally
 from mdp import AsyncClient, Client
-from mdp.errors import InferenceError
+from mdp.errors import ConfigError, InferenceError
+from mdp.files import read_json
+from mdp.formats.fleet import files_stamp
 from mdp.pictures.crop import Pixels
 from mdp.requests.prediction import Prediction
 
-Classify = Callable[[Pixels], Awaitable[Prediction]]
 CONNECT_S = 60.0
+#: Pictures of a call, in turns, and how many of a stream are under way.
+STREAM_OF, IN_FLIGHT = (12,), 6
+TENSORS_OF = (1, 3)
 #: Calls under way at most, in seconds of the rate: a machine that is slower than when its capacity
 #: was measured does not fall ever further behind.
 HELD_S = 0.75
-#: Upper ends of the latency counts' bins, in ms.
-BINS_MS = np.geomspace(0.1, 100_000.0, 241)
+#: Between two checks whether fleet file or bundle have changed.
+FOLLOW_S = 0.3
 
 
-class Tally:
-    """Every call of one load: begun, ended, and with which outcome."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asker:
+    """How pictures are asked for."""
 
-    def __init__(self, deadline_ms: float) -> None:
-        self._deadline_ms = deadline_ms
-        #: Ticket -> number of the picture.
-        self.open: dict[int, int] = {}
-        self.counts: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
-        self.wrong: list[str] = []
-        self._latencies = np.zeros(len(BINS_MS) + 1, dtype=np.int64)
-        self._overshoot_ms = 0.0
-
-    def begin(self, number: int) -> int:
-        """Count a call with picture `number`; returns its ticket."""
-        self.counts["begun"] += 1
-        self.open[self.counts["begun"]] = number
-        return self.counts["begun"]
-
-    def end(self, ticket: int, answer: Prediction | InferenceError, took_s: float) -> None:
-        """Count a call's end; a second end, or another picture's answer, is wrong."""
-        number = self.open.pop(ticket, None)
-        if number is None:
-            self._wrong(f"call {ticket} ended twice")
-            return
-        self.counts["ended"] += 1
-        took_ms = took_s * 1e3
-        self._overshoot_ms = max(self._overshoot_ms, took_ms - self._deadline_ms)
-        self._latencies[int(np.searchsorted(BINS_MS, took_ms))] += 1
-        if isinstance(answer, InferenceError):
-            self.counts["error"] += 1
-            self.reasons[type(answer).__name__] += 1
-            return
-        self.counts["partial" if answer.partial else "complete"] += 1
-        if answer.label != label_of(number) or answer.probability < CERTAIN:
-            self._wrong(
-                f"call {ticket}: sent {label_of(number)}, got {answer.label} with "
-                f"{answer.probability:g} from {', '.join(answer.used)}"
-            )
-
-    def _wrong(self, text: str) -> None:
-        self.counts["wrong"] += 1
-        if len(self.wrong) < 20:
-            self.wrong.append(text)
-
-    def result(self, counters: object) -> dict[str, Any]:
-        """All of it for a result file, with the client's own counters."""
-        return {
-            "counts": dict(self.counts), "open": len(self.open), "wrong": self.wrong,
-            "reasons": dict(self.reasons), "overshoot_ms": self._overshoot_ms,
-            "p50_ms": self._percentile(50), "p99_ms": self._percentile(99),
-            "p999_ms": self._percentile(99.9), "counters": counters,
-        }  # fmt: skip
-
-    def _percentile(self, percent: float) -> float:
-        """The upper end of the bin that holds this percentile, in ms."""
-        up_to = np.cumsum(self._latencies) / max(1, self._latencies.sum())
-        place = int(np.searchsorted(up_to, percent / 100))
-        return float(BINS_MS[min(place, len(BINS_MS) - 1)])
+    #: What came of pictures of these numbers, in their order.
+    ask: Callable[[Sequence[int]], Awaitable[list[Outcome]]]
+    #: Threads that ask; 0: any number of calls may be under way.
+    threads: int = 0
+    #: How many pictures one call has, in turns.
+    sizes: tuple[int, ...] = (1,)
+    counters: Callable[[], object] = dict
 
 
-async def play(
-    load: dict[str, Any],
-    tally: Tally,
-    classify: Classify,
-    pictures: Iterator[tuple[int, Pixels]],
-    *,
-    one_by_one: bool,
-) -> None:
-    """Begin the calls of a load, and wait for their ends."""
+def outcome(answer: Prediction | InferenceError | Exception) -> Answer | Failed:
+    """A client's answer, or the name of the error in its place."""
+    if isinstance(answer, Prediction):
+        return Answer.of(answer)
+    return Failed(type(answer).__name__)
+
+
+async def play(load: dict[str, Any], tally: Tally, asker: Asker, numbers: Iterator[int]) -> None:
+    """Begin the calls of a load, and wait for their ends; no burst makes up for late ones."""
     rate, under_way = load["rate"], set[asyncio.Task[None]]()
-    most = 1 if one_by_one else load["at_once"] if rate is None else max(8, HELD_S * rate)
+    waits = bool(asker.threads) or rate is None
+    most = asker.threads or (load["at_once"] if rate is None else max(8, HELD_S * rate))
 
-    async def call() -> None:
-        number, picture = next(pictures)
-        ticket, began_s = tally.begin(number), time.monotonic()
-        answer: Prediction | InferenceError
-        try:
-            answer = await classify(picture)
-        except InferenceError as error:
-            answer = error
-        tally.end(ticket, answer, time.monotonic() - began_s)
+    async def call(asked: Sequence[int]) -> None:
+        tickets = [tally.begin(number) for number in asked]
+        for ticket, (answer, took_s) in zip(tickets, await asker.ask(asked), strict=True):
+            tally.end(ticket, answer, took_s)
 
-    for due_s in _due(load):
-        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+    due_s = now_s = time.monotonic()
+    until_s = due_s + load["seconds"]
+    for size in itertools.cycle(asker.sizes):
+        if max(due_s, now_s := time.monotonic()) >= until_s:
+            break
+        await asyncio.sleep(max(0.0, due_s - now_s))
+        if rate is not None:
+            due_s = max(due_s + size / rate, time.monotonic() - 0.1)
         if len(under_way) >= most:
-            tally.counts["held back"] += 1
+            tally.counts["held back"] += size
             continue
-        task = asyncio.create_task(call())
-        under_way.add(task)
+        under_way.add(task := asyncio.create_task(call([next(numbers) for _ in range(size)])))
         task.add_done_callback(under_way.discard)
-        while (one_by_one or rate is None) and len(under_way) >= most:
+        while waits and len(under_way) >= most:
             await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
     if under_way:
-        # A call that never ends is left open in the tally.
-        await asyncio.wait(under_way, timeout=CONNECT_S)
+        # A call that never ends is left open in the tally; one that fails ends the client.
+        done, _ = await asyncio.wait(under_way, timeout=CONNECT_S)
+        for task in done:
+            task.result()
 
 
-def _due(load: dict[str, Any]) -> Iterator[float]:
-    """When each call begins; late calls are not made up for by a burst."""
-    now_s = time.monotonic()
-    until_s, due_s = now_s + load["seconds"], now_s
-    while due_s < until_s and (now_s := time.monotonic()) < until_s:
-        yield due_s
-        if load["rate"] is not None:
-            due_s = max(due_s + 1 / load["rate"], now_s - 0.1)
-
-
-def _pictures(seed: int) -> Iterator[tuple[int, Pixels]]:
-    """Numbers of colours with their pictures, none twice in a row."""
+def numbers_of(seed: int) -> Iterator[int]:
+    """Numbers of colours, none twice in a row."""
     chance, number = random.Random(seed), 0
-    known = [picture_of(number) for number in range(LEVELS**3)]
     while True:
         number = draw(chance, number)
-        yield number, known[number]
+        yield number
+
+
+class Asking:
+    """The styles of asking, over one client or over HTTP."""
+
+    def __init__(self, options: Any, stack: AsyncExitStack) -> None:
+        self._options, self._stack = options, stack
+        self._known = [picture_of(number) for number in range(LEVELS**3)]
+
+    async def asker(self) -> Asker:
+        """That of the style asked for, connected."""
+        options, style = self._options, self._options.style
+        if style in ("classify", "infer"):
+            callers = Callers(options.gateway, options.deadline_ms)
+            sizes = TENSORS_OF if style == "infer" else (1,)
+            asks = callers.infer if style == "infer" else callers.classify
+            return self._threaded(asks, sizes=sizes)
+        if style == "async":
+            waiting = AsyncClient.connect(options.fleet, timeout_s=CONNECT_S)
+            client = await self._stack.enter_async_context(waiting)
+            await self._follow(client, client.reload)
+            return Asker(ask=partial(self._awaited, client), counters=lambda: client.counters)
+        connected = self._stack.enter_context(Client.connect(options.fleet, timeout_s=CONNECT_S))
+        await self._follow(connected, partial(asyncio.to_thread, connected.reload))
+        if style == "stream":
+            asks, sizes = partial(self._streamed, connected), STREAM_OF
+        else:
+            asks, sizes = partial(self._classified, connected), (1,)
+        return self._threaded(asks, sizes=sizes, counters=lambda: connected.counters)
+
+    def _threaded(self, asks: Callable[[Sequence[int]], list[Outcome]], **more: Any) -> Asker:
+        threads = self._stack.enter_context(ThreadPoolExecutor(self._options.threads))
+
+        async def ask(numbers: Sequence[int]) -> list[Outcome]:
+            return await asyncio.get_running_loop().run_in_executor(threads, asks, numbers)
+
+        return Asker(ask=ask, threads=self._options.threads, **more)
+
+    def _classified(self, client: Client, numbers: Sequence[int]) -> list[Outcome]:
+        (number,), began_s = numbers, time.monotonic()
+        answer: Prediction | InferenceError
+        try:
+            answer = client.classify(self._known[number], deadline_ms=self._options.deadline_ms)
+        except InferenceError as error:
+            answer = error
+        return [(outcome(answer), time.monotonic() - began_s)]
+
+    def _streamed(self, client: Client, numbers: Sequence[int]) -> list[Outcome]:
+        began_s = deque[float]()
+
+        def pictures() -> Iterator[Pixels]:
+            for number in numbers:
+                began_s.append(time.monotonic())
+                yield self._known[number]
+
+        answers = client.stream(
+            pictures(), deadline_ms=self._options.deadline_ms, in_flight=IN_FLIGHT, errors="yield"
+        )
+        # In the order of the pictures, of which each has its own beginning.
+        return [(outcome(each), time.monotonic() - began_s.popleft()) for each in answers]
+
+    async def _awaited(self, client: AsyncClient, numbers: Sequence[int]) -> list[Outcome]:
+        (number,), began_s = numbers, time.monotonic()
+        answer: Prediction | InferenceError
+        try:
+            answer = await client.classify(
+                self._known[number], deadline_ms=self._options.deadline_ms
+            )
+        except InferenceError as error:
+            answer = error
+        return [(outcome(answer), time.monotonic() - began_s)]
+
+    async def _follow(
+        self, client: Client | AsyncClient, reload: Callable[[], Awaitable[None]]
+    ) -> None:
+        if self._options.follow:
+            following = follow(Path(self._options.fleet), client, reload)
+            await self._stack.enter_async_context(following)
+
+
+@asynccontextmanager
+async def follow(
+    path: Path, client: Client | AsyncClient, reload: Callable[[], Awaitable[None]]
+) -> Any:
+    """In this block, have the client read a changed fleet file or bundle again."""
+
+    async def watch() -> None:
+        known = files_stamp(path, client.fleet)
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            # A change is under way, or the two do not fit each other yet.
+            with suppress(OSError, ConfigError):
+                if (stamp := files_stamp(path, client.fleet)) != known:
+                    await reload()
+                    known = stamp
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def main() -> None:
     """Play every load that stdin names."""
-    asked = arguments(__doc__, fleet=str, style=str, seed=int, deadline_ms=float)
-    pictures, sync = _pictures(asked.seed), asked.style == "sync"
+    asked = arguments(
+        __doc__, "follow", fleet=str, gateway=str, truth=Path, style=str, seed=int,
+        deadline_ms=float, threads=1,
+    )  # fmt: skip
+    numbers, truth = numbers_of(asked.seed), read_json(asked.truth, dict[str, str])
+    tally = Tally(asked.deadline_ms, truth)
     async with AsyncExitStack() as stack:
-        client: Client | AsyncClient
-        if sync:
-            client = stack.enter_context(Client.connect(asked.fleet, timeout_s=CONNECT_S))
-            thread = stack.enter_context(ThreadPoolExecutor(1))
-            loop, call = asyncio.get_running_loop(), client.classify
-
-            def classify(picture: Pixels) -> Awaitable[Prediction]:
-                called = partial(call, picture, deadline_ms=asked.deadline_ms)
-                return loop.run_in_executor(thread, called)
-        else:
-            client = await stack.enter_async_context(
-                AsyncClient.connect(asked.fleet, timeout_s=CONNECT_S)
-            )
-            classify = partial(client.classify, deadline_ms=asked.deadline_ms)
+        asker = await Asking(asked, stack).asker()
         print("connected", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            tally = Tally(asked.deadline_ms)
-            await play(json.loads(line), tally, classify, pictures, one_by_one=sync)
-            print(json.dumps(tally.result(client.counters)), flush=True)
+            load = json.loads(line)
+            if not load.get("goes_on"):
+                tally = Tally(asked.deadline_ms, truth)
+            await play(load, tally, asker, numbers)
+            print(json.dumps(tally.result(asker.counters())), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@ from benchmarks.harness.tables import table
 
 def figures() -> str:
     result = kept("soak")
-    kills, stops, restarts = result["faults"]
+    faults = "; ".join(
+        f"{name}: {kinds['kill']} kills, {kinds['stop']} stops, {kinds['restart']} restarts"
+        for name, kinds in result["faults"].items()
+    )
     broken = "Broken: " + "; ".join(result["failures"]) if result["failures"] else ""
     clients = [
         {**client, "capacity": capacity, "counts": Counter(client["counts"])}
@@ -18,7 +21,7 @@ def figures() -> str:
     parts = [
         f"{result['minutes']:g} minutes, seed {result['seed']}, deadline "
         f"{result['deadline_ms']:g} ms; {measured_on(result['machine'])}. "
-        f"{kills} kills, {stops} stops, {restarts} restarts.",
+        f"{faults}.",
         f"**{broken or 'Every promise held'}.**",
         table(
             clients,
@@ -27,7 +30,7 @@ def figures() -> str:
             ("calls", "{counts[begun]:,}"),
             *((what, f"{{counts[{what}]:,}}") for what in ("complete", "partial")),
             ("errors", "{counts[error]:,}"),
-            ("wrong", "{counts[wrong]:,}"),
+            *((what, f"{{counts[{what}]:,}}") for what in ("wrong", "mixed", "unaccounted")),
             *((f"p{name} ms", f"{{p{name.replace('.', '')}_ms:.1f}}") for name in _POINTS),
             ("latest after deadline, ms", "{overshoot_ms:.1f}"),
         ),

@@ -1,7 +1,8 @@
-"""Pictures of one colour of a grid, and a bundle whose label is that colour.
+"""Pictures of one colour of a grid, and bundles whose label is that colour.
 
 A sub-model's logits are the negative squared distances from the crop's mean to every colour of the
-grid, so that an answer from two pictures' crops has another label, or a lower probability.
+grid, so that an answer from two pictures' crops has another label, or a lower probability. Another
+bundle lists the colours in the opposite order, so that the same holds for an answer from both.
 """
 
 import random
@@ -33,9 +34,12 @@ def colours() -> np.ndarray:
     return np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
 
 
-def label_of(number: int) -> str:
-    """The label of colour `number`."""
-    return "-".join(str(level) for level in colours()[number])
+_LABELS = ["-".join(str(level) for level in colour) for colour in colours()]
+
+
+def label_of(number: int, begin: str = "") -> str:
+    """The label of colour `number` in the bundle whose labels begin so."""
+    return begin + _LABELS[number]
 
 
 def picture_of(number: int) -> Pixels:
@@ -49,21 +53,27 @@ def draw(chance: random.Random, before: int) -> int:
     return number + (number >= before)
 
 
-def write_colour_bundle(folder: Path) -> Bundle:
-    """A bundle of three members whose label is the picture's colour."""
-    write_bundle(folder, devices=DEVICES, sizes=SIZES, evaluated=False)
-    labels = [label_of(number) for number in range(LEVELS**3)]
+def write_colour_bundle(
+    folder: Path, *, name: str = "colours", begin: str = "", opposite: bool = False
+) -> Bundle:
+    """A bundle of three members whose label is the picture's colour, after `begin`.
+
+    The classes of an `opposite` one are in the opposite order.
+    """
+    write_bundle(folder, name=name, devices=DEVICES, sizes=SIZES, evaluated=False)
+    order = range(LEVELS**3)[:: -1 if opposite else 1]
+    labels = [label_of(number, begin) for number in order]
     manifest, weights = Bundle.open(folder).manifest, read_json(folder / FUSION, FusionWeights)
     write_json(folder / FUSION, structs.replace(weights, num_classes=len(labels)))
     for k, size in enumerate(SIZES):
-        (folder / model_path(k)).write_bytes(_model(size))
+        (folder / model_path(k)).write_bytes(_model(size, colours()[list(order)]))
     files = {path: file_entry(folder / path) for path in manifest.files}
     write_json(folder / MANIFEST, structs.replace(manifest, files=files, labels=labels))
     return Bundle.open(folder)
 
 
-def _model(image_size: int) -> bytes:
-    grid = colours().astype(np.float32) / STEP
+def _model(image_size: int, classes: np.ndarray) -> bytes:
+    grid = classes.astype(np.float32) / STEP
     constants: dict[str, np.ndarray] = {
         "scale": np.array(1 / STEP, dtype=np.float32),
         "weight": np.ascontiguousarray(2 * SHARPNESS * grid.T, dtype=np.float32),

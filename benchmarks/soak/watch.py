@@ -103,6 +103,9 @@ def slope_per_hour(at_s: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     filled = [place for place in range(BLOCKS) if (places == place).any()]
     hours = np.array([at_s[places == place].mean() for place in filled]) / 3600
     means = np.array([values[places == place].mean() for place in filled])
+    if np.ptp(means) == 0:
+        # The fit's error would be the root of a rounding error, which may be negative.
+        return 0.0, 0.0
     fit = stats.linregress(hours, means)
     return float(fit.slope), float(stats.t.ppf(0.975, len(filled) - 2) * fit.stderr)
 

@@ -14,7 +14,8 @@ from mdp.runtimes.base import Runtime
 #: Why a request is not answered: for programs, and for people.
 Refusal = tuple[FailureCode, str]
 
-#: How long a replaced bundle is served after its last request.
+#: How long a replaced bundle is served after its last request, and at least, for the requests that
+#: name it, before a further one takes its place.
 GRACE_S = 30.0
 #: Batch sizes that are measured: all small ones, as large batches are rare and each costs two runs.
 SIZES = (1, 2, 3, 4, 8, 16, 32)
@@ -88,16 +89,23 @@ class ServedBundles:
         self.current: ServedBundle | None = None
         self.previous: ServedBundle | None = None
         self._grace_s = grace_s
+        #: When the previous one was replaced.
+        self._replaced_s = float("-inf")
+        #: Whether the previous one takes no more requests.
+        self._leaving = False
 
     @property
     def all(self) -> list[ServedBundle]:
-        """Both, the current one first."""
-        return [served for served in (self.current, self.previous) if served is not None]
+        """Those that take requests, the current one first."""
+        both = (self.current, None if self._leaving else self.previous)
+        return [served for served in both if served is not None]
 
     def requested(self, digest: str, *, now_s: float) -> ServedBundle | None:
         """The bundle for a request that has just arrived, None if it is not served."""
         for served in (self.current, self.previous):
             if served is not None and served.digest == digest:
+                if self._leaving and served is self.previous:
+                    return None
                 served.last_request_s = now_s
                 return served
         return None
@@ -105,27 +113,42 @@ class ServedBundles:
     def install(self, served: ServedBundle, *, now_s: float) -> None:
         """Make `served`, new or the previous one, current; the current one becomes previous."""
         self.previous, self.current = self.current, served
+        self._leaving, self._replaced_s = False, now_s
         if self.previous is not None:
             # The grace period begins now, also for a bundle without recent requests.
             self.previous.last_request_s = max(self.previous.last_request_s, now_s)
 
     def withdraw(self, served: ServedBundle) -> ServedBundle | None:
         """Stop serving a failed bundle; returns the other one, if there is one."""
-        left = [other for other in self.all if other is not served]
-        self.current, self.previous = left[0] if left else None, None
+        others = (other for other in (self.current, self.previous) if other is not served)
+        self.current, self.previous = next(filter(None, others), None), None
+        self._leaving = False
         return self.current
+
+    def make_room(self, *, now_s: float) -> float:
+        """Have the previous bundle take no more requests, so that it can be retired.
+
+        Only after its grace period since it was replaced, however often it is asked for; returns
+        the seconds until then, 0 if it leaves.
+        """
+        left_s = max(0.0, self._replaced_s + self._grace_s - now_s)
+        self._leaving = self._leaving or not left_s
+        return 0.0 if self._leaving else left_s
 
     def retire(self, *, now_s: float) -> ServedBundle | None:
         """Stop serving the previous bundle after its grace period; returns it then."""
         if now_s < self.retires_s():
             return None
         retired, self.previous = self.previous, None
+        self._leaving = False
         return retired
 
     def retires_s(self) -> float:
-        """When the previous bundle's grace period ends; infinity without one."""
+        """When the previous bundle can be retired; infinity without one."""
         previous = self.previous
-        return float("inf") if previous is None else previous.last_request_s + self._grace_s
+        if previous is None:
+            return float("inf")
+        return float("-inf") if self._leaving else previous.last_request_s + self._grace_s
 
 
 def warmed(source: LoadableBundle, runtime: Runtime, clock: Callable[[], float]) -> ServedBundle:

@@ -3,13 +3,9 @@
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from typing import get_args
 
-from mdp.protocol.messages import FailureCode
+from mdp.protocol.messages import OUTCOMES, RELOADS
 
-#: Outcomes of requests, and of reloads.
-OUTCOMES = ("answered", "undeliverable", *get_args(FailureCode))
-RELOADS = ("renewed", "not_renewed")
 #: Shortest time between two reports.
 REPORT_EVERY_S = 10.0
 

@@ -36,6 +36,11 @@ class PictureJob(_Admitted, frozen=True, kw_only=True, eq=False):
     buffer: Buffer
 
     @property
+    def size_bytes(self) -> int:
+        """Memory that it holds while it waits."""
+        return len(self.buffer)
+
+    @property
     def is_encoded(self) -> bool:
         """Whether `pixels` decodes a JPEG."""
         return self.infer.encoding == "jpeg"
@@ -62,6 +67,11 @@ class FrameJob(_Admitted, frozen=True, kw_only=True, eq=False):
     frame: FrameMatch
     is_encoded = False
 
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it may hold while it waits: others may hold the same frame."""
+        return self.frame.crop.nbytes
+
     def pixels(self) -> Pixels:
         """The crop `[image_size, image_size, 3]`."""
         return self.frame.crop
@@ -76,6 +86,7 @@ class FrameJob(_Admitted, frozen=True, kw_only=True, eq=False):
             frame=self.frame.number,
             age_ms=self.frame.age_ms,
             frozen=self.frame.frozen,
+            suspected=self.frame.suspected,
         )
 
 

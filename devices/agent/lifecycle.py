@@ -4,12 +4,22 @@ STARTING ──> WARMING ──> READY ──> DRAINING
     └───────────┴──────────┴─────> FAILED
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 
 from devices.agent.bundles import GRACE_S, LoadableBundle, Refusal, ServedBundle, ServedBundles
 from devices.agent.counters import Counters
-from mdp.protocol.messages import FrameRequest, Infer, State, Status, answered_by, as_line
+from mdp.errors import AgentError
+from mdp.protocol.messages import (
+    FrameRequest,
+    Infer,
+    State,
+    Status,
+    Suspicion,
+    answered_by,
+    as_line,
+)
 
 Report = Callable[[str], None]
 
@@ -38,6 +48,9 @@ class Lifecycle:
         self._report = report
         self._clock = clock
         self._lock = threading.Lock()
+        #: Set while no previous bundle is leaving.
+        self._settled = threading.Event()
+        self._settled.set()
 
     @property
     def sources(self) -> list[LoadableBundle]:
@@ -45,12 +58,28 @@ class Lifecycle:
         with self._lock:
             return [served.source for served in self.served.all] or [self._first]
 
+    @property
+    def description(self) -> dict[str, str | int]:
+        """The bundle that is served, this device's part of it, and what runs it."""
+        with self._lock:
+            current = self.served.current
+        if current is None:
+            return {}
+        return {
+            "bundle": as_line(current.source.bundle.manifest.name),
+            "digest": current.digest[:12],
+            "k": current.k,
+            "provider": as_line(current.runtime.provider),
+        }
+
     def enter(self, state: State) -> None:
         """Change the state and report it; DRAINING is final."""
         with self._lock:
             if self.state == "DRAINING":
                 return
             self.state = state
+            if state == "DRAINING":
+                self._settled.set()
         self._report(state)
 
     def admit(self, request: Infer | FrameRequest, now_s: float) -> ServedBundle | Refusal:
@@ -89,6 +118,7 @@ class Lifecycle:
             other = self.served.withdraw(served)
             if other is None:
                 self._first = served.source
+        self._settled.set()
         if other is None:
             self.enter("FAILED")
         else:
@@ -100,15 +130,43 @@ class Lifecycle:
         self._counters.count("not_renewed")
         self._report(self.reload_error)
 
+    def make_room(self, wake: Callable[[], None]) -> None:
+        """Have the previous bundle retired, for a further one; waits until it is.
+
+        Its accepted requests are answered first; `wake` is called before waiting for them. Ends at
+        once while the agent stops. Not for the thread at the socket. Raises AgentError until its
+        grace period since it was replaced is over.
+        """
+        with self._lock:
+            previous = self.served.previous
+            if previous is None or self.state == "DRAINING":
+                return
+            left_s = self.served.make_room(now_s=self._clock())
+            if left_s:
+                raise AgentError(
+                    f"two bundles are served, and {previous.source} for {math.ceil(left_s)} s "
+                    "more: reload its clients, and try again then"
+                )
+            self._settled.clear()
+        wake()
+        self._settled.wait()
+
     def retire(self) -> None:
         """Stop serving the previous bundle after its grace period."""
         with self._lock:
             retired = self.served.retire(now_s=self._clock())
         if retired is not None:
+            self._settled.set()
             self._report(f"serves {retired.source} no more")
 
     def status(
-        self, request_id: int, *, queued: int, camera: str, temperature_c: float | None
+        self,
+        request_id: int,
+        *,
+        queued: int,
+        camera: str,
+        suspect: Suspicion | None,
+        temperature_c: float | None,
     ) -> Status:
         """The reply to a status request."""
         with self._lock:
@@ -131,4 +189,5 @@ class Lifecycle:
             counts={**counts, **answered},
             source=camera,
             temperature_c=temperature_c,
+            suspect=suspect,
         )

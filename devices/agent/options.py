@@ -42,7 +42,8 @@ class ServeOptions:
     cores: int | None = None
     #: Most pictures to compute at once.
     batch: int | None = None
-    #: How long a replaced bundle is served after its last request.
+    #: How long a replaced bundle is served after its last request; after it was replaced, if a
+    #: further one is to take its place.
     grace_s: float = GRACE_S
     allow_fallback: bool = False
     #: The agent's own camera, as `--source` names it.

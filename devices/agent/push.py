@@ -12,11 +12,11 @@ from devices.agent.lifecycle import Lifecycle
 from devices.agent.reload import Reload
 from devices.agent.replies import Replies
 from devices.agent.store import BundleStore
-from devices.events import BackgroundWriter
 from mdp.errors import AgentError, MDPError
 from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.device_part import path_in_bundle, version_of
 from mdp.formats.signing import SIGNATURE
+from mdp.logs import BackgroundWriter
 from mdp.protocol.messages import Buffer, as_line
 from mdp.protocol.transfer import (
     PIECE_BYTES,
@@ -84,7 +84,7 @@ class BundlePush:
             self.worker.put((peer, message, buffers))
 
     def _refuse(self, peer: Peer, message: BundleMessage, text: str) -> None:
-        self._access.audit("refuse", peer.client, "", f"bundle: {text}")
+        self._access.audit("refuse", peer.client, peer.address, f"bundle: {text}")
         refusal = BundleRefusal(request_id=message.request_id, text=as_line(text))
         self._replies.send(peer.route, refusal)
 
@@ -161,7 +161,7 @@ class BundlePush:
         self._switch(Reload(read, commit, settled))
 
     def _audit(self, peer: Peer, event: str, text: str) -> None:
-        self._access.audit(event, peer.client, "", as_line(text))
+        self._access.audit(event, peer.client, peer.address, as_line(text))
 
     def _served(self) -> Bundle:
         return self._lifecycle.sources[0].bundle

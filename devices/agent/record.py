@@ -9,8 +9,8 @@ from PIL import Image
 
 from devices.agent.replies import Replies
 from devices.camera.frames import FrameBuffer, NoFrameError, WholeFrame
-from devices.events import BackgroundWriter
 from mdp.errors import PictureError
+from mdp.logs import BackgroundWriter
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import MAX_BUFFER_BYTES, FailureCode, as_line
 from mdp.protocol.recording import (
@@ -51,6 +51,8 @@ class RecordAccess:
 class _Recorder:
     """A client that records."""
 
+    #: The connection of the newest request.
+    address: str
     last_s: float
     pictures: int = 0
 
@@ -88,7 +90,7 @@ class Recording:
     def receive(self, peer: Peer, request: PictureRequest) -> None:
         """Answer soon, or refuse now. For the thread at the socket; never waits."""
         if not self._access.may_record(peer.client):
-            self._access.audit("refuse", peer.client, "", f"record: {FORBIDDEN}")
+            self._access.audit("refuse", peer.client, peer.address, f"record: {FORBIDDEN}")
             self._fail(peer, request, "no_frame", FORBIDDEN)
             return
         now_s = self._clock()
@@ -101,35 +103,39 @@ class Recording:
         except NoFrameError as error:
             self._fail(peer, request, "no_frame", str(error))
             return
-        self._paid_s = paid_s + 1 / (SMALL_PER_S if request.side <= SMALL_SIDE else PICTURES_PER_S)
+        is_small = min(request.side, longest_side(whole.picture)) <= SMALL_SIDE
+        self._paid_s = paid_s + 1 / (SMALL_PER_S if is_small else PICTURES_PER_S)
         # Told before the picture leaves.
-        self._note(peer.client, now_s)
+        self._note(peer, now_s)
         self.worker.put((peer, request, whole, age_ms))
 
-    def _note(self, client: str, now_s: float) -> None:
+    def _note(self, peer: Peer, now_s: float) -> None:
+        client, address = peer.client, peer.address
         with self._lock:
             begins = client not in self._recorders
-            recorder = self._recorders.setdefault(client, _Recorder(now_s))
-            recorder.last_s, recorder.pictures = now_s, recorder.pictures + 1
+            recorder = self._recorders.setdefault(client, _Recorder(address, now_s))
+            recorder.address, recorder.last_s = address, now_s
+            recorder.pictures += 1
         if begins:
-            self._tell(client, "begins to record")
+            self._tell(client, address, "begins to record")
 
     def tend(self, *, over: bool = False) -> None:
         """Report which clients record no more, all if `over`; to be called every second or so."""
         now_s = self._clock()
         with self._lock:
             ended = {
-                client: recorder.pictures
+                client: recorder
                 for client, recorder in self._recorders.items()
                 if over or now_s - recorder.last_s >= SILENT_S
             }
             for client in ended:
                 del self._recorders[client]
-        for client, pictures in ended.items():
-            self._tell(client, f"has ended recording: pictures {pictures}")
+        for client, recorder in ended.items():
+            what = f"has ended recording: pictures {recorder.pictures}"
+            self._tell(client, recorder.address, what)
 
-    def _tell(self, client: str, what: str) -> None:
-        self._access.audit("record", client, "", what)
+    def _tell(self, client: str, address: str, what: str) -> None:
+        self._access.audit("record", client, address, what)
         self._report(as_line(f"{self._access.name_of(client) or 'a client'} {what}"))
 
     def _send(self, item: tuple[Peer, PictureRequest, WholeFrame, float]) -> None:
@@ -146,13 +152,19 @@ class Recording:
         self._replies.fail(peer.route, request.request_id, code, text)
 
 
+def longest_side(picture: Image.Image | Pixels) -> int:
+    """The longer of a picture's height and width, in pixels."""
+    longest: int = max(picture.size if isinstance(picture, Image.Image) else picture.shape[:2])
+    return longest
+
+
 def encoded(picture: Image.Image | Pixels, side: int) -> bytes:
     """`picture` as a JPEG without metadata, its longest side at most `side` pixels.
 
     Raises PictureError if it does not fit into a message.
     """
     image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
-    longest = max(image.size)
+    longest = longest_side(picture)
     if longest > side:
         width, height = (max(1, round(length * side / longest)) for length in image.size)
         image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)

@@ -2,7 +2,7 @@
 
 requested ──> read ──> Unchanged                   it is the current bundle
                  ├──> NewBundle                    it is the previous bundle, which is loaded
-                 └──> memory? load, warm up ──> NewBundle
+                 └──> room? memory? load, warm up ──> NewBundle
 any error ──> Rejected: the served bundle stays
 
 A pushed bundle is noted on disk (`commit`) once it is loaded, and before it is installed.
@@ -53,19 +53,20 @@ def prepared(
     served: ServedBundles,
     *,
     available_bytes: Callable[[], int | None],
+    make_room: Callable[[], None],
     clock: Callable[[], float],
 ) -> Outcome:
-    """Load `source` unless it is served; raises AgentError, and what loading raises."""
+    """Load `source` unless it is served; raises AgentError, and what loading raises.
+
+    `make_room` has the previous bundle retired, or raises AgentError.
+    """
     current, previous = served.current, served.previous
     if current is not None and current.digest == source.bundle.digest:
         return Unchanged()
     if previous is not None and previous.digest == source.bundle.digest:
         return NewBundle(previous)
     if previous is not None:
-        raise AgentError(
-            f"two bundles are served, and {previous.source} is still in use: "
-            "reload its clients first, or restart this agent"
-        )
+        make_room()
     free, needed = available_bytes(), source.assignment.memory_bytes
     if free is not None and needed > free:
         raise AgentError(
@@ -111,8 +112,14 @@ class Reloader:
         """Whether a reload is requested or runs."""
         return self._requested or self._switch is not None or self._thread is not None
 
-    def start(self, served: ServedBundles, *, done: Callable[[], None]) -> None:
-        """Start a requested reload unless one is running; `done` is called from its thread."""
+    def start(
+        self, served: ServedBundles, *, make_room: Callable[[], None], done: Callable[[], None]
+    ) -> None:
+        """Start a requested reload unless one is running.
+
+        `make_room` and `done` are called from its thread: where a third bundle is to be loaded,
+        and at the end.
+        """
         if self._thread is not None:
             return
         if self._switch is not None:
@@ -122,15 +129,28 @@ class Reloader:
         else:
             return
         self._thread = threading.Thread(
-            target=self._prepare, args=(self._running, served, done), name="reload", daemon=True
+            target=self._prepare,
+            args=(self._running, served, make_room, done),
+            name="reload",
+            daemon=True,
         )
         self._thread.start()
 
-    def _prepare(self, reload: Reload, served: ServedBundles, done: Callable[[], None]) -> None:
+    def _prepare(
+        self,
+        reload: Reload,
+        served: ServedBundles,
+        make_room: Callable[[], None],
+        done: Callable[[], None],
+    ) -> None:
         try:
             source = reload.read()
             outcome = prepared(
-                source, served, available_bytes=self._available_bytes, clock=self._clock
+                source,
+                served,
+                available_bytes=self._available_bytes,
+                make_room=make_room,
+                clock=self._clock,
             )
             reload.commit(source)
             self._outcome = outcome

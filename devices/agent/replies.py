@@ -36,11 +36,11 @@ class Replies:
             if trace := trace_id(job.traceparent):
                 self._report(as_line(f"trace {trace} not answered: {code}: {text}"))
 
-    def reject(self, rejected: Iterable[tuple[Job, Reason]], capacity: int, now_s: float) -> None:
-        """Send why requests do not wait, or no longer wait, in a queue of `capacity`."""
+    def reject(self, rejected: Iterable[tuple[Job, Reason]], waiting: int, now_s: float) -> None:
+        """Send why requests do not wait, or no longer wait, where so many are `waiting`."""
         for job, code in rejected:
             if code == "overloaded":
-                text = f"{capacity} requests wait already"
+                text = f"{waiting} requests wait already"
             else:
                 text = f"{max(0.0, job.deadline_s - now_s) * 1e3:.1f} ms left do not suffice"
             self.fail_jobs([job], code, text)

@@ -63,8 +63,9 @@ class Agent:
         """`source` is loaded while the socket is answered; what loading raises ends `serve`.
 
         `reloader` prepares other bundles; the previous one is served for `grace_s` after its last
-        request. Frame requests are answered from `frames`, which clients may record as `record`
-        says; they may push bundles as `push` says, which needs `reloader`.
+        request, or after it was replaced if a further one is to take its place. Frame requests are
+        answered from `frames`, which clients may record as `record` says; they may push bundles as
+        `push` says, which needs `reloader`.
         """
         self._first = source
         self._router = router
@@ -276,7 +277,7 @@ class Agent:
             case None:
                 pass
         # After the outcome: a reload may have been requested while one was running.
-        reloader.start(self.lifecycle.served, done=self._router.wake)
+        reloader.start(self.lifecycle.served, make_room=self._make_room, done=self._router.wake)
         previous = self.lifecycle.served.previous
         if previous is not None:
             with self._lock:
@@ -284,6 +285,9 @@ class Agent:
             # Accepted requests are answered first, however long that takes.
             if not in_use:
                 self.lifecycle.retire()
+
+    def _make_room(self) -> None:
+        self.lifecycle.make_room(self._router.wake)
 
     def _install(self, served: ServedBundle) -> None:
         self.lifecycle.install(served)
@@ -306,6 +310,7 @@ class Agent:
                     request_id,
                     queued=self._queue.waiting,
                     camera=self._camera(),
+                    suspect=None if self._frames is None else self._frames.suspicion(),
                     temperature_c=self.temperature_c,
                 )
                 self._replies.send(peer.route, status)
@@ -354,7 +359,7 @@ class Agent:
             rejected = [] if at_once else self._queue.offer(job, now_s)
         if at_once:
             self._run([job])
-        self._replies.reject(rejected, self._queue.capacity, now_s)
+        self._replies.reject(rejected, self._queue.waiting, now_s)
 
     def _job(
         self,
@@ -380,9 +385,12 @@ class Agent:
             )
         if self._frames is None:
             raise NoFrameError("this agent has no source (--source)")
-        self._frames.note(suspected=request.suspect)
+        self._frames.note(peer.route, suspected=request.suspect)
         frame = self._frames.match(
-            view_of(served.source.assignment), ago_ms=request.ago_ms, within_ms=request.within_ms
+            view_of(served.source.assignment),
+            ago_ms=request.ago_ms,
+            within_ms=request.within_ms,
+            route=peer.route,
         )
         return FrameJob(
             route=peer.route,

@@ -96,7 +96,8 @@ class BundleStore:
         Raises InputError or ConfigError for a folder that cannot be used.
         """
         check_store(folder)
-        self.folder, self.versions = folder, read_versions(folder)
+        # As it is now: what comes later does not depend on the current folder.
+        self.folder, self.versions = folder.resolve(), read_versions(folder)
         self._original, self._max_bytes = original, max_bytes
         self._read, self._free_bytes = read, free_bytes
         self._offered: dict[PartFile, FileEntry] = {}
@@ -170,7 +171,7 @@ class BundleStore:
         except OSError as error:
             # Whatever the disk lacks, it gets back what was received.
             self._drop()
-            raise AgentError(f"cannot be written: {error.strerror or error}") from error
+            raise self._unwritable(error) from error
         received[file] += len(data)
         return received
 
@@ -198,10 +199,10 @@ class BundleStore:
             self._check_file(self._staging / file, self._offered[file])
         try:
             for file in self._offered:
-                target = self._staging / path_in_bundle(file, k)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                (self._staging / file).replace(target)
-                for durable in (target, *target.relative_to(self._staging).parents):
+                place = Path(path_in_bundle(file, k))
+                (self._staging / place).parent.mkdir(parents=True, exist_ok=True)
+                (self._staging / file).replace(self._staging / place)
+                for durable in (place, *place.parents):
                     sync(self._staging / durable)
             if self._differs:
                 shutil.rmtree(self.folder / manifest)
@@ -210,7 +211,7 @@ class BundleStore:
             sync(self.folder)
         except OSError as error:
             self._drop()
-            raise AgentError(f"cannot be written: {error.strerror or error}") from error
+            raise self._unwritable(error) from error
         return self.folder / manifest
 
     def commit(self, new: Bundle, former: Bundle) -> None:
@@ -272,6 +273,10 @@ class BundleStore:
         if found != entry.sha256:
             path.unlink()
             raise AgentError(f"{path.name}: expected sha256 {entry.sha256[:12]}, got {found[:12]}")
+
+    def _unwritable(self, error: OSError) -> AgentError:
+        path = error.filename or self.folder
+        return AgentError(f"{path}: cannot be written: {error.strerror or error}")
 
     def _drop(self) -> None:
         if self._manifest:

@@ -21,7 +21,7 @@ from mdp.closing import Closing
 from mdp.errors import AgentError, PictureError
 from mdp.formats.plan import Assignment, Region
 from mdp.pictures.crop import Pixels, crop, load_picture, side_for
-from mdp.protocol.messages import as_line
+from mdp.protocol.messages import Suspicion, as_line
 
 #: Frames that are kept: so many, in at most so many bytes (but two at least).
 RING_FRAMES = 64
@@ -34,8 +34,8 @@ LONGEST_RETRY_S = 8.0
 FROZEN_S, FROZEN_FRAMES = 10.0, 3
 #: Of each side, one pixel in so many is compared: the noise is everywhere.
 _COMPARED = 4
-#: How long a client's suspicion is shown after its latest look.
-SUSPECTED_S = 60.0
+#: How long a client's suspicion is kept after its latest look, and of how many connections.
+SUSPECTED_S, MAX_SUSPECTING = 60.0, 64
 FROZEN = f"the same picture for {FROZEN_S:g} s and more: frozen?"
 SUSPECTED = "a client's looks disagree: covered, turned or moved?"
 
@@ -57,6 +57,8 @@ class FrameMatch:
     crop: Pixels
     #: Whether the source gives the same picture again and again.
     frozen: bool = False
+    #: Whether the looks of another client suspect the camera.
+    suspected: bool = False
 
 
 class Stillness:
@@ -73,6 +75,36 @@ class Stillness:
             self._checksum, self._since_s, self._frames = checksum, taken_s, 0
         self._frames += 1
         return self._frames >= FROZEN_FRAMES and taken_s - self._since_s >= FROZEN_S
+
+
+class SuspicionNotes:
+    """The connections whose looks suspect the camera: each as long as it goes on saying so.
+
+    A note ends with the first look of its own connection that does not suspect the camera, and
+    `SUSPECTED_S` after the last one that does. Other connections' looks end nothing: they may have
+    been too few to find anything out.
+    """
+
+    def __init__(self) -> None:
+        #: Connection -> when its latest look suspected the camera, the oldest first.
+        self._noted_s: dict[bytes, float] = {}
+
+    def note(self, route: bytes, now_s: float, *, suspected: bool) -> None:
+        """Keep or end the note of the connection `route`; of too many, the oldest ends."""
+        self._noted_s.pop(route, None)
+        if suspected:
+            self._noted_s[route] = now_s
+            if len(self._noted_s) > MAX_SUSPECTING:
+                del self._noted_s[next(iter(self._noted_s))]
+
+    def stands(self, now_s: float, *, beside: bytes = b"") -> bool:
+        """Whether a connection's note stands, of any other than `beside`."""
+        while self._noted_s:
+            oldest = next(iter(self._noted_s))
+            if now_s - self._noted_s[oldest] < SUSPECTED_S:
+                break
+            del self._noted_s[oldest]
+        return len(self._noted_s) > (beside in self._noted_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +187,7 @@ class FrameBuffer(Closing):
         #: Why there is no newer frame; empty if there is one.
         self._problem = ""
         self._frozen = False
-        self._suspected_s = float("-inf")
+        self._notes = SuspicionNotes()
         self._stillness = Stillness()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._capture, name="camera", daemon=True)
@@ -168,9 +200,12 @@ class FrameBuffer(Closing):
         """Report when the source fails, and when it recovers."""
         self._report = report
 
-    def match(self, view: ViewKey, *, ago_ms: float, within_ms: float) -> FrameMatch:
-        """The frame nearest to `ago_ms` before now. Any thread; never waits.
+    def match(
+        self, view: ViewKey, *, ago_ms: float, within_ms: float, route: bytes = b""
+    ) -> FrameMatch:
+        """The frame nearest to `ago_ms` before now, for the client at `route`.
 
+        Any thread; never waits.
         Raises NoFrameError if it is further than `within_ms` from that moment, or there is none.
         """
         now_s = self._clock()
@@ -179,6 +214,7 @@ class FrameBuffer(Closing):
             frame = nearest(self._ring, view, wanted_s)
             why = f" ({self._problem})" if self._problem else ""
             frozen = self._frozen
+            suspected = self._notes.stands(now_s, beside=route)
         if frame is None:
             raise self._none_yet(why)
         off_ms = abs(frame.taken_s - wanted_s) * 1e3
@@ -186,8 +222,13 @@ class FrameBuffer(Closing):
             which = "newest frame is" if ago_ms == 0 else "nearest frame is off by"
             raise self._too_far(which, off_ms, " old" if ago_ms == 0 else "", within_ms, why)
         age_ms = max(0.0, (now_s - frame.taken_s) * 1e3)
-        crops = frame.crops
-        return FrameMatch(number=frame.number, age_ms=age_ms, crop=crops[view], frozen=frozen)
+        return FrameMatch(
+            number=frame.number,
+            age_ms=age_ms,
+            crop=frame.crops[view],
+            frozen=frozen,
+            suspected=suspected,
+        )
 
     def newest(self, *, within_ms: float) -> tuple[WholeFrame, float]:
         """The newest whole picture and its age in milliseconds. Any thread; never waits.
@@ -216,12 +257,22 @@ class FrameBuffer(Closing):
             f"at most {within_ms:.0f} ms were asked for{why}"
         )
 
-    def note(self, *, suspected: bool) -> None:
-        """Show for a while whether a client's looks suspect the camera. One thread."""
+    def note(self, route: bytes, *, suspected: bool) -> None:
+        """Take in whether the looks of the client at `route` suspect the camera. Any thread."""
         now_s = self._clock()
-        if suspected and now_s - self._suspected_s >= SUSPECTED_S:
+        with self._lock:
+            before = self._notes.stands(now_s)
+            self._notes.note(route, now_s, suspected=suspected)
+        if suspected and not before:
             self._report(f"{self.source}: {SUSPECTED}")
-        self._suspected_s = now_s if suspected else self._suspected_s
+
+    def suspicion(self) -> Suspicion | None:
+        """Why this camera is suspected, by itself or by any client's looks. Any thread."""
+        now_s = self._clock()
+        with self._lock:
+            if self._frozen:
+                return "frozen"
+            return "disagrees" if self._notes.stands(now_s) else None
 
     def describe(self, *, recorded: bool = False) -> str:
         """The source and its condition, in one line for people. Any thread."""
@@ -231,8 +282,7 @@ class FrameBuffer(Closing):
             parts = ["being recorded"] * recorded + [self._problem] * bool(self._problem)
             if self._unreadable:
                 parts.append(f"{self._unreadable} could not be read")
-            parts += [FROZEN] * self._frozen
-        parts += [SUSPECTED] * (now_s - self._suspected_s < SUSPECTED_S)
+            parts += [FROZEN] * self._frozen + [SUSPECTED] * self._notes.stands(now_s)
         seen = "no frame yet"
         if newest is not None:
             seen = f"frame {newest.number}, {(now_s - newest.taken_s) * 1e3:.0f} ms old"

@@ -9,7 +9,8 @@ import typer
 
 from devices.camera.capture import DEFAULT_FPS
 from devices.camera_agent import build_camera_agent
-from devices.events import BackgroundWriter, Events, for_events_alone, quiet_libraries
+from devices.events import Events, for_events_alone
+from mdp.logs import BackgroundWriter, quiet_libraries
 
 
 def add_to(app: typer.Typer) -> None:

@@ -59,7 +59,11 @@ def install(
     *,
     given: Mapping[str, Any],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the unit, and write nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the unit, and write nothing; warn of what the service could not read.",
+        ),
     ] = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace another unit of this name.")
@@ -84,10 +88,15 @@ def install(
     loadable = check(options)
     described = _service(ctx, given, options, source, loadable)
     text = service.unit_text(described)
-    if root == ROOT:
-        service.check_readable(described.reads)
     # The runtime is there and has the planned provider.
     loadable.load()
+    try:
+        if root == ROOT:
+            service.check_readable(described.reads)
+    except InputError as error:
+        if not dry_run:
+            raise
+        print(f"mdp-agent: WARNING: to be installed: {error}", file=sys.stderr)
     if dry_run:
         print(text, end="")
         return
@@ -162,22 +171,27 @@ def _service(
         groups |= {group.gr_name for group in grp.getgrall()} & set(_ACCELERATOR_GROUPS)
     program = _program()
     # The program itself, its interpreter and its packages are read, too.
-    used = [program, Path(sys.executable), Path(console.__file__)]
-    keys = (options.clients, given["bundle_key"], options.source_key)
-    used += filter(None, (options.bundle, *keys))
+    used: dict[str, Path | None] = {
+        "this program": program,
+        "Python": Path(sys.executable),
+        "MDP's packages": Path(console.__file__),
+        "--bundle": options.bundle,
+        "--clients": options.clients,
+        "--bundle-key": given["bundle_key"],
+        "--source-key": options.source_key,
+    }
     if source is not None and source.kind in ("folder", "video"):
-        used.append(Path(source.place))
-    reads = [path.absolute() for path in used]
+        used["--source"] = Path(source.place)
+    reads = {path.absolute(): what for what, path in used.items() if path is not None}
     return Service(
         device=options.device,
         program=program,
         words=tuple(_words(ctx, given, source)),
         key=None if options.key is None else _absolute(options.key),
-        reads=tuple(dict.fromkeys((*reads, *(path.resolve() for path in reads)))),
+        reads={path.resolve(): what for path, what in reads.items()} | reads,
         plain_cpu=plain_cpu,
         camera=camera,
         opencv=source is not None and source.kind not in ("folder", "mdp"),
-        announced=options.announce,
         audited=options.audit is not None,
         pushed=pushed is not None,
         groups=tuple(sorted(groups)),

@@ -16,13 +16,14 @@ from devices.build import build_agent
 from devices.camera.capture import DEFAULT_FPS
 from devices.cli import camera, install, probe
 from devices.cores import pin_to_cores
-from devices.events import BackgroundWriter, Events, for_events_alone, quiet_libraries
+from devices.events import Events, for_events_alone
 from devices.notify import Notifier
 from mdp import console
 from mdp.formats.fleet import PLAIN_TEXT
 from mdp.formats.keys import is_loopback
 from mdp.formats.profile import MAX_THREADS
 from mdp.formats.signing import load_bundle_key
+from mdp.logs import BackgroundWriter, quiet_libraries
 from mdp.tracing import set_up
 
 app = console.new_app("Run one device's part of a bundle, or measure the device.", "mdp-agent")
@@ -75,7 +76,10 @@ def run_agent(
     grace_s: Annotated[
         float,
         typer.Option(
-            min=0, max=86_400, help="How long a replaced bundle is served after its last request."
+            min=0,
+            max=86_400,
+            help="How long a replaced bundle is served after its last request; after it was "
+            "replaced, if a further one is to take its place.",
         ),
     ] = GRACE_S,
     allow_fallback: Annotated[
@@ -172,6 +176,7 @@ def run_agent(
         build_agent(options, report=writer.put) as built,
     ):
         events.address = built.address
+        events.ready = lambda: built.agent.lifecycle.description
         reload_requests = _handle_signals(built.agent)
         # Signals may be sent from here on.
         events.emit("LISTENING" if json else f"listening on {built.address}")

@@ -123,6 +123,8 @@ def summary(prediction: Prediction, on: str = PICTURES) -> str:
     worth = "accuracy never measured"
     if expected is not None:
         worth = f"{expected:.1%} accurate on {pictures} {on}"
+    elif prediction.uses_suspect:
+        worth = "accuracy unknown with a suspected camera"
     return (
         f"{prediction.label} ({prediction.probability:.0%}), {prediction.mode} from "
         f"{' + '.join(prediction.used)}{STAGES[prediction.stage]}, {worth}, "

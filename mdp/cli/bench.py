@@ -1,8 +1,9 @@
 """`mdp bench`: latency and throughput of a running fleet, at the caller."""
 
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +25,7 @@ from mdp.cli.answers import (
 )
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.client.sync import Client
-from mdp.errors import InferenceError
+from mdp.errors import InferenceError, PictureError
 from mdp.pictures.crop import Picture, Pixels
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.requests.prediction import Prediction
@@ -33,6 +34,10 @@ WARM_UP_REQUESTS = 10
 #: The least deadline of a warm-up call: the first on a connection takes several times as long as
 #: later ones, and a late answer would exclude its device from measured calls.
 WARM_UP_MS = DEFAULT_DEADLINE_MS
+PAST_DEADLINE = (
+    "WARNING: some answers came after the deadline: this client was kept from running, so that "
+    "the latencies are not those of the fleet alone"
+)
 
 
 def bench(
@@ -68,18 +73,24 @@ def bench(
     if json:
         console.print_json(outcome)
     else:
-        for line in _flat(outcome):
-            print(line)
+        figures = list(flat(outcome))
+        width = max(len(name) for name, _ in figures)
+        for name, figure in figures:
+            print(f"{name:<{width}} {figure}")
+    if outcome["past_deadline"]:
+        print(f"mdp: {PAST_DEADLINE}", file=sys.stderr)
     raise typer.Exit(0 if outcome["answered"] else InferenceError.exit_code)
 
 
-def _flat(outcome: dict[str, object], prefix: str = "") -> Iterator[str]:
+def flat(outcome: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The names and figures of a run for people; `-` where there is no figure."""
     for key, value in outcome.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
+        elif value is None:
+            yield prefix + key, "-"
         else:
-            shown = f"{value:.2f}" if isinstance(value, float) else f"{value}"
-            yield f"{prefix + key:<16} {shown}"
+            yield prefix + key, f"{value:.2f}" if isinstance(value, float) else f"{value}"
 
 
 def noise_picture(side: int) -> Pixels:
@@ -96,10 +107,22 @@ def overhead_ms(prediction: Prediction) -> float:
 
 
 def percentiles(values: Sequence[float], points: Sequence[float]) -> dict[str, float]:
-    """`{"p50": ...}` for every point, by linear interpolation; NaN-free for an empty list too."""
-    if not values:
-        return {f"p{point}": 0.0 for point in points}
+    """`{"p50": ...}` of one value or more for every point, by linear interpolation."""
     return {f"p{point}": float(np.percentile(values, point)) for point in points}
+
+
+def _summary(values: Sequence[float], points: Sequence[float]) -> Mapping[str, float | None]:
+    """`percentiles`, each None where there is no value."""
+    return percentiles(values, points) if values else {f"p{point}": None for point in points}
+
+
+def _by_device(told: Iterable[Mapping[str, str]]) -> dict[str, dict[str, int]]:
+    """Device -> code of a reason -> in how many of the calls."""
+    counts: dict[str, Counter[str]] = {}
+    for codes in told:
+        for device, code in codes.items():
+            counts.setdefault(device, Counter())[code] += 1
+    return {device: dict(counts[device]) for device in sorted(counts)}
 
 
 def run_bench(
@@ -113,21 +136,28 @@ def run_bench(
     """Send `requests` pictures with `in_flight` at a time, and sum up the answers.
 
     With one in flight this follows MLPerf's SingleStream, except for its duration. A sure first
-    stage of a cascade is no partial answer: no member failed to answer.
+    stage of a cascade is no partial answer: no member failed to answer. `unanswered` counts, by
+    device and reason, the calls without an answer, `missing` the partial answers. Raises
+    InferenceError if a call before the measured ones has no answer, and PictureError.
     """
     for picture in islice(cycle(pictures), WARM_UP_REQUESTS):
         client.classify(picture, deadline_ms=max(deadline_ms, WARM_UP_MS))
     started_s = time.perf_counter()
-    answers = list(
-        client.stream(
-            islice(cycle(pictures), requests),
-            deadline_ms=deadline_ms,
-            in_flight=in_flight,
-            errors="yield",
-        )
-    )
+    given, failed = [], []
+    for answer in client.stream(
+        islice(cycle(pictures), requests),
+        deadline_ms=deadline_ms,
+        in_flight=in_flight,
+        errors="yield",
+    ):
+        if isinstance(answer, PictureError):
+            raise answer
+        if isinstance(answer, Prediction):
+            given.append(answer)
+        else:
+            failed.append(answer)
     took_s = time.perf_counter() - started_s
-    given = [answer for answer in answers if isinstance(answer, Prediction)]
+    partial = [each for each in given if each.partial and each.stage != "first"]
     latencies = [prediction.latency_ms for prediction in given]
     overheads = [overhead_ms(prediction) for prediction in given]
     modes: Counter[str] = Counter(prediction.mode for prediction in given)
@@ -136,9 +166,12 @@ def run_bench(
         "scenario": "single-stream" if in_flight == 1 else f"stream-{in_flight}",
         "requests": requests,
         "answered": len(given),
-        "partial": sum(each.partial and each.stage != "first" for each in given),
-        "latency_ms": {**percentiles(latencies, (50, 90, 99)), "max": max(latencies, default=0.0)},
-        "overhead_ms": percentiles(overheads, (50, 99)),
+        "partial": len(partial),
+        "unanswered": _by_device(error.codes for error in failed),
+        "missing": _by_device(each.missing_codes for each in partial),
+        "latency_ms": {**_summary(latencies, (50, 90, 99)), "max": max(latencies, default=None)},
+        "past_deadline": sum(latency > deadline_ms for latency in latencies),
+        "overhead_ms": _summary(overheads, (50, 99)),
         "throughput_per_s": len(given) / took_s,
         "modes": dict(modes),
         "stages": dict(stages),

@@ -9,10 +9,11 @@ from mdp import console
 from mdp.discovery.announcements import DIGEST_DIGITS, Proposal, fleet_text, propose
 from mdp.discovery.mdns import MAX_FOUND, listen
 from mdp.errors import ConfigError, InferenceError, InputError
-from mdp.files import write_bytes
+from mdp.files import write_new
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, relative_to
 from mdp.formats.keys import PUBLIC, is_loopback, load_pair, load_public
+from mdp.logs import quiet_libraries
 from mdp.transport import public_key_of
 
 #: Most listed announcements among those left out, as a flood would hide the rest.
@@ -34,7 +35,8 @@ def fleet_discover(
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="How long to listen.")] = 3.0,
     out: Annotated[
-        Path | None, typer.Option(help="Also write the proposed fleet file; read it before use.")
+        Path | None,
+        typer.Option(help="Also write the proposed fleet file, a new one; read it before use."),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")
@@ -50,6 +52,7 @@ def fleet_discover(
 
     Exit codes: 0 at least one entry, 2 bad input, 3 nothing that could be proposed, 1 unforeseen.
     """
+    quiet_libraries()
     opened = Bundle.open(bundle)
     if (keys is None) != (key is None):
         raise InputError("--keys and --key: expected both, or neither for plain text on loopback")
@@ -69,7 +72,7 @@ def fleet_discover(
             devices=list(proposal.entries),
         )
         if out is not None:
-            write_bytes(out, fleet_text(fleet, proposal.left_out[:MAX_LISTED]))
+            write_new(out, fleet_text(fleet, proposal.left_out[:MAX_LISTED]), 0o666)
     written = out if fleet is not None else None
     if json:
         console.print_json(
@@ -110,7 +113,8 @@ def _print(bundle: Bundle, proposal: Proposal, more: int, written: Path | None) 
     if proposal.absent:
         print(f"  not in the proposal: {', '.join(proposal.absent)}")
     if written is not None:
-        print(f"{written}: proposed, {len(proposal.entries)} devices; check the addresses")
+        entries = console.counted(len(proposal.entries), "device")
+        print(f"{written}: proposed, {entries}; check the addresses")
 
 
 def add_to(app: typer.Typer) -> None:

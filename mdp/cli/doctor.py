@@ -14,15 +14,21 @@ from rich.table import Table
 
 from mdp import console
 from mdp.cli.answers import FleetFile, Insecure, Json, KeyFile, connected
+from mdp.client.base import Options
+from mdp.client.cameras import FleetCameras
+from mdp.client.scenes import Suspicions
 from mdp.client.status import DeviceStatus, camera_faults
 from mdp.client.sync import Client
 from mdp.errors import ConfigError, InferenceError
 from mdp.formats.bundle import FUSION, Bundle
-from mdp.formats.fleet import PLAIN_TEXT, absent_devices, exposed
+from mdp.formats.fleet import PLAIN_TEXT, absent_devices, exposed, read_devices
 from mdp.requests.capture import DEFAULT_WITHIN_MS
+from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, PROBE, mechanism_of
 
 TCP_TIMEOUT_S = 1.0
 ROUND_TRIPS = 5
+#: Columns of a terminal that folds nothing.
+_ENDLESS = 100_000
 #: What an agent says of a source that works, unless its newest frame is old.
 _WORKS = re.compile(r".+?: frame \d+, (\d+) ms old(?:; being recorded|; \d+ could not be read)*")
 
@@ -38,19 +44,32 @@ def status(
 ) -> None:
     """Show the status of every device of a fleet.
 
+    Of a fleet without a bundle, which can only be recorded, it shows the cameras.
+
     Example: mdp status --fleet fleet.toml
 
     Exit codes: 0 every device of the bundle and the fleet can answer, 2 bad input, 3 one cannot
     (with --allow-partial: none can), 1 unforeseen.
     """
-    with connected(fleet, key, insecure) as client:
-        statuses = client.status()
-        absent = absent_devices(client.bundle, client.fleet)
+    known = read_devices(fleet)
+    absent: list[str] = []
+    if known.bundle:
+        with connected(fleet, key, insecure) as client:
+            statuses = client.status()
+            absent = absent_devices(client.bundle, client.fleet)
+    else:
+        with FleetCameras(known, Options(fleet=fleet, key=key)) as cameras:
+            statuses = cameras.status()
     if json:
         console.print_json({"devices": statuses, "absent": absent})
     else:
         # No markup: an address or an agent's text may contain square brackets.
-        Console(markup=False).print(status_table(statuses))
+        out, table = Console(markup=False), status_table(statuses)
+        if out.is_terminal and fits(table, out):
+            out.print(table)
+        else:
+            for status in statuses:
+                print(status_line(status))
         for status in statuses:
             if status.source:
                 print(f"{status.device} looks at {status.source}")
@@ -75,7 +94,7 @@ def status_table(statuses: Sequence[DeviceStatus]) -> Table:
             status.address,
             status.state,
             status.bundle or "",
-            status.provider or "",
+            _short(status.provider),
             str(status.counts.get("answered", "")),
             status.reason,
             *(["" if status.temperature_c is None else f"{status.temperature_c:.0f}"] * warm),
@@ -83,17 +102,46 @@ def status_table(statuses: Sequence[DeviceStatus]) -> Table:
     return table
 
 
+def fits(table: Table, out: Console) -> bool:
+    """Whether a table is shown without folding a text."""
+    return out.measure(table, options=out.options.update(width=_ENDLESS)).maximum <= out.width
+
+
+def status_line(status: DeviceStatus) -> str:
+    """A device with its state and errors, for a narrow terminal, a pipe or a file."""
+    parts = [f"{status.device}: {status.state} at {status.address}"]
+    if status.bundle:
+        parts.append(f"{status.bundle} on {_short(status.provider)}")
+    if "answered" in status.counts:
+        parts.append(f"answered {status.counts['answered']}")
+    if status.temperature_c is not None:
+        parts.append(f"{status.temperature_c:.0f} °C")
+    line = ", ".join(parts)
+    return f"{line}: {status.reason}" if status.reason else line
+
+
+def _short(provider: str | None) -> str:
+    return (provider or "").replace("ExecutionProvider", "")
+
+
 def doctor(
     fleet: FleetFile, key: KeyFile = None, insecure: Insecure = False, json: Json = False
 ) -> None:
     """Check files, connections, bundles and providers of a fleet.
 
+    Of a fleet without a bundle, which can only be recorded, it takes a picture of every camera.
+
     Example: mdp doctor --fleet fleet.toml
 
     Exit codes: 0 all well, 2 bad input, 3 something is wrong, 1 unforeseen.
     """
-    with connected(fleet, key, insecure) as client:
-        findings = list(examine(client))
+    known = read_devices(fleet)
+    if known.bundle:
+        with connected(fleet, key, insecure) as client:
+            findings = list(examine(client))
+    else:
+        with FleetCameras(known, Options(fleet=fleet, key=key)) as cameras:
+            findings = list(examine_cameras(cameras))
     if json:
         console.print_json({"findings": findings})
     else:
@@ -126,6 +174,24 @@ def examine(client: Client) -> Iterator[Finding]:
         yield _round_trip_finding(client)
 
 
+def examine_cameras(cameras: FleetCameras) -> Iterator[Finding]:
+    """Check every device of a fleet without a bundle, and that its camera can be recorded."""
+    statuses, scene = cameras.status(), cameras.take()
+    for status in statuses:
+        yield _device_finding(status, has_fault=False)
+        if not status.usable:
+            continue
+        if status.source:
+            yield camera_finding(status.device, status.source)
+        picture = scene.pictures.get(status.device)
+        text = (
+            scene.missing.get(status.device, "") if picture is None else f"{len(picture):,} bytes"
+        )
+        yield Finding(f"{status.device}'s picture", picture is not None, text)
+    for text in Suspicions().of(scene.pictures):
+        yield Finding("pictures", False, text)
+
+
 def _bundle_findings(bundle: Bundle) -> Iterator[Finding]:
     for name in bundle.manifest.files:
         # A client needs the fusion weights only; models may be on the devices alone.
@@ -145,7 +211,7 @@ def _device_finding(status: DeviceStatus, *, has_fault: bool) -> Finding:
         return Finding(status.device, False, tcp_diagnosis(status.address))
     if status.state == "REFUSED":
         return Finding(status.device, False, f"{status.address}: {status.reason}")
-    text = f"{status.state} on {status.provider or 'no provider yet'}"
+    text = f"{status.state} on {status.provider}" if status.provider else status.state
     text = f"{text}: {status.reason}" if status.reason else text
     return Finding(status.device, status.usable and not has_fault, text)
 
@@ -158,17 +224,36 @@ def camera_finding(device: str, source: str) -> Finding:
 
 
 def tcp_diagnosis(address: str) -> str:
-    """Why there is no answer at `tcp://HOST:PORT`: no host, no listener, or no MDP agent."""
+    """Why there is no connection to `tcp://HOST:PORT`: no host, no listener, or no MDP agent."""
     parts = urlsplit(address)
     try:
-        with socket.create_connection((parts.hostname or "", parts.port or 0), TCP_TIMEOUT_S):
-            return f"{address} accepts connections but does not speak this protocol"
+        with socket.create_connection(
+            (parts.hostname or "", parts.port or 0), TCP_TIMEOUT_S
+        ) as peer:
+            return f"{address} {_greeting_diagnosis(peer)}"
     except TimeoutError:
         return f"{address} does not answer within {TCP_TIMEOUT_S:g} s: device off, or a firewall"
     except ConnectionRefusedError as error:
         return f"{address}: {error.strerror}: no agent listens there"
     except (OSError, UnicodeError) as error:  # UnicodeError: no possible host name
         return f"{address}: {getattr(error, 'strerror', None) or error}"
+
+
+def _greeting_diagnosis(peer: socket.socket) -> str:
+    """What a listener that gives no connection is, by what it says in reply to a greeting.
+
+    The kernel accepts connections for a process that is frozen.
+    """
+    try:
+        peer.sendall(PROBE)
+        said = peer.recv(GREETING_BYTES)
+    except TimeoutError:
+        return "accepts connections and says nothing: frozen, or no agent"
+    except OSError:
+        said = b""
+    if not said or mechanism_of(said) == NOT_ZMTP:
+        return "accepts connections but does not speak this protocol"
+    return "speaks this protocol, but let no client in so far: overloaded, or just started"
 
 
 def _round_trip_finding(client: Client) -> Finding:

@@ -62,6 +62,8 @@ def fleet_new(
 ) -> None:
     """Write fleet.toml: address and public key of each device of a bundle.
 
+    A file that is there is not replaced: `mdp fleet add`, `replace` and `remove` change it.
+
     Example: mdp fleet new --bundle bundle/ --device n100=tcp://10.0.0.8:7500 --keys keys/
     --key keys/client.secret --out fleet.toml
 
@@ -74,13 +76,20 @@ def fleet_new(
         raise InputError("--keys and --key: expected both, or neither for plain text")
     if key is not None:
         load_pair(key, public_key_of)
-    fleet = new_fleet(opened, device, out, public_key=lambda name: _public_key(keys, name), key=key)
+    fleet = new_fleet(
+        opened,
+        device,
+        out,
+        public_key=lambda name: _public_key(keys, name),
+        key=key,
+        overwrite=False,
+    )
     absent = [] if opened is None else absent_devices(opened, fleet)
     if json:
         console.print_json({"path": str(out), "devices": fleet.devices, "absent": absent})
         return
     use = ", for `mdp record` alone" if opened is None else f" of bundle {opened.manifest.name}"
-    print(f"{out}: {len(fleet.devices)} devices{use}")
+    print(f"{out}: {console.counted(len(fleet.devices), 'device')}{use}")
     if absent:
         print(f"  without {', '.join(absent)}: every answer will be partial")
     for entry in exposed(fleet):
@@ -240,7 +249,7 @@ def _finish(before: EditedFile, after: EditedFile, name: str, *, dry_run: bool, 
         old, new = (file.text.splitlines(keepends=True) for file in (before, after))
         sys.stdout.writelines(difflib.unified_diff(old, new, str(before.path), str(after.path)))
     else:
-        print(f"{after.path}: {len(after.fleet.devices)} devices")
+        print(f"{after.path}: {console.counted(len(after.fleet.devices), 'device')}")
     print(f"  {_accuracy(before, after)}")
     for k, names in after.fleet.members().items():
         if name in names and len(names) > 1:

@@ -13,6 +13,7 @@ from mdp.errors import ConfigError, InputError, InsecureWarning
 from mdp.extras import GATEWAY, install, missing
 from mdp.formats.fleet import FLEET_NAME_FORM, PLAIN_TEXT, exposed, is_fleet_name, read_fleet
 from mdp.fusion.fuse import Fusion
+from mdp.logs import quiet_libraries
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.tracing import set_up
 
@@ -67,6 +68,7 @@ def gateway(
 
     Exit codes: 0 told to end, 2 bad input, 130 interrupted, 1 unforeseen.
     """
+    quiet_libraries()
     if module := missing(GATEWAY):
         raise InputError(f"{module} is not installed; the gateway needs it: {install('gateway')}")
     # Loading starlette and uvicorn takes a third of a second, which no other command needs.

@@ -19,6 +19,7 @@ from mdp.extras import MQTT, install, missing
 from mdp.files import read_secret
 from mdp.formats.fleet import FLEET_NAME_FORM, PLAIN_TEXT, is_fleet_name
 from mdp.formats.keys import host_and_port, is_local
+from mdp.logs import quiet_libraries
 from mdp.requests.deadline import checked_deadline_ms
 
 #: Brokers' usual ports, without and with TLS.
@@ -64,6 +65,7 @@ def mqtt(
 
     Exit codes: 0 told to end, 2 bad input or a wrong password, 130 interrupted, 1 unforeseen.
     """
+    quiet_libraries()
     if module := missing(MQTT):
         raise InputError(f"{module} is not installed; mdp mqtt needs it: {install('mqtt')}")
     # Loading paho takes a while, which no other command needs.

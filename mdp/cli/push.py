@@ -1,9 +1,10 @@
 """`mdp bundle push|pull|rollback|status`: the bundles of a fleet's agents."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -22,6 +23,7 @@ from mdp.formats.fleet import Fleet, FleetEntry, read_fleet
 #: How long a device may take to tell its status.
 STATUS_S = 3.0
 
+T = TypeVar("T")
 SomeDevices = Annotated[list[str] | None, typer.Argument(metavar="DEVICE", help="By default all.")]
 
 
@@ -44,6 +46,38 @@ class _Devices:
         return DeviceBundles(self._fleet, entry, self._options, patience_s=patience_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RolledBack:
+    """A rollback that has succeeded."""
+
+    device: str
+    version: Version
+
+
+def _one_by_one(
+    entries: Sequence[FleetEntry],
+    change: Callable[[FleetEntry], T],
+    shown: Callable[[T], str],
+    json: bool,
+) -> None:
+    """Change each device, and show what was done; ends at the first that fails."""
+    done: list[T] = []
+    try:
+        for entry in entries:
+            done.append(change(entry))
+            if not json:
+                print(shown(done[-1]), flush=True)
+    except MDPError as error:
+        left = [entry.device for entry in entries[len(done) :]]
+        if json:
+            console.print_json({"devices": done, "left": left, "error": console.one_line(error)})
+        if isinstance(error, TransferError) and len(left) > 1:
+            raise TransferError(f"{error}; not tried: {', '.join(left[1:])}") from error
+        raise
+    if json:
+        console.print_json({"devices": done, "left": []})
+
+
 def push(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder.")],
     fleet: FleetFile,
@@ -64,22 +98,12 @@ def push(
     # Before the first device serves it: a part is missing or damaged, a device is of another plan.
     for entry in chosen.entries:
         part_of(opened, opened.assignment(entry.plan_device).k)
-    done: list[Pushed] = []
-    try:
-        for entry in chosen.entries:
-            with chosen.connect(entry) as device, _bar(entry.device) as bar:
-                done.append(device.push(opened, bar))
-            if not json:
-                print(_pushed(done[-1]), flush=True)
-    except MDPError as error:
-        left = [entry.device for entry in chosen.entries[len(done) :]]
-        if json:
-            console.print_json({"devices": done, "left": left, "error": console.one_line(error)})
-        if isinstance(error, TransferError) and len(left) > 1:
-            raise TransferError(f"{error}; not tried: {', '.join(left[1:])}") from error
-        raise
-    if json:
-        console.print_json({"devices": done, "left": []})
+
+    def push_to(entry: FleetEntry) -> Pushed:
+        with chosen.connect(entry) as device, _bar(entry.device) as bar:
+            return device.push(opened, bar)
+
+    _one_by_one(chosen.entries, push_to, _pushed, json)
 
 
 def pull(
@@ -105,24 +129,31 @@ def pull(
 
 
 def rollback(
-    device: Annotated[str, typer.Argument(help="A device of the fleet file.")],
+    devices: Annotated[list[str], typer.Argument(metavar="DEVICE", help="Of the fleet file.")],
     fleet: FleetFile,
     key: KeyFile = None,
     json: Json = False,
 ) -> None:
-    """Have a device serve its previous version; once more, the later one again.
+    """Have devices serve their previous versions, one after another; once more, the later again.
 
-    Example: mdp bundle rollback n100 --fleet fleet.toml
+    Ends at the first device that fails.
 
-    Exit codes: 0 fine, 2 bad input, 3 the device does not serve it, 1 unforeseen.
+    Example: mdp bundle rollback n100 raspberry-pi-5 --fleet fleet.toml
+
+    Exit codes: 0 fine, 2 bad input, 3 a device does not serve it, 1 unforeseen.
     """
-    chosen = _Devices(fleet, [device], key)
-    with chosen.connect(chosen.entries[0]) as connected:
-        version = connected.rollback()
-    if json:
-        console.print_json({"device": device, "version": version})
-        return
-    print(f"{device}: serves {_named(version)}")
+    chosen = _Devices(fleet, devices, key)
+
+    def roll_back(entry: FleetEntry) -> _RolledBack:
+        with chosen.connect(entry) as device:
+            return _RolledBack(device=entry.device, version=device.rollback())
+
+    _one_by_one(
+        chosen.entries,
+        roll_back,
+        lambda done: f"{done.device}: serves {_named(done.version)}",
+        json,
+    )
 
 
 def status(

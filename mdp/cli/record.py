@@ -16,6 +16,7 @@ from mdp.client.cameras import FleetCameras
 from mdp.client.scenes import LEAST_CAMERAS, Scene, SceneFolder, Suspicions, Tally
 from mdp.errors import InferenceError, InputError
 from mdp.formats.fleet import read_devices
+from mdp.logs import quiet_libraries
 from mdp.protocol.recording import PICTURES_PER_S
 
 
@@ -40,6 +41,7 @@ def record(
     Exit codes: 0 fine, 2 bad input or a full disk, 3 no scene was recorded, 130 interrupted,
     1 unforeseen.
     """
+    quiet_libraries()
     if (every_s := seconds("every", every)) < 1 / PICTURES_PER_S:
         raise InputError(f"every: expected at least {1 / PICTURES_PER_S:g}s, got {every!r}")
     folder = SceneFolder(out, label)
@@ -51,8 +53,9 @@ def record(
         try:
             while count is None or tally.moments < count:
                 cameras.wait(due_s)
-                # Missed moments are not caught up.
-                due_s = max(due_s + every_s, time.monotonic())
+                # Missed moments are not caught up, and two are never closer than `every`: an agent
+                # refuses pictures above its rate.
+                due_s = max(due_s, time.monotonic()) + every_s
                 at, scene = datetime.fromisoformat(utc_now()), cameras.take()
                 path = None
                 if len(scene.pictures) >= LEAST_CAMERAS:

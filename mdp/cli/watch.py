@@ -5,7 +5,7 @@ import io
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +33,10 @@ from mdp.cli.answers import (
     utc_now,
 )
 from mdp.client.base import DEFAULT_DEADLINE_MS
+from mdp.client.status import DeviceStatus
 from mdp.client.sync import Client
 from mdp.errors import InferenceError, InputError
+from mdp.logs import quiet_libraries
 from mdp.requests.capture import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, checked_every_ms
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.requests.prediction import Prediction
@@ -89,6 +91,7 @@ def look(
 
     Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
     """
+    quiet_libraries()
     checked_deadline_ms(deadline_ms)
     checked_every_ms(every_ms)
     exit_code = 0
@@ -128,12 +131,14 @@ def watch(
 ) -> None:
     """Show what the devices' own cameras see, until Ctrl-C: a table, or lines to a pipe or file.
 
-    A fleet that cannot answer is shown, and watched on.
+    A fleet that cannot answer is shown, and watched on, unless no agent has a camera.
 
     Example: mdp watch --fleet fleet.toml --out seen.csv
 
-    Exit codes: 0 the reader of the lines has left, 2 bad input, 130 interrupted, 1 unforeseen.
+    Exit codes: 0 the reader of the lines has left, 2 bad input, 3 no agent has a camera,
+    130 interrupted, 1 unforeseen.
     """
+    quiet_libraries()
     checked_deadline_ms(deadline_ms)
     every_s = seconds("every", every)
     with (
@@ -143,9 +148,21 @@ def watch(
         _shown(client, json) as show,
     ):
         for seen in client.watch(every_ms=every_s * 1e3, deadline_ms=deadline_ms, errors="yield"):
+            if (
+                isinstance(seen, InferenceError)
+                and {*seen.codes.values()} == {"no_frame"}
+                # Where cameras have given no frame yet, one may still come.
+                and have_no_camera(client.status())
+            ):
+                raise seen
             now = utc_now()
             write(now, seen)
             show(now, seen)
+
+
+def have_no_camera(statuses: Sequence[DeviceStatus]) -> bool:
+    """Whether every device has told its status, and none has a source of pictures."""
+    return all(status.bundle is not None and not status.source for status in statuses)
 
 
 def facts(now: str, seen: Seen) -> dict[str, Any]:
@@ -226,14 +243,40 @@ def _shown(client: Client, json: bool) -> Iterator[Callable[[str, Seen], None]]:
         with Live(auto_refresh=False, transient=False) as live:
             yield lambda now, seen: live.update(table.after(now, seen), refresh=True)
     else:
-        yield lambda now, seen: _print(now, seen, on)
+        lines = Lines(on)
+        try:
+            yield lines.show
+        finally:
+            lines.end()
 
 
-def _print(now: str, seen: Seen, on: str) -> None:
-    if isinstance(seen, InferenceError):
-        print(f"{now}: {console.one_line(seen)}", flush=True)
-    else:
-        print(describe(now, seen, on), flush=True)
+@dataclass(slots=True)
+class Lines:
+    """Looks for a pipe or file; one failure again and again is printed once, and counted."""
+
+    #: What accuracies are measured on.
+    on: str = PICTURES
+    _failure: str = ""
+    _repeats: int = 0
+
+    def show(self, now: str, seen: Seen) -> None:
+        """Print one look more."""
+        failure = console.one_line(seen) if isinstance(seen, InferenceError) else ""
+        if failure and failure == self._failure:
+            self._repeats += 1
+            return
+        self.end()
+        self._failure = failure
+        if isinstance(seen, InferenceError):
+            print(f"{now}: {failure}", flush=True)
+        else:
+            print(describe(now, seen, self.on), flush=True)
+
+    def end(self) -> None:
+        """Print how often the latest failure was repeated."""
+        if self._repeats:
+            print(f"  looks with the same outcome: {self._repeats}", flush=True)
+        self._repeats = 0
 
 
 @dataclass(slots=True)

@@ -303,7 +303,7 @@ class BaseClient:
 
     def _camera_question(self, at: Moment, within_ms: float) -> CameraQuestion:
         query = frame_query(at, within_ms=within_ms, now_s=self._clock())
-        return CameraQuestion(query, self._dispatcher.suspects)
+        return CameraQuestion(query, self._dispatcher.disagreeing)
 
     def _too_late(self, deadline: Deadline, why: str) -> DeadlineExceeded:
         devices = [entry.device for entry in self.fleet.devices]
@@ -331,7 +331,6 @@ class BaseClient:
                 self.bundle,
                 silent=entry.device in asked & self._transport.connected,
                 refused=self._transport.refused.get(entry.device),
-                suspect=self._dispatcher.suspects.get(entry.device),
             )
             for entry in self.fleet.devices
         ]

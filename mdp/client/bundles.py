@@ -41,6 +41,8 @@ SWITCH_S, SWITCH_CHECK_S = 900.0, 0.1
 #: Before a message that the agent had no room for is sent again.
 BUSY_S = 0.1
 MOST_RESTARTS = 3
+#: Of the connection, in one exchange: an agent may break it whenever it has answered.
+MOST_BREAKS = 100
 #: Of one file; protobuf's limit.
 MAX_PULLED_BYTES = 2**31
 
@@ -227,18 +229,24 @@ class DeviceBundles:
             reply = envelope.message
             if not isinstance(reply, BundleContent) or reply.size_bytes > most_bytes:
                 raise TransferError(f"{self.device}: {file}: expected at most {most_bytes:,} bytes")
-            content += envelope.buffers[0]
-            if len(content) >= reply.size_bytes:
+            piece = envelope.buffers[0]
+            expected = min(PIECE_BYTES, reply.size_bytes - len(content))
+            if len(piece) != expected:
+                # Whole pieces: an agent cannot make a fetch last as long as it likes.
+                raise TransferError(
+                    f"{self.device}: {file}: expected a piece of {expected:,} bytes, "
+                    f"got {len(piece):,}"
+                )
+            content += piece
+            if len(content) == reply.size_bytes:
                 return bytes(content)
-            if not envelope.buffers[0]:
-                raise TransferError(f"{self.device}: {file}: ends too early")
 
     # Messages.
 
     def _persistently(self, step: Callable[[], T]) -> T:
         """The outcome of `step`, repeated while connections break; raises TransferError."""
         self._heard_s = self._clock()
-        while True:
+        for _ in range(MOST_BREAKS):
             try:
                 return step()
             except _BrokenError as error:
@@ -246,6 +254,7 @@ class DeviceBundles:
                     raise TransferError(
                         f"{self.device}: {error} for {self._patience_s:g} s"
                     ) from error
+        raise TransferError(f"{self.device}: the connection broke {MOST_BREAKS} times")
 
     def _ask(self, kind: Callable[..., Message], *buffers: Buffer, **header: Any) -> Envelope:
         """The reply to a message; raises TransferError for a refusal."""

@@ -1,17 +1,20 @@
-"""Pictures of the cameras of a fleet's agents, all of one moment."""
+"""Pictures of the cameras of a fleet's agents, all of one moment, and the agents' statuses."""
 
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
 from mdp.client.base import Options, client_keys
 from mdp.client.dispatcher import Clock
 from mdp.client.scenes import Scene
+from mdp.client.status import DeviceStatus, device_status
 from mdp.closing import Closing
 from mdp.errors import ConfigError, MDPError, PictureError, WireError
 from mdp.formats.fleet import Fleet
 from mdp.pictures.crop import load_picture
-from mdp.protocol.messages import MAX_BUFFER_BYTES, Failure, decode, encode
+from mdp.protocol.messages import MAX_BUFFER_BYTES, Failure, Status, StatusRequest, decode, encode
 from mdp.protocol.recording import PictureReply, PictureRequest
 from mdp.transport import Dealers, Disconnected, Received
 
@@ -19,6 +22,7 @@ from mdp.transport import Dealers, Disconnected, Received
 SIDE = 1280
 #: Largest age of a picture at its device, and how long its reply may take.
 WITHIN_MS, REPLY_S = 1000.0, 2.0
+T = TypeVar("T")
 NO_KEY = "no `key` in the fleet file: pictures are sent with keys only"
 
 
@@ -30,6 +34,7 @@ class FleetCameras(Closing):
         keyed = [entry for entry in fleet.devices if entry.key is not None]
         if not keyed:
             raise ConfigError(f"{options.fleet}: {NO_KEY}")
+        self._entries = fleet.devices
         self._without_key = [entry.device for entry in fleet.devices if entry.key is None]
         self._clock = clock
         self._request_id = 0
@@ -47,10 +52,37 @@ class FleetCameras(Closing):
 
     def take(self) -> Scene:
         """A picture of every camera, as far as they are given within `REPLY_S`."""
-        until_s = self._clock() + REPLY_S
         self._request_id += 1
-        frames = encode(PictureRequest(request_id=self._request_id, within_ms=WITHIN_MS, side=SIDE))
-        pictures: dict[str, bytes] = {}
+        request = PictureRequest(request_id=self._request_id, within_ms=WITHIN_MS, side=SIDE)
+        pictures, missing = self._collect(request, self._picture)
+        return Scene(pictures=pictures, missing=missing)
+
+    def status(self) -> list[DeviceStatus]:
+        """How every device is, as far as they tell within `REPLY_S`."""
+        self._request_id += 1
+        told, _ = self._collect(StatusRequest(request_id=self._request_id), self._status)
+        refused = {**self._dealers.refused, **dict.fromkeys(self._without_key, NO_KEY)}
+        return [
+            device_status(
+                entry,
+                told.get(entry.device),
+                None,
+                silent=entry.device in self._dealers.connected,
+                refused=refused.get(entry.device),
+            )
+            for entry in self._entries
+        ]
+
+    def _collect(
+        self, request: PictureRequest | StatusRequest, read: Callable[[Received], T | None]
+    ) -> tuple[dict[str, T], dict[str, str]]:
+        """What `read` makes of every device's reply to `request`, and why others have none.
+
+        `read` returns None for a reply to an earlier request, and raises MDPError.
+        """
+        until_s = self._clock() + REPLY_S
+        frames = encode(request)
+        found: dict[str, T] = {}
         missing = dict.fromkeys(self._without_key, NO_KEY)
         awaited = set()
         for device in self.devices:
@@ -68,16 +100,22 @@ class FleetCameras(Closing):
                     continue
                 else:
                     try:
-                        content = self._picture(event)
+                        content = read(event)
                     except MDPError as error:
                         missing[event.device] = str(error)
                     else:
                         if content is None:
                             continue
-                        pictures[event.device] = content
+                        found[event.device] = content
                 awaited.discard(event.device)
         missing |= dict.fromkeys(awaited, f"no answer within {REPLY_S:g} s")
-        return Scene(pictures=pictures, missing=missing)
+        return found, missing
+
+    def _status(self, event: Received) -> Status | None:
+        message = decode(event.frames).message
+        if isinstance(message, Status) and message.request_id == self._request_id:
+            return message
+        return None
 
     def _picture(self, event: Received) -> bytes | None:
         """The picture in a reply, None for one of an earlier moment; raises MDPError."""

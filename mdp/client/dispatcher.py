@@ -152,6 +152,11 @@ class Dispatcher:
         self.left_out: frozenset[str] = frozenset()
 
     @property
+    def disagreeing(self) -> frozenset[str]:
+        """Devices whose cameras this client's own looks suspect, whatever agents say of them."""
+        return self._builder.disagreeing
+
+    @property
     def busy(self) -> bool:
         """Whether any call is in flight."""
         return bool(self._book.calls)

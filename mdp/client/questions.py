@@ -67,7 +67,7 @@ class CameraQuestion:
     """A frame of each device's own camera, whose logits may be the same for hours."""
 
     def __init__(self, query: FrameQuery, suspects: Collection[str] = ()) -> None:
-        """`suspects` are devices that are told so."""
+        """`suspects` are devices that are told that this client's own looks suspect them."""
         self._query, self._suspects = query, suspects
         #: Device -> the frame that it has seen.
         self._seen: dict[str, FrameSeen] = {}
@@ -95,7 +95,11 @@ class CameraQuestion:
         if not isinstance(reply, FrameReply):
             raise WireError(f"expected a FrameReply, got a {type(reply).__name__}")
         self._seen[device] = FrameSeen(
-            number=reply.frame, age_ms=reply.age_ms, heard_s=now_s, frozen=reply.frozen
+            number=reply.frame,
+            age_ms=reply.age_ms,
+            heard_s=now_s,
+            frozen=reply.frozen,
+            suspected=reply.suspected,
         )
         return None
 

@@ -34,7 +34,8 @@ class DeviceStatus:
     queued: int | None = None
     #: Where its own pictures come from and how that does, in words; empty if it has no source.
     source: str = ""
-    #: Why this client's latest look suspects its camera; None if it does not.
+    #: Why its camera is suspected: by the looks of any client in the last minute, which tell the
+    #: agent, or by the agent itself; None if it is not.
     suspect: Suspicion | None = None
     #: Degrees Celsius of its warmest sensor; None if it has not said.
     temperature_c: float | None = None
@@ -48,16 +49,15 @@ class DeviceStatus:
 def device_status(
     entry: FleetEntry,
     status: Status | None,
-    bundle: Bundle,
+    bundle: Bundle | None,
     *,
     silent: bool,
     refused: str | None = None,
-    suspect: Suspicion | None = None,
 ) -> DeviceStatus:
-    """What `status`, if there is one, says of `entry` to a client that holds `bundle`.
+    """What `status`, if there is one, says of `entry` to a client that holds `bundle`, or none.
 
     `silent` tells a device that is connected, but has not answered; `refused` why one that is
-    there cannot be connected to; `suspect` why its camera is suspected.
+    there cannot be connected to.
     """
     encrypted = entry.key is not None
     if status is None:
@@ -73,7 +73,7 @@ def device_status(
             encrypted=encrypted,
             reason=reason,
         )
-    wrong = _wrong(status, bundle, entry.k)
+    wrong = None if bundle is None else _wrong(status, bundle, entry.k)
     return DeviceStatus(
         device=entry.device,
         address=entry.address,
@@ -81,12 +81,12 @@ def device_status(
         encrypted=encrypted,
         bundle=status.bundle,
         provider=status.provider,
-        reason="; ".join(_notes(entry, status, bundle, suspect)) if wrong is None else str(wrong),
+        reason="; ".join(_notes(entry, status, bundle)) if wrong is None else str(wrong),
         code="" if wrong is None else wrong.code,
         counts=status.counts,
         queued=status.queued,
         source=status.source,
-        suspect=suspect,
+        suspect=status.suspect,
         temperature_c=status.temperature_c,
     )
 
@@ -105,6 +105,8 @@ def _wrong(status: Status, bundle: Bundle, k: int) -> Reason | None:
         if answered_by(bundle.digest) in status.counts:
             return None
         served = f"serves {status.bundle} {status.digest[:12]}"
+        if not status.bundle:
+            served = status.reason or "serves none"
         expected = f"expected {bundle.manifest.name} {bundle.digest[:12]}"
         return Reason("wrong_bundle", f"{served}, {expected}")
     if status.k != k:
@@ -113,14 +115,12 @@ def _wrong(status: Status, bundle: Bundle, k: int) -> Reason | None:
     return None
 
 
-def _notes(
-    entry: FleetEntry, status: Status, bundle: Bundle, suspect: Suspicion | None
-) -> Iterator[str]:
+def _notes(entry: FleetEntry, status: Status, bundle: Bundle | None) -> Iterator[str]:
     if status.reason:
         yield status.reason
-    if suspect is not None:
-        yield f"camera: {SUSPECT[suspect]}"
-    if status.digest != bundle.digest:
+    if status.suspect is not None:
+        yield f"camera: {SUSPECT[status.suspect]}"
+    if bundle is not None and status.digest != bundle.digest:
         yield (
             f"serves {status.bundle} {status.digest[:12]} by now, and this client's bundle until "
             "nobody asks for it: reload this client"

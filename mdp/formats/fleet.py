@@ -11,7 +11,16 @@ import msgspec
 from msgspec import Meta
 
 from mdp.errors import ConfigError, InputError
-from mdp.files import NAME_FORM, Record, explained, pattern, read_toml, toml_bytes, write_bytes
+from mdp.files import (
+    NAME_FORM,
+    Record,
+    explained,
+    pattern,
+    read_toml,
+    toml_bytes,
+    write_bytes,
+    write_new,
+)
 from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.keys import check_key, is_loopback
 from mdp.formats.plan import MAX_MEMBERS
@@ -43,7 +52,7 @@ MAX_SPREAD_MS = 500.0
 R = TypeVar("R", bound=Record)
 
 #: What a fleet file without a bundle can be used for.
-NO_BUNDLE = "a fleet without one is for `mdp record` alone"
+NO_BUNDLE = "a fleet without one is for `mdp record`, `mdp status` and `mdp doctor` alone"
 
 #: The risk of a connection without keys that leaves this machine.
 PLAIN_TEXT = "plain text: anyone on the network path can read and forge messages"
@@ -127,13 +136,21 @@ def read_fleet(path: str | os.PathLike[str]) -> tuple[Fleet, Bundle]:
     if not fleet.bundle:
         raise ConfigError(f"{path}: key `bundle`: expected a bundle folder: {NO_BUNDLE}")
     bundle = Bundle.open(path.parent / fleet.bundle)
-    planned = {a.k: a.device for a in bundle.manifest.plan.assignments}
+    plan = bundle.manifest.plan
+    planned = {a.k: [a.device] for a in plan.assignments}
+    for replica in plan.replicas:
+        planned[replica.k].append(replica.device)
     for entry in fleet.devices:
         wanted = planned.get(entry.k)
         if wanted is None:
             raise ConfigError(
                 f"{path}: device {entry.device!r}: key `k`: expected one of "
                 f"{', '.join(map(str, planned))}, got {entry.k}"
+            )
+        if entry.plan_device not in wanted:
+            raise ConfigError(
+                f"{path}: device {entry.device!r}: expected a device of sub-model {entry.k} by the "
+                f"bundle's plan: {', '.join(wanted)}, or one of these with a /LABEL"
             )
     return fleet, bundle
 
@@ -187,11 +204,13 @@ def new_fleet(
     *,
     public_key: Callable[[str], str | None] = lambda device: None,
     key: Path | None = None,
+    overwrite: bool = True,
 ) -> Fleet:
     """Write a fleet for `devices`, each `NAME=ADDRESS` or, for a replica, `NAME/LABEL=ADDRESS`.
 
     `public_key` maps an entry's name to its key, `key` is the client's key file. Without a bundle
-    the fleet can only be recorded. Raises InputError for a malformed or unknown device.
+    the fleet can only be recorded. Raises InputError for a malformed or unknown device, and for a
+    file that is there already, unless `overwrite`.
     """
     entries = [
         new_entry(bundle, text, public_key(text.partition("=")[0]), k)
@@ -203,7 +222,10 @@ def new_fleet(
         "devices": entries,
     }
     fleet = _checked("--device", content, Fleet)
-    write_bytes(out, fleet_toml(fleet))
+    if overwrite:
+        write_bytes(out, fleet_toml(fleet))
+    else:
+        write_new(out, fleet_toml(fleet), 0o666)
     return fleet
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,12 +10,15 @@ from mdp.errors import ConfigError, InputError
 from mdp.files import read_secret
 from mdp.formats.keys import host_and_port, is_local
 from mdp.gateway.refusals import Refusal
+from mdp.transport import network_of
 
 MIN_TOKEN = 16
 _MAX_TOKENS_BYTES = 2**20
 #: Answered without a token: probes and the page itself, which asks for one.
 OPEN = frozenset(("/", "/page.css", "/page.js", "/icon.svg", "/v2/health/live", "/v2/health/ready"))
 _SAFE = ("GET", "HEAD", "OPTIONS")
+#: `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`, and nothing else.
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{1,5})?")
 
 
 def check_exposure(bind: str, *, tokens: bool, encrypted: bool, insecure: bool = False) -> str:
@@ -54,6 +58,10 @@ class Tokens:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
+    def caller(self, authorization: str) -> str:
+        """A name of whoever sends this `Authorization` header; not the token itself."""
+        return f"token {_digest(authorization.partition(' ')[2].strip()).hex()}"
+
     def allow(self, authorization: str) -> bool:
         """Whether a request with this `Authorization` header is let in."""
         scheme, _, token = authorization.partition(" ")
@@ -86,7 +94,14 @@ def read_tokens(path: Path) -> Tokens:
     return Tokens(tokens)
 
 
-def check_request(method: str, path: str, headers: Mapping[str, str], tokens: Tokens) -> None:
+def address_of(host: str) -> str:
+    """The network of a client's address that counts as one host: itself, or an IPv6 /64."""
+    return str(network_of(host))
+
+
+def check_request(
+    method: str, path: str, headers: Mapping[str, str], tokens: Tokens, scheme: str = "http"
+) -> None:
     """Raise Refusal for a request that may not be answered.
 
     Without tokens, whoever can connect to loopback is let in; that is also a browser, on behalf of
@@ -100,15 +115,26 @@ def check_request(method: str, path: str, headers: Mapping[str, str], tokens: To
             )
     elif not is_local(_host_of(headers.get("host", ""))):
         raise Refusal(403, "expected the Host localhost, 127.0.0.1 or [::1]")
-    origin = headers.get("origin")
-    other = method not in _SAFE and origin and origin.partition("://")[2] != headers.get("host")
+    asked, origin = headers.get("host", ""), headers.get("origin")
+    # HTTPS may end in front of this gateway.
+    own = (f"{scheme}://{asked}", f"https://{asked}")
+    other = method not in _SAFE and origin and origin not in own
     # A GET without CORS has no Origin, and may have the devices look.
     site = headers.get("sec-fetch-site", "none")
     if other or (path not in OPEN and site not in ("none", "same-origin")):
         raise Refusal(403, "expected a request of this gateway's own page")
 
 
+def caller_of(path: str, headers: Mapping[str, str], tokens: Tokens, host: str) -> str:
+    """The caller of a request that is let in: its token, or without tokens its `host`'s network.
+
+    Empty for what anybody gets with or without a token.
+    """
+    if not tokens:
+        return address_of(host)
+    return "" if path in OPEN else tokens.caller(headers.get("authorization", ""))
+
+
 def _host_of(header: str) -> str:
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0]
+    found = _HOST.fullmatch(header)
+    return "" if found is None else found[1] or found[2]

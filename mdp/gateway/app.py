@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
@@ -19,8 +20,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mdp import __version__
 from mdp.errors import MDPError
 from mdp.gateway import infer
-from mdp.gateway.access import Tokens, check_request
-from mdp.gateway.bodies import Bodies, uploaded
+from mdp.gateway.access import Tokens, caller_of, check_request
+from mdp.gateway.bodies import (
+    MAX_BODY_BYTES,
+    MAX_JSON_BYTES,
+    MAX_SWITCH_BYTES,
+    Bodies,
+    too_large,
+    uploaded,
+)
 from mdp.gateway.fleets import IN_FLIGHT, MAX_REQUEST_MS, ServedFleet
 from mdp.gateway.metrics import Metrics
 from mdp.gateway.refusals import Refusal, busy, refusal_of
@@ -50,11 +58,13 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
-MAX_WATCHERS = 32
+#: Readers of events at a time: all callers' together, and one's.
+MAX_WATCHERS, MAX_WATCHERS_OF_ONE = 32, 8
 #: Between two events at least, and between two signs of life at most.
 EVENT_S, QUIET_S = 0.25, 10.0
 #: Between two looks of one reader at least.
 LEAST_EVERY_MS = 50.0
+_JSON = "JSON, which binary tensors may follow,"
 
 
 class Guard:
@@ -77,9 +87,18 @@ class Guard:
                 message["headers"] += [(k, v) for k, v in more if k not in known]
             await send(message)
 
-        headers = Headers(scope=scope)
+        headers, path = Headers(scope=scope), scope["path"]
+        host, _ = scope.get("client") or ("127.0.0.1", 0)
+        state = scope.setdefault("state", {})
         try:
-            check_request(scope["method"], scope["path"], headers, self._tokens)
+            check_request(scope["method"], path, headers, self._tokens, scope.get("scheme", "http"))
+            state["caller"] = caller = caller_of(path, headers, self._tokens, host)
+            # The connection's own, where a server has set it.
+            admit = state.get("admit", lambda caller: True)
+            if caller and not admit(caller):
+                raise Refusal(
+                    503, "too many connections", busy("").headers | {"connection": "close"}
+                )
         except Refusal as refusal:
             await refused(refusal)(scope, receive, with_headers)
         else:
@@ -87,7 +106,8 @@ class Guard:
 
 
 def _json(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    body = msgspec.json.encode(content)
+    # As a file of text: curl leaves a terminal's cursor where the answer ends.
+    body = msgspec.json.encode(content) + b"\n"
     return Response(body, status, headers=headers, media_type="application/json")
 
 
@@ -121,18 +141,20 @@ def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 class _Events(StreamingResponse):
-    """Server-sent events; one of `readers` from the start, as requests that arrive together are."""
+    """Server-sent events; counted by caller from the start, as requests arrive together."""
 
-    def __init__(self, events: AsyncIterator[bytes], readers: set[Response]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], readers: Counter[str], caller: str) -> None:
         super().__init__(events, media_type="text/event-stream")
-        self._readers = readers
+        self._readers, self._caller = readers, caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._readers.add(self)
+        self._readers[self._caller] += 1
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._readers.remove(self)
+            self._readers[self._caller] -= 1
+            # Without those that have none.
+            self._readers += Counter()
 
 
 @contextmanager
@@ -162,7 +184,8 @@ class Gateway:
         self._metrics = Metrics(fleets)
         #: Set, and replaced, whenever something changes that the page shows.
         self._changed = asyncio.Event()
-        self._watchers: set[Response] = set()
+        #: Readers of events by caller.
+        self._watchers: Counter[str] = Counter()
         #: Whether the server is ending, which streams of events would hold up.
         self.ending: Callable[[], bool] = lambda: False
 
@@ -250,8 +273,11 @@ class Gateway:
         """Pictures as a tensor in, probabilities and labels out."""
         fleet = self._fleet(request)
         with _counted(self._metrics, fleet.name, request):
-            async with self._bodies.held(request) as body:
-                length = request.headers.get(infer.JSON_LENGTH)
+            length = request.headers.get(infer.JSON_LENGTH)
+            most = (MAX_JSON_BYTES, _JSON) if length is None else (MAX_BODY_BYTES, "a body")
+            async with self._bodies.held(request, *most) as body:
+                if infer.json_bytes(body, length) > MAX_JSON_BYTES:
+                    raise too_large(_JSON, MAX_JSON_BYTES)
                 if infer.is_quick(body, length):
                     asked = infer.read_request(body, length)
                 else:
@@ -273,7 +299,7 @@ class Gateway:
         fleet = self._fleet(request)
         with _counted(self._metrics, fleet.name, request):
             deadline_ms = self._checked(request.query_params.get("deadline_ms"))
-            async with self._bodies.held(request) as body:
+            async with self._bodies.held(request, MAX_BODY_BYTES) as body:
                 picture = uploaded(request.headers.get("content-type", ""), body)
                 (answer,) = await self._answers(fleet, [picture], deadline_ms)
         return _json(infer.told(fleet.name, answer))
@@ -343,14 +369,18 @@ class Gateway:
     def _streamed(self, request: Request, events: AsyncIterator[bytes]) -> Response:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        if len(self._watchers) >= MAX_WATCHERS:
-            raise busy(f"expected at most {MAX_WATCHERS} readers of events at a time")
-        return _Events(events, self._watchers)
+        caller = request.state.caller
+        if self._watchers[caller] >= MAX_WATCHERS_OF_ONE or self._watchers.total() >= MAX_WATCHERS:
+            raise busy(
+                f"expected at most {MAX_WATCHERS_OF_ONE} readers of events of one caller at a "
+                f"time, and {MAX_WATCHERS} of all"
+            )
+        return _Events(events, self._watchers, caller)
 
     async def switch(self, request: Request) -> Response:
         """Take a device out of this gateway's calls, or put it back: `{"in_use": false}`."""
         fleet = self._fleet(request)
-        async with self._bodies.held(request) as body:
+        async with self._bodies.held(request, MAX_SWITCH_BYTES) as body:
             try:
                 wanted = msgspec.json.decode(body, type=dict[str, bool])
             except (msgspec.DecodeError, UnicodeDecodeError) as error:

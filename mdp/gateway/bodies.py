@@ -1,23 +1,28 @@
 """Bodies of requests, within limits of size and time."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from email.message import Message
+from email.parser import BytesHeaderParser
 
-from python_multipart import MultipartParser
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
+from mdp.gateway.places import Claim, Pool
 from mdp.gateway.refusals import Refusal, busy
 
 #: 64 pictures of 400x400 pixels in binary, or a photograph of any camera.
 MAX_BODY_BYTES = 32 * 2**20
 #: Of all requests together, so that many large ones do not fill a small board's memory.
 MAX_HELD_BYTES = 8 * MAX_BODY_BYTES
-#: Of a multipart form.
-MAX_FIELDS = 9
+#: Of JSON, which takes many times its text and holds all threads up while it is decoded.
+MAX_JSON_BYTES = 2 * 2**20
+#: Of the switch of a device.
+MAX_SWITCH_BYTES = 1024
+#: Of a multipart form: its fields, each one's headers, the form's own header and its boundary,
+#: which is RFC 2046's. The parser of headers is quadratic in their length.
+MAX_FIELDS, MAX_FIELD_HEADER_BYTES, MAX_FORM_HEADER_BYTES, MAX_BOUNDARY_BYTES = 9, 2048, 256, 70
 #: Seconds until a whole body has to be there.
 BODY_S = 30.0
 
@@ -26,109 +31,72 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Bodies:
-    """Reads bodies; knows how much of them is held."""
+    """Reads bodies; knows how much of them is held, and by whom."""
 
-    def __init__(self) -> None:
-        self._held_bytes = 0
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pool, self._clock = Pool(MAX_HELD_BYTES), clock
 
     @asynccontextmanager
-    async def held(self, request: Request) -> AsyncIterator[bytearray]:
-        """The whole body, in memory once, as long as the block lasts.
+    async def held(
+        self, request: Request, most_bytes: int, what: str = "a body"
+    ) -> AsyncIterator[bytearray]:
+        """The whole body, in memory once, as long as the block lasts; `what` names it in errors.
 
-        Raises Refusal: 413 too large, 408 too slow, 503 too many at once.
+        Raises Refusal: 413 too large, 408 too slow, 503 too many at once. Where these are too many,
+        others' unfinished bodies are given up for this one, or this one, by the rule of `Pool`.
         """
         if request.headers.get("content-encoding", "identity") != "identity":
             raise Refusal(415, "expected a body without Content-Encoding")
         told = request.headers.get("content-length", "0")
-        if told.isascii() and told.isdigit() and int(told) > MAX_BODY_BYTES:
-            raise _too_large()
+        if told.isascii() and told.isdigit() and int(told) > most_bytes:
+            raise too_large(what, most_bytes)
         content = bytearray()
+        claim = Claim(getattr(request.state, "caller", ""), self._clock())
         try:
-            await self._fill(content, request)
+            await self._fill(content, request, claim, most_bytes, what)
+            claim.busy = True
             yield content
         finally:
-            self._held_bytes -= len(content)
+            self._pool.release(claim)
 
-    async def _fill(self, content: bytearray, request: Request) -> None:
+    async def _fill(
+        self, content: bytearray, request: Request, claim: Claim, most_bytes: int, what: str
+    ) -> None:
+        given_up = False
         try:
-            async with asyncio.timeout(BODY_S):
+            async with asyncio.timeout(BODY_S) as limit:
+
+                def give_up() -> None:
+                    nonlocal given_up
+                    given_up = True
+                    content.clear()
+                    if not limit.expired():
+                        limit.reschedule(asyncio.get_running_loop().time())
+
+                claim.leave = give_up
                 async for part in request.stream():
-                    content += part
-                    self._held_bytes += len(part)
-                    if len(content) > MAX_BODY_BYTES:
-                        raise _too_large()
-                    if self._held_bytes > MAX_HELD_BYTES:
+                    if given_up:
+                        # It went on before it was told.
+                        raise TimeoutError
+                    claim.moved_s = self._clock()
+                    if len(content) + len(part) > most_bytes:
+                        raise too_large(what, most_bytes)
+                    if part and not self._pool.take(claim, len(part)):
                         raise busy("too many large requests at once")
+                    content += part
         except TimeoutError as error:
             text = f"expected the whole body within {BODY_S:g} s"
+            if given_up:
+                text = "expected a body that does not stop while others wait for room"
             raise Refusal(408, text, {"connection": "close"}) from error
         except ClientDisconnect as error:
             raise Refusal(400, "the connection ended before the body") from error
 
 
-def _too_large() -> Refusal:
+def too_large(what: str, most_bytes: int) -> Refusal:
+    """413 for `what` of more than `most_bytes`."""
     # The rest is not read: the connection cannot be used again.
-    return Refusal(
-        413, f"expected a body of at most {MAX_BODY_BYTES} bytes", {"connection": "close"}
-    )
-
-
-class _Form:
-    """Finds the one file of a multipart form, without a copy of it."""
-
-    def __init__(self) -> None:
-        self._parts: list[memoryview] = []
-        self._header = [b"", b""]
-        self._fields = 0
-        self._is_file = False
-        self._done = False
-
-    def callbacks(self) -> Any:
-        """What the parser calls."""
-        return {
-            "on_part_begin": self._begin,
-            "on_header_field": lambda data, start, end: self._add(0, data[start:end]),
-            "on_header_value": lambda data, start, end: self._add(1, data[start:end]),
-            "on_header_end": self._end_header,
-            "on_part_data": self._data,
-            "on_end": self._end,
-        }
-
-    def picture(self) -> Buffer:
-        """The file's content; raises Refusal without one."""
-        if not self._done:
-            raise Refusal(400, "multipart form: it breaks off")
-        if not any(self._parts):
-            raise Refusal(400, "multipart form: expected one file with a picture, got none")
-        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-
-    def _begin(self) -> None:
-        self._is_file = False
-        self._fields += 1
-        if self._fields > MAX_FIELDS:
-            raise Refusal(400, f"multipart form: expected at most {MAX_FIELDS} fields")
-
-    def _add(self, place: int, text: bytes) -> None:
-        self._header[place] += text
-
-    def _end_header(self) -> None:
-        (name, value), self._header = self._header, [b"", b""]
-        if name.lower() != b"content-disposition" or b"filename" not in _options(value):
-            return
-        if self._parts:
-            raise Refusal(400, "multipart form: expected one file with a picture, got several")
-        self._is_file = True
-
-    def _data(self, data: Buffer, start: int, end: int) -> None:
-        if self._is_file:
-            self._parts.append(memoryview(data)[start:end])
-
-    def _end(self) -> None:
-        self._done = True
-
-
-def _options(header: bytes | str) -> dict[bytes, bytes]:
-    return parse_options_header(header)[1]
+    return Refusal(413, f"expected {what} of at most {most_bytes} bytes", {"connection": "close"})
 
 
 def uploaded(content_type: str, body: bytearray) -> Buffer:
@@ -137,11 +105,50 @@ def uploaded(content_type: str, body: bytearray) -> Buffer:
         if not body:
             raise Refusal(400, "expected a picture, got an empty body")
         return body
-    form, boundary = _Form(), _options(content_type).get(b"boundary", b"")
-    if not boundary:
-        raise Refusal(400, "multipart form: expected a boundary in Content-Type, got none")
-    try:
-        MultipartParser(boundary, form.callbacks()).write(cast(bytes, body))
-    except FormParserError as error:
-        raise Refusal(400, f"multipart form: {error}") from error
-    return form.picture()
+    header = Message()
+    header["content-type"] = content_type[:MAX_FORM_HEADER_BYTES]
+    boundary = (header.get_boundary() or "").encode("latin-1", "replace")
+    if not 0 < len(boundary) <= MAX_BOUNDARY_BYTES:
+        raise Refusal(
+            400,
+            "multipart form: expected a boundary of 1 to "
+            f"{MAX_BOUNDARY_BYTES} characters in Content-Type",
+        )
+    return _file_of(body, b"--" + boundary)
+
+
+def _file_of(body: bytearray, delimiter: bytes) -> Buffer:
+    """The content of the one file in a form, without a copy of it; raises Refusal.
+
+    Each byte is looked at once, by `find`, and so often as there may be fields.
+    """
+    if not body.startswith(delimiter):
+        raise Refusal(400, "multipart form: expected its boundary at the start")
+    found: list[memoryview] = []
+    at = len(delimiter)
+    fields = 0
+    while not body.startswith(b"--", at):
+        fields += 1
+        if fields > MAX_FIELDS:
+            raise Refusal(400, f"multipart form: expected at most {MAX_FIELDS} fields")
+        end = body.find(b"\r\n\r\n", at, at + MAX_FIELD_HEADER_BYTES)
+        whole = len(body) >= at + MAX_FIELD_HEADER_BYTES or end >= 0
+        if whole and (end < 0 or not body.startswith(b"\r\n", at)):
+            raise Refusal(400, "multipart form: expected a field's headers after its boundary")
+        content = end + len(b"\r\n\r\n")
+        end_of_content = body.find(b"\r\n" + delimiter, content) if whole else -1
+        if end_of_content < 0:
+            raise Refusal(400, "multipart form: it breaks off")
+        if _is_file(bytes(body[at:end])):
+            found.append(memoryview(body)[content:end_of_content])
+        at = end_of_content + len(b"\r\n" + delimiter)
+    if len(found) > 1:
+        raise Refusal(400, "multipart form: expected one file with a picture, got several")
+    if not found or not found[0]:
+        raise Refusal(400, "multipart form: expected one file with a picture, got none")
+    return found[0]
+
+
+def _is_file(headers: bytes) -> bool:
+    """Whether a field's headers name a file."""
+    return BytesHeaderParser().parsebytes(headers.lstrip()).get_filename() is not None

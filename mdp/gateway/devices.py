@@ -60,7 +60,7 @@ class Device(Struct):
     reason: str = ""
     provider: str | None = None
     source: str = ""
-    #: Why the gateway's latest look suspects its camera; None if it does not.
+    #: Why its camera is suspected, by any client's looks or by its agent; None if it is not.
     suspect: Suspicion | None = None
     counts: dict[str, int] = field(default_factory=dict)
     #: Requests that wait there; None if it has not said.
@@ -175,6 +175,15 @@ class Roll:
             what = f"back after {device.fault}" if over else fault
             self.faults.append(Fault(at_s=now_s, device=device.name, what=what, over=over))
         device.fault = fault
+
+    def is_last(self, name: str) -> bool:
+        """Whether no other device in use could answer in the place of `name`, as far as is known.
+
+        A device that cannot answer leaves others that cannot either: only the last one in use is.
+        """
+        can_answer = self.devices[name].usable
+        others = (d for d in self.devices.values() if d.in_use and d.name != name)
+        return not any(other.usable or not can_answer for other in others)
 
     def switched(self, name: str, in_use: bool, now_s: float) -> None:
         """Note that somebody took a device out of this gateway's calls, or put it back."""

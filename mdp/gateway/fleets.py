@@ -79,9 +79,10 @@ class ServedFleet:
             raise Refusal(404, f"no device {name[:60]!r} in {self.name}: expected one of {known}")
         if devices[name].in_use == in_use:
             return
+        if not in_use and self.roll.is_last(name):
+            last = "can answer" if devices[name].usable else "is in use"
+            raise Refusal(409, f"{name} is the last device of {self.name} that {last}")
         off = {d.name for d in devices.values() if not d.in_use} ^ {name}
-        if len(off) == len(devices):
-            raise Refusal(409, f"{name} is the last device of {self.name} that is in use")
         self._client.leave_out(*off)
         self.roll.switched(name, in_use, time.time())
         self.changed()

@@ -1,11 +1,12 @@
 """Open Inference Protocol v2: requests and responses as bytes, with the binary tensor extension.
 
 Pure. The protocol: https://github.com/kserve/open-inference-protocol; the extension: Triton's
-"binary tensor data". A model has one input and two outputs:
+"binary tensor data". A model has one input and three outputs:
 
     images          UINT8 [n, height, width, 3], RGB, 1 to `MAX_PICTURES` pictures
     probabilities   FP32 [n, top], the largest ones of the fused answer, best first
     labels          BYTES [n, top], their classes
+    used            BYTES [n], the devices that each answer is made of: "n100, laptop-cpu"
 
 `top` is five, or the number of classes where there are fewer.
 """
@@ -13,19 +14,22 @@ Pure. The protocol: https://github.com/kserve/open-inference-protocol; the exten
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from mdp.gateway.refusals import Refusal
 from mdp.pictures.crop import Pixels
 from mdp.requests.prediction import TOP_K, Prediction
 
 INPUT = "images"
-OUTPUTS = {"probabilities": "FP32", "labels": "BYTES"}
+OUTPUTS = {"probabilities": "FP32", "labels": "BYTES", "used": "BYTES"}
 MAX_PICTURES = 64
+#: One length of a shape, at most far more than a body has bytes: Python does not say a product of
+#: thousands of digits.
+Length = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 #: JSON that is decoded in a tenth of a millisecond.
 QUICK_BYTES = 16 * 1024
 #: Says where the JSON ends and the binary tensors begin.
@@ -36,7 +40,7 @@ class Tensor(Struct):
     """One input as a request names it."""
 
     name: str
-    shape: list[int]
+    shape: list[Length]
     datatype: str
     parameters: dict[str, Any] = field(default_factory=dict)
     data: msgspec.Raw = msgspec.Raw()
@@ -71,22 +75,31 @@ class InferRequest:
 
 def metadata(model: str, num_classes: int) -> dict[str, Any]:
     """A model's inputs and outputs, as `/v2/models/{model}` gives them."""
-    top = min(TOP_K, num_classes)
     return {
         "name": model,
         "platform": "mdp_fleet",
         "inputs": [{"name": INPUT, "datatype": "UINT8", "shape": [-1, -1, -1, 3]}],
         "outputs": [
-            {"name": name, "datatype": datatype, "shape": [-1, top]}
+            {"name": name, "datatype": datatype, "shape": _shape(name, -1, min(TOP_K, num_classes))}
             for name, datatype in OUTPUTS.items()
         ],
     }
 
 
+def json_bytes(body: bytes | bytearray, json_length: str | None) -> int:
+    """Length of a request's JSON part; that of the whole body without a valid `json_length`."""
+    known = json_length is not None and _is_length(json_length)
+    return int(json_length or 0) if known else len(body)
+
+
+def _shape(output: str, pictures: int, top: int) -> list[int]:
+    """The shape of an output of so many `pictures`, -1 where it varies."""
+    return [pictures] if output == "used" else [pictures, top]
+
+
 def is_quick(body: bytes | bytearray, json_length: str | None) -> bool:
     """Whether reading a request takes no longer than handing it to a thread."""
-    known = json_length is not None and _is_length(json_length)
-    return (int(json_length or 0) if known else len(body)) <= QUICK_BYTES
+    return json_bytes(body, json_length) <= QUICK_BYTES
 
 
 def _is_length(text: str) -> bool:
@@ -173,7 +186,7 @@ def _wanted(request: _Request) -> dict[str, bool]:
     outputs: dict[str, bool] = {}
     for output in wanted:
         if output.name not in OUTPUTS or output.name in outputs:
-            names = " and ".join(OUTPUTS)
+            names = ", ".join(OUTPUTS)
             raise Refusal(
                 400, f"outputs: expected {names}, each at most once, got {output.name[:40]!r}"
             )
@@ -188,12 +201,11 @@ def respond(
 ) -> tuple[bytes, int | None]:
     """The response's body, and where its JSON ends if binary tensors follow it."""
     top = min(len(prediction.top) for prediction in predictions)
-    shape = [len(predictions), top]
     outputs: list[dict[str, Any]] = []
     tail = b""
     for name, binary in request.outputs.items():
-        column = 1 if name == "probabilities" else 0
-        values = [entry[column] for each in predictions for entry in each.top[:top]]
+        values = [value for each in predictions for value in _values(name, each, top)]
+        shape = _shape(name, len(predictions), top)
         output: dict[str, Any] = {"name": name, "datatype": OUTPUTS[name], "shape": shape}
         if binary:
             data = _binary(values)
@@ -210,7 +222,20 @@ def respond(
     if request.id:
         answer["id"] = request.id
     head = msgspec.json.encode(answer)
-    return head + tail, len(head) if any(request.outputs.values()) else None
+    if not any(request.outputs.values()):
+        return head + b"\n", None
+    return head + tail, len(head)
+
+
+def _values(output: str, prediction: Prediction, top: int) -> list[Any]:
+    """What one picture's answer adds to an output."""
+    match output:
+        case "used":
+            return [", ".join(prediction.used)]
+        case "labels":
+            return [label for label, _ in prediction.top[:top]]
+        case _:
+            return [share for _, share in prediction.top[:top]]
 
 
 def _binary(values: Sequence[Any]) -> bytes:
@@ -228,8 +253,8 @@ def told(model: str, prediction: Prediction) -> dict[str, Any]:
 def parameters_of(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """What the answers are made of, in the protocol's strings, numbers and booleans.
 
-    `degraded` if any lacks a device; `used` by all, `missing` from any, the lowest expected
-    accuracy, the longest latency.
+    `degraded` if any lacks a device; `used` by all (the output of that name has each one's),
+    `missing` from any, the lowest expected accuracy, the longest latency.
     """
     missing: Mapping[str, str] = {
         device: reason for each in predictions for device, reason in each.missing.items()

@@ -1,5 +1,7 @@
 """`/metrics` in Prometheus' text format; times in seconds."""
 
+import re
+from collections import Counter as Sums
 from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -11,6 +13,7 @@ from mdp.errors import DeadlineExceeded, MDPError
 from mdp.gateway.devices import kind_of
 from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.refusals import refusal_of
+from mdp.protocol.messages import OUTCOMES, RELOADS, answered_by
 from mdp.requests.prediction import Prediction
 from mdp.requests.reason import SUSPECT
 
@@ -18,6 +21,31 @@ from mdp.requests.reason import SUSPECT
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 #: Reasons of a missing device that say that it was not in time.
 LATE = ("late", "slow", "silent", "too_late", "not asked")
+#: Providers that an agent of this version may run on: onnxruntime's, and OpenVINO's devices.
+_PROVIDERS = re.compile(
+    r"(ACL|Azure|CANN|CPU|CUDA|CoreML|Dml|Dnnl|Js|MIGraphX|Nnapi|NvTensorRTRTX|OpenVINO|QNN|ROCM|"
+    r"Rknpu|Tensorrt|VSINPU|VitisAI|WebGpu|WebNN|Xnnpack)ExecutionProvider|"
+    r"openvino:(CPU|(GPU|NPU)(\.[0-9])?)"
+)
+#: The label of whatever else an agent says: each new text would be a series for ever.
+OTHER = "other"
+
+
+def known_provider(told: str | None) -> str:
+    """The provider that an agent says it runs on, empty before; `other` for an unknown one."""
+    return OTHER if told and not _PROVIDERS.fullmatch(told) else told or ""
+
+
+def known_outcomes(counts: Mapping[str, int]) -> dict[str, int]:
+    """An agent's counts by outcome, those that this version does not know together as `other`.
+
+    How many of the answers were each bundle's is left out: `answered` has all of them.
+    """
+    sums: Sums[str] = Sums()
+    for outcome, count in counts.items():
+        if not outcome.startswith(answered_by("")):
+            sums[outcome if outcome in OUTCOMES + RELOADS else OTHER] += count
+    return dict(sums)
 
 
 class Metrics:
@@ -59,13 +87,6 @@ class Metrics:
             ["model", "device"],
             registry=registry,
         )
-        self._suspect = Gauge(
-            "mdp_camera_suspect",
-            "Whether a device's camera disagrees with the others (covered, turned or moved?) or is "
-            "frozen, by its latest look.",
-            ["model", "device", "why"],
-            registry=registry,
-        )
         self._under_way = Gauge(
             "mdp_requests_under_way", "Requests being answered.", ["model"], registry=registry
         )
@@ -92,10 +113,6 @@ class Metrics:
             self._requests.labels(model, "degraded" if each.degraded else "answered").inc()
             self._answer.labels(model).observe(each.latency_ms / 1e3)
             for member in each.members:
-                if member.frame is not None:
-                    told = each.suspects.get(member.device)
-                    for why in SUSPECT:
-                        self._suspect.labels(model, member.device, why).set(why == told)
                 parts = {
                     "queue": member.queue_ms,
                     "compute": member.compute_ms,
@@ -150,6 +167,12 @@ class _Devices(Collector):
         warm = GaugeMetricFamily(
             "mdp_device_temperature_celsius", "Of a device's warmest sensor.", labels=label
         )
+        suspect = GaugeMetricFamily(
+            "mdp_camera_suspect",
+            "Whether a device's camera disagrees with the others (covered, turned or moved?), by "
+            "any client's looks of the last minute, or is frozen.",
+            labels=[*label, "why"],
+        )
         done = CounterMetricFamily(
             "mdp_device_requests",
             "Requests of all clients that ended so since a device's agent started.",
@@ -164,15 +187,17 @@ class _Devices(Collector):
             for name, device in fleet.roll.devices.items():
                 up.add_metric([model, name], float(device.usable))
                 used.add_metric([model, name], float(device.in_use))
-                told = [device.state, device.provider or "", device.submodel]
+                told = [device.state, known_provider(device.provider), device.submodel]
                 info.add_metric([model, name, *told], 1)
+                for why in SUSPECT if device.source else ():
+                    suspect.add_metric([model, name, why], float(device.suspect == why))
                 if device.queued is not None and device.usable:
                     queue.add_metric([model, name], device.queued)
                 if device.temperature_c is not None and device.usable:
                     warm.add_metric([model, name], device.temperature_c)
-                for outcome, count in device.counts.items():
+                for outcome, count in known_outcomes(device.counts).items():
                     done.add_metric([model, name, outcome], count)
             expected = fleet.roll.expected_accuracy()
             if expected is not None:
                 worth.add_metric([model], expected)
-        yield from (up, used, info, queue, warm, done, worth)
+        yield from (up, used, info, queue, warm, suspect, done, worth)

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,17 +20,23 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mdp.errors import ConfigError, InputError
 from mdp.formats.keys import host_and_port
-from mdp.gateway.access import Tokens
-from mdp.gateway.app import Gateway, refused
+from mdp.gateway.access import Tokens, address_of
+from mdp.gateway.app import Gateway
 from mdp.gateway.fleets import ServedFleet
-from mdp.gateway.refusals import Refusal, busy
+from mdp.gateway.places import Claim, Places
+from mdp.logs import BackgroundWriter, ErrorLog
 
 #: Seconds for a request's headers, from the connection or the request before.
 HEADERS_S = 10
-#: Seconds for a TLS handshake, and how many may be under way: the oldest beyond is ended.
-HANDSHAKE_S, MAX_HANDSHAKES = 5, 64
-#: Connections at a time; those beyond are told to come again.
+#: Seconds for a TLS handshake.
+HANDSHAKE_S = 5
+#: Seconds within which a client has to read what waits to be sent.
+UNREAD_S = 30
+#: Connections at a time, as far as half of the process's file descriptors suffice.
 MAX_CONNECTIONS = 256
+#: Connections that wait in the kernel, and how many are accepted before any is read: fewer than
+#: have a place before their first request, so that none has to leave before it was read.
+WAITING, AT_ONCE = 128, 8
 #: Seconds for what is under way once the server is told to end.
 ENDING_S = 5
 
@@ -50,20 +58,43 @@ class _Protocol(H11Protocol):
     uvicorn's own limit ends with the first byte, and begins after the first request.
     """
 
+    def __init__(self, places: Places, claim: Claim | None = None, **of_protocol: Any) -> None:
+        """Without a `claim`, a connection that has none of `places` yet."""
+        super().__init__(**of_protocol)
+        self._places, self._claim = places, claim
+        self._unread: asyncio.TimerHandle | None = None
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         # asyncio does so for sockets that were made with a protocol's number, which accepted ones
         # of a listening one are not: head and body of an answer came 40 ms apart.
         place = transport.get_extra_info("socket")
         place.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self.connections) > MAX_CONNECTIONS:
-            # uvicorn's own limit answers neither in JSON nor with a time.
-            self.app = refused(
-                Refusal(503, "too many connections", busy("").headers | {"connection": "close"})
-            )
         self._watch()
+        if self._claim is None:
+            self._claim = _arrived(self._places, transport, self.loop.time())
+        self._claim.leave = transport.abort
+        # Every request gets a copy.
+        self.app_state = self.app_state | {"admit": partial(self._places.admit, self._claim)}
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._claim is not None:
+            self._places.left(self._claim)
+        self.resume_writing()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._read(data)
+        if self._claim is not None:
+            self._claim.moved_s = self.loop.time()
+        self._note_busy()
+
+    def _note_busy(self) -> None:
+        if self._claim is not None:
+            cycle = self.cycle
+            self._claim.busy = not (cycle is None or cycle.response_complete or cycle.more_body)
+
+    def _read(self, data: bytes) -> None:
         if self.timeout_keep_alive_task is None:
             super().data_received(data)
             return
@@ -75,6 +106,22 @@ class _Protocol(H11Protocol):
             self.timeout_keep_alive_task = timer
         else:
             timer.cancel()
+
+    def on_response_complete(self) -> None:
+        # The next request may be there already.
+        super().on_response_complete()
+        self._note_busy()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # Closing would wait until all of it is read.
+        self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is None or self.cycle.response_complete:
@@ -91,16 +138,20 @@ class _Protocol(H11Protocol):
         )
 
 
+def _arrived(places: Places, transport: Any, now_s: float) -> Claim:
+    """The claim of a connection that was accepted."""
+    # None where it has ended already.
+    peer = transport.get_extra_info("peername")
+    claim = Claim(address_of(peer[0]) if peer else "", now_s, leave=transport.abort)
+    places.arrive(claim)
+    return claim
+
+
 class _Handshake(asyncio.Protocol):
     """A connection until its TLS handshake is done; asyncio's own servers allow any number."""
 
-    def __init__(
-        self,
-        context: ssl.SSLContext,
-        pending: dict["_Handshake", asyncio.Transport],
-        **of_protocol: Any,
-    ) -> None:
-        self._context, self._pending, self._of_protocol = context, pending, of_protocol
+    def __init__(self, context: ssl.SSLContext, places: Places, **of_protocol: Any) -> None:
+        self._context, self._places, self._of_protocol = context, places, of_protocol
         #: What comes with the handshake's end, before HTTP is there to read it.
         self._early = b""
         self._ended = False
@@ -108,9 +159,7 @@ class _Handshake(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         # What comes before the handshake has begun would be lost.
         transport.pause_reading()
-        self._pending[self] = transport
-        if len(self._pending) > MAX_HANDSHAKES:
-            self._pending.pop(next(iter(self._pending))).abort()
+        self._claim = _arrived(self._places, transport, asyncio.get_running_loop().time())
         self._task = asyncio.create_task(self._shake_hands(transport))
 
     def data_received(self, data: bytes) -> None:
@@ -124,27 +173,31 @@ class _Handshake(asyncio.Protocol):
 
     async def _shake_hands(self, transport: asyncio.Transport) -> None:
         encrypted = None
-        try:
-            # What fails or takes too long is closed.
-            with suppress(OSError):
-                encrypted = await asyncio.get_running_loop().start_tls(
-                    transport,
-                    self,
-                    self._context,
-                    server_side=True,
-                    ssl_handshake_timeout=HANDSHAKE_S,
-                )
-        finally:
-            self._pending.pop(self, None)
+        # What fails or takes too long is closed.
+        with suppress(OSError):
+            encrypted = await asyncio.get_running_loop().start_tls(
+                transport, self, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
+            )
         # None where the connection has ended meanwhile.
         if encrypted is None or self._ended or encrypted.is_closing():
+            self._places.left(self._claim)
             transport.abort()
             return
-        protocol = _Protocol(**self._of_protocol)
+        protocol = _Protocol(self._places, self._claim, **self._of_protocol)
         encrypted.set_protocol(protocol)
         protocol.connection_made(encrypted)
         if self._early:
             protocol.data_received(self._early)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, with a longer queue of connections than it accepts at once."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; asyncio takes one number for both."""
+        await super().startup(sockets)
+        for place in sockets or ():
+            place.listen(WAITING)
 
 
 def bound(bind: str) -> socket.socket:
@@ -152,7 +205,7 @@ def bound(bind: str) -> socket.socket:
     host, port = host_and_port(bind)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=128)
+        return socket.create_server((host, port), family=family, backlog=WAITING)
     except OSError as error:
         # Its own text repeats the address.
         raise InputError(
@@ -177,6 +230,29 @@ def tls_context(certificate: Path, private_key: Path) -> ssl.SSLContext:
     return context
 
 
+def most_connections() -> int:
+    """How many connections may be open at a time: fewer where descriptors are few."""
+    return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+
+
+@contextmanager
+def _errors_written() -> Iterator[None]:
+    """Write unforeseen errors to stderr, by a thread of its own, as long as the block lasts."""
+
+    def write(text: str) -> None:
+        # On a full disk it is lost.
+        with suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
+    with BackgroundWriter(write, "errors") as writer:
+        log = ErrorLog(writer.put, time.monotonic)
+        logging.getLogger().addHandler(log)
+        try:
+            yield
+        finally:
+            logging.getLogger().removeHandler(log)
+
+
 def serve(
     fleets: Mapping[str, ServedFleet],
     listening: Listening,
@@ -187,13 +263,11 @@ def serve(
     """Serve `fleets` until SIGINT or SIGTERM; `started` is told the URL once it listens."""
     gateway = Gateway(fleets, deadline_ms)
     certificate, private_key = listening.certificate, listening.private_key
-    protocol: Any = _Protocol
+    places = Places(most_connections())
+    protocol: Any = partial(_Protocol, places)
     if certificate is not None and private_key is not None:
-        protocol = partial(_Handshake, tls_context(certificate, private_key), {})
+        protocol = partial(_Handshake, tls_context(certificate, private_key), places)
     place = bound(listening.bind)
-    log = logging.getLogger("uvicorn.error")
-    log.addHandler(logging.StreamHandler(sys.stderr))
-    log.setLevel(logging.ERROR)
     config = uvicorn.Config(
         gateway.app(listening.tokens),
         http=protocol,
@@ -206,13 +280,14 @@ def serve(
         server_header=False,
         timeout_keep_alive=HEADERS_S,
         timeout_graceful_shutdown=ENDING_S,
+        backlog=AT_ONCE,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     gateway.ending = lambda: server.should_exit
     host, port = place.getsockname()[:2]
     scheme = "http" if certificate is None else "https"
     # uvicorn ends in order, and then has the signal do what it did before.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with place:
+    with place, _errors_written():
         started(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
         server.run(sockets=[place])

@@ -19,6 +19,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from mdp.errors import PictureError
 from mdp.formats.plan import Region
+from mdp.pictures.complete import check_complete
 from mdp.pictures.decoders import memory_for
 from mdp.pictures.headers import HeaderReader, check_crop, check_header
 from mdp.pictures.sources import EXPECTED, Tensor, array_of, name_of, reader_of
@@ -94,7 +95,7 @@ def load_picture(source: Picture, *, smallest_side: int = 0) -> Image.Image | Pi
             if picture.format in ("JPEG", "MPO"):
                 _check_scans(file, name, picture.width * picture.height)
                 passes_bytes = _draft(picture, smallest_side)
-            return _usable(picture, name, smallest_side, passes_bytes)
+            return _usable(picture, name, smallest_side, passes_bytes, file)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise PictureError(f"{name}: {getattr(error, 'strerror', None) or error}") from error
 
@@ -139,9 +140,13 @@ def _draft(picture: Image.Image, smallest_side: int) -> int:
 
 
 def _usable(
-    picture: Image.Image, name: str, smallest_side: int, passes_bytes: int = 0
+    picture: Image.Image,
+    name: str,
+    smallest_side: int,
+    passes_bytes: int = 0,
+    file: BinaryIO | None = None,
 ) -> Image.Image:
-    """`picture` decoded, upright and RGB."""
+    """`picture`, of `file` if that is known, decoded, upright and RGB."""
     _check_size(picture, name)
     needed_bytes = passes_bytes
     needed_bytes += picture.width * picture.height * _PIXEL_BYTES.get(picture.format or "", 4)
@@ -152,6 +157,9 @@ def _usable(
         )
     try:
         with memory_for(needed_bytes):
+            picture.load()
+            if file is not None:
+                check_complete(picture, file)
             return _upright_rgb(picture, smallest_side)
     except Exception as error:  # as above; files are decoded here
         raise _broken(name, error) from error
@@ -185,7 +193,6 @@ def _check_scans(file: BinaryIO, name: str, pixels: int) -> None:
 
 
 def _upright_rgb(picture: Image.Image, smallest_side: int) -> Image.Image:
-    picture.load()
     turn = _TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
     factor = 1
     if smallest_side and picture.width * picture.height > LARGE_PIXELS:

@@ -66,6 +66,14 @@ FailureCode = Literal[
 ]
 
 
+#: Outcomes of requests, and of changes of bundle, that an agent counts (`Status.counts`).
+OUTCOMES = ("answered", "undeliverable", *get_args(FailureCode))
+RELOADS = ("renewed", "not_renewed")
+#: Why a camera is suspected: looks at it disagree with those at the others, or its picture never
+#: changes.
+Suspicion = Literal["disagrees", "frozen"]
+
+
 class Infer(Record, frozen=True, omit_defaults=True):
     """Client -> agent: run the sub-model on the crop, the only buffer."""
 
@@ -144,11 +152,18 @@ class Status(Record, frozen=True, omit_defaults=True):
     source: Text = ""
     #: Degrees Celsius of the warmest sensor. Left out where there is none.
     temperature_c: Annotated[float, Meta(ge=-300, le=3000)] | None = None
+    #: Why the agent's camera is suspected: `disagrees` while the looks of any client say so. Left
+    #: out if it is not, for clients that predate it.
+    suspect: Suspicion | None = None
 
     def __post_init__(self) -> None:
         check_printable(self, "device", "bundle", "provider", "reason", "source")
         if not all(outcome.isprintable() for outcome in self.counts):
             raise ValueError("`counts`: expected printable characters only")
+
+
+#: The digest in the status of an agent without a bundle.
+NO_DIGEST = "0" * 64
 
 
 def answered_by(digest: Digest) -> str:
@@ -170,7 +185,8 @@ class FrameRequest(Record, frozen=True, omit_defaults=True):
     ago_ms: Milliseconds
     #: The largest difference from that age.
     within_ms: Milliseconds
-    #: Whether the client's looks suspect the camera. Left out if not, for agents that predate it.
+    #: Whether the client's own looks suspect the camera, and not what an agent or another client
+    #: said. Left out if not, for agents that predate it.
     suspect: bool = False
     traceparent: Traceparent = ""
 
@@ -191,6 +207,8 @@ class FrameReply(Record, frozen=True, omit_defaults=True):
     age_ms: Milliseconds
     #: Whether the picture never changes. Left out if it does, for clients that predate it.
     frozen: bool = False
+    #: Whether the looks of another client suspect the camera. Left out if not, as above.
+    suspected: bool = False
 
 
 def as_line(text: str) -> str:

@@ -11,7 +11,8 @@ from mdp.protocol.fields import Milliseconds, RequestId
 LEAST_SIDE, MOST_SIDE = 16, 1920
 #: Pictures a second that an agent sends, to all clients together.
 PICTURES_PER_S = 2.0
-#: The same of pictures up to a side that common networks see: each counts as so many less.
+#: The same of pictures that are sent with at most so many pixels a side, as common networks see:
+#: each counts as so many less.
 SMALL_SIDE, SMALL_PER_S = 512, 20.0
 
 

@@ -7,9 +7,11 @@ clients never starve the others.
 """
 
 from collections.abc import Container
+from itertools import islice
 from typing import Generic, TypeVar
 
-#: Most accounts; the least recently used one is dropped first.
+#: Most accounts, unless more clients have requests waiting; the least recently used one is dropped
+#: first.
 REMEMBERED = 256
 #: The most that a client is charged beyond its share: the process may have been suspended during
 #: its computation.
@@ -23,7 +25,7 @@ R = TypeVar("R")
 class Account(Generic[R]):
     """One client's account, and its queue."""
 
-    __slots__ = ("decoding_s", "factor", "name", "used_s", "waiting")
+    __slots__ = ("decoding_s", "factor", "held_bytes", "name", "used_s", "waiting")
 
     def __init__(self, name: str, used_s: float) -> None:
         self.name = name
@@ -35,6 +37,8 @@ class Account(Generic[R]):
         #: so that estimates from a slow period do not refuse the client for ever.
         self.factor = 1.0
         self.waiting: list[R] = []
+        #: The memory that they count as.
+        self.held_bytes = 0
 
 
 class Accounts(Generic[R]):
@@ -67,8 +71,9 @@ class Accounts(Generic[R]):
         account = self._accounts.pop(name, None)
         if account is None:
             account = Account(name, self._virtual_s)
-            if len(self._accounts) >= REMEMBERED:
-                del self._accounts[next(other for other in self._accounts if other not in kept)]
+            idle = (other for other in list(self._accounts) if other not in kept)
+            for other in islice(idle, max(0, len(self._accounts) + 1 - REMEMBERED)):
+                del self._accounts[other]
         self._accounts[name] = account
         return account
 

@@ -5,8 +5,9 @@ arrived request, `take` what to run while nothing runs, report it `done`.
 
 Each client has a queue of its own (Nagle, On Packet Switches With Infinite Storage, RFC 970, 1985),
 and the one that has used the least computing time is next; decoding is charged to the picture's
-client. When all `capacity` places are taken, a client with less than its share gets the place of
-the newest request of the client with most. So no client is locked out by others' requests.
+client. Requests may wait as long as their deadlines allow, in `capacity_bytes` of memory. When that
+is full, the newest requests of the client that holds most make room for a client that holds less.
+So no client is locked out by others' requests.
 
 A request that cannot be answered within its budget is refused on arrival, rejected as soon as
 others precede it, and dropped when its turn comes too late, so that no late answer is computed.
@@ -16,7 +17,9 @@ waits for a batch to fill.
 """
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from operator import attrgetter
 from typing import Generic, Literal, Protocol, TypeVar
@@ -24,8 +27,10 @@ from typing import Generic, Literal, Protocol, TypeVar
 from mdp.queueing.accounts import Account, Accounts
 from mdp.queueing.compute_times import FORGET, ComputeTimes
 
-#: Requests that may wait; more are refused as `overloaded`.
-CAPACITY = 16
+#: Memory of the requests that may wait; more are refused as `overloaded`.
+CAPACITY_BYTES = 64 * 2**20
+#: What a small request counts as, so that their number is bounded too, to 1,024.
+LEAST_BYTES = 64 * 2**10
 
 #: When nothing runs, that ends at this time.
 _IDLE = -math.inf
@@ -49,8 +54,17 @@ class Request(Protocol):
     def deadline_s(self) -> float:
         """The end of the budget, by this device's clock."""
 
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it holds while it waits."""
+
 
 R = TypeVar("R", bound=Request)
+
+
+def counted_bytes(request: Request) -> int:
+    """Memory that a waiting request counts as."""
+    return max(request.size_bytes, LEAST_BYTES)
 
 
 class AgentQueue(Generic[R]):
@@ -62,16 +76,18 @@ class AgentQueue(Generic[R]):
         "_charged",
         "_competing",
         "_running",
-        "capacity",
+        "capacity_bytes",
+        "held_bytes",
         "times",
         "waiting",
     )
 
-    def __init__(self, capacity: int = CAPACITY, *, batch: int = 1) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity_bytes: int = CAPACITY_BYTES, *, batch: int = 1) -> None:
+        self.capacity_bytes = capacity_bytes
         self.times = ComputeTimes(batch)
-        #: How many wait.
+        #: How many wait, and the memory that they count as.
         self.waiting = 0
+        self.held_bytes = 0
         self._accounts = Accounts[R]()
         #: Accounts with waiting requests; of those with equal use, the first is next.
         self._competing: dict[str, Account[R]] = {}
@@ -93,7 +109,8 @@ class AgentQueue(Generic[R]):
 
     def holds(self, digest: str) -> bool:
         """Whether a request for this bundle waits."""
-        return any(each.digest == digest for each, _ in self._in_order())
+        competing = self._competing.values()
+        return any(each.digest == digest for account in competing for each in account.waiting)
 
     def takes_at_once(self, request: R, now_s: float, longest_s: float = math.inf) -> bool:
         """Take a request past the queue, as `offer` and `take` would; whether it was taken.
@@ -113,35 +130,33 @@ class AgentQueue(Generic[R]):
 
     def offer(self, request: R, now_s: float) -> list[tuple[R, Reason]]:
         """Queue it; returns rejected requests and why, itself or others."""
-        longest = None
-        if self.waiting >= self.capacity:
-            longest = self._longest(than=request.client)
-            if longest is None:
+        leaving: dict[Account[R], int] = {}
+        if self.held_bytes + counted_bytes(request) > self.capacity_bytes:
+            leaving = self._leaving_for(request)
+            if not leaving:
                 return [(request, "overloaded")]
         account = self._accounts.enter(request.client, self._competing, self._charged)
-        account.waiting.append(request)
-        self.waiting += 1
-        self._competing[request.client] = account
+        self._enter(request, account)
         if len(self._competing) == 1:
             count = len(account.waiting)
             if self._ends_s(account, count, count * account.decoding_s, now_s) > request.deadline_s:
                 self._refuse(request, account)
                 return [(request, "too_late")]
             return []
-        order = self._in_order()
-        if longest is not None:
-            # Its place becomes free, be it before or behind the new one.
-            order.remove((longest.waiting[-1], longest))
-        count = order.index((request, account)) + 1
-        decoding_s = sum([own.decoding_s for _, own in order[:count]])
+        ahead = self._ahead_of_newest(account, leaving)
+        count = sum(ahead.values()) + 1
+        decoding_s = account.decoding_s + sum([own.decoding_s * n for own, n in ahead.items()])
         if self._ends_s(account, count, decoding_s, now_s) > request.deadline_s:
             self._refuse(request, account)
             return [(request, "too_late")]
         rejected: list[tuple[R, Reason]] = []
-        if longest is not None:
-            rejected.append((longest.waiting[-1], "overloaded"))
-            self._leave(longest.waiting[-1], longest)
-        for behind, own in order[count:]:
+        for own, number in leaving.items():
+            for newest in own.waiting[-number:]:
+                rejected.append((newest, "overloaded"))
+                self._leave(newest, own)
+        for behind, own in self._in_order(ahead):
+            if behind is request:
+                continue
             ends_s = self._ends_s(own, count + 1, decoding_s + own.decoding_s, now_s)
             if ends_s > behind.deadline_s:
                 self._leave(behind, own)
@@ -203,8 +218,9 @@ class AgentQueue(Generic[R]):
         waiting = [request for request, _ in self._in_order()]
         for account in self._competing.values():
             account.waiting.clear()
+            account.held_bytes = 0
         self._competing.clear()
-        self.waiting = 0
+        self.waiting = self.held_bytes = 0
         return waiting
 
     def _charge(
@@ -219,16 +235,43 @@ class AgentQueue(Generic[R]):
         if competing:
             self._accounts.advance(elapsed_s + sum(decoding_s), competing)
 
-    def _in_order(self) -> list[tuple[R, Account[R]]]:
-        """Waiting requests in the order in which they would run by the estimates."""
-        takes_s, order = self.times.one_s, []
+    def _in_order(
+        self, passed: Mapping[Account[R], int] | None = None, most: int | None = None
+    ) -> list[tuple[R, Account[R]]]:
+        """Waiting requests in the order in which they would run by the estimates.
+
+        Without the first `passed` of each account, and at most `most` of each.
+        """
+        order = []
         for place, account in enumerate(self._competing.values()):
-            used_s, each_s = account.used_s, takes_s + account.decoding_s
-            for number, request in enumerate(account.waiting, self._charged.count(account)):
-                order.append((used_s + number * each_s, number, place, request, account))
-        # Never compares requests: no two have the same number and place.
+            first = 0 if passed is None else passed[account]
+            last = None if most is None else first + most
+            for number, request in enumerate(account.waiting[first:last], first):
+                order.append((self._turn(account, place, number), request, account))
+        # Never compares requests: no two have the same turn.
         order.sort()
-        return [(request, account) for _, _, _, request, account in order]
+        return [(request, account) for _, request, account in order]
+
+    def _turn(self, account: Account[R], place: int, number: int) -> tuple[float, int, int]:
+        """Orders requests: the time that its client has used by then, its requests, its place."""
+        number += self._charged.count(account)
+        return account.used_s + number * (self.times.one_s + account.decoding_s), number, place
+
+    def _ahead_of_newest(
+        self, account: Account[R], leaving: Mapping[Account[R], int]
+    ) -> dict[Account[R], int]:
+        """How many requests of each account would run before the newest one of `account`.
+
+        Those that are `leaving`, the newest ones of their accounts, are not counted. Looks at few
+        of those that wait, so that refusing is quick however many there are.
+        """
+        competing = list(self._competing.values())
+        newest = self._turn(account, competing.index(account), len(account.waiting) - 1)
+        ahead = {}
+        for place, own in enumerate(competing):
+            staying = range(len(own.waiting) - leaving.get(own, 0))
+            ahead[own] = bisect_left(staying, newest, key=partial(self._turn, own, place))
+        return ahead
 
     def _takes_s(self, taken: Sequence[tuple[R, Account[R]]]) -> float:
         """Seconds of computing and decoding them as a batch, by the lowest factor."""
@@ -242,15 +285,30 @@ class AgentQueue(Generic[R]):
         takes_s = count * times.one_s if times.most == 1 else times.of_queue(count)
         return begins_s + account.factor * takes_s + decoding_s
 
-    def _longest(self, *, than: str) -> Account[R] | None:
-        """The client with most waiting requests, if `than` holds less with one more."""
-        most = max(self._competing.values(), key=lambda account: len(account.waiting))
-        own = len(self._competing[than].waiting) if than in self._competing else 0
-        return most if own + 1 < len(most.waiting) else None
+    def _leaving_for(self, request: R) -> dict[Account[R], int]:
+        """How many requests of each account have to leave; empty if the newcomer has to.
+
+        The newest ones of the account that holds most, while the newcomer's holds no more.
+        """
+        size_bytes = counted_bytes(request)
+        own = self._competing.get(request.client)
+        own_bytes = size_bytes + (0 if own is None else own.held_bytes)
+        held = {account: account.held_bytes for account in self._competing.values()}
+        leaving: dict[Account[R], int] = {}
+        missing_bytes = self.held_bytes + size_bytes - self.capacity_bytes
+        while held and missing_bytes > 0:
+            most = max(held, key=held.__getitem__)
+            leaving[most] = leaving.get(most, 0) + 1
+            given_bytes = counted_bytes(most.waiting[-leaving[most]])
+            held[most] -= given_bytes
+            missing_bytes -= given_bytes
+            if held[most] < own_bytes:
+                return {}
+        return leaving
 
     def _take_together(self, now_s: float) -> list[R]:
         """The first requests as a batch: of one bundle, all on time, fastest a picture."""
-        order = self._in_order()
+        order = self._in_order(most=self.times.most)
         digest = order[0][0].digest
         alike = takewhile(lambda each: each[0].digest == digest, order[: self.times.most])
         size, chosen, earliest_s = 0, list[tuple[R, Account[R]]](), math.inf
@@ -273,11 +331,22 @@ class AgentQueue(Generic[R]):
         self._leave(request, account)
         account.factor *= FORGET
 
+    def _enter(self, request: R, account: Account[R]) -> None:
+        account.waiting.append(request)
+        self._competing[account.name] = account
+        self._count(account, 1, request)
+
     def _leave(self, request: R, account: Account[R]) -> None:
         account.waiting.remove(request)
         if not account.waiting:
             del self._competing[account.name]
-        self.waiting -= 1
+        self._count(account, -1, request)
+
+    def _count(self, account: Account[R], sign: int, request: R) -> None:
+        size_bytes = sign * counted_bytes(request)
+        self.waiting += sign
+        self.held_bytes += size_bytes
+        account.held_bytes += size_bytes
 
     def _leave_for_turn(self, request: R, account: Account[R]) -> None:
         """Remove a request for its turn; among accounts of equal use, others are next."""

@@ -48,8 +48,10 @@ class FrameSeen:
     age_ms: float
     #: When the reply came.
     heard_s: float
-    #: Whether the device says that its picture never changes.
+    #: Whether the device says that its picture never changes, or that another client's looks
+    #: suspect its camera.
     frozen: bool = False
+    suspected: bool = False
 
     def taken_s(self, part: Arrival) -> float:
         """When it was taken, on the client's clock; off by half of the network time at most.
@@ -66,6 +68,7 @@ class FrameInAnswer(NamedTuple):
     number: int
     age_ms: float
     frozen: bool = False
+    suspected: bool = False
 
 
 #: By device.
@@ -81,6 +84,7 @@ def frames_of(
             seen[part.device].number,
             (now_s - seen[part.device].taken_s(part)) * 1e3,
             seen[part.device].frozen,
+            seen[part.device].suspected,
         )
         for part in arrived.values()
     }

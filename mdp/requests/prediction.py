@@ -67,10 +67,12 @@ class Prediction(Struct, frozen=True, kw_only=True):
     used: tuple[str, ...]
     #: Device -> reason, for every device that was wanted and is not in the answer.
     missing: dict[str, str]
-    #: Accuracy that this combination was measured to have; None for a bundle never evaluated. Where
-    #: the first stage of a cascade was sure, that of the cascade over all pictures and both stages.
+    #: Accuracy that this combination was measured to have. None for a bundle never evaluated, and
+    #: where a suspect is in the answer: it was measured with cameras that see what they should.
+    #: Where the first stage of a cascade was sure, that of the cascade over all pictures and both
+    #: stages.
     expected_accuracy: float | None
-    #: How many pictures that was measured on; None where it was not.
+    #: How many pictures that was measured on; None for a bundle never evaluated.
     expected_accuracy_pictures: int | None = None
     #: From the call to the answer, decoding, cropping and fusing included.
     latency_ms: float
@@ -86,8 +88,18 @@ class Prediction(Struct, frozen=True, kw_only=True):
     #: Device -> the code of its reason in `missing`.
     missing_codes: dict[str, Code] = {}
     #: Of a look: device -> why its camera is suspected. It `disagrees` with the others: covered,
-    #: turned or moved (`camera_drift`); or it is `frozen`: its picture never changes.
+    #: turned or moved, as this client's looks found (`camera_drift`) or, by its agent, another
+    #: client's; or it is `frozen`: its picture never changes.
     suspects: dict[str, Suspicion] = {}
+
+    def __repr__(self) -> str:
+        """The answer and the devices that it lacks or doubts; `to_dict` has every field."""
+        shown = (
+            f"label={self.label!r}, probability={self.probability:.3g}, mode={self.mode!r}, "
+            f"used={self.used!r}, missing={self.missing!r}"
+        )
+        doubts = f", suspects={self.suspects!r}" if self.suspects else ""
+        return f"Prediction({shown}{doubts})"
 
     @property
     def partial(self) -> bool:
@@ -98,6 +110,11 @@ class Prediction(Struct, frozen=True, kw_only=True):
     def degraded(self) -> bool:
         """Whether a member is missing that was needed; a cascade's first stage may be enough."""
         return any(reason != str(NOT_NEEDED) for reason in self.missing.values())
+
+    @property
+    def uses_suspect(self) -> bool:
+        """Whether a device is in the answer whose camera is suspected."""
+        return any(device in self.suspects for device in self.used)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field under its name, in dicts, lists, texts, numbers, booleans and None.
@@ -146,6 +163,8 @@ class AnswerBuilder:
         cameras = len(bundle.manifest.plan.cameras)
         known = bool(self._weights.agreement)
         self._drift = CameraDrift(self._weights) if known or cameras > 1 else None
+        #: Devices whose cameras the looks so far suspect.
+        self.disagreeing: frozenset[str] = frozenset()
         #: Heads of each contribution that fusion needs.
         self.heads = 2 if "boosted" in self._weights.rules else 1
         self._rules: dict[tuple[int, ...], _Rule] = {}
@@ -182,8 +201,12 @@ class AnswerBuilder:
         suspects: dict[str, Suspicion] = {}
         if frames is not None:
             if self._drift is not None:
-                suspects |= dict.fromkeys(self._drift.saw(contributions, used), "disagrees")
+                self.disagreeing = frozenset(self._drift.saw(contributions, used))
+            suspected = self.disagreeing.union(one for one in used if frames[one].suspected)
+            suspects |= dict.fromkeys(sorted(suspected), "disagrees")
             suspects |= dict.fromkeys((one for one in used if frames[one].frozen), "frozen")
+            if not suspects.keys().isdisjoint(used):
+                expected = None
         top = tuple(zip([self._labels[i] for i in classes], shares, strict=True))
         return Prediction(
             label=top[0][0],
@@ -274,7 +297,10 @@ def no_answer(
     """The error of a call to which no member contributed."""
     outcomes = {device: str(reason) for device, reason in missing.items()}
     codes = {device: reason.code for device, reason in missing.items()}
-    told = "; ".join(f"{device}: {reason}" for device, reason in outcomes.items())
+    devices: dict[str, list[str]] = {}
+    for device, reason in outcomes.items():
+        devices.setdefault(reason, []).append(device)
+    told = "; ".join(f"{', '.join(those)}: {reason}" for reason, those in devices.items())
     if timed_out:
         return DeadlineExceeded(f"no answer within {deadline_ms:g} ms ({told})", outcomes, codes)
     return QuorumNotMet(f"no device can answer ({told})", outcomes, codes)

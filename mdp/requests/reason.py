@@ -6,6 +6,7 @@ from typing import Literal
 from msgspec import Struct
 
 from mdp.protocol.messages import FailureCode
+from mdp.protocol.messages import Suspicion as Suspicion
 
 #: What an agent refuses with, and what the client itself finds (docs/reference/reasons.md).
 Code = (
@@ -17,9 +18,7 @@ Code = (
     ]
 )  # fmt: skip
 
-#: Why a camera is suspected: its labels disagree with the others', or its picture never changes.
-Suspicion = Literal["disagrees", "frozen"]
-#: The same for people.
+#: Why a camera is suspected, for people.
 SUSPECT: Mapping[Suspicion, str] = {
     "disagrees": "disagrees with the others: camera covered, turned or moved?",
     "frozen": "the same picture again and again: camera frozen?",

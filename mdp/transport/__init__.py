@@ -5,6 +5,7 @@ connection is encrypted and both sides are authenticated (CurveZMQ, rfc.zeromq.o
 """
 
 from mdp.transport.admission.access import AgentKeys, Audit
+from mdp.transport.admission.connection_rate import network_of
 from mdp.transport.dealers import CLOSED, FORKED, Dealers
 from mdp.transport.events import ClientKeys, Connected, Disconnected, Received, TransportEvent
 from mdp.transport.router import Peer, Router
@@ -23,6 +24,7 @@ __all__ = [
     "Received",
     "Router",
     "TransportEvent",
+    "network_of",
     "new_pair",
     "public_key_of",
     "this_process",

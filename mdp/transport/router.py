@@ -56,6 +56,8 @@ class Peer(NamedTuple):
     route: bytes
     #: The client: its public key or, where there are none, the connection.
     client: str
+    #: The connection's address and port, where it has a key; empty where it has ended since.
+    address: str = ""
 
 
 #: A message's sender and its frames.
@@ -226,11 +228,15 @@ class Router(Closing):
         frames = receive(self._router)
         # Of the last frame: the prepended one has no metadata.
         last: Any = frames[-1]
-        client: str = route.hex() if self._access.allowed is None else last.get("User-Id")
-        if self._access.allowed is not None and not self._access.accepts(client, last.get(_SOURCE)):
-            return None
+        if self._access.allowed is None:
+            peer = Peer(route, route.hex())
+        else:
+            client, source = last.get("User-Id"), last.get(_SOURCE)
+            if not self._access.accepts(client, source):
+                return None
+            peer = Peer(route, client, self._access.connections.address_of(source))
         # Copying a small frame is cheaper than keeping it.
-        return Peer(route, client), [
+        return peer, [
             frame.bytes if len(frame) < _SMALL_BYTES else frame.buffer for frame in frames
         ]
 

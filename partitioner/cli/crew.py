@@ -10,6 +10,7 @@ import typer
 from mdp import console
 from mdp.errors import InputError, PlanRefused
 from mdp.formats.plan import read_plan
+from mdp.logs import quiet_libraries
 from partitioner.cli.common import JsonOption, interruptible, prepare, say
 from partitioner.cli.options import configured
 from partitioner.config import Given
@@ -179,6 +180,7 @@ def join(
     Example: mdp-partition crew join 192.168.1.10:47100 --name tower --data photos/
     --key crew.key --run photos.run
     """
+    quiet_libraries()
     with interruptible(f"what is finished is kept in {run}"), _alone():
         prepare(threads)
         from partitioner.crew import desk as crew_desk

@@ -94,8 +94,11 @@ def print_written(bundle: Bundle, run: Path) -> None:
     members = "1 sub-model" if len(assignments) == 1 else f"{len(assignments)} sub-models"
     device = assignments[0].device
     source = " --source camera:0" if bundle.manifest.plan.cameras else ""
+    # The page, MQTT and statuses show the name.
+    nameless = bundle.manifest.name == "bundle"
+    hint = '; it is called "bundle": the same command with --name renames it' if nameless else ""
     for line in (
-        f"{bundle.path}: {members}, digest {bundle.digest}",
+        f"{bundle.path}: {members}, digest {bundle.digest}{hint}",
         f"next: copy it to every device and serve it there, mdp-agent run --bundle {bundle.path} "
         f"--device {device} --bind tcp://0.0.0.0:7500 --key {device}.secret --clients clients/"
         f"{source}",
@@ -107,9 +110,9 @@ def print_written(bundle: Bundle, run: Path) -> None:
 def manifest_remark(bundle: Bundle, report: Report, *, write: bool) -> str:
     """Whether the manifest of `bundle`, as opened before, contains the report now."""
     known, manifest = bundle.manifest.evaluation, bundle.path / MANIFEST
-    before = "never evaluated" if known is None else f"evaluated on {_pictures(known)}"
     if not write:
-        return f"{bundle.path}: as it was, {before}; --write puts these figures into its manifest"
+        has = "no evaluation" if known is None else f"an evaluation on {_pictures(known)}"
+        return f"{manifest}: unchanged, with {has}; --write puts these figures there"
     was = "had none" if known is None else f"was of {_pictures(known)}"
     return (
         f"{manifest}: its evaluation is now of {_pictures(report.evaluation)}, {was}; the digest "

@@ -226,7 +226,8 @@ def _folders(folder: Path, expected: str, left_out: Counter[str]) -> list[str]:
 
 def _count_strays(folder: Path, names: list[str], left_out: Counter[str]) -> None:
     for name in STRAY_FOLDERS & set(names):
-        left_out[name] += sum(len(files) for _, _, files in os.walk(folder / name))
+        if count := sum(len(files) for _, _, files in os.walk(folder / name)):
+            left_out[name] += count
 
 
 def _read_tree(root: Path, below: str, reading: _Reading) -> tuple[list[str], list[_Sample]]:

@@ -49,6 +49,11 @@ class Job(Struct, eq=False):
     #: Whether its device failed while computing it.
     is_lost: bool = False
 
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it holds while it waits."""
+        return self.device.model.waiting_bytes
+
 
 class SimulatedDevice:
     """A `DeviceModel` in action; replies are handed to `reply` when they reach the client."""

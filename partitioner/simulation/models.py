@@ -72,6 +72,8 @@ class DeviceModel:
     #: Network delay without the bytes.
     delay: Jittered | Measured
     request_bytes: float = 0.0
+    #: Memory of a request that waits in its agent.
+    waiting_bytes: int = 0
     reply_bytes: float = 0.0
     bandwidth_bps: float = math.inf
     #: Time in which the agent encodes and sends a reply, and computes nothing.

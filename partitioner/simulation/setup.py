@@ -125,6 +125,7 @@ def device_model(
         ),
         delay=Jittered(round_trip_s=max(0.0, trip_ms) / 1e3, jitter_s=jitter_ms / 1e3),
         request_bytes=sent,
+        waiting_bytes=round(request_bytes(image_size, "raw") if looks else sent),
         reply_bytes=received,
         bandwidth_bps=link.bandwidth_bps,
         turnaround_s=TURNAROUND_S,

@@ -194,7 +194,7 @@ FRAMES = Target(
     name="frames",
     read=read_frames,
     seeds=lambda: {name: joined(frames) for name, frames in _messages().items()},
-    share=0.425,
+    share=0.305,
     structure=Structure(parse=parse_frames, render=render_frames),
     words=(b"MDP\x01\x01", b"MDP\x01\x03", b"MDP\x01\x05", b"\xff\xd8\xff\xda", b"\xff\xff"),
 )

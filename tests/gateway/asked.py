@@ -15,10 +15,15 @@ MODEL = "colours"
 PICTURES = np.zeros((3, 40, 60, 3), np.uint8)
 PICTURES[:2, ..., 0] = PICTURES[2, ..., 1] = 200
 LABELS = ["red", "red", "green"]
+#: Devices of each of the three answers.
+USED = ["alpha, beta, gamma"] * 3
 
 
-def check(labels: NDArray[np.object_], probabilities: NDArray[np.float32]) -> None:
+def check(
+    labels: NDArray[np.object_], probabilities: NDArray[np.float32], used: NDArray[np.object_]
+) -> None:
     """Raise AssertionError for other answers."""
+    assert [name.decode() if isinstance(name, bytes) else str(name) for name in used] == USED, used
     texts = [text.decode() if isinstance(text, bytes) else str(text) for text in labels[:, 0]]
     assert texts == LABELS, texts
     assert probabilities.shape == (3, 3)
@@ -41,10 +46,10 @@ def triton(host: str) -> None:
         images.set_data_from_numpy(PICTURES, binary_data=binary)
         outputs = [
             http.InferRequestedOutput(name, binary_data=binary)
-            for name in ("labels", "probabilities")
+            for name in ("labels", "probabilities", "used")
         ]
         answer = client.infer(MODEL, [images], outputs=outputs, request_id="7")
-        check(answer.as_numpy("labels"), answer.as_numpy("probabilities"))
+        check(*(answer.as_numpy(name) for name in ("labels", "probabilities", "used")))
         response = answer.get_response()
         assert response["id"] == "7"
         assert response["parameters"]["degraded"] is False
@@ -73,7 +78,7 @@ async def kserve(host: str) -> None:
         request = InferRequest(model_name=MODEL, infer_inputs=[images])
         answer = await client.infer(url, request, model_name=MODEL)
         outputs = {output.name: output.as_numpy() for output in answer.outputs}
-        check(outputs["labels"], outputs["probabilities"])
+        check(outputs["labels"], outputs["probabilities"], outputs["used"])
         assert answer.parameters["degraded"] is False
     await client.close()
     print(f"kserve {version('kserve')}: health, JSON, binary")

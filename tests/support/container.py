@@ -2,6 +2,10 @@
 
 A process gets a root of its own that it cannot write, the user, environment and entry point of an
 image, no privileges and a network of its own; /opt/mdp is this environment. Linux, as root.
+
+The scripts of the environment name it, and it names the checkout: both are also where they are on
+this machine, wherever that is. They are there entry by entry, as one may lie within another, and
+/tmp is emptied before them.
 """
 
 import json
@@ -20,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 CONTAINERFILE = ROOT / "deploy" / "Containerfile"
 #: What a base image brings, from this machine.
 _SYSTEM = ("bin", "sbin", "lib", "lib64", "usr", "etc", "proc", "dev")
+#: What a virtual environment needs.
+_ENVIRONMENT = ("bin", "lib", "lib64", "pyvenv.cfg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +95,11 @@ def command(
     whose network it shares.
     """
     user, group = stage.last("USER").split(":")
-    prefix = Path(sys.prefix)
-    own = [Mount(place=str(path), source=path) for path in (ROOT, Path(sys.base_prefix))]
-    own = [mount for mount in own if not mount.place.startswith("/usr")]
     system = [Mount(place=f"/{name}", source=Path("/", name)) for name in _SYSTEM]
-    python = Mount(place="/opt/mdp", source=prefix)
-    lines = ["set -eu", f"mount -t tmpfs -o mode=0755 tmpfs {_q(root)}"]
-    for mount in (*system, *own, python, *mounts):
+    lines = ["set -eu", "umask 022", f"mount -t tmpfs -o mode=0755 tmpfs {_q(root)}"]
+    lines.append(f"mkdir {_q(root / 'tmp')}")
+    lines.append(f"mount -t tmpfs -o mode=1777 tmpfs {_q(root / 'tmp')}")
+    for mount in (*system, *_installed(), *mounts):
         place = root / mount.place.lstrip("/")
         if mount.source.is_file():
             lines.append(
@@ -106,9 +110,7 @@ def command(
         lines.append(f"mount --rbind {_q(mount.source)} {_q(place)}")
         if not mount.writable and mount.place not in ("/proc", "/dev"):
             lines.append(f"mount -o remount,bind,ro {_q(place)}")
-    lines.append(f"mkdir -p {_q(root / 'tmp')}")
     lines.append(f"mount -o remount,ro {_q(root)}")
-    lines.append(f"mount -t tmpfs -o mode=1777 tmpfs {_q(root / 'tmp')}")
     if network_of is None:
         lines.append("ip link set lo up")
     variables = {**stage.environment, **(environment or {})}
@@ -127,6 +129,24 @@ def command(
     spaces = ["unshare", "--mount"] if network_of is not None else ["unshare", "--mount", "--net"]
     outer = [] if network_of is None else ["nsenter", f"--net=/proc/{network_of}/ns/net"]
     return [*outer, *spaces, "sh", "-c", "\n".join(lines)]
+
+
+def _installed() -> list[Mount]:
+    """This environment, at /opt/mdp and where it is, and what the wheel is built from."""
+    prefix, base = Path(sys.prefix), Path(sys.base_prefix)
+    found = [(Path("/opt/mdp") / name, prefix / name) for name in _ENVIRONMENT]
+    found += [(place / name, prefix / name) for place in _names(prefix) for name in _ENVIRONMENT]
+    copied = [text.split() for name, text in stages()["wheel"].instructions if name == "COPY"]
+    sources = [name for *names, _ in copied for name in names]
+    found += [(place / name, ROOT / name) for place in _names(ROOT) for name in sources]
+    if not base.is_relative_to("/usr"):
+        found += [(place, base) for place in _names(base)]
+    return [Mount(place=str(place), source=path) for place, path in found if path.exists()]
+
+
+def _names(path: Path) -> list[Path]:
+    """A path, and that which links in it lead to."""
+    return list(dict.fromkeys((path, path.resolve())))
 
 
 def _q(path: Path) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def follow(page: Path, folder: Path, *, timeout_s: float) -> list[str]:
     if own_network():
         script.append("ip link set lo up")
     for number, step in enumerate(steps):
-        script += [f"exec > {folder}/{number}.out", step]
+        script += [f"exec > {shlex.quote(f'{folder}/{number}.out')}", step]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     # A session of its own, so that nothing is left when time is up.
     shell = subprocess.Popen(

@@ -86,10 +86,12 @@ def serving(
             assert not thread.is_alive()
 
 
-def request(bundle: Bundle, number: int, budget_ms: float = PLENTY_MS) -> list[Buffer]:
-    """A request whose picture is all `number`."""
+def request(
+    bundle: Bundle, number: int, budget_ms: float = PLENTY_MS, *, request_id: int | None = None
+) -> list[Buffer]:
+    """A request whose picture is all `number`, by default its id too."""
     infer = Infer(
-        request_id=number,
+        request_id=number if request_id is None else request_id,
         digest=bundle.digest,
         k=0,
         budget_ms=budget_ms,

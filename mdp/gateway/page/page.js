@@ -19,6 +19,7 @@ const REFUSED = {
   NotAllowedError: "the browser was not allowed to use it",
   NotReadableError: "another program uses it",
 };
+const NO_PICTURE = "This file is no picture that can be read (JPEG, PNG, WebP, GIF, BMP, TIFF ...).";
 const CAMERA_MS = 400;
 const MAX_SIDE = 640;
 // The gateway gives a sign of life every ten seconds: a connection without one is half-open.
@@ -70,6 +71,9 @@ async function told(response) {
   if (!response.ok) throw new Error(content.error);
   return content;
 }
+
+// A label that may break where its words end, as in `english_springer`, and nowhere else.
+const breakable = (label) => label.split(/(?<=[_/-])/).flatMap((part) => [part, el("wbr")]);
 
 function alertOf(message) {
   $("alert").hidden = !message;
@@ -146,21 +150,26 @@ function showFleet() {
   document.title = `${fleet.name} – MDP fleet`;
   text("bundle", fleet.name);
   text("count", `${able.length} of ${fleet.devices.length}`);
+  text("count-note", `${fleet.devices.length === 1 ? "device" : "devices"} ${able.length === 1 ? "answers" : "answer"}`);
   text("accuracy", percent(fleet.expected_accuracy));
   const all = fleet.expected_accuracy_all;
   const lost = all == null || fleet.expected_accuracy == null ? 0 : (all - fleet.expected_accuracy) * 100;
   text("change", Math.abs(lost) < 0.05 ? "" : `${lost > 0 ? "−" : "+"}${Math.abs(lost).toFixed(1)} points`);
   const pictures = fleet.expected_accuracy_pictures;
-  text("accuracy-note", `expected accuracy of these devices, ${pictures == null ? "never measured" : `measured on ${pictures.toLocaleString()} pictures`}`);
+  const suspects = able.filter((device) => device.suspect).map((device) => device.name);
+  const measured = pictures == null ? "never measured" : `measured on ${pictures.toLocaleString()} pictures`;
+  text("accuracy-note", `expected accuracy of these devices, ${measured}${suspects.length ? `; it does not hold for looks with a suspected camera (${suspects.join(", ")})` : ""}`);
+  $("accuracy").className = suspects.length ? "fewer" : "";
   $("count").className = !able.length ? "none" : able.length < fleet.devices.length ? "fewer" : "";
   $("seats").replaceChildren(...fleet.devices.map((device, index) => el("i", { class: able.includes(device) ? `d${index % 6}` : "off" })));
   $("meter").style.width = width(fleet.expected_accuracy);
   $("meter-all").style.left = width(all);
   $("meter-all").hidden = all == null;
   text("version", `bundle ${fleet.bundle} ${fleet.digest}, ${fleet.classes} classes`);
+  const troubles = able.length < fleet.devices.length ? ["degraded"] : [];
+  if (suspects.length) troubles.push(suspects.length > 1 ? "cameras suspected" : "a camera suspected");
   if (!able.length) live("bad", "No device can answer");
-  else if (able.length < fleet.devices.length) live("warn", "Live, degraded");
-  else live("good", "Live");
+  else live(troubles.length ? "warn" : "good", ["Live", ...troubles].join(", "));
   $("cameras").hidden = !fleet.devices.some((device) => device.source);
   showDevices(fleet);
   showFaults(fleet);
@@ -335,7 +344,9 @@ async function ask() {
     }));
     if (latest()) showAnswer(answer);
   } catch (error) {
-    if (latest()) showNoAnswer("No answer", error.message);
+    // Of a file of any other kind, the decoder's words help nobody.
+    const strange = error.message.includes("found no format that is read");
+    if (latest()) showNoAnswer("No answer", strange ? NO_PICTURE : error.message);
   } finally {
     state.asking = false;
   }
@@ -356,7 +367,9 @@ function showAnswer(answer) {
   const fleet = current();
   const missing = Object.entries(answer.missing);
   text("label", answer.label);
-  const parts = `${percent(answer.probability)} probable, from ${answer.used.join(", ")}`;
+  const suspects = answer.used.filter((name) => answer.suspects[name]);
+  const doubt = suspects.length ? `; accuracy unknown with a suspected camera (${suspects.join(", ")})` : "";
+  const parts = `${percent(answer.probability)} probable, from ${answer.used.join(", ")}${doubt}`;
   if (answer.stage === "first" && !answer.degraded) text("note", `${parts}; the others were not needed`);
   else text("note", parts + (missing.length ? `; without ${missing.map(([name, why]) => `${name} (${why})`).join(", ")}` : ""));
   text("latency", `${answer.latency_ms.toFixed(0)} ms`);
@@ -377,15 +390,15 @@ function showAnswer(answer) {
   const opinions = new Map(answer.members.map((each) => [each.device, each]));
   $("opinions").replaceChildren(...fleet.devices.map((device, index) => {
     const own = opinions.get(device.name);
-    const name = el("th", { scope: "row" }, el("span", { class: "swatch", "aria-hidden": "true" }), device.name);
+    const name = el("th", { scope: "row" }, el("span", { class: "swatch", "aria-hidden": "true" }), ...breakable(device.name));
     if (!own) return el("tr", { class: `out d${index % 6}` }, name, el("td", { colspan: "3" }, device.in_use ? answer.missing[device.name] || "not asked" : "switched off"));
     const other = own.label !== answer.label;
     return el("tr", { class: `d${index % 6}` }, name,
-      el("td", other ? { class: "other" } : {}, own.label),
+      el("td", other ? { class: "other" } : {}, ...breakable(own.label)),
       el("td", { class: "number" }, percent(own.probability)),
-      el("td", { class: "number" }, percent(device.accuracy)));
+      el("td", { class: "number" }, percent(suspects.includes(device.name) ? null : device.accuracy)));
   }));
-  text("fused-label", answer.label);
+  $("fused-label").replaceChildren(...breakable(answer.label));
   text("fused-probability", percent(answer.probability));
   text("fused-accuracy", percent(answer.expected_accuracy));
   text("mode-note", MODES[answer.mode] || "");
@@ -394,6 +407,7 @@ function showAnswer(answer) {
 
 function showCrops(fleet, answer) {
   const shown = state.camera ? $("video") : $("picture");
+  if (shown.hidden || $("shot").hidden) return;
   const [width, height] = [shown.videoWidth || shown.naturalWidth, shown.videoHeight || shown.naturalHeight];
   if (!width) return;
   const side = Math.min(width, height);
@@ -438,18 +452,23 @@ async function open(blob) {
   const url = URL.createObjectURL(blob);
   const picture = $("picture");
   const former = picture.src;
-  picture.hidden = false;
   picture.src = url;
   if (former) URL.revokeObjectURL(former);
-  $("empty").hidden = true;
-  $("shot").hidden = false;
   $("stage").classList.add("full");
   $("crops").replaceChildren();
   $("legend").replaceChildren();
   state.blob = blob;
   text("label", "Asking …");
+  text("note", "");
+  const shown = await picture.decode().then(() => true, () => false);
+  // Another one may have been opened meanwhile.
+  if (state.blob !== blob) return;
+  picture.hidden = false;
   // A browser may not show what the gateway can read.
-  await picture.decode().catch(() => {});
+  $("shot").hidden = !shown;
+  $("empty").hidden = shown;
+  $("empty-text").hidden = true;
+  $("unseen").hidden = shown;
   await ask();
 }
 
@@ -523,7 +542,7 @@ function stop() {
   state.looking = null;
   $("cameras").setAttribute("aria-pressed", "false");
   $("empty-text").hidden = false;
-  $("looking").hidden = true;
+  $("looking").hidden = $("unseen").hidden = true;
   state.blob = null;
   $("shot").hidden = true;
   $("empty").hidden = false;

@@ -44,6 +44,11 @@ class Connections:
         """The key of a connection; empty before it has one."""
         return self._key_of.get(peer.descriptor, "")
 
+    def address_of(self, descriptor: int) -> str:
+        """Address and port of a connection; empty if it has ended."""
+        peer = self._open.get(descriptor)
+        return "" if peer is None else peer.address
+
     @property
     def keys(self) -> Collection[str]:
         """Keys with at least one connection."""

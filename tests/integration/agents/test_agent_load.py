@@ -1,5 +1,6 @@
 """Many clients at one agent: shares, batches, draining, and cores of its own."""
 
+import asyncio
 import re
 import signal
 import threading
@@ -9,20 +10,22 @@ from pathlib import Path
 
 import pytest
 
+import mdp
 from devices.agent.options import ServeOptions
 from devices.build import build_agent
 from devices.cores import cores_in
 from devices.machine import Machine
 from mdp.formats.bundle import Bundle
 from mdp.protocol.messages import Failure, Result, contribution_of
-from mdp.queueing.queue import CAPACITY
+from mdp.queueing.queue import CAPACITY_BYTES, LEAST_BYTES
+from mdp.requests.prediction import Prediction
 from mdp.testing.agents import ANY_PORT
-from mdp.testing.bundles import write_bundle
+from mdp.testing.bundles import colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import AgentKeys, new_pair
 from tests.support.bundles import change_assignment
 from tests.support.fakes import StrangePeer
-from tests.support.fleet import Fleet
+from tests.support.fleet import PLENTY_MS, Fleet
 from tests.support.serving import Held, Paying, queued, replies, request, serving, told
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -38,20 +41,53 @@ def test_a_client_that_floods_does_not_starve_another(fleet: Fleet) -> None:
         runtime.hold()
         greedy.send(request(bundle, 1))
         until(runtime.waiting.is_set, "the first is computed")
-        for number in range(2, 41):
-            greedy.send(request(bundle, number))
-        # One is computed, 16 wait; the others have been told.
-        assert Counter(replies(greedy, 23).values()) == {"overloaded": 23}
-        assert queued(greedy) == CAPACITY
+        most = CAPACITY_BYTES // LEAST_BYTES
+        for sent in range(1, most + 1, 64):
+            for number in range(sent + 1, sent + 65):
+                greedy.send(request(bundle, number % 200, request_id=number))
+            # Never more than the agent takes in at a time.
+            assert queued(greedy) == sent + 63
+        for number in range(most + 2, most + 25):
+            greedy.send(request(bundle, 0, request_id=number))
+        # One is computed; those that wait fill the memory; the others have been told.
+        told_first = [greedy.receive().message for _ in range(23)]
+        texts = {message.text for message in told_first if isinstance(message, Failure)}
+        assert texts == {f"{most} requests wait already"}
+        assert queued(greedy) == most
         for number in (201, 202):
             modest.send(request(bundle, number))
-        assert queued(modest) == CAPACITY
+        assert queued(modest) == most
         runtime.free.set()
         assert replies(modest, 2) == {201: "answered", 202: "answered"}
-        left = replies(greedy, 17)
-        assert Counter(left.values()) == {"answered": 15, "overloaded": 2}
+        left = replies(greedy, most + 1)
+        assert Counter(left.values()) == {"answered": most - 1, "overloaded": 2}
         # The flood's first took longer to compute than both of the modest one's.
         assert [batch[0] for batch in runtime.batches[:5]] == [1, 201, 202, 2, 3]
+
+
+def test_many_calls_at_a_time_are_all_complete(fleet: Fleet, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    fleet.start_all("alpha", "gamma", odd=("beta", "--hold", "run", "--gate", gate))
+
+    async def ask_many() -> list[Prediction]:
+        async with mdp.AsyncClient.connect(fleet.write(), timeout_s=PATIENCE_S) as client:
+            picture = colour_picture("red")
+            calls = [
+                asyncio.create_task(client.classify(picture, deadline_ms=PLENTY_MS))
+                for _ in range(50)
+            ]
+            queued: int | None = 0
+            # Those that were refused would be decided.
+            while (queued or 0) + sum(call.done() for call in calls) < 49:
+                await asyncio.sleep(0.005)
+                statuses = await client.status(timeout_s=PATIENCE_S)
+                (queued,) = [each.queued for each in statuses if each.device == "beta"]
+            (gate / "run").touch()
+            return await asyncio.gather(*calls)
+
+    answers = asyncio.run(ask_many())
+    assert Counter(tuple(answer.missing.items()) for answer in answers) == {(): 50}
 
 
 def test_a_client_is_its_key_however_many_connections_it_has(fleet: Fleet) -> None:

@@ -25,7 +25,7 @@ from mdp.formats.signing import load_signing_key, new_bundle_key, sign
 from mdp.requests.prediction import Prediction
 from mdp.testing.agents import AgentProcess
 from mdp.testing.bundles import colour_picture, write_bundle
-from mdp.testing.processes import PATIENCE_S, until
+from mdp.testing.processes import PATIENCE_S
 from mdp.transport import Dealers
 from tests.support.bundles import listed
 from tests.support.fleet import BIN, PLENTY_MS, Fleet
@@ -111,10 +111,15 @@ def at_half(do: Callable[[], object]) -> Callable[[int, int], None]:
     return progress
 
 
+def audit_lines(fleet: Fleet, event: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (fleet.folder / "audit.jsonl").read_text().splitlines())
+    told = [line for line in lines if line["event"] == event]
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+", line["address"]) for line in told)
+    return told
+
+
 def audited(fleet: Fleet, event: str) -> list[str]:
-    lines = (fleet.folder / "audit.jsonl").read_text().splitlines()
-    told = [json.loads(line) for line in lines]
-    return [line["reason"] for line in told if line["event"] == event]
+    return [line["reason"] for line in audit_lines(fleet, event)]
 
 
 def test_a_push_goes_on_while_pictures_are_classified(fleet: Fleet) -> None:
@@ -198,7 +203,9 @@ def test_a_key_without_the_right_is_refused(fleet: Fleet) -> None:
             connected.pull(fleet.folder / "pulled")
     assert not (fleet.folder / "pulled").exists()
     assert list((fleet.folder / "kept-alpha").iterdir()) == []
-    until(lambda: len(audited(fleet, "refuse")) == 4, "the log to be written")
+    assert fleet.agents["alpha"].terminate() == 0
+    first, others = audit_lines(fleet, "refuse")
+    assert (first["client"], others["count"]) == ("client", 3)
 
 
 def test_an_agent_that_takes_no_bundles_says_so(fleet: Fleet) -> None:
@@ -311,6 +318,13 @@ def test_the_commands(fleet: Fleet) -> None:
     rows = json.loads(mdp(fleet, "status", "--json").stdout)["devices"]
     versions = [(row["serves"]["name"], row["previous"]["name"]) for row in rows]
     assert versions == [("new", "old"), ("old", "new")]
+    # Each goes to its own previous version.
+    done = mdp(fleet, "rollback", "alpha", "beta", "--json")
+    assert (done.exit_code, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    gone_back = [(each["device"], each["version"]["name"]) for each in told["devices"]]
+    assert (gone_back, told["left"]) == ([("alpha", "old"), ("beta", "new")], [])
+    rows = json.loads(mdp(fleet, "status", "--json").stdout)["devices"]
     # Of a bundle that one device cannot serve, none is served anywhere.
     write_bundle(fleet.folder / "other", name="other", devices=("alpha", "zeta", "eta"))
     done = mdp(fleet, "push", fleet.folder / "other")
@@ -319,6 +333,15 @@ def test_the_commands(fleet: Fleet) -> None:
     assert json.loads(mdp(fleet, "status", "--json").stdout)["devices"] == rows
     done = mdp(fleet, "push", fleet.folder / "new", "gamma")
     assert (done.stdout, str(done.exception)) == ("", "gamma: expected one of alpha, beta")
+    # The first that fails ends it.
+    fleet.agents["alpha"].kill()
+    fleet.restart("alpha", "--allow-push", fleet.folder / "none")
+    done = mdp(fleet, "rollback", "beta", "alpha")
+    assert done.stdout.split()[:3] == ["beta:", "serves", "old"]
+    assert str(done.exception) == "alpha: keeps no previous version"
+    done = mdp(fleet, "rollback", "alpha", "beta")
+    expected = "alpha: keeps no previous version; not tried: beta"
+    assert (done.stdout, str(done.exception)) == ("", expected)
 
 
 def test_pushing_needs_keys(fleet: Fleet) -> None:

@@ -115,8 +115,9 @@ def test_recorded_scenes_are_data_for_several_cameras(tmp_path: Path, fleet: Fle
     alpha.wait_for("client begins to record")
     alpha.wait_for(re.compile(r"client has ended recording: pictures \d+"))
     log = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
-    told = [line["reason"] for line in log if line["event"] == "record"]
-    assert told[0] == "begins to record"
+    told = [line for line in log if line["event"] == "record"]
+    assert told[0]["reason"] == "begins to record"
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+", line["address"]) for line in told)
 
 
 def test_cameras_are_recorded_before_there_is_a_bundle(tmp_path: Path) -> None:
@@ -147,8 +148,43 @@ def test_cameras_are_recorded_before_there_is_a_bundle(tmp_path: Path) -> None:
             return run_here(mdp_main, "mdp", "record", *asked).returncode == 0
 
         until(is_recorded, "a scene of both cameras")
+        check_before_recording(path, tmp_path)
     (scene,) = (out / "a").iterdir()
     assert sorted(file.name for file in scene.iterdir()) == ["alpha.jpg", "beta.jpg"]
+
+
+def check_before_recording(path: Path, folder: Path) -> None:
+    """`mdp status` and `mdp doctor` of a fleet file without a bundle."""
+
+    def told(command: str) -> tuple[int, list[str]]:
+        done = run_here(mdp_main, "mdp", command, "--fleet", path)
+        assert done.stderr == ""
+        return done.returncode, done.stdout.splitlines()
+
+    code, lines = told("status")
+    assert code == 0, lines
+    assert [line.split(" at ")[0] for line in lines] == [
+        "alpha: READY", "beta: READY", "alpha looks", "beta looks",
+    ]  # fmt: skip
+    subjects = ["alpha", "alpha's camera", "alpha's picture"]
+    subjects += [subject.replace("alpha", "beta") for subject in subjects]
+
+    def is_well() -> bool:
+        code, lines = told("doctor")
+        return (
+            code == 0 and [re.split(r" +|: ", line, maxsplit=1)[0] for line in lines] == ["ok"] * 6
+        )
+
+    until(is_well, "pictures of both cameras, within the rate")
+    (folder / "allowed" / "client.limits").write_text("record = false\n")
+    refused = "no_frame: this client's key may not record (`record = true` in its .limits file)"
+    problems = [f"PROBLEM {name}'s picture: {refused}" for name in ("alpha", "beta")]
+
+    def is_refused() -> bool:
+        code, lines = told("doctor")
+        return code == 3 and [line for line in lines if line.startswith("PROBLEM")] == problems
+
+    until(is_refused, "the right is taken away")
 
 
 def test_refused_without_the_right_and_above_the_rate(tmp_path: Path, fleet: Fleet) -> None:

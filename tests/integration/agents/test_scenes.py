@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from mdp.cli.main import main as mdp_main
+from mdp.mqtt.messages import health_payload
 from mdp.testing.bundles import DEVICES, LABELS, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from tests.support.command_lines import run_here
 from tests.support.faults.stage import Stage, with_cameras
 from tests.support.fleet import PLENTY_MS, Fleet
+from tests.support.web.gateway import Gateway, gateway
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -41,6 +43,12 @@ def start(fleet: Fleet, stage: Stage) -> None:
         fleet.agents[camera].wait_for("READY")
 
 
+def suspects_of(served: Gateway) -> dict[str, str]:
+    """Device -> why the gateway's page shows its camera as a suspect."""
+    (shown,) = served.ask("/fleets").told
+    return {one["name"]: one["suspect"] for one in shown["devices"] if one["suspect"]}
+
+
 def test_a_covered_camera_is_shown_and_an_old_frame_is_not_fused(
     tmp_path: Path, fleet: Fleet
 ) -> None:
@@ -67,8 +75,21 @@ def test_a_covered_camera_is_shown_and_an_old_frame_is_not_fused(
             **dict.fromkeys(DEVICES, ""),
             "beta": "camera: disagrees with the others: camera covered, turned or moved?",
         }
-        # The latest look has told the agent, which tells everybody.
-        shown = run_here(mdp_main, "mdp", "status", "--fleet", fleet.folder / "fleet.toml").stdout
+        # The latest look has told the agent, which tells everybody: the first look of another
+        # client, a gateway that has never looked, and what is published of the device.
+        file = fleet.folder / "fleet.toml"
+        line, *more = run_here(
+            mdp_main, "mdp", "look", "--fleet", file, "--deadline-ms", f"{PLENTY_MS:g}"
+        ).stdout.splitlines()
+        assert ", accuracy unknown with a suspected camera, " in line
+        assert f"  {reasons['beta'].replace('camera: ', 'beta: ', 1)}" in more
+        with gateway("--fleet", file) as served:
+            until(lambda: suspects_of(served) == {"beta": "disagrees"}, "the page's suspects")
+        with fleet.client() as other:
+            statuses = other.status(timeout_s=PATIENCE_S)
+            told = [health_payload(status, 1.0)["suspect"] for status in statuses]
+            assert told == [None, "disagrees", None]
+        shown = run_here(mdp_main, "mdp", "status", "--fleet", file).stdout
         said = [line for line in shown.splitlines() if "a client's looks disagree" in line]
         assert [line.split()[0] for line in said] == ["beta"]
         # No further frame of one camera: it gets old, and is left out.

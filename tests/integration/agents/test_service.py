@@ -1,5 +1,7 @@
 """An agent as a systemd service: its unit as systemd reads it, and what a real agent reports."""
 
+import errno
+import platform
 import re
 import shutil
 import signal
@@ -20,6 +22,7 @@ from mdp.testing.agents import AgentProcess, agent_command
 from mdp.testing.bundles import write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import new_pair
+from tests.support import only_families
 from tests.support.command_lines import run_here
 from tests.support.fakes import StrangePeer
 from tests.support.serving import Held, replies, request, serving
@@ -33,6 +36,7 @@ NO_WRITTEN_CODE = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(65, 1, 0, 0, 0); "
     "os.execv(sys.argv[1], sys.argv[1:])"
 )
+ONLY_FAMILIES = [sys.executable, only_families.__file__]
 #: Of `systemd-analyze security`, from 0 to 100; an ordinary service has 96.
 MOST_EXPOSED = 20
 
@@ -103,6 +107,20 @@ def test_installed_and_removed_without_a_trace(tmp_path: Path) -> None:
         path for path in before if not path.is_dir()
     }
     refused(uninstall(), "there is none")
+
+
+def test_a_dry_run_shows_a_unit_that_could_not_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundle is below /tmp, or the folders of tests are this user's own."""
+    tmp_path.chmod(0o700)
+    shown = install("--dry-run", "--root", "/")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith(MARK)
+    assert shown.stderr.startswith("mdp-agent: WARNING: to be installed: ")
+    assert shown.stderr.count("\n") == 1
+    refused(install("--root", "/"), re.escape(shown.stderr.partition("installed: ")[2].strip()))
+    assert not Path("/", UNIT).exists()
 
 
 def test_another_unit_stays_unless_replaced() -> None:
@@ -202,6 +220,28 @@ def test_a_real_agent_notifies_systemd(bundle: Path, told: socket.socket, tmp_pa
         assert agent.terminate() == 0
         hear("STOPPING=1")
     assert agent.stderr == ""
+
+
+def test_sockets_of_the_unit_s_families_are_all_that_an_agent_needs(
+    bundle: Path, tmp_path: Path
+) -> None:
+    if platform.machine() not in only_families.SOCKET:
+        pytest.skip(f"the number of socket(2) on {platform.machine()} is not known")
+    opening = "import socket; socket.socket(socket.AF_UNIX)"
+    tried = [*ONLY_FAMILIES, "AF_INET", sys.executable, "-c", opening]
+    probe = subprocess.run(tried, capture_output=True, text=True)
+    if probe.stderr.startswith("prctl: "):
+        pytest.skip(f"this kernel takes no filter of system calls: {probe.stderr.strip()}")
+    assert f"[Errno {errno.EAFNOSUPPORT}]" in probe.stderr, "the filter works"
+    unit = install("--dry-run").stdout
+    (families,) = re.findall("^RestrictAddressFamilies=(.+)$", unit, flags=re.MULTILINE)
+    # As the addresses that ZeroMQ looks up among the network's interfaces.
+    command = [*ONLY_FAMILIES, families, *agent_command(bundle, "alpha")]
+    with AgentProcess("alpha", command, tmp_path / "log") as agent:
+        agent.wait_for("READY")
+        with StrangePeer(agent.address) as peer:
+            peer.send(request(Bundle.open(bundle), 1))
+            assert replies(peer, 1) == {1: "answered"}
 
 
 def test_a_computation_that_hangs_keeps_the_watchdog_waiting(bundle: Path) -> None:

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from mdp.formats.bundle import FUSION, MANIFEST, Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
+from mdp.transport.greeting import PROBE
 from tests.support.command_lines import run_here
 from tests.support.fakes import other_program
 from tests.support.fleet import BIN, ROOT, Fleet
@@ -151,7 +153,7 @@ def test_classify_without_any_device(nobody: Path, pictures: Path) -> None:
     done = mdp("classify", "--fleet", nobody, pictures / "red", "--json")
     assert done.returncode == 3
     missing = dict.fromkeys(DEVICES, "unreachable")
-    reasons = "alpha: unreachable; beta: unreachable; gamma: unreachable"
+    reasons = "alpha, beta, gamma: unreachable"
     paths = [f"{pictures}/red/{number}.png" for number in (0, 1)]
     text = f"no device can answer ({reasons})"
     assert lines(done) == [
@@ -187,7 +189,11 @@ REFUSED = [
     ("status --fleet WEIGHTS", r"fusion\.json: expected \d+ bytes, found 2"),
     ("status --fleet MANIFEST", r"manifest\.json: Input data was truncated"),
     ("fleet new --bundle BUNDLE --device delta=tcp://h:1 --out NEW", "of alpha, beta, gamma, got"),
-    ("fleet new --bundle BUNDLE --device alpha=tcp://h:1 --out EMPTY", "written: Is a directory"),
+    (
+        "fleet new --bundle BUNDLE --device alpha=tcp://h:1 --out EMPTY",
+        "empty: exists already: expected ",
+    ),
+    ("fleet new --bundle BUNDLE --device alpha=tcp://h:1 --out FLEET", "toml: exists already"),
     (
         "fleet new --bundle BUNDLE --device alpha=tcp://h:1 --out TYPE/new.toml",
         "cannot be written: (Not a directory|File exists)",
@@ -207,10 +213,10 @@ def test_refusals_leave_nothing(fleet: Fleet, toml: Path, pictures: Path, tmp_pa
     words |= {"NO_BUNDLE": tmp_path / "gone.toml", "GONE": tmp_path / "gone.png"}
     words |= {n.upper(): tmp_path / f"{n}.toml" for n in ("type", "weights", "manifest", "new")}
     words |= {"EMPTY": tmp_path / "empty", "TYPE/new.toml": tmp_path / "type.toml" / "new.toml"}
-    before = sorted(tmp_path.rglob("*"))
+    before, content = sorted(tmp_path.rglob("*")), toml.read_bytes()
     for line, expected in REFUSED:
         refused(here(*(words.get(word, word) for word in line.split())), expected)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert (sorted(tmp_path.rglob("*")), toml.read_bytes()) == (before, content)
     for options in (["--deadline-ms", "soon"], ["--fusion", "magic"], ["--nonsense"], ["--fleet"]):
         done = mdp("classify", "--fleet", toml, pictures, *options)
         assert (done.returncode, done.stdout) == (2, "")
@@ -231,8 +237,9 @@ def test_status_prints_what_is_documented(toml: Path, fleet: Fleet) -> None:
         assert device["reason"] == ""
     done = mdp("status", "--fleet", toml)
     assert (done.returncode, done.stderr) == (0, "")
-    assert [device in done.stdout for device in DEVICES] == [True] * 3
-    assert done.stdout.count("READY") == 3
+    assert [line.partition(", answered ")[0] for line in done.stdout.splitlines()] == [
+        f"{device}: READY at {fleet.agents[device].address}, colours on CPU" for device in DEVICES
+    ]
 
 
 def test_status_of_absent_devices(fleet: Fleet, nobody: Path, tmp_path: Path) -> None:
@@ -313,6 +320,10 @@ def test_doctor_distinguishes_another_program_from_none() -> None:
         address = f"tcp://127.0.0.1:{port}"
         expected = f"{address} accepts connections but does not speak this protocol"
         assert tcp_diagnosis(address) == expected
+    with other_program(0, PROBE) as port:
+        address = f"tcp://127.0.0.1:{port}"
+        expected = f"{address} speaks this protocol, but let no client in so far: overloaded, or"
+        assert tcp_diagnosis(address).startswith(expected)
 
 
 def test_bench_prints_what_is_documented(toml: Path, pictures: Path) -> None:
@@ -333,9 +344,17 @@ def test_bench_prints_what_is_documented(toml: Path, pictures: Path) -> None:
 def test_bench_without_devices_or_requests(nobody: Path, toml: Path) -> None:
     code, out, err = here("bench", "--fleet", nobody)
     assert (code, out) == (3, "")
-    assert err.startswith("mdp: no device can answer (alpha: unreachable; ")
+    assert err.startswith("mdp: no device can answer (alpha, beta, gamma: unreachable)")
     assert err.count("\n") == 1
     assert here("bench", "--fleet", toml, "--requests", 0)[0] == 2
+
+
+def test_watch_ends_where_no_agent_has_a_camera(toml: Path, tmp_path: Path) -> None:
+    file = tmp_path / "seen.jsonl"
+    code, out, err = here("watch", "--fleet", toml, *PLENTY, "--out", file)
+    assert (code, out, file.read_text()) == (3, "", "")
+    reason = "alpha, beta, gamma: no_frame: this agent has no source (--source)"
+    assert err == f"mdp: no device can answer ({reason})\n"
 
 
 def test_ctrl_c_ends_with_130(toml: Path) -> None:
@@ -353,8 +372,8 @@ def test_ctrl_c_ends_with_130(toml: Path) -> None:
 
 
 def test_a_reader_that_leaves_is_no_failure(toml: Path, pictures: Path) -> None:
-    many = " ".join([str(pictures)] * 50)
-    classify = f"{BIN}/mdp classify --fleet {toml} {many}"
+    words = [BIN / "mdp", "classify", "--fleet", toml, *[pictures] * 50]
+    classify = shlex.join(map(str, words))
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"{classify} | head -1"],
         capture_output=True,
@@ -376,6 +395,7 @@ def test_fleet_new(fleet: Fleet, tmp_path: Path) -> None:
     content = json.loads(said)
     assert (content["path"], content["absent"]) == (str(out), ["beta"])
     assert [entry["k"] for entry in content["devices"]] == [0, 2]
+    out.unlink()
     code, said, err = here("fleet", "new", "--bundle", fleet.bundle, *devices, "--out", out)
     assert (code, err) == (0, "")
     assert said.splitlines() == [

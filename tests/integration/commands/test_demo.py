@@ -1,5 +1,6 @@
 """examples/demo.py on a ready-made bundle: everything that it claims to have seen, it has seen."""
 
+import io
 import json
 import runpy
 import subprocess
@@ -10,12 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from tests.support.command_lines import run_here
 from tests.support.fleet import ROOT
 
-MAIN = runpy.run_path(str(ROOT / "examples/demo.py"))["main"]
+DEMO = runpy.run_path(str(ROOT / "examples/demo.py"))
+MAIN = DEMO["main"]
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -50,6 +53,8 @@ def agents_of(bundle: Path) -> list[list[str]]:
 def test_the_demo_verifies_its_claims(tmp_path: Path, bundle: Path, pictures: Path) -> None:
     seen = tmp_path / "seen.json"
     work = tmp_path / "work"
+    work.mkdir()
+    (work / "fleet.toml").write_text("of an earlier demo")
     done = demo("--work", work, "--bundle", bundle, "--pictures", pictures, "--report", seen)
     assert done.returncode == 0, done.stdout + done.stderr
     assert agents_of(bundle) == []
@@ -68,6 +73,15 @@ def test_the_demo_verifies_its_claims(tmp_path: Path, bundle: Path, pictures: Pa
     for command in ("mdp-agent run", "mdp fleet new", "mdp status", "kill -KILL"):
         assert f"$ {command}" in done.stdout
     assert "NOT SEEN" not in done.stdout
+
+
+@pytest.mark.parametrize("page", [False, True])
+def test_the_page_is_advertised_where_it_is_not_shown(page: bool) -> None:
+    seen, shown = DEMO["_Seen"](), io.StringIO()
+    seen.facts["seconds"] = 7.0
+    DEMO["_print_claims"](Console(file=shown, width=100), seen, page=page)
+    hint = "" if page else "; --page (PAGE=1) shows the fleet in a browser"
+    assert shown.getvalue() == f"\n7 s in all{hint}\n"
 
 
 @pytest.mark.parametrize(

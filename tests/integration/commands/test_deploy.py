@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from mdp.formats.fleet import new_fleet
 from mdp.formats.keys import load_public, new_keys
 from mdp.testing.processes import LineProcess
 from mdp.transport import new_pair
+from tests.support import container
 from tests.support.container import ROOT, Mount, command, reason_against, stages
 from tests.support.pictures import encoded, four_corners
 from tests.support.web.gateway import self_signed
@@ -108,6 +110,21 @@ while True:
 body = open("/picture", "rb").read()
 print(ask("{url}/v2/models/cifar10/classify?deadline_ms=20000", body, "{token}").decode())
 """
+
+
+def test_a_checkout_under_tmp_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with TemporaryDirectory(dir="/tmp") as name:
+        checkout = Path(name, "a checkout")
+        checkout.mkdir()
+        for source in ("mdp", "mdp_start.py"):
+            (checkout / source).symlink_to(ROOT / source)
+        link = Path(name, "link")
+        link.symlink_to(checkout)
+        monkeypatch.setattr(container, "ROOT", link)
+        host = Host(tmp_path, [])
+        for place in map(str, (link, checkout)):
+            program = f"import sys; sys.path.insert(0, {place!r}); import mdp; print(mdp.__file__)"
+            assert host.python(program) == f"{place}/mdp/__init__.py\n"
 
 
 def test_compose(tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ def discovered(bundle: Bundle, count: int, *options: object) -> subprocess.Compl
         if done.stdout.count("tcp://") == count:
             return done
         assert time.monotonic() < until_s, done.stdout + done.stderr
+        if "--out" in options:
+            Path(str(options[-1])).unlink(missing_ok=True)
 
 
 def announce(
@@ -108,7 +110,7 @@ def test_a_proposal_has_the_users_keys(
     ]
     assert lines[4:] == [
         "  not in the proposal: beta, gamma",
-        f"{out}: proposed, 1 devices; check the addresses",
+        f"{out}: proposed, 1 device; check the addresses",
     ]
     fleet, _ = read_fleet(out)
     assert [(e.device, e.address, e.key) for e in fleet.devices] == [
@@ -119,6 +121,9 @@ def test_a_proposal_has_the_users_keys(
     assert "# Left out: beta at tcp://127.0.0.1:7502" in text
     assert changed not in text
     assert unknown not in text
+    again = discovered(bundle, 0, "--keys", keys, "--key", client, "--out", out)
+    assert (again.returncode, out.read_text()) == (2, text)
+    assert again.stderr.startswith(f"mdp: {out}: exists already: expected another name")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`mdp doctor` on fleets with one fault each, as docs/how-to/doctor.md shows it."""
 
 import re
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,15 @@ def test_another_bundle(fleet: AgentFleet) -> None:
     finally:
         fleet.agents["raspberry-pi-5"].kill()
         fleet.agents["raspberry-pi-5"] = told
+
+
+def test_frozen(fleet: AgentFleet) -> None:
+    agent = fleet.agents["laptop-cpu"]
+    agent.stop()
+    try:
+        on_page(doctor(fleet))
+    finally:
+        agent.signal(signal.SIGCONT)
 
 
 def test_nobody_there(fleet: AgentFleet, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from mdp.testing.processes import PATIENCE_S, until
 from tests.support.bundles import change_assignment
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import Fleet
-from tests.support.serving import Held, replies, request, serving, told
+from tests.support.serving import Held, queued, replies, request, serving, told
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -126,6 +126,49 @@ def test_decoding_keeps_its_bundle(shop: Shop, monkeypatch: pytest.MonkeyPatch) 
         may_go.set()
         assert replies(peer, 1) == {1: "answered"}
         until(lambda: gone in said, "the old one goes afterwards")
+
+
+def test_a_client_cannot_keep_a_third_bundle_out(shop: Shop, tmp_path: Path) -> None:
+    """It goes on asking for the first; what was accepted of it is answered before it goes."""
+    third = Bundle.open(write_bundle(tmp_path / "third", name="third", bag_scale=7.0))
+    shop.runtimes[third.digest] = Held()
+    old, now_s = shop.runtime(shop.old), [0.0]
+    with (
+        serving(shop.old, old, reloader=shop.reloader(), grace_s=30.0, clock=lambda: now_s[0]) as (
+            agent,
+            address,
+        ),
+        StrangePeer(address) as peer,
+    ):
+        shop.there = shop.new
+        agent.reload()
+        until(lambda: told(peer).digest == shop.new.digest, "it has changed over")
+        shop.there = third
+        now_s[0] = 29.0
+        answered(peer, shop.old, 1)
+        agent.reload()
+        until(lambda: bool(told(peer).reason), "a third is refused")
+        assert told(peer).reason == (
+            "the bundle is as before: two bundles are served, and old "
+            f"{shop.old.digest[:12]} for 1 s more: reload its clients, and try again then"
+        )
+        now_s[0] = 30.0
+        old.hold()
+        peer.send(request(shop.old, 2))
+        until(old.waiting.is_set, "one of the first is computed")
+        peer.send(request(shop.old, 3))
+        assert queued(peer) == 1
+        agent.reload()
+        until(lambda: len(agent.lifecycle.sources) == 1, "the first takes no more requests")
+        assert failed(peer, shop.old, 4).startswith("wrong_bundle: serves new ")
+        assert shop.runtime(third).batches == [], "two are in memory"
+        old.free.set()
+        assert replies(peer, 2) == {2: "answered", 3: "answered"}
+        until(lambda: told(peer).digest == third.digest, "the third is served")
+        answered(peer, shop.new, 5)
+        answered(peer, third, 6)
+        assert failed(peer, shop.old, 7).startswith("wrong_bundle: serves third ")
+        assert told(peer).reason == ""
 
 
 @pytest.mark.parametrize("how", ["told to reload", "by itself"])

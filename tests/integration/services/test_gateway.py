@@ -78,7 +78,7 @@ def test_what_the_server_and_its_model_say_of_themselves(served: Gateway) -> Non
     assert served.ask("/v2/health/ready").told == {"ready": True}
     model = served.ask("/v2/models/colours").told
     assert model["inputs"] == [{"name": "images", "datatype": "UINT8", "shape": [-1, -1, -1, 3]}]
-    assert [output["shape"] for output in model["outputs"]] == [[-1, 3], [-1, 3]]
+    assert [output["shape"] for output in model["outputs"]] == [[-1, 3], [-1, 3], [-1]]
     assert served.ask("/v2/models/colours/ready").told == {"name": "colours", "ready": True}
 
 
@@ -109,6 +109,7 @@ def test_a_batch_through_the_inference_protocol(served: Gateway) -> None:
     assert reply.status == 200, reply.body
     likeliest = reply.told["outputs"][1]["data"][::3]
     assert likeliest == labels
+    assert reply.told["outputs"][2]["data"] == [", ".join(DEVICES)] * 3
     assert reply.told["parameters"]["degraded"] is False
     assert reply.told["parameters"]["expected_accuracy"] == subset_accuracy((0, 1, 2)).stacked
 
@@ -178,20 +179,10 @@ def test_a_body_that_is_too_large_is_not_waited_for(served: Gateway) -> None:
             assert client.recv(64).startswith(b"HTTP/1.1 413 ")
 
 
-def test_slow_and_too_many_clients_are_not_waited_for(fleet: Fleet) -> None:
+def test_slow_clients_are_not_waited_for(fleet: Fleet) -> None:
     with gateway("--fleet", fleet.folder / "fleet.toml", program=IMPATIENT) as served:
         head = f"POST {CLASSIFY} HTTP/1.1\r\nHost: {served.host}\r\nContent-Length: 9\r\n\r\n"
-        with (
-            served.connect() as silent,
-            served.connect() as slow,
-            served.connect() as stuck,
-            served.connect() as fourth,
-        ):
-            fourth.sendall(f"GET /v2 HTTP/1.1\r\nHost: {served.host}\r\n\r\n".encode())
-            full = fourth.makefile("rb").read()
-            assert full.startswith(b"HTTP/1.1 503 ")
-            assert b"retry-after: 1\r\n" in full
-            assert full.endswith(b'{"error":"too many connections"}')
+        with served.connect() as silent, served.connect() as slow, served.connect() as stuck:
             stuck.sendall(head.encode() + b"1234")
             slow.sendall(head.encode()[:20])
             assert stuck.recv(64).startswith(b"HTTP/1.1 408 ")
@@ -229,6 +220,7 @@ def test_metrics_that_prometheus_reads(served: Gateway) -> None:
 
 def test_a_device_is_switched_off_and_on(served: Gateway) -> None:
     beta = "/v2/models/colours/devices/beta"
+    everyone_is_there(served)
     told = served.ask(beta, b'{"in_use": false}', method="PUT").told
     assert told["expected_accuracy"] == subset_accuracy((0, 2)).stacked
     answer = served.ask(CLASSIFY, png()).told
@@ -250,7 +242,19 @@ def test_a_device_is_switched_off_and_on(served: Gateway) -> None:
 
 
 def test_without_agents_it_says_so_and_when_to_ask_again(fleet: Fleet, served: Gateway) -> None:
-    for device in DEVICES:
+    fleet.agents["alpha"].kill()
+    until(lambda: not served.ask("/fleets").told[0]["devices"][0]["usable"], "alpha is gone")
+    for device, in_use, status in (
+        ("beta", False, 200),
+        ("gamma", False, 409),
+        ("beta", True, 200),
+    ):
+        body = json.dumps({"in_use": in_use}).encode()
+        reply = served.ask(f"/v2/models/colours/devices/{device}", body, method="PUT")
+        assert reply.status == status, (device, reply.body)
+        # A dead device is nobody's place.
+        assert (status == 409) == ("the last device of colours that can answer" in str(reply.body))
+    for device in DEVICES[1:]:
         fleet.agents[device].kill()
     reply = served.ask(CLASSIFY, png())
     assert (reply.status, reply.headers["retry-after"]) == (503, "1")
@@ -333,15 +337,11 @@ def test_tls(fleet: Fleet, tmp_path: Path) -> None:
     options = ("--certificate", certificate, "--private-key", key)
     file = fleet.folder / "fleet.toml"
     with gateway("--fleet", file, *options, program=IMPATIENT) as found:
-        # Of two handshakes at a time, the oldest is given up for a third; one may take a second.
-        with found.connect() as first, found.connect() as second, found.connect():
-            assert first.recv(1) == b""
+        # A handshake may take a second.
+        with found.connect() as silent:
             with urlopen(f"{found.url}/v2", timeout=PATIENCE_S, context=trusted) as response:
                 assert json.load(response)["name"] == "mdp"
-            assert second.recv(1) == b""
-        # Those that leave in their handshake are not counted as connections, of which 3 may be.
-        for _ in range(4):
-            found.connect().close()
+            assert silent.recv(1) == b""
         with found.connect() as plain:
             plain.sendall(b"GET /v2 HTTP/1.1\r\n\r\n")
             assert b"HTTP" not in plain.recv(64)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from mdp.formats.bundle import MANIFEST
 from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
+from mdp.testing.processes import until
 from tests.support.fleet import PLENTY_MS, Fleet
 from tests.support.web.browser import Browser, browser, why_no_browser
 from tests.support.web.gateway import Gateway, gateway
@@ -38,6 +39,31 @@ return [...document.querySelectorAll("body *")].filter((node) => {
   const large = parseFloat(fontSize) >= (fontWeight >= 700 ? 18.66 : 24);
   return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05) < (large ? 3 : 4.5);
 }).map((node) => `${node.tagName} ${node.className} ${node.textContent}`);
+"""
+#: Answers have long labels in the place of `red` and `blue`.
+LONG_LABELS = """
+const before = window.fetch;
+window.fetch = async (path, ...more) => {
+  const response = await before(path, ...more);
+  if (!`${path}`.endsWith("/classify")) return response;
+  const found = await response.text();
+  const content = found.replaceAll(/"(red|blue)"/g, '"old_english_sheepdog_puppy"');
+  return new Response(content, { status: response.status });
+};
+"""
+#: Words of the table of answers that stand on more than one line.
+BROKEN_WORDS = """
+const walk = document.createTreeWalker(document.querySelector("#made table"), NodeFilter.SHOW_TEXT);
+const broken = [];
+while (walk.nextNode()) {
+  for (const word of walk.currentNode.data.matchAll(/[^\\s_-]+[_-]?/g)) {
+    const range = document.createRange();
+    range.setStart(walk.currentNode, word.index);
+    range.setEnd(walk.currentNode, word.index + word[0].length);
+    if (range.getClientRects().length > 1) broken.push(word[0]);
+  }
+}
+return broken;
 """
 
 
@@ -143,6 +169,27 @@ def test_what_the_devices_own_cameras_see(page: Browser) -> None:
     page.wait_for("#empty", "Drop a picture here")
 
 
+def test_a_camera_that_another_client_suspects(fleet: Fleet, page: Browser) -> None:
+    with fleet.client() as client:
+        # As its looks would have found, had it looked long enough.
+        client._connection.dispatcher._builder.disagreeing = frozenset(("beta",))
+        client.look(deadline_ms=PLENTY_MS)
+        page.wait_for("#live", "^Live, a camera suspected$")
+        page.wait_for(
+            "#accuracy-note", r"; it does not hold for looks with a suspected camera \(beta\)$"
+        )
+        page.wait_for("[data-name=beta] .state", "Ready: camera: disagrees with the others")
+        assert page.text("[data-name=alpha] .state") == "Ready"
+        page.press("#cameras", SPACE)
+        page.wait_for("#note", r"; accuracy unknown with a suspected camera \(beta\)")
+        assert "%" not in page.text("#fused-accuracy")
+        page.press("#cameras", SPACE)
+        client._connection.dispatcher._builder.disagreeing = frozenset()
+        client.look(deadline_ms=PLENTY_MS)
+    page.wait_for("#live", "^Live$")
+    assert "hold" not in page.text("#accuracy-note")
+
+
 def test_tokens_and_several_fleets(fleet: Fleet, page: Browser, served: Gateway) -> None:
     tokens = fleet.folder / "tokens"
     tokens.touch(0o600)
@@ -181,7 +228,22 @@ def test_what_a_screen_reader_is_told(page: Browser) -> None:
 def test_a_file_that_is_no_picture_and_no_camera(page: Browser, tmp_path: Path) -> None:
     (tmp_path / "none.png").write_text("no picture")
     page.type("#file", str(tmp_path / "none.png"))
-    page.wait_for("#note", "expected a picture, found no format that is read")
+    page.wait_for("#note", r"^This file is no picture that can be read \(JPEG, PNG, WebP, ")
+    assert page.run("return document.getElementById('picture').checkVisibility()") is False
+    assert page.text("#empty") == "No picture to show\nthis browser cannot read the file"
+    # Pillow reads TIFF; Chromium does not.
+    Image.fromarray(colour_picture("blue")).save(tmp_path / "blue.tiff")
+    page.type("#file", str(tmp_path / "blue.tiff"))
+    page.wait_for("#mode", "stacked")
+    assert page.run("return document.getElementById('picture').checkVisibility()") is False
+    assert page.text("#empty").startswith("No picture to show")
+    Image.fromarray(colour_picture("blue")).save(tmp_path / "blue.png")
+    page.type("#file", str(tmp_path / "blue.png"))
+    until(
+        lambda: page.run("return document.getElementById('picture').checkVisibility()") is True,
+        "a picture that the browser reads is shown",
+    )
+    assert page.run("return document.getElementById('empty').checkVisibility()") is False
     page.run("document.getElementById('webcam').click()")
     page.wait_for("#alert", "No webcam: this computer has none")
 
@@ -220,6 +282,21 @@ def test_it_asks_no_other_host_and_nothing_was_blocked(page: Browser, served: Ga
     assert blocked == []
     parts = [file for file in files("mdp.gateway").joinpath("page").iterdir() if file.is_file()]
     assert sum(len(file.read_bytes()) for file in parts) < 200_000
+
+
+def test_words_are_not_broken_on_a_phone(page: Browser, served: Gateway, two_colours: Path) -> None:
+    script = page.before_load(LONG_LABELS)
+    page.emulate(width=360, height=740)
+    page.open(served.url)
+    page.wait_for("#count", "3 of 3")
+    page.type("#file", str(two_colours))
+    page.wait_for("#opinions", "old_english_sheepdog_puppy")
+    assert page.run(BROKEN_WORDS) == []
+    assert page.run("return document.documentElement.scrollWidth") <= 360
+    page.not_before_load(script)
+    page.emulate()
+    page.open(served.url)
+    page.wait_for("#count", "3 of 3")
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import psutil
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -21,13 +22,17 @@ from cryptography.x509.oid import NameOID
 
 from mdp.testing.processes import PATIENCE_S, LineProcess
 
-#: `mdp`, with the limits on slow clients of a moment, and few connections.
-_LIMITS = (
-    "import mdp.gateway.server as server, mdp.gateway.bodies as bodies, mdp.cli.main as cli;"
-    "server.HEADERS_S, bodies.BODY_S, server.MAX_CONNECTIONS = 1, 0.5, 3;"
-    "server.HANDSHAKE_S, server.MAX_HANDSHAKES = 1, 2; cli.main()"
-)
-IMPATIENT = (sys.executable, "-c", _LIMITS)
+
+def limited(*changes: str) -> tuple[str, ...]:
+    """`mdp` with other limits of `server`, `bodies` and `app`, as these statements set them."""
+    modules = ("app", "bodies", "server")
+    imports = [f"import mdp.gateway.{name} as {name}" for name in modules]
+    program = "; ".join([*imports, "import mdp.cli.main as main", *changes, "main.main()"])
+    return (sys.executable, "-c", program)
+
+
+#: `mdp`, with the limits on slow clients of a moment.
+IMPATIENT = limited("server.HEADERS_S = server.HANDSHAKE_S = 1", "bodies.BODY_S = 0.5")
 
 
 class Reply(NamedTuple):
@@ -55,6 +60,11 @@ class Gateway:
         """SIGTERM, and its end in order."""
         assert self._process.terminate() in (0, -signal.SIGTERM)
 
+    @property
+    def descriptors(self) -> int:
+        """How many file descriptors the process has open."""
+        return len(list(Path(f"/proc/{self._process.process.pid}/fd").iterdir()))
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Its process stands still in this block, with its connections as they are."""
@@ -64,10 +74,20 @@ class Gateway:
         finally:
             self._process.signal(signal.SIGCONT)
 
-    def connect(self) -> socket.socket:
-        """A connection on which nothing was sent yet."""
+    def peers(self) -> list[tuple[str, int]]:
+        """Address and port of the other side of each connection that the process has open."""
+        connections = psutil.Process(self._process.process.pid).net_connections("tcp")
+        return [(each.raddr.ip, each.raddr.port) for each in connections if each.raddr]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
         host, _, port = self.host.rpartition(":")
-        return socket.create_connection((host, int(port)), PATIENCE_S)
+        return host, int(port)
+
+    def connect(self, source: str = "") -> socket.socket:
+        """A connection from address `source` of this machine, on which nothing was sent yet."""
+        return socket.create_connection(self.address, PATIENCE_S, source_address=(source, 0))
 
     def ask(
         self,
@@ -91,10 +111,12 @@ class Gateway:
 
 
 @contextmanager
-def gateway(*options: object, program: Sequence[object] = ()) -> Iterator[Gateway]:
+def gateway(
+    *options: object, program: Sequence[object] = (), log: Path | None = None
+) -> Iterator[Gateway]:
     """`mdp gateway` with these options, on a port that is free, until the block ends.
 
-    `program` is another one in the place of `mdp`.
+    `program` is another one in the place of `mdp`; `log` takes its standard error.
     """
     command = [
         *(program or [Path(sys.executable).parent / "mdp"]),
@@ -104,7 +126,7 @@ def gateway(*options: object, program: Sequence[object] = ()) -> Iterator[Gatewa
         "--json",
         *options,
     ]
-    with LineProcess("gateway", command) as process:
+    with LineProcess("gateway", command, log) as process:
         yield Gateway(json.loads(process.line("an event"))["url"], process)
 
 

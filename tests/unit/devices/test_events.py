@@ -1,29 +1,48 @@
 """Events reach whoever listens, and nobody who listens badly can hold an agent up."""
 
 import json
-import logging
 import os
-import threading
-import warnings
+import re
 from pathlib import Path
 
 import pytest
 
-from devices.events import MOST_WAITING, BackgroundWriter, Events, for_events_alone, quiet_libraries
+from devices.events import Events, for_events_alone
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
 def test_a_line_for_people_or_for_programs(tmp_path: Path) -> None:
     path = tmp_path / "events"
     with path.open("w") as stream:
-        Events(stream, "n100", "tcp://127.0.0.1:1", json=False).emit("READY")
-        Events(stream, "n100", "tcp://127.0.0.1:1", json=True).emit("READY")
-    people, program = path.read_text().splitlines()
-    assert people == "mdp-agent n100: READY"
-    assert json.loads(program) == {
-        "event": "READY",
-        "device": "n100",
-        "address": "tcp://127.0.0.1:1",
-    }
+        for is_json in (False, True):
+            events = Events(stream, "n100", "tcp://127.0.0.1:1", json=is_json, now=lambda: "12:00Z")
+            events.emit("WARMING")
+            events.ready = lambda: {"bundle": "birds", "sub-model": 1}
+            events.emit("READY")
+    *people, warming, ready = path.read_text().splitlines()
+    assert people == [
+        "12:00Z mdp-agent n100: WARMING",
+        "12:00Z mdp-agent n100: READY: bundle birds, sub-model 1",
+    ]
+    fields = {"time": "12:00Z", "device": "n100", "address": "tcp://127.0.0.1:1"}
+    assert json.loads(warming) == fields | {"event": "WARMING"}
+    assert json.loads(ready) == fields | {"event": "READY", "bundle": "birds", "sub-model": 1}
+
+
+def test_a_line_of_the_journal_has_its_time_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "events"
+    with path.open("w") as stream:
+        status = os.fstat(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
+        Events(stream, "n100").emit("READY")
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino + 1}")
+        Events(stream, "n100").emit("READY")
+    journal, file = path.read_text().splitlines()
+    assert journal == "mdp-agent n100: READY"
+    assert re.fullmatch(rf"{TIME} mdp-agent n100: READY", file)
 
 
 def test_a_reader_that_does_not_read_costs_lines_only() -> None:
@@ -65,55 +84,7 @@ def test_a_line_too_long_to_be_written_at_once_is_left_out(tmp_path: Path) -> No
         events = Events(stream, "n100", "tcp://127.0.0.1:1", json=False)
         events.emit("x" * 100_000)
         events.emit("short")
-    assert path.read_text() == "mdp-agent n100: short\n"
-
-
-def fill(pipe: int) -> None:
-    while True:
-        os.write(pipe, b"x" * 4096)
-
-
-def test_native_log_lines_do_not_wait_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
-    reader, writer = os.pipe()
-    other = os.dup(writer)
-    try:
-        quiet_libraries(writer)
-        with pytest.raises(BlockingIOError):
-            fill(writer)
-        assert os.get_blocking(other), "other processes' writes wait as before"
-        assert os.read(reader, 1) == b"x"
-    finally:
-        for descriptor in (reader, writer, other):
-            os.close(descriptor)
-
-
-def test_a_stderr_that_is_no_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
-    log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    try:
-        quiet_libraries(log)
-        assert os.get_blocking(log)
-        warnings.warn("of a picture", UserWarning, stacklevel=1)
-    finally:
-        os.close(log)
-    quiet_libraries(log)
-
-
-def test_a_reader_that_holds_up_whoever_writes_does_not_hold_up_whoever_tells() -> None:
-    said: list[str] = []
-    may_write = threading.Event()
-
-    def say(line: str) -> None:
-        assert may_write.wait(60)
-        said.append(line)
-
-    with BackgroundWriter(say, "test") as reporter:
-        for number in range(2 * MOST_WAITING):
-            reporter.put(f"{number}")
-        may_write.set()
-    assert said[:3] == ["0", "1", "2"]
-    assert MOST_WAITING <= len(said) <= MOST_WAITING + 1
+    assert re.fullmatch(rf"{TIME} mdp-agent n100: short\n", path.read_text())
 
 
 def test_what_drivers_print_does_not_stand_between_the_events(tmp_path: Path) -> None:
@@ -123,7 +94,7 @@ def test_what_drivers_print_does_not_stand_between_the_events(tmp_path: Path) ->
         with events:
             os.write(out.fileno(), b"compiling kernels\n")
             Events(events, "n100", "tcp://127.0.0.1:1", json=False).emit("READY")
-    assert (tmp_path / "out").read_text() == "mdp-agent n100: READY\n"
+    assert re.fullmatch(rf"{TIME} mdp-agent n100: READY\n", (tmp_path / "out").read_text())
     assert (tmp_path / "err").read_text() == "compiling kernels\n"
 
 

@@ -1,5 +1,6 @@
 """The text of an agent's unit, and what a service's user could not read."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,10 @@ PLAIN = Service(
     program=Path("/opt/mdp/bin/mdp-agent"),
     words=("--bundle", "/srv/bundle", "--device", "n100"),
     key=None,
-    reads=(Path("/opt/mdp/bin/mdp-agent"), Path("/srv/bundle")),
+    reads={Path("/opt/mdp/bin/mdp-agent"): "this program", Path("/srv/bundle"): "--bundle"},
     plain_cpu=True,
     camera=False,
     opencv=False,
-    announced=False,
     audited=False,
 )
 
@@ -34,6 +34,7 @@ def test_a_plain_agent_has_no_devices_and_no_home() -> None:
     assert unit["ExecStart"] == command
     assert unit["ProtectHome"] == unit["PrivateDevices"] == "yes"
     assert unit["MemoryDenyWriteExecute"] == "yes"
+    assert unit["RestrictAddressFamilies"] == "AF_INET AF_INET6 AF_NETLINK AF_UNIX"
     assert not {"LoadCredential", "LogsDirectory", "SupplementaryGroups", "DeviceAllow"} & set(unit)
 
 
@@ -45,10 +46,9 @@ def test_what_an_option_needs_is_allowed() -> None:
     unit = settings(replace(PLAIN, plain_cpu=False))
     assert unit["PrivateDevices"] == "no"
     assert "MemoryDenyWriteExecute" not in unit
-    assert "AF_NETLINK" in settings(replace(PLAIN, announced=True))["RestrictAddressFamilies"]
     assert settings(replace(PLAIN, audited=True))["LogsDirectory"] == "mdp-agent-n100"
     assert settings(replace(PLAIN, pushed=True))["StateDirectory"] == "mdp-agent-n100"
-    homes = replace(PLAIN, reads=(Path("/home/pi/bundle"),))
+    homes = replace(PLAIN, reads={Path("/home/pi/bundle"): "--bundle"})
     assert settings(homes)["ProtectHome"] == "read-only"
 
 
@@ -87,12 +87,17 @@ def test_ports_that_only_root_may_take() -> None:
 
 
 def test_what_another_user_could_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_readable([Path("/usr/bin/env")])
-    with pytest.raises(InputError, match="a /tmp of its own"):
-        check_readable([Path("/tmp/bundle")])
-    with pytest.raises(InputError, match=r"/usr/none: cannot be read"):
-        check_readable([Path("/usr/none")])
+    check_readable({Path("/usr/bin/env"): "--bundle"})
+    with pytest.raises(InputError, match=r"--bundle: /tmp/bundle: .* a /tmp of its own"):
+        check_readable({Path("/tmp/bundle"): "--bundle"})
+    with pytest.raises(InputError, match=r"--bundle: /usr/none: cannot be read"):
+        check_readable({Path("/usr/none"): "--bundle"})
     monkeypatch.setattr("devices.service._PRIVATE", ())
     tmp_path.chmod(0o700)
-    with pytest.raises(InputError, match="expected rights for others to read it, got mode 0700"):
-        check_readable([tmp_path])
+    python = tmp_path / "python"
+    python.touch(0o755)
+    # The folder, and what it is on the way to.
+    closed = next(path for path in reversed(python.parents) if not path.stat().st_mode & 0o001)
+    expected = f"Python: {python}: {closed}: expected rights for others to read it, got mode"
+    with pytest.raises(InputError, match=re.escape(expected)):
+        check_readable({python: "Python"})

@@ -42,9 +42,18 @@ def interrupted_while_writing(path: Path) -> None:
     raise KeyboardInterrupt
 
 
+class Outer(Record, frozen=True):
+    samples: list[Sample] | None = None
+    inners: dict[str, Inner] | None = None
+    pairs: tuple[Inner, ...] = ()
+
+
 SAMPLE = Sample(name="x", inner=Inner(size=3))
 BAD_TOML = [
-    (b'name = "x"\nsurprise = 1\n[inner]\nsize = 1', "unknown field `surprise`"),
+    (
+        b'name = "x"\nsurprise = 1\n[inner]\nsize = 1',
+        "`surprise`: expected some of name, inner, note$",
+    ),
     (b'name = "x"\n[inner]\nsize = 1\nsize_mb = 2', r"unknown field `size_mb` - at `\$\.inner`"),
     (b"name = 3\n[inner]\nsize = 1", r"Expected `str`, got `int` - at `\$\.name`"),
     (b'name = "x"\n[inner]\nsize = "1"', r"Expected `int`, got `str` - at `\$\.inner\.size`"),
@@ -62,6 +71,13 @@ BAD_TOML = [
     (b"# " + b"x" * MAX_TOML_BYTES, "at most 1,048,576 bytes, found more"),
     (b'name = "\\u001b]0;owned"\ninner = {size = 1}', r"printable text, .* at `\$\.name`"),
 ]
+BAD_OUTER = [
+    (b'[[samples]]\nname = "x"\nnom = "y"\ninner = {size = 1}', "name, inner, note"),
+    (b'[[samples]]\nname = "x"\ninner = {size = 1, sighs = 1}', "size"),
+    (b"[inners.a]\nsize = 1\nsighs = 1", "size"),
+    (b"pairs = [{size = 1}, {sighs = 1}]", "size"),
+    (b"pears = []", "samples, inners, pairs"),
+]
 BAD_JSON = [
     (b'{"name": "x", "inner": {"size": 1}, "surprise": 1}', "unknown field `surprise`"),
     (b'{"name": "x", "inner": {"size": 1.5}}', r"Expected `int`, got `float` - at `\$\.inner\.s"),
@@ -71,6 +87,15 @@ BAD_JSON = [
     (b"", "truncated"),
     (b"[" * 100_000, "Expected `object`, got `array`"),
 ]
+
+
+@pytest.mark.parametrize(("content", "keys"), BAD_OUTER)
+def test_an_unknown_key_is_answered_by_those_of_its_place(
+    tmp_path: Path, content: bytes, keys: str
+) -> None:
+    (tmp_path / "outer.toml").write_bytes(content)
+    with pytest.raises(ConfigError, match=rf": expected some of {keys}$"):
+        read_toml(tmp_path / "outer.toml", Outer)
 
 
 @pytest.mark.parametrize(("content", "expected"), BAD_TOML)

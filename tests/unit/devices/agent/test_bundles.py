@@ -85,6 +85,34 @@ def test_the_former_one_is_served_until_nobody_asks_for_it(services: list[Served
     assert served.retires_s() == float("inf")
 
 
+def test_requests_keep_no_bundle_longer_than_its_grace_if_a_third_is_to_come(
+    services: list[ServedBundle],
+) -> None:
+    first, second, third = services
+    served = ServedBundles(30.0)
+    served.install(first, now_s=0.0)
+    served.install(second, now_s=100.0)
+    assert served.requested(first.digest, now_s=120.0) is first
+    assert served.make_room(now_s=120.0) == 10.0
+    assert served.all == [second, first], "as before"
+    assert served.requested(first.digest, now_s=129.0) is first
+    assert served.make_room(now_s=130.0) == 0.0
+    assert served.make_room(now_s=130.0) == 0.0
+    assert served.requested(first.digest, now_s=131.0) is None
+    assert served.requested(second.digest, now_s=131.0) is second
+    assert served.all == [second]
+    # What was accepted may still be computed; whoever asked decides when it is retired.
+    assert served.previous is first
+    assert served.retires_s() < 131.0
+    assert served.retire(now_s=131.0) is first
+    served.install(third, now_s=140.0)
+    assert served.requested(second.digest, now_s=141.0) is second
+    assert served.make_room(now_s=170.0) == 0.0
+    # Where the current one fails, the leaving one is taken back.
+    assert served.withdraw(third) is second
+    assert served.requested(second.digest, now_s=171.0) is second
+
+
 def test_one_that_fails_is_taken_down(services: list[ServedBundle]) -> None:
     first, second, _ = services
     served = ServedBundles(30.0)
@@ -146,10 +174,20 @@ def test_one_at_a_time_needs_no_measuring() -> None:
 Prepare = Callable[..., object]
 
 
+def not_needed() -> None:
+    pytest.fail("there is room")
+
+
 @pytest.fixture
 def prepare() -> Prepare:
     def prepare(candidate: LoadableBundle, served: ServedBundles) -> object:
-        return prepared(candidate, served, available_bytes=lambda: 1000 * MB, clock=lambda: 0.0)
+        return prepared(
+            candidate,
+            served,
+            available_bytes=lambda: 1000 * MB,
+            make_room=not_needed,
+            clock=lambda: 0.0,
+        )
 
     return prepare
 
@@ -183,7 +221,7 @@ def finished(reloader: Reloader, served: ServedBundles) -> object:
     """What a reloader that is asked for comes to."""
     done: list[None] = []
     reloader.request()
-    reloader.start(served, done=lambda: done.append(None))
+    reloader.start(served, make_room=not_needed, done=lambda: done.append(None))
     reloader.join(60.0)
     assert done == [None]
     outcome = reloader.outcome()
@@ -193,7 +231,7 @@ def finished(reloader: Reloader, served: ServedBundles) -> object:
 
 def test_nothing_begins_unless_it_was_asked_for(services: list[ServedBundle]) -> None:
     reloader = Reloader(lambda: services[1].source, clock=lambda: 0.0)
-    reloader.start(ServedBundles(), done=lambda: pytest.fail("begun"))
+    reloader.start(ServedBundles(), make_room=not_needed, done=lambda: pytest.fail("begun"))
     reloader.join(60.0)
     assert reloader.outcome() is None
 
@@ -225,6 +263,48 @@ def test_too_little_memory(candidates: list[LoadableBundle], services: list[Serv
     hungry = dataclasses.replace(candidates[1], load=load)
     expected = r"^second [0-9a-f]{12} needs 1 MB beside what is served, 1 MB are free$"
     with pytest.raises(AgentError, match=expected):
-        prepared(hungry, served, available_bytes=lambda: needed - 1, clock=lambda: 0.0)
-    enough = prepared(candidates[1], served, available_bytes=lambda: needed, clock=lambda: 0.0)
+        prepared(
+            hungry,
+            served,
+            available_bytes=lambda: needed - 1,
+            make_room=not_needed,
+            clock=lambda: 0.0,
+        )
+    enough = prepared(
+        candidates[1],
+        served,
+        available_bytes=lambda: needed,
+        make_room=not_needed,
+        clock=lambda: 0.0,
+    )
     assert isinstance(enough, NewBundle)
+
+
+def test_a_third_is_loaded_once_there_is_room(
+    candidates: list[LoadableBundle], services: list[ServedBundle]
+) -> None:
+    served, loaded = ServedBundles(), list[str]()
+    served.install(services[0], now_s=0.0)
+    served.install(services[1], now_s=0.0)
+
+    def load() -> Pretending:
+        loaded.append("third")
+        return Pretending()
+
+    third = dataclasses.replace(candidates[2], load=load)
+
+    def refused() -> None:
+        raise AgentError("two bundles are served")
+
+    with pytest.raises(AgentError, match="two bundles are served"):
+        prepared(third, served, available_bytes=lambda: None, make_room=refused, clock=lambda: 0.0)
+    assert loaded == []
+    room = prepared(
+        third,
+        served,
+        available_bytes=lambda: None,
+        make_room=lambda: loaded.append("room"),
+        clock=lambda: 0.0,
+    )
+    assert isinstance(room, NewBundle)
+    assert loaded == ["room", "third"]

@@ -284,7 +284,7 @@ def test_nothing_in_serving_or_asking_reads_a_clock_that_may_jump() -> None:
     wall = ("time.time(", "time_ns(", "datetime.now", "utcnow", "localtime", "gmtime")
     files = [*root.glob("mdp/**/*.py"), *root.glob("devices/**/*.py")]
     users = {file.name for file in files if any(call in file.read_text() for call in wall)}
-    # Keys expire by date, the audit log has dates, the probe writes one into a profile, the
-    # gateway's page tells when a fault was, lines about cameras when they were looked at, and spans
-    # have dates.
-    assert users == {"answers.py", "audit.py", "fleets.py", "probe.py", "tracing.py", "watch.py"}
+    # Keys expire by date, an agent's events and its audit log have dates, the probe writes one into
+    # a profile, the gateway's page tells when a fault was, lines about cameras when they were
+    # looked at, and spans have dates.
+    assert users == {"answers.py", "events.py", "fleets.py", "probe.py", "tracing.py", "watch.py"}

@@ -13,6 +13,7 @@ from devices.agent.record import FORBIDDEN, SILENT_S, TOO_MANY, RecordAccess, Re
 from devices.agent.replies import Replies
 from devices.camera.frames import FrameBuffer
 from mdp.errors import PictureError
+from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import Buffer, Failure, Message, decode
 from mdp.protocol.recording import SMALL_PER_S, SMALL_SIDE, PictureReply, PictureRequest
 from mdp.testing.processes import until
@@ -20,6 +21,8 @@ from mdp.transport import Peer, Router
 from tests.support.clock import Clock
 from tests.unit.devices.camera.test_frames import FOLDER, ToyCamera, buffer_of
 
+SMALL = np.zeros((48, SMALL_SIDE, 3), np.uint8)
+LARGE = np.zeros((48, SMALL_SIDE + 1, 3), np.uint8)
 OWNER, OTHER, STRANGER = "owner", "other", "stranger"
 
 
@@ -105,6 +108,7 @@ def test_a_key_without_the_right_gets_none(desk: Desk) -> None:
 
 
 def test_two_pictures_a_second_for_all_clients_together(desk: Desk) -> None:
+    desk.camera.pictures = [LARGE] * 7
     given = []
     for step in range(31):
         if step % 5 == 0:
@@ -120,10 +124,14 @@ def test_two_pictures_a_second_for_all_clients_together(desk: Desk) -> None:
     assert all(later - first >= 9 for first, later in zip(given[1:], given[3:], strict=False))
 
 
-def test_small_pictures_count_a_tenth(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    ("picture", "side"), [(LARGE, SMALL_SIDE), (SMALL, 1280), (Image.fromarray(SMALL), 1280)]
+)
+def test_pictures_that_are_sent_small_count_a_tenth(desk: Desk, picture: Pixels, side: int) -> None:
+    desk.camera.pictures = [*[picture] * 40, LARGE]
     desk.frames.step()
     for _ in range(40):
-        assert isinstance(desk.ask(side=SMALL_SIDE), PictureReply)
+        assert isinstance(desk.ask(side=side), PictureReply)
         desk.clock.now_s += 1 / SMALL_PER_S
         desk.frames.step()
     for _ in range(2):

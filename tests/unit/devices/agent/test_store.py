@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -91,6 +92,18 @@ def test_a_committed_version_is_served(tmp_path: Path, push: Push, original: Bun
     store.commit(original, push.bundle)
     assert current_folder(store.folder, original.path) == original.path
     assert store.complete(push.manifest) == folder
+
+
+def test_a_relative_folder_is_that_of_the_start(
+    tmp_path: Path, push: Push, original: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = opened(Path())
+    push.send(store)
+    monkeypatch.chdir("/")
+    assert store.complete(push.manifest) == tmp_path / "kept" / push.manifest
+    store.commit(push.bundle, original)
+    assert current_folder(tmp_path / "kept", tmp_path) == tmp_path / "kept" / push.manifest
 
 
 def test_the_third_version_is_removed(tmp_path: Path, push: Push, original: Bundle) -> None:
@@ -294,7 +307,8 @@ def test_a_full_disk_is_freed(tmp_path: Path, push: Push, monkeypatch: pytest.Mo
     store.offer(push.manifest, push.files)
     store.append(push.manifest, MANIFEST, 0, b"{")
     monkeypatch.setattr(module, "_append", partial(_full))
-    with pytest.raises(AgentError, match="cannot be written: No space left on device"):
+    expected = f"{tmp_path}/kept: cannot be written: No space left on device"
+    with pytest.raises(AgentError, match=re.escape(expected)):
         store.append(push.manifest, MANIFEST, 1, b"}")
     assert list(store.folder.iterdir()) == []
 

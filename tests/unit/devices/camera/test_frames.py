@@ -12,6 +12,7 @@ from PIL import Image
 from devices.camera.frames import (
     FIRST_RETRY_S,
     LONGEST_RETRY_S,
+    MAX_SUSPECTING,
     RING_BYTES,
     RING_FRAMES,
     SUSPECTED,
@@ -20,6 +21,7 @@ from devices.camera.frames import (
     FrameBuffer,
     NoFrameError,
     Stillness,
+    SuspicionNotes,
     capacity_for,
     nearest,
     view_of,
@@ -394,15 +396,48 @@ def test_two_equal_frames_far_apart_are_not_enough() -> None:
     assert [stillness.saw(picture, at_s) for at_s in (0.0, 60.0, 120.0)] == [False, False, True]
 
 
-def test_a_client_s_suspicion_is_shown_for_a_while(camera: ToyCamera) -> None:
+def test_a_client_s_suspicion_is_kept_for_a_while_for_all_others(camera: ToyCamera) -> None:
     told: list[str] = []
     buffer = buffer_of(camera)
     buffer.report_to(told.append)
+
+    def suspected_for(route: bytes) -> bool:
+        return buffer.match(VIEW, ago_ms=0.0, within_ms=1e9, route=route).suspected
+
+    buffer.step()
+    assert buffer.suspicion() is None
     for _ in range(3):
-        buffer.note(suspected=True)
-        buffer.note(suspected=False)
+        buffer.note(b"finder", suspected=True)
+        # Of clients that have found nothing out, or not yet.
+        buffer.note(b"other", suspected=False)
         camera.clock.now_s += SUSPECTED_S / 2
-        assert buffer.describe() == f"folder:door: no frame yet; {SUSPECTED}"
+        assert buffer.describe().endswith(f" ms old; {SUSPECTED}")
+        assert buffer.suspicion() == "disagrees"
+        # The finder knows by itself when it ends.
+        assert (suspected_for(b"finder"), suspected_for(b"other")) == (False, True)
     assert told == [f"folder:door: {SUSPECTED}"]
     camera.clock.now_s += SUSPECTED_S / 2
-    assert buffer.describe() == "folder:door: no frame yet"
+    assert (buffer.suspicion(), suspected_for(b"other")) == (None, False)
+    assert buffer.describe().endswith(" ms old")
+
+
+def test_a_suspicion_ends_once_its_finder_s_looks_agree_again() -> None:
+    notes = SuspicionNotes()
+    notes.note(b"first", 0.0, suspected=True)
+    notes.note(b"second", 1.0, suspected=True)
+    notes.note(b"first", 2.0, suspected=False)
+    assert notes.stands(2.0)
+    assert not notes.stands(2.0, beside=b"second")
+    notes.note(b"second", 3.0, suspected=False)
+    assert not notes.stands(3.0)
+
+
+def test_suspicions_of_many_connections_take_no_more_memory_each_time() -> None:
+    notes = SuspicionNotes()
+    routes = [number.to_bytes(2, "big") for number in range(2 * MAX_SUSPECTING)]
+    for route in routes:
+        notes.note(route, 0.0, suspected=True)
+    for route in routes[MAX_SUSPECTING:]:
+        assert notes.stands(1.0)
+        notes.note(route, 1.0, suspected=False)
+    assert not notes.stands(1.0)

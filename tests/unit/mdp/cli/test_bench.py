@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mdp.cli.bench import WARM_UP_REQUESTS, noise_picture, percentiles, run_bench
-from mdp.errors import DeadlineExceeded, MDPError
+from mdp.cli.bench import WARM_UP_REQUESTS, flat, noise_picture, percentiles, run_bench
+from mdp.errors import DeadlineExceeded, MDPError, PictureError
 from mdp.requests.prediction import MemberTiming, Prediction
 
 
@@ -19,7 +19,8 @@ def prediction(
         top=(("red", 1.0),),
         mode=mode,
         used=tuple(f"d{k}" for k in range(len(compute_ms))),
-        missing={} if len(compute_ms) > 1 else {"d1": "late"},
+        missing={} if len(compute_ms) > 1 else {"d1": "overloaded: 16 requests wait already"},
+        missing_codes={} if len(compute_ms) > 1 else {"d1": "overloaded"},
         expected_accuracy=None,
         latency_ms=latency_ms,
         deadline_ms=100.0,
@@ -58,7 +59,6 @@ class FakeClient:
 def test_percentiles_interpolate() -> None:
     assert percentiles([1.0, 2.0, 3.0, 4.0], (50, 99)) == pytest.approx({"p50": 2.5, "p99": 3.97})
     assert percentiles([7.0], (50, 90, 99)) == {"p50": 7.0, "p90": 7.0, "p99": 7.0}
-    assert percentiles([], (50, 99)) == {"p50": 0.0, "p99": 0.0}
 
 
 def run(client: Any, requests: int, in_flight: int = 1) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_a_run_is_summed_up() -> None:
     client = FakeClient(
         [
             prediction(10.0, 4.0, 6.0),
-            DeadlineExceeded("late", {"d0": "late"}),
+            DeadlineExceeded("late", {"d0": "late"}, {"d0": "late"}),
             prediction(20.0, 5.0, mode="single"),
             prediction(30.0, 10.0, 2.0),
             # A cascade's first stage was sure: no member failed to answer.
@@ -83,6 +83,9 @@ def test_a_run_is_summed_up() -> None:
     assert client.in_flight == 1
     assert outcome["scenario"] == "single-stream"
     assert (outcome["requests"], outcome["answered"], outcome["partial"]) == (5, 4, 1)
+    assert outcome["unanswered"] == {"d0": {"late": 1}}
+    assert outcome["missing"] == {"d1": {"overloaded": 1}}
+    assert outcome["past_deadline"] == 0
     assert outcome["latency_ms"]["p50"] == 20.0
     assert outcome["latency_ms"]["max"] == 30.0
     assert outcome["overhead_ms"]["p50"] == 15.0
@@ -92,10 +95,27 @@ def test_a_run_is_summed_up() -> None:
 
 
 def test_a_run_without_any_answer_is_summed_up_too() -> None:
-    outcome = run(FakeClient([DeadlineExceeded("late", {})] * 2), requests=2, in_flight=3)
+    codes = {"d1": "too_late", "d0": "late"}
+    error = DeadlineExceeded("late", {"d1": "too_late: 9 ms", "d0": "late"}, codes)
+    outcome = run(FakeClient([error] * 2), requests=2, in_flight=3)
     assert outcome["scenario"] == "stream-3"
     assert (outcome["answered"], outcome["throughput_per_s"]) == (0, 0.0)
-    assert outcome["latency_ms"] == {"p50": 0.0, "p90": 0.0, "p99": 0.0, "max": 0.0}
+    assert outcome["unanswered"] == {"d0": {"late": 2}, "d1": {"too_late": 2}}
+    assert outcome["latency_ms"] == dict.fromkeys(("p50", "p90", "p99", "max"))
+    figures = dict(flat(outcome))
+    assert figures["latency_ms.max"] == figures["overhead_ms.p99"] == "-"
+    assert figures["unanswered.d1.too_late"] == "2"
+
+
+def test_answers_after_their_deadline_are_counted() -> None:
+    outcome = run(FakeClient([prediction(ms, 4.0, 6.0) for ms in (99.9, 100.1)]), requests=2)
+    assert (outcome["answered"], outcome["past_deadline"]) == (2, 1)
+
+
+def test_a_picture_that_cannot_be_read_ends_the_run() -> None:
+    broken = PictureError("11.png: no picture")
+    with pytest.raises(PictureError, match=r"^11\.png: no picture$"):
+        run(FakeClient([prediction(10.0, 4.0, 6.0), broken]), requests=2)
 
 
 def test_a_first_call_that_would_miss_the_deadline_does_not_end_the_run() -> None:

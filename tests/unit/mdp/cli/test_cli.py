@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from devices.cli.main import app as agent_app
 from mdp.cli.answers import describe, failure, named, picture_files
-from mdp.cli.bench import _flat
-from mdp.cli.doctor import status_table
+from mdp.cli.bench import flat
+from mdp.cli.doctor import fits, status_line, status_table
 from mdp.cli.main import COMMANDS, app
 from mdp.client.status import DeviceStatus
 from mdp.errors import InputError
@@ -103,6 +103,18 @@ def test_an_answer_of_a_bundle_that_was_never_evaluated() -> None:
     )
 
 
+def test_an_answer_with_a_suspected_camera_has_no_measured_accuracy() -> None:
+    for suspect, worth in (("gamma", "accuracy unknown with a suspected camera"), ("beta", "")):
+        doubted = msgspec.structs.replace(
+            PREDICTION,
+            expected_accuracy=None if worth else PREDICTION.expected_accuracy,
+            suspects={suspect: "disagrees"},
+        )
+        line, suspicion, _ = describe("look", doubted).splitlines()
+        assert (worth or "91.2% accurate on 160 test pictures") in line
+        assert suspicion.startswith(f"  {suspect}: disagrees with the others")
+
+
 def test_a_status_table_shows_what_stands_in_brackets() -> None:
     reason = "Fail: [ONNXRuntimeError] : 1 : FAIL [/b]"
     status = DeviceStatus(
@@ -128,13 +140,41 @@ def test_a_status_table_shows_temperatures_where_there_are_any() -> None:
     assert "°C" not in capture.get()
 
 
+READY = DeviceStatus(
+    device="alpha",
+    address="tcp://127.0.0.1:44483",
+    state="READY",
+    bundle="colours",
+    provider="CPUExecutionProvider",
+    counts={"answered": 12},
+    temperature_c=61.5,
+)
+GONE = DeviceStatus(
+    device="beta", address="tcp://[::1]:7", state="UNREACHABLE", reason="no connection"
+)
+
+
+@pytest.mark.parametrize(("columns", "is_table"), [(101, True), (100, False)])
+def test_a_terminal_has_a_table_where_nothing_is_folded(columns: int, is_table: bool) -> None:
+    out = Console(width=columns, force_terminal=True)
+    table = status_table([READY, GONE])
+    assert fits(table, out) == is_table
+    with out.capture() as capture:
+        out.print(table)
+    assert ("tcp://127.0.0.1:44483 │" in capture.get()) == is_table
+    assert "ExecutionProvider" not in capture.get()
+
+
+def test_a_status_in_a_line() -> None:
+    assert status_line(READY) == (
+        "alpha: READY at tcp://127.0.0.1:44483, colours on CPU, answered 12, 62 °C"
+    )
+    assert status_line(GONE) == "beta: UNREACHABLE at tcp://[::1]:7: no connection"
+
+
 def test_nested_figures_one_a_line() -> None:
-    outcome: dict[str, object] = {"a": 1, "b": {"p50": 1.234, "deep": {"x": "y"}}}
-    assert [line.split() for line in _flat(outcome)] == [
-        ["a", "1"],
-        ["b.p50", "1.23"],
-        ["b.deep.x", "y"],
-    ]
+    outcome: dict[str, object] = {"a": 1, "b": {"p50": 1.234, "max": None, "deep": {"x": "y"}}}
+    assert list(flat(outcome)) == [("a", "1"), ("b.p50", "1.23"), ("b.max", "-"), ("b.deep.x", "y")]
 
 
 def test_summaries_are_those_of_the_commands() -> None:
@@ -184,7 +224,14 @@ def test_a_cascade_reaches_the_client(
 
 
 @pytest.mark.parametrize("command", ["classify", "look", "status", "doctor", "bench"])
-def test_the_environment_may_name_the_fleet(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_the_environment_may_name_the_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("home.toml", "other.toml"):
+        Path(name).write_text(
+            'bundle = "b"\ndevices = [{ device = "a", address = "tcp://127.0.0.1:1", k = 0 }]'
+        )
     seen: list[Path] = []
 
     def connect(fleet: Path, **_: object) -> None:

@@ -31,6 +31,16 @@ def test_version(command: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{command} {mdp.__version__}\n", "")
 
 
+def test_help_cuts_no_summary(command: str) -> None:
+    done = run(command, "-h", COLUMNS="80")
+    assert (done.returncode, done.stderr) == (0, "")
+    _, _, commands = done.stdout.partition("\nCommands:\n")
+    assert commands.count("\n") > 5
+    assert "..." not in commands
+    assert commands.splitlines()[-1].endswith(".")
+    assert max(map(len, commands.splitlines())) <= 80
+
+
 def test_shells_complete(command: str) -> None:
     variable = f"_{command.replace('-', '_').upper()}_COMPLETE"
     told = {variable: "complete_bash", "COMP_WORDS": f"{command} --vers", "COMP_CWORD": "1"}

@@ -120,11 +120,28 @@ def test_before_there_is_a_bundle_cameras_can_be_recorded_alone(tmp_path: Path, 
         "new", *devices, "--keys", keys, "--key", keys / "client.secret", "--out", path
     )
     assert (code, out, err) == (0, f"{path}: 2 devices, for `mdp record` alone\n", "")
+    again = fleet(
+        "new", *devices[:2], "--keys", keys, "--key", keys / "client.secret", "--out", path
+    )
+    exists = "exists already: expected another name, or remove it first\n"
+    assert again == (2, "", f"mdp: {path}: {exists}")
+    other = fleet(
+        "new",
+        *devices[:2],
+        "--keys",
+        keys,
+        "--key",
+        keys / "client.secret",
+        "--out",
+        tmp_path / "other.toml",
+    )
+    assert other[1] == f"{tmp_path}/other.toml: 1 device, for `mdp record` alone\n"
     known = read_devices(path)
     assert (known.bundle, [entry.device for entry in known.devices]) == ("", ["alpha", "beta"])
     look = run_here(cli.main, "mdp", "look", "--fleet", path)
-    only = "expected a bundle folder: a fleet without one is for `mdp record` alone\n"
-    assert (look.returncode, look.stderr) == (2, f"mdp: {path}: key `bundle`: {only}")
+    only = "a fleet without one is for `mdp record`, `mdp status` and `mdp doctor` alone"
+    expected = f"mdp: {path}: key `bundle`: expected a bundle folder: {only}\n"
+    assert (look.returncode, look.stderr) == (2, expected)
     # Pictures are sent with keys only.
     code, _, err = fleet("new", *devices, "--out", tmp_path / "plain.toml")
     assert (code, err.startswith("mdp: --bundle: expected a bundle folder, or --keys and")) == (

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from mdp.cli.answers import describe
-from mdp.cli.watch import COLUMNS, Seen, Table, rows, written
+from mdp.cli.watch import COLUMNS, Lines, Seen, Table, have_no_camera, rows, written
+from mdp.client.status import DeviceStatus
 from mdp.errors import InputError, QuorumNotMet
 from mdp.requests.prediction import MemberTiming, Prediction
 
@@ -63,6 +64,42 @@ def test_the_table_goes_on_without_an_answer() -> None:
     text = shown(table, NOBODY)
     assert "3 looks, 1 without an answer" in text
     assert text.splitlines()[-2:] == ["  03:04:05  no answer", "  03:04:05  red"]
+
+
+def test_a_repeated_failure_is_one_line_and_a_count(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines()
+    other = QuorumNotMet("no camera", {})
+    for seen in (NOBODY, NOBODY, NOBODY, SEEN, SEEN, NOBODY, other, other):
+        lines.show(NOW, seen)
+    lines.end()
+    answer = describe(NOW, SEEN)
+    assert capsys.readouterr().out.splitlines() == [
+        f"{NOW}: no device can answer",
+        "  looks with the same outcome: 2",
+        *answer.splitlines(),
+        *answer.splitlines(),
+        f"{NOW}: no device can answer",
+        f"{NOW}: no camera",
+        "  looks with the same outcome: 1",
+    ]
+
+
+def test_a_device_that_has_not_answered_may_have_a_camera() -> None:
+    without = DeviceStatus(device="alpha", address="", state="READY", bundle="b")
+    unknown = DeviceStatus(device="beta", address="", state="UNREACHABLE")
+    assert have_no_camera([without, without])
+    assert not have_no_camera([without, unknown])
+    assert not have_no_camera(
+        [
+            DeviceStatus(
+                device="beta",
+                address="",
+                state="READY",
+                bundle="b",
+                source="camera:0: no frame yet",
+            )
+        ]
+    )
 
 
 def test_a_csv_file_is_appended_to(tmp_path: Path) -> None:

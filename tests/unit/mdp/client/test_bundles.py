@@ -250,13 +250,43 @@ def test_what_is_pulled_is_verified(
 
 def test_a_pull_of_a_short_file(connected: DeviceBundles, bundle: Bundle, tmp_path: Path) -> None:
     play(giving(bundle, lambda name, content: (len(content) + 5, content)))
-    with pytest.raises(TransferError, match=r"manifest.json: ends too early"):
+    expected = r"manifest.json: expected a piece of [\d,]+ bytes, got [\d,]+"
+    with pytest.raises(TransferError, match=expected):
         connected.pull(tmp_path / "pulled")
     play(giving(bundle, lambda name, content: (len(content), content)))
     connected.pull(tmp_path / "pulled")
     assert Bundle.open(tmp_path / "pulled").model(0).content == bundle.model(0).content
     with pytest.raises(InputError, match="exists already"):
         connected.pull(tmp_path / "pulled")
+
+
+def test_a_pull_ends_whatever_the_agent_does(
+    connected: DeviceBundles, bundle: Bundle, tmp_path: Path
+) -> None:
+    asked_for: list[int] = []
+
+    def dripping(asked: Any, _: object) -> tuple[Message, Buffer] | Message:
+        if not isinstance(asked, BundleRead):
+            return state(asked, bundle)
+        asked_for.append(asked.offset)
+        assert len(asked_for) < 1000, "it would go on for ever"
+        return BundleContent(request_id=asked.request_id, size_bytes=2**20), b"x"
+
+    play(dripping)
+    expected = "alpha: manifest.json: expected a piece of 65,536 bytes, got 1"
+    with pytest.raises(TransferError, match=expected):
+        connected.pull(tmp_path / "pulled")
+    assert asked_for == [0]
+
+    def breaking(asked: Any, _: object) -> Message | None:
+        asked_for.append(0)
+        assert len(asked_for) < 1000, "it would go on for ever"
+        return None if isinstance(asked, BundleRead) else state(asked, bundle)
+
+    play(breaking)
+    with pytest.raises(TransferError, match="alpha: the connection broke 100 times"):
+        connected.pull(tmp_path / "pulled")
+    assert not (tmp_path / "pulled").exists()
 
 
 def test_a_device_without_a_key_has_no_bundles_to_exchange() -> None:

@@ -26,7 +26,7 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def look(desk: Desk, query: FrameQuery | None = None, deadline_ms: float = 100.0) -> None:
-    desk.ask(CameraQuestion(query or FrameQuery(), desk.dispatcher.suspects), deadline_ms)
+    desk.ask(CameraQuestion(query or FrameQuery(), desk.dispatcher.disagreeing), deadline_ms)
 
 
 def looks(desk: Desk) -> dict[str, FrameRequest]:
@@ -46,6 +46,7 @@ def see(
     request_id: int = 1,
     label: int = 2,
     frozen: bool = False,
+    suspected: bool = False,
 ) -> None:
     logits = np.eye(len(LABELS), dtype=np.float32)[label] * 4
     seen = FrameReply(
@@ -56,6 +57,7 @@ def see(
         frame=frame,
         age_ms=age_ms,
         frozen=frozen,
+        suspected=suspected,
     )
     desk.receive(device, seen, logits_buffer(Contribution(logits, logits)))
 
@@ -232,10 +234,36 @@ def test_a_first_stage_that_is_left_out_is_not_worth_a_whole_cascade(tmp_path: P
     assert answer.expected_accuracy == desk.bundle.expected_accuracy((0,), "stacked")
 
 
-def test_a_frozen_camera_is_a_suspect_and_no_longer_once_it_moves(desk: Desk) -> None:
-    for frozen in (True, False):
+@pytest.mark.parametrize("why", ["frozen", "disagrees"])
+def test_what_an_agent_says_of_its_camera_is_a_suspicion_as_long_as_it_says_so(
+    desk: Desk, why: str
+) -> None:
+    whole = desk.bundle.expected_accuracy((0, 1, 2), "stacked")
+    for doubted in (True, True, False):
         look(desk)
-        for device, ask in looks(desk).items():
-            see(desk, device, request_id=ask.request_id, frozen=frozen and device == "beta")
-        told = {"beta": "frozen"} if frozen else {}
-        assert desk.prediction().suspects == desk.dispatcher.suspects == told
+        asked = looks(desk)
+        assert not any(ask.suspect for ask in asked.values()), "it is not said back"
+        for device, ask in asked.items():
+            said = doubted and device == "beta"
+            see(
+                desk, device, request_id=ask.request_id,
+                frozen=said and why == "frozen", suspected=said and why == "disagrees",
+            )  # fmt: skip
+        told = {"beta": why} if doubted else {}
+        answer = desk.prediction()
+        assert answer.suspects == desk.dispatcher.suspects == told
+        # It was measured with cameras that see what they should.
+        assert (answer.uses_suspect, answer.expected_accuracy) == (
+            (True, None) if doubted else (False, whole)
+        )
+
+
+def test_an_answer_without_the_suspect_is_worth_what_was_measured(desk: Desk) -> None:
+    look(desk)
+    third = gamma(looks(desk))
+    see(desk, "alpha")
+    see(desk, "beta", age_ms=1840.0, frozen=True)
+    see(desk, third)
+    answer = desk.prediction()
+    assert answer.used == ("alpha", third)
+    assert answer.expected_accuracy == desk.bundle.expected_accuracy((0, 2), "stacked")

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from mdp.client.status import device_status, with_camera_faults
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
-from mdp.protocol.messages import State, Status, answered_by
+from mdp.protocol.messages import NO_DIGEST, State, Status, answered_by
 from mdp.testing.bundles import write_bundle
 
 ENTRY = FleetEntry(device="beta/attic", address="tcp://10.0.0.8:7500", k=1, key="0" * 40)
@@ -49,6 +49,11 @@ def said(bundle: Bundle, /, **changes: Any) -> Status:
             False,
             "wrong_bundle: serves other aaaaaaaaaaaa, expected colours ",
         ),
+        (
+            {"digest": NO_DIGEST, "bundle": "", "reason": "this agent has a camera and no bundle"},
+            False,
+            "wrong_bundle: this agent has a camera and no bundle, expected colours ",
+        ),
         ({"k": 2, "device": "gamma"}, False, "wrong_submodel: serves 2 (gamma), expected 1"),
         ({"fallback": True}, True, "runs on CPUExecutionProvider, not as planned"),
         (
@@ -68,6 +73,12 @@ def test_what_a_device_says(
     assert status.reason.startswith(reason)
     assert bool(status.reason) == bool(reason)
     assert status.counts == {"answered": 3}
+
+
+def test_a_client_without_a_bundle_asks_for_cameras_alone(bundle: Bundle) -> None:
+    told = said(bundle, digest=NO_DIGEST, bundle="", k=0, reason="no bundle", source="folder:door")
+    status = device_status(ENTRY, told, None, silent=False)
+    assert (status.usable, status.reason, status.source) == (True, "no bundle", "folder:door")
 
 
 @pytest.mark.parametrize("state", ["READY", "DRAINING"])
@@ -111,7 +122,7 @@ def test_plain_text_over_a_network_is_said(
 
 
 def test_a_suspected_camera_is_a_reason_and_the_device_stays_usable(bundle: Bundle) -> None:
-    status = device_status(ENTRY, said(bundle), bundle, silent=False, suspect="frozen")
+    status = device_status(ENTRY, said(bundle, suspect="frozen"), bundle, silent=False)
     assert (status.suspect, status.usable) == ("frozen", True)
     assert status.reason == "camera: the same picture again and again: camera frozen?"
 

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from mdp.errors import ConfigError, InputError
-from mdp.formats.bundle import Bundle
+from mdp.files import write_json
+from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.fleet import (
     Fleet,
     FleetEntry,
@@ -15,6 +17,7 @@ from mdp.formats.fleet import (
     new_fleet,
     read_fleet,
 )
+from mdp.formats.plan import PredictedMs, Replica
 from mdp.testing.bundles import write_bundle
 
 ALPHA = '{ device = "alpha", address = "tcp://10.0.0.7:7500", k = 0 }'
@@ -45,6 +48,25 @@ def test_a_fleet_and_its_bundle(tmp_path: Path, bundle: Bundle) -> None:
     assert list(fleet.members()) == [0, 1]
 
 
+def test_a_replica_of_the_plan_has_a_name_of_its_own(tmp_path: Path, bundle: Bundle) -> None:
+    replica = Replica(
+        k=1,
+        device="spare",
+        predicted_ms=PredictedMs(compute=1.0, network=1.0, total=2.0),
+        memory_bytes=1,
+        provider="CPUExecutionProvider",
+        threads=1,
+        why="",
+    )
+    plan = replace(bundle.manifest.plan, replicas=[replica])
+    write_json(bundle.path / MANIFEST, replace(bundle.manifest, plan=plan))
+    entries = (ALPHA, entry("spare"), entry("spare/attic", "tcp://10.0.0.9:7500"))
+    fleet, _ = read_fleet(write(tmp_path, *entries))
+    assert fleet.members() == {0: ["alpha"], 1: ["spare", "spare/attic"]}
+    with pytest.raises(ConfigError, match="of sub-model 0 by the bundle's plan: alpha, or one of"):
+        read_fleet(write(tmp_path, entry("spare", k=0)))
+
+
 @pytest.mark.usefixtures("bundle")
 @pytest.mark.parametrize(
     ("second", "expected"),
@@ -55,6 +77,13 @@ def test_a_fleet_and_its_bundle(tmp_path: Path, bundle: Bundle) -> None:
             "`devices` list the address tcp://10.0.0.7:7500 twice",
         ),
         (entry(k=5), r"device 'beta': key `k`: expected one of 0, 1, 2, got 5"),
+        (
+            entry("bet"),
+            r"device 'bet': expected a device of sub-model 1 by the bundle's plan: beta, or one of "
+            "these with a /LABEL",
+        ),
+        (entry("gamma"), "device 'gamma': expected a device of sub-model 1 by the bundle's plan"),
+        (entry("bet/attic"), "device 'bet/attic': expected a device of sub-model 1"),
         (entry(k=64), r"Expected `int` <= 63 - at `\$\.devices\[1\]\.k`"),
         (entry(address="10.0.0.8:7500"), r"expected tcp:.* - at `\$\.devices\[1\]\.address`"),
         (entry(address="http://10.0.0.8:7500"), "expected tcp://HOST:PORT"),

@@ -7,7 +7,7 @@ import pytest
 
 from mdp.errors import ConfigError, InputError
 from mdp.formats.keys import host_and_port, is_local
-from mdp.gateway.access import Tokens, check_exposure, check_request, read_tokens
+from mdp.gateway.access import Tokens, caller_of, check_exposure, check_request, read_tokens
 from mdp.gateway.refusals import Refusal
 
 TOKEN = "0123456789abcdef"
@@ -60,18 +60,46 @@ def test_without_tokens_this_machine_is_let_in(host: str) -> None:
 
 
 def test_another_page_in_the_same_browser_is_not_let_in() -> None:
-    for host in ("evil.example:8080", "", "127.0.0.1.evil.example"):
+    for host in (
+        "evil.example:8080", "", "127.0.0.1.evil.example", "[::1].evil.example", "[::1]:80x",
+        "127.0.0.1:80.evil.example", "127.0.0.1:", "[::1", "::1", "[127.0.0.1]x", "user@[::1]:80",
+    ):  # fmt: skip
         with pytest.raises(Refusal, match="Host"):
             check_request("GET", "/fleets", {"host": host}, ANYONE)
-    for origin in ("http://evil.example", "null", "http://127.0.0.1:8081"):
+    for origin in (
+        "http://evil.example", "null", "http://127.0.0.1:8081", "ftp://127.0.0.1:8080",
+        "chrome-extension://127.0.0.1:8080", "127.0.0.1:8080", "http://127.0.0.1:8080/",
+    ):  # fmt: skip
         with pytest.raises(Refusal, match="own page"):
             check_request("POST", "/x", {"host": "127.0.0.1:8080", "origin": origin}, ANYONE)
+    asked = {"host": "127.0.0.1:8080"}
+    with pytest.raises(Refusal, match="own page"):
+        check_request("POST", "/x", asked | {"origin": "http://127.0.0.1:8080"}, ANYONE, "https")
+    # HTTPS may end at a proxy in front.
+    for scheme in ("http", "https"):
+        check_request("POST", "/x", asked | {"origin": "https://127.0.0.1:8080"}, ANYONE, scheme)
     for site in ("cross-site", "same-site", "same-origin", "none"):
         headers = {"host": "127.0.0.1:8080", "sec-fetch-site": site}
         check_request("GET", "/", headers, ANYONE)
         with nullcontext() if site in ("same-origin", "none") else pytest.raises(Refusal):
             check_request("GET", "/v2/models/x/look", headers, ANYONE)
     assert not is_local("127.0.0.1.evil.example")
+
+
+def test_a_caller_is_its_token_or_the_network_of_its_address() -> None:
+    tokens = Tokens([TOKEN, "another-token-of-16"])
+
+    def caller(token: str, host: str = "10.0.0.1", path: str = "/fleets") -> str:
+        return caller_of(path, {"authorization": f"Bearer {token}"}, tokens, host)
+
+    assert caller(TOKEN) == caller(f" {TOKEN} ", "10.0.0.2")
+    assert caller(TOKEN) != caller("another-token-of-16")
+    assert TOKEN not in caller(TOKEN)
+    assert caller(TOKEN, path="/page.js") == "", "anybody gets it"
+    hosts = ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1", "2001:db8::2:1", "2001:db8:0:1::1")
+    v4, mapped, first, second, third = (caller_of("/", {}, ANYONE, host) for host in hosts)
+    assert (v4, first) == (mapped, second)
+    assert len({v4, first, third}) == 3
 
 
 def test_a_file_of_tokens(tmp_path: Path) -> None:

@@ -72,6 +72,13 @@ class Told:
         return {"name": self.name, **self.roll.shown()}
 
 
+class Stop:
+    """Holds up the last part of bodies, and counts those that stand still."""
+
+    def __init__(self) -> None:
+        self.standing, self.over = 0, asyncio.Event()
+
+
 class Web:
     """Requests to a gateway of one fleet."""
 
@@ -102,6 +109,8 @@ class Web:
         method: str,
         until: Callable[[bytes], bool],
         headers: dict[str, str],
+        client: str = "127.0.0.1",
+        stop: "Stop | None" = None,
     ) -> tuple[int, dict[str, str], bytes]:
         path, _, query = path.partition("?")
         known = {"host": "localhost"} | {k.replace("_", "-"): v for k, v in headers.items()}
@@ -112,6 +121,7 @@ class Web:
             "raw_path": path.encode(),
             "query_string": query.encode(),
             "headers": [(k.encode(), v.encode()) for k, v in known.items()],
+            "client": (client, 40000),
             "asgi": {"version": "3.0", "spec_version": "2.3"},
         }
         waiting, left, sent = list(parts), asyncio.Event(), [b""]
@@ -119,6 +129,9 @@ class Web:
 
         async def receive() -> dict[str, Any]:
             if waiting:
+                if len(waiting) == 1 and stop is not None:
+                    stop.standing += 1
+                    await stop.over.wait()
                 part = waiting.pop(0)
                 return {"type": "http.request", "body": part, "more_body": bool(waiting)}
             await left.wait()
@@ -146,12 +159,13 @@ FORM = "multipart/form-data; boundary=cut"
 def test_an_answer_that_lacks_a_device_is_degraded_and_counted(web: Web) -> None:
     status, headers, body = web.ask(CLASSIFY, b"some", b"thing")
     assert (status, headers["content-type"]) == (200, "application/json")
+    assert body.endswith(b"}\n"), "a line, for a terminal"
     told = json.loads(body)
     assert (told["degraded"], told["missing"]) == (True, {"gamma": "late"})
     assert web.fleet.deadlines_ms == [250.0]
     web.fleet.error = DeadlineExceeded("no answer within 250 ms", {"alpha": "slow: 3 of its 4"})
     status, headers, body = web.ask(CLASSIFY, b"picture")
-    assert (status, headers["retry-after"]) == (503, "1")
+    assert (status, headers["retry-after"], body[-2:]) == (503, "1", b"}\n")
     assert json.loads(body) == {"error": "no answer within 250 ms"}
     late, warm = dict.fromkeys(DEVICES, 0.0), []
     for family in text_string_to_metric_families(web.ask("/metrics")[2].decode()):
@@ -183,16 +197,73 @@ def test_what_nobody_foresaw_is_not_told(web: Web) -> None:
     assert json.loads(said[-1]) == {"error": "unforeseen error: the gateway's log says more"}
 
 
-def test_large_bodies_are_held_together(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "MAX_BODY_BYTES", 8)
+def test_large_bodies_are_held_together(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "MAX_BODY_BYTES", 8)
     assert web.ask(CLASSIFY, b"12345", b"6789")[0] == 413
     assert web.ask(CLASSIFY, b"1", content_length="9")[0] == 413
     assert web.ask(CLASSIFY, b"12345678")[0] == 200
-    monkeypatch.setattr(bodies, "MAX_HELD_BYTES", 7)
-    assert web.ask(CLASSIFY, b"12345678")[0] == 503
+    assert web.ask(CLASSIFY, b"x", content_encoding="gzip")[0] == 415
+    monkeypatch.setattr(bodies, "MAX_HELD_BYTES", 14)
+    web = Web(tmp_path / "other")
+    assert web.ask(CLASSIFY, b"12345678")[0] == 503, "half is the most for one"
     # What was refused is let go.
     assert web.ask(CLASSIFY, b"1234567")[0] == 200
-    assert web.ask(CLASSIFY, b"x", content_encoding="gzip")[0] == 415
+
+
+def test_an_upload_that_stops_leaves_for_one_that_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "MAX_HELD_BYTES", 20)
+    web = Web(tmp_path)
+
+    async def asked() -> tuple[list[tuple[int, bytes]], int]:
+        # The first holds as much as one may.
+        stop = Stop()
+        stuck = [
+            asyncio.create_task(web._ask(CLASSIFY, [b"12345", b""], "", never, {}, who, stop))
+            for who in ("10.0.0.1", "10.0.0.1", "10.0.0.2")
+        ]
+        while stop.standing < len(stuck):
+            await asyncio.sleep(0)
+        status, _, _ = await web._ask(CLASSIFY, [b"123", b"4567"], "", never, {}, "10.0.0.3")
+        first = await stuck[0]
+        assert [task.done() for task in stuck[1:]] == [False, False]
+        stop.over.set()
+        others = await asyncio.gather(*stuck[1:])
+        return [(reply[0], reply[2]) for reply in (first, *others)], status
+
+    def never(body: bytes) -> bool:
+        return False
+
+    replies, status = asyncio.run(asked())
+    assert status == 200
+    assert [reply[0] for reply in replies] == [408, 200, 200]
+    assert b"does not stop while others wait" in replies[0][1]
+
+
+def test_json_and_switches_are_small(web: Web) -> None:
+    infer = "/v2/models/colours/infer"
+    text = b" " * (bodies.MAX_JSON_BYTES + 1)
+    assert web.ask(infer, content_length=str(len(text)), method="POST")[0] == 413
+    status, _, body = web.ask(infer, text[:-1], b" ")
+    assert (status, json.loads(body)["error"]) == (
+        413, "expected JSON, which binary tensors may follow, of at most 2097152 bytes",
+    )  # fmt: skip
+    length = str(len(text))
+    assert web.ask(infer, text, b" ", inference_header_content_length=length)[0] == 413
+    # Binary tensors may be larger.
+    images = {
+        "name": "images", "shape": [1, 1000, 1000, 3], "datatype": "UINT8",
+        "parameters": {"binary_data_size": 3_000_000},
+    }  # fmt: skip
+    head = json.dumps({"inputs": [images]}).encode()
+    length, pixels = str(len(head)), bytes(3_000_000)
+    assert web.ask(infer, head, pixels, inference_header_content_length=length)[0] == 200
+    device = "/v2/models/colours/devices/alpha"
+    switch = b'{"in_use": true}' + b" " * bodies.MAX_SWITCH_BYTES
+    assert web.ask(device, switch, method="PUT")[0] == 413
 
 
 def test_a_deadline_is_a_number(web: Web) -> None:
@@ -232,16 +303,19 @@ def test_streams_end_with_their_reader(web: Web, monkeypatch: pytest.MonkeyPatch
     assert seen[2] == b'event: error\ndata: {"error":"no frame"}\n\n'
     assert web.ask("/v2/models/colours/look")[0] == 503
     assert web.ask("/events", method="HEAD")[2] == b""
-    monkeypatch.setattr(routes, "MAX_WATCHERS", 1)
 
-    def has_come(body: bytes) -> bool:
-        return body.endswith(b"\n\n")
 
-    async def together() -> list[int]:
-        asked = (web._ask("/events", [], "", has_come, {}) for _ in range(2))
+def test_readers_of_events_are_few_of_one_caller(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "MAX_WATCHERS", 10)
+
+    async def together(*clients: str) -> list[int]:
+        asked = (web._ask("/events", [], "", bool, {}, client) for client in clients)
         return [reply[0] for reply in await asyncio.gather(*asked)]
 
-    assert asyncio.run(together()) == [200, 503]
+    one = ["127.0.0.1"] * (routes.MAX_WATCHERS_OF_ONE + 1)
+    assert asyncio.run(together(*one)) == [200] * routes.MAX_WATCHERS_OF_ONE + [503]
+    many = [f"127.0.0.{n}" for n in range(11)]
+    assert asyncio.run(together(*many, *many)) == [200] * 10 + [503] * 12
 
 
 def test_nothing_streams_once_the_server_ends(web: Web) -> None:

@@ -94,6 +94,23 @@ def test_accuracy_is_that_of_the_devices_that_can_answer_and_are_in_use(roll: Ro
     assert [fault.device for fault in roll.faults] == ["beta", "alpha"]
 
 
+def test_the_last_device_is_the_last_that_can_answer(roll: Roll) -> None:
+    def last() -> list[str]:
+        return [name for name, one in roll.devices.items() if one.in_use and roll.is_last(name)]
+
+    # Before anything is known of them.
+    assert last() == []
+    roll.told([status("alpha"), status("beta"), status("gamma", "UNREACHABLE")], 1.0)
+    assert last() == []
+    roll.switched("alpha", False, 2.0)
+    # Gamma is in use and cannot answer: it is no loss itself.
+    assert last() == ["beta"]
+    roll.told([status("beta", "UNREACHABLE")], 3.0)
+    assert last() == []
+    roll.switched("beta", False, 4.0)
+    assert last() == ["gamma"]
+
+
 def test_reasons_are_counted_by_their_kind() -> None:
     assert kind_of("slow: 3 of its last 4 answers took longer") == "slow"
     assert kind_of("late") == "late"

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mdp.gateway.infer import MAX_PICTURES, is_quick, read_request, respond
+from mdp.gateway.infer import MAX_PICTURES, is_quick, metadata, read_request, respond
 from mdp.gateway.refusals import Refusal
 from mdp.requests.prediction import Prediction
 from mdp.requests.reason import NOT_NEEDED
@@ -50,14 +50,14 @@ def test_pixels_arrive_flat_nested_and_in_binary() -> None:
     ):
         request = read_request(given, length)
         assert (request.pictures == PIXELS).all()
-        assert request.outputs == {"probabilities": False, "labels": False}
+        assert request.outputs == {"probabilities": False, "labels": False, "used": False}
         assert request.deadline_ms is None
 
 
 def test_outputs_in_binary_are_asked_for_one_by_one_or_together() -> None:
     together = body(images(), parameters={"binary_data_output": True, "deadline_ms": 50})
     request = read_request(together, None)
-    assert request.outputs == {"probabilities": True, "labels": True}
+    assert request.outputs == {"probabilities": True, "labels": True, "used": True}
     assert request.deadline_ms == 50
     one = [{"name": "labels", "parameters": {"binary_data": True}}]
     assert read_request(body(images(), outputs=one), None).outputs == {"labels": True}
@@ -83,6 +83,12 @@ BINARY = {"binary_data_size": 12}
         (body(images(shape=[1, 2, 2, 4])), SHAPE),
         (body(images(shape=[1, -2, -2, 3])), SHAPE),
         (body(images(shape=[MAX_PICTURES + 1, 1, 1, 3])), SHAPE),
+        # Their product has more digits than Python says.
+        (body(images(shape=[1, 10**4290, 10**4290, 3])), r"2147483647 - at `\$.inputs\[0\].shape"),
+        (body(images(shape=[1, 2**31, 1, 3])), "Expected `int` <= 2147483647"),
+        (body(images(shape=[1, -(2**31) - 1, 1, 3])), "Expected `int` >= -2147483648"),
+        (body(images(shape=[1, 2**31 - 1, 2**31 - 1, 3])), r"\[1, 2147483647, 2147483647, 3\]"),
+        (body(images(data=None, parameters={"binary_data_size": 10**4290})), "size 1000000"),
         (body(images(data=[*range(11)])), r"got shape \[11\]"),
         (body(images(data=[[*range(6)], [*range(6)]])), r"got shape \[2, 6\]"),
         (body(images(data=[[1], [1, 2]])), "different lengths"),
@@ -121,6 +127,7 @@ def test_a_response_in_json_says_what_it_is_made_of() -> None:
     request = read_request(body(images(), id="7"), None)
     content, json_length = respond("colours", request, [answer(), late])
     assert json_length is None
+    assert content.endswith(b"}\n")
     told = json.loads(content)
     assert (told["model_name"], told["id"]) == ("colours", "7")
     assert told["parameters"] == {
@@ -144,6 +151,7 @@ def test_a_response_in_json_says_what_it_is_made_of() -> None:
             "shape": [2, 2],
             "data": ["red", "blue", "blue", "red"],
         },
+        {"name": "used", "datatype": "BYTES", "shape": [2], "data": ["alpha, beta", "alpha"]},
     ]
 
 
@@ -153,11 +161,24 @@ def test_a_response_in_binary() -> None:
     assert json_length is not None
     told = json.loads(content[:json_length])
     sizes = [output["parameters"]["binary_data_size"] for output in told["outputs"]]
-    assert sizes == [8, 15]
+    assert sizes == [8, 15, 15]
     assert "expected_accuracy" not in told["parameters"]
     tail = content[json_length:]
     assert np.frombuffer(tail[:8], "<f4").tolist() == [0.75, 0.25]
-    assert tail[8:] == b"\x03\0\0\0red\x04\0\0\0blue"
+    assert tail[8:23] == b"\x03\0\0\0red\x04\0\0\0blue"
+    assert tail[23:] == b"\x0b\0\0\0alpha, beta", "and nothing behind it"
+
+
+def test_the_subset_of_each_picture_is_what_a_caller_can_check_it_by() -> None:
+    request = read_request(body(images(), outputs=[{"name": "used"}]), None)
+    subsets = [("alpha", "beta"), ("beta",), ("alpha",)]
+    content, _ = respond("colours", request, [answer(used=subset) for subset in subsets])
+    told = json.loads(content)
+    (output,) = told["outputs"]
+    assert (output["shape"], output["data"]) == ([3], ["alpha, beta", "beta", "alpha"])
+    assert told["parameters"]["used"] == "", "no device is in all of them"
+    wanted = {each["name"]: each["shape"] for each in metadata("colours", 10)["outputs"]}
+    assert wanted == {"probabilities": [-1, 5], "labels": [-1, 5], "used": [-1]}
 
 
 def test_a_cascade_that_was_sure_is_not_degraded() -> None:

@@ -1,31 +1,102 @@
-"""What the gateway counts of an answer."""
+"""What the gateway's metrics say of its devices."""
+
+from pathlib import Path
+from typing import cast
 
 import pytest
 
-from mdp.gateway.metrics import Metrics
-from mdp.requests.prediction import MemberTiming, Prediction
+from devices.agent.counters import Counters
+from mdp.client.status import DeviceStatus
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import Fleet, FleetEntry
+from mdp.gateway.devices import Roll
+from mdp.gateway.fleets import ServedFleet
+from mdp.gateway.metrics import OTHER, Metrics, known_provider
+from mdp.protocol.messages import OUTCOMES, RELOADS, answered_by
+from mdp.testing.bundles import DEVICES, write_bundle
 
 
-@pytest.mark.parametrize("frame", [None, 7])
-def test_a_suspected_camera_is_a_gauge_of_looks(frame: int | None) -> None:
-    members = tuple(
-        MemberTiming(device=name, k=k, queue_ms=1.0, compute_ms=1.0, network_ms=1.0, frame=frame)
-        for k, name in enumerate(("alpha", "beta"))
+class Told:
+    """A fleet whose devices said what they were told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bundle = Bundle.open(write_bundle(folder / "bundle"))
+        entries = [
+            FleetEntry(device=name, address=f"tcp://127.0.0.1:{9000 + k}", k=k)
+            for k, name in enumerate(DEVICES)
+        ]
+        self.roll = Roll(Fleet(bundle="bundle", devices=entries), self.bundle, "stacked")
+        self._metrics = Metrics({"colours": cast(ServedFleet, self)})
+
+    @property
+    def series(self) -> int:
+        """Samples of a scrape."""
+        lines = self._metrics.exposition("")[0].decode().splitlines()
+        return sum(not line.startswith("#") for line in lines)
+
+    def scraped(self, family: str, *statuses: DeviceStatus) -> dict[str, float]:
+        """Labels -> value of the samples of `family`, after the devices have said `statuses`."""
+        self.roll.told(statuses, 1.0)
+        lines = self._metrics.exposition("")[0].decode().splitlines()
+        found = [line for line in lines if line.startswith(f"{family}{{")]
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in found}
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Told:
+    return Told(tmp_path)
+
+
+def test_a_suspected_camera_is_a_gauge_of_devices_with_a_camera(told: Told) -> None:
+    alpha = DeviceStatus(device="alpha", address="", state="READY", source="camera:0: frame 1, ...")
+    beta = DeviceStatus(
+        device="beta", address="", state="READY", source="camera:0: frame 1", suspect="disagrees"
     )
-    answer = Prediction(
-        label="red", probability=0.9, top=(("red", 0.9),), mode="stacked", used=("alpha", "beta"),
-        missing={}, expected_accuracy=None, latency_ms=1.0, deadline_ms=80.0, members=members,
-        suspects={"beta": "frozen"},
-    )  # fmt: skip
-    metrics = Metrics({})
-    metrics.answered("m", [answer])
-    told = metrics.exposition("")[0].decode().splitlines()
-    found = [line for line in told if line.startswith("mdp_camera_suspect{")]
-    gauge = 'mdp_camera_suspect{{device="{}",model="m",why="{}"}} {}'
-    wanted = [
-        gauge.format("alpha", "disagrees", "0.0"),
-        gauge.format("alpha", "frozen", "0.0"),
-        gauge.format("beta", "disagrees", "0.0"),
-        gauge.format("beta", "frozen", "1.0"),
-    ]
-    assert found == ([] if frame is None else wanted)
+    gamma = DeviceStatus(device="gamma", address="", state="READY")
+    assert told.scraped("mdp_camera_suspect", alpha, beta, gamma) == {
+        f'mdp_camera_suspect{{device="{device}",model="colours",why="{why}"}}': value
+        for device, why, value in (
+            ("alpha", "disagrees", 0.0),
+            ("alpha", "frozen", 0.0),
+            ("beta", "disagrees", 1.0),
+            ("beta", "frozen", 0.0),
+        )
+    }
+
+
+def alpha(provider: str, counts: dict[str, int]) -> DeviceStatus:
+    return DeviceStatus(device="alpha", address="", state="READY", provider=provider, counts=counts)
+
+
+def test_an_agent_s_words_make_no_new_series(told: Told) -> None:
+    honest = dict.fromkeys((*OUTCOMES, *RELOADS, answered_by("ab" * 32)), 2)
+    told.scraped("mdp_device_requests_total", alpha("CPUExecutionProvider", honest))
+    told.scraped("mdp_device_requests_total", alpha("x", {"y": 1} | honest))
+    before = told.series
+    for scrape in range(5):
+        counts = {f"outcome {scrape} {number}": number for number in range(100)} | honest
+        found = told.scraped(
+            "mdp_device_requests_total", alpha(f"Provider{scrape}ExecutionProvider", counts)
+        )
+        assert told.series == before
+        ours = [name for name in found if 'device="alpha"' in name]
+        assert len(ours) == len(OUTCOMES + RELOADS) + 1, "and no answers twice"
+        other = next(found[name] for name in ours if 'outcome="other"' in name)
+        assert other == sum(range(100))
+        (info,) = [name for name in told.scraped("mdp_device") if 'device="alpha"' in name]
+        assert 'provider="other"' in info
+
+
+def test_providers_that_runtimes_have_are_known() -> None:
+    import onnxruntime
+
+    openvino = ["openvino:CPU", "openvino:GPU", "openvino:GPU.1", "openvino:NPU"]
+    for provider in (*onnxruntime.get_all_providers(), *openvino, ""):
+        assert known_provider(provider) == provider
+    assert known_provider(None) == ""
+    for provider in ("openvino:GPU.12", "openvino:TPU", "CPUExecutionProvider ", "cpu"):
+        assert known_provider(provider) == OTHER
+
+
+def test_outcomes_are_those_that_agents_count() -> None:
+    assert Counters().counts.keys() == {*OUTCOMES, *RELOADS}

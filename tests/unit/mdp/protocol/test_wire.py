@@ -92,7 +92,7 @@ VALID: list[tuple[wire.Message, list[Buffer]]] = [
     (RESULT, [LOGITS]),
     (FAILURE, []),
     (STATUS, []),
-    (msgspec.structs.replace(STATUS, source="folder:door: no frame yet"), []),
+    (msgspec.structs.replace(STATUS, source="folder:door: no frame yet", suspect="frozen"), []),
     (LOOK, []),
     (SEEN, [LOGITS]),
     (OFFER, []),

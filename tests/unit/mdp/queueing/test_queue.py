@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import Struct
 
 from mdp.queueing.accounts import REMEMBERED
-from mdp.queueing.queue import CAPACITY, AgentQueue
+from mdp.queueing.queue import CAPACITY_BYTES, LEAST_BYTES, AgentQueue
 
 FORMER, NEWER = "0" * 64, "1" * 64
 
@@ -19,13 +19,21 @@ class Job(Struct, frozen=True, eq=False):
     deadline_s: float
     client: str
     digest: str
+    size_bytes: int = 0
 
 
 Queue = AgentQueue[Job]
 
 
-def job(deadline_s: float = 1e9, client: str = "one", digest: str = FORMER) -> Job:
-    return Job(deadline_s, client, digest)
+def job(
+    deadline_s: float = 1e9, client: str = "one", digest: str = FORMER, size_bytes: int = 0
+) -> Job:
+    return Job(deadline_s, client, digest, size_bytes)
+
+
+def of_places(places: int) -> Queue:
+    """A queue with room for so many small requests."""
+    return Queue(places * LEAST_BYTES)
 
 
 def says(queue: Queue, new: Job, now_s: float = 0.0) -> str | None:
@@ -50,14 +58,76 @@ def ran(queue: Queue, took_s: float, now_s: float = 0.0) -> None:
     queue.done(took_s=took_s)
 
 
-def test_the_queue_is_bounded() -> None:
-    queue = Queue(capacity=2)
+def test_the_queue_is_bounded_in_memory() -> None:
+    queue = of_places(2)
     assert says(queue, job()) is None
-    assert says(queue, job()) is None
+    assert says(queue, job(size_bytes=LEAST_BYTES)) is None, "the first counted as much"
     assert says(queue, job()) == "overloaded"
     queue.take(0.0)
+    assert says(queue, job(size_bytes=LEAST_BYTES + 1)) == "overloaded"
     assert says(queue, job()) is None, "the running one does not wait"
-    assert Queue().capacity == CAPACITY
+    assert Queue().capacity_bytes == CAPACITY_BYTES
+
+
+def test_whatever_can_be_answered_in_time_waits() -> None:
+    queue = Queue()
+    ran(queue, took_s=0.01)
+    pictures = [job(3.0, size_bytes=224 * 224 * 3) for _ in range(300)]
+    assert [queue.offer(each, 0.0) for each in pictures] == [[]] * 300
+    # Three hundred take the three seconds.
+    assert says(queue, job(3.0)) == "too_late"
+    now_s, answered = 0.0, 0
+    while queue.waiting:
+        taken, dropped = take(queue, now_s)
+        assert taken is pictures[answered]
+        assert dropped == []
+        now_s, answered = now_s + 0.01, answered + 1
+        queue.done(took_s=0.01)
+    assert answered == 300
+
+
+def test_clients_with_most_memory_make_room_for_a_large_picture() -> None:
+    queue = of_places(8)
+    jobs = filled(queue, a=6, b=2)
+    large = job(client="c", size_bytes=2 * LEAST_BYTES)
+    assert queue.offer(large, 0.0) == [(jobs["a"][4], "overloaded"), (jobs["a"][5], "overloaded")]
+    # Three clients hold 4, 2 and 2; the first one is to keep as much as the newcomer would have.
+    assert says(queue, job(client="c", size_bytes=LEAST_BYTES + 1)) == "overloaded"
+    assert queue.held_bytes == queue.capacity_bytes
+    assert len(served(queue)) == 7
+    assert queue.held_bytes == 0
+
+
+def test_what_has_no_room_though_all_others_left_changes_nothing() -> None:
+    queue = of_places(2)
+    jobs = filled(queue, a=2)
+    assert says(queue, job(client="b", size_bytes=queue.capacity_bytes + 1)) == "overloaded"
+    assert served(queue) == jobs["a"]
+    assert says(queue, job(client="b", size_bytes=queue.capacity_bytes + 1)) == "overloaded"
+
+
+def test_more_clients_than_are_remembered_may_wait() -> None:
+    queue = Queue()
+    jobs = filled(queue, **{f"client {number}": 1 for number in range(REMEMBERED + 20)})
+    assert served(queue) == [own for (own,) in jobs.values()]
+    assert says(queue, job(client="late")) is None
+
+
+def test_refusing_looks_at_few_of_the_requests_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood of requests that cannot be in time costs little, however many wait."""
+    queue, looked = Queue(), 0
+    ran(queue, took_s=0.01)
+    filled(queue, a=500, b=500)
+    turn = Queue.__origin__._turn  # type: ignore[attr-defined]
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        return turn(*arguments)
+
+    monkeypatch.setattr(AgentQueue, "_turn", counted)
+    assert says(queue, job(5.0, client="a")) == "too_late"
+    assert 0 < looked < 50
 
 
 def test_what_waited_too_long_is_dropped_when_its_turn_comes() -> None:
@@ -156,14 +226,14 @@ def test_whoever_comes_again_waits_for_one_turn_of_each_other() -> None:
 
 
 def test_as_many_clients_as_places_keep_one_each() -> None:
-    queue = Queue(capacity=3)
+    queue = of_places(3)
     filled(queue, a=1, b=1, c=1)
     assert says(queue, job(client="d")) == "overloaded"
     assert queue.clients == 3
 
 
 def test_nobody_gives_way_to_a_request_that_is_too_late_itself() -> None:
-    queue = Queue(capacity=2)
+    queue = of_places(2)
     ran(queue, took_s=0.1)
     filled(queue, greedy=2)
     # Its turn would be the second.
@@ -186,33 +256,48 @@ def test_whoever_cannot_be_on_time_behind_a_newcomer_is_told_at_once() -> None:
 
 
 class Sharing(RuleBasedStateMachine):
-    """Any history of offers, takes and ends of four clients; fairness is judged from outside."""
+    """Any history of offers, takes and ends of four clients; fairness is judged from outside.
+
+    Requests are of one or two places.
+    """
 
     CAPACITY = 5
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = Queue(capacity=self.CAPACITY)
+        self.queue = of_places(self.CAPACITY)
         self.now_s = 0.0
         self.waiting: list[Job] = []
         self.running: Job | None = None
 
     def held(self) -> Counter[str]:
-        return Counter(each.client for each in self.waiting)
+        """Client -> how many places its requests hold."""
+        held = Counter[str]()
+        for each in self.waiting:
+            held[each.client] += max(1, each.size_bytes // LEAST_BYTES)
+        return held
 
-    @rule(client=st.sampled_from("abcd"), budget_s=st.floats(0, 3), step_s=st.floats(0, 1))
-    def offer(self, client: str, budget_s: float, step_s: float) -> None:
+    @rule(
+        client=st.sampled_from("abcd"),
+        budget_s=st.floats(0, 3),
+        step_s=st.floats(0, 1),
+        places=st.integers(1, 2),
+    )
+    def offer(self, client: str, budget_s: float, step_s: float, places: int) -> None:
         self.now_s += step_s
-        new = job(self.now_s + budget_s, client)
+        new = job(self.now_s + budget_s, client, size_bytes=places * LEAST_BYTES)
         before, estimate_s = self.held(), self.queue.times.one_s
-        share = self.CAPACITY // len(before | Counter([client]))
+        own = before[client] + places
         self.waiting.append(new)
         for refused, code in self.queue.offer(new, self.now_s):
             self.waiting.remove(refused)
             if code == "overloaded":
-                assert before.total() == self.CAPACITY, "there was room"
-                lost = before[refused.client] - (refused is not new)
-                assert lost >= share, "nobody loses a place within its share to others"
+                assert before.total() + places > self.CAPACITY, "there was room"
+                left = self.held()[refused.client]
+                if refused is not new:
+                    assert left >= own, "nobody loses a place to one who then holds more"
+                elif places == 1:
+                    assert own + 1 >= max(before.values()), "another held more than its share"
             elif refused is new:
                 assert estimate_s > 0 or budget_s == 0
         assert self.queue.times.one_s <= estimate_s
@@ -243,8 +328,10 @@ class Sharing(RuleBasedStateMachine):
 
     @invariant()
     def bounded(self) -> None:
-        assert self.queue.waiting == len(self.waiting) <= self.CAPACITY
-        assert self.queue.clients == len(self.held())
+        assert self.queue.waiting == len(self.waiting)
+        held = self.held()
+        assert self.queue.held_bytes == held.total() * LEAST_BYTES <= self.queue.capacity_bytes
+        assert self.queue.clients == len(held)
         assert self.queue.idle == (not self.waiting and self.running is None)
 
 
@@ -254,7 +341,7 @@ TestAnySharing.settings = settings(max_examples=80, stateful_step_count=40)
 
 def test_under_any_flood_a_modest_client_is_served_every_other_time() -> None:
     """One client keeps the queue full; the other always has one request waiting."""
-    queue = Queue(capacity=4)
+    queue = of_places(4)
     modest = 0
     for round_ in range(100):
         while says(queue, job(client="greedy")) != "overloaded":
@@ -287,7 +374,7 @@ def test_computing_time_decides_who_is_next_and_not_turns() -> None:
 
 
 def test_a_place_that_is_given_up_ahead_of_the_newcomer_makes_it_earlier() -> None:
-    queue = Queue(capacity=2)
+    queue = of_places(2)
     ran(queue, took_s=0.1)
     assert says(queue, job(client="spent")) is None
     take(queue)
@@ -313,7 +400,11 @@ def test_newcomers_without_end_keep_nobody_waiting_and_are_not_remembered() -> N
         take(queue)
         queue.done(took_s=0.1)
         assert number < 20 or "one" not in {each.client for each, _ in queue._in_order()}
-    assert len(queue._accounts) <= REMEMBERED
+    while queue.waiting:
+        take(queue)
+        queue.done(took_s=0.1)
+    queue.offer(job(client="last"), 0.0)
+    assert len(queue._accounts) == REMEMBERED
 
 
 def test_decoding_is_its_client_s_own_and_no_part_of_the_estimate() -> None:

@@ -231,6 +231,17 @@ def test_json_has_the_documented_keys(folder: Path) -> None:
     assert documented == [*content, *content["members"][0]]
 
 
+def test_print_shows_what_the_answer_is_and_lacks(folder: Path) -> None:
+    answer = replace(conclude(folder, (0, 2)), label="red", probability=0.98765)
+    shown = (
+        "Prediction(label='red', probability=0.988, mode='stacked', used=('alpha', 'gamma'), "
+        "missing={'beta': 'late'}"
+    )
+    assert str(answer) == f"{shown})"
+    doubted = replace(answer, suspects={"gamma": "frozen"})
+    assert repr(doubted) == f"{shown}, suspects={{'gamma': 'frozen'}})"
+
+
 def test_at_most_five_labels_best_first(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "bundle")
     manifest = json.loads((folder / MANIFEST).read_text())
@@ -257,6 +268,9 @@ def test_no_answer_says_why_for_every_device() -> None:
     assert str(late) == (
         "no answer within 80 ms (alpha: late; beta: overloaded: 16 requests wait already)"
     )
+    missing = {"alpha": UNREACHABLE, "beta": LATE, "gamma": UNREACHABLE}
+    late = no_answer(missing, timed_out=True, deadline_ms=80.0)
+    assert str(late) == "no answer within 80 ms (alpha, gamma: unreachable; beta: late)"
     none = no_answer({"alpha": UNREACHABLE}, timed_out=False, deadline_ms=80.0)
     assert isinstance(none, QuorumNotMet)
     assert str(none) == "no device can answer (alpha: unreachable)"

@@ -18,6 +18,7 @@ from mdp.formats.plan import Assignment
 from mdp.formats.profile import read_profile
 from mdp.testing.bundles import write_bundle
 from partitioner.cli import main as cli
+from partitioner.cli.tables import print_written
 from partitioner.data.datasets import open_dataset
 from tests.support.models.quantized import profile_of, write_colours
 from tests.support.models.runs import SHARED_ARGS, SHARED_MS, tiny_plan, write_profiles
@@ -282,6 +283,25 @@ def test_a_runtime_that_is_not_here_is_noticed_before_any_training(
     assert not (tmp_path / "b.run").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("colours", ""),
+        ("bundle", '; it is called "bundle": the same command with --name renames it'),
+    ],
+)
+def test_a_bundle_that_is_called_bundle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, hint: str
+) -> None:
+    manifest = write_bundle(tmp_path / "bundle") / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"name": "colours"', f'"name": "{name}"'))
+    bundle = Bundle.open(tmp_path / "bundle")
+    assert bundle.manifest.name == name
+    print_written(bundle, tmp_path)
+    first, _, _ = capsys.readouterr().out.splitlines()
+    assert first == f"{bundle.path}: 3 sub-models, digest {bundle.digest}{hint}"
+
+
 def test_measuring_changes_nothing_unless_asked_to(run: Run, tmp_path: Path) -> None:
     write_bundle(tmp_path / "bundle")
     write_colours(tmp_path / "pictures")
@@ -296,7 +316,7 @@ def test_measuring_changes_nothing_unless_asked_to(run: Run, tmp_path: Path) -> 
     measured = json.loads(out)
     assert (measured["written"], measured["digest"]) == (False, bundle.digest)
     assert manifest.read_bytes() == before
-    assert "bundle: as it was, evaluated on 100 pictures of colours; --write puts" in err
+    assert "manifest.json: unchanged, with an evaluation on 100 pictures of colours; --write" in err
 
     code, out, err = run(*args, "--write")
     assert code == 0, err

@@ -51,6 +51,15 @@ def test_test_wins_over_val(tmp_path: Path) -> None:
     assert len(open_dataset(str(tmp_path)).test) == 3
 
 
+def test_an_empty_stray_folder_is_not_counted(tmp_path: Path) -> None:
+    write_tree(tmp_path, each=4)
+    (tmp_path / "__MACOSX" / "ring").mkdir(parents=True)
+    assert open_dataset(str(tmp_path)).remark == ""
+    (tmp_path / "ring" / "notes.txt").write_text("not a picture")
+    expected = f"{tmp_path}: left out 1 file that is no picture: 1 .txt"
+    assert open_dataset(str(tmp_path)).remark == expected
+
+
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     data = open_dataset(str(write_tree(tmp_path, each=5, classes=("cross", "ring"))))
     assert data.labels == ("cross", "ring")

@@ -121,6 +121,18 @@ def test_every_request_ends_once_by_its_deadline_and_the_same_way_again(asked: S
     assert again == trace
 
 
+def test_as_many_requests_wait_as_their_deadline_allows() -> None:
+    crowd = scenario(device("a"), requests=50, clients=50, deadline_ms=600.0)
+    assert shares(simulate(crowd)) == {(0,): 1.0}
+    # By the deadline of the last ones, thirty are answered.
+    hasty = simulate(replace(crowd, deadline_ms=300.0))
+    assert hasty.counts["a"]["overloaded"] == 0
+    assert hasty.counts["a"]["too_late"] > 0
+    large = simulate(replace(crowd, devices=(device("a", waiting_bytes=2**22),)))
+    # One is computed, and 16 of 4 MiB wait.
+    assert large.counts["a"]["overloaded"] == 50 - 17
+
+
 @settings(max_examples=100)
 @given(
     st.integers(0, 10_000),

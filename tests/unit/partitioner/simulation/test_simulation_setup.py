@@ -81,6 +81,7 @@ def test_a_device_with_a_camera_is_sent_no_crop(profiles: dict[str, DeviceProfil
     seeing = msgspec.structs.replace(planned, assignments=looking)
     (first, *_) = device_models(seeing, profiles, 3, Assumptions(jitter_ms=0.0, sigma=0.0))
     assert first.request_bytes == FRAMING_BYTES
+    assert first.waiting_bytes >= 3 * looking[0].spec.image_size ** 2
     assert isinstance(first.delay, Jittered)
     bytes_s = (first.request_bytes + first.reply_bytes) * 8 / first.bandwidth_bps
     assert first.delay.round_trip_s + bytes_s == pytest.approx(0.002)
