@@ -40,7 +40,7 @@ def time_of_day() -> str:
 
 
 def leads_to_journal(stream: IO[str] | None) -> bool:
-    """Whether `stream` is what systemd connected to its journal (`JOURNAL_STREAM`)."""
+    """Tell whether `stream` is what systemd connected to its journal (`JOURNAL_STREAM`)."""
     try:
         status = os.fstat(-1 if stream is None else stream.fileno())
     except (OSError, ValueError):

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mdp.load import cpu_seconds
+
 _MICRO, _MILLI = 1e-6, 1e-3
 
 
@@ -44,11 +46,7 @@ class Machine:
 
     def busy_cpu_s(self) -> float | None:
         """CPU seconds used by all processes since boot, stolen time included."""
-        fields = (self._text("proc/stat") or "").split("\n", 1)[0].split()[1:9]
-        if len(fields) < 8:
-            return None
-        user, nice, system, _idle, _wait, irq, softirq, steal = map(int, fields)
-        return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self._text("proc/stat") or "")
 
     def resident_bytes(self) -> int | None:
         """Memory that this process has in use."""

@@ -89,6 +89,8 @@ def unit_text(service: Service) -> str:
         *([f"SupplementaryGroups={' '.join(service.groups)}"] if service.groups else []),
         *_devices(service, name),
         "UMask=0077",
+        # A core would hold the key.
+        "LimitCORE=0",
         "NoNewPrivileges=yes",
         "CapabilityBoundingSet=",
         "AmbientCapabilities=",

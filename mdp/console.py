@@ -162,7 +162,7 @@ def one_line(error: BaseException) -> str:
     return printable(" ".join(str(error).split()))
 
 
-def counted(number: int, noun: str) -> str:
+def say_count(number: int, noun: str) -> str:
     """A number of things in words: `1 device`, `2 devices`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

@@ -146,7 +146,7 @@ def _known_keys(error: Exception, kind: type[Any]) -> str:
 
 
 def _inside(described: inspect.Type, key: str) -> Iterator[inspect.Type]:
-    """What a table has at `key`, or a list or table of any keys at each of its places."""
+    """The types that a table has at `key`, a list or table of any keys at each of its places."""
     if isinstance(described, inspect.StructType):
         for item in described.fields:
             if item.encode_name == key:

@@ -79,12 +79,12 @@ class BackgroundWriter(Generic[T], Closing):
 
     @property
     def waiting(self) -> int:
-        """How many items wait."""
+        """The number of items that wait."""
         return self._items.qsize()
 
     @property
     def is_full(self) -> bool:
-        """Whether `put` drops what it is given."""
+        """Tell whether `put` drops what it is given."""
         return self.waiting >= self._most_waiting
 
     def put(self, item: T) -> None:

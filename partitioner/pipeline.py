@@ -49,7 +49,7 @@ from partitioner.run_setup import (
     with_rows,
 )
 from partitioner.training.context import Work
-from partitioner.training.distributed import first_then_others, is_first, together
+from partitioner.training.distributed import first_then_others, is_first, on_first, together
 from partitioner.training.members import train_members
 from partitioner.training.teacher import ensure_targets, ensure_teacher
 
@@ -115,7 +115,9 @@ def build_bundle(
         report = evaluate(Bundle.open(out), pictures, folder, folder.cache, progress)
         evaluated = write_report(Bundle.open(out), report)
         measured = [device.profile for device in planned.problem.devices]
-        return quantize_step(evaluated, pictures, folder, measured, progress) or report
+        report = quantize_step(evaluated, pictures, folder, measured, progress) or report
+        folder.remove_pictures()
+        return report
 
 
 def planned_for(
@@ -179,15 +181,23 @@ def train_step(
     work = Work(run, settings, plan, data, progress, starts)
     if remark := remark_on(data):
         progress.note(remark)
-    # Report unreadable pictures before hours of training.
-    with first_then_others():
-        cut_views(work.first_pixels, progress)
+    if not work.trained:
+        progress.note(
+            f"{run.path}: takes up to {work.picture_bytes() / 1e6:,.0f} MB of cut pictures, which "
+            "are removed when they are no longer needed"
+        )
+        # Report unreadable pictures before hours of training.
+        with first_then_others():
+            cut_views(work.first_pixels, progress)
     if together_with is not None:
         return together_with.train(work, checkpoint_of(asked), bundle)
     teacher = ensure_teacher(work, checkpoint_of(asked))
     with first_then_others():
         targets = ensure_targets(work, teacher)
+    if work.teacher_view not in work.variants.members:
+        on_first(lambda: work.variants.remove_views(work.teacher_view))
     train_members(work, teacher, targets)
+    work.remove_trained()
     return work
 
 
@@ -361,7 +371,11 @@ def inputs_of(
     else:
         raise InputError(f"{bundle.path}: give --data, or --run with the folder it was trained in")
     if known is not None:
+        before = set(known.cache.glob("views-*.npy"))
         yield Inputs(data, known, known.cache)
+        # What was cut for this alone is cut again for another time.
+        for path in set(known.cache.glob("views-*.npy")) - before:
+            path.unlink(missing_ok=True)
         return
     with TemporaryDirectory(prefix="mdp-views-") as cache:
         yield Inputs(data, None, Path(cache))

@@ -239,7 +239,8 @@ def teacher_accuracy(given: "GivenTeacher", asked: Asked, progress: Progress) ->
     As it is before it is trained further. Raises InputError.
     """
     with first_then_others():
-        cut_views(given.pixels, progress)
+        if not given.measured:
+            cut_views(given.pixels, progress)
         given.accuracy()
     share = given.accuracy()
     if asked.teacher_schedule.epochs:

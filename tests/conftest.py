@@ -14,6 +14,10 @@ from zmq.utils.garbage import gc as uncopied
 
 from mdp.imports import silence_onnxruntime
 
+# Threads that sleep while they wait, as the tests may share the cores with anyone. OpenMP reads
+# this when torch is loaded, hence before any test module imports it.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Tests import it themselves, too.
 silence_onnxruntime()
 

@@ -59,7 +59,11 @@ def predicted(fitted: FittedLaw, run: RecordedRun, subset: RecordedSubset) -> di
         "predicted": accuracy,
         "low": low,
         "high": high,
-        "unknown": bool(widest.unknown),
+        "unknown": any(
+            fitted.on_file.unlike(one.training, run.num_classes)
+            for one in predictors
+            if one.training is not None
+        ),
     }
 
 

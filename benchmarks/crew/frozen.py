@@ -69,8 +69,9 @@ def train(rank: int, pace: float, port: int) -> None:
     from partitioner.crew.exchange.store import connect
 
     torch.set_num_threads(1)
-    control, bulk = connect(DESK, port), connect(DESK, port)
+    control = connect(DESK, port, "")
     control.add("here", 1)
+    bulk = control.another()
     contribute(StoreTrainer(control, LOG, rank), StoreTrainer(bulk, LOG, rank), frozen(pace))
 
 
@@ -84,7 +85,7 @@ def keep(folder: Path, port: int) -> None:
     from partitioner.data.memmaps import load
 
     torch.set_num_threads(1)
-    store = serve_store(DESK, port)
+    store = serve_store(DESK, port, "")
     while store.add("here", 0) < len(PACES):
         time.sleep(0.01)
     done, started_s = 0, time.monotonic()

@@ -186,9 +186,9 @@ class Trainer:
         """No training: the line to every other trainer, measured as `crew probe` does."""
         host, n, found = self.cases.hosts[0], self.cases.trainers, {}
         if self.rank == 0:
-            self.store = serve_store(host, self.cases.port + 1)
+            self.store = serve_store(host, self.cases.port + 1, "")
         distributed.barrier()
-        store = connect(host, self.cases.port + 1, timeout=timedelta(seconds=60))
+        store = connect(host, self.cases.port + 1, "", timeout=timedelta(seconds=60))
         groups = Groups(store, self.rank, self.cases.hosts[self.rank], lambda network: 0, 60.0)
         for pairs in tournament(list(map(str, range(n)))):
             pair = next(sorted(map(int, one)) for one in pairs if str(self.rank) in one)
@@ -226,16 +226,17 @@ class Trainer:
         host = self.cases.hosts[0]
         port = self.cases.port + 2 + self.cases.cases.index(case)
         if self.rank == 0:
-            store = serve_store(host, port)
+            store = serve_store(host, port, "")
             everyone = Everyone(NETWORK, case.every, case.steps * n, case.epochs, expected=range(n))
             machine = Machine("d", {NETWORK: tuple(map(str, range(n)))}, {NETWORK: everyone})
-            self.desk = Desk(store, machine, Watch(600.0, 600.0), "", self.folder / "log.jsonl")
-        hand = Hand(host, port, wait_s=60.0)
-        hand.join(str(self.rank), "d", "")
+            self.desk = Desk(store, machine, Watch(600.0, 600.0), self.folder / "log.jsonl")
+        joined = connect(host, port, "", wait_s=60.0)
+        hand = Hand(joined)
+        hand.join(str(self.rank), "d")
         while not isinstance(hand.poll(1.0), Accepted):
             pass
         groups = Groups(
-            connect(host, port, timeout=timedelta(seconds=600)), hand.rank,
+            joined.another(timedelta(seconds=600)), hand.rank,
             self.cases.hosts[self.rank], hand.committed, 600.0,
         )  # fmt: skip
         sync = Rounds(

@@ -46,7 +46,11 @@ def on_file(runs: Sequence[RecordedRun]) -> OnFile:
         for start in STARTS
         if (amounts := [t.seen for t in trainings if t.start == start])
     }
-    return OnFile(seen=seen, num_classes=max((run.num_classes for run in own), default=2))
+    return OnFile(
+        seen=seen,
+        pictures=min((training.pictures for training in trainings), default=1),
+        num_classes=max((run.num_classes for run in own), default=2),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,35 +76,35 @@ class AuditLines:
         #: The oldest first.
         self._refusals: dict[tuple[str, str], _Refusals] = {}
 
-    def told(self, line: Line, now_s: float, *, crowded: bool = False) -> list[Line]:
+    def take_in(self, line: Line, now_s: float, *, crowded: bool = False) -> list[Line]:
         """The lines to write when `line` happens; while it is `crowded`, only rare ones."""
-        lines = self.ended(now_s, crowded=crowded)
+        lines = self.end_due(now_s, crowded=crowded)
         if line["event"] == "refuse":
             who = str(line["key"]) or host_of(str(line["address"])), str(line["reason"])
             if who in self._refusals:
                 self._refusals[who].count += 1
                 return lines
             if len(self._refusals) >= MOST_COUNTED:
-                lines += self._ended(next(iter(self._refusals)), now_s, crowded)
+                lines += self._end(next(iter(self._refusals)), now_s, crowded)
             self._refusals[who] = _Refusals(line, now_s)
-        return lines + self._allowed(line, now_s, crowded)
+        return lines + self._limit(line, now_s, crowded)
 
-    def ended(self, now_s: float, *, crowded: bool = False) -> list[Line]:
+    def end_due(self, now_s: float, *, crowded: bool = False) -> list[Line]:
         """The counts of refusals that began `COUNTED_S` ago."""
         lines: list[Line] = []
         for who, refusals in list(self._refusals.items()):
             if now_s < refusals.since_s + COUNTED_S:
                 break
-            lines += self._ended(who, now_s, crowded)
+            lines += self._end(who, now_s, crowded)
         return lines
 
-    def _ended(self, who: tuple[str, str], now_s: float, crowded: bool) -> list[Line]:
+    def _end(self, who: tuple[str, str], now_s: float, crowded: bool) -> list[Line]:
         refusals = self._refusals.pop(who)
         if not refusals.count:
             return []
-        return self._allowed(refusals.line | {"count": refusals.count}, now_s, crowded)
+        return self._limit(refusals.line | {"count": refusals.count}, now_s, crowded)
 
-    def _allowed(self, line: Line, now_s: float, crowded: bool) -> list[Line]:
+    def _limit(self, line: Line, now_s: float, crowded: bool) -> list[Line]:
         """`line` with the number of those left out before it; none where it is left out too."""
         rate = self._rates[str(line["event"]), bool(line["client"])]
         if crowded and line["event"] in _NOISE:
@@ -148,13 +148,13 @@ class AuditLog(BackgroundWriter[bytes]):
         }
         with self._lock:
             crowded = self.waiting >= MOST_NOISE
-            lines = self._lines.told(line, self._clock(), crowded=crowded)
+            lines = self._lines.take_in(line, self._clock(), crowded=crowded)
         self._put_all(lines)
 
     def tend(self, *, over: bool = False) -> None:
         """Write the counts that are due, all if `over`; to be called every second or so."""
         with self._lock:
-            lines = self._lines.ended(float("inf") if over else self._clock())
+            lines = self._lines.end_due(float("inf") if over else self._clock())
         self._put_all(lines)
 
     def close(self) -> None:

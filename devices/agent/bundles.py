@@ -144,7 +144,7 @@ class ServedBundles:
         return retired
 
     def retires_s(self) -> float:
-        """When the previous bundle can be retired; infinity without one."""
+        """The time from which the previous bundle can be retired; infinity without one."""
         previous = self.previous
         if previous is None:
             return float("inf")

@@ -98,7 +98,7 @@ class SuspicionNotes:
                 del self._noted_s[next(iter(self._noted_s))]
 
     def stands(self, now_s: float, *, beside: bytes = b"") -> bool:
-        """Whether a connection's note stands, of any other than `beside`."""
+        """Tell whether a connection's note stands, of any other than `beside`."""
         while self._noted_s:
             oldest = next(iter(self._noted_s))
             if now_s - self._noted_s[oldest] < SUSPECTED_S:
@@ -267,7 +267,7 @@ class FrameBuffer(Closing):
             self._report(f"{self.source}: {SUSPECTED}")
 
     def suspicion(self) -> Suspicion | None:
-        """Why this camera is suspected, by itself or by any client's looks. Any thread."""
+        """The reason to suspect this camera, of its own or of any client's looks. Any thread."""
         now_s = self._clock()
         with self._lock:
             if self._frozen:

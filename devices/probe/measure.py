@@ -15,6 +15,7 @@ from mdp.files import Record
 from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec, one_spec
 from mdp.formats.profile import ProviderName, RuntimeName
 from mdp.fusion.fuse import Contribution
+from mdp.load import OtherLoad
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import CPU, Execution, Runtime
 
@@ -135,7 +136,7 @@ def measure(
     before_s, first = _times(runtime, pixels, clock, seconds * WARM_UP_SHARE, MIN_WARM_UP_RUNS)
     if not np.isfinite(first.heads).all():
         raise ValueError("the logits are not finite")
-    others = _OtherLoad(around)
+    others = OtherLoad(around.system.busy_cpu_s, around.own_cpu_s, around.clock)
     steady_s, _ = _times(runtime, pixels, clock, seconds * (1 - WARM_UP_SHARE), MIN_RUNS)
     others_cores = others.cores()
     grown = system.resident_bytes()
@@ -198,27 +199,6 @@ def sustain(
         temperature_c=sensors.temperature_c,
         power_w=sensors.average_w(),
     )
-
-
-class _OtherLoad:
-    """Cores that all other processes keep busy, from now on."""
-
-    def __init__(self, around: Instruments) -> None:
-        self._around = around
-        self._begin = self._read()
-
-    def _read(self) -> tuple[float, float | None]:
-        busy_s = self._around.system.busy_cpu_s()
-        own_s = self._around.own_cpu_s()
-        return self._around.clock(), None if busy_s is None else busy_s - own_s
-
-    def cores(self) -> float | None:
-        """Their average number until now."""
-        (begin_s, before), (end_s, after) = self._begin, self._read()
-        if before is None or after is None or end_s <= begin_s:
-            return None
-        # The kernel counts in ticks, so the difference can come out slightly negative.
-        return max(0.0, round((after - before) / (end_s - begin_s), 2))
 
 
 class _Sensors:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from devices.probe.schedule import BUSY_CORES
 from mdp.formats.profile import DeviceProfile, LatencyPoint, NetworkPoint, Sustained, Timing
+from mdp.load import is_busy
 
 #: The device throttles if the last minute is slower than the first by more than this factor.
 THROTTLED = 1.1
@@ -33,7 +33,7 @@ def _medians(profile: DeviceProfile) -> Iterator[str]:
     cells: dict[str, dict[str, str]] = {}
     points: list[LatencyPoint | NetworkPoint] = [*profile.latency, *profile.networks]
     for point in points:
-        busy = "*" if (point.others_cores or 0.0) > BUSY_CORES else ""
+        busy = "*" if is_busy(point.others_cores) else ""
         cells.setdefault(_model(point), {})[_way(point, profile)] = f"{point.latency_ms:.3g}{busy}"
     ways = list(dict.fromkeys(_way(point, profile) for point in points))
     yield "Milliseconds of one run, median; * while other processes kept the machine busy."

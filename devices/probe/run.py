@@ -10,6 +10,7 @@ from devices.probe.measure import Load, Measured, Run
 from mdp.errors import AgentError
 from mdp.extras import install
 from mdp.formats.profile import LatencyPoint, NetworkPoint
+from mdp.load import is_busy
 
 #: Longer than any point takes on a slow board; a process without a reply for so long hangs.
 LIMIT_S = 300.0
@@ -77,7 +78,11 @@ class ProbeResult:
     @property
     def busy(self) -> int:
         """Number of disturbed points, where other processes were not meant to be busy."""
-        return 0 if self.shared else sum(map(schedule.is_busy, self.measured.values()))
+        return (
+            0
+            if self.shared
+            else sum(is_busy(measured.others_cores) for measured in self.measured.values())
+        )
 
 
 class Models:
@@ -230,7 +235,7 @@ class Probe:
         """Measure disturbed points again, and keep the less disturbed of both."""
         until_s = self._clock() + options.again_s
         for run in [
-            run for run, measured in self.result.measured.items() if schedule.is_busy(measured)
+            run for run, measured in self.result.measured.items() if is_busy(measured.others_cores)
         ]:
             if self._clock() >= until_s:
                 return

@@ -12,12 +12,10 @@ from devices.probe.encoders import Encoder, Tier
 from devices.probe.measure import ON_PROCESSOR, Measured, Run
 from mdp.formats.plan import NetworkSpec
 from mdp.formats.profile import LatencyPoint, NetworkPoint, Precision, RuntimeName, contradictions
+from mdp.load import is_busy
 from mdp.runtimes.base import CPU
 from mdp.runtimes.openvino import precisions, provider_of
 
-#: A point counts as disturbed if other processes keep more cores busy than this; with the kernel's
-#: ticks of 10 ms, less is not measurable in a third of a second.
-BUSY_CORES = 0.15
 #: Batch size of the points that measure batching; every second encoder has one.
 BATCH, BATCH_EVERY = 4, 2
 #: A model may take this share of the free memory, and its file this share of the free disk.
@@ -200,11 +198,6 @@ def describe_run(run: Run) -> str:
     return f"{spec.image_size} px, {spec.embed_dim} wide, {spec.depth} deep"
 
 
-def is_busy(measured: Measured) -> bool:
-    """Whether other processes are known to have disturbed this point."""
-    return (measured.others_cores or 0.0) > BUSY_CORES
-
-
 def quieter(one: Measured, other: Measured) -> Measured:
     """The one of two measurements of a point that was disturbed less."""
     return min(one, other, key=lambda m: (m.others_cores or 0.0, m.latency_ms))
@@ -215,7 +208,7 @@ def representative(repetitions: Sequence[Measured]) -> Measured:
 
     Disturbed ones count only where there are no others.
     """
-    quiet = [each for each in repetitions if not is_busy(each)] or repetitions
+    quiet = [each for each in repetitions if not is_busy(each.others_cores)] or repetitions
     return sorted(quiet, key=lambda each: each.latency_ms)[(len(quiet) - 1) // 2]
 
 

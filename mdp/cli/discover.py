@@ -113,7 +113,7 @@ def _print(bundle: Bundle, proposal: Proposal, more: int, written: Path | None) 
     if proposal.absent:
         print(f"  not in the proposal: {', '.join(proposal.absent)}")
     if written is not None:
-        entries = console.counted(len(proposal.entries), "device")
+        entries = console.say_count(len(proposal.entries), "device")
         print(f"{written}: proposed, {entries}; check the addresses")
 
 

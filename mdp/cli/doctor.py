@@ -103,7 +103,7 @@ def status_table(statuses: Sequence[DeviceStatus]) -> Table:
 
 
 def fits(table: Table, out: Console) -> bool:
-    """Whether a table is shown without folding a text."""
+    """Tell whether a table is shown without folding a text."""
     return out.measure(table, options=out.options.update(width=_ENDLESS)).maximum <= out.width
 
 
@@ -224,7 +224,7 @@ def camera_finding(device: str, source: str) -> Finding:
 
 
 def tcp_diagnosis(address: str) -> str:
-    """Why there is no connection to `tcp://HOST:PORT`: no host, no listener, or no MDP agent."""
+    """The reason for no connection to `tcp://HOST:PORT`: no host, listener, or MDP agent."""
     parts = urlsplit(address)
     try:
         with socket.create_connection(
@@ -240,7 +240,7 @@ def tcp_diagnosis(address: str) -> str:
 
 
 def _greeting_diagnosis(peer: socket.socket) -> str:
-    """What a listener that gives no connection is, by what it says in reply to a greeting.
+    """The kind of a listener that gives no connection, by what it says in reply to a greeting.
 
     The kernel accepts connections for a process that is frozen.
     """

@@ -89,7 +89,7 @@ def fleet_new(
         console.print_json({"path": str(out), "devices": fleet.devices, "absent": absent})
         return
     use = ", for `mdp record` alone" if opened is None else f" of bundle {opened.manifest.name}"
-    print(f"{out}: {console.counted(len(fleet.devices), 'device')}{use}")
+    print(f"{out}: {console.say_count(len(fleet.devices), 'device')}{use}")
     if absent:
         print(f"  without {', '.join(absent)}: every answer will be partial")
     for entry in exposed(fleet):
@@ -249,7 +249,7 @@ def _finish(before: EditedFile, after: EditedFile, name: str, *, dry_run: bool, 
         old, new = (file.text.splitlines(keepends=True) for file in (before, after))
         sys.stdout.writelines(difflib.unified_diff(old, new, str(before.path), str(after.path)))
     else:
-        print(f"{after.path}: {console.counted(len(after.fleet.devices), 'device')}")
+        print(f"{after.path}: {console.say_count(len(after.fleet.devices), 'device')}")
     print(f"  {_accuracy(before, after)}")
     for k, names in after.fleet.members().items():
         if name in names and len(names) > 1:

@@ -161,7 +161,7 @@ def watch(
 
 
 def have_no_camera(statuses: Sequence[DeviceStatus]) -> bool:
-    """Whether every device has told its status, and none has a source of pictures."""
+    """Tell whether every device has told its status, and none has a source of pictures."""
     return all(status.bundle is not None and not status.source for status in statuses)
 
 
@@ -243,7 +243,7 @@ def _shown(client: Client, json: bool) -> Iterator[Callable[[str, Seen], None]]:
         with Live(auto_refresh=False, transient=False) as live:
             yield lambda now, seen: live.update(table.after(now, seen), refresh=True)
     else:
-        lines = Lines(on)
+        lines = LookLines(on)
         try:
             yield lines.show
         finally:
@@ -251,7 +251,7 @@ def _shown(client: Client, json: bool) -> Iterator[Callable[[str, Seen], None]]:
 
 
 @dataclass(slots=True)
-class Lines:
+class LookLines:
     """Looks for a pipe or file; one failure again and again is printed once, and counted."""
 
     #: What accuracies are measured on.

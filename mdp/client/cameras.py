@@ -58,7 +58,7 @@ class FleetCameras(Closing):
         return Scene(pictures=pictures, missing=missing)
 
     def status(self) -> list[DeviceStatus]:
-        """How every device is, as far as they tell within `REPLY_S`."""
+        """The status of every device, as far as they tell within `REPLY_S`."""
         self._request_id += 1
         told, _ = self._collect(StatusRequest(request_id=self._request_id), self._status)
         refused = {**self._dealers.refused, **dict.fromkeys(self._without_key, NO_KEY)}
@@ -76,7 +76,7 @@ class FleetCameras(Closing):
     def _collect(
         self, request: PictureRequest | StatusRequest, read: Callable[[Received], T | None]
     ) -> tuple[dict[str, T], dict[str, str]]:
-        """What `read` makes of every device's reply to `request`, and why others have none.
+        """The outcomes of `read` for every device's reply to `request`, and why others have none.
 
         `read` returns None for a reply to an earlier request, and raises MDPError.
         """

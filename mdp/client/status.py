@@ -54,7 +54,7 @@ def device_status(
     silent: bool,
     refused: str | None = None,
 ) -> DeviceStatus:
-    """What `status`, if there is one, says of `entry` to a client that holds `bundle`, or none.
+    """Read what `status`, or its lack, says of `entry` to a client with `bundle`, or without one.
 
     `silent` tells a device that is connected, but has not answered; `refused` why one that is
     there cannot be connected to.

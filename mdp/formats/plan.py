@@ -189,18 +189,21 @@ class Replica(Record, frozen=True):
 
 
 class PredictedAccuracy(Record, frozen=True):
-    """Predicted accuracy of a plan's answers, as fractions of pictures."""
+    """Predicted accuracy of a plan's answers, as fractions of pictures.
+
+    All None where `unknown` says why nothing is predicted.
+    """
 
     #: With every member in.
-    all_in: profile.Fraction
+    all_in: profile.Fraction | None = None
     #: Mean over which devices happen to be there, by each one's availability.
-    expected: profile.Fraction
+    expected: profile.Fraction | None = None
     #: Typical error of such predictions on runs that they were not fitted to.
-    typical_error: profile.Fraction
-    #: Nine of ten such trainings end between these with every member in; None if unknown.
+    typical_error: profile.Fraction | None = None
+    #: Nine of ten such trainings end between these with every member in.
     low: profile.Fraction | None = None
     high: profile.Fraction | None = None
-    #: Why no measured training is like the planned one; empty if one is.
+    #: Why no recorded training is like the planned one; empty if one is.
     unknown: str = ""
 
 

@@ -59,7 +59,7 @@ HEADERS = {
     "cache-control": "no-store",
 }
 #: Readers of events at a time: all callers' together, and one's.
-MAX_WATCHERS, MAX_WATCHERS_OF_ONE = 32, 8
+MAX_WATCHERS, MAX_WATCHERS_OF_ONE = 32, 16
 #: Between two events at least, and between two signs of life at most.
 EVENT_S, QUIET_S = 0.25, 10.0
 #: Between two looks of one reader at least.

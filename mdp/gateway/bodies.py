@@ -150,5 +150,5 @@ def _file_of(body: bytearray, delimiter: bytes) -> Buffer:
 
 
 def _is_file(headers: bytes) -> bool:
-    """Whether a field's headers name a file."""
+    """Tell whether a field's headers name a file."""
     return BytesHeaderParser().parsebytes(headers.lstrip()).get_filename() is not None

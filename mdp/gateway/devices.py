@@ -177,7 +177,7 @@ class Roll:
         device.fault = fault
 
     def is_last(self, name: str) -> bool:
-        """Whether no other device in use could answer in the place of `name`, as far as is known.
+        """Tell whether no other device in use could answer in the place of `name`, as far as known.
 
         A device that cannot answer leaves others that cannot either: only the last one in use is.
         """

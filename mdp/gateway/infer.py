@@ -228,7 +228,7 @@ def respond(
 
 
 def _values(output: str, prediction: Prediction, top: int) -> list[Any]:
-    """What one picture's answer adds to an output."""
+    """The values that one picture's answer adds to an output."""
     match output:
         case "used":
             return [", ".join(prediction.used)]

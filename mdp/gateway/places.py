@@ -1,7 +1,7 @@
 """Shares of what all callers of a gateway need: connections, and memory for bodies. Pure.
 
 One rule for both: nobody holds more than half, and where there is no room, of whoever holds most
-leaves what has not moved for longest. What the gateway is answering stays.
+leaves what has not moved for longest. What the gateway is answering stays, as long as it is read.
 """
 
 from collections import Counter
@@ -15,14 +15,14 @@ def _stay() -> None:
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """What one connection, or one body, holds of a `Pool`."""
+    """The share of a `Pool` that one connection, or one body, holds."""
 
     #: The caller that is let in, or the network address of a connection that has asked nothing.
     who: str
     #: When a byte of it came last, in seconds.
     moved_s: float
     amount: int = 0
-    #: Whether the gateway is answering it.
+    #: Whether the gateway is answering it, and neither waits for a body nor for its reader.
     busy: bool = False
     #: Ends it, where it has to leave.
     leave: Callable[[], None] = _stay
@@ -31,7 +31,7 @@ class Claim:
 def first_to_leave(
     claims: Iterable[Claim], held: Mapping[str, int], newcomer: Claim
 ) -> Claim | None:
-    """Which of `claims` leaves for `newcomer`; None where it is the newcomer that has to.
+    """The one of `claims` that leaves for `newcomer`; None where the newcomer has to.
 
     `held` is how much each holds, with what the newcomer wants. Nobody makes those leave who hold
     less.
@@ -90,7 +90,7 @@ class Pool:
             self._claims.pop(claim, None)
 
 
-class Places:
+class ConnectionPlaces:
     """Connections at a time: a quarter for those of which no request was let in yet."""
 
     def __init__(self, limit: int) -> None:

@@ -23,7 +23,7 @@ from mdp.formats.keys import host_and_port
 from mdp.gateway.access import Tokens, address_of
 from mdp.gateway.app import Gateway
 from mdp.gateway.fleets import ServedFleet
-from mdp.gateway.places import Claim, Places
+from mdp.gateway.places import Claim, ConnectionPlaces
 from mdp.logs import BackgroundWriter, ErrorLog
 
 #: Seconds for a request's headers, from the connection or the request before.
@@ -58,7 +58,9 @@ class _Protocol(H11Protocol):
     uvicorn's own limit ends with the first byte, and begins after the first request.
     """
 
-    def __init__(self, places: Places, claim: Claim | None = None, **of_protocol: Any) -> None:
+    def __init__(
+        self, places: ConnectionPlaces, claim: Claim | None = None, **of_protocol: Any
+    ) -> None:
         """Without a `claim`, a connection that has none of `places` yet."""
         super().__init__(**of_protocol)
         self._places, self._claim = places, claim
@@ -72,7 +74,7 @@ class _Protocol(H11Protocol):
         place.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._watch()
         if self._claim is None:
-            self._claim = _arrived(self._places, transport, self.loop.time())
+            self._claim = _claim_place(self._places, transport, self.loop.time())
         self._claim.leave = transport.abort
         # Every request gets a copy.
         self.app_state = self.app_state | {"admit": partial(self._places.admit, self._claim)}
@@ -92,7 +94,8 @@ class _Protocol(H11Protocol):
     def _note_busy(self) -> None:
         if self._claim is not None:
             cycle = self.cycle
-            self._claim.busy = not (cycle is None or cycle.response_complete or cycle.more_body)
+            waits_for_client = self._unread is not None or cycle is None or cycle.more_body
+            self._claim.busy = not (waits_for_client or cycle.response_complete)
 
     def _read(self, data: bytes) -> None:
         if self.timeout_keep_alive_task is None:
@@ -116,11 +119,13 @@ class _Protocol(H11Protocol):
         super().pause_writing()
         # Closing would wait until all of it is read.
         self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+        self._note_busy()
 
     def resume_writing(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+        self._note_busy()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -138,7 +143,7 @@ class _Protocol(H11Protocol):
         )
 
 
-def _arrived(places: Places, transport: Any, now_s: float) -> Claim:
+def _claim_place(places: ConnectionPlaces, transport: Any, now_s: float) -> Claim:
     """The claim of a connection that was accepted."""
     # None where it has ended already.
     peer = transport.get_extra_info("peername")
@@ -150,7 +155,9 @@ def _arrived(places: Places, transport: Any, now_s: float) -> Claim:
 class _Handshake(asyncio.Protocol):
     """A connection until its TLS handshake is done; asyncio's own servers allow any number."""
 
-    def __init__(self, context: ssl.SSLContext, places: Places, **of_protocol: Any) -> None:
+    def __init__(
+        self, context: ssl.SSLContext, places: ConnectionPlaces, **of_protocol: Any
+    ) -> None:
         self._context, self._places, self._of_protocol = context, places, of_protocol
         #: What comes with the handshake's end, before HTTP is there to read it.
         self._early = b""
@@ -159,7 +166,7 @@ class _Handshake(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         # What comes before the handshake has begun would be lost.
         transport.pause_reading()
-        self._claim = _arrived(self._places, transport, asyncio.get_running_loop().time())
+        self._claim = _claim_place(self._places, transport, asyncio.get_running_loop().time())
         self._task = asyncio.create_task(self._shake_hands(transport))
 
     def data_received(self, data: bytes) -> None:
@@ -231,7 +238,7 @@ def tls_context(certificate: Path, private_key: Path) -> ssl.SSLContext:
 
 
 def most_connections() -> int:
-    """How many connections may be open at a time: fewer where descriptors are few."""
+    """The most connections at a time: fewer where descriptors are few."""
     return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
@@ -263,7 +270,7 @@ def serve(
     """Serve `fleets` until SIGINT or SIGTERM; `started` is told the URL once it listens."""
     gateway = Gateway(fleets, deadline_ms)
     certificate, private_key = listening.certificate, listening.private_key
-    places = Places(most_connections())
+    places = ConnectionPlaces(most_connections())
     protocol: Any = partial(_Protocol, places)
     if certificate is not None and private_key is not None:
         protocol = partial(_Handshake, tls_context(certificate, private_key), places)

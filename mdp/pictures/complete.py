@@ -84,7 +84,7 @@ def _check_jpeg(picture: Image.Image, file: BinaryIO) -> None:
 
 
 def _first_scan(jpeg: bytes) -> int:
-    """Where the first scan begins, if it is of a baseline JPEG; -1 elsewhere."""
+    """The place where the first scan of a baseline JPEG begins; -1 for any other."""
     place, baseline = 2, False
     while jpeg[place : place + 1] == b"\xff" and len(jpeg) > place + 4:
         marker = jpeg[place + 1]
@@ -108,7 +108,7 @@ def _data_bytes(width: int, height: int, pixel_bits: int, *, interlaced: bool) -
 
 
 def _inflated_bytes(compressed: Iterator[bytes], most: int) -> int:
-    """How many bytes the pieces `compressed` inflate to, counted up to `most` or little more."""
+    """Count the bytes that the pieces `compressed` inflate to, up to `most` or little more."""
     inflater = zlib.decompressobj()
     total = 0
     try:

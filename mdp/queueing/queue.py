@@ -260,7 +260,7 @@ class AgentQueue(Generic[R]):
     def _ahead_of_newest(
         self, account: Account[R], leaving: Mapping[Account[R], int]
     ) -> dict[Account[R], int]:
-        """How many requests of each account would run before the newest one of `account`.
+        """Count the requests of each account that would run before the newest one of `account`.
 
         Those that are `leaving`, the newest ones of their accounts, are not counted. Looks at few
         of those that wait, so that refusing is quick however many there are.
@@ -286,7 +286,7 @@ class AgentQueue(Generic[R]):
         return begins_s + account.factor * takes_s + decoding_s
 
     def _leaving_for(self, request: R) -> dict[Account[R], int]:
-        """How many requests of each account have to leave; empty if the newcomer has to.
+        """Count the requests of each account that have to leave; none if the newcomer has to.
 
         The newest ones of the account that holds most, while the newcomer's holds no more.
         """

@@ -113,7 +113,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
 
     @property
     def uses_suspect(self) -> bool:
-        """Whether a device is in the answer whose camera is suspected."""
+        """Tell whether a device is in the answer whose camera is suspected."""
         return any(device in self.suspects for device in self.used)
 
     def to_dict(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from partitioner.config import Given
 from partitioner.run.progress import Progress
 
 if TYPE_CHECKING:
+    from partitioner.crew.planning.facts import Facts
     from partitioner.crew.planning.propose import Proposal
 
 app = console.new_app("Train on several of your own devices together.", "mdp-partition crew")
@@ -111,6 +112,7 @@ def plan_crew(
     folder = CrewFolder(crew)
     with interruptible("nothing was written"):
         facts, work = folder.facts(), _work(given, plan)
+        _note_shared_machines(facts)
         proposals = propose(facts, work, allowed="exact" if exact else "recorded")
         try:
             best = choose(proposals, facts, work)
@@ -146,8 +148,9 @@ def simulate(
 
     folder = CrewFolder(crew)
     with interruptible("nothing was written"):
-        work = _work(given, plan)
-        proposal = predict(folder.plan(work), folder.facts(), work)
+        work, facts = _work(given, plan), folder.facts()
+        _note_shared_machines(facts)
+        proposal = predict(folder.plan(work), facts, work)
         if proposal is None:
             raise InputError(f"{folder.plan_file}: paces or lines are missing to predict it")
         if plot is not None:
@@ -208,6 +211,16 @@ def _alone() -> Iterator[None]:
     if world().size > 1:
         raise InputError("torchrun: expected one process for each trainer of a crew")
     yield
+
+
+def _note_shared_machines(facts: "Facts") -> None:
+    """Predictions add the paces of trainers that divide the cores of one machine."""
+    for names in facts.machines:
+        if len(names) > 1:
+            Progress().note(
+                f"{', '.join(names)} have one address: if they share a machine, expect less than "
+                "predicted, as each pace counts as a machine's own"
+            )
 
 
 def _work(given: Given, plan: Path) -> Any:

@@ -1,6 +1,7 @@
 """A plan as a picture: accuracy against latency, and what each device does with its budget."""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -35,29 +36,42 @@ def draw_plan(plan: Plan, points: Sequence[ParetoPoint], kind: str) -> bytes:
 
 
 def _front(axes: "Axes", plan: Plan, points: Sequence[ParetoPoint]) -> None:
-    """Every Pareto point with its typical error, the plan, and the best single device."""
-    x = [point.latency_ms for point in points]
-    y = [100 * point.accuracy.expected for point in points]
-    error = [100 * point.accuracy.typical_error for point in points]
-    low = [value - e for value, e in zip(y, error, strict=True)]
-    high = [value + e for value, e in zip(y, error, strict=True)]
-    axes.fill_between(x, low, high, alpha=0.15, label="typical error")
-    axes.plot(x, y, marker="o", markersize=3, label="best plan, expected")
-    if plan.accuracy is not None:
-        predicted = [a.predicted_ms for a in plan.assignments]
-        predicted += [replica.predicted_ms for replica in plan.replicas]
-        latency_ms = max(ms.total for ms in predicted)
-        axes.plot(latency_ms, 100 * plan.accuracy.expected, "s", label="this plan, expected")
-        axes.plot(latency_ms, 100 * plan.accuracy.all_in, "^", label="this plan, all in")
+    """Every Pareto point with its typical error, the plan, and the best single device.
+
+    Accuracies that are not predicted are left out, and the picture says so.
+    """
+    shown = [
+        (point.latency_ms, 100 * predicted.expected, 100 * (predicted.typical_error or 0))
+        for point in points
+        if (predicted := point.accuracy).expected is not None
+    ]
+    if shown:
+        x = [latency_ms for latency_ms, _, _ in shown]
+        low = [expected - error for _, expected, error in shown]
+        high = [expected + error for _, expected, error in shown]
+        axes.fill_between(x, low, high, alpha=0.15, label="typical error")
+        y = [expected for _, expected, _ in shown]
+        axes.plot(x, y, marker="o", markersize=3, label="best plan, expected")
+    accuracy = plan.accuracy
+    if accuracy is not None and accuracy.expected is not None and accuracy.all_in is not None:
+        taken = [a.predicted_ms for a in plan.assignments]
+        taken += [replica.predicted_ms for replica in plan.replicas]
+        latency_ms = max(ms.total for ms in taken)
+        axes.plot(latency_ms, 100 * accuracy.expected, "s", label="this plan, expected")
+        axes.plot(latency_ms, 100 * accuracy.all_in, "^", label="this plan, all in")
     one = plan.single_device
     if one is not None and one.accuracy is not None:
         label = f"{one.device} alone, when it is there"
         axes.plot(one.predicted_ms.total, 100 * one.accuracy, "x", label=label)
+    if accuracy is not None and accuracy.unknown and accuracy.all_in is None:
+        reason = textwrap.fill(accuracy.unknown, 40)
+        axes.text(0.5, 0.5, f"not predicted:\n{reason}", ha="center", transform=axes.transAxes)
     axes.axvline(plan.target_ms, linestyle=":", color="grey", linewidth=1)
     _plain_logarithm(axes)
     axes.set_xlabel("latency of one answer, ms")
     axes.set_ylabel("predicted accuracy, %")
-    axes.legend(fontsize="small", loc="lower right")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small", loc="lower right")
 
 
 def _plain_logarithm(axes: "Axes") -> None:

@@ -130,22 +130,21 @@ def _print_accuracy(
 ) -> None:
     if accuracy is None:
         return
-    teacher = "assumed" if predictor.assumed else "known"
-    console.print(
-        f"predicted to be right on {accuracy.all_in:.1%} with all in, {accuracy.expected:.1%} as "
-        f"devices fail; the mean error of such predictions is {100 * accuracy.typical_error:.1f} "
-        f"points (teacher: {predictor.teacher_accuracy:.1%}, {teacher})",
-        soft_wrap=True,
-        highlight=False,
-    )
+    lines = [f"accuracy: {not_predicted(accuracy.unknown)}"]
+    if accuracy.all_in is not None and accuracy.expected is not None:
+        lines = [
+            f"predicted to be right on {accuracy.all_in:.1%} with all in, {accuracy.expected:.1%} "
+            "as devices fail; the mean error of such predictions is "
+            f"{100 * (accuracy.typical_error or 0):.1f} points "
+            f"(teacher: {predictor.teacher_accuracy:.1%})"
+        ]
     if accuracy.low is not None and accuracy.high is not None:
-        unknown = f"; unknown: {accuracy.unknown}" if accuracy.unknown else ""
-        console.print(
+        lines.append(
             f"nine of ten such trainings end between {accuracy.low:.1%} and {accuracy.high:.1%} "
-            f"with all in{unknown}",
-            soft_wrap=True,
-            highlight=False,
+            "with all in"
         )
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False)
     if predictor.views:
         console.print(predictor.views, soft_wrap=True, highlight=False)
     if not predictor.has_networks:
@@ -154,6 +153,11 @@ def _print_accuracy(
             soft_wrap=True,
             highlight=False,
         )
+
+
+def not_predicted(unknown: str) -> str:
+    """The words in place of an accuracy that no recorded training supports."""
+    return f"not predicted: no training like this is on record ({unknown})"
 
 
 def _print_explanation(console: Console, explanation: Explanation) -> None:
@@ -165,14 +169,21 @@ def _print_explanation(console: Console, explanation: Explanation) -> None:
 
 def _pareto_table(points: list[ParetoPoint]) -> Table:
     """Plans by ascending latency."""
+    known = all(point.accuracy.all_in is not None for point in points)
     table = Table(
         "latency ms", "expected", "all in", "members", "replicas", "J per answer",
-        title="no plan is predicted to be as accurate in less time",
+        title="no plan is predicted to be as accurate in less time"
+        if known
+        else "by the law's order no plan is as accurate in less time",
     )  # fmt: skip
     for point in points:
         energy = "" if point.energy_j is None else f"{point.energy_j:.3f}"
         table.add_row(
-            f"{point.latency_ms:.2f}", f"{point.accuracy.expected:.1%}",
-            f"{point.accuracy.all_in:.1%}", str(point.members), str(point.replicas), energy,
+            f"{point.latency_ms:.2f}", _share(point.accuracy.expected),
+            _share(point.accuracy.all_in), str(point.members), str(point.replicas), energy,
         )  # fmt: skip
     return table
+
+
+def _share(accuracy: float | None) -> str:
+    return "-" if accuracy is None else f"{accuracy:.1%}"

@@ -9,6 +9,7 @@ from rich.table import Column, Table
 
 from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule
 from mdp.formats.plan import Assignment, Plan, SingleDevice, Spec, SubModelSpec
+from mdp.load import is_busy
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
 from partitioner.data.scenes import remark_on
 from partitioner.export.evaluate import Report
@@ -46,30 +47,49 @@ def print_report(report: Report, plan: Plan) -> None:
     """Accuracy and latency of the teacher, each member and every arrival subset."""
     console, evaluation = Console(), report.evaluation
     what = "scenes" if plan.cameras else "pictures"
+    busy = "*" if is_busy(report.others_cores) else ""
     alone = Table(
         "model", Column("shape", min_width=NAME_WIDTH, overflow="fold"), "accuracy",
         "ms, one thread here",
         title=f"{evaluation.pictures:,} test {what} of {evaluation.data}",
+        caption=f"* while other processes kept {report.others_cores:g} cores busy, so it may be "
+        "quicker" if busy else None,
     )  # fmt: skip
     if evaluation.teacher is not None:
         teacher, took_ms = evaluation.teacher, report.teacher_latency_ms
         elsewhere = f" on {teacher.pictures:,} of {teacher.data}" if teacher.pictures else ""
         alone.add_row(
             f"teacher {plan.require_teacher().name}", plan.require_teacher().shape.words,
-            f"{teacher.accuracy:.2%}{elsewhere}", "" if took_ms is None else f"{took_ms:.2f}",
+            f"{teacher.accuracy:.2%}{elsewhere}", "" if took_ms is None else f"{took_ms:.2f}{busy}",
             end_section=True,
         )  # fmt: skip
     for member, latency_ms in zip(evaluation.members, report.member_latency_ms, strict=True):
         alone.add_row(
             f"{member.k} {_looking(plan.assignments[member.k])}", seen(plan.assignments[member.k]),
-            f"{member.accuracy:.2%}", f"{latency_ms:.2f}",
+            f"{member.accuracy:.2%}", f"{latency_ms:.2f}{busy}",
         )  # fmt: skip
     console.print(alone)
     console.print(_together(evaluation, plan))
     if (ways := report.both_ways(plan)) is not None:
         console.print(_cascade(evaluation, plan, ways))
-    if remark := one_does_as_well(evaluation, what):
-        console.print(remark, soft_wrap=True, highlight=False)
+    for remark in (one_does_as_well(evaluation, what), beside_measured(plan, evaluation)):
+        if remark:
+            console.print(remark, soft_wrap=True, highlight=False)
+
+
+def beside_measured(plan: Plan, evaluation: Evaluation) -> str:
+    """The plan's accuracy with every member in beside the measured one; empty without a teacher.
+
+    An assembled plan predicts none.
+    """
+    if plan.accuracy is None:
+        return ""
+    every = tuple(member.k for member in evaluation.members)
+    measured = next(s.stacked for s in evaluation.subsets if s.members == every)
+    predicted = f"not predicted ({plan.accuracy.unknown})"
+    if plan.accuracy.all_in is not None:
+        predicted = f"predicted {plan.accuracy.all_in:.1%}"
+    return f"accuracy with all in: {predicted}, measured {measured:.1%}"
 
 
 def one_does_as_well(evaluation: Evaluation, what: str) -> str:

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from torch._C._distributed_c10d import TCPStore
-
 from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.mean import Means
 from partitioner.crew.exchange.parameters import Rounds
+from partitioner.crew.exchange.store import SignedStore
 from partitioner.crew.machine.events import Trainer
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.flows import Links
@@ -30,7 +29,7 @@ class Crews:
     control: Trainer
     groups: Groups
     #: Where trainers say their names.
-    store: TCPStore
+    store: SignedStore
     #: What this trainer does and costs.
     account: Account
 

@@ -13,24 +13,24 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
-from torch._C._distributed_c10d import TCPStore
 
 from mdp import __version__
 from mdp.errors import InputError
 from mdp.files import write_bytes, write_toml
 from mdp.formats.plan import Plan
-from partitioner.crew.begin import Begin, Ending, begin_of, check_version, say_version
+from partitioner.crew.begin import Begin, Ending, begin_of
 from partitioner.crew.exchange.address import checked, exposed, own_address
 from partitioner.crew.exchange.control import Desk, Hand, log_lines
 from partitioner.crew.exchange.files import StoreFiles
 from partitioner.crew.exchange.groups import Groups, timeout_s
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
-from partitioner.crew.exchange.store import connect, put, serve_store
+from partitioner.crew.exchange.store import SignedStore, connect, serve_store
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.history import costs_of, spans_of
 from partitioner.crew.machine.events import Rank, Waited
@@ -151,7 +151,7 @@ def train_together(
         ),
     )
 
-    def take_part(ends: Ends, store: TCPStore, living: Callable[[], Collection[Rank]]) -> None:
+    def take_part(ends: Ends, store: SignedStore, living: Callable[[], Collection[Rank]]) -> None:
         for done in finished:
             for path in made(work, done):
                 if path.exists():
@@ -160,10 +160,9 @@ def train_together(
             ends.files.send(name, path)
         if plan.of("teacher").stage and "teacher" not in finished:
             hand_out_start(work, plan.of("teacher"), checkpoint, facts.names[0], ends.files)
-        view = connect(store.host, store.port)
         with (
             _groups(ends.control, store, begin) as groups,
-            board(view, facts.names, living, work.progress) as note,
+            board(store.another(), facts.names, living, work.progress) as note,
         ):
             worker = worker_of(
                 work, ends, plan, facts, groups, store, checkpoint, note, None, bundle
@@ -205,7 +204,7 @@ def _lead(
     jobs: Sequence[Job],
     finished: Sequence[str],
     schedule_of: Callable[[str, set[int]], Everyone | Exact],
-    take_part: Callable[[Ends, TCPStore, Callable[[], Collection[Rank]]], None],
+    take_part: Callable[[Ends, SignedStore, Callable[[], Collection[Rank]]], None],
     progress: Progress,
 ) -> dict[str, str]:
     """Be the desk of `jobs` until all are done; returns what was said of each outcome."""
@@ -217,14 +216,14 @@ def _lead(
     host, port = checked(address)
     if said := exposed(host):
         progress.note(said)
-    store = serve_store(host, port)
+    store = serve_store(host, port, token)
     watch = Watch(begin.meeting_s)
-    desk = Desk(store, machine, watch, token, folder.log, msgspec.json.encode(begin))
+    desk = Desk(store, machine, watch, folder.log, msgspec.json.encode(begin))
     try:
-        control = Hand(host, store.port)  # the first, whose rank is 0
-        say_version(store)
-        with _ends(control, StoreDesk(connect(host, store.port), "answers")) as ends:
-            control.join(begin.names[0], digest, token)
+        control = Hand(store)  # the first, whose rank is 0
+        share = StoreDesk(store.another(), "answers")
+        with _ends(store, control, share, partial(_digest_of, machine)) as ends:
+            control.join(begin.names[0], digest)
             enter(control)
             patience = threading.Timer(wait_s, lambda: control.report(Waited(rank=0)))
             patience.daemon = True
@@ -234,6 +233,11 @@ def _lead(
             finally:
                 patience.cancel()
         _let_leave(desk)
+        if desk.dropped:
+            progress.note(
+                f"{desk.dropped} values in the desk's store were not of this crew, and were "
+                f"deleted: another program writes to {address}"
+            )
     finally:
         desk.close()
     return machine.said
@@ -284,16 +288,28 @@ def _schedule(
     return Everyone(network, sync.round_pictures, batches, schedule.epochs, epoch, expected=members)
 
 
+def _digest_of(run: Run, name: str) -> str:
+    """The SHA-256 of a file as the trainer told that made it; empty where none did."""
+    for said in list(run.said.values()):
+        if digest := msgspec.json.decode(said, type=Outcome).files.get(name):
+            return digest
+    return ""
+
+
 @contextmanager
-def _ends(control: Hand, share: StoreDesk | None = None) -> Iterator[Ends]:
+def _ends(
+    store: SignedStore,
+    control: Hand,
+    share: StoreDesk | None = None,
+    digest_of: Callable[[str], str] = lambda name: "",
+) -> Iterator[Ends]:
     """A trainer's connections; it leaves at the end."""
-    host, port = control.address
     try:
         yield Ends(
             control=control,
-            files=StoreFiles(connect(host, port)),
-            answers=StoreTrainer(connect(host, port), "answers", control.rank),
-            rows=StoreTrainer(connect(host, port), "answers", control.rank),
+            files=StoreFiles(store.another(), digest_of),
+            answers=StoreTrainer(store.another(), "answers", control.rank),
+            rows=StoreTrainer(store.another(), "answers", control.rank),
             share=share,
         )
     finally:
@@ -301,14 +317,14 @@ def _ends(control: Hand, share: StoreDesk | None = None) -> Iterator[Ends]:
 
 
 @contextmanager
-def _groups(control: Hand, store: TCPStore, begin: Begin, name: str = "") -> Iterator[Groups]:
+def _groups(control: Hand, store: SignedStore, begin: Begin, name: str = "") -> Iterator[Groups]:
     """This trainer's groups, by default the desk's; says its name to the others."""
-    host, port = control.address
     name, meeting_s = name or begin.names[0], begin.meeting_s
-    own = connect(host, port, timeout=timedelta(seconds=meeting_s))
-    put(store, f"name/{control.rank}", name.encode())
-    put(store, f"rank/{name}", str(control.rank).encode())
-    groups = Groups(own, control.rank, own_address(host, port), control.committed, meeting_s)
+    own = store.another(timedelta(seconds=meeting_s))
+    store.set(f"name/{control.rank}", name.encode())
+    store.set(f"rank/{name}", str(control.rank).encode())
+    host = own_address(*control.address)
+    groups = Groups(own, control.rank, host, control.committed, meeting_s)
     try:
         yield groups
     finally:
@@ -331,12 +347,11 @@ def join(
     """
     host, port = checked(address)
     progress.note(f"waiting for the desk at {address}")
-    store = connect(host, port, wait_s)
-    check_version(address, store)
-    control = Hand(host, port)
+    store = connect(host, port, token, wait_s)
+    control = Hand(store)
     with ExitStack() as stack:
-        ends = stack.enter_context(_ends(control))
-        begin = begin_of(address, control.asked(token))
+        ends = stack.enter_context(_ends(store, control))
+        begin = begin_of(address, control.asked())
         if name not in begin.names:
             known = ", ".join(begin.names[1:])
             raise InputError(f"--name: expected a trainer of the plan ({known}), got {name!r}")
@@ -351,7 +366,7 @@ def join(
         stack.enter_context(folder.locked())
         own = replace(data_of, source=pictures.source)
         settings = replace(begin.settings, data=own)
-        control.join(name, data_digest(pictures), token)
+        control.join(name, data_digest(pictures))
         enter(control)
         groups = stack.enter_context(_groups(control, store, begin, name))
         if begin.crew is None or begin.facts is None:
@@ -388,7 +403,7 @@ def probe(
     """
     begin = Begin(version=__version__, names=tuple(names), settings=settings, plan=plan)
 
-    def take_part(ends: Ends, store: TCPStore, living: Callable[[], Collection[Rank]]) -> None:
+    def take_part(ends: Ends, store: SignedStore, living: Callable[[], Collection[Rank]]) -> None:
         with _groups(ends.control, store, begin) as groups:
             measure(ends.control, groups, store, plan, settings)
 

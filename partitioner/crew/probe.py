@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import torch
 from torch import nn
-from torch._C._distributed_c10d import TCPStore
 from torch.nn import functional as F
 
 from mdp.formats.plan import Plan
 from partitioner.crew.exchange.address import own_address
 from partitioner.crew.exchange.control import Hand
 from partitioner.crew.exchange.groups import Groups
+from partitioner.crew.exchange.store import SignedStore
 from partitioner.crew.machine.events import Made
 from partitioner.crew.machine.jobs import Job
 from partitioner.crew.planning.facts import ANSWERS, Facts, Line, Trainer, tournament
@@ -29,6 +29,7 @@ from partitioner.networks.members import build_member
 from partitioner.networks.submodel import Member
 from partitioner.networks.teacher import Teacher, build_teacher
 from partitioner.run.settings import Autocast, Settings
+from partitioner.training.cached_outputs import batch
 from partitioner.training.compute import memory_bytes, training_device
 
 Clock = Callable[[], float]
@@ -89,8 +90,10 @@ def _logits(network: nn.Module, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _pixels(batch_size: int, image_size: int) -> torch.Tensor:
-    drawn = np.random.default_rng(0).integers(0, 256, (batch_size, 3, image_size, image_size))
-    return torch.from_numpy(drawn.astype(np.float32)).to(training_device())
+    """Random pictures as a training gets them: their layout decides which kernels are timed."""
+    shape = (batch_size, image_size, image_size, 3)
+    drawn = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    return batch(drawn, np.arange(batch_size), training_device())
 
 
 def _arithmetic(autocast: Autocast) -> torch.autocast:
@@ -153,7 +156,9 @@ def probe_jobs(names: Sequence[str]) -> list[Job]:
     return jobs
 
 
-def measure(control: Hand, groups: Groups, store: TCPStore, plan: Plan, settings: Settings) -> None:
+def measure(
+    control: Hand, groups: Groups, store: SignedStore, plan: Plan, settings: Settings
+) -> None:
     """Do the jobs of a probe as the desk gives them out; raises RunRefused."""
     while (start := next_job(control)) is not None:
         _, *names = start.network.split(":")

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
+from partitioner.crew.exchange.store import SignedStore, Tampered
 from partitioner.crew.machine.events import AnyAction, AnyEvent, Rank, Trainer
 from partitioner.run.progress import LINE_EVERY_S, Advance, Progress
 
@@ -196,7 +196,7 @@ def lines(table: Sequence[tuple[str, ...]]) -> list[str]:
 
 @contextmanager
 def board(
-    store: TCPStore, names: Sequence[str], living: Callable[[], Collection[Rank]], to: Progress
+    store: SignedStore, names: Sequence[str], living: Callable[[], Collection[Rank]], to: Progress
 ) -> Iterator[Callable[[str], None]]:
     """Show what the trainers `names` do, until the end of the block; yields how to print a line.
 
@@ -246,17 +246,17 @@ def board(
             live.stop()
 
 
-def _state(store: TCPStore, name: str, living: Collection[Rank]) -> State | None:
+def _state(store: SignedStore, name: str, living: Collection[Rank]) -> State | None:
     """What a trainer told last; None where it is not there."""
     if not store.check([f"rank/{name}"]):
         return None
-    rank = int(store.get(f"rank/{name}"))
-    key = f"progress/{rank}"
-    if rank not in living or not store.check([key]):
-        return None
     try:
+        rank = int(store.get(f"rank/{name}"))
+        key = f"progress/{rank}"
+        if rank not in living or not store.check([key]):
+            return None
         return msgspec.json.decode(store.get(key), type=State)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, Tampered):
         return None
 
 

@@ -46,8 +46,8 @@ LOST = (
 class Files(Protocol):
     """Files of the run by name, which one trainer hands in and others get."""
 
-    def send(self, name: str, path: Path, readers: int = ...) -> None:
-        """Hand a file in, for so many to fetch."""
+    def send(self, name: str, path: Path, readers: int = ...) -> str:
+        """Hand a file in, for so many to fetch; returns the SHA-256 of what they get."""
 
     def has(self, name: str) -> bool:
         """Whether a file was handed in, and not fetched by all."""
@@ -121,7 +121,7 @@ def train_in_stages(
             blocks=blocks,
             index=index,
             micro_batches=sync.micro_batches or 1,
-            in_flight=sync.stage[index].in_flight or len(blocks),
+            in_flight=sync.in_flight[index],
             ranks=tuple(places[name] for name in names),
         )
         curve = _trained(work, crew, cut, pictures, start, ends[index])

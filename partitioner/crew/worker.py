@@ -8,7 +8,6 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
 
 from mdp.errors import AgentError, InputError, MDPError
 from partitioner.crew.crews import Crews
@@ -18,7 +17,7 @@ from partitioner.crew.exchange.control import Hand
 from partitioner.crew.exchange.groups import Groups
 from partitioner.crew.exchange.parameters import CrewEnded
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
-from partitioner.crew.exchange.store import DeskLost
+from partitioner.crew.exchange.store import DeskLost, SignedStore
 from partitioner.crew.generations import train_in_generations
 from partitioner.crew.machine.events import Accepted, Leave, Made, Refused, Start, Trainer
 from partitioner.crew.machine.jobs import Job
@@ -131,6 +130,8 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: For others, and what this trainer sent.
     waited_s: float = 0.0
     sent_bytes: int = 0
+    #: The SHA-256 of each of its files, by name.
+    files: dict[str, str] = {}
 
 
 @dataclass(slots=True)
@@ -217,15 +218,16 @@ class Worker:
             return ""
         if not (start.alone or is_frozen(job) or self._is_desk) and self._crews.has_desk(job):
             return ""  # the desk's outcome counts: it is there from the beginning
+        files = dict[str, str]()
         if not is_frozen(job) or self._is_desk:
             for path in made(self._work, job):
-                self._ends.files.send(self._name(path), path)
+                files[self._name(path)] = self._ends.files.send(self._name(path), path)
                 if not self._is_desk:
                     account.sent(path.stat().st_size)
             self._forget_before(job)
         curve = self._work.run.kept_curves().get(job, [])
         waited_s, sent_bytes = account.end()
-        outcome = Outcome(curve=curve, waited_s=waited_s, sent_bytes=sent_bytes)
+        outcome = Outcome(curve=curve, waited_s=waited_s, sent_bytes=sent_bytes, files=files)
         return msgspec.json.encode(outcome).decode()
 
     def _in_stages(self, start: Start) -> bool:
@@ -371,7 +373,7 @@ def worker_of(
     plan: SyncPlan,
     facts: Facts,
     groups: Groups,
-    store: TCPStore,
+    store: SignedStore,
     checkpoint: Path | None,
     note: Callable[[str], None],
     shown: Progress | None,

@@ -106,6 +106,12 @@ def load_views(
     return [np.load(paths[view], mmap_mode="r") for view in views]
 
 
+def views_file(pictures: PictureSet, views: Sequence[View], folder: Path, view: View) -> Path:
+    """The file of one of some `views` that are loaded together."""
+    smallest_side = max(side_for(one.region, one.image_size) for one in views)
+    return folder / _file_name(pictures, view, smallest_side)
+
+
 def _file_name(pictures: PictureSet, view: View, smallest_side: int) -> str:
     return f"views-{pictures.digest[:16]}-{view.name}-{smallest_side}.npy"
 

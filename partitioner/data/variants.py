@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mdp.pictures.crop import Pixels, side_for
 from partitioner.data.augment import Augmenter, mix, own_randomness
-from partitioner.data.crops import View, cut, load_views
+from partitioner.data.crops import View, cut, load_views, views_file
 from partitioner.data.datasets import PictureSet
 from partitioner.data.memmaps import Array, Index, Views, load, new_array, rows
 from partitioner.run.progress import Progress
@@ -101,7 +101,20 @@ class Variants:
         if not path.exists():
             with own_randomness():
                 self._make(variant, path)
+            self._remove_base()
         return path
+
+    def _remove_base(self) -> None:
+        """Remove the plain pictures that canvases are made of, once all are made."""
+        base = View(self.image_size)
+        made = all(self._path("canvas", v).exists() for v in range(1, self.count))
+        if made and base not in (self.teacher, *self.members):
+            views_file(self.pictures, [base], self.cache, base).unlink(missing_ok=True)
+
+    def remove_views(self, view: View) -> None:
+        """Remove a network's views of the variants that are made of canvases."""
+        for variant in range(1, self.count):
+            self._path(f"view-{view.name}", variant).unlink(missing_ok=True)
 
     def _make(self, variant: int, path: Path) -> None:
         """Move, colour and erase every picture by itself, then mix them if asked to."""

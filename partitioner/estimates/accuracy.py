@@ -34,6 +34,8 @@ ASSUMED_TEACHER_ACCURACY = 0.8
 #: Sides in pixels of the smallest pictures that pretrained networks were measured on, teacher and
 #: network alike (docs/results/accuracy.md).
 SMALLEST_KNOWN = 96
+#: Why nothing is predicted of a teacher that was never measured.
+ASSUMED = "the teacher's accuracy on such pictures is not known"
 _SHIPPED = "accuracy_law.json"
 #: Members of the user's own runs that have to be seen before half of their mean deviation from the
 #: law is believed: about what separates two trainings of one shape, over what separates sources.
@@ -67,6 +69,8 @@ class OnFile(Record, frozen=True):
 
     #: Fewest and most pictures times epochs, by start.
     seen: dict[str, tuple[float, float]]
+    #: Fewest pictures.
+    pictures: int
     #: Most classes.
     num_classes: int
 
@@ -75,6 +79,8 @@ class OnFile(Record, frozen=True):
         low, high = self.seen.get(training.start, (np.inf, 0.0))
         if not low / _ALIKE <= training.seen <= high * _ALIKE:
             return f"no training on file saw about {training.seen:,.0f} pictures"
+        if training.pictures * _ALIKE < self.pictures:
+            return f"no training on file had as few as {training.pictures:,} pictures"
         if num_classes > self.num_classes * _ALIKE:
             return f"no training on file had more than {self.num_classes} classes"
         return ""
@@ -112,10 +118,14 @@ class Predictor:
     pretrained: frozenset[str] | None = None
     #: Of these, networks whose classifiers have rows for the data's classes, as the teacher's has.
     rows: frozenset[str] = frozenset()
-    #: Nine of ten capabilities lie within exp(this) of the predicted one.
+    #: Nine of ten capabilities lie within exp(this) of the predicted one; of members that start
+    #: from nothing, within exp(`scratch`).
     spread: float = 0.0
-    #: Why nothing on file is like this training; empty where something is.
+    scratch: float = 0.0
+    #: Why no recorded training is like this one, whatever the members are; empty where one may be.
     unknown: str = ""
+    #: What recorded trainings were like; None where the user's own runs are followed instead.
+    on_file: OnFile | None = None
     #: How much more capable than their teacher members ever were, as a factor.
     beyond: float = np.inf
     #: What views of several cameras add together, in words; empty where that is not known.
@@ -150,17 +160,22 @@ class Predictor:
         return np.asarray(self.factor * values)
 
     def _training(self, spec: Spec) -> Training | None:
-        """A plain ViT is cut from the teacher, a network starts from published weights if any."""
+        """A plain ViT starts as the training says, a network from published weights if any."""
         if self.training is None or _same_shape(spec, self.teacher):
             return None  # the teacher itself is not trained again
-        if self.training.start == "scratch":
+        if not isinstance(spec, NetworkSpec):
             return self.training
-        start: Start = "cut"
-        rows = isinstance(spec, NetworkSpec) and spec.name in self.rows
-        if isinstance(spec, NetworkSpec):
-            known = self.pretrained is None or spec.name in self.pretrained
-            start = "pretrained" if known else "scratch"
-        return structs.replace(self.training, start=start, rows=rows)
+        known = self.pretrained is None or spec.name in self.pretrained
+        start: Start = "pretrained" if known else "scratch"
+        return structs.replace(self.training, start=start, rows=known and spec.name in self.rows)
+
+    def unknown_of(self, specs: Sequence[Spec]) -> str:
+        """Why no accuracy of these members is supported by a record; empty where one is."""
+        reasons = [ASSUMED if self.assumed else "", self.unknown]
+        if self.on_file is not None:
+            trainings = [training for spec in specs if (training := self._training(spec))]
+            reasons += [self.on_file.unlike(one, self.num_classes) for one in trainings]
+        return "; ".join(dict.fromkeys(filter(None, reasons)))
 
     def accuracy(self, capability: float) -> float:
         """Share of right answers."""
@@ -171,11 +186,14 @@ class Predictor:
         """The capability that members together are taken to reach at most."""
         return capability_of(self.teacher_accuracy) * self.beyond
 
-    def interval(self, accuracy: float) -> tuple[float, float]:
-        """The accuracies that nine of ten measurements lie between."""
-        capability = capability_of(min(accuracy, 1 - 1e-9))
-        low = self.accuracy(capability * float(np.exp(-self.spread)))
-        high = self.accuracy(capability * float(np.exp(self.spread)))
+    def interval(self, accuracy: float, specs: Sequence[Spec] = ()) -> tuple[float, float]:
+        """The accuracies that nine of ten measurements of members `specs` lie between."""
+        capability, spread = capability_of(min(accuracy, 1 - 1e-9)), self.spread
+        trainings = [training for spec in specs if (training := self._training(spec))]
+        if any(training.start == "scratch" for training in trainings):
+            spread = max(spread, self.scratch)
+        low = self.accuracy(capability * float(np.exp(-spread)))
+        high = self.accuracy(capability * float(np.exp(spread)))
         return low, max(accuracy, min(high, self.accuracy(self.most)))
 
 
@@ -208,14 +226,12 @@ def predictor_for(
         known = float(np.mean([run.teacher_accuracy for run in mine]))
     if known is not None and not 0 < known < 1:
         raise InputError(f"expected the teacher's accuracy above 0 and below 1, got {known:g}")
-    unknown = "how long members will be trained was not said"
-    if training is not None:
-        unknown = fitted.on_file.unlike(training, num_classes)
-    if mine:
-        unknown = ""
+    unknown = unlike = "" if mine else "how long members will be trained was not said"
+    if training is not None and not mine:
+        unknown, unlike = "", fitted.on_file.unlike(training, num_classes)
     scratch = training is not None and training.start == "scratch"
     errors = fitted.errors
-    typical = errors.unknown_left_out if unknown else errors.source_left_out
+    typical = errors.unknown_left_out if unlike else errors.source_left_out
     if mine:
         typical = errors.run_left_out
     return Predictor(
@@ -227,8 +243,10 @@ def predictor_for(
         typical_error=typical,
         num_classes=num_classes,
         training=training,
-        spread=errors.unknown if unknown else errors.scratch if scratch else errors.taught,
+        spread=errors.unknown if unlike else errors.scratch if scratch else errors.taught,
+        scratch=errors.scratch,
         unknown=unknown,
+        on_file=None if mine else fitted.on_file,
         beyond=fitted.beyond,
     )
 

@@ -38,6 +38,7 @@ from mdp.fusion.fuse import (
     unlisted_sizes,
     weights_for,
 )
+from mdp.load import LEAST_S, OtherLoad
 from mdp.runtimes.onnxruntime import open_session
 from partitioner.data.crops import View, load_views, view_of
 from partitioner.data.datasets import Dataset, PictureSet, thinned
@@ -72,6 +73,8 @@ class Report:
     teacher_latency_ms: float | None
     #: The bundle's own, or fitted for one that had none.
     cascade: Cascade | None = None
+    #: Mean cores that other processes kept busy meanwhile; None where that was not told.
+    others_cores: float | None = None
 
     def as_json(self, bundle: Bundle) -> dict[str, Any]:
         """The content of `mdp-partition evaluate --json`."""
@@ -86,6 +89,8 @@ class Report:
         if value["teacher"] is not None:
             value["teacher"]["latency_ms"] = self.teacher_latency_ms
             value["teacher"]["macs"] = macs(plan.require_teacher().shape, classes)
+        value["others_cores"] = self.others_cores
+        value["predicted"] = msgspec.to_builtins(plan.accuracy)
         del value["early"]
         if (ways := self.both_ways(plan)) is not None:
             value["cascade"] |= msgspec.to_builtins(ways)
@@ -196,8 +201,8 @@ def check_labels(bundle: Bundle, data: Dataset) -> None:
 
 def run_members(
     bundle: Bundle, data: Dataset, cache: Path, progress: Progress
-) -> tuple[dict[int, Contribution], list[float]]:
-    """Every member's logits `[N, C]` for the test split, and its latency in ms.
+) -> tuple[dict[int, Contribution], list[float], float | None]:
+    """Every member's logits `[N, C]` for the test split, its latency in ms, and others' load.
 
     Raises InputError if the classes of `data` are not the bundle's. `cache` keeps the views.
     """
@@ -207,8 +212,11 @@ def run_members(
 
 def run_on(
     bundle: Bundle, pictures: PictureSet, split: str, cache: Path, progress: Progress
-) -> tuple[dict[int, Contribution], list[float]]:
-    """Every member's logits `[N, C]` for one split, and its latency in ms."""
+) -> tuple[dict[int, Contribution], list[float], float | None]:
+    """Every member's logits `[N, C]` for one split, and its latency in ms.
+
+    The last value is the mean number of cores that other processes kept busy meanwhile.
+    """
     assignments = bundle.manifest.plan.assignments
     views = load_views(
         pictures,
@@ -218,6 +226,7 @@ def run_on(
         f"{split} split, for the members",
     )
     contributions, latencies_ms = {}, []
+    others = OtherLoad()
     with progress.task(f"running the members on the {split} split", len(assignments)) as advance:
         for assignment, pixels in zip(assignments, views, strict=True):
             model = bundle.model(assignment.k)
@@ -226,7 +235,7 @@ def run_on(
             contributions[assignment.k] = member_contribution(runtime, pixels, assignment, kept)
             latencies_ms.append(latency_ms(runtime.run, pixels))
             advance(1, "")
-    return contributions, latencies_ms
+    return contributions, latencies_ms, others.cores(LEAST_S)
 
 
 def evaluate(
@@ -237,7 +246,7 @@ def evaluate(
     The teacher is measured where a `run` has it; else the accuracy that `bundle` holds is kept.
     `cache` keeps the pictures' views.
     """
-    contributions, latencies_ms = run_members(bundle, data, cache, progress)
+    contributions, latencies_ms, others_cores = run_members(bundle, data, cache, progress)
     assignments, targets = bundle.manifest.plan.assignments, data.test.targets
     teacher = _teacher(bundle, data, run, cache, progress)
     fusion = bundle.fusion_weights()
@@ -260,7 +269,14 @@ def evaluate(
         if cascade is None
         else measure_cascade(contributions, targets, fusion, cascade),
     )
-    return Report(evaluation, latencies_ms, teacher[1] if teacher else None, cascade)
+    busy = [cores for cores in (others_cores, teacher[2] if teacher else None) if cores is not None]
+    return Report(
+        evaluation,
+        latencies_ms,
+        teacher[1] if teacher else None,
+        cascade,
+        others_cores=max(busy, default=None),
+    )
 
 
 def _cascade(
@@ -278,7 +294,7 @@ def _cascade(
     # An assembled bundle may have been fitted to a part of them.
     count = int(manifest.provenance.get("calibration_pictures", len(data.calibration)))
     pictures = thinned(data.calibration, count)
-    contributions, _ = run_on(bundle, pictures, "calibration", cache, progress)
+    contributions, *_ = run_on(bundle, pictures, "calibration", cache, progress)
     return fit_cascade(manifest.plan, contributions, pictures.targets, fusion)
 
 
@@ -293,8 +309,8 @@ def known_teacher(before: Evaluation | None, data: Dataset) -> TeacherAccuracy |
 
 def _teacher(
     bundle: Bundle, data: Dataset, run: RunFolder | None, cache: Path, progress: Progress
-) -> tuple[float, float] | None:
-    """Accuracy and latency in ms of the run's teacher, or None without it.
+) -> tuple[float, float, float | None] | None:
+    """Accuracy and latency in ms of the run's teacher, and others' load; None without it.
 
     Its kept logits are used if they are of the same pictures.
     """
@@ -316,7 +332,9 @@ def _teacher(
     if data.cameras:
         # The answers to all views of a scene are fused, as the sub-models' are.
         logits = fused_answers(logits, places(data.test, data.cameras))
-    return accuracy(logits, data.test.targets), latency_ms(run_of(session), pixels)
+    others = OtherLoad()
+    took_ms = latency_ms(run_of(session), pixels)
+    return accuracy(logits, data.test.targets), took_ms, others.cores(LEAST_S)
 
 
 def write_report(bundle: Bundle, report: Report) -> Bundle:

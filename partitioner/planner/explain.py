@@ -11,7 +11,7 @@ from partitioner.estimates.latency_quantiles import LatencyQuantile
 from partitioner.planner.candidates import Candidate, Device
 from partitioner.planner.limits import Limits
 from partitioner.planner.placement import Placement
-from partitioner.planner.problem import Problem, Solution, expected_accuracy
+from partitioner.planner.problem import Problem, Solution, accuracy_unknown, expected_accuracy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,8 @@ def why(problem: Problem, placements: Sequence[Placement], k: int, limits: Limit
     for other in placements:
         if other.candidate.identity == following.identity:
             return f"{text} is the one on {problem.devices[other.device].name}"
+    if accuracy_unknown(problem, placements):
+        return f"{text} makes no plan that the law ranks clearly higher"
     gain = gain_of(problem, placements, k, following)
     return f"{text} would change the expected accuracy by {100 * gain:+.2f} points"
 
@@ -88,13 +90,15 @@ def taken(c: Candidate, limits: Limits) -> str:
 def why_replica(problem: Problem, placements: Sequence[Placement], k: int) -> str:
     """One sentence: the gain of a member's replicas."""
     placement = placements[k]
+    device = problem.devices[placement.device]
+    text = f"{device.name} answers {device.profile.availability:.0%} of the time; "
+    if accuracy_unknown(problem, placements):
+        return f"{text}a member of its own would by the law's order add no more"
     without = [*placements[:k], replace(placement, replicas=()), *placements[k + 1 :]]
     gain = expected_accuracy(problem, placements) - expected_accuracy(problem, without)
-    device = problem.devices[placement.device]
     return (
-        f"{device.name} answers {device.profile.availability:.0%} of the time; with its replicas "
-        f"the expected accuracy is {100 * gain:.2f} points higher, and a member of its own would "
-        "add no more"
+        f"{text}with its replicas the expected accuracy is {100 * gain:.2f} points higher, and a "
+        "member of its own would add no more"
     )
 
 
@@ -127,19 +131,15 @@ def _member_sentences(
 ) -> list[str]:
     placement = placements[k]
     device, pick = problem.devices[placement.device], placement.candidate
-    alone = problem.predictor.accuracy(pick.capability)
+    unknown = accuracy_unknown(problem, placements)
     sent = f"sent as {pick.encoding}"
     if device.sight is not None:
         sent = f"on the pictures of camera {device.sight.camera}"
-    worth = expected_accuracy(problem, placements)
-    if placements[1:]:
-        worth -= expected_accuracy(problem, [*placements[:k], *placements[k + 1 :]])
     sentences = [
-        f"Runs {pick} ({pick.way}), {sent}: predicted right on {alone:.1%} alone, "
-        f"and worth {100 * worth:.2f} points of the expected accuracy.",
+        f"Runs {pick} ({pick.way}), {sent}{'' if unknown else _worth(problem, placements, k)}.",
         f"{why_this[0].upper()}{why_this[1:]}.",
     ]
-    following = next_bigger(device, pick, limits.quantile)
+    following = None if unknown else next_bigger(device, pick, limits.quantile)
     if following is not None:
         gain = gain_of(problem, placements, k, following)
         sentences.append(
@@ -147,6 +147,18 @@ def _member_sentences(
         )
     sentences += [_waits(pick, limits), _sureness(device, pick)]
     return [sentence for sentence in sentences if sentence]
+
+
+def _worth(problem: Problem, placements: Sequence[Placement], k: int) -> str:
+    """The predicted accuracy of a member alone, and what it adds to the others."""
+    alone = problem.predictor.accuracy(placements[k].candidate.capability)
+    worth = expected_accuracy(problem, placements)
+    if placements[1:]:
+        worth -= expected_accuracy(problem, [*placements[:k], *placements[k + 1 :]])
+    return (
+        f": predicted right on {alone:.1%} alone, and worth {100 * worth:.2f} points of the "
+        "expected accuracy"
+    )
 
 
 def _waits(pick: Candidate, limits: Limits) -> str:

@@ -54,10 +54,7 @@ class Planned:
         value: dict[str, Any] = dict(msgspec.to_builtins(self.plan))
         predictor = self.problem.predictor
         value["predictor"] = {
-            "teacher_accuracy": predictor.teacher_accuracy,
-            "assumed": predictor.assumed,
-            "typical_error": predictor.typical_error,
-            "unknown": predictor.unknown,
+            "teacher_accuracy": None if predictor.assumed else predictor.teacher_accuracy,
             "views": predictor.views,
         }
         value["decoding_ms"] = DECODING_MS

@@ -247,22 +247,31 @@ def _check(profiles: Sequence[DeviceProfile], num_classes: int) -> None:
         )
 
 
+def accuracy_unknown(problem: Problem, placements: Sequence[Placement]) -> str:
+    """Why no accuracy of these placements is predicted; empty where one is."""
+    return problem.predictor.unknown_of([placement.candidate.spec for placement in placements])
+
+
 def predicted_accuracy(problem: Problem, placements: Sequence[Placement]) -> PredictedAccuracy:
-    """Accuracy with every member in, and the exact expectation over available devices."""
-    predictor = problem.predictor
+    """Accuracy with every member in, and the exact expectation over available devices.
+
+    Nothing but the reason where no recorded training supports it.
+    """
+    if unknown := accuracy_unknown(problem, placements):
+        return PredictedAccuracy(unknown=unknown)
+    predictor, specs = problem.predictor, [placement.candidate.spec for placement in placements]
     members = [
         Member(capability=c.capability, view=c.view, model=c.model)
         for c in (placement.candidate for placement in placements)
     ]
     all_in = predictor.accuracy(min(together(predictor.law, members), predictor.most))
-    low, high = predictor.interval(all_in)
+    low, high = predictor.interval(all_in, specs)
     return PredictedAccuracy(
         all_in=all_in,
         expected=expected_accuracy(problem, placements),
         typical_error=min(predictor.typical_error, 1.0),
         low=low,
         high=high,
-        unknown=predictor.unknown,
     )
 
 

@@ -25,6 +25,7 @@ from partitioner.planner.placement import Placement, Placements, total_bytes, wi
 from partitioner.planner.problem import (
     Problem,
     Solution,
+    accuracy_unknown,
     availability,
     predicted_accuracy,
     share_complete,
@@ -142,7 +143,9 @@ def _assignment(problem: Problem, placements: Placements, k: int, limits: Limits
         submodel=c.spec if isinstance(c.spec, SubModelSpec) else None,
         network=c.spec if isinstance(c.spec, NetworkSpec) else None,
         why=reason,
-        accuracy=problem.predictor.accuracy(c.capability),
+        accuracy=None
+        if problem.predictor.unknown_of([c.spec])
+        else problem.predictor.accuracy(c.capability),
         camera=None if sight is None else sight.camera,
         **_run_of(problem, placements[k].device, c),
     )
@@ -183,7 +186,9 @@ def _left_out(problem: Problem, placements: Sequence[Placement], limits: Limits)
             )
         else:
             reasons[device.name] = (
-                f"it would add less than {100 * LEAST_GAIN:g} points to the expected accuracy"
+                "by the law's order it would add next to nothing"
+                if accuracy_unknown(problem, placements)
+                else f"it would add less than {100 * LEAST_GAIN:g} points to the expected accuracy"
             )
     return reasons
 

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from mdp.formats.plan import NetworkSpec, PredictedAccuracy, SingleDevice, SubModelSpec
+from mdp.formats.plan import NetworkSpec, PredictedAccuracy, SingleDevice, Spec, SubModelSpec
+from partitioner.estimates.accuracy import Predictor
 from partitioner.planner.candidates import Candidate, Run, Sight
 from partitioner.planner.limits import Limits
 from partitioner.planner.placement import Placement
-from partitioner.planner.problem import Problem, exact_objective
+from partitioner.planner.problem import Problem, availability, exact_objective
 
 #: Least lead in accuracy of a plan over one device, as a share of the pictures: half of the digits
 #: that tables show.
@@ -18,7 +20,8 @@ def single_device(problem: Problem, limits: Limits) -> SingleDevice | None:
     """The device with the highest expected accuracy alone; the fastest of equals.
 
     A device that runs the teacher in time counts with it, any other with its best plain ViT or
-    public network. The teacher is preferred to a lead within the error of such predictions.
+    public network. The teacher is preferred to a lead within the error of such predictions. The
+    accuracy is None where nothing supports one; the order is the law's all the same.
     """
     alone = problem.limits(limits.target_ms, 1)
     max_j = math.inf if alone.max_energy_j is None else alone.max_energy_j
@@ -49,8 +52,17 @@ def single_device(problem: Problem, limits: Limits) -> SingleDevice | None:
         network=best.spec if isinstance(best.spec, NetworkSpec) else None,
         predicted_ms=best.predicted_ms,
         is_teacher=is_teacher,
-        accuracy=problem.predictor.accuracy(best.capability),
+        accuracy=None
+        if _unknown(problem.predictor, best.spec, is_teacher)
+        else problem.predictor.accuracy(best.capability),
     )
+
+
+def _unknown(predictor: Predictor, spec: Spec, is_teacher: bool) -> bool:
+    """Whether no accuracy of a single device is known: the teacher's own may be alone."""
+    if is_teacher:
+        return predictor.assumed
+    return bool(replace(predictor, pretrained=None).unknown_of([spec]))
 
 
 def reason_to_refuse(
@@ -61,24 +73,29 @@ def reason_to_refuse(
     limits: Limits,
     floor: float,
 ) -> str:
-    """Why one device is at least as good, or an empty text."""
-    if single is None or single.accuracy is None or len(problem.devices) == 1:
+    """Why one device is at least as good, or an empty text.
+
+    Where no accuracy is predicted, by latency and availability alone.
+    """
+    if single is None or len(problem.devices) == 1:
         # A fleet of one device gets a plan of one member.
         return ""
     device = next(d for d in problem.devices if d.name == single.device)
     there = device.profile.availability
+    if single.accuracy is None or accuracy.all_in is None or accuracy.expected is None:
+        return _reason_without_accuracy(problem, placements, single, there, limits)
     alone = there * single.accuracy
+    error = accuracy.typical_error or 0.0
     if single.is_teacher and alone >= floor:
         lead = _expected_at_most(problem, placements) - alone
-        if lead <= accuracy.typical_error:
+        if lead <= error:
             return _teacher_instead(
                 single, there, alone + lead, accuracy.expected, limits, device.sight
             )
-    able = [device for device in problem.devices if len(device.places(limits))]
-    if len(able) == 1:
-        return f"only {able[0].name} can take part, so there is nothing to run in parallel"
+    if reason := _only_one(problem, limits):
+        return reason
     # Public networks come trained and members do not, so a plan has to lead by more than errors.
-    lead = LEAST_LEAD if single.network is None else accuracy.typical_error
+    lead = LEAST_LEAD if single.network is None else error
     if (
         not single.is_teacher
         and accuracy.all_in <= single.accuracy + LEAST_LEAD
@@ -94,6 +111,40 @@ def reason_to_refuse(
             f"to be right on {single.accuracy:.2%} in {single.predicted_ms.total:.1f} ms, and "
             f"{several} on {accuracy.all_in:.2%}"
         )
+    return ""
+
+
+def _only_one(problem: Problem, limits: Limits) -> str:
+    """The reason that no other device can take part; empty where any can."""
+    able = [device for device in problem.devices if len(device.places(limits))]
+    if len(able) == 1:
+        return f"only {able[0].name} can take part, so there is nothing to run in parallel"
+    return ""
+
+
+def _reason_without_accuracy(
+    problem: Problem,
+    placements: Sequence[Placement],
+    single: SingleDevice,
+    there: float,
+    limits: Limits,
+) -> str:
+    """Why one device is at least as good, or an empty text, where no accuracy is known.
+
+    Members do not outdo the model that they learn from by design, so that they lead the teacher
+    only where they answer more often.
+    """
+    if single.is_teacher:
+        device = next(d for d in problem.devices if d.name == single.device)
+        away = [1 - availability(problem, placement) for placement in placements]
+        answering = 1 - math.prod(away)
+        if answering - there <= problem.predictor.typical_error:
+            return _runs_teacher(single, limits, device.sight)
+    if reason := _only_one(problem, limits):
+        return reason
+    if len(placements) == 1 and not placements[0].replicas:
+        name = problem.devices[placements[0].device].name
+        return f"the plan's only member is on {name}, so there is nothing to run in parallel"
     return ""
 
 
@@ -114,11 +165,7 @@ def _teacher_instead(
     `expected` is the plan's expected accuracy, `counted` the same with every answer capped at the
     teacher's.
     """
-    quantised = "" if single.spec.precision == "fp32" else f" in {single.spec.precision}"
-    text = (
-        f"{single.device} runs the teacher itself{quantised}{_seen(sight)} in "
-        f"{single.predicted_ms.total:.1f} ms, within the target of {limits.target_ms:g} ms"
-    )
+    text = _runs_teacher(single, limits, sight)
     alone = there * (single.accuracy or 0.0)
     if counted <= alone:
         return text
@@ -128,6 +175,14 @@ def _teacher_instead(
     return (
         f"{text}; as it is there {there:.0%} of the time it is right on {alone:.1%}, the members "
         f"on {members} as devices come and go, and such a prediction is not that sure"
+    )
+
+
+def _runs_teacher(single: SingleDevice, limits: Limits, sight: Sight | None) -> str:
+    quantised = "" if single.spec.precision == "fp32" else f" in {single.spec.precision}"
+    return (
+        f"{single.device} runs the teacher itself{quantised}{_seen(sight)} in "
+        f"{single.predicted_ms.total:.1f} ms, within the target of {limits.target_ms:g} ms"
     )
 
 

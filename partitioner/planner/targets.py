@@ -3,14 +3,20 @@
 import math
 from dataclasses import dataclass, replace
 
-from mdp.errors import PlanRefused
+from mdp.errors import InputError, PlanRefused
 from mdp.formats.plan import Plan, PredictedAccuracy
 from partitioner.estimates.latency_quantiles import LatencyQuantile
 from partitioner.estimates.network import waits_ms
 from partitioner.planner.limits import Limits
 from partitioner.planner.local_search import LEAST_GAIN, evenly_spread
 from partitioner.planner.placement import Placements
-from partitioner.planner.problem import Problem, Solution, latency_ms, predicted_accuracy
+from partitioner.planner.problem import (
+    Problem,
+    Solution,
+    expected_accuracy,
+    latency_ms,
+    predicted_accuracy,
+)
 from partitioner.planner.search import (
     nothing_fits,
     placements_within,
@@ -41,8 +47,10 @@ class ParetoPoint:
 def plan_with_accuracy(problem: Problem, floor: float, limit_ms: float | None = None) -> Solution:
     """The fastest plan whose expected accuracy is at least `floor`, a share below 1.
 
-    Raises PlanRefused, naming the most accurate plan, where none reaches it.
+    Raises PlanRefused, naming the most accurate plan, where none reaches it, and InputError where
+    nothing supports an accuracy.
     """
+    check_known(problem.predictor.unknown_of([]))
     targets = _targets(problem, limit_ms)
     if not targets:
         raise PlanRefused(nothing_fits(problem, limit_ms or 1.0))
@@ -51,12 +59,14 @@ def plan_with_accuracy(problem: Problem, floor: float, limit_ms: float | None = 
     def reaches(index: int) -> bool:
         if index not in known:
             placements, limits = placements_within(problem, targets[index])
-            expected = predicted_accuracy(problem, placements).expected if placements else 0.0
+            expected = expected_accuracy(problem, placements) if placements else 0.0
             known[index] = (placements, limits, expected)
         return known[index][2] >= floor
 
     low, high = 0, len(targets) - 1
-    if not reaches(high):
+    highest = reaches(high)
+    check_known(predicted_accuracy(problem, known[high][0]).unknown)
+    if not highest:
         raise PlanRefused(
             f"no plan reaches an expected accuracy of {floor:.2%}; the most accurate one within "
             f"{rounded_up(targets[high]):g} ms is predicted to reach {known[high][2]:.2%}"
@@ -67,20 +77,36 @@ def plan_with_accuracy(problem: Problem, floor: float, limit_ms: float | None = 
     placements, limits, _ = known[high]
     slowest = latency_ms(problem, placements, limits.quantile)
     kept = replace(limits, target_ms=rounded_up(slowest))
-    return solution_of(problem, placements, kept, floor)
+    solution = solution_of(problem, placements, kept, floor)
+    if solution.plan.accuracy is not None:
+        check_known(solution.plan.accuracy.unknown)
+    return solution
+
+
+def check_known(unknown: str) -> None:
+    """Raise InputError where there is a reason that accuracy is not predicted."""
+    if unknown:
+        raise InputError(
+            f"plan.min_accuracy: expected a prediction to hold it against, got none: {unknown}; "
+            "give a latency target alone"
+        )
 
 
 def pareto(problem: Problem, limit_ms: float | None = None) -> list[ParetoPoint]:
-    """Plans of rising latency and expected accuracy, up to a limit; the quickest first."""
+    """Plans of rising latency and expected accuracy, up to a limit; the quickest first.
+
+    By the law's order where nothing supports its accuracies, which the points then lack.
+    """
     points: list[ParetoPoint] = []
     start: Placements = ()
+    best = -math.inf
     for target_ms in evenly_spread(_targets(problem, limit_ms), PARETO_TARGETS):
         start, limits = placements_within(problem, target_ms, start)
         if not start:
             continue
-        point = _point(problem, start, limits.quantile)
-        if not points or point.accuracy.expected > points[-1].accuracy.expected + LEAST_GAIN:
-            points.append(point)
+        if (expected := expected_accuracy(problem, start)) > best + LEAST_GAIN:
+            points.append(_point(problem, start, limits.quantile))
+            best = expected
     return points
 
 

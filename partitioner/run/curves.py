@@ -60,7 +60,8 @@ def _draw(axes: "Axes", name: str, curve: Curve) -> None:
     axes.set_xlim(0.5, max(1, len(curve)) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if axes.lines:
-        axes.legend()
+        # Losses fall. A search for the best place is slow on busy cores, and matplotlib warns.
+        axes.legend(loc="upper right")
 
 
 def _names(curve: Curve) -> Sequence[str]:

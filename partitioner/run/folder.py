@@ -18,6 +18,9 @@ from mdp.formats.bundle import sha256_of
 from mdp.formats.plan import Plan
 from partitioner.run.settings import Settings, TeacherFacts, differences
 
+#: Cut pictures in the cache, of which most of it consists; they are made again where needed.
+_VARIANTS = ("view-*.npy", "canvas-*.npy", "labels-*.npy")
+
 
 class RunFolder:
     """The files of a run; one that exists is complete."""
@@ -38,6 +41,18 @@ class RunFolder:
     def member(self, k: int) -> Path:
         """Weights of sub-model `k`; exists once its training is finished."""
         return self.path / f"member-{k}.safetensors"
+
+    def remove_pictures(self, *digests: str) -> None:
+        """Remove cut pictures, their variants, and what sub-models learnt of their predecessors.
+
+        With `digests` of splits their pictures and the variants alone.
+        """
+        views = [f"views-{digest[:16]}-*.npy" for digest in digests] or ["views-*.npy"]
+        for pattern in (*views, *_VARIANTS):
+            for path in self.cache.glob(pattern):
+                path.unlink(missing_ok=True)
+        if not digests:
+            shutil.rmtree(self.predecessors, ignore_errors=True)
 
     def answers(self, to: str) -> Path:
         """The finished teacher's logits for pictures that are named by their digest."""

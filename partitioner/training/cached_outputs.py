@@ -19,9 +19,15 @@ BATCH = 256
 
 
 def batch(pixels: Views, index: Index, device: torch.device) -> Tensor:
-    """Views `[N, S, S, 3]` -> float32 `[B, 3, S, S]` in 0..255 of the pictures `index`."""
+    """Views `[N, S, S, 3]` -> float32 `[B, 3, S, S]` in 0..255 of the pictures `index`.
+
+    Channel after channel in memory: from a view in the order of the file, oneDNN's bf16 gradient of
+    a patch embedding spins at its barriers, which on busy cores takes up to a hundred times as long
+    (benchmarks/training/layout.py).
+    """
     chosen = torch.from_numpy(np.ascontiguousarray(pixels[index]))
-    return chosen.to(device).permute(0, 3, 1, 2).float()
+    seen = chosen.to(device).permute(0, 3, 1, 2)
+    return seen.to(torch.float32, memory_format=torch.contiguous_format)
 
 
 def device_of(network: nn.Module) -> torch.device:

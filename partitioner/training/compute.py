@@ -1,6 +1,8 @@
 """Threads, device and arithmetic of a training process."""
 
 import os
+import sys
+import warnings
 from typing import TYPE_CHECKING, Literal
 
 from mdp.errors import InputError
@@ -15,7 +17,16 @@ def use_threads(threads: int) -> None:
 
     OpenMP's threads spin-wait by default, which on shared cores keeps the awaited thread from
     running. Measured, one training step on two shared cores: 119 ms asleep, 3,200 ms spinning.
+    OpenMP reads this when torch is loaded: a RuntimeWarning says so where that was before.
     """
+    if threads > 1 and "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        warnings.warn(
+            "torch was imported before OMP_WAIT_POLICY=PASSIVE could be set, so its threads spin "
+            "while they wait, and train many times slower on busy cores: import partitioner and "
+            "call it first, or set the variable before Python starts",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 

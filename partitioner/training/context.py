@@ -1,6 +1,6 @@
 """A run: its folder, settings, plan and pictures."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,8 +15,12 @@ from partitioner.networks.submodel import Member
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule, Schedule, Settings
+from partitioner.training.distributed import finished, on_first
 from partitioner.training.loop import Stage, derived_seed
 from partitioner.training.synchroniser import EveryStep, Synchroniser
+
+#: The splits that nothing is trained on.
+EVALUATED: tuple[SplitName, SplitName] = ("calibration", "test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,45 @@ class Work:
         if split != "train" or not self.data.cameras:
             self.member_pixels(self.plan.assignments[0], split)
 
+    @property
+    def trained(self) -> bool:
+        """Whether the teacher and every sub-model are, the same on every process."""
+        return finished(self.run.teacher, *(self.run.member(a.k) for a in self.plan.assignments))
+
+    def picture_bytes(self) -> int:
+        """Bytes of cut pictures that the run folder has at most, until the training is finished.
+
+        Without what sub-models learn from predecessors.
+        """
+        variants, finest = self.variants, View(self.variants.image_size)
+        # View of the train split -> the number of variants of it.
+        counts: dict[View, int] = {}
+        if self.settings.teaching == "live":
+            counts[finest] = 1
+            if self.settings.teacher_schedule.epochs:
+                counts[self.teacher_view] = variants.count
+        else:
+            counts[self.teacher_view] = variants.count
+            for a in self.plan.assignments:
+                view, epochs = single_view_of(a), self.schedule_of(a.k).epochs
+                counts[view] = max(counts.get(view, 1), min(variants.count, epochs))
+        most = max(counts.values())
+        if most > 1:
+            # Every other variant is made of the plain canvas, and cut to views.
+            counts[finest] = most
+        train = len(self.singles.train)
+        total = train * sum(count * _bytes_of([view]) for view, count in counts.items())
+        own = {view_of(a) for a in self.plan.assignments}
+        for split in EVALUATED:
+            total += len(self.data.split(split)) * _bytes_of(own)
+            total += len(self.singles.split(split)) * _bytes_of({self.teacher_view} - own)
+        return total
+
+    def remove_trained(self) -> None:
+        """Remove what was cut and kept for a training that is finished, by the first process."""
+        digests = (self.data.train.digest, self.singles.train.digest)
+        on_first(lambda: self.run.remove_pictures(*digests))
+
     def stage(
         self, name: str, what: str, schedule: Schedule, patience: int = 0, rows: slice = slice(None)
     ) -> Stage:
@@ -130,3 +173,8 @@ class Work:
         member = self.new_member(assignment)
         member.load_state_dict(load_weights(self.run.member(assignment.k)))
         return member.eval()
+
+
+def _bytes_of(views: Iterable[View]) -> int:
+    """Bytes of one picture in every one of some views."""
+    return sum(3 * view.image_size**2 for view in views)

@@ -61,6 +61,16 @@ def train_members(
             _keep(work, assignment, submodel, live.train(assignment, submodel))
         else:
             _train_member(work, assignment, teacher, logits)
+            on_first(partial(_remove_views, work, assignment))
+
+
+def _remove_views(work: Work, assignment: Assignment) -> None:
+    """Remove a trained sub-model's views of variants where nothing after it needs them."""
+    schedule, view = work.settings.schedule, single_view_of(assignment)
+    later = [a for a in work.plan.assignments if not work.run.member(a.k).exists()]
+    # With boosting or stacking distillation its outputs for them are computed later.
+    if view not in map(single_view_of, later) and not (schedule.boosting or schedule.stacking):
+        work.variants.remove_views(view)
 
 
 def twins(plan: Plan, schedule: MemberSchedule) -> dict[int, int]:

@@ -81,7 +81,7 @@ class GivenTeacher:
 
     def accuracy(self) -> float:
         """Accuracy on the calibration pictures, above 0 and below 1."""
-        path = self.run.cache / f"accuracy-{self._digest}.json"
+        path = self._accuracy
         if not path.exists():
             teacher = self.build()
             logits = self.outputs(teacher, "calibration", pre_logits=False)
@@ -89,6 +89,15 @@ class GivenTeacher:
             right = int((logits.cpu().argmax(dim=1) == targets).sum())
             write_json(path, Right(right, len(targets)))
         return read_json(path, Right).share
+
+    @property
+    def measured(self) -> bool:
+        """Whether the accuracy is known already."""
+        return self._accuracy.exists()
+
+    @property
+    def _accuracy(self) -> Path:
+        return self.run.cache / f"accuracy-{self._digest}.json"
 
     def _fit(self, teacher: Teacher, path: Path) -> None:
         count = len(self.data.train)

@@ -8,8 +8,9 @@ from mdp.errors import InputError
 from partitioner.crew.machine.addresses import is_private
 
 EXPOSED = (
-    "training is plain text: anyone on the network of {host} can read and change it, pictures can "
-    "be guessed from it; a WireGuard address keeps others out"
+    "training is plain text: anyone on the network of {host} can read and stop it, and change "
+    "gradients between trainers; pictures can be guessed from it; a WireGuard address keeps others "
+    "out"
 )
 
 Resolve = Callable[[str], list[str]]

@@ -1,7 +1,6 @@
 """A crew's control: the desk, which decides, and a hand for each trainer."""
 
 import contextlib
-import hmac
 import queue
 import threading
 import time
@@ -12,11 +11,22 @@ from typing import IO, TypeVar
 
 import msgspec
 from msgspec.structs import replace
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError, DistStoreError
 
-from mdp.errors import InputError
-from partitioner.crew.exchange.store import DeskLost, Entry, Log, connect, put, serve_store, told
+from mdp.errors import InputError, MDPError
+from partitioner.crew.exchange.store import (
+    MAX_RANKS,
+    DeskLost,
+    Entry,
+    Log,
+    SignedStore,
+    Tampered,
+    connect,
+    desk_lost,
+    reaching,
+    serve_store,
+    told,
+)
 from partitioner.crew.machine.events import (
     AnyAction,
     AnyEvent,
@@ -32,7 +42,7 @@ from partitioner.crew.machine.events import (
 )
 from partitioner.crew.machine.watch import Watch
 
-__all__ = ["Desk", "DeskLost", "Hand", "connect", "put", "replay", "serve_store"]
+__all__ = ["Desk", "DeskLost", "Hand", "connect", "replay", "serve_store"]
 
 #: Time between two signs of life of a trainer's process.
 PULSE_S = 1.0
@@ -64,21 +74,14 @@ class Desk:
     decided by `watch`. Where the desk itself fails (a full disk), every trainer is told why. Raises
     InputError where the file cannot be opened.
 
-    begin: for who shows the token, before it joins.
+    begin: for who asks, before it joins.
     """
 
     def __init__(
-        self,
-        store: TCPStore,
-        machine: Schedule,
-        watch: Watch,
-        token: str,
-        path: Path,
-        begin: bytes = b"",
+        self, store: SignedStore, machine: Schedule, watch: Watch, path: Path, begin: bytes = b""
     ) -> None:
-        self._machine, self._watch, self._token, self._path = machine, watch, token, path
+        self._machine, self._watch, self._path = machine, watch, path
         self._begin = begin
-        self._address = store.host, store.port
         self._living: set[Rank] = set()
         self._ending = threading.Event()
         self._failed = ""
@@ -88,8 +91,10 @@ class Desk:
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from error
         # The store's own connection belongs to who made it.
-        self._log = Log(connect(*self._address))
-        self._bell = connect(*self._address)
+        self._log = Log(store.another())
+        self._bell = store.another()
+        #: Values that no trainer has named.
+        self._strange = 0
         self._threads = [
             threading.Thread(target=target, name=f"crew-{name}", daemon=True)
             for name, target in (("desk", self._serve), ("bell", self._ring))
@@ -104,8 +109,8 @@ class Desk:
 
     @property
     def dropped(self) -> int:
-        """Entries that were too large or no entries."""
-        return self._log.dropped
+        """Values of strangers, and entries that were too large or no entries."""
+        return self._log.dropped + self._strange
 
     def close(self) -> None:
         """Stop reading; trainers that are still there are left to themselves."""
@@ -114,26 +119,31 @@ class Desk:
             thread.join(_CLOSING_S)
 
     def _ring(self) -> None:
-        """The desk looks who is silent even where nobody says anything."""
+        """The desk looks who is silent, and what strangers do, even where nobody says anything."""
         with contextlib.suppress(DistError):
             while not self._ending.wait(PULSE_S):
-                self._bell.set("bell", "1")
-            self._bell.set("bell", "1")
+                self._bell.set("bell", b"")
+                self._strange += self._bell.delete_strange()
+            self._bell.set("bell", b"")
 
     def _serve(self) -> None:
-        with contextlib.suppress(DistError), self._file:
-            while not self._ending.is_set():
-                for rank, entry in self._log.take():
-                    self._take(rank, entry)
-                for rank in self._watch.lost(time.monotonic()):
-                    self._handle(Gone(rank=rank))
+        with self._file:
+            try:
+                while not self._ending.is_set():
+                    for rank, entry in self._log.take():
+                        self._take(rank, entry)
+                    for rank in self._watch.lost(time.monotonic()):
+                        self._handle(Gone(rank=rank))
+            except DistError as error:
+                with contextlib.suppress(DistError, DeskLost):
+                    if not self._ending.is_set():
+                        self._log.reconnect()
+                        self._fail(error)
 
     def _take(self, rank: Rank, entry: Entry) -> None:
         event = entry.event
-        if entry.token or isinstance(event, Joined):
-            if not hmac.compare_digest(entry.token.encode(), self._token.encode()):
-                self._refuse(rank, "key: expected a copy of the desk's crew.key, got another token")
-            elif self._failed:
+        if entry.asks or isinstance(event, Joined):
+            if self._failed:
                 self._refuse(rank, self._failed)
             elif isinstance(event, Joined):
                 self._handle(event)
@@ -167,6 +177,11 @@ class Desk:
         """Nothing can be decided any more: all are told why, also who comes later."""
         if isinstance(error, OSError):
             self._failed = f"{self._path}: cannot be written: {error.strerror}"
+        elif isinstance(error, DistError):
+            self._failed = (
+                "the desk's store refuses the desk: another program may have changed a counter "
+                "there; the same commands go on from the last checkpoint"
+            )
         elif isinstance(error, ValueError):
             self._failed = f"the log contradicts itself: {error}"
         else:
@@ -208,17 +223,25 @@ class Hand:
     batches claimed since the last report: claim the next batch after reporting this one.
     """
 
-    def __init__(self, host: str, port: int, wait_s: float = 0.0) -> None:
+    def __init__(self, store: SignedStore) -> None:
+        """Connect as `store` does; raises DeskLost."""
         self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._in: queue.SimpleQueue[AnyAction | None] = queue.SimpleQueue()
-        self._sending, self._receiving = connect(host, port, wait_s), connect(host, port)
-        self.address = host, port
+        self._sending, self._receiving = store.another(), store.another()
+        self.address = store.host, store.port
         #: What the desk is told beside events, with every sign of life.
         self.told: Callable[[], bytes] | None = None
-        self._rank: Rank = self._sending.add("ranks", 1) - 1
+        with reaching(self._sending):
+            self._rank: Rank = self._sending.add("ranks", 1) - 1
+        if not 0 <= self._rank < MAX_RANKS:
+            raise DeskLost(
+                f"{store.host}:{store.port}: expected at most {MAX_RANKS} trainers, each as often "
+                "as it joins: start the desk again, to go on from the last checkpoint"
+            )
         self._sent = 0
         self._heard_s = time.monotonic()
-        self._lost = False
+        #: Why nothing can be sent or received any more.
+        self._ended: MDPError | None = None
         self._refused: Refused | None = None
         #: Whether the desk has said that all is done; it may be gone before that is polled.
         self.may_leave = False
@@ -238,13 +261,13 @@ class Hand:
         """The own rank."""
         return self._rank
 
-    def join(self, name: str, digest: str, token: str) -> None:
+    def join(self, name: str, digest: str) -> None:
         """Ask to take part; the answer is polled."""
-        self._append(Entry(Joined(rank=self._rank, name=name, digest=digest), token))
+        self._append(Entry(Joined(rank=self._rank, name=name, digest=digest)))
 
-    def asked(self, token: str) -> bytes:
-        """What the desk says to who shows its token; raises DeskLost, InputError if it refuses."""
-        self._append(Entry(token=token))
+    def asked(self) -> bytes:
+        """What the desk says before one joins; raises DeskLost, InputError if it refuses."""
+        self._append(Entry(asks=True))
         while not (said := self._ask(partial(told, rank=self._rank))):
             if isinstance(action := self.poll(_LOOK_S), Refused):
                 raise InputError(action.reason)
@@ -289,6 +312,8 @@ class Hand:
         network = counter.removeprefix("cursor/").rpartition("/")[0]
         given = self._given.get(network)
         number = given.pop(0) if given else self._ask(lambda s: s.add(counter, 1)) - 1
+        if number < 0:  # a counter has no signature
+            raise Tampered(f"{counter}: expected a number from 0, got {number}")
         self._claimed.setdefault(network, []).append(number)
         return number
 
@@ -298,31 +323,29 @@ class Hand:
 
     def close(self) -> None:
         """Leave."""
-        if not self._lost:
+        if self._ended is None:
             self._append(Entry(Gone(rank=self._rank)))
         self._out.put(None)
         for thread in self._threads:
             thread.join(_CLOSING_S)
 
     def _check(self) -> None:
-        if self._lost or time.monotonic() - self._heard_s > DESK_SILENT_S:
-            host, port = self.address
-            raise DeskLost(
-                f"{host}:{port}: the desk is lost: start it again, and this command, to go on from "
-                "the last checkpoint"
-            )
+        if self._ended is not None:
+            raise self._ended
+        if time.monotonic() - self._heard_s > DESK_SILENT_S:
+            raise desk_lost(*self.address)
 
     def _append(self, entry: Entry) -> None:
         data = msgspec.msgpack.encode(entry)
 
         def send() -> None:
-            put(self._sending, f"event/{self._rank}/{self._sent}", data)
-            self._sending.set("bell", "1")
+            self._sending.set(f"event/{self._rank}/{self._sent}", data)
+            self._sending.set("bell", b"")
             self._sent += 1
 
         self._out.put(send)
 
-    def _ask(self, question: Callable[[TCPStore], R]) -> R:
+    def _ask(self, question: Callable[[SignedStore], R]) -> R:
         """What the store answers."""
         answers: queue.SimpleQueue[R] = queue.SimpleQueue()
         self._out.put(lambda: answers.put(question(self._sending)))
@@ -333,14 +356,14 @@ class Hand:
                 self._check()
 
     def _send(self) -> None:
-        try:
+        with self._ending():
             pulse_s = 0.0
             while True:
                 left_s = pulse_s + PULSE_S - time.monotonic()
                 if left_s <= 0:
                     self._append(Entry())
                     if self.told is not None:
-                        put(self._sending, f"progress/{self._rank}", self.told())
+                        self._sending.set(f"progress/{self._rank}", self.told())
                     # Unlike a set, a check is answered.
                     self._sending.check(["bell"])
                     self._heard_s = pulse_s = time.monotonic()
@@ -352,13 +375,19 @@ class Hand:
                 if act is None:
                     return
                 act()
-        except DistError:
-            self._lost = True
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Whoever waits is told why a thread can go on no longer."""
+        try:
+            yield
+        except (DistError, Tampered) as error:
+            self._ended = error if isinstance(error, Tampered) else desk_lost(*self.address)
             self._in.put(None)
 
     def _receive(self) -> None:
         number = 0
-        try:
+        with self._ending():
             while True:
                 key = f"act/{self._rank}/{number}"
                 try:
@@ -371,6 +400,3 @@ class Hand:
                 self._in.put(action)
                 if isinstance(action, Refused) and not action.network:
                     return
-        except DistError:
-            self._lost = True
-            self._in.put(None)

@@ -3,15 +3,15 @@
 import contextlib
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from torch._C._distributed_c10d import Store, TCPStore
 
 from mdp.errors import InputError, TransferError
 from mdp.files import replacing
 from mdp.formats.bundle import sha256_of
-from partitioner.crew.exchange.store import put, reaching
+from partitioner.crew.exchange.store import SignedStore, reaching
 
 PIECE_BYTES = 4_000_000
 
@@ -29,26 +29,28 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     readers: int
 
 
-def send_file(store: Store, key: str, path: Path, readers: int) -> int:
-    """Offer a file under `key` to so many readers; returns its bytes, 0 where there is one.
+def send_file(store: SignedStore, key: str, path: Path, readers: int) -> Head:
+    """Offer a file under `key` to so many readers; returns the head of what others get.
 
-    It stays in the desk's memory until all have it, or until `forget_file`. The head is sent last,
-    so that nobody sees a file whose sender was lost; several may send at once.
+    That is the file of another trainer of the crew where it was first. Raises Tampered where the
+    head is not of the crew. A file stays in the desk's memory until all have it, or until
+    `forget_file`. The head is sent last, so that nobody sees a file whose sender was lost; several
+    may send at once.
     """
     if store.check([f"file/{key}"]):
-        return 0
+        return _head(store, key)
     digest, sent_bytes, pieces = sha256_of(path), 0, 0
     with path.open("rb") as file:
         while piece := file.read(PIECE_BYTES):
-            put(store, _piece(key, digest, pieces), piece)
+            store.set(_piece(key, digest, pieces), piece)
             sent_bytes, pieces = sent_bytes + len(piece), pieces + 1
-    put(store, f"file/{key}", msgspec.msgpack.encode(Head(sent_bytes, pieces, digest, readers)))
-    # Unlike a set, a check is answered: the desk has all of it.
-    store.check([f"file/{key}"])
-    return sent_bytes
+    head = Head(sent_bytes, pieces, digest, readers)
+    # Unlike a set, this is answered: the desk has all of it.
+    there = store.set_first(f"file/{key}", msgspec.msgpack.encode(head))
+    return msgspec.msgpack.decode(there, type=Head)
 
 
-def _head(store: Store, key: str) -> Head:
+def _head(store: SignedStore, key: str) -> Head:
     return msgspec.msgpack.decode(store.get(f"file/{key}"), type=Head)
 
 
@@ -56,13 +58,19 @@ def _piece(key: str, digest: str, number: int) -> str:
     return f"file/{key}/{digest[:16]}/{number}"
 
 
-def fetch_file(store: Store, key: str, path: Path) -> int:
+def fetch_file(store: SignedStore, key: str, path: Path, sha256: str = "") -> int:
     """Wait for a file and write it to `path`; returns its bytes.
 
-    Waits as long as the store's timeout. Raises InputError where it cannot be written, and
-    TransferError where it is not what was sent; either way `path` stays as it was.
+    Waits as long as the store's timeout. Raises InputError where it cannot be written, Tampered,
+    and TransferError where it is not what was sent, or not that of a given `sha256`; either way
+    `path` stays as it was.
     """
     head = _head(store, key)
+    if sha256 and head.sha256 != sha256:
+        raise TransferError(
+            f"{path}: expected the file that its trainer has told of, SHA-256 {sha256}, "
+            f"got {head.sha256}"
+        )
     digest, got_bytes = hashlib.sha256(), 0
     try:
         with replacing(path) as temporary:
@@ -81,7 +89,7 @@ def fetch_file(store: Store, key: str, path: Path) -> int:
     return got_bytes
 
 
-def forget_file(store: Store, key: str) -> None:
+def forget_file(store: SignedStore, key: str) -> None:
     """Delete a file that some of its readers will not fetch any more; nothing if it is not there.
 
     A reader that is at it still raises an error of the store.
@@ -96,18 +104,23 @@ def forget_file(store: Store, key: str) -> None:
 
 
 class StoreFiles:
-    """Files of a run in the desk's store; used by one thread."""
+    """Files of a run in the desk's store; used by one thread.
 
-    def __init__(self, store: TCPStore) -> None:
-        self._store = store
+    digest_of: what is known of a file's SHA-256 by its name; empty where nothing is.
+    """
 
-    def send(self, name: str, path: Path, readers: int = EVERYBODY) -> None:
-        """Hand a file in, unless there is one; the last of its readers deletes it.
+    def __init__(
+        self, store: SignedStore, digest_of: Callable[[str], str] = lambda name: ""
+    ) -> None:
+        self._store, self._digest_of = store, digest_of
 
-        Raises DeskLost.
+    def send(self, name: str, path: Path, readers: int = EVERYBODY) -> str:
+        """Hand a file in, unless there is one; returns the SHA-256 of what others get.
+
+        The last of its readers deletes it. Raises DeskLost and Tampered.
         """
         with reaching(self._store):
-            send_file(self._store, name, path, readers)
+            return send_file(self._store, name, path, readers).sha256
 
     def has(self, name: str) -> bool:
         """Whether there is one, which not all its readers have."""
@@ -128,5 +141,5 @@ class StoreFiles:
             if path.exists() and sha256_of(path) == _head(self._store, name).sha256:
                 return False
             path.parent.mkdir(parents=True, exist_ok=True)
-            fetch_file(self._store, name, path)
+            fetch_file(self._store, name, path, self._digest_of(name))
             return True

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
+from partitioner.crew.exchange.store import SignedStore
 from partitioner.crew.machine.events import Rank
 
 #: A group's collectives end by then where a member is lost, and by so many times the seconds that
@@ -43,7 +44,7 @@ class Groups:
 
     def __init__(
         self,
-        store: TCPStore,
+        store: SignedStore,
         rank: Rank,
         host: str,
         committed: Callable[[str], int],

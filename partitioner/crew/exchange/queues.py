@@ -1,15 +1,12 @@
 """A log and mailboxes of bytes over torch's TCPStore, which the desk holds.
 
 Each is a queue of the store: a message arrives whole or not at all, in one order, whoever is killed
-meanwhile. The store speaks plain TCP.
+meanwhile. The store speaks plain TCP, and signs.
 """
 
 import time
 
-# Public names that torch's own types do not list.
-from torch.distributed import PrefixStore, QueueEmptyError, TCPStore  # type: ignore[attr-defined]
-
-from partitioner.crew.exchange.store import reaching
+from partitioner.crew.exchange.store import SignedStore, reaching
 
 #: Seconds between two looks at a queue; the store's own waiting ends in a warning at each timeout.
 _LOOK_S = 0.01
@@ -18,24 +15,24 @@ _LOOK_S = 0.01
 class _End:
     """One connection, and the queues of the store that belong to `log`."""
 
-    def __init__(self, store: TCPStore, log: str) -> None:
-        self._tcp, self._queues = store, PrefixStore(log, store)
+    def __init__(self, store: SignedStore, log: str) -> None:
+        self._store, self._log = store, log
 
     def _pop(self, queue: str, timeout_s: float) -> bytes | None:
         until_s = time.monotonic() + timeout_s
-        with reaching(self._tcp):
+        with reaching(self._store):
             while True:
-                try:
-                    message: bytes = self._queues.queue_pop(queue, False)
+                message = self._store.pop(f"{self._log}/{queue}")
+                if message is not None or time.monotonic() >= until_s:
                     return message
-                except QueueEmptyError:
-                    if time.monotonic() >= until_s:
-                        return None
                 time.sleep(_LOOK_S)
 
     def _push(self, queue: str, message: bytes) -> None:
-        with reaching(self._tcp):
-            self._queues.queue_push(queue, message)
+        with reaching(self._store):
+            self._store.push(f"{self._log}/{queue}", message)
+
+    def _closed(self, work: str) -> str:
+        return f"{self._log}/closed/{work}"
 
 
 class StoreDesk(_End):
@@ -51,13 +48,14 @@ class StoreDesk(_End):
 
     def close(self, work: str) -> None:
         """Let every trainer, also one that comes later, know that this pass is over."""
-        self._push(f"closed/{work}", b"")
+        with reaching(self._store):
+            self._store.set(self._closed(work), b"")
 
 
 class StoreTrainer(_End):
     """A trainer's end: appends to the log, reads its mailbox in order."""
 
-    def __init__(self, store: TCPStore, log: str, rank: int) -> None:
+    def __init__(self, store: SignedStore, log: str, rank: int) -> None:
         super().__init__(store, log)
         self.rank = rank
         self.sent_bytes = 0
@@ -73,5 +71,6 @@ class StoreTrainer(_End):
 
     def closed(self, work: str) -> bool:
         """Whether this pass is over."""
-        with reaching(self._tcp):
-            return self._queues.queue_len(f"closed/{work}") > 0
+        with reaching(self._store):
+            closed = self._closed(work)
+            return self._store.check([closed]) and self._store.get(closed) == b""

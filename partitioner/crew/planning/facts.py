@@ -26,12 +26,17 @@ def reason_to_refuse_address(address: str) -> str:
 
     A crew's messages are plain text, so its addresses are of loopback or of a private network.
     """
-    host = address.rpartition(":")[0] if address.count(":") == 1 or "]" in address else address
     try:
-        allowed = is_private(host.strip("[]"))
+        allowed = is_private(_host(address))
     except ValueError:
         return f"expected an IP address, got {address!r}"
     return "" if allowed else f"expected a loopback or private address, got {address!r}"
+
+
+def _host(address: str) -> str:
+    """The HOST of HOST or HOST:PORT."""
+    host = address.rpartition(":")[0] if address.count(":") == 1 or "]" in address else address
+    return host.strip("[]")
 
 
 class Trainer(Record, frozen=True, kw_only=True):
@@ -123,6 +128,14 @@ class Facts(Record, frozen=True, kw_only=True):
         pairs = {frozenset((line.a, line.b)) for line in self.line}
         some = list(names)
         return all(frozenset((a, b)) in pairs for i, a in enumerate(some) for b in some[:i])
+
+    @property
+    def machines(self) -> list[tuple[str, ...]]:
+        """Trainers by machine, as their addresses show."""
+        found: dict[str, list[str]] = {}
+        for trainer in self.trainer:
+            found.setdefault(_host(trainer.address), []).append(trainer.name)
+        return [tuple(names) for names in found.values()]
 
     @property
     def sites(self) -> list[tuple[str, ...]]:

@@ -85,9 +85,8 @@ class Methods:
             return None
         if sync.stage:
             pipeline, unit_s = self._pipeline(network, crew, sync.micro_batches or 1)
-            limits = tuple(stage.in_flight or len(crew) - i for i, stage in enumerate(sync.stage))
             blocks = [stage.blocks for stage in sync.stage]
-            time = pipeline_time(blocks, dataclasses.replace(pipeline, in_flight=limits))
+            time = pipeline_time(blocks, dataclasses.replace(pipeline, in_flight=sync.in_flight))
             return Method(sync, network.batch / (time * unit_s))
         if not self._fits(network, sync.what, sync.codec, crew):
             return None

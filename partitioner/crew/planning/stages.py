@@ -25,7 +25,8 @@ class Pipeline:
     sync: float = 0.0
     #: A micro-batch's way from a stage to the next, or back.
     transfer: float = 0.0
-    #: Most micro-batches between forward and backward, by stage; S - i never waits.
+    #: Most micro-batches between forward and backward, by stage, none more than the one before;
+    #: S - i never waits.
     in_flight: tuple[int, ...] | None = None
 
 
@@ -33,10 +34,17 @@ def pipeline_time(blocks: Sequence[int], pipeline: Pipeline) -> float:
     """Units until the last stage of a step has ended, by simulating 1F1B pass by pass.
 
     Stage i does as many forward passes as may be in flight, then backward and forward in turns.
+    Raises ValueError where more may be than at the stage before: both would wait for ever.
     """
     count, many = len(blocks), pipeline.micro_batches
-    limits = pipeline.in_flight or tuple(count - i for i in range(count))
-    orders = [_passes(min(limit, many), many) for limit in limits]
+    limits = [min(n, many) for n in pipeline.in_flight or range(count, 0, -1)]
+    for i, (before, limit) in enumerate(pairwise(limits), 1):
+        if limit > before:
+            raise ValueError(
+                f"stage {i}: expected at most {before} micro-batches in flight, as many as at the "
+                f"stage before, got {limit}"
+            )
+    orders = [_passes(limit, many) for limit in limits]
     ended: list[dict[tuple[bool, int], float]] = [{} for _ in range(count)]
     at = [0.0] * count
     done = [0] * count

@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -40,7 +41,8 @@ class Stage(Record, frozen=True, kw_only=True):
 
     blocks: Annotated[int, Meta(ge=1, le=1000)]
     by: Name
-    #: Micro-batches between their forward and backward passes; without it, what never waits.
+    #: Micro-batches between their forward and backward passes, at most those of the stage before;
+    #: without it, what never waits, or those of the stage before.
     in_flight: Annotated[int, Meta(ge=1, le=1000)] | None = None
 
 
@@ -79,6 +81,16 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     def crew(self) -> Trainers:
         """Who trains it; nobody in particular where no one is named."""
         return self.by or tuple(stage.by for stage in self.stage)
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """Micro-batches between their forward and backward passes, by stage."""
+        found = list[int]()
+        for i, stage in enumerate(self.stage):
+            never_waits = len(self.stage) - i
+            before = found[-1] if found else never_waits
+            found.append(min(stage.in_flight or before, never_waits))
+        return tuple(found)
 
     def codec_of(self, tensor: str) -> Codec:
         """The codec of a tensor by its name: of the first rule that matches."""
@@ -209,6 +221,12 @@ def _of_a_network(sync: NetworkSync) -> Iterator[str]:
         yield "micro_batches`: expected at least as many as stages"
     if len(sync.stage) == 1:
         yield "stage`: expected at least 2, or `by`"
+    for i, (before, limit) in enumerate(pairwise(sync.in_flight), 1):
+        if limit > before:
+            yield (
+                f"stage[{i}].in_flight`: expected at most {before}, as many as at the stage "
+                f"before, found {limit}: {sync.stage[i].by} would wait for ever"
+            )
 
 
 def _of_names(plan: SyncPlan, networks: Sequence[str]) -> Iterator[str]:

@@ -136,6 +136,8 @@ def test_four_commands_make_an_evaluated_bundle(whole: Whole) -> None:
     assert evaluation is not None
     assert evaluation.teacher is not None
     assert printed["pictures"] == evaluation.pictures == 24
+    assert printed["predicted"] == whole.plan["accuracy"]
+    assert printed["predicted"]["all_in"] is None
     assert printed["teacher"]["accuracy"] == evaluation.teacher.accuracy > 0.6
     assert [m["accuracy"] for m in printed["members"]] == [m.accuracy for m in evaluation.members]
     assert [s["members"] for s in printed["subsets"]] == [[0], [1], [0, 1]]
@@ -156,6 +158,10 @@ def test_one_device_alone_is_built_and_served(folder: Path, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     bundle = Bundle.open(out)
     assert [a.device for a in bundle.manifest.plan.assignments] == ["alpha"]
+    measured = bundle.expected_accuracy((0,), "stacked")
+    unknown = "accuracy with all in: not predicted (the teacher's accuracy on such pictures is "
+    beside = next(line for line in done.stdout.splitlines() if line.startswith(unknown))
+    assert beside.endswith(f", measured {measured:.1%}")
     written, after, run_folder = done.stdout.splitlines()[-3:]
     assert written == f"{out}: 1 sub-model, digest {bundle.digest}"
     assert f"mdp-agent run --bundle {out} --device alpha" in after
@@ -184,6 +190,12 @@ def test_a_build_that_was_stopped_ends_with_the_same_bundle(folder: Path, whole:
     assert done.returncode == 0, done.stderr
     assert "training the teacher" not in done.stderr
     assert "every arrival subset" in done.stdout
+    # What is left goes on, and takes no room: weights, the teacher, its answers, and no pictures.
+    assert not list(kept.glob("cache/view*")) + list(kept.glob("cache/canvas*"))
+    assert "takes up to " in err
+    left_bytes = sum(path.stat().st_size for path in (kept / "cache").iterdir())
+    pictures_bytes = 3 * 12**2 * len(list((folder / "tree").glob("*/*")))
+    assert left_bytes < pictures_bytes
     assert Bundle.open(out).digest == Bundle.open(whole.bundle).digest
     assert Bundle.open(out).manifest.evaluation == Bundle.open(whole.bundle).manifest.evaluation
 

@@ -137,6 +137,7 @@ def test_a_plan_that_does_not_pay_is_refused(
     refused = here("crew", "plan", *of_slow, "--exact")
     assert refused.returncode == 4
     assert "train on" in refused.stderr.splitlines()[-1]
+    assert "desk, tower, nuc have one address: if they share a machine" in refused.stderr
     assert not crew.plan_file.exists()
     assert here("crew", "plan", *of_slow, "--exact", "--anyway").returncode == 0
     predicted = here("crew", "simulate", *of_slow, "--plot", "predicted.svg", "--json")
@@ -170,7 +171,7 @@ def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPa
     data = reopen(run, QUIET).data
     for split in HELD_OUT:
         pictures = data.split(split)
-        alone, _ = run_on(bundle, pictures, split, Path("alone"), QUIET)
+        alone, *_ = run_on(bundle, pictures, split, Path("alone"), QUIET)
         for a in bundle.manifest.plan.assignments:
             kept = logits_file(run.cache, bundle.model(a.k), a, pictures.digest)
             assert np.array_equal(np.load(kept), np.stack(alone[a.k].heads, axis=1))

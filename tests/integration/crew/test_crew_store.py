@@ -9,11 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from torch._C._distributed_c10d import TCPStore
 
 from mdp import __version__
 from mdp.errors import InputError, TransferError
+from mdp.formats.bundle import sha256_of
 from mdp.testing.machine_faults import fill, mounting_works, small_disk
-from partitioner.crew.begin import Begin, say_version
+from partitioner.crew.begin import Begin
 from partitioner.crew.desk import join
 from partitioner.crew.exchange import control
 from partitioner.crew.exchange.control import Desk, Hand, replay
@@ -25,7 +27,14 @@ from partitioner.crew.exchange.files import (
     send_file,
 )
 from partitioner.crew.exchange.groups import GroupBroken, Groups, timeout_s
-from partitioner.crew.exchange.store import MAX_BYTES, DeskLost, Entry, connect, put, serve_store
+from partitioner.crew.exchange.store import (
+    MAX_BYTES,
+    DeskLost,
+    Entry,
+    SignedStore,
+    connect,
+    serve_store,
+)
 from partitioner.crew.machine.events import (
     Accepted,
     AnyAction,
@@ -48,7 +57,23 @@ from tests.support.models.runs import QUIET, asked, tiny_plan
 
 pytestmark = [pytest.mark.torch]
 
-NET, HOST, WAIT_S = "member-0", "127.0.0.1", 20.0
+NET, HOST, WAIT_S, TOKEN = "member-0", "127.0.0.1", 20.0, "token"
+
+
+def stranger(port: int) -> TCPStore:
+    """A connection of who has no key."""
+    return TCPStore(HOST, port, is_master=False, wait_for_workers=False)
+
+
+def names(store: SignedStore) -> list[str]:
+    """All names in the store, without their signatures."""
+    return sorted(name.rpartition("~")[0] or name for name in store.names())
+
+
+def in_store(store: SignedStore, name: str) -> str:
+    """A name as it is in the store."""
+    [found] = [text for text in store.names() if text.startswith(f"{name}~")]
+    return found
 
 
 def machine() -> Machine:
@@ -57,14 +82,14 @@ def machine() -> Machine:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Desk, Callable[..., Hand]]]:
-    """A desk, and a function that has a trainer join it with a token."""
-    store = serve_store(HOST, 0)
-    desk = Desk(store, machine(), Watch(20.0), "token", path)
+    """A desk, and a function that has a trainer join it."""
+    store = serve_store(HOST, 0, TOKEN)
+    desk = Desk(store, machine(), Watch(20.0), path)
     hands: list[Hand] = []
 
-    def join(name: str, token: str = "token") -> Hand:
-        hands.append(Hand(HOST, store.port))
-        hands[-1].join(name, "d", token)
+    def join(name: str) -> Hand:
+        hands.append(Hand(connect(HOST, store.port, TOKEN)))
+        hands[-1].join(name, "d")
         return hands[-1]
 
     try:
@@ -78,7 +103,7 @@ def opened(path: Path) -> Iterator[tuple[Desk, Callable[..., Hand]]]:
 def test_what_is_reported_is_answered_and_written(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with opened(path) as (desk, join):
-        hand = join("desk", "token")
+        hand = join("desk")
         assert hand.poll(WAIT_S) == Accepted(rank=0, network="")
         hand.report(Waiting(rank=0, network=NET, pictures=0))
         assert isinstance(hand.poll(WAIT_S), Meet)
@@ -91,9 +116,9 @@ def test_what_is_reported_is_answered_and_written(tmp_path: Path) -> None:
         assert desk.living == {0}
         hand.close()
         # All that was consumed is deleted; the counters stay.
-        left = connect(HOST, hand.address[1]).list_keys()
-        assert {key.removeprefix("/").partition("/")[0] for key in left} <= {
-            "ranks", "cursor", "event", "bell", "init",
+        left = names(connect(HOST, hand.address[1], TOKEN))
+        assert {name.partition("/")[0] for name in left} <= {
+            "ranks", "cursor", "event", "bell", "begin",
         }  # fmt: skip
     replayed = list(replay(path, machine()))
     assert all(then == now for then, now in replayed)
@@ -110,18 +135,18 @@ def test_what_is_reported_is_answered_and_written(tmp_path: Path) -> None:
 
 def test_strangers_and_garbage_are_not_believed(tmp_path: Path) -> None:
     with opened(tmp_path / "log.jsonl") as (desk, join):
-        stranger = join("nuc", "another")
-        refused = stranger.poll(WAIT_S)
-        assert isinstance(refused, Refused)
-        assert refused.reason == "key: expected a copy of the desk's crew.key, got another token"
-        stranger.report(Waiting(rank=0, network=NET, pictures=0))
-        store = connect(HOST, stranger.address[1])
+        hand = join("desk")
+        assert isinstance(hand.poll(WAIT_S), Accepted)
+        port = hand.address[1]
+        with pytest.raises(InputError, match="key: expected a copy of the desk's"):
+            connect(HOST, port, "another")
+        store = connect(HOST, port, TOKEN)
         garbage = [b"\x00", b"x" * (MAX_BYTES + 1), msgspec.msgpack.encode(Entry(Gone(rank=7)))]
         rank = store.add("ranks", 1) - 1
         for number, data in enumerate(garbage):
-            put(store, f"event/{rank}/{number}", data)
-        assert isinstance(join("nuc", "token").poll(WAIT_S), Accepted)
-        assert desk.living == {2}
+            store.set(f"event/{rank}/{number}", data)
+        assert isinstance(join("nuc").poll(WAIT_S), Accepted)
+        assert desk.living == {0, 2}
         while desk.dropped < 3:
             time.sleep(0.001)
 
@@ -136,7 +161,7 @@ def test_a_desk_that_cannot_write_its_log_says_so(tmp_path: Path) -> None:
     assert reasons == ["/dev/full: cannot be written: No space left on device"] * 2
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="log: cannot be written: "):
-        Desk(serve_store(HOST, 0), machine(), Watch(20.0), "token", tmp_path / "file" / "log")
+        Desk(serve_store(HOST, 0, TOKEN), machine(), Watch(20.0), tmp_path / "file" / "log")
 
 
 def test_a_desk_that_fails_says_so_to_all(tmp_path: Path) -> None:
@@ -144,10 +169,10 @@ def test_a_desk_that_fails_says_so_to_all(tmp_path: Path) -> None:
         def handle(self, event: AnyEvent) -> list[AnyAction]:
             raise KeyError(event.rank)
 
-    store = serve_store(HOST, 0)
-    desk = Desk(store, Broken("d", {}, {}), Watch(20.0), "token", tmp_path / "log.jsonl")
-    hand = Hand(HOST, store.port)
-    hand.join("nuc", "d", "token")
+    store = serve_store(HOST, 0, TOKEN)
+    desk = Desk(store, Broken("d", {}, {}), Watch(20.0), tmp_path / "log.jsonl")
+    hand = Hand(store)
+    hand.join("nuc", "d")
     for _ in range(2):  # a refusal is the last word
         told = hand.poll(WAIT_S)
         assert isinstance(told, Refused)
@@ -160,33 +185,35 @@ def test_a_desk_that_fails_says_so_to_all(tmp_path: Path) -> None:
     ("begin", "message"),
     [
         (b'{"version": "0.0.1", "all": "else"}', "the desk has version 0.0.1, this is"),
+        (b'{"version": "0.1.0\\u001b[2J"}', "expected a desk of version"),
         (b"GET", "expected a desk of version"),
     ],
 )
 def test_desks_of_other_versions(tmp_path: Path, begin: bytes, message: str) -> None:
-    store = serve_store(HOST, 0)
-    put(store, "begin", begin)
+    store = serve_store(HOST, 0, "t")
+    stranger(store.port).set("begin", begin)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=message):
         join(f"{HOST}:{store.port}", "nuc", "t", "digits", tmp_path / "run", QUIET, wait_s=0.0)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_trainer_that_no_plan_names(tmp_path: Path) -> None:
-    data, plan, store = (open_dataset(DIGITS, limit_train=20), tiny_plan(), serve_store(HOST, 0))
+    data, plan = open_dataset(DIGITS, limit_train=20), tiny_plan()
+    store = serve_store(HOST, 0, TOKEN)
     settings = settings_for(asked(DIGITS), data, plan.require_teacher())
     begin = Begin(version=__version__, names=("desk", "tower"), settings=settings, plan=plan)
     log, said = tmp_path / "log.jsonl", msgspec.json.encode(begin)
-    desk = Desk(store, machine(), Watch(20.0), "token", log, said)
-    say_version(store)
+    desk = Desk(store, machine(), Watch(20.0), log, said)
     address = f"{HOST}:{store.port}"
     with pytest.raises(InputError, match=r"--name: expected a trainer of .* \(tower\), got 'nas'"):
         join(address, "nas", "token", DIGITS, tmp_path / "run", QUIET, wait_s=0.0)
     # Without the token nothing of the plan is said, and nothing of it is left in the store.
     with pytest.raises(InputError, match=r"key: expected a copy of the desk's crew\.key"):
         join(address, "tower", "another", DIGITS, tmp_path / "run", QUIET, wait_s=0.0)
-    keys = connect(HOST, store.port).list_keys()
-    assert [key for key in keys if "begin" in key] == ["begin"]
-    assert msgspec.json.decode(store.get("begin")) == {"version": __version__}
+    assert [name for name in names(store) if "begin" in name] == ["begin"]
+    greeting = msgspec.json.decode(stranger(store.port).get("begin"))
+    assert greeting.keys() == {"version", "nonce", "proof"}
+    assert greeting["version"] == __version__
     desk.close()
     log.unlink()
     with pytest.raises(InputError, match=r"8\.8\.8\.8: expected a loopback or private address"):
@@ -195,13 +222,14 @@ def test_a_trainer_that_no_plan_names(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
-    server = serve_store(HOST, 0)
-    files = StoreFiles(connect(HOST, server.port))
+    server = serve_store(HOST, 0, TOKEN)
+    files = StoreFiles(server.another())
     source, other, got = tmp_path / "source", tmp_path / "other", tmp_path / "cache" / "got"
     source.write_bytes(b"weights")
     other.write_bytes(b"of another trainer")
-    files.send("member-0", source)
-    files.send("member-0", other)
+    digest = files.send("member-0", source)
+    # Another trainer's file is not the one that counts, and it is told so.
+    assert files.send("member-0", other) == digest == sha256_of(source)
     assert [files.fetch("member-0", got) for _ in range(2)] == [True, False]
     assert got.read_bytes() == b"weights"
     got.write_bytes(b"of another run")
@@ -211,7 +239,7 @@ def test_a_file_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
 
 def test_a_desk_that_hangs_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path / "log.jsonl") as (_, join):
-        hand = join("desk", "token")
+        hand = join("desk")
         assert hand.poll(WAIT_S)
         monkeypatch.setattr(control, "DESK_SILENT_S", -1.0)
         with pytest.raises(DeskLost, match="the desk is lost: start it again"):
@@ -226,15 +254,21 @@ def test_addresses_that_are_taken_or_where_nobody_listens() -> None:
         port = taken.getsockname()[1]
         taken.listen()
         with pytest.raises(InputError, match=f"{HOST}:{port}: cannot listen"):
-            serve_store(HOST, port)
+            serve_store(HOST, port, TOKEN)
     with pytest.raises(DeskLost, match=f"{HOST}:{port}: no desk of a crew answers"):
-        connect(HOST, port)
+        connect(HOST, port, TOKEN)
+
+
+def test_a_torch_that_cannot_list_what_strangers_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partitioner.crew.exchange.store.TCPStore", object)
+    with pytest.raises(InputError, match=r"torch: a crew's desk needs 2\.10 or newer, this is 2\."):
+        serve_store(HOST, 0, TOKEN)
 
 
 def test_a_group_serves_until_a_mean_is_not_committed() -> None:
-    server = serve_store(HOST, 0)
+    server = serve_store(HOST, 0, TOKEN)
     committed = 0
-    groups = Groups(connect(HOST, server.port), 4, HOST, lambda network: committed, 5.0)
+    groups = Groups(server.another(), 4, HOST, lambda network: committed, 5.0)
     first = groups.of(NET, 1, (4,))
     committed = 1
     assert groups.of(NET, 2, (4,)) is first
@@ -242,46 +276,43 @@ def test_a_group_serves_until_a_mean_is_not_committed() -> None:
     assert groups.of(NET, 3, (4,)) is not first
     assert groups.made == 2
     groups.close()
-    short = Groups(
-        connect(HOST, server.port, timeout=timedelta(seconds=0.2)), 4, HOST, lambda _: 0, 0.2
-    )
+    short = Groups(server.another(timedelta(seconds=0.2)), 4, HOST, lambda _: 0, 0.2)
     with pytest.raises(GroupBroken, match="member-0: meeting 4 of 4, 5: "):
         short.of(NET, 4, (4, 5))
     assert timeout_s(2.5) == 30.0
 
 
 def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
-    server = serve_store(HOST, 0)
-    store = connect(HOST, server.port)
+    store = serve_store(HOST, 0, TOKEN)
     source, got = tmp_path / "source", tmp_path / "got"
     source.write_bytes(bytes(range(256)) * (PIECE_BYTES // 200))
     size = source.stat().st_size
-    assert send_file(store, "weights", source, readers=2) == size > PIECE_BYTES
+    assert send_file(store, "weights", source, readers=2).bytes == size > PIECE_BYTES
     for _ in range(2):
-        assert fetch_file(connect(HOST, server.port), "weights", got) == size
+        assert fetch_file(store.another(), "weights", got) == size
         assert got.read_bytes() == source.read_bytes()
-    assert not [key for key in store.list_keys() if "weights" in key]
+    assert not [name for name in names(store) if "weights" in name]
     # An empty one, and one that was changed on the way.
     source.write_bytes(b"")
     send_file(store, "empty", source, readers=1)
     assert fetch_file(store, "empty", got) == 0
     source.write_bytes(b"12345")
     send_file(store, "changed", source, readers=1)
-    [piece] = [key for key in store.list_keys() if key.endswith("/0") and "changed" in key]
-    put(store, piece.removeprefix("/"), b"12346")
+    [piece] = [name for name in names(store) if name.endswith("/0") and "changed" in name]
+    store.set(piece, b"12346")
     with pytest.raises(TransferError, match="got: expected 5 bytes of the desk's digest"):
         fetch_file(store, "changed", got)
     assert got.read_bytes() == b""
     forget_file(store, "changed")
     forget_file(store, "changed")
-    assert not [key for key in store.list_keys() if "changed" in key]
+    assert not [name for name in names(store) if "changed" in name]
     assert sorted(tmp_path.iterdir()) == [got, source]
 
 
 def test_a_full_disk_while_pieces_arrive(tmp_path: Path) -> None:
     if why := mounting_works():
         pytest.skip(why)
-    server = serve_store(HOST, 0)
+    server = serve_store(HOST, 0, TOKEN)
     source = tmp_path / "source"
     source.write_bytes(bytes(200_000))
     send_file(server, "weights", source, readers=1)

@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 from mdp.testing.processes import until  # noqa: E402
 from partitioner.crew.exchange.answers import Shares, share_out  # noqa: E402
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer  # noqa: E402
-from partitioner.crew.exchange.store import DeskLost, connect, serve_store  # noqa: E402
+from partitioner.crew.exchange.store import DeskLost, serve_store  # noqa: E402
 from partitioner.training.cached_outputs import keep_outputs  # noqa: E402
 from tests.support.models.forked import Forked  # noqa: E402
-from tests.support.models.frozen import LOG, PICTURES, VARIANTS, frozen, main  # noqa: E402
+from tests.support.models.frozen import LOG, PICTURES, TOKEN, VARIANTS, frozen, main  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -27,7 +27,7 @@ class Crew:
     """Three trainers that have joined and wait for a desk."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self.store = serve_store("127.0.0.1", 0)
+        self.store = serve_store("127.0.0.1", 0, TOKEN)
         self.processes = [
             Forked(main, self.store.port, rank, pace, stderr=folder / f"{rank}.log")
             for rank, pace in enumerate(PACES)
@@ -84,9 +84,9 @@ def test_a_killed_trainer_loses_nothing(crew: Crew, tmp_path: Path) -> None:
 
 
 def test_a_desk_that_died_is_named() -> None:
-    store = serve_store("127.0.0.1", 0)
+    store = serve_store("127.0.0.1", 0, TOKEN)
     port = store.port
-    end = StoreTrainer(connect("127.0.0.1", port), LOG, 0)
+    end = StoreTrainer(store.another(), LOG, 0)
     assert end.next(0.0) is None
     del store
     with pytest.raises(DeskLost, match=f"127.0.0.1:{port}: the desk is lost"):

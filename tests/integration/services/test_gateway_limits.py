@@ -6,7 +6,7 @@ import select
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -199,6 +199,32 @@ def test_who_reads_no_answer_loses_the_connection(fleet: Path) -> None:
         mine = client.getsockname()
         until(lambda: mine not in served.peers(), "its connection is ended")
         assert served.ask("/v2").status == 200
+
+
+def test_strangers_who_read_no_answer_keep_no_place(fleet: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokens").touch(0o600)
+    (tmp_path / "tokens").write_text(f"{TOKEN}\n")
+    # Of 16, 4 are for those that were not let in.
+    program = limited(PATIENT, "server.UNREAD_S = 600", "server.MAX_CONNECTIONS = 16")
+    options = ("--fleet", fleet, "--tokens", tmp_path / "tokens")
+    with gateway(*options, program=program) as served, ExitStack() as held:
+        for number in range(4):
+            stranger = held.enter_context(socket.socket())
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stranger.bind((f"127.0.0.{2 + number % 2}", 0))
+            stranger.connect(served.address)
+            # What anybody gets.
+            stranger.sendall(head(served, "GET", "/page.js") * 500)
+            assert stranger.recv(64).startswith(b"HTTP/1.1 200 ")
+
+        def is_let_in() -> bool:
+            with served.connect() as caller:
+                # It may have been ended already.
+                with suppress(ConnectionError):
+                    caller.sendall(head(served, "GET", MODEL, f"Authorization: Bearer {TOKEN}"))
+                return not ended(caller)
+
+        until(is_let_in, "there is room for a caller")
 
 
 def test_uploads_that_stop_make_room_for_others(fleet: Path) -> None:

@@ -61,9 +61,9 @@ class Counting:
     """One trainer, from joining to the end or to being refused."""
 
     def __init__(self, port: int, name: str, batches: int, epochs: int) -> None:
-        self.hand = Hand(HOST, port, wait_s=20.0)
-        self.hand.join(name, DIGEST, TOKEN)
-        store = connect(HOST, port, timeout=timedelta(seconds=GROUP_S))
+        store = connect(HOST, port, TOKEN, wait_s=20.0, timeout=timedelta(seconds=GROUP_S))
+        self.hand = Hand(store)
+        self.hand.join(name, DIGEST)
         self.groups = Groups(store, self.hand.rank, HOST, self.hand.committed, GROUP_S)
         self.name, self.meetings = name, 0
         self.batches, self.epochs, self.epoch = batches, epochs, 0
@@ -139,9 +139,9 @@ class Counting:
 
 def desk(path: Path, batches: int, epochs: int, told: Connection) -> None:
     """The desk's process, which trains too."""
-    store = serve_store(HOST, 0)
+    store = serve_store(HOST, 0, TOKEN)
     watch = Watch(GROUP_S, SILENT_S, SILENT_S)
-    desk = Desk(store, machine(batches, epochs), watch, TOKEN, path)
+    desk = Desk(store, machine(batches, epochs), watch, path)
     told.send(store.port)
     trainer("desk", store.port, batches, epochs)
     while desk.living:
@@ -155,8 +155,10 @@ def trainer(name: str, port: int, batches: int, epochs: int) -> None:
     while "join again" in reason:
         counting = Counting(port, name, batches, epochs)
         joined += 1
-        reason = counting.train()
-        counting.close()
+        try:
+            reason = counting.train()
+        finally:
+            counting.close()
     counted = sorted(set(counting.counts.tolist()))
     told = {"name": name, "joined": joined, "reason": reason, "counted": counted}
     # One write of a whole line: several processes write to one pipe.

@@ -213,15 +213,15 @@ def rounds(out: Path, name: str, rank: int, port: int) -> None:
     means, codec = ROUNDS[name]
     desk = None
     if rank == 0:
-        store = serve_store("127.0.0.1", port)
-        desk = Desk(store, machine(), Watch(meeting_s=20.0), "", out / "log.jsonl")
-    hand = Hand("127.0.0.1", port, wait_s=60.0)
-    hand.join(str(rank), "d", "")
+        store = serve_store("127.0.0.1", port, "")
+        desk = Desk(store, machine(), Watch(meeting_s=20.0), out / "log.jsonl")
+    joined = connect("127.0.0.1", port, "", wait_s=60.0)
+    hand = Hand(joined)
+    hand.join(str(rank), "d")
     while not isinstance(hand.poll(1.0), Accepted):
         pass
     groups: Any = Groups(
-        connect("127.0.0.1", port, timeout=timedelta(seconds=20)),
-        hand.rank, "127.0.0.1", hand.committed, 20.0,
+        joined.another(timedelta(seconds=20)), hand.rank, "127.0.0.1", hand.committed, 20.0
     )  # fmt: skip
     if name == "killed" and rank == 2:
         groups = Dying(groups, hand)
@@ -264,8 +264,8 @@ def main(out: Path, rank: int, port: int, *ports: int) -> None:
 
 def every_step(out: Path, rank: int, port: int) -> None:
     """Average gradients."""
-    served = serve_store("127.0.0.1", port) if rank == 0 else None
-    store = connect("127.0.0.1", port, wait_s=60.0)
+    served = serve_store("127.0.0.1", port, "") if rank == 0 else None
+    store = connect("127.0.0.1", port, "", wait_s=60.0)
     group = ProcessGroupGloo(PrefixStore("g", store), rank, TRAINERS, timedelta(seconds=60))
     crew = Crew(rank, TRAINERS, cast(ProcessGroup, group))
     said: dict[str, int] = {}

@@ -11,7 +11,7 @@ from partitioner.crew.exchange.queues import StoreTrainer
 from partitioner.crew.exchange.store import connect
 from partitioner.data.memmaps import Index
 
-PICTURES, CLASSES, VARIANTS, LOG = 6_000, 20, (0, 1), "frozen"
+PICTURES, CLASSES, VARIANTS, LOG, TOKEN = 6_000, 20, (0, 1), "frozen", "token"
 
 
 def frozen(pace: float = float("inf")) -> FrozenPass:
@@ -41,6 +41,7 @@ def frozen(pace: float = float("inf")) -> FrozenPass:
 
 def main(port: int, rank: int, pace: float) -> None:
     """Be a trainer."""
-    control, bulk = connect("127.0.0.1", port), connect("127.0.0.1", port)
+    control = connect("127.0.0.1", port, TOKEN)
     control.add("here", 1)
+    bulk = control.another()
     contribute(StoreTrainer(control, LOG, rank), StoreTrainer(bulk, LOG, rank), frozen(pace))

@@ -1,13 +1,15 @@
 """Teachers, devices of a plain formula, and their plans."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from mdp.formats.plan import Plan, SubModelSpec, TeacherSpec
+from mdp.formats.plan import Plan, PredictedAccuracy, SubModelSpec, TeacherSpec
 from mdp.formats.profile import DeviceProfile, Link, read_profile
-from partitioner.planner.problem import make_problem
+from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
+from partitioner.planner.problem import Problem, make_problem
 from partitioner.planner.search import plan_within
 from partitioner.run.plan_settings import PlanSettings
 from tests.support.models.latencies import Formula
@@ -30,6 +32,21 @@ def teacher(
 DIGITS = teacher(24, 4, 96, 6, 3)
 TINY = teacher(64, 8, 192, 9, 3)
 BASE = teacher(224, 16, 768, 12, 12)
+
+
+def known_predictor(of: TeacherSpec, num_classes: int = 1000) -> Predictor:
+    """The law of a converged training, taken to be supported by what is on file.
+
+    Nothing is predicted without a teacher's accuracy and a training that is like recorded ones.
+    """
+    known = predictor_for(shipped_law(), of.shape, num_classes=num_classes)
+    return replace(known, assumed=False, unknown="")
+
+
+def known_problem(of: TeacherSpec, profiles: Sequence[DeviceProfile], **changes: Any) -> Problem:
+    """A problem whose accuracies are predicted."""
+    classes = changes.get("num_classes", 1000)
+    return make_problem(of, profiles, **{"predictor": known_predictor(of, classes)} | changes)
 
 
 def device(
@@ -64,7 +81,15 @@ def make_plan(
     teacher: TeacherSpec, profiles: Sequence[DeviceProfile], *, target_ms: float, **problem: Any
 ) -> Plan:
     """The plan of a problem for one target."""
-    return plan_within(make_problem(teacher, profiles, **problem), target_ms).plan
+    return plan_within(known_problem(teacher, profiles, **problem), target_ms).plan
+
+
+def shares(accuracy: PredictedAccuracy | None) -> tuple[float, float]:
+    """What is predicted with every member in, and as devices come and go; fails if nothing is."""
+    assert accuracy is not None
+    assert accuracy.all_in is not None, accuracy.unknown
+    assert accuracy.expected is not None
+    return accuracy.all_in, accuracy.expected
 
 
 def settings(names: Sequence[str], **keys: Any) -> PlanSettings:

@@ -34,6 +34,7 @@ def test_a_plain_agent_has_no_devices_and_no_home() -> None:
     assert unit["ExecStart"] == command
     assert unit["ProtectHome"] == unit["PrivateDevices"] == "yes"
     assert unit["MemoryDenyWriteExecute"] == "yes"
+    assert unit["LimitCORE"] == "0"
     assert unit["RestrictAddressFamilies"] == "AF_INET AF_INET6 AF_NETLINK AF_UNIX"
     assert not {"LoadCredential", "LogsDirectory", "SupplementaryGroups", "DeviceAllow"} & set(unit)
 

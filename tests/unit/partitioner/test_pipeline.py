@@ -1,6 +1,7 @@
 """A tiny run, step by step: what is trained, kept, exported, measured, and done only once."""
 
 import dataclasses
+import io
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,11 +26,15 @@ from partitioner import pipeline as steps  # noqa: E402
 from partitioner import run_setup  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load  # noqa: E402
+from partitioner.data.variants import Variants  # noqa: E402
 from partitioner.export import write as export  # noqa: E402
 from partitioner.export.evaluate import Report, evaluate, subset_accuracies, write_report  # noqa: E402
 from partitioner.export.sessions import member_contribution, open_member, run_session  # noqa: E402
 from partitioner.networks.weight_init import TrainedMember, init_from  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
+from partitioner.run.progress import Progress  # noqa: E402
+from partitioner.run.settings import Teaching  # noqa: E402
+from partitioner.training import loop, members  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
@@ -491,3 +496,82 @@ def test_plans_that_cannot_be_trained(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"teacher.*shape\.image_size was 16, is now 12"):
         steps.train_step(run, wrong, data, asked("digits"), QUIET)
     assert not run.path.exists()
+
+
+def pictures_of(run: RunFolder) -> dict[str, int]:
+    """The cut pictures of a run folder, by the beginning of their names, in bytes."""
+    found: dict[str, int] = {}
+    for kind in ("views", "view", "canvas", "labels"):
+        sizes = [path.stat().st_size for path in run.cache.glob(f"{kind}-*.npy")]
+        found |= {kind: sum(sizes)} if sizes else {}
+    return found
+
+
+@pytest.mark.parametrize("teaching", ["kept", "live"])
+def test_the_room_for_pictures_is_known_before(
+    teaching: Teaching, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunFolder, "remove_pictures", lambda *_: None)
+    monkeypatch.setattr(Variants, "remove_views", lambda *_: None)
+    monkeypatch.setattr(Variants, "_remove_base", lambda *_: None)
+    said = io.StringIO()
+    work = steps.train_step(
+        RunFolder(tmp_path), tiny_plan(), built.data,
+        asked(built.tree, epochs=2, teaching=teaching), Progress(said),
+    )  # fmt: skip
+    header_bytes = 128
+    files = len(list(work.run.cache.glob("[vc][ia]*-*.npy")))
+    there = sum(pictures_of(work.run).values())
+    assert there == work.picture_bytes() + files * header_bytes
+    room = f"{tmp_path}: takes up to {work.picture_bytes() / 1e6:,.0f} MB of cut pictures"
+    assert room in said.getvalue()
+
+
+def test_a_finished_training_keeps_no_pictures_and_can_be_repeated_in_part(
+    built: Built, tmp_path: Path
+) -> None:
+    work = trained(built.tree, tmp_path, epochs=2, schedule=CHAINED)
+    assert set(pictures_of(work.run)) == {"views"}
+    digests = {path.name.split("-")[1] for path in work.run.cache.glob("views-*")}
+    assert digests == {work.data.calibration.digest[:16], work.data.test.digest[:16]}
+    wanted = work.run.member(1).read_bytes()
+    work.run.member(1).unlink()
+    again = trained(built.tree, tmp_path, epochs=2, schedule=CHAINED)
+    assert again.run.member(1).read_bytes() == wanted
+    assert set(pictures_of(again.run)) == {"views"}
+    # Nothing is cut for a training that is finished.
+    work.run.remove_pictures()
+    assert not work.run.predecessors.exists()
+    trained(built.tree, tmp_path, epochs=2, schedule=CHAINED)
+    assert pictures_of(work.run) == {}
+
+
+def test_variants_are_not_kept_longer_than_they_are_needed(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+    fit = loop.train_stage
+
+    def spied(*args: Any) -> Any:
+        found = fit(*args)
+        cache = tmp_path / "cache"
+        seen.append(sorted(path.name[:10] for path in cache.glob("view-*")))
+        return found
+
+    monkeypatch.setattr(members, "train_stage", spied)
+    work = trained(built.tree, tmp_path, epochs=2)
+    # The teacher's are gone once it answered; the second sub-model sees one variant.
+    assert seen == [["view-8px-0"], []]
+    assert not list(work.run.cache.glob("view-*"))
+
+
+def test_an_evaluation_leaves_no_pictures_of_its_own(built: Built, tmp_path: Path) -> None:
+    shutil.copytree(built.work.run.path, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    run.remove_pictures()
+    bundle = Bundle.open(built.bundle)
+    with steps.inputs_of(bundle, run.path, None) as inputs:
+        assert inputs.run is not None
+        evaluate(bundle, inputs.data, inputs.run, inputs.cache, QUIET)
+        assert pictures_of(run)
+    assert pictures_of(run) == {}

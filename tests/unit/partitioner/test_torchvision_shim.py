@@ -33,6 +33,14 @@ def test_operators_are_declared_only_where_they_are_missing() -> None:
     assert present == "[]"
 
 
+def test_a_plain_import_of_timm_works_after_it() -> None:
+    from partitioner.torchvision_shim import import_timm
+
+    timm = import_timm()
+    assert importlib.import_module("timm") is timm
+    assert timm.is_model("vit_tiny_patch16_224")
+
+
 def test_another_failure_of_torchvision_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     from partitioner import torchvision_shim
 

@@ -33,43 +33,43 @@ def stranger(number: int, reason: str = "unknown key") -> Line:
 def test_no_refusal_or_connection_hides_what_is_rare(event: str) -> None:
     lines = AuditLines()
     for number in range(5 * AT_ONCE):
-        lines.told(line("refuse", reason=f"bundle: {number}"), 0.0)
-        lines.told(stranger(number), 0.0)
-        lines.told(line("connect"), 0.0)
-    assert lines.told(line(event), 0.0) == [line(event)]
+        lines.take_in(line("refuse", reason=f"bundle: {number}"), 0.0)
+        lines.take_in(stranger(number), 0.0)
+        lines.take_in(line("connect"), 0.0)
+    assert lines.take_in(line(event), 0.0) == [line(event)]
     # Not even while the disk is slow.
-    assert lines.told(line("connect"), 100.0, crowded=True) == []
-    assert lines.told(line("refuse", reason="new"), 100.0, crowded=True) == []
-    assert lines.told(line(event), 100.0, crowded=True) == [line(event)]
+    assert lines.take_in(line("connect"), 100.0, crowded=True) == []
+    assert lines.take_in(line("refuse", reason="new"), 100.0, crowded=True) == []
+    assert lines.take_in(line(event), 100.0, crowded=True) == [line(event)]
 
 
 def test_strangers_hide_no_client_s_refusals() -> None:
     lines = AuditLines()
-    written = [lines.told(stranger(number), 0.0) for number in range(2 * AT_ONCE)]
+    written = [lines.take_in(stranger(number), 0.0) for number in range(2 * AT_ONCE)]
     assert AT_ONCE - 1 <= sum(map(len, written)) <= AT_ONCE
-    assert lines.told(line("refuse", reason="bundle"), 0.0) == [line("refuse", reason="bundle")]
+    assert lines.take_in(line("refuse", reason="bundle"), 0.0) == [line("refuse", reason="bundle")]
 
 
 def test_the_same_refusals_are_one_line_and_a_count() -> None:
     lines, refused = AuditLines(), line("refuse", reason="bundle")
-    assert lines.told(refused, 0.0) == [refused]
+    assert lines.take_in(refused, 0.0) == [refused]
     for number in range(500):
-        assert lines.told(refused, number / 10) == []
+        assert lines.take_in(refused, number / 10) == []
     other = line("refuse", reason="record")
-    assert lines.told(other, 50.0) == [other], "another reason"
-    assert lines.ended(COUNTED_S - 1) == []
-    assert lines.ended(COUNTED_S) == [refused | {"count": 500}]
-    assert lines.told(refused, COUNTED_S + 1) == [refused], "a new minute"
-    assert lines.ended(float("inf")) == [], "one alone is not counted again"
+    assert lines.take_in(other, 50.0) == [other], "another reason"
+    assert lines.end_due(COUNTED_S - 1) == []
+    assert lines.end_due(COUNTED_S) == [refused | {"count": 500}]
+    assert lines.take_in(refused, COUNTED_S + 1) == [refused], "a new minute"
+    assert lines.end_due(float("inf")) == [], "one alone is not counted again"
 
 
 def test_without_a_key_the_address_counts() -> None:
     lines = AuditLines()
     first = line("refuse", "", "host connecting too often", "[fe80::1%eth0]:7")
-    assert lines.told(first, 0.0) == [first]
-    assert lines.told(first | {"address": "fe80::1%eth0"}, 0.0) == []
+    assert lines.take_in(first, 0.0) == [first]
+    assert lines.take_in(first | {"address": "fe80::1%eth0"}, 0.0) == []
     other = first | {"address": "10.0.0.9"}
-    assert lines.told(other, 0.0) == [other]
+    assert lines.take_in(other, 0.0) == [other]
     assert [host_of(each) for each in ("10.0.0.9:80", "::1", "", "[::1]:80")] == [
         "10.0.0.9", "::1", "", "::1",
     ]  # fmt: skip
@@ -78,21 +78,21 @@ def test_without_a_key_the_address_counts() -> None:
 def test_more_than_are_counted_end_the_oldest_count_and_stay_within_the_rate() -> None:
     lines, written = AuditLines(), []
     for number in range(3 * MOST_COUNTED):
-        written += lines.told(stranger(number), 0.0) + lines.told(stranger(number), 0.0)
+        written += lines.take_in(stranger(number), 0.0) + lines.take_in(stranger(number), 0.0)
     assert AT_ONCE - 1 <= len(written) <= AT_ONCE
     assert len(lines._refusals) == MOST_COUNTED
-    (later, _) = lines.told(stranger(-1), 1.0)
+    (later, _) = lines.take_in(stranger(-1), 1.0)
     # A line each, and a count of each whose counting has ended.
     assert later["left_out"] == 5 * MOST_COUNTED - len(written)
 
 
 def test_what_is_left_out_is_counted() -> None:
     lines = AuditLines()
-    written = sum([len(lines.told(line("connect"), 0.0)) for _ in range(AT_ONCE + 7)])
-    assert lines.told(line("push"), 0.0) == [line("push")]
+    written = sum([len(lines.take_in(line("connect"), 0.0)) for _ in range(AT_ONCE + 7)])
+    assert lines.take_in(line("push"), 0.0) == [line("push")]
     left_out = AT_ONCE + 7 - written
-    assert lines.told(line("connect"), 1.0) == [line("connect") | {"left_out": left_out}]
-    assert lines.told(line("connect"), 1.0) == [line("connect")]
+    assert lines.take_in(line("connect"), 1.0) == [line("connect") | {"left_out": left_out}]
+    assert lines.take_in(line("connect"), 1.0) == [line("connect")]
 
 
 def test_a_push_is_written_though_a_client_is_refused_without_end(tmp_path: Path) -> None:

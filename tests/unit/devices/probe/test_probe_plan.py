@@ -12,7 +12,6 @@ from devices.probe.schedule import (
     best_provider,
     consistent,
     fitting,
-    is_busy,
     point_of,
     quieter,
     representative,
@@ -133,12 +132,6 @@ def test_some_encoders_are_measured_in_batches_too_but_not_in_openvino() -> None
     assert {task.run.batch for task in batched} == {BATCH}
     assert {task.backend for task in batched} == {ORT_FP32}
     assert {task.run.threads for task in batched} == {2}
-
-
-def test_a_point_is_busy_when_others_were() -> None:
-    assert is_busy(measured(others_cores=0.5))
-    assert not is_busy(measured(others_cores=0.1))
-    assert not is_busy(measured(others_cores=None))
 
 
 def test_of_two_measurements_the_quieter_is_kept() -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from mdp.cli.answers import describe
-from mdp.cli.watch import COLUMNS, Lines, Seen, Table, have_no_camera, rows, written
+from mdp.cli.watch import COLUMNS, LookLines, Seen, Table, have_no_camera, rows, written
 from mdp.client.status import DeviceStatus
 from mdp.errors import InputError, QuorumNotMet
 from mdp.requests.prediction import MemberTiming, Prediction
@@ -67,7 +67,7 @@ def test_the_table_goes_on_without_an_answer() -> None:
 
 
 def test_a_repeated_failure_is_one_line_and_a_count(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines()
+    lines = LookLines()
     other = QuorumNotMet("no camera", {})
     for seen in (NOBODY, NOBODY, NOBODY, SEEN, SEEN, NOBODY, other, other):
         lines.show(NOW, seen)

@@ -306,7 +306,7 @@ def test_streams_end_with_their_reader(web: Web, monkeypatch: pytest.MonkeyPatch
 
 
 def test_readers_of_events_are_few_of_one_caller(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "MAX_WATCHERS", 10)
+    monkeypatch.setattr(routes, "MAX_WATCHERS", 20)
 
     async def together(*clients: str) -> list[int]:
         asked = (web._ask("/events", [], "", bool, {}, client) for client in clients)
@@ -315,7 +315,7 @@ def test_readers_of_events_are_few_of_one_caller(web: Web, monkeypatch: pytest.M
     one = ["127.0.0.1"] * (routes.MAX_WATCHERS_OF_ONE + 1)
     assert asyncio.run(together(*one)) == [200] * routes.MAX_WATCHERS_OF_ONE + [503]
     many = [f"127.0.0.{n}" for n in range(11)]
-    assert asyncio.run(together(*many, *many)) == [200] * 10 + [503] * 12
+    assert asyncio.run(together(*many, *many)) == [200] * 20 + [503] * 2
 
 
 def test_nothing_streams_once_the_server_ends(web: Web) -> None:

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from mdp.gateway.places import Claim, Places, Pool
+from mdp.gateway.places import Claim, ConnectionPlaces, Pool
 
 
 class Shared:
@@ -88,7 +88,7 @@ def test_bytes_count_as_they_come() -> None:
 
 
 def test_connections_without_a_request_cost_no_other_a_place() -> None:
-    places, gone = Places(16), list[str]()
+    places, gone = ConnectionPlaces(16), list[str]()
 
     def connection(address: str, name: str, moved_s: float) -> Claim:
         claim = Claim(address, moved_s, leave=lambda: gone.append(name))
@@ -118,7 +118,7 @@ def test_connections_without_a_request_cost_no_other_a_place() -> None:
 
 
 def test_one_caller_is_told_to_wait_once_it_has_half_of_all_answers_under_way() -> None:
-    places, gone = Places(16), list[int]()
+    places, gone = ConnectionPlaces(16), list[int]()
     claims = [Claim("10.0.0.1", float(n), leave=partial(gone.append, n)) for n in range(7)]
     admitted = []
     for claim in claims:

@@ -2,6 +2,7 @@
 
 import resource
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from mdp.gateway import server
-from mdp.gateway.places import Places
+from mdp.gateway.places import ConnectionPlaces
 
 
 class Timer:
@@ -77,7 +78,7 @@ def connection() -> tuple[Any, Transport, Loop]:
         "app_state": {},
         "_loop": loop,
     }
-    protocol = server._Protocol(Places(16), **of_protocol)
+    protocol = server._Protocol(ConnectionPlaces(16), **of_protocol)
     protocol.connection_made(transport)
     return protocol, transport, loop
 
@@ -99,6 +100,16 @@ def test_a_reader_that_reads_in_time_is_not() -> None:
     protocol.connection_lost(None)
     unread = [timer for timer in loop.timers if timer.delay_s == server.UNREAD_S]
     assert [timer.cancelled() for timer in unread] == [True, True]
+
+
+def test_only_an_answer_that_is_read_keeps_its_place() -> None:
+    protocol, _, _ = connection()
+    protocol.cycle = SimpleNamespace(response_complete=False, more_body=False)
+    busy = []
+    for event in (protocol._note_busy, protocol.pause_writing, protocol.resume_writing):
+        event()
+        busy.append(protocol._claim.busy)
+    assert busy == [True, False, True]
 
 
 @pytest.mark.parametrize(("descriptors", "most"), [(64, 32), (1024, 256), (2**20, 256)])

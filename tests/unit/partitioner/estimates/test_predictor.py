@@ -94,16 +94,50 @@ def test_a_short_training_and_a_start_from_nothing_cost_accuracy() -> None:
     [
         (None, 10, "how long members will be trained was not said"),
         (Training(pictures=100, epochs=1), 10, "no training on file saw about 100 pictures"),
+        (Training(pictures=900, epochs=40), 10, "no training on file had as few as 900 pictures"),
         (Training(pictures=50_000, epochs=8), 1000, "no training on file had more than 40 classes"),
         (Training(pictures=50_000, epochs=8), 10, ""),
     ],
 )
 def test_unlike_trainings_are_unknown(training: Training | None, classes: int, why: str) -> None:
-    known = predictor_for(shipped_law(), BASE, num_classes=classes, training=training)
-    assert known.unknown == why
+    known = predictor_for(
+        shipped_law(), BASE, num_classes=classes, training=training, teacher_accuracy=0.8
+    )
+    assert known.unknown_of([shape(depth=6)]) == why
     low, high = known.interval(0.75)
     assert low < 0.75 <= high
     assert (high - low > 0.25) == bool(why)
+
+
+def test_each_member_is_held_against_trainings_that_start_as_it_does() -> None:
+    known = predictor_for(
+        shipped_law(), BASE, num_classes=10, teacher_accuracy=0.9,
+        training=Training(pictures=4000, epochs=5),
+    )  # fmt: skip
+    vit, lite = shape(depth=6), network("tf_efficientnet_lite0", 160)
+    assert known.unknown_of([vit]) == ""
+    assert known.unknown_of([vit, lite]) == "no training on file saw about 20,000 pictures"
+    longer = replace(known, training=Training(pictures=4000, epochs=20))
+    assert longer.unknown_of([vit, lite]) == ""
+    # Without weights it starts from nothing, which takes longer.
+    assert replace(longer, pretrained=frozenset()).unknown_of([lite]) != ""
+
+
+def test_pretrained_networks_are_never_predicted_as_from_nothing() -> None:
+    lite = network("tf_efficientnet_lite0", 160)
+    scratch, cut = (
+        predictor_for(
+            shipped_law(), BASE, num_classes=10, teacher_accuracy=0.9,
+            training=Training(pictures=8000, epochs=20, start=start),
+        )
+        for start in ("scratch", "cut")
+    )  # fmt: skip
+    assert scratch.of_specs([lite])[0] == cut.of_specs([lite])[0]
+    assert scratch.of_specs([shape(depth=6)])[0] < cut.of_specs([shape(depth=6)])[0]
+    # Its interval is that of trainings from weights that knew something, too.
+    assert cut.interval(0.8, [lite]) == cut.interval(0.8)
+    drawn = replace(cut, pretrained=frozenset())
+    assert drawn.interval(0.8, [lite])[0] < cut.interval(0.8)[0]
 
 
 def test_the_teacher_s_own_shape_is_as_accurate_as_the_teacher() -> None:
@@ -189,6 +223,10 @@ def test_the_user_s_own_runs_pull_the_prediction_toward_them() -> None:
 
 
 def test_an_unknown_teacher_is_assumed_and_said_to_be() -> None:
+    training = Training(pictures=8000, epochs=20)
+    assert predictor_for(shipped_law(), BASE, num_classes=10, training=training).unknown_of([]) == (
+        "the teacher's accuracy on such pictures is not known"
+    )
     known = predictor_for(shipped_law(), BASE, num_classes=1000)
     assert (known.teacher_accuracy, known.assumed) == (0.8, True)
     assert known.typical_error == shipped_law().errors.unknown_left_out

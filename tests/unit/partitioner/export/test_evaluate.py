@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdp.formats.bundle import CascadeAccuracy, Evaluation, MemberAccuracy
+from mdp.formats.plan import PredictedAccuracy
 from mdp.fusion.fuse import (
     Contribution,
     FusionWeights,
@@ -173,6 +174,39 @@ def test_the_table_shows_calibration_errors(capsys: pytest.CaptureFixture[str]) 
     assert "stacked ECE" in printed
     row = next(line for line in printed.splitlines() if "alpha + beta" in line)
     assert [w for w in row.split() if w.endswith("%")] == ["79.00%", "89.00%", "84.00%", "10.00%"]
+
+
+def test_times_beside_other_load_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = colour_plan(("alpha", "beta"), (8, 8))
+    for cores, marked in ((None, 0), (0.1, 0), (0.8, 2)):
+        print_report(dataclasses.replace(report(2), others_cores=cores), plan)
+        printed = capsys.readouterr().out
+        assert printed.count("1.00*") == marked
+        assert printed.count("1.00") == 2
+        said = " ".join(printed.split())
+        assert ("* while other processes kept 0.8 cores busy" in said) == bool(marked)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "said"),
+    [
+        (None, None),
+        (PredictedAccuracy(unknown="no teacher"), "not predicted (no teacher), measured 89.0%"),
+        (
+            PredictedAccuracy(all_in=0.751, expected=0.7, typical_error=0.01),
+            "predicted 75.1%, measured 89.0%",
+        ),
+    ],
+)
+def test_the_prediction_stands_beside_what_was_measured(
+    accuracy: PredictedAccuracy | None, said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = msgspec.structs.replace(colour_plan(("alpha", "beta"), (8, 8)), accuracy=accuracy)
+    print_report(report(2), plan)
+    printed = capsys.readouterr().out
+    assert ("measured" in printed) == (said is not None)
+    if said is not None:
+        assert f"accuracy with all in: {said}\n" in printed
 
 
 def test_a_member_as_good_alone_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,16 @@ def test_a_single_epoch_can_be_seen() -> None:
     assert marked > draw_curves({"teacher": []}).decode().count("<use ")
 
 
+def test_the_place_of_the_legend_is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.legend import Legend
+
+    def search(*_: object) -> None:
+        raise AssertionError("the best place was searched, which takes its time on busy cores")
+
+    monkeypatch.setattr(Legend, "_find_best_position", search)
+    assert "loss" in texts(draw_curves({"teacher": TEACHER}))
+
+
 def test_many_networks_and_a_loss_that_comes_later_fit() -> None:
     late = [*TEACHER, {"loss": 0.5, "stack": 0.25, "seconds": 1.0}]
     found = texts(draw_curves({f"member-{k}": late for k in range(9)}))

@@ -14,6 +14,16 @@ from partitioner.training.compute import own_threads, quicker_autocast, training
 pytestmark = pytest.mark.torch
 
 
+def in_new_process(code: str, **variables: str) -> str:
+    """Output and errors of Python code, without this process's policy of waiting."""
+    plain = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, env=plain | variables, check=True,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
 def test_threads_are_as_asked_and_wait_asleep() -> None:
     code = (
         "import os\n"
@@ -22,11 +32,25 @@ def test_threads_are_as_asked_and_wait_asleep() -> None:
         "import torch\n"
         "print(torch.get_num_threads(), os.environ['OMP_WAIT_POLICY'])"
     )
-    plain = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=plain, check=True
+    assert in_new_process(code) == "1 PASSIVE\n"
+
+
+@pytest.mark.parametrize(
+    ("threads", "variables", "warned"),
+    [(2, {}, 1), (1, {}, 0), (2, {"OMP_WAIT_POLICY": "PASSIVE"}, 0)],
+)
+def test_torch_that_was_imported_too_early_is_warned_of_once(
+    threads: int, variables: dict[str, str], warned: int
+) -> None:
+    code = (
+        "import sys, types\n"
+        "sys.modules['torch'] = types.SimpleNamespace(set_num_threads=lambda _: None)\n"
+        "from partitioner.training.compute import use_threads\n"
+        f"use_threads({threads})\n"
+        f"use_threads({threads})"
     )
-    assert done.stdout == "1 PASSIVE\n"
+    said = in_new_process(code, **variables)
+    assert said.count("torch was imported before OMP_WAIT_POLICY=PASSIVE could be set") == warned
 
 
 @pytest.mark.parametrize(

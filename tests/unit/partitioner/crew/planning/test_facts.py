@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mdp.errors import ConfigError
 from mdp.files import toml_bytes, write_toml
@@ -82,6 +83,19 @@ def test_sites_are_cut_where_the_rate_drops() -> None:
     assert sites_of(lines({"a": 100, "b": 100, "c": 5}), "abc") == [("a", "b"), ("c",)]
     assert sites_of(lines({"a": 100, "b": 100, "c": 50}), "abc") == [("a", "b", "c")]
     assert sites_of((), "ab") == [("a",), ("b",)]
+
+
+def test_trainers_of_one_address_are_one_machine() -> None:
+    facts = three()
+    addresses = ["10.9.0.1:47100", "10.9.0.2", "10.9.0.1"]
+    pairs = zip(facts.trainer, addresses, strict=True)
+    trainers = tuple(replace(trainer, address=address) for trainer, address in pairs)
+    assert facts.names == ("desk", "tower", "nuc")
+    assert replace(facts, trainer=trainers).machines == [("desk", "nuc"), ("tower",)]
+    addresses = ["[fd00::1]:47100", "fd00::1", "fd00::2"]
+    pairs = zip(facts.trainer, addresses, strict=True)
+    trainers = tuple(replace(trainer, address=address) for trainer, address in pairs)
+    assert replace(facts, trainer=trainers).machines == [("desk", "tower"), ("nuc",)]
 
 
 def test_a_written_site_goes_first() -> None:

@@ -54,6 +54,21 @@ def test_fewer_micro_batches_in_flight_are_slower(in_flight: tuple[int, ...], ti
     assert pipeline_time(BALANCED, limited) == time
 
 
+@pytest.mark.parametrize(
+    ("in_flight", "stage"), [((1, 2, 1, 1), 1), ((4, 2, 3, 1), 2), ((3, 3, 3, 4), 3)]
+)
+def test_more_in_flight_than_at_the_stage_before_would_wait_for_ever(
+    in_flight: tuple[int, ...], stage: int
+) -> None:
+    limited = Pipeline(speeds=ALIKE, micro_batches=8, in_flight=in_flight)
+    most, found = in_flight[stage - 1], in_flight[stage]
+    expected = f"^stage {stage}: expected at most {most} micro-batches in flight, .*, got {found}$"
+    with pytest.raises(ValueError, match=expected):
+        pipeline_time(BALANCED, limited)
+    # Of one micro-batch there are no more.
+    assert pipeline_time(BALANCED, Pipeline(speeds=ALIKE, micro_batches=1, in_flight=in_flight))
+
+
 def test_a_transfer_delays_every_stage() -> None:
     one = Pipeline(speeds=(1.0, 1.0), micro_batches=1, transfer=5.0)
     # 2 forward, way, 2 forward, 4 backward, way back, 4 backward.

@@ -46,6 +46,30 @@ def network(text: str, name: str = "member-0") -> str:
 STAGES = 'micro_batches = 4\nstage = [{blocks = 7, by = "desk"}, {blocks = 5, by = "nuc"}]'
 
 
+def in_flight(*limits: int) -> str:
+    """Stages of three trainers; 0 is no limit of its own."""
+    stages = [
+        f'{{blocks = 4, by = "{by}"{f", in_flight = {limit}" if limit else ""}}}'
+        for by, limit in zip(("desk", "nuc", "tower"), limits, strict=True)
+    ]
+    return f"micro_batches = 4\nstage = [{', '.join(stages)}]"
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ((0, 0, 0), (3, 2, 1)),
+        ((1, 0, 0), (1, 1, 1)),
+        ((2, 2, 9), (2, 2, 1)),
+        ((9, 0, 0), (3, 2, 1)),
+    ],
+)
+def test_no_stage_has_more_in_flight_than_the_one_before(
+    tmp_path: Path, limits: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    assert read(tmp_path, network(in_flight(*limits), "teacher")).network[0].in_flight == expected
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -87,6 +111,11 @@ STAGES = 'micro_batches = 4\nstage = [{blocks = 7, by = "desk"}, {blocks = 5, by
             "micro_batches`: expected at least as many as stages",
         ),
         (network(STAGES.replace("nuc", "desk"), "teacher"), "stage`: expected each trainer once"),
+        (
+            network(in_flight(1, 2, 1), "teacher"),
+            r"`network\[0\].stage\[1\].in_flight`: expected at most 1, as many as at the stage "
+            "before, found 2: nuc would wait for ever",
+        ),
     ],
 )
 def test_wrong_plans_are_refused(tmp_path: Path, text: str, message: str) -> None:
