@@ -42,7 +42,7 @@ def timm_module(model: Model, weights: Path, names: int, rows: list[int]) -> nn.
     """The served form of a timm network with `names` classes, cut to `rows`; raises InputError."""
     assert model.timm is not None
     assert model.image_size is not None
-    backbone = Backbone(model.timm, model.image_size, model.depth)
+    backbone = Backbone(model.timm, model.image_size, model.depth, model.pooling)
     state = read_state(weights)
     if "bag.weight" in state:
         return _trained_member(backbone, state, weights, names, rows)

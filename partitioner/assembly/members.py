@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -34,6 +34,9 @@ class Model(Record, frozen=True):
     image_size: plan.ImageSize | None = None
     #: Transformer blocks kept of a plain vision transformer of timm, from the first on; 0: all.
     depth: Annotated[int, Meta(ge=0, le=64)] = 0
+    #: Of a plain vision transformer trained here: `tokens`, its class token beside the mean of its
+    #: patch tokens; `own`: as its recipe pools.
+    pooling: Literal["own", "tokens"] = "own"
     #: Normalisation of pixels 0..1 of an ONNX file; timm knows its own.
     mean: Channels | None = None
     std: Channels | None = None
@@ -58,8 +61,8 @@ class Model(Record, frozen=True):
             raise ValueError("expected `image_size` beside `timm`, found none")
         if self.timm is not None and (self.mean or self.std):
             raise ValueError("`mean` and `std` go with `onnx`: timm knows its own")
-        if self.onnx is not None and (self.weights or self.depth):
-            raise ValueError("`weights` and `depth` go with `timm`")
+        if self.onnx is not None and (self.weights or self.depth or self.pooling != "own"):
+            raise ValueError("`weights`, `depth` and `pooling` go with `timm`")
         if self.std is not None and min(self.std) <= 0:
             raise ValueError(f"expected `std` above 0, found {min(self.std):g}")
 
@@ -201,16 +204,16 @@ def assigned(
     k: int,
     model: Model,
     region: plan.Region,
-    network: plan.NetworkSpec,
+    spec: plan.Spec,
     profile: DeviceProfile,
     compute_ms: float,
     how: str,
     num_classes: int,
 ) -> plan.Assignment:
     """The assignment of one device; `how` is the source of its milliseconds."""
-    encoding = choose_encoding(profile.link, network.image_size, num_classes)
-    sent_ms = network_ms(profile.link, network.image_size, num_classes, encoding)
-    memory = memory_bytes(network, num_classes)
+    encoding = choose_encoding(profile.link, spec.image_size, num_classes)
+    sent_ms = network_ms(profile.link, spec.image_size, num_classes, encoding)
+    memory = memory_bytes(spec, num_classes)
     if memory > profile.memory_bytes:
         raise InputError(
             f"{model.source}: takes {memory / 1e6:,.0f} MB, more than the "
@@ -220,7 +223,8 @@ def assigned(
         k=k,
         device=profile.name,
         region=region,
-        network=network,
+        submodel=spec if isinstance(spec, plan.SubModelSpec) else None,
+        network=spec if isinstance(spec, plan.NetworkSpec) else None,
         predicted_ms=plan.PredictedMs(
             compute=round(compute_ms, 3),
             network=round(sent_ms, 3),
@@ -237,12 +241,17 @@ def assigned(
     )
 
 
-def assembled_plan(assignments: Sequence[plan.Assignment], num_classes: int) -> plan.Plan:
-    """The plan of assembled models; its target is the slowest member's estimate."""
+def assembled_plan(
+    assignments: Sequence[plan.Assignment], num_classes: int, target_ms: float | None = None
+) -> plan.Plan:
+    """The plan of assembled models; without a target it is the slowest member's estimate."""
+    reason = "assembled from models that exist: the target is the slowest member's estimate"
+    if target_ms is not None:
+        reason = "chosen by what networks with given weights are measured to be worth"
     return plan.Plan(
-        target_ms=max(a.predicted_ms.total for a in assignments),
+        target_ms=target_ms or max(a.predicted_ms.total for a in assignments),
         refused=False,
-        reason="assembled from models that exist: the target is the slowest member's estimate",
+        reason=reason,
         assignments=list(assignments),
         num_classes=num_classes,
     )

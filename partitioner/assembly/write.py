@@ -7,12 +7,13 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from mdp.errors import InputError
 from mdp.files import replacing_folder, write_bytes, write_json
 from mdp.formats.bundle import MANIFEST, Manifest, model_path, sha256_of
 from mdp.formats.model_file import ModelFile
-from mdp.formats.plan import Assignment, NetworkSpec, Region, SubModelSpec
+from mdp.formats.plan import Assignment, NetworkSpec, Region, Spec, SubModelSpec
 from mdp.formats.profile import DeviceProfile, RuntimeName
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
@@ -24,7 +25,7 @@ from partitioner.assembly.imported import HEADS, count_costs, onnx_member, own_l
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import Dataset, PictureSet, thinned
 from partitioner.data.memmaps import Views
-from partitioner.estimates.latency import spec_of
+from partitioner.estimates.latency import Way, fit_latency, spec_of
 from partitioner.estimates.latency_networks import older_probe
 from partitioner.export import sessions
 from partitioner.export.quantize import quantized
@@ -39,6 +40,7 @@ from partitioner.export.write import (
 from partitioner.fusion.bundle_fit import fit_bundle
 from partitioner.fusion.region_choice import CHOSEN_ON, chosen_regions
 from partitioner.networks.submodel import SubModel
+from partitioner.networks.teacher import teacher_spec
 from partitioner.regions import REGIONS, WHOLE, where
 from partitioner.run.progress import Progress
 
@@ -59,6 +61,10 @@ class Assembly:
     limit: int
     cache: Path
     progress: Progress
+    #: The latency target that the models were chosen for; None: they were named.
+    target_ms: float | None = None
+    #: Facts about where they come from, beside those of their files.
+    origin: Mapping[str, str] = field(default_factory=dict)
     #: Milliseconds of reference encoders on one thread of this machine.
     references: dict[SubModelSpec, float] = field(default_factory=dict)
 
@@ -97,7 +103,7 @@ class Assembly:
                     k, model, regions[k], networks[k], profiles[model.device], paths[k], pictures
                 )
                 assignments.append(part)
-            plan = members.assembled_plan(assignments, len(self.data.labels))
+            plan = members.assembled_plan(assignments, len(self.data.labels), self.target_ms)
             files, cascade = fit_bundle(folder, plan, calibration, pictures.targets)
             manifest = Manifest(
                 name=name,
@@ -111,7 +117,7 @@ class Assembly:
 
     def _exported(
         self, model: members.Model, names: int, rows: list[int], path: Path, pictures: PictureSet
-    ) -> NetworkSpec:
+    ) -> Spec:
         """Write one model in fp32 and compare it with its source; returns its spec."""
         source = self.folder / model.source
         if model.onnx is not None:
@@ -128,6 +134,11 @@ class Assembly:
         else:
             error = _same_logits(path, source, model, some, rows)
         self.progress.note(f"{source}: served form at most {error:.1e} from it in fp32")
+        if model.timm is not None and model.pooling == "tokens":
+            shape = teacher_spec(model.timm, {}).shape
+            return replace(
+                shape, image_size=size, depth=model.depth or shape.depth, precision=model.precision
+            )
         return NetworkSpec(
             name=model.timm or source.name,
             image_size=size,
@@ -139,7 +150,7 @@ class Assembly:
     def _regions(
         self,
         models: Sequence[members.Model],
-        networks: Sequence[NetworkSpec],
+        networks: Sequence[Spec],
         paths: Sequence[Path],
         pictures: PictureSet,
     ) -> list[Region]:
@@ -161,7 +172,7 @@ class Assembly:
         k: int,
         model: members.Model,
         region: Region,
-        network: NetworkSpec,
+        network: Spec,
         profile: DeviceProfile,
         path: Path,
         pictures: PictureSet,
@@ -194,12 +205,25 @@ class Assembly:
         return load_views(pictures, views, self.cache, self.progress, what)
 
     def _scaled(
-        self, here_ms: float, network: NetworkSpec, profile: DeviceProfile, runtime: RuntimeName
+        self, here_ms: float, network: Spec, profile: DeviceProfile, runtime: RuntimeName
     ) -> tuple[float, str]:
         """Estimated milliseconds on the device, and the method in words.
 
-        From networks measured there, else from this machine's time and a reference encoder.
+        Of a plain ViT from the plain ViTs measured there; of another network from such networks
+        measured there, else from this machine's time and a reference encoder.
         """
+        if isinstance(network, SubModelSpec):
+            way = Way(
+                precision=network.precision,
+                runtime=runtime,
+                provider=profile.provider,
+                threads=profile.threads,
+            )
+            plain = fit_latency(profile, way).estimate(network, len(self.data.labels))
+            return plain.ms, (
+                f"estimated: {plain.ms:.2f} ms ({plain.low_ms:.2f} to {plain.high_ms:.2f}) from "
+                "plain ViTs measured on the device"
+            )
         if (known := members.network_estimate(profile, network, runtime)) is not None:
             return known.ms, (
                 f"estimated: {known.ms:.2f} ms ({known.low_ms:.2f} to {known.high_ms:.2f}) from "
@@ -229,6 +253,7 @@ class Assembly:
         """Source, checksum and licence of every model."""
         facts = {
             "method": "assembled from models that exist, without training",
+            **self.origin,
             "data": Path(self.data.source).name,
             "calibration_digest": self.data.calibration.digest,
             "calibration_pictures": str(len(pictures)),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,37 @@ from partitioner.torchvision_shim import import_timm
 _HEADS = ("head.", "head_dist.", "classifier.", "fc.")
 
 
+#: `own`: the pooling of the network's recipe; `tokens`: of a plain ViT the class token and the mean
+#: of the patch tokens, side by side.
+Pooling = Literal["own", "tokens"]
+
+
 class Backbone(NamedTuple):
-    """A timm model name, the side of its square input in pixels, and its depth."""
+    """A timm model name, the side of its square input in pixels, its depth and its pooling."""
 
     name: str
     image_size: int
     #: Transformer blocks kept, from the first on, of a plain ViT; 0: all.
     depth: int = 0
+    pooling: Pooling = "own"
+
+
+class TokenFeatures(nn.Module):
+    """A plain ViT whose feature is its class token, if any, and the mean of its patch tokens."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Feature `[B, 2D]` of normalised pictures `[B, 3, S, S]`; `[B, D]` without class token."""
+        return token_features(self.network, self.network.forward_features(x))
+
+
+def token_features(network: Any, tokens: Tensor) -> Tensor:
+    """The class token, if any, and the mean of the patch tokens of `tokens[B, T, D]`, joined."""
+    mean = tokens[:, network.num_prefix_tokens :].mean(dim=1)
+    return mean if network.cls_token is None else torch.cat([tokens[:, 0], mean], dim=1)
 
 
 class FamilyMember(Member):
@@ -36,9 +60,10 @@ class FamilyMember(Member):
         boosting: bool = False,
     ) -> None:
         """Reads pretrained `weights` where given; raises InputError naming what does not fit."""
-        trunk = create(backbone, 0, weights)
+        network = create(backbone, 0, weights)
+        trunk = TokenFeatures(network) if backbone.pooling == "tokens" else network
         width = _feature_width(trunk, backbone.image_size)
-        super().__init__(trunk, normalisation(trunk), width, num_classes, boosting=boosting)
+        super().__init__(trunk, normalisation(network), width, num_classes, boosting=boosting)
         self.backbone = backbone
 
     def forward(self, pixels: Tensor) -> MemberOutput:

@@ -1,0 +1,53 @@
+"""Tables of networks that were measured on the user's own pictures."""
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from partitioner.export.evaluate import Report
+from partitioner.pilot.linear import interval
+
+if TYPE_CHECKING:
+    from partitioner.pilot.measure import Pilot
+
+
+def print_pilot(pilot: "Pilot") -> None:
+    """Accuracy by network, depth and picture size, and the choice for each device."""
+    sides = sorted({one.candidate.spec.image_size for one in pilot.measured.values()})
+    table = Table(
+        "network",
+        *(f"{side} px" for side in sides),
+        title=f"% of {len(pilot.targets):,} training pictures, each left out of its classifier",
+    )
+    cells: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    for row, one in pilot.measured.items():
+        place = one.candidate.name, one.candidate.depth
+        share = pilot.accuracy_of(row)
+        chosen = "*" if row in pilot.choice.rows.values() else ""
+        cells[place][one.candidate.spec.image_size] = f"{100 * share:.1f}{chosen}"
+    for (name, depth), by_side in cells.items():
+        what = f"{name}, {depth} layers" if depth else name
+        table.add_row(what, *(by_side.get(side, "") for side in sides))
+    console = Console()
+    console.print(table)
+    for device, row in pilot.choice.rows.items():
+        console.print(
+            f"* {device}: {pilot.measured[row].candidate.words}, "
+            f"{pilot.latency_ms[device]:.1f} ms predicted",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+def predicted_and_measured(pilot: "Pilot", report: Report) -> str:
+    """One line: the accuracy of all devices before, and on the test split."""
+    together = pilot.choice.together
+    low, high = interval(round(together * pilot.count), pilot.count)
+    every = tuple(member.k for member in report.evaluation.members)
+    stacked = {subset.members: subset.stacked for subset in report.evaluation.subsets}
+    return (
+        f"all together: predicted {together:.1%} (between {low:.1%} and {high:.1%}), measured "
+        f"{stacked[every]:.1%} on the test split"
+    )

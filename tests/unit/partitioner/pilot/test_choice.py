@@ -1,0 +1,64 @@
+"""The choice of a network for each device by measured predictions."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from partitioner.pilot.choice import choose
+from partitioner.pilot.linear import log_softmax
+
+COUNT, CLASSES = 600, 3
+TARGETS = np.arange(COUNT) % CLASSES
+
+
+def answers(wrong: NDArray[np.bool_], sure: float = 2.0) -> NDArray[np.float64]:
+    """Log-probabilities: the right class, but the next one where `wrong`."""
+    return log_softmax(sure * np.eye(CLASSES)[(TARGETS + wrong) % CLASSES])
+
+
+def share(part: slice) -> NDArray[np.bool_]:
+    """Whether each picture falls into this part of a shuffled order."""
+    found = np.zeros(COUNT, dtype=bool)
+    found[np.random.default_rng(0).permutation(COUNT)[part]] = True
+    return found
+
+
+def test_the_best_candidate_alone_is_taken_for_one_device() -> None:
+    by_row = {0: answers(share(slice(0, 200))), 1: answers(share(slice(0, 60)))}
+    choice = choose({"n100": [0, 1]}, lambda _, row: by_row[row], TARGETS)
+    assert choice.rows == {"n100": 1}
+    assert choice.together == choice.alone["n100"] == pytest.approx(0.9)
+    assert choice.without == {}
+
+
+def test_candidates_that_err_elsewhere_are_better_together() -> None:
+    """The second network errs a little more, but not where the first does."""
+    by_row = {
+        0: answers(share(slice(0, 120)), 2.0),
+        1: answers(share(slice(0, 120)), 2.1),
+        2: answers(share(slice(120, 250)), 2.0),
+    }
+    choice = choose({"n100": [0, 1], "laptop-cpu": [0, 1, 2]}, lambda _, row: by_row[row], TARGETS)
+    assert choice.rows["laptop-cpu"] == 2
+    assert choice.without["laptop-cpu"] == choice.alone["n100"]
+
+
+def test_devices_take_what_they_are_allowed_and_see_their_own_pictures() -> None:
+    sharp, dull = answers(share(slice(0, 30))), answers(share(slice(0, 300)))
+    choice = choose(
+        {"front": [0], "side": [1]},
+        lambda device, row: sharp if device == "front" else dull,
+        TARGETS,
+    )
+    assert choice.rows == {"front": 0, "side": 1}
+    assert choice.alone == {"front": pytest.approx(0.95), "side": pytest.approx(0.5)}
+
+
+def test_shares_are_measured_on_pictures_that_the_choice_did_not_see() -> None:
+    """Of many candidates that guess, the best looks better than it is where it was chosen."""
+    random = np.random.default_rng(1)
+    by_row = {row: log_softmax(random.normal(size=(COUNT, CLASSES))) for row in range(200)}
+    choice = choose({"n100": list(by_row)}, lambda _, row: by_row[row], TARGETS)
+    seen = (by_row[choice.rows["n100"]].argmax(axis=1) == TARGETS).mean()
+    assert seen > 0.36
+    assert abs(choice.together - 1 / CLASSES) < 0.04

@@ -1,0 +1,92 @@
+"""A linear classifier in closed form: what it predicts for groups left out, and its interval."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from partitioner.pilot.linear import fit, interval, leave_groups_out, log_softmax
+
+CLASSES = 4
+
+
+def pictures(
+    count: int, width: int, seed: int = 0
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Features `[N, D]` whose first values say the class, mostly, and the classes."""
+    random = np.random.default_rng(seed)
+    targets = random.integers(0, CLASSES, count)
+    return random.normal(size=(count, width)) + 2 * np.eye(CLASSES, width)[targets], targets
+
+
+@pytest.mark.parametrize(
+    ("width", "size"),
+    [(30, 1), (30, 3), (90, 1), (90, 4)],
+    ids=["pictures", "scenes", "wide", "wide scenes"],
+)
+def test_groups_left_out_are_predicted_as_by_fitting_again_without_them(
+    width: int, size: int
+) -> None:
+    features, targets = pictures(60, width)
+    groups = np.random.default_rng(1).permutation(np.arange(60) // size)
+    found = leave_groups_out(features, targets, groups, CLASSES)
+    z = (features - features.mean(axis=0)) / features.std(axis=0)
+    labels, scores = np.eye(CLASSES)[targets], np.empty((60, CLASSES))
+    for group in np.unique(groups):
+        out = groups == group
+        mean, centre = z[~out].mean(axis=0), labels[~out].mean(axis=0)
+        centred = z[~out] - mean
+        system = centred.T @ centred + found.penalty * np.eye(width)
+        weight = np.linalg.solve(system, centred.T @ (labels[~out] - centre))
+        scores[out] = (z[out] - mean) @ weight + centre
+    assert found.log_probabilities == pytest.approx(log_softmax(found.sharpness * scores), abs=1e-6)
+
+
+def test_groups_of_several_sizes_are_left_out_whole() -> None:
+    # The pictures of a scene are copies of one another: left out singly, each is given away by the
+    # others, though its class was drawn.
+    features, _ = pictures(30, 40)
+    rows = np.repeat(np.arange(30), [2, 4] * 15)
+    drawn = np.random.default_rng(3).integers(0, CLASSES, 30)[rows]
+    whole = leave_groups_out(features[rows], drawn, rows, CLASSES)
+    single = leave_groups_out(features[rows], drawn, np.arange(90), CLASSES)
+    right = [(found.log_probabilities.argmax(axis=1) == drawn).mean() for found in (whole, single)]
+    assert right[0] < 0.5
+    assert right[1] > 0.9
+
+
+def test_a_classifier_answers_pictures_that_it_has_not_seen() -> None:
+    features, targets = pictures(400, 20)
+    left_out = leave_groups_out(features[:200], targets[:200], np.arange(200), CLASSES)
+    classifier = fit(
+        features[:200],
+        targets[:200],
+        CLASSES,
+        penalty=left_out.penalty,
+        sharpness=left_out.sharpness,
+    )
+    answers = log_softmax(classifier.logits(features[200:]))
+    expected = (left_out.log_probabilities.argmax(axis=1) == targets[:200]).mean()
+    measured = (answers.argmax(axis=1) == targets[200:]).mean()
+    assert measured == pytest.approx(expected, abs=0.1)
+    assert measured > 0.7
+
+
+def test_more_features_than_pictures_are_fitted_alike() -> None:
+    """The two forms of the normal equations give one classifier."""
+    features, targets = pictures(60, 59)
+    narrow = fit(features, targets, CLASSES, penalty=10.0, sharpness=2.0)
+    wide = fit(
+        np.hstack([features, np.zeros((60, 10))]), targets, CLASSES, penalty=10.0, sharpness=2.0
+    )
+    assert wide.weight[:, :59] == pytest.approx(narrow.weight)
+    assert wide.bias == pytest.approx(narrow.bias)
+    assert not wide.weight[:, 59:].any()
+
+
+def test_the_interval_holds_the_share_and_shrinks_with_pictures() -> None:
+    low, high = interval(90, 100)
+    assert low < 0.9 < high
+    closer = interval(900, 1000)
+    assert low < closer[0] < 0.9 < closer[1] < high
+    assert interval(10, 10)[1] == 1.0
+    assert interval(0, 10)[0] == 0.0
