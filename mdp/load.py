@@ -13,7 +13,7 @@ LEAST_S = 1 / 3
 
 
 def is_busy(others_cores: float | None) -> bool:
-    """Whether other processes are known to have disturbed a measurement."""
+    """Tell whether other processes are known to have disturbed a measurement."""
     return (others_cores or 0.0) > BUSY_CORES
 
 

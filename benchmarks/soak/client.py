@@ -51,7 +51,7 @@ FOLLOW_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
-    """How pictures are asked for."""
+    """A way of asking for pictures."""
 
     #: What came of pictures of these numbers, in their order.
     ask: Callable[[Sequence[int]], Awaitable[list[Outcome]]]

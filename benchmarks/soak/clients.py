@@ -64,7 +64,7 @@ class Clients:
         return [done["counts"]["ended"] / CAPACITY_S for done in self.results(CAPACITY_S)]
 
     def heal(self) -> bool:
-        """Whether every call has an answer of all members again, soon."""
+        """Wait until every call has an answer of all members again; False if it takes too long."""
         until_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < until_s:
             self.begin(1.0, [10.0] * len(self.processes))

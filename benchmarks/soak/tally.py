@@ -63,7 +63,7 @@ def verdict(number: int, answer: Answer, truth: Mapping[str, str]) -> str:
 
 
 def begin_of(label: str) -> str:
-    """What a label begins with, before the colour."""
+    """The beginning of a label, before the colour."""
     return label.rstrip("-0123456789")
 
 

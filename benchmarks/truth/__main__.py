@@ -126,7 +126,7 @@ class Chaos:
 
 
 def compared(clients: Sequence[Mapping[str, Any]]) -> int:
-    """How many answers of these clients were compared with the truth."""
+    """The number of answers of these clients that were compared with the truth."""
     counts = [client["counts"] for client in clients]
     return sum(count.get("complete", 0) + count.get("partial", 0) for count in counts)
 

@@ -18,7 +18,7 @@ SIDES = (64, 96, 128, 160, 192, 224, 256)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class FrozenNetwork:
     """A network with given weights at one picture size: whole, or its first layers."""
 
     #: timm's name.
@@ -41,7 +41,7 @@ class Candidate:
         )
 
 
-def candidates(names: Sequence[str], shapes: Mapping[str, SubModelSpec]) -> list[Candidate]:
+def candidates(names: Sequence[str], shapes: Mapping[str, SubModelSpec]) -> list[FrozenNetwork]:
     """Every size of the networks `names`, and every depth of those with a shape in `shapes`.
 
     A network that is neither a plain ViT nor in the catalogue has none: its latency is unknown.
@@ -50,14 +50,14 @@ def candidates(names: Sequence[str], shapes: Mapping[str, SubModelSpec]) -> list
     for name in names:
         if (shape := shapes.get(name)) is not None:
             found += [
-                Candidate(name, replace(shape, image_size=side, depth=depth))
+                FrozenNetwork(name, replace(shape, image_size=side, depth=depth))
                 for side in SIDES
                 if side <= shape.image_size and side % shape.patch_size == 0
                 for depth in range(1, shape.depth + 1)
             ]
         elif (network := catalogue().get(name)) is not None:
             found += [
-                Candidate(name, network.spec(side, 0))
+                FrozenNetwork(name, network.spec(side, 0))
                 for side in SIDES
                 if side in network.costs and side <= network.image_size
             ]
@@ -92,7 +92,7 @@ class DeviceLatency:
         return computing_ms + network_ms(link, spec.image_size, self.num_classes, encoding)
 
     def fits(self, spec: Spec, target_ms: float) -> bool:
-        """Whether it is predicted to answer within `target_ms`, and fits into the memory."""
+        """Tell whether it is predicted to answer within `target_ms`, and fits into the memory."""
         predicted_ms = self.predict_ms(spec)
         if predicted_ms is None or predicted_ms > target_ms:
             return False
@@ -100,7 +100,7 @@ class DeviceLatency:
 
 
 def check_fit(
-    devices: Sequence[DeviceLatency], some: Sequence[Candidate], target_ms: float
+    devices: Sequence[DeviceLatency], some: Sequence[FrozenNetwork], target_ms: float
 ) -> dict[str, list[int]]:
     """For each device the candidates that keep the target; raises InputError for one with none."""
     found: dict[str, list[int]] = {}
@@ -112,7 +112,7 @@ def check_fit(
     return found
 
 
-def _nothing_fits(device: DeviceLatency, some: Sequence[Candidate], target_ms: float) -> str:
+def _nothing_fits(device: DeviceLatency, some: Sequence[FrozenNetwork], target_ms: float) -> str:
     """One line: the quickest candidate on this device, and its milliseconds."""
     known = [(ms, one) for one in some if (ms := device.predict_ms(one.spec)) is not None]
     if not known:

@@ -42,7 +42,7 @@ class Classifier:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class HeldOutPredictions:
     """Predictions for pictures that a classifier was not fitted to."""
 
     #: Log-probabilities `[N, C]` of each picture, by a classifier fitted to the other groups.
@@ -54,7 +54,7 @@ class LeftOut:
 
 def leave_groups_out(
     features: NDArray[np.floating], targets: Index, groups: Index, num_classes: int
-) -> LeftOut:
+) -> HeldOutPredictions:
     """Predict each group of pictures by a classifier of all others.
 
     `features` are `[N, D]`, `targets` and `groups` `[N]`. Penalty and sharpness are those with the
@@ -77,7 +77,7 @@ def leave_groups_out(
             if best is None or loss < best[0]:
                 best = loss, logits, penalty, sharpness
     assert best is not None
-    return LeftOut(log_probabilities=best[1], penalty=best[2], sharpness=best[3])
+    return HeldOutPredictions(log_probabilities=best[1], penalty=best[2], sharpness=best[3])
 
 
 def fit(

@@ -22,10 +22,17 @@ from partitioner.data.memmaps import Views
 from partitioner.data.scenes import Places, places, single_pictures
 from partitioner.networks.families import Backbone, FamilyMember, Pooling
 from partitioner.networks.teacher import teacher_spec
-from partitioner.pilot.candidates import Candidate, DeviceLatency, candidates, check_fit
+from partitioner.pilot.candidates import DeviceLatency, FrozenNetwork, candidates, check_fit
 from partitioner.pilot.choice import Choice, choose
 from partitioner.pilot.features import Features, cut_features, network_features
-from partitioner.pilot.linear import Array, Index, LeftOut, fit, interval, leave_groups_out
+from partitioner.pilot.linear import (
+    Array,
+    HeldOutPredictions,
+    Index,
+    fit,
+    interval,
+    leave_groups_out,
+)
 from partitioner.run.progress import Advance, Progress
 
 #: Most pictures that candidates are compared on.
@@ -61,8 +68,8 @@ class Pictures:
 class Measured:
     """A candidate and its predictions for pictures left out."""
 
-    candidate: Candidate
-    left_out: LeftOut
+    candidate: FrozenNetwork
+    left_out: HeldOutPredictions
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,20 +187,20 @@ def run_pilot(
 
 
 def _measure(
-    wanted: Mapping[int, Candidate],
+    wanted: Mapping[int, FrozenNetwork],
     weights: Mapping[str, Path],
     pictures: Pictures,
     num_classes: int,
     cache: Path,
     progress: Progress,
-) -> dict[int, LeftOut]:
+) -> dict[int, HeldOutPredictions]:
     """The predictions of each candidate for pictures left out."""
     sides = sorted({one.spec.image_size for one in wanted.values()})
     views = dict(zip(sides, _views(pictures.pictures, sides, cache, progress), strict=True))
     passes: dict[tuple[str, int], dict[int, int]] = {}
     for row, one in wanted.items():
         passes.setdefault((one.name, one.spec.image_size), {})[one.depth] = row
-    found: dict[int, LeftOut] = {}
+    found: dict[int, HeldOutPredictions] = {}
     total = len(passes) * len(pictures.pictures)
     with progress.task(f"measuring {len(wanted)} candidates", total) as advance:
         for (name, side), by_depth in passes.items():
@@ -247,7 +254,7 @@ def write_member(
     save_file({name: tensor.contiguous() for name, tensor in member.state_dict().items()}, path)
 
 
-def backbone_of(one: Candidate) -> Backbone:
+def backbone_of(one: FrozenNetwork) -> Backbone:
     """The network of a candidate, as members are built from it."""
     pooling: Pooling = "tokens" if one.depth else "own"
     return Backbone(one.name, one.spec.image_size, one.depth, pooling)

@@ -59,7 +59,7 @@ def single_device(problem: Problem, limits: Limits) -> SingleDevice | None:
 
 
 def _unknown(predictor: Predictor, spec: Spec, is_teacher: bool) -> bool:
-    """Whether no accuracy of a single device is known: the teacher's own may be alone."""
+    """Tell that no accuracy of a single device is known: the teacher's own may be alone."""
     if is_teacher:
         return predictor.assumed
     return bool(replace(predictor, pretrained=None).unknown_of([spec]))

@@ -266,7 +266,7 @@ class Hand:
         self._append(Entry(Joined(rank=self._rank, name=name, digest=digest)))
 
     def asked(self) -> bytes:
-        """What the desk says before one joins; raises DeskLost, InputError if it refuses."""
+        """The desk's words before one joins; raises DeskLost, InputError if it refuses."""
         self._append(Entry(asks=True))
         while not (said := self._ask(partial(told, rank=self._rank))):
             if isinstance(action := self.poll(_LOOK_S), Refused):

@@ -78,7 +78,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Greeting(msgspec.Struct):
-    """What anyone may read; desks of other versions say something else here."""
+    """The part that anyone may read; desks of other versions say something else here."""
 
     version: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.+-]{1,50}\Z")]
     nonce: bytes = b""
@@ -138,7 +138,7 @@ class SignedStore(Store):
         return self._verified(name, self._store.get(sign_name(self._key, name)))
 
     def check(self, names: list[str]) -> bool:
-        """Whether all of these have a value."""
+        """Tell whether all of these have a value."""
         return self._store.check([sign_name(self._key, name) for name in names])
 
     def wait(self, names: list[str], timeout: timedelta | None = None) -> None:

@@ -3,9 +3,9 @@
 import pytest
 
 from mdp.errors import InputError
-from mdp.formats.plan import SubModelSpec
+from mdp.formats.plan import NetworkSpec, SubModelSpec
 from mdp.formats.profile import read_profiles
-from partitioner.pilot.candidates import Candidate, DeviceLatency, candidates, check_fit
+from partitioner.pilot.candidates import DeviceLatency, FrozenNetwork, candidates, check_fit
 
 VIT = "vit_tiny_patch16_224"
 SHAPE = SubModelSpec(
@@ -73,9 +73,8 @@ def test_a_target_that_nothing_keeps_names_the_quickest() -> None:
 
 
 def test_a_network_of_unknown_latency_fits_nowhere() -> None:
-    spec = candidates(["tf_efficientnet_lite0"], {})[0].spec
-    other = type(spec)(name="other", image_size=64, parameters=1, macs=1)
+    other = NetworkSpec(name="other", image_size=64, parameters=1, macs=1)
     device = DeviceLatency.of(N100, 10, sees=False)
     assert device.predict_ms(other) is None
     with pytest.raises(InputError, match="the latency of no network of --weights is known"):
-        check_fit([device], [Candidate("other", other)], 100.0)
+        check_fit([device], [FrozenNetwork("other", other)], 100.0)
