@@ -152,7 +152,7 @@ def _press(residuals: Array, u: Array, shrunk: Array, blocks: Sequence[Index], c
     found = np.empty_like(residuals)
     for block in blocks:
         part = u[block]  # [G, g, R]
-        hat = np.einsum("gir,r,gjr->gij", part, shrunk, part, optimize=True) + 1 / count
+        hat = np.einsum("nir,r,njr->nij", part, shrunk, part, optimize=True) + 1 / count
         system = np.eye(block.shape[1]) - hat
         found[block] = np.linalg.solve(system, residuals[block])
     return found
