@@ -298,7 +298,8 @@ def no_answer(
     outcomes = {device: str(reason) for device, reason in missing.items()}
     codes = {device: reason.code for device, reason in missing.items()}
     devices: dict[str, list[str]] = {}
-    for device, reason in outcomes.items():
+    # Not in the order of their replies, so that the same outcome has the same text.
+    for device, reason in sorted(outcomes.items()):
         devices.setdefault(reason, []).append(device)
     told = "; ".join(f"{', '.join(those)}: {reason}" for reason, those in devices.items())
     if timed_out:

@@ -14,7 +14,6 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.profile import DeviceProfile, read_profiles
 from partitioner.assembly.members import Model, Models, read_map, read_models, read_names, rows_of
 from partitioner.cli.common import JsonOption, NameOption, OutOption, interruptible, prepare
-from partitioner.cli.pilot_tables import predicted_and_measured, print_pilot
 from partitioner.config import parse_cameras
 from partitioner.data.datasets import Dataset, open_dataset
 from partitioner.data.scenes import remark_on
@@ -120,13 +119,13 @@ def assemble(
             value["pilot"] = pilot.to_json()
         console.print_json({**value, **report.as_json(written)})
         return
-    from partitioner.cli import tables
+    from partitioner.cli import pilot_tables, tables
 
     if pilot is not None:
-        print_pilot(pilot)
+        pilot_tables.print_pilot(pilot)
     tables.print_report(report, written.manifest.plan)
     if pilot is not None:
-        print(predicted_and_measured(pilot, report))
+        print(pilot_tables.predicted_and_measured(pilot, report))
     print(f"{out}: {len(asked)} sub-models, digest {written.digest}")
     if pilot is None:
         print(
