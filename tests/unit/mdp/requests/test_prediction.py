@@ -268,7 +268,8 @@ def test_no_answer_says_why_for_every_device() -> None:
     assert str(late) == (
         "no answer within 80 ms (alpha: late; beta: overloaded: 16 requests wait already)"
     )
-    missing = {"alpha": UNREACHABLE, "beta": LATE, "gamma": UNREACHABLE}
+    # In the order in which devices were found missing, which the text does not depend on.
+    missing = {"gamma": UNREACHABLE, "beta": LATE, "alpha": UNREACHABLE}
     late = no_answer(missing, timed_out=True, deadline_ms=80.0)
     assert str(late) == "no answer within 80 ms (alpha, gamma: unreachable; beta: late)"
     none = no_answer({"alpha": UNREACHABLE}, timed_out=False, deadline_ms=80.0)
