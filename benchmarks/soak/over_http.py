@@ -126,11 +126,13 @@ def inferred(told: Mapping[str, Any]) -> list[Answer]:
     together = told["parameters"]
     known = count == 1 or "used" in outputs
     used = outputs["used"]["data"] if "used" in outputs else [together["used"]] * count
-    missing = {part.partition(":")[0] for part in together["missing"].split("; ")}
+    # A replica goes by its member's name: both may be missing, by either name.
+    missing = {_member(part.partition(":")[0]) for part in together["missing"].split("; ")}
     answers = []
     for place in range(count):
         devices = used[place].split(", ")
-        others = [device for device in DEVICES if device in missing and device not in devices]
+        there = {_member(name) for name in devices}
+        others = [device for device in DEVICES if device in missing and device not in there]
         answers.append(
             Answer(
                 label=outputs["labels"]["data"][place * top],
@@ -141,3 +143,8 @@ def inferred(told: Mapping[str, Any]) -> list[Answer]:
             )
         )
     return answers
+
+
+def _member(name: str) -> str:
+    """The member of a device or of its replica: `beta` of `beta/second`."""
+    return name.partition("/")[0]

@@ -146,6 +146,13 @@ def test_what_http_answers_is_read() -> None:
         output |= {"shape": [1, 2], "data": output["data"][:2]}
     (alone,) = inferred(told | {"outputs": told["outputs"][:2]})
     assert (alone.used, alone.missing) == (["alpha"], ["beta", "gamma"])
+    # A member with a replica is missing by the name of what was asked.
+    told["parameters"]["missing"] = "beta/second: late; gamma: late"
+    (alone,) = inferred(told | {"outputs": told["outputs"][:2]})
+    assert alone.missing == ["beta", "gamma"]
+    told["outputs"][2]["data"] = ["alpha, beta/second"]
+    (alone,) = inferred(told)
+    assert alone.missing == ["gamma"]
 
 
 def test_a_load_counts_what_is_asked_and_what_is_held_back() -> None:
