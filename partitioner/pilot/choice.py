@@ -17,7 +17,7 @@ _PARTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenNetworks:
     """A candidate for each device, and shares of right answers on pictures left out of the fits.
 
     Shares are of choices made without the pictures that they are measured on, as the best of many
@@ -34,7 +34,7 @@ class Choice:
 
 def choose(
     allowed: Mapping[str, Sequence[int]], predictions: Predictions, targets: Index
-) -> Choice:
+) -> ChosenNetworks:
     """The candidates that are best together: of all devices, and with any one missing."""
     parts = _parts(targets)
     alone = {device: np.zeros(len(targets), dtype=bool) for device in allowed}
@@ -49,7 +49,7 @@ def choose(
         for device, own in answers.items():
             alone[device][inside] = own.argmax(axis=1) == right
             without[device][inside] = (total - own).argmax(axis=1) == right
-    return Choice(
+    return ChosenNetworks(
         rows=best_rows(allowed, predictions, targets, np.ones(len(targets), dtype=bool)),
         alone={device: float(right.mean()) for device, right in alone.items()},
         together=float(together.mean()),

@@ -23,7 +23,7 @@ from partitioner.data.scenes import Places, places, single_pictures
 from partitioner.networks.families import Backbone, FamilyMember, Pooling
 from partitioner.networks.teacher import teacher_spec
 from partitioner.pilot.candidates import DeviceLatency, FrozenNetwork, candidates, check_fit
-from partitioner.pilot.choice import Choice, choose
+from partitioner.pilot.choice import ChosenNetworks, choose
 from partitioner.pilot.features import Features, cut_features, network_features
 from partitioner.pilot.linear import (
     Array,
@@ -79,7 +79,7 @@ class Pilot:
     measured: dict[int, Measured]
     #: The class of every single picture.
     targets: Index
-    choice: Choice
+    choice: ChosenNetworks
     #: Predicted milliseconds by device, of what was chosen there.
     latency_ms: dict[str, float]
     #: Pictures or scenes that it was measured on.

@@ -111,7 +111,7 @@ class Work:
 
     @property
     def trained(self) -> bool:
-        """Whether the teacher and every sub-model are, the same on every process."""
+        """Tell whether the teacher and every sub-model are finished, the same on every process."""
         return finished(self.run.teacher, *(self.run.member(a.k) for a in self.plan.assignments))
 
     def picture_bytes(self) -> int:

@@ -92,7 +92,7 @@ class GivenTeacher:
 
     @property
     def measured(self) -> bool:
-        """Whether the accuracy is known already."""
+        """Tell whether the accuracy is known already."""
         return self._accuracy.exists()
 
     @property

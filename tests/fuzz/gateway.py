@@ -195,7 +195,7 @@ class Parsed:
 
 
 def check_let_in(asked: Parsed) -> None:
-    """What has to be true of a request that was let in, said in another way than the product."""
+    """Conditions of a request that was let in, said in another way than the product."""
     if asked.has_tokens:
         scheme, _, token = (asked.first("authorization") or "").partition(" ")
         assert asked.path in OPEN or (scheme.lower(), token.strip()) == ("bearer", TOKEN)
@@ -215,7 +215,7 @@ def check_let_in(asked: Parsed) -> None:
 
 
 def read_access(data: bytes) -> bool:
-    """Whether a request is let in, by its headers."""
+    """The decision to let a request in, by its headers."""
     asked = Parsed(data)
     headers = dict(reversed(asked.headers))
     tokens = TOKENS if asked.has_tokens else Tokens([])

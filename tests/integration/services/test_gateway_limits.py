@@ -45,7 +45,7 @@ def unread(tmp_path: Path) -> Iterator[Path]:
 
 
 def ended(client: socket.socket) -> bool:
-    """Whether the other side has ended this connection; waits until it sends or ends."""
+    """Wait until the other side sends or ends; True if it has ended this connection."""
     try:
         return client.recv(1) == b""
     except ConnectionResetError:
