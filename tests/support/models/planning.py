@@ -85,7 +85,7 @@ def make_plan(
 
 
 def shares(accuracy: PredictedAccuracy | None) -> tuple[float, float]:
-    """What is predicted with every member in, and as devices come and go; fails if nothing is."""
+    """The predictions with every member in, and as devices come and go; fails without any."""
     assert accuracy is not None
     assert accuracy.all_in is not None, accuracy.unknown
     assert accuracy.expected is not None

@@ -62,7 +62,7 @@ class Gateway:
 
     @property
     def descriptors(self) -> int:
-        """How many file descriptors the process has open."""
+        """The number of file descriptors that the process has open."""
         return len(list(Path(f"/proc/{self._process.process.pid}/fd").iterdir()))
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What `make check` runs of tools/: subjects that fit, small files, live links."""
+"""Tools that `make check` runs: subjects that fit, small files, live links."""
 
 import subprocess
 from pathlib import Path

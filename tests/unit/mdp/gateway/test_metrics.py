@@ -1,4 +1,4 @@
-"""What the gateway's metrics say of its devices."""
+"""Metrics of the gateway about its devices."""
 
 from pathlib import Path
 from typing import cast

@@ -1,4 +1,4 @@
-"""Who leaves where connections or memory are too few: records and times in, decisions out."""
+"""Choice of who leaves where connections or memory are short: records and times in."""
 
 from functools import partial
 

@@ -17,7 +17,7 @@ def answers(wrong: NDArray[np.bool_], sure: float = 2.0) -> NDArray[np.float64]:
 
 
 def share(part: slice) -> NDArray[np.bool_]:
-    """Whether each picture falls into this part of a shuffled order."""
+    """Mask of the pictures in this part of a shuffled order."""
     found = np.zeros(COUNT, dtype=bool)
     found[np.random.default_rng(0).permutation(COUNT)[part]] = True
     return found

@@ -36,7 +36,7 @@ def plan() -> Plan:
 
 @pytest.fixture
 def strides(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    """Whether each batch that a network normalised was trained on, and was contiguous."""
+    """For each batch that a network normalised: was it trained on, and was it contiguous."""
     seen: list[tuple[bool, bool]] = []
     forward = Normalise.forward
 
