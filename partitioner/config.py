@@ -135,6 +135,11 @@ class Given:
         return f"{self.path}: key `{key}`"
 
 
+def measures(config: BuildConfig) -> bool:
+    """Tell whether a build chooses by measurement, and not by the law of accuracy."""
+    return config.plan.teacher is None or config.options.minutes is not None
+
+
 @contextmanager
 def naming(name: Callable[[str], str]) -> Iterator[None]:
     """Replace the option or key that an InputError begins with by `name` of it."""

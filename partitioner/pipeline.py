@@ -78,7 +78,7 @@ def build_bundle(
         check_target(out)
         check_cameras(settings, [profile.name for profile in read_profiles(settings.profiles)])
         pictures = open_pictures(config, list(settings.cameras.values()))
-        spec = teacher_spec(settings.teacher, settings.teacher_args)
+        spec = teacher_spec(settings.require_teacher(), settings.teacher_args)
         facts = teacher_facts(config, pictures, spec) if config.given_teacher else None
         singles = single_pictures(pictures)
     given = None if facts is None else given_teacher(folder, spec, facts, singles, config, progress)
@@ -132,7 +132,7 @@ def planned_for(
 ) -> Planned:
     """The plan of `settings`; see `make_planned`."""
     return make_planned(
-        teacher_spec(settings.teacher, settings.teacher_args),
+        teacher_spec(settings.require_teacher(), settings.teacher_args),
         settings,
         num_classes,
         training=training,

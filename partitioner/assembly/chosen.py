@@ -1,69 +1,40 @@
-"""Models of an assembled bundle chosen by measurement: their files, and their entries."""
+"""Models of an assembled bundle chosen by measurement: their entries, and where they come from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from mdp.formats.bundle import sha256_of
 from partitioner.assembly.members import Model
-from partitioner.assembly.write import Assembly
-from partitioner.pilot.candidates import DeviceLatency
-from partitioner.pilot.measure import Pictures, Pilot, backbone_of, write_member
+from partitioner.pilot.measure import Pilot, backbone_of
 from partitioner.regions import WHOLE
 
 #: File with the names of the data's classes, beside the weights.
-_LABELS = "labels.txt"
+LABELS = "labels.txt"
 
 
-def write_models(
-    pilot: Pilot,
-    assembly: Assembly,
-    weights: Mapping[str, Path],
-    devices: Sequence[DeviceLatency],
-    cameras: Mapping[str, str],
-) -> list[Model]:
-    """Fit and write every chosen member's weights into the assembly's folder; their entries.
-
-    Classifiers are fitted to at most `assembly.limit` pictures of the train split.
-    """
-    data, folder = assembly.data, assembly.folder
-    pictures = Pictures.of(data, assembly.limit)
-    (folder / _LABELS).write_text("".join(f"{label}\n" for label in data.labels))
-    written: dict[int, Path] = {}
+def entries(pilot: Pilot, members: Mapping[int, Path], cameras: Mapping[str, str]) -> list[Model]:
+    """The model of each device; `members` are files of weights by row of the pilot."""
     models = []
-    for device in devices:
-        name = device.profile.name
-        row = pilot.choice.rows[name]
-        measured = pilot.measured[row]
-        if row not in written:
-            written[row] = folder / f"member-{row}.safetensors"
-            source = weights[measured.candidate.name]
-            write_member(
-                measured,
-                source,
-                pictures,
-                len(data.labels),
-                assembly.cache,
-                assembly.progress,
-                written[row],
-            )
-        backbone = backbone_of(measured.candidate)
+    for device, row in pilot.choice.rows.items():
+        backbone = backbone_of(pilot.measured[row].candidate)
         models.append(
             Model(
-                device=name,
-                labels=_LABELS,
+                device=device,
+                labels=LABELS,
                 timm=backbone.name,
-                weights=written[row].name,
+                weights=str(members[row]),
                 image_size=backbone.image_size,
                 depth=backbone.depth,
                 pooling=backbone.pooling,
                 region=WHOLE,
-                camera=cameras.get(name),
+                camera=cameras.get(device),
             )
         )
     return models
 
 
-def origin_of(pilot: Pilot, weights: Mapping[str, Path]) -> dict[str, str]:
+def origin_of(
+    pilot: Pilot, weights: Mapping[str, Path], digests: Mapping[str, str]
+) -> dict[str, str]:
     """Facts for the manifest: given weights, and the accuracy that was measured before."""
     names = {pilot.measured[row].candidate.name for row in pilot.choice.rows.values()}
     return {
@@ -71,7 +42,7 @@ def origin_of(pilot: Pilot, weights: Mapping[str, Path]) -> dict[str, str]:
         "fitted to the owner's pictures",
         "measured_before": f"{pilot.choice.together:.4f} on {pilot.count} pictures left out",
         **{
-            f"given_{name}": f"{weights[name].name}, sha256 {sha256_of(weights[name])}"
+            f"given_{name}": f"{weights[name].name}, sha256 {digests[name]}"
             for name in sorted(names)
         },
     }

@@ -17,6 +17,7 @@ from partitioner import api
 from partitioner.cli import assemble as assemble_command
 from partitioner.cli import crew as crew_command
 from partitioner.cli import export as export_command
+from partitioner.cli import measured as measured_command
 from partitioner.cli import plan as plan_command
 from partitioner.cli import quantize as quantize_command
 from partitioner.cli.common import (
@@ -32,7 +33,7 @@ from partitioner.cli.common import (
 )
 from partitioner.cli.options import configured
 from partitioner.cli.simulate import add_to as add_simulate
-from partitioner.config import Given
+from partitioner.config import Given, measures
 from partitioner.data.datasets import SPLITS, open_dataset
 from partitioner.planner.make_plan import Planned
 from partitioner.run.folder import RunFolder, default_run
@@ -135,7 +136,7 @@ def evaluate(
 @app.command(cls=console.list_options(*plan_command.LISTS))
 @configured(
     *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.cameras", "plan.latency_ms"),
-    *("plan.min_accuracy", "plan.families", "plan.anyway", *_TRAINING),
+    *("plan.min_accuracy", "plan.families", "plan.anyway", "run.minutes", *_TRAINING),
 )
 def build(
     *,
@@ -146,17 +147,29 @@ def build(
     crew: CrewFolderOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Plan, train, export and evaluate in a row; what is done already is not done again.
+    """Make a bundle for these devices; what is done already is not done again.
+
+    Without --teacher by measurement: every network of --weights, and every depth of a vision
+    transformer, is measured on the pictures with a classifier of their classes. Those that are best
+    together within --latency-ms are trained in what is left of --minutes, and served.
+
+    Example: mdp-partition build --weights weights/ --data photos/ --profiles n100 raspberry-pi-5
+    --latency-ms 40 --out bundle/
+
+    With --teacher it is planned by what earlier trainings were worth, trained, and served.
 
     Example: mdp-partition build --teacher vit_base_patch16_224 --data photos/
     --profiles a.toml b.toml c.toml --latency-ms 100 --teacher-epochs 10 --out bundle/
     """
+    config, folder = given.build(), run or default_run(out)
+    if measures(config):
+        measured_command.build(config, out, folder, name=name, crew=crew, json=json)
+        return
 
     def show(planned: Planned) -> None:
         if not json or planned.plan.refused:
             plan_command.show(planned, json)
 
-    config, folder = given.build(), run or default_run(out)
     with interruptible(_kept_in(folder)), _one_of_several(config.options.threads):
         from partitioner.pipeline import build_bundle
 

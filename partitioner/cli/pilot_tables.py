@@ -10,6 +10,7 @@ from partitioner.export.evaluate import Report
 from partitioner.pilot.linear import interval
 
 if TYPE_CHECKING:
+    from partitioner.measured.build import MeasuredBuild
     from partitioner.pilot.measure import Pilot
 
 
@@ -41,13 +42,18 @@ def print_pilot(pilot: "Pilot") -> None:
         )
 
 
-def predicted_and_measured(pilot: "Pilot", report: Report) -> str:
+def predicted_and_measured(build: "MeasuredBuild") -> str:
     """One line: the accuracy of all devices before, and on the test split."""
-    together = pilot.choice.together
+    pilot, together = build.pilot, build.pilot.choice.together
     low, high = interval(round(together * pilot.count), pilot.count)
+    text = f"all together: predicted {together:.1%} (between {low:.1%} and {high:.1%})"
+    if build.frozen is not None:
+        text += f", measured {_all_together(build.frozen):.1%} frozen and"
+        return f"{text} {_all_together(build.report):.1%} trained, on the test split"
+    return f"{text}, measured {_all_together(build.report):.1%} on the test split"
+
+
+def _all_together(report: Report) -> float:
+    """The accuracy of all members."""
     every = tuple(member.k for member in report.evaluation.members)
-    stacked = {subset.members: subset.stacked for subset in report.evaluation.subsets}
-    return (
-        f"all together: predicted {together:.1%} (between {low:.1%} and {high:.1%}), measured "
-        f"{stacked[every]:.1%} on the test split"
-    )
+    return next(one.stacked for one in report.evaluation.subsets if one.members == every)

@@ -5,6 +5,8 @@ left out of the fit. All depths of a plain ViT are measured in one pass at each 
 """
 
 import hashlib
+import io
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +17,8 @@ import torch
 from safetensors.torch import save_file
 
 from mdp.errors import InputError
+from mdp.files import write_bytes
+from mdp.formats.bundle import sha256_of
 from mdp.formats.plan import SubModelSpec
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import Dataset, PictureSet, thinned
@@ -37,6 +41,8 @@ from partitioner.run.progress import Advance, Progress
 
 #: Most pictures that candidates are compared on.
 COMPARED = 1000
+#: Changed with what kept predictions mean.
+_KEPT_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +158,12 @@ def run_pilot(
     target_ms: float,
     cache: Path,
     progress: Progress,
+    kept: Path | None = None,
 ) -> Pilot:
     """Measure every candidate that keeps the target on some device, and choose one for each.
 
-    `weights` are files by timm's name, `cameras` the devices' in scenes. Raises InputError.
+    `weights` are files by timm's name, `cameras` the devices' in scenes. Predictions are kept in
+    the folder `kept`, by network and pictures, and not computed again. Raises InputError.
     """
     some = candidates(list(weights), plain_shapes(list(weights)))
     if not some:
@@ -169,7 +177,13 @@ def run_pilot(
     measured = {
         row: Measured(some[row], left_out)
         for row, left_out in _measure(
-            {row: some[row] for row in wanted}, weights, pictures, len(data.labels), cache, progress
+            {row: some[row] for row in wanted},
+            weights,
+            pictures,
+            len(data.labels),
+            cache,
+            progress,
+            KeptPredictions(kept),
         ).items()
     }
 
@@ -193,23 +207,85 @@ def _measure(
     num_classes: int,
     cache: Path,
     progress: Progress,
+    kept: "KeptPredictions",
 ) -> dict[int, HeldOutPredictions]:
     """The predictions of each candidate for pictures left out."""
-    sides = sorted({one.spec.image_size for one in wanted.values()})
-    views = dict(zip(sides, _views(pictures.pictures, sides, cache, progress), strict=True))
     passes: dict[tuple[str, int], dict[int, int]] = {}
-    for row, one in wanted.items():
-        passes.setdefault((one.name, one.spec.image_size), {})[one.depth] = row
     found: dict[int, HeldOutPredictions] = {}
+    digests = {name: sha256_of(weights[name]) for name in {one.name for one in wanted.values()}}
+    keys = {
+        row: kept.key(one, digests[one.name], pictures, num_classes) for row, one in wanted.items()
+    }
+    for row, one in wanted.items():
+        known = kept.read(keys[row])
+        if known is not None:
+            found[row] = known
+        else:
+            passes.setdefault((one.name, one.spec.image_size), {})[one.depth] = row
+    if not passes:
+        return found
+    sides = sorted({side for _, side in passes})
+    views = dict(zip(sides, _views(pictures.pictures, sides, cache, progress), strict=True))
     total = len(passes) * len(pictures.pictures)
-    with progress.task(f"measuring {len(wanted)} candidates", total) as advance:
+    count = len(wanted) - len(found)
+    with progress.task(f"measuring {count} candidates", total) as advance:
         for (name, side), by_depth in passes.items():
             features = _features(name, side, weights[name], sorted(by_depth), views[side], advance)
             for depth, row in by_depth.items():
                 found[row] = leave_groups_out(
                     features[depth], pictures.pictures.targets, pictures.groups, num_classes
                 )
+                kept.write(keys[row], found[row])
     return found
+
+
+class KeptPredictions:
+    """Predictions of candidates in a folder, by network, picture size, depth and pictures."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Without a folder nothing is kept."""
+        self._folder = folder
+
+    def key(self, one: FrozenNetwork, weights: str, pictures: Pictures, num_classes: int) -> str:
+        """The name of a file; `weights` is the sha256 of the network's."""
+        facts = (
+            _KEPT_FORMAT,
+            one.name,
+            one.spec.image_size,
+            one.depth,
+            weights,
+            pictures.pictures.digest,
+            num_classes,
+            hashlib.sha256(pictures.groups.tobytes()).hexdigest(),
+        )
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+    def read(self, key: str) -> HeldOutPredictions | None:
+        """The predictions of a candidate; None where there are none, or they are damaged."""
+        if self._folder is None:
+            return None
+        try:
+            with np.load(self._folder / f"{key}.npz") as kept:
+                return HeldOutPredictions(
+                    log_probabilities=kept["log_probabilities"].astype(np.float64),
+                    penalty=float(kept["penalty"]),
+                    sharpness=float(kept["sharpness"]),
+                )
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None
+
+    def write(self, key: str, found: HeldOutPredictions) -> None:
+        """Keep the predictions of a candidate; raises InputError where they cannot be written."""
+        if self._folder is None:
+            return
+        content = io.BytesIO()
+        np.savez(
+            content,
+            log_probabilities=found.log_probabilities.astype(np.float32),
+            penalty=found.penalty,
+            sharpness=found.sharpness,
+        )
+        write_bytes(self._folder / f"{key}.npz", content.getvalue())
 
 
 def _features(
@@ -226,32 +302,35 @@ def _views(
     return load_views(pictures, [View(side) for side in sides], cache, progress, "train split")
 
 
-def write_member(
-    measured: Measured,
+def fit_member(
+    one: FrozenNetwork,
     weights: Path,
     pictures: Pictures,
     num_classes: int,
     cache: Path,
     progress: Progress,
     path: Path,
-) -> None:
-    """Write a member's weights with a classifier fitted to `pictures`; raises InputError."""
-    one, side = measured.candidate, measured.candidate.spec.image_size
-    (pixels,) = _views(pictures.pictures, [side], cache, progress)
+) -> Array:
+    """Write a member's weights to `path`, with a classifier fitted to `pictures`.
+
+    Returns its log-probabilities `[N, C]` of these, each left out of the fit. Raises InputError.
+    """
+    (pixels,) = _views(pictures.pictures, [one.spec.image_size], cache, progress)
     with progress.task(f"fitting the classifier of {one.words}", len(pixels)) as advance:
-        features = _features(one.name, side, weights, [one.depth], pixels, advance)[one.depth]
+        features = _features(one.name, one.spec.image_size, weights, [one.depth], pixels, advance)[
+            one.depth
+        ]
+    targets = pictures.pictures.targets
+    left_out = leave_groups_out(features, targets, pictures.groups, num_classes)
     classifier = fit(
-        features,
-        pictures.pictures.targets,
-        num_classes,
-        penalty=measured.left_out.penalty,
-        sharpness=measured.left_out.sharpness,
+        features, targets, num_classes, penalty=left_out.penalty, sharpness=left_out.sharpness
     )
     member = FamilyMember(backbone_of(one), num_classes, weights)
     with torch.no_grad():
         member.bag.weight.copy_(torch.from_numpy(classifier.weight))
         member.bag.bias.copy_(torch.from_numpy(classifier.bias))
     save_file({name: tensor.contiguous() for name, tensor in member.state_dict().items()}, path)
+    return left_out.log_probabilities
 
 
 def backbone_of(one: FrozenNetwork) -> Backbone:

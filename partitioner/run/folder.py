@@ -94,7 +94,7 @@ class RunFolder:
             if before != settings:
                 write_json(self.settings_file, settings)
             return
-        self._check_own()
+        self.check_new()
         shutil.rmtree(self.predecessors, ignore_errors=True)
         # The settings mark the folder as a run, so they come last.
         write_toml(self.plan_file, plan)
@@ -103,7 +103,7 @@ class RunFolder:
     def check_teacher(self, facts: TeacherFacts) -> None:
         """Raise InputError for a run trained with another teacher, and for no run folder."""
         if not (self.settings_file.exists() and self._begun()):
-            self._check_own()
+            self.check_new()
             return
         before = msgspec.structs.replace(self.settings().teacher, file=facts.file)
         changed = differences(before, facts)
@@ -113,7 +113,7 @@ class RunFolder:
                 "(give the same one to go on, or another folder with --run)"
             )
 
-    def _check_own(self) -> None:
+    def check_new(self) -> None:
         """Raise InputError if the folder has files that no untrained run has."""
         own = {
             self.settings_file.name,

@@ -20,9 +20,6 @@ _RESERVED = ("num_classes", "in_chans", "pretrained", "checkpoint_path", "dynami
 class PlanSettings(Record, frozen=True, kw_only=True):
     """The table `[plan]` of run.toml; raises InputError for a value out of range."""
 
-    teacher: Annotated[
-        str, Meta(description="timm's name of a plain ViT, for instance vit_base_patch16_224")
-    ]
     profiles: Annotated[
         list[str],
         Meta(
@@ -30,6 +27,13 @@ class PlanSettings(Record, frozen=True, kw_only=True):
             "boards of a kind"
         ),
     ]
+    teacher: Annotated[
+        str | None,
+        Meta(
+            description="timm's name of a plain ViT, for instance vit_base_patch16_224; without it "
+            "a build measures the networks of --weights"
+        ),
+    ] = None
     teacher_args: Annotated[
         dict[str, TeacherArgument],
         Meta(description="Arguments of timm's constructor of it: key=value, one or more"),
@@ -117,6 +121,12 @@ class PlanSettings(Record, frozen=True, kw_only=True):
         self.precisions()
         for key in self.teacher_args:
             check_argument(key)
+
+    def require_teacher(self) -> str:
+        """The teacher's name; raises InputError where none is given."""
+        if self.teacher is None:
+            raise InputError("plan.teacher: expected the name of a plain ViT, got none")
+        return self.teacher
 
     def precisions(self) -> tuple[Precision, ...]:
         """The precisions to plan with; raises InputError for an unknown one."""

@@ -249,6 +249,14 @@ class RunOptions(Record, frozen=True):
             "their classes; nothing is fetched"
         ),
     ] = None
+    minutes: Annotated[
+        Annotated[float, Meta(ge=0, le=10_000)] | None,
+        Meta(
+            description="Build by measurement, in about so many minutes: networks with given "
+            "weights are measured on the pictures, and what time is left trains those that are "
+            "chosen; 0 trains none; default without --teacher: 10"
+        ),
+    ] = None
     seed: Annotated[
         int, Meta(ge=0, lt=2**32, description="Seed of weights, variants and order of pictures")
     ] = 0

@@ -7,7 +7,7 @@ augmentation, teacher, predecessors and student are all on one device; no logits
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,6 +76,15 @@ class Averaged:
         self._steps += 1
         decay = min(self._decay, (1 + self._steps) / (10 + self._steps))
         torch._foreach_lerp_(self._kept, self._current, 1 - decay)
+
+    def state(self) -> dict[str, Any]:
+        """The averages and the number of steps, for a checkpoint."""
+        return {"steps": self._steps, "kept": self._kept}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self._steps = int(state["steps"])
+        torch._foreach_copy_(self._kept, list(state["kept"]))
 
     def into_network(self) -> None:
         """Give the network the averaged weights."""

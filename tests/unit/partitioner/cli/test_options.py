@@ -126,7 +126,7 @@ def test_an_option_is_named_where_its_value_was_given_by_one(tmp_path: Path) -> 
         assert str(told.value) == message
     with pytest.raises(InputError) as told:
         given("--latency-ms", 5).build()
-    assert str(told.value) == ("--teacher: expected it, or `plan.teacher` in the file of --config")
+    assert str(told.value) == "--profiles: expected it, or `plan.profiles` in the file of --config"
 
 
 def test_what_a_command_finds_wrong_later_names_the_key_as_well(tmp_path: Path) -> None:

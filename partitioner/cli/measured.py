@@ -1,0 +1,43 @@
+"""The build by measurement as `mdp-partition build` shows it."""
+
+from pathlib import Path
+
+from mdp import console
+from mdp.errors import InputError
+from mdp.formats.bundle import Bundle
+from partitioner.cli.common import interruptible
+from partitioner.config import BuildConfig
+from partitioner.run.folder import RunFolder, bundle_name
+from partitioner.run.progress import Progress
+from partitioner.training.compute import own_threads, use_threads
+from partitioner.training.world import world
+
+
+def build(
+    config: BuildConfig, out: Path, run: Path, *, name: str | None, crew: Path | None, json: bool
+) -> None:
+    """Build a bundle by measurement and print its tables; raises InputError."""
+    if crew is not None:
+        raise InputError("--crew: a build by measurement trains on this machine: expected none")
+    if world().size > 1:
+        raise InputError("torchrun: expected one process for a build by measurement")
+    named = bundle_name(name, out)
+    with interruptible(f"what is finished is kept in {run}, and the same command goes on there"):
+        use_threads(config.options.threads or own_threads())
+        from partitioner.measured.build import build_measured
+        from partitioner.measured.inputs import BuildInputs
+
+        progress = Progress()
+        inputs = BuildInputs.read(config)
+        found = build_measured(inputs, out, RunFolder(run), named, progress)
+    bundle = Bundle.open(out)
+    if json:
+        value = {"bundle": str(out), "digest": bundle.digest, "run": str(run), **found.to_json()}
+        console.print_json({**value, **found.report.as_json(bundle)})
+        return
+    from partitioner.cli import pilot_tables, tables
+
+    pilot_tables.print_pilot(found.pilot)
+    tables.print_report(found.report, bundle.manifest.plan)
+    print(pilot_tables.predicted_and_measured(found))
+    print(f"{out}: {len(bundle.manifest.plan.assignments)} sub-models, digest {bundle.digest}")

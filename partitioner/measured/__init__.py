@@ -1,0 +1,1 @@
+"""A build by measurement: networks with given weights are cut, chosen, and taught new classes."""

@@ -1,0 +1,257 @@
+"""Train a measured network further, on views drawn anew in every step, within a given time.
+
+The classifier fitted to frozen features is where it starts, so that the first step does not undo
+what is known. Soft targets are the predictions of all chosen networks together for pictures left
+out of their fits: they come for nothing, and a network learns from them what the others see.
+"""
+
+import io
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mdp.errors import InputError
+from mdp.files import write_bytes
+from partitioner.data.crops import View
+from partitioner.data.live_views import Draw, Drawing, Draws, Pictures
+from partitioner.networks.families import FamilyMember
+from partitioner.run.progress import Progress
+from partitioner.training.compute import quicker_autocast
+from partitioner.training.live import Averaged, placed
+from partitioner.training.loop import (
+    MAX_GRADIENT_NORM,
+    STATISTICS,
+    TrainingDiverged,
+    parameter_groups,
+    retake_statistics,
+)
+
+#: Share of the time during which the step size rises.
+_WARM_UP = 0.05
+#: Seconds between checkpoints.
+_CHECKPOINT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Constants of a fine-tuning."""
+
+    #: AdamW's peak step size, of the layers and, as a multiple, of the classifier.
+    learning_rate: float
+    classifier_rate: float = 10.0
+    weight_decay: float = 0.05
+    batch: int = 32
+    drawing: Drawing
+    #: Share of the soft targets beside the labels.
+    soft: float = 0.5
+    label_smoothing: float = 0.1
+    #: Passes over the pictures, at most.
+    epochs: int = 60
+    #: Decay per step of the averaged weights, which are taken at the end.
+    average: float = 0.995
+
+
+@dataclass(frozen=True, slots=True)
+class FineTuned:
+    """The outcome of a fine-tuning, whose network was changed in place."""
+
+    steps: int
+    epochs: float
+    seconds: float
+    #: Mean losses by epoch.
+    losses: list[float]
+
+
+def fine_tune(
+    member: FamilyMember,
+    pictures: Pictures,
+    soft: Tensor,
+    recipe: Recipe,
+    *,
+    seconds: float,
+    seed: int,
+    checkpoint: Path,
+    what: str,
+    progress: Progress,
+    clock: Callable[[], float] = time.monotonic,
+) -> FineTuned:
+    """Train `member` in place for `seconds`, or as long as was planned where it goes on.
+
+    `soft` are log-probabilities `[N, C]` of the pictures. The state is kept in `checkpoint`, now
+    and then and at the end. Raises TrainingDiverged, and InputError for a checkpoint of another
+    training.
+    """
+    device = pictures.pixels.device
+    view = View(member.backbone.image_size)
+    draws = Draws(len(pictures.pixels), recipe.batch, recipe.drawing, seed, device)
+    placed(member, device)
+    optimiser = torch.optim.AdamW(_groups(member, recipe), lr=0.0, fused=True)
+    averaged = Averaged(member, recipe.average)
+    state = _State(member, optimiser, averaged, checkpoint, seconds)
+    state.restore()
+    seconds = state.planned_s
+    started_s = clock() - state.seconds
+    kept_s = clock()
+    most = recipe.epochs * draws.per_epoch
+    # The random order of a resumed training is another one.
+    torch.manual_seed(seed + state.steps)
+    member.train()
+    total = max(1, round(seconds))
+    with progress.task(what, total, done=min(total, round(state.seconds))) as advance:
+        shown = min(total, round(state.seconds))
+        while state.steps < most and (done_s := clock() - started_s) < seconds:
+            rate = _rate(max(done_s / seconds, state.steps / most))
+            for group in optimiser.param_groups:
+                group["lr"] = rate * group["peak"]
+            loss = _step(member, view, pictures, soft, draws(), recipe, optimiser)
+            averaged.step()
+            state.add(loss, draws.per_epoch)
+            if not math.isfinite(loss):
+                raise TrainingDiverged(f"{what}: the loss became {loss} in step {state.steps}")
+            now_s = clock()
+            if now_s - kept_s > _CHECKPOINT_S:
+                state.seconds, kept_s = now_s - started_s, now_s
+                state.save()
+            if (whole := min(total, int(now_s - started_s))) > shown:
+                advance(whole - shown, f"loss {state.mean:.3f}")
+                shown = whole
+    took_s = clock() - started_s
+    averaged.into_network()
+    settle(member, pictures)
+    state.seconds = took_s
+    state.save()
+    return FineTuned(state.steps, state.steps / draws.per_epoch, took_s, state.losses)
+
+
+def _groups(member: FamilyMember, recipe: Recipe) -> list[dict[str, Any]]:
+    """Parameters of the layers and of the classifier, with their peak step sizes."""
+    groups: list[dict[str, Any]] = []
+    for module, factor in ((member.trunk, 1.0), (member.bag, recipe.classifier_rate)):
+        for group in parameter_groups(module, recipe.weight_decay):
+            groups.append({**group, "peak": factor * recipe.learning_rate})
+    return [group for group in groups if group["params"]]
+
+
+def _rate(done: float) -> float:
+    """The step size at a share `done` of the training, as a share of its peak."""
+    if done < _WARM_UP:
+        return max(0.05, done / _WARM_UP)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (done - _WARM_UP) / (1 - _WARM_UP))))
+
+
+def _step(
+    member: FamilyMember,
+    view: View,
+    pictures: Pictures,
+    soft: Tensor,
+    draw: Draw,
+    recipe: Recipe,
+    optimiser: torch.optim.Optimizer,
+) -> float:
+    """One step; returns its loss."""
+    x = draw.views(pictures.pixels, view)
+    own = soft[draw.rows].exp()
+    share = draw.share[:, None]
+    targets = torch.lerp(
+        draw.labels(pictures), own * share + own.roll(1, 0) * (1 - share), recipe.soft
+    )
+    optimiser.zero_grad(set_to_none=True)
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=quicker_autocast() == "bf16"):
+        logits = member(x.contiguous()).bag
+    loss = F.cross_entropy(logits.float(), targets, label_smoothing=recipe.label_smoothing)
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(member.parameters(), MAX_GRADIENT_NORM)
+    optimiser.step()
+    return float(loss.detach())
+
+
+def settle(member: FamilyMember, pictures: Pictures, batch: int = 64) -> None:
+    """Take the statistics of batch norms anew, with the weights as they are."""
+    view = View(member.backbone.image_size)
+    # Whole pictures, as those that are served.
+    drawing = Drawing(min_area=1.0, flip=False, mixed=0.0)
+    draws = Draws(len(pictures.pixels), batch, drawing, 0, pictures.pixels.device)
+
+    def see() -> None:
+        for _ in range(math.ceil(min(STATISTICS, len(pictures.pixels)) / draws.batch)):
+            member(draws().views(pictures.pixels, view).contiguous())
+
+    retake_statistics(member, see)
+
+
+class _State:
+    """Progress of a fine-tuning, and its file."""
+
+    def __init__(
+        self,
+        member: FamilyMember,
+        optimiser: torch.optim.Optimizer,
+        averaged: Averaged,
+        path: Path,
+        planned_s: float,
+    ) -> None:
+        self.planned_s = planned_s
+        self._member, self._optimiser, self._averaged, self._path = (
+            member,
+            optimiser,
+            averaged,
+            path,
+        )
+        self.steps, self.seconds = 0, 0.0
+        self.losses: list[float] = []
+        self._sum, self._count = 0.0, 0
+
+    @property
+    def mean(self) -> float:
+        """The mean loss of the present epoch, or of the one before."""
+        return self._sum / self._count if self._count else (self.losses or [0.0])[-1]
+
+    def add(self, loss: float, per_epoch: int) -> None:
+        """Count a step."""
+        self.steps += 1
+        self._sum, self._count = self._sum + loss, self._count + 1
+        if self.steps % per_epoch == 0:
+            self.losses.append(self._sum / self._count)
+            self._sum, self._count = 0.0, 0
+
+    def save(self) -> None:
+        """Write the checkpoint, atomically."""
+        buffer = io.BytesIO()
+        torch.save(
+            {
+                "module": self._member.state_dict(),
+                "optimiser": self._optimiser.state_dict(),
+                "averaged": self._averaged.state(),
+                "steps": self.steps,
+                "seconds": self.seconds,
+                "losses": self.losses,
+                "planned": self.planned_s,
+            },
+            buffer,
+        )
+        write_bytes(self._path, buffer.getvalue())
+
+    def restore(self) -> None:
+        """Go on from the checkpoint, if there is one; raises InputError for another one's."""
+        if not self._path.exists():
+            return
+        try:
+            kept = torch.load(self._path, weights_only=True, map_location="cpu")
+            self._member.load_state_dict(kept["module"])
+            self._optimiser.load_state_dict(kept["optimiser"])
+            self._averaged.load(kept["averaged"])
+            self.steps, self.seconds = int(kept["steps"]), float(kept["seconds"])
+            self.losses = [float(loss) for loss in kept["losses"]]
+            self.planned_s = float(kept["planned"])
+        except Exception as error:
+            # torch.load raises errors of many types for a damaged file.
+            raise InputError(
+                f"{self._path}: not a checkpoint of this build; remove it to start over"
+            ) from error

@@ -1,0 +1,310 @@
+"""Train the chosen networks in the time that is left, and keep those that became better."""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from mdp.files import Record, read_json, write_bytes, write_json
+from partitioner.data.crops import View, load_views
+from partitioner.data.datasets import DIGITS, PictureSet
+from partitioner.data.live_views import Drawing, Pictures
+from partitioner.data.memmaps import Index, Views
+from partitioner.data.scenes import single_pictures
+from partitioner.estimates.macs import macs
+from partitioner.measured.fine_tuning import Recipe, fine_tune, settle
+from partitioner.measured.inputs import BuildInputs
+from partitioner.networks.families import FamilyMember
+from partitioner.pilot.candidates import FrozenNetwork
+from partitioner.pilot.linear import Array, log_softmax
+from partitioner.pilot.measure import Pictures as Singles
+from partitioner.pilot.measure import Pilot, backbone_of
+from partitioner.run.folder import RunFolder
+from partitioner.run.progress import Progress
+from partitioner.training.cached_outputs import BATCH, batch
+from partitioner.training.compute import quicker_autocast, training_device
+from partitioner.training.loop import derived_seed
+
+#: Fewest seconds of training of one network that are worth their start.
+LEAST_S = 20.0
+#: Views are cut from pictures of this many times the side.
+_CANVAS = 1.25
+#: Shares of the trained weights that are tried, the rest being the frozen network's: weights in
+#: between are often better than both (Wortsman and others, Robust fine-tuning of zero-shot models,
+#: CVPR 2022, arXiv 2109.01903).
+_SHARES = (0.5, 1.0)
+#: AdamW's peak step sizes of cuts of vision transformers and of other networks.
+_VIT, _OTHERS = 1e-4, 3e-4
+#: A class's probability where the label says that it is another.
+_NEARLY_NONE = 1e-6
+#: Files of a run folder.
+_TRAINED, _RECORD = "trained-{}.safetensors", "trained-{}.json"
+
+
+class TaughtRecord(Record, frozen=True):
+    """What a run folder keeps of a training that is done."""
+
+    seconds: float
+    epochs: float
+    #: Share of the trained weights in the kept ones; 0: the frozen network was better.
+    share: float
+    #: Cross-entropy of the calibration pictures by share.
+    losses: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class FittedMember:
+    """A frozen network with a fitted classifier."""
+
+    path: Path
+    #: The pictures that it was fitted to.
+    pictures: Singles
+    #: Log-probabilities `[N, C]` of these pictures, each left out of the fit.
+    left_out: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """A network that was trained."""
+
+    record: TaughtRecord
+    #: The weights that are better than the frozen ones; None where none are.
+    path: Path | None
+
+    @property
+    def words(self) -> str:
+        """What was done, in a line."""
+        record = self.record
+        did = f"{record.epochs:.1f} epochs in {record.seconds / 60:.1f} minutes"
+        if self.path is None:
+            return f"{did}; no better than frozen on the calibration split, so frozen is kept"
+        mixed = "" if record.share == 1 else f", {record.share:g} of them and the rest frozen"
+        return f"{did}; trained weights are kept{mixed}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The record."""
+        return {**msgspec.to_builtins(self.record), "kept": self.path is not None}
+
+
+def train_networks(
+    inputs: BuildInputs,
+    pilot: Pilot,
+    members: Mapping[int, FittedMember],
+    run: RunFolder,
+    left_s: float,
+    progress: Progress,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[int, Taught]:
+    """Train each of `members`, by row of the pilot, in `left_s` seconds together.
+
+    Time is shared out by the networks' work. Returns the trained ones by row.
+    """
+    until_s = clock() + left_s
+    found: dict[int, Taught] = {}
+    work = {
+        row: macs(pilot.measured[row].candidate.spec, len(inputs.data.labels)) for row in members
+    }
+    pictures = Singles.of(inputs.data, len(inputs.data.train) * max(1, len(inputs.data.cameras)))
+    soft = soft_targets(inputs, pilot, members, pictures)
+    for number, (row, member) in enumerate(members.items()):
+        seconds = work[row] / sum(list(work.values())[number:]) * (until_s - clock())
+        training = _Training(inputs, pilot.measured[row].candidate, member, pictures, run, progress)
+        if seconds < LEAST_S and not training.begun:
+            progress.note(
+                f"{training.words}: stays frozen: {max(0.0, seconds):.0f} s of --minutes "
+                f"{inputs.minutes:g} are left to train it, expected at least {LEAST_S:.0f}"
+            )
+            continue
+        found[row] = training.run_for(seconds, soft, clock)
+        progress.note(f"{training.words}: {found[row].words}")
+    return found
+
+
+def soft_targets(
+    inputs: BuildInputs, pilot: Pilot, members: Mapping[int, FittedMember], pictures: Singles
+) -> Array:
+    """Log-probabilities `[N, C]` of `pictures` by all chosen networks together.
+
+    They are those for pictures left out of the classifiers' fits, of scenes those of the scene.
+    Pictures that no classifier was fitted to have their labels alone.
+    """
+    some = next(iter(members.values())).pictures
+    total: Array | None = None
+    for device, row in pilot.choice.rows.items():
+        own = members[row].left_out
+        if some.places is not None:
+            own = own[some.places.of(inputs.cameras[device])]
+        total = own if total is None else total + own
+    assert total is not None
+    fused = log_softmax(total / math.sqrt(len(pilot.choice.rows)))
+    if some.places is not None:
+        fused = fused[some.places.scene]
+    known = {name: place for place, name in enumerate(some.pictures.names)}
+    targets = pictures.pictures.targets
+    found: Array = np.full((len(targets), fused.shape[1]), math.log(_NEARLY_NONE))
+    found[np.arange(len(targets)), targets] = 0.0
+    for place, name in enumerate(pictures.pictures.names):
+        if name in known:
+            found[place] = fused[known[name]]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """One network's training: its pictures, its files, and the choice of its weights."""
+
+    inputs: BuildInputs
+    candidate: FrozenNetwork
+    fitted: FittedMember
+    pictures: Singles
+    run: RunFolder
+    progress: Progress
+
+    @property
+    def words(self) -> str:
+        """The network and its cut."""
+        return self.candidate.words
+
+    @property
+    def key(self) -> str:
+        """A name for the outcome, in files."""
+        inputs = self.inputs
+        facts = (
+            inputs.digests[self.candidate.name],
+            backbone_of(self.candidate),
+            self.pictures.pictures.digest,
+            inputs.data.calibration.digest,
+            inputs.data.labels,
+            inputs.minutes,
+            inputs.seed,
+        )
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+    @property
+    def checkpoint(self) -> Path:
+        """The state of a training that is not done."""
+        return self.run.checkpoint(self.key)
+
+    @property
+    def begun(self) -> bool:
+        """Tell whether the run folder has the outcome, or a part of the training."""
+        return self.checkpoint.exists() or (self.run.path / _RECORD.format(self.key)).exists()
+
+    def run_for(self, seconds: float, soft: Array, clock: Callable[[], float]) -> Taught:
+        """Train for `seconds`, or take what the run folder has of the very same training."""
+        weights = self.run.path / _TRAINED.format(self.key)
+        record = self.run.path / _RECORD.format(self.key)
+        if not record.exists():
+            member = self._frozen()
+            frozen = {name: value.clone() for name, value in member.state_dict().items()}
+            kept = self._on_device()
+            tuned = fine_tune(
+                member,
+                kept,
+                torch.from_numpy(soft).float().to(kept.pixels.device),
+                recipe_of(self.candidate, flips=self.inputs.data.source != DIGITS),
+                seconds=seconds,
+                seed=derived_seed(self.inputs.seed, "views", self.key),
+                checkpoint=self.checkpoint,
+                what=f"training {self.words}",
+                progress=self.progress,
+                clock=clock,
+            )
+            share, losses, state = self._choose(member, frozen, kept)
+            if share:
+                write_bytes(weights, save(state))
+            write_json(
+                record,
+                TaughtRecord(
+                    seconds=tuned.seconds, epochs=tuned.epochs, share=share, losses=losses
+                ),
+            )
+            self.checkpoint.unlink(missing_ok=True)
+        known = read_json(record, TaughtRecord)
+        return Taught(known, weights if known.share else None)
+
+    def _frozen(self) -> FamilyMember:
+        member = FamilyMember(backbone_of(self.candidate), len(self.inputs.data.labels))
+        member.load_state_dict(load_file(self.fitted.path))
+        return member
+
+    def _on_device(self) -> Pictures:
+        """The training pictures where the training is, as many as the memory takes."""
+        side = math.ceil(_CANVAS * self.candidate.spec.image_size)
+        views = self._views(self.pictures.pictures, side, "train split")
+        device, targets = training_device(), self.pictures.pictures.targets
+        pixels = torch.from_numpy(np.ascontiguousarray(np.moveaxis(np.asarray(views), 3, 1)))
+        return Pictures(
+            pixels.to(device), torch.from_numpy(targets).to(device), len(self.inputs.data.labels)
+        )
+
+    def _views(self, pictures: PictureSet, side: int, what: str) -> Views:
+        return load_views(pictures, [View(side)], self.run.cache, self.progress, what)[0]
+
+    def _choose(
+        self, member: FamilyMember, frozen: Mapping[str, Tensor], pictures: Pictures
+    ) -> tuple[float, dict[str, float], dict[str, Tensor]]:
+        """The share of trained weights with the least cross-entropy on the calibration split.
+
+        Beside it the cross-entropy by share, and the weights.
+        """
+        calibration = single_pictures(self.inputs.data).calibration
+        views = self._views(calibration, self.candidate.spec.image_size, "calibration split")
+        tuned = {name: value.clone() for name, value in member.state_dict().items()}
+        states: dict[float, dict[str, Tensor]] = {0.0: dict(frozen)}
+        losses: dict[float, float] = {}
+        for share in (0.0, *_SHARES):
+            if 0 < share < 1:
+                member.load_state_dict(_between(frozen, tuned, share))
+                settle(member, pictures)
+                states[share] = {k: v.clone() for k, v in member.state_dict().items()}
+            elif share:
+                states[share] = tuned
+            member.load_state_dict(states[share])
+            losses[share] = _cross_entropy(member, views, calibration.targets)
+        best = min(losses, key=lambda share: (losses[share], share))
+        state = {name: value.cpu().contiguous() for name, value in states[best].items()}
+        return best, {f"{share:g}": loss for share, loss in losses.items()}, state
+
+
+def recipe_of(candidate: FrozenNetwork, *, flips: bool) -> Recipe:
+    """The recipe of a network, by its family."""
+    drawing = Drawing(min_area=0.35, mixed=0.0, flip=flips)
+    return Recipe(learning_rate=_VIT if candidate.depth else _OTHERS, drawing=drawing)
+
+
+def _between(
+    frozen: Mapping[str, Tensor], tuned: Mapping[str, Tensor], share: float
+) -> dict[str, Tensor]:
+    """Weights between two states; what is no floating-point number is the second one's."""
+    return {
+        name: torch.lerp(frozen[name].to(value), value, share)
+        if value.is_floating_point()
+        else value
+        for name, value in tuned.items()
+    }
+
+
+def _cross_entropy(member: FamilyMember, views: Views, targets: Index) -> float:
+    """The mean cross-entropy of a member on views `[N, S, S, 3]`."""
+    device, total = training_device(), 0.0
+    member.to(device).eval()
+    with (
+        torch.inference_mode(),
+        torch.autocast(device.type, torch.bfloat16, enabled=quicker_autocast() == "bf16"),
+    ):
+        for start in range(0, len(views), BATCH):
+            index = np.arange(start, min(start + BATCH, len(views)))
+            logits = member(batch(views, index, device).contiguous()).bag.float()
+            right = torch.from_numpy(targets[index]).to(device)
+            total += float(torch.nn.functional.cross_entropy(logits, right, reduction="sum"))
+    return total / len(views)

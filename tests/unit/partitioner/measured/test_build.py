@@ -1,0 +1,260 @@
+"""Networks with given weights: measured, chosen, taught the classes, and served."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from safetensors.torch import save_file
+
+from mdp.errors import InputError
+from mdp.formats.bundle import Bundle
+from mdp.formats.plan import SubModelSpec
+from partitioner.config import Given
+from partitioner.data.crops import View, load_views
+from partitioner.data.datasets import open_dataset
+from partitioner.measured import training
+from partitioner.measured.build import MeasuredBuild, build_measured
+from partitioner.measured.inputs import BuildInputs
+from partitioner.networks.families import Backbone, FamilyMember, create
+from partitioner.pilot import measure
+from partitioner.pilot.features import cut_features
+from partitioner.pilot.linear import Classifier
+from partitioner.run.folder import RunFolder
+from partitioner.run.progress import Progress
+from tests.support.models.trees import CLASSES, write_scenes, write_tree
+
+pytestmark = pytest.mark.torch
+VIT = "test_vit"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small vision transformer, and a network that no catalogue has."""
+    folder = tmp_path_factory.mktemp("weights")
+    for name in (VIT, "test_efficientnet"):
+        torch.manual_seed(0)
+        state = create(Backbone(name, 160), 5).state_dict()
+        save_file(state, folder / f"{name}.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("pictures") / "tree", each=50)
+
+
+def inputs_of(weights: Path, data: Path, **options: Any) -> BuildInputs:
+    """The inputs of a build of a few milliseconds; `options` are keys of a configuration."""
+    given = {
+        "run.data": str(data),
+        "run.weights": str(weights),
+        "run.minutes": 0,
+        "plan.profiles": ["n100"],
+        "plan.latency_ms": 5.0,
+    }
+    return BuildInputs.read(Given(None, given | options).build())
+
+
+def run(inputs: BuildInputs, out: Path, **options: Any) -> tuple[Bundle, MeasuredBuild]:
+    """The bundle, and the outcome of its build."""
+    folder = RunFolder(Path(f"{out}.run"))
+    found = build_measured(inputs, out, folder, "bundle", Progress(), **options)
+    return Bundle.open(out), found
+
+
+def test_depths_are_measured_and_the_chosen_cut_is_what_the_bundle_serves(
+    weights: Path, tree: Path, tmp_path: Path
+) -> None:
+    bundle, found = run(inputs_of(weights, tree), tmp_path / "bundle")
+    pilot, depth = found.to_json()["pilot"], len(create(Backbone(VIT, 160), 0).blocks)
+    measured = {(one["network"], one["image_size"], one["depth"]) for one in pilot["candidates"]}
+    assert {of for of, _, _ in measured} == {VIT}
+    assert {layers for _, _, layers in measured} == set(range(1, depth + 1))
+    plan, evaluation = bundle.manifest.plan, bundle.manifest.evaluation
+    assert plan.target_ms == 5.0
+    assert evaluation is not None
+    for assignment, member in zip(plan.assignments, evaluation.members, strict=True):
+        assert isinstance(assignment.submodel, SubModelSpec)
+        chosen = pilot["chosen"][assignment.device]
+        assert chosen["network"] == (
+            f"{VIT}, first {assignment.submodel.depth} layers at "
+            f"{assignment.submodel.image_size} px"
+        )
+        # A cut with random weights still tells rings from stripes; both were measured by pictures
+        # that the classifier had not seen.
+        assert member.accuracy > 0.6
+        assert member.accuracy == pytest.approx(chosen["accuracy"], abs=0.25)
+        assert chosen["latency_ms"] <= 5.0
+    assert bundle.manifest.provenance[f"given_{VIT}"].startswith(f"{VIT}.safetensors, sha256 ")
+    assert pilot["together"]["low"] < pilot["together"]["accuracy"] < pilot["together"]["high"]
+    assert not found.taught
+
+
+def test_features_of_a_depth_are_those_of_the_network_cut_there(weights: Path, tree: Path) -> None:
+    pictures = open_dataset(str(tree)).calibration
+    (views,) = load_views(pictures, [View(64)], tree.parent / "views", Progress(), "test")
+    found = cut_features(VIT, 64, weights / f"{VIT}.safetensors", [1, 2], views, lambda *_: None)
+    for depth in (1, 2):
+        backbone = Backbone(VIT, 64, depth, "tokens")
+        member = FamilyMember(backbone, 3, weights / f"{VIT}.safetensors").eval()
+        with torch.inference_mode():
+            pixels = torch.from_numpy(np.array(views)).permute(0, 3, 1, 2).float()
+            own = member(pixels).feature.numpy()
+        # Measured in bf16 where the processor has it.
+        assert found[depth] == pytest.approx(own, abs=0.1)
+
+
+def test_each_device_with_a_camera_is_measured_on_its_own_pictures(
+    weights: Path, tmp_path: Path
+) -> None:
+    scenes = write_scenes(tmp_path / "scenes", each=24)
+    inputs = inputs_of(
+        weights,
+        scenes,
+        **{
+            "plan.profiles": ["n100", "laptop-cpu"],
+            "plan.cameras": {"n100": "left", "laptop-cpu": "right"},
+        },
+    )
+    bundle, found = run(inputs, tmp_path / "bundle")
+    plan = bundle.manifest.plan
+    assert {a.device: a.camera for a in plan.assignments} == {"n100": "left", "laptop-cpu": "right"}
+    train = inputs.data.train
+    whole = [source for source in train.sources if len(source) == 2]  # type: ignore[arg-type]
+    assert found.pilot.count == len(whole) == len(train) - 1
+    assert bundle.manifest.labels == sorted(CLASSES)
+    evaluation = bundle.manifest.evaluation
+    assert evaluation is not None
+    assert {subset.members for subset in evaluation.subsets} == {(0,), (1,), (0, 1)}
+
+
+class Clock:
+    """A clock that goes on by a second at each question."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+def test_what_time_is_left_trains_the_chosen_network_and_the_better_weights_are_served(
+    weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def knows_nothing(features: Any, _: Any, num_classes: int, **__: float) -> Classifier:
+        return Classifier(np.zeros((num_classes, features.shape[1])), np.zeros(num_classes))
+
+    monkeypatch.setattr(measure, "fit", knows_nothing)
+    inputs = inputs_of(weights, tree, **{"run.minutes": 0.9, "plan.latency_ms": 1.0})
+    bundle, found = run(inputs, tmp_path / "bundle", clock=Clock())
+    (taught,) = found.taught.values()
+    assert taught.record.epochs > 1
+    losses = taught.record.losses
+    assert losses["0"] == pytest.approx(math.log(3), abs=0.01)
+    assert taught.record.share > 0
+    assert losses[f"{taught.record.share:g}"] == min(losses.values())
+    assert found.frozen is not None
+    before, after = (
+        report.evaluation.members[0].accuracy for report in (found.frozen, found.report)
+    )
+    assert after > before
+    (words,) = found.to_json()["trained"]
+    assert bundle.manifest.provenance[f"trained_{words}"] == taught.words
+    assert "trained weights are kept" in taught.words
+    assert not list(Path(f"{tmp_path / 'bundle'}.run").glob("checkpoint-*"))
+
+
+def test_a_network_that_training_made_worse_stays_frozen(
+    weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "_VIT", 0.5)
+    inputs = inputs_of(weights, tree, **{"run.minutes": 0.6, "plan.latency_ms": 1.0})
+    bundle, found = run(inputs, tmp_path / "bundle", clock=Clock())
+    (taught,) = found.taught.values()
+    assert taught.record.share == 0
+    assert taught.path is None
+    assert "frozen is kept" in taught.words
+    assert found.frozen is None
+    assert "trained" not in " ".join(bundle.manifest.provenance)
+
+
+def test_too_few_minutes_are_said_and_train_nothing(
+    weights: Path, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = inputs_of(weights, tree, **{"run.minutes": 0.1, "plan.latency_ms": 1.0})
+    _, found = run(inputs, tmp_path / "bundle", clock=Clock())
+    assert not found.taught
+    assert "s of --minutes 0.1 are left to train it, expected at least 20" in capsys.readouterr().err
+
+
+def test_a_build_that_was_stopped_goes_on_from_its_checkpoint(
+    weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = inputs_of(weights, tree, **{"run.minutes": 2.0, "plan.latency_ms": 1.0})
+
+    class Stopped(Exception):
+        pass
+
+    class Until(Clock):
+        def __call__(self) -> float:
+            if self.now_s > 60:
+                raise Stopped
+            return super().__call__()
+
+    with pytest.raises(Stopped):
+        run(inputs, tmp_path / "bundle", clock=Until())
+    folder = Path(f"{tmp_path / 'bundle'}.run")
+    (checkpoint,) = folder.glob("checkpoint-*")
+    before = torch.load(checkpoint, weights_only=True)
+    assert Bundle.open(tmp_path / "bundle").manifest.evaluation is not None
+    monkeypatch.setattr(measure, "leave_groups_out", _refuse(measure.leave_groups_out, most=1))
+    _, found = run(inputs, tmp_path / "bundle", clock=Clock())
+    (taught,) = found.taught.values()
+    assert taught.record.seconds == pytest.approx(before["planned"], abs=3)
+    assert taught.record.seconds > before["seconds"] > 20
+
+
+def _refuse(function: Callable[..., Any], most: int) -> Callable[..., Any]:
+    """`function`, which may be called `most` times: what is kept is not computed again."""
+    left = iter(range(most))
+
+    def counted(*args: Any) -> Any:
+        next(left)
+        return function(*args)
+
+    return counted
+
+
+def test_weights_of_another_folder_are_not_taken_for_a_run(
+    weights: Path, tree: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bundle.run"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="expected a new, an empty or a run folder"):
+        run(inputs_of(weights, tree), tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_finished_build_is_made_again_from_what_is_kept(
+    weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = inputs_of(weights, tree, **{"plan.latency_ms": 1.0})
+    first, _ = run(inputs, tmp_path / "bundle")
+    kept = list((tmp_path / "bundle.run" / "pilot").glob("*.npz"))
+    assert kept
+    monkeypatch.setattr(measure, "cut_features", _refuse(measure.cut_features, most=1))
+    again, _ = run(inputs, tmp_path / "bundle")
+    assert again.digest == first.digest
+    # A damaged file is measured anew.
+    kept[0].write_bytes(b"not a file of numpy")
+    monkeypatch.undo()
+    assert run(inputs, tmp_path / "bundle")[0].digest == first.digest

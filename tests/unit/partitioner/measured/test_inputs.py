@@ -1,0 +1,61 @@
+"""Settings of a build by measurement that do not go together."""
+
+from typing import Any
+
+import pytest
+
+from mdp.errors import InputError
+from partitioner.config import Given, measures
+from partitioner.measured.inputs import BuildInputs
+from tests.support.models.trees import write_tree
+
+GIVEN = {"plan.profiles": ["n100", "laptop-cpu"], "plan.latency_ms": 5.0}
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Options that go together."""
+    folder = tmp_path_factory.mktemp("given")
+    (folder / "weights").mkdir()
+    (folder / "weights" / "tf_efficientnet_lite0.safetensors").write_bytes(b"weights")
+    tree = write_tree(folder / "tree", each=10)
+    return {**GIVEN, "run.data": str(tree), "run.weights": str(folder / "weights")}
+
+
+def test_what_is_named_is_read_once(given: dict[str, Any]) -> None:
+    inputs = BuildInputs.read(Given(None, given).build())
+    assert list(inputs.profiles) == ["n100", "laptop-cpu"]
+    assert list(inputs.weights) == list(inputs.digests) == ["tf_efficientnet_lite0"]
+    assert (inputs.target_ms, inputs.minutes, inputs.cameras) == (5.0, 10.0, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"run.weights": None}, "run.weights: expected a folder of pretrained weights"),
+        ({"plan.latency_ms": None, "plan.min_accuracy": 0.9}, "plan.min_accuracy: not of a build"),
+        ({"plan.families": ["all"]}, "plan.families: not of a build by measurement"),
+        ({"schedule.epochs": 5}, "schedule: not of a build by measurement, which trains as long"),
+        ({"teacher_schedule.epochs": 5}, "teacher_schedule: not of a build by measurement"),
+        ({"plan.cameras": {"n100": "left"}}, "expected one for every device, got none: laptop-cpu"),
+        ({"plan.cameras": {"board": "left"}}, "plan.cameras: expected cameras of n100, laptop-cpu"),
+        (
+            {"plan.teacher": "vit_tiny_patch16_224", "run.minutes": 1.0},
+            "needs weights of vit_tiny_patch16_224: expected vit_tiny_patch16_224.safetensors",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(
+    given: dict[str, Any], options: dict[str, Any], expected: str
+) -> None:
+    chosen = {key: value for key, value in (given | options).items() if value is not None}
+    with pytest.raises(InputError) as error:
+        BuildInputs.read(Given(None, chosen).build())
+    assert expected in str(error.value)
+
+
+def test_a_teacher_is_trained_unless_minutes_are_given(given: dict[str, Any]) -> None:
+    assert measures(Given(None, given).build())
+    named = given | {"plan.teacher": "vit_tiny_patch16_224"}
+    assert not measures(Given(None, named).build())
+    assert measures(Given(None, named | {"run.minutes": 2.0}).build())
