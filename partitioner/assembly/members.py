@@ -210,7 +210,7 @@ def assigned(
     how: str,
     num_classes: int,
 ) -> plan.Assignment:
-    """The assignment of one device; `how` is the source of its milliseconds."""
+    """The assignment of one device; `how` says why, and where its milliseconds come from."""
     encoding = choose_encoding(profile.link, spec.image_size, num_classes)
     sent_ms = network_ms(profile.link, spec.image_size, num_classes, encoding)
     memory = memory_bytes(spec, num_classes)
@@ -233,7 +233,7 @@ def assigned(
         memory_bytes=memory,
         provider=profile.provider,
         threads=profile.threads,
-        why=f"named in the list of models; {how}",
+        why=how,
         encoding=encoding,
         runtime=model.runtime,
         spin=profile.spin,

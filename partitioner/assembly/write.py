@@ -187,8 +187,9 @@ class Assembly:
         here_ms = quickest_ms(runtime.run, pixels)
         compute_ms, how = self._scaled(here_ms, network, profile, model.runtime)
         of = f" of camera {model.camera}" if model.camera else ""
+        why = "named in the list of models" if self.target_ms is None else "chosen by measurement"
         part = members.assigned(
-            k, model, region, network, profile, compute_ms, how, len(self.data.labels)
+            k, model, region, network, profile, compute_ms, f"{why}; {how}", len(self.data.labels)
         )
         self.progress.note(
             f"sub-model {k} for {model.device}: {network.words}, sees {where(region)}{of}, "

@@ -1,9 +1,13 @@
-"""The build by measurement as `mdp-partition build` shows it."""
+"""Builds and plans by measurement as `mdp-partition` shows them."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
 
 from mdp import console
 from mdp.errors import InputError
+from mdp.files import write_toml
 from mdp.formats.bundle import Bundle
 from partitioner.cli.common import interruptible
 from partitioner.config import BuildConfig
@@ -11,6 +15,37 @@ from partitioner.run.folder import RunFolder, bundle_name
 from partitioner.run.progress import Progress
 from partitioner.training.compute import own_threads, use_threads
 from partitioner.training.world import world
+
+
+def plan(config: BuildConfig, out: Path, *, json: bool) -> None:
+    """Measure and choose, print the outcome, and write the plan; raises InputError."""
+    with interruptible("nothing was written"), TemporaryDirectory(prefix="mdp-views-") as cache:
+        use_threads(config.options.threads or own_threads())
+        from partitioner.measured.inputs import BuildInputs
+        from partitioner.measured.planning import plan_of
+        from partitioner.pilot.measure import run_pilot
+
+        progress, inputs = Progress(), BuildInputs.read(config)
+        pilot = run_pilot(
+            inputs.data,
+            inputs.weights,
+            inputs.devices(),
+            inputs.cameras,
+            inputs.target_ms,
+            Path(cache),
+            progress,
+        )
+        planned = plan_of(pilot, inputs)
+    if json:
+        console.print_json({**msgspec.to_builtins(planned), "pilot": pilot.to_json()})
+    else:
+        from partitioner.cli import pilot_tables
+
+        pilot_tables.print_pilot(pilot)
+        print(pilot_tables.predicted(pilot))
+    if out.exists():
+        progress.note(f"{out}: replaced")
+    write_toml(out, planned)
 
 
 def build(

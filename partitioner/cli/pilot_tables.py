@@ -44,13 +44,18 @@ def print_pilot(pilot: "Pilot") -> None:
 
 def predicted_and_measured(build: "MeasuredBuild") -> str:
     """One line: the accuracy of all devices before, and on the test split."""
-    pilot, together = build.pilot, build.pilot.choice.together
-    low, high = interval(round(together * pilot.count), pilot.count)
-    text = f"all together: predicted {together:.1%} (between {low:.1%} and {high:.1%})"
+    text = predicted(build.pilot)
     if build.frozen is not None:
         text += f", measured {_all_together(build.frozen):.1%} frozen and"
         return f"{text} {_all_together(build.report):.1%} trained, on the test split"
     return f"{text}, measured {_all_together(build.report):.1%} on the test split"
+
+
+def predicted(pilot: "Pilot") -> str:
+    """The accuracy of all devices together that the pilot predicts."""
+    together = pilot.choice.together
+    low, high = interval(round(together * pilot.count), pilot.count)
+    return f"all together: predicted {together:.1%} (between {low:.1%} and {high:.1%})"
 
 
 def _all_together(report: Report) -> float:

@@ -8,6 +8,7 @@ import typer
 from mdp import console
 from mdp.files import write_bytes, write_toml
 from partitioner import api
+from partitioner.cli import measured
 from partitioner.cli.common import JsonOption, interruptible, picture_kind
 from partitioner.cli.options import configured
 from partitioner.config import Given
@@ -54,7 +55,16 @@ def plan(
 
     Example: mdp-partition plan --teacher vit_base_patch16_224 --profiles n100 raspberry-pi-5
     --latency-ms 100 --explain --out plan.toml
+
+    Without --teacher it is planned by measurement, as by build: every network of --weights is
+    measured on --data.
+
+    Example: mdp-partition plan --weights weights/ --data photos/ --profiles n100 raspberry-pi-5
+    --latency-ms 40 --out plan.toml
     """
+    if given.value("plan.teacher") is None:
+        measured.plan(given.build(), out, json=json)
+        return
     settings, kind, data = given.planning(), picture_kind(plot), given.value("run.data")
     limited = data is not None or "schedule.epochs" in given.options
     with interruptible("nothing was written"):

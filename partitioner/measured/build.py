@@ -15,7 +15,6 @@ from partitioner.data.scenes import remark_on
 from partitioner.export.evaluate import Report, evaluate, write_report
 from partitioner.measured.inputs import BuildInputs
 from partitioner.measured.training import FittedMember, Taught, train_networks
-from partitioner.pilot.candidates import DeviceLatency
 from partitioner.pilot.measure import Pictures, Pilot, fit_member, run_pilot
 from partitioner.pipeline import check_target
 from partitioner.run.folder import RunFolder
@@ -68,10 +67,7 @@ def build_measured(
     started_s, threads = clock(), inputs.threads or own_threads()
     check_target(out)
     use_threads(threads)
-    devices = [
-        DeviceLatency.of(profile, len(inputs.data.labels), sees=bool(inputs.cameras))
-        for profile in inputs.profiles.values()
-    ]
+    devices = inputs.devices()
     if remark := remark_on(inputs.data):
         progress.note(remark)
     with run.locked():

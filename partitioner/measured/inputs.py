@@ -9,6 +9,7 @@ from mdp.formats.bundle import sha256_of
 from mdp.formats.profile import DeviceProfile, read_profiles
 from partitioner.config import BuildConfig
 from partitioner.data.datasets import Dataset, open_dataset
+from partitioner.pilot.candidates import DeviceLatency
 from partitioner.run.plan_settings import check_cameras
 from partitioner.run.weights import weights_in
 
@@ -72,6 +73,13 @@ class BuildInputs:
             threads=options.threads,
         )
 
+    def devices(self) -> list[DeviceLatency]:
+        """What predicts the milliseconds of networks on each device; raises InputError."""
+        return [
+            DeviceLatency.of(profile, len(self.data.labels), sees=bool(self.cameras))
+            for profile in self.profiles.values()
+        ]
+
 
 def _with_teacher(
     teacher: str, weights: Mapping[str, Path], checkpoint: str | None
@@ -97,7 +105,7 @@ def _with_teacher(
 _OTHERS = {
     "plan": (
         *("min_accuracy", "percentile", "precision", "any_precision", "runs", "families"),
-        *("max_energy_j", "teacher_accuracy", "teacher_args"),
+        *("max_energy_j", "teacher_accuracy", "teacher_args", "client_mbit", "anyway"),
     ),
     "run": ("pretrained", "teacher_labels", "teacher_map"),
 }

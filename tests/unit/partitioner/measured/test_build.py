@@ -1,6 +1,7 @@
 """Networks with given weights: measured, chosen, taught the classes, and served."""
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from safetensors.torch import save_file
 
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
-from mdp.formats.plan import SubModelSpec
+from mdp.formats.plan import SubModelSpec, read_plan
+from partitioner.cli import measured as command
 from partitioner.config import Given
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import open_dataset
@@ -25,7 +27,7 @@ from partitioner.measured.inputs import BuildInputs
 from partitioner.networks.families import Backbone, FamilyMember, create
 from partitioner.pilot import measure
 from partitioner.pilot.features import cut_features
-from partitioner.pilot.linear import Classifier
+from partitioner.pilot.linear import Classifier, leave_groups_out
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from tests.support.models.trees import CLASSES, write_scenes, write_tree
@@ -52,14 +54,18 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def inputs_of(weights: Path, data: Path, **options: Any) -> BuildInputs:
     """The inputs of a build of a few milliseconds; `options` are keys of a configuration."""
-    given = {
+    return BuildInputs.read(Given(None, given_options(weights, data) | options).build())
+
+
+def given_options(weights: Path, data: Path) -> dict[str, Any]:
+    """Keys of a configuration."""
+    return {
         "run.data": str(data),
         "run.weights": str(weights),
         "run.minutes": 0,
         "plan.profiles": ["n100"],
         "plan.latency_ms": 5.0,
     }
-    return BuildInputs.read(Given(None, given | options).build())
 
 
 def run(inputs: BuildInputs, out: Path, **options: Any) -> tuple[Bundle, MeasuredBuild]:
@@ -192,7 +198,9 @@ def test_too_few_minutes_are_said_and_train_nothing(
     inputs = inputs_of(weights, tree, **{"run.minutes": 0.1, "plan.latency_ms": 1.0})
     _, found = run(inputs, tmp_path / "bundle", clock=Clock())
     assert not found.taught
-    assert "s of --minutes 0.1 are left to train it, expected at least 20" in capsys.readouterr().err
+    assert (
+        "s of --minutes 0.1 are left to train it, expected at least 20" in capsys.readouterr().err
+    )
 
 
 def test_a_build_that_was_stopped_goes_on_from_its_checkpoint(
@@ -215,7 +223,7 @@ def test_a_build_that_was_stopped_goes_on_from_its_checkpoint(
     (checkpoint,) = folder.glob("checkpoint-*")
     before = torch.load(checkpoint, weights_only=True)
     assert Bundle.open(tmp_path / "bundle").manifest.evaluation is not None
-    monkeypatch.setattr(measure, "leave_groups_out", _refuse(measure.leave_groups_out, most=1))
+    monkeypatch.setattr(measure, "leave_groups_out", _refuse(leave_groups_out, most=1))
     _, found = run(inputs, tmp_path / "bundle", clock=Clock())
     (taught,) = found.taught.values()
     assert taught.record.seconds == pytest.approx(before["planned"], abs=3)
@@ -251,10 +259,41 @@ def test_a_finished_build_is_made_again_from_what_is_kept(
     first, _ = run(inputs, tmp_path / "bundle")
     kept = list((tmp_path / "bundle.run" / "pilot").glob("*.npz"))
     assert kept
-    monkeypatch.setattr(measure, "cut_features", _refuse(measure.cut_features, most=1))
+    monkeypatch.setattr(measure, "cut_features", _refuse(cut_features, most=1))
     again, _ = run(inputs, tmp_path / "bundle")
     assert again.digest == first.digest
     # A damaged file is measured anew.
     kept[0].write_bytes(b"not a file of numpy")
     monkeypatch.undo()
     assert run(inputs, tmp_path / "bundle")[0].digest == first.digest
+
+
+def test_a_plan_is_made_by_measurement_too(
+    weights: Path, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = given_options(weights, tree) | {"plan.latency_ms": 1.0}
+    command.plan(Given(None, options).build(), tmp_path / "plan.toml", json=False)
+    shown = capsys.readouterr().out
+    assert "* n100: test_vit, first " in shown
+    assert "all together: predicted " in shown
+    plan = read_plan(tmp_path / "plan.toml")
+    (one,) = plan.assignments
+    assert one.predicted_ms.total < plan.target_ms == 1.0
+    assert "of pictures left out of its fit" in one.why
+
+
+def test_the_command_prints_what_was_predicted_beside_what_was_measured(
+    weights: Path, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Given(None, given_options(weights, tree) | {"plan.latency_ms": 1.0}).build()
+    out, folder = tmp_path / "bundle", tmp_path / "run"
+    command.build(config, out, folder, name=None, crew=None, json=False)
+    assert re.search(
+        r"all together: predicted [\d.]+% \(between [\d.]+% and [\d.]+%\), measured [\d.]+% on",
+        capsys.readouterr().out,
+    )
+    # The run folder keeps what was measured, and no pictures or weights that are in the bundle.
+    assert {path.name for path in folder.iterdir()} == {".lock", "cache", "measured.json", "pilot"}
+    assert not list((folder / "cache").iterdir())
+    with pytest.raises(InputError, match="--crew: a build by measurement trains on this machine"):
+        command.build(config, out, folder, name=None, crew=tmp_path, json=False)

@@ -1,0 +1,35 @@
+"""The plan of networks that were chosen by measurement."""
+
+from mdp.formats.plan import Plan
+from partitioner.assembly.chosen import entries
+from partitioner.assembly.members import assembled_plan, assigned
+from partitioner.measured.inputs import BuildInputs
+from partitioner.pilot.measure import Pilot
+from partitioner.regions import WHOLE
+
+
+def plan_of(pilot: Pilot, inputs: BuildInputs) -> Plan:
+    """Each device's chosen network with its predicted milliseconds; raises InputError."""
+    classes = len(inputs.data.labels)
+    files = {
+        row: inputs.weights[pilot.measured[row].candidate.name]
+        for row in pilot.choice.rows.values()
+    }
+    devices = {device.profile.name: device for device in inputs.devices()}
+    assignments = []
+    for k, model in enumerate(entries(pilot, files, inputs.cameras)):
+        device, one = devices[model.device], pilot.measured[pilot.choice.rows[model.device]]
+        share = pilot.choice.alone[model.device]
+        assignments.append(
+            assigned(
+                k,
+                model,
+                WHOLE,
+                one.candidate.spec,
+                device.profile,
+                device.latency.predict_ms(one.candidate.spec, classes),
+                f"{one.candidate.words}, right on {share:.1%} of pictures left out of its fit",
+                classes,
+            )
+        )
+    return assembled_plan(assignments, classes, inputs.target_ms)
