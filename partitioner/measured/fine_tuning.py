@@ -107,9 +107,9 @@ def fine_tune(
     with progress.task(what, total, done=min(total, round(state.seconds))) as advance:
         shown = min(total, round(state.seconds))
         while state.steps < most and (done_s := clock() - started_s) < seconds:
-            rate = _rate(max(done_s / seconds, state.steps / most))
+            now = rate(max(done_s / seconds, state.steps / most))
             for group in optimiser.param_groups:
-                group["lr"] = rate * group["peak"]
+                group["lr"] = now * group["peak"]
             loss = _step(member, view, pictures, soft, draws(), recipe, optimiser)
             averaged.step()
             state.add(loss, draws.per_epoch)
@@ -139,7 +139,7 @@ def _groups(member: FamilyMember, recipe: Recipe) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def _rate(done: float) -> float:
+def rate(done: float) -> float:
     """The step size at a share `done` of the training, as a share of its peak."""
     if done < _WARM_UP:
         return max(0.05, done / _WARM_UP)

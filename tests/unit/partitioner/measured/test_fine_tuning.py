@@ -1,0 +1,107 @@
+"""Training of a measured network within a given time."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from mdp.errors import InputError
+from partitioner.data.live_views import Drawing, Pictures
+from partitioner.measured.fine_tuning import FineTuned, Recipe, fine_tune, rate
+from partitioner.networks.families import Backbone, FamilyMember
+from partitioner.run.progress import Progress
+from partitioner.training.loop import TrainingDiverged
+
+pytestmark = pytest.mark.torch
+RECIPE = Recipe(learning_rate=1e-3, batch=8, drawing=Drawing(mixed=0.5), epochs=4)
+
+
+class Clock:
+    """A clock that goes on by a second at each question."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+def pictures() -> Pictures:
+    """Dark and bright pictures, 16 of each."""
+    targets = torch.arange(32) % 2
+    noise = torch.randint(0, 60, (32, 3, 32, 32), generator=torch.Generator().manual_seed(1))
+    return Pictures((noise + 150 * targets[:, None, None, None]).to(torch.uint8), targets, 2)
+
+
+def member() -> FamilyMember:
+    torch.manual_seed(0)
+    return FamilyMember(Backbone("test_vit", 32, 1, "tokens"), 2)
+
+
+def train(network: FamilyMember, checkpoint: Path, seconds: float) -> FineTuned:
+    return fine_tune(
+        network,
+        pictures(),
+        torch.full((32, 2), 0.5).log(),
+        RECIPE,
+        seconds=seconds,
+        seed=1,
+        checkpoint=checkpoint,
+        what="training",
+        progress=Progress(),
+        clock=Clock(),
+    )
+
+
+def test_a_training_ends_with_its_time_or_with_its_epochs(tmp_path: Path) -> None:
+    short = train(member(), tmp_path / "short.pt", seconds=12)
+    assert short.epochs < RECIPE.epochs
+    assert short.seconds <= 14
+    whole = train(member(), tmp_path / "whole.pt", seconds=1000)
+    assert whole.epochs == RECIPE.epochs
+    assert whole.seconds < 100
+    assert len(whole.losses) == RECIPE.epochs
+
+
+def test_the_classes_are_learned(tmp_path: Path) -> None:
+    network, seen = member(), pictures()
+    train(network, tmp_path / "checkpoint.pt", seconds=1000)
+    with torch.inference_mode():
+        answers = network.eval()(seen.pixels.float()).bag.argmax(dim=1)
+    assert float((answers == seen.targets).float().mean()) > 0.9
+
+
+def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
+    checkpoint, first = tmp_path / "checkpoint.pt", member()
+    once = train(first, checkpoint, seconds=1000)
+    again = member()
+    assert train(again, checkpoint, seconds=1000).steps == once.steps
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(b"not a checkpoint")
+    with pytest.raises(InputError, match=r"checkpoint.pt: not a checkpoint of this build; remove"):
+        train(member(), tmp_path / "checkpoint.pt", seconds=10)
+
+
+def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
+    network = member()
+    torch.nn.init.constant_(network.bag.weight, float("nan"))
+    with pytest.raises(TrainingDiverged, match="the loss became nan in step 1"):
+        train(network, tmp_path / "checkpoint.pt", seconds=10)
+
+
+def test_the_step_size_rises_and_then_falls_to_nothing() -> None:
+    rates = [rate(share / 100) for share in range(101)]
+    peak = rates.index(max(rates))
+    assert rates[:peak] == sorted(rates[:peak])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert 0 < peak < 20
+    assert rates[0] > 0
+    assert rates[-1] == pytest.approx(0)
