@@ -62,7 +62,7 @@ Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SceneSplit:
     """Places of a class's scenes: to learn from, to fit fusion to, to test."""
 
     learned: range
@@ -70,8 +70,8 @@ class Split:
     tested: range
 
 
-SPLIT = Split(range(40), range(40, 50), range(50, 75))
-TINY_SPLIT = Split(range(25), range(25, 50), range(50, 75))
+SPLIT = SceneSplit(range(40), range(40, 50), range(50, 75))
+TINY_SPLIT = SceneSplit(range(25), range(25, 50), range(50, 75))
 
 
 def features(
@@ -129,14 +129,16 @@ def pictures(options: argparse.Namespace) -> list[Floats]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class MemberAnswers:
     """One draw's members: logits `[C, S, C]` of all scenes, and of those learned by others."""
 
     logits: list[Logits]
     left_out: list[Logits]
 
     @classmethod
-    def of(cls, members: Sequence[Floats], split: Split, sizes: Sequence[float]) -> "Answers":
+    def of(
+        cls, members: Sequence[Floats], split: SceneSplit, sizes: Sequence[float]
+    ) -> "MemberAnswers":
         """Each of `members`' features `[C, S, D]` with a classifier, logits times its size."""
         classes, count = members[0].shape[0], len(split.learned)
         targets = np.repeat(np.arange(classes), count)
@@ -160,7 +162,7 @@ def share(logits: Mapping[int, Logits], weights: Any, targets: Index) -> float:
 
 
 def fused(
-    answers: Answers, split: Split, fitted: Sequence[int], members: Sequence[int]
+    answers: MemberAnswers, split: SceneSplit, fitted: Sequence[int], members: Sequence[int]
 ) -> dict[str, float]:
     """Percent right of test scenes by every way, fused on the scenes `fitted` of each class."""
     classes = answers.logits[0].shape[0]
@@ -191,13 +193,13 @@ def fused(
 
 
 def rows_of(
-    name: str, draws: Iterator[tuple[list[Floats], list[float]]], split: Split, seed: int
+    name: str, draws: Iterator[tuple[list[Floats], list[float]]], split: SceneSplit, seed: int
 ) -> Iterator[dict[str, Any]]:
     """For each count of fitted scenes and each number of members the means over the draws."""
     random = np.random.default_rng([seed, 1])
     found: dict[tuple[int, int], list[dict[str, float]]] = {}
     for members, sizes in draws:
-        answers = Answers.of(members, split, sizes)
+        answers = MemberAnswers.of(members, split, sizes)
         for count in FITTED:
             fitted = random.choice(np.array(split.fitted), count, replace=False).tolist()
             for size in range(2, len(members) + 1):
