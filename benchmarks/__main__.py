@@ -30,6 +30,7 @@ PAGES = {
     "reliability": "faults.page",
     "scenes": "scenes.__main__",
     "scenes-drift": "scenes.drift",
+    "scenes-few": "scenes.few",
     "scenes-sent": "scenes.sent",
     "scenes-trained": "scenes.trained",
     "serving": "serving.__main__",

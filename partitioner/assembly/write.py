@@ -44,8 +44,6 @@ from partitioner.networks.teacher import teacher_spec
 from partitioner.regions import REGIONS, WHOLE, where
 from partitioner.run.progress import Progress
 
-#: Fewer calibration pictures get a warning: fusion weights are then uncertain.
-FEW_PICTURES = 1000
 #: Pictures for the comparison of the served form with its source.
 _COMPARED = 32
 #: Repetitions of a latency measurement.
@@ -80,12 +78,6 @@ class Assembly:
         for model in models:
             check_execution(_here(model))
         pictures = thinned(self.data.calibration, self.limit)
-        if len(pictures) < FEW_PICTURES:
-            what = "scenes" if self.data.cameras else "pictures"
-            self.progress.note(
-                f"{len(pictures)} calibration {what}: fusion weights are fitted to few {what} "
-                f"(expected {FEW_PICTURES:,} to 5,000)"
-            )
         for profile in profiles.values():
             if (older := older_probe(profile)) is not None:
                 self.progress.note(older)

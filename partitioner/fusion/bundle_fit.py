@@ -17,15 +17,21 @@ from partitioner.fusion.stacking import Targets, fit_fusion
 
 
 def fit_bundle(
-    folder: Path, plan: Plan, contributions: Mapping[int, Contribution], targets: Targets
+    folder: Path,
+    plan: Plan,
+    contributions: Mapping[int, Contribution],
+    targets: Targets,
+    groups: Targets | None = None,
 ) -> tuple[dict[str, FileEntry], Cascade | None]:
     """Write the fusion weights into `folder`; returns the manifest's `files` and `cascade`.
 
-    `contributions` are the members' logits `[N, C]` of the calibration pictures, `targets` `[N]`
-    their labels; the models are in `folder` already. Raises InputError for logits that are not
-    finite.
+    `contributions` are the members' logits `[N, C]` of pictures that they did not learn from: the
+    calibration pictures, and training pictures answered by classifiers fitted without them.
+    `targets` `[N]` are their labels; pictures with one number in `groups` `[N]` count as one, each
+    by itself without it. The models are in `folder` already. Raises InputError for logits that are
+    not finite.
     """
-    fusion = fit_fusion(contributions, targets)
+    fusion = fit_fusion(contributions, targets, groups)
     if plan.cameras and len(contributions) > 1:
         fusion = replace(fusion, agreement=agreement(contributions, fusion))
     write_json(folder / FUSION, fusion)

@@ -32,6 +32,22 @@ def test_weights_are_written_and_every_file_is_hashed(tmp_path: Path) -> None:
     assert files["fusion.json"] != manifest.files["fusion.json"]
 
 
+def test_pictures_of_a_group_count_as_one(tmp_path: Path) -> None:
+    folder, random = write_bundle(tmp_path / "bundle"), np.random.default_rng(0)
+    plan, targets = Bundle.open(folder).manifest.plan, np.arange(30) % 3
+    contributions = {
+        k: Contribution(
+            None, (np.eye(3)[targets] + noise * random.normal(size=(30, 3))).astype(np.float32)
+        )
+        for k, noise in enumerate((0.3, 0.8, 0.8))
+    }
+    groups = np.arange(30) // 2
+    fit_bundle(folder, plan, contributions, targets, groups)
+    fusion = read_json(folder / "fusion.json", FusionWeights)
+    assert fusion == fit_fusion(contributions, targets, groups)
+    assert fusion != fit_fusion(contributions, targets)
+
+
 def test_cameras_get_how_often_each_agrees_with_the_others(tmp_path: Path) -> None:
     folder, random = write_bundle(tmp_path / "bundle"), np.random.default_rng(0)
     plan = Bundle.open(folder).manifest.plan
