@@ -184,6 +184,7 @@ def _chosen(
 ) -> "tuple[Pilot, list[Model]]":
     """Measure, choose and write models into the folder of `assembly`; raises InputError."""
     from partitioner.assembly.chosen import origin_of, write_models
+    from partitioner.assembly.class_rows import rows_by_network
     from partitioner.pilot.candidates import DeviceLatency
     from partitioner.pilot.measure import run_pilot
 
@@ -193,7 +194,14 @@ def _chosen(
         DeviceLatency.of(profile, len(data.labels), sees=bool(cameras)) for profile in profiles
     ]
     pilot = run_pilot(
-        data, files, devices, cameras, assembly.target_ms, assembly.cache, assembly.progress
+        data,
+        files,
+        devices,
+        cameras,
+        assembly.target_ms,
+        assembly.cache,
+        assembly.progress,
+        rows_by_network(files, data.labels, weights),
     )
     assembly.origin = origin_of(pilot, files)
     return pilot, write_models(pilot, assembly, files, devices, cameras)

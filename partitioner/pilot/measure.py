@@ -1,13 +1,15 @@
 """Measure networks with given weights on the user's own pictures, and fit classifiers to them.
 
-Nothing but a linear classifier on frozen features is fitted, and its accuracy is that on pictures
-left out of the fit. All depths of a plain ViT are measured in one pass at each picture size.
+Nothing but a linear classifier on frozen features is fitted, blended with rows of the network's own
+where it knows the classes. Its accuracy is that on pictures left out of the fit. All depths of a
+plain ViT are measured in one pass at each picture size.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,10 @@ from partitioner.data.memmaps import Views
 from partitioner.data.scenes import Places, places, single_pictures
 from partitioner.networks.families import Backbone, FamilyMember, Pooling
 from partitioner.networks.teacher import teacher_spec
+from partitioner.pilot.blend import Blend, blended
 from partitioner.pilot.candidates import DeviceLatency, FrozenNetwork, candidates, check_fit
 from partitioner.pilot.choice import ChosenNetworks, choose
-from partitioner.pilot.features import Features, cut_features, network_features
+from partitioner.pilot.features import Features, cut_features, network_features, own_rows
 from partitioner.pilot.linear import (
     Array,
     HeldOutPredictions,
@@ -70,6 +73,8 @@ class Measured:
 
     candidate: FrozenNetwork
     left_out: HeldOutPredictions
+    #: Rows of the network's own classifier in the predictions; None: they have no part in them.
+    blend: Blend | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,7 @@ class Pilot:
                     "image_size": one.candidate.spec.image_size,
                     "depth": one.candidate.depth or None,
                     "accuracy": self.accuracy_of(row),
+                    "own_rows": one.blend is not None,
                 }
                 for row, one in sorted(self.measured.items())
             ],
@@ -152,10 +158,12 @@ def run_pilot(
     target_ms: float,
     cache: Path,
     progress: Progress,
+    class_rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Pilot:
     """Measure every candidate that keeps the target on some device, and choose one for each.
 
-    `weights` are files by timm's name, `cameras` the devices' in scenes. Raises InputError.
+    `weights` are files by timm's name, `cameras` the devices' in scenes, `class_rows` the row of
+    each class in the own classifiers of networks that have them. Raises InputError.
     """
     some = candidates(list(weights), plain_shapes(list(weights)))
     if not some:
@@ -166,12 +174,15 @@ def run_pilot(
     allowed = check_fit(devices, some, target_ms)
     pictures = Pictures.of(data, COMPARED)
     wanted = sorted(set().union(*allowed.values()))
-    measured = {
-        row: Measured(some[row], left_out)
-        for row, left_out in _measure(
-            {row: some[row] for row in wanted}, weights, pictures, len(data.labels), cache, progress
-        ).items()
-    }
+    measured = _measure(
+        {row: some[row] for row in wanted},
+        weights,
+        class_rows,
+        pictures,
+        len(data.labels),
+        cache,
+        progress,
+    )
 
     def predictions(device: str, row: int) -> Array:
         return measured[row].left_out.log_probabilities[pictures.rows_of(cameras.get(device))]
@@ -189,26 +200,32 @@ def run_pilot(
 def _measure(
     wanted: Mapping[int, FrozenNetwork],
     weights: Mapping[str, Path],
+    class_rows: Mapping[str, Sequence[int]],
     pictures: Pictures,
     num_classes: int,
     cache: Path,
     progress: Progress,
-) -> dict[int, HeldOutPredictions]:
+) -> dict[int, Measured]:
     """The predictions of each candidate for pictures left out."""
     sides = sorted({one.spec.image_size for one in wanted.values()})
     views = dict(zip(sides, _views(pictures.pictures, sides, cache, progress), strict=True))
     passes: dict[tuple[str, int], dict[int, int]] = {}
     for row, one in wanted.items():
         passes.setdefault((one.name, one.spec.image_size), {})[one.depth] = row
-    found: dict[int, HeldOutPredictions] = {}
+    found: dict[int, Measured] = {}
+    targets = pictures.pictures.targets
     total = len(passes) * len(pictures.pictures)
     with progress.task(f"measuring {len(wanted)} candidates", total) as advance:
         for (name, side), by_depth in passes.items():
             features = _features(name, side, weights[name], sorted(by_depth), views[side], advance)
             for depth, row in by_depth.items():
-                found[row] = leave_groups_out(
-                    features[depth], pictures.pictures.targets, pictures.groups, num_classes
-                )
+                left_out = leave_groups_out(features[depth], targets, pictures.groups, num_classes)
+                own, blend = None, None
+                if name in class_rows:
+                    own = own_rows(name, side, depth, weights[name], class_rows[name])
+                if own is not None:
+                    left_out, blend = blended(left_out, own, features[depth], targets)
+                found[row] = Measured(wanted[row], left_out, blend)
     return found
 
 
@@ -247,6 +264,8 @@ def write_member(
         penalty=measured.left_out.penalty,
         sharpness=measured.left_out.sharpness,
     )
+    if measured.blend is not None:
+        classifier = measured.blend.with_fitted(classifier)
     member = FamilyMember(backbone_of(one), num_classes, weights)
     with torch.no_grad():
         member.bag.weight.copy_(torch.from_numpy(classifier.weight))
