@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -115,8 +116,9 @@ def convert(name: str, source: Path, out: Path) -> Conversion:
     try:
         with replacing(out) as temporary:
             save_file({k: v.contiguous() for k, v in network.state_dict().items()}, temporary)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{out}: cannot be written: {reason}") from error
     return Conversion(pairing, classes)
 
 

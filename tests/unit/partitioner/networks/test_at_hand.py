@@ -70,6 +70,16 @@ def test_a_package_of_other_weights_or_of_none_is_named(tmp_path: Path) -> None:
         find_weights(None)
 
 
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_package(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(InputError, match=rf"{NETWORK}.safetensors: cannot be written: Not a dir"):
+        find_weights(None)
+
+
 def test_the_folder_comes_before_packages_and_packages_before_the_cache(tmp_path: Path) -> None:
     cached = add_to_hub_cache(tmp_path, f"{VIT}.r160_in1k")
     assert weights_at_hand(None) == {VIT: cached}
