@@ -4,17 +4,16 @@ With few pictures a network's own rows are better than what is fitted to them, f
 picture size worse, and both together often better than either (docs/lab-log.md).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partitioner.pilot.linear import Array, Classifier, HeldOutPredictions, Index, log_softmax
 
-#: Parts of the own rows' log-probabilities that are tried, and factors of the blend, which lower
-#: the confidence of own rows at other picture sizes.
-_SHARES, _SHARPNESS = (0.5, 1.0), (0.5, 1.0)
+#: Factors that are tried. Own rows are too sure at picture sizes other than their recipe's.
+_OWN, _FITTED = (0.25, 0.5, 1.0), (0.0, 0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,8 @@ def blended(
     own_answers = log_softmax(own.logits(np.asarray(features, dtype=np.float64)))
     best, found = _loss(left_out.log_probabilities, targets), None
     predictions = left_out
-    for blend in _blends(own):
+    for own_factor, fitted_factor in product(_OWN, _FITTED):
+        blend = Blend(own, own_factor, fitted_factor)
         answers = log_softmax(
             blend.own_factor * own_answers + blend.fitted_factor * left_out.log_probabilities
         )
@@ -52,12 +52,6 @@ def blended(
             best, found = loss, blend
             predictions = replace(left_out, log_probabilities=answers)
     return predictions, found
-
-
-def _blends(own: Classifier) -> Iterator[Blend]:
-    for share in _SHARES:
-        for sharpness in _SHARPNESS:
-            yield Blend(own, sharpness * share, sharpness * (1 - share))
 
 
 def _loss(log_probabilities: Array, targets: Index) -> float:

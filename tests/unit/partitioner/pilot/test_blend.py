@@ -48,7 +48,8 @@ def test_both_together_are_taken_where_they_err_on_different_pictures() -> None:
     fitted = held_out(2 * noisy(0.8, 3))
     found, blend = blended(fitted, OWN, features(0.8), TARGETS)
     assert blend is not None
-    assert blend.own_factor == blend.fitted_factor
+    assert blend.own_factor > 0
+    assert blend.fitted_factor > 0
     own = held_out(OWN.logits(features(0.8)))
     assert accuracy(found) > max(accuracy(fitted), accuracy(own)) + 0.03
 
@@ -60,6 +61,5 @@ def test_a_blend_is_one_linear_classifier() -> None:
     left_out = held_out(fitted.logits(x))
     found, blend = blended(left_out, OWN, x, TARGETS)
     assert blend is not None
-    assert blend.fitted_factor > 0 or blend.own_factor > 0
     whole = log_softmax(blend.with_fitted(fitted).logits(x))
     assert whole == pytest.approx(log_softmax(found.log_probabilities))
