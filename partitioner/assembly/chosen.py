@@ -36,10 +36,12 @@ def origin_of(
     pilot: Pilot, weights: Mapping[str, Path], digests: Mapping[str, str]
 ) -> dict[str, str]:
     """Facts for the manifest: given weights, and the accuracy that was measured before."""
-    names = {pilot.measured[row].candidate.name for row in pilot.choice.rows.values()}
+    chosen = [pilot.measured[row] for row in pilot.choice.rows.values()]
+    names = {one.candidate.name for one in chosen}
+    own = any(one.blend is not None for one in chosen)
     return {
         "method": "networks with given weights, cut and chosen by measurement, with classifiers "
-        "fitted to the owner's pictures",
+        f"fitted to the owner's pictures{' and rows of their own' if own else ''}",
         "measured_before": f"{pilot.choice.together:.4f} on {pilot.count} pictures left out",
         **{
             f"given_{name}": f"{weights[name].name}, sha256 {digests[name]}"

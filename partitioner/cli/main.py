@@ -20,6 +20,7 @@ from partitioner.cli import export as export_command
 from partitioner.cli import measured as measured_command
 from partitioner.cli import plan as plan_command
 from partitioner.cli import quantize as quantize_command
+from partitioner.cli import weights as weights_command
 from partitioner.cli.common import (
     CrewFolderOption,
     JsonOption,
@@ -187,6 +188,7 @@ def build(
 
 quantize_command.add_to(app)
 assemble_command.add_to(app)
+weights_command.add_to(app)
 
 
 @app.command()

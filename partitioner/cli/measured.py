@@ -34,6 +34,7 @@ def plan(config: BuildConfig, out: Path, *, json: bool) -> None:
             inputs.target_ms,
             Path(cache),
             progress,
+            inputs.class_rows,
         )
         planned = plan_of(pilot, inputs)
     if json:

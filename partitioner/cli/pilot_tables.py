@@ -34,9 +34,10 @@ def print_pilot(pilot: "Pilot") -> None:
     console = Console()
     console.print(table)
     for device, row in pilot.choice.rows.items():
+        one = pilot.measured[row]
+        own = "" if one.blend is None else ", with rows of its own classifier"
         console.print(
-            f"* {device}: {pilot.measured[row].candidate.words}, "
-            f"{pilot.latency_ms[device]:.1f} ms predicted",
+            f"* {device}: {one.candidate.words}{own}, {pilot.latency_ms[device]:.1f} ms predicted",
             soft_wrap=True,
             highlight=False,
         )

@@ -1,6 +1,7 @@
 """Tables that the commands print on stdout."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,23 @@ def print_data(data: Dataset) -> None:
 def _counts(data: Dataset, name: SplitName) -> list[int]:
     counts = Counter(data.split(name).targets.tolist())
     return [counts[index] for index in range(len(data.labels))]
+
+
+def print_weights(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Networks with weights at hand, as `mdp-partition weights --json` has them."""
+    network = Column("network", no_wrap=True)
+    table = Table(network, "parameters", "px", "classes", "source", "licence")
+    for row in rows:
+        facts = ("", "", "")
+        if "unusable" not in row:
+            classes = str(row["classes"] or "none")
+            facts = (f"{row['parameters'] / 1e6:.1f} M", str(row["image_size"]), classes)
+        table.add_row(row["network"], *facts, row["source"], row["licence"])
+    Console().print(table)
+    for row in rows:
+        if "unusable" in row:
+            text = f"{row['network']} is unusable: {row['unusable']}"
+            Console().print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def print_quantization(bundle: Bundle) -> None:

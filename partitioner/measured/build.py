@@ -80,6 +80,7 @@ def build_measured(
             inputs.target_ms,
             run.cache,
             progress,
+            inputs.class_rows,
             run.path / "pilot",
         )
         with TemporaryDirectory(prefix="members-", dir=run.path) as folder:
@@ -145,6 +146,7 @@ class _Build:
             left_out = fit_member(
                 one,
                 inputs.weights[one.name],
+                inputs.class_rows.get(one.name),
                 pictures,
                 len(inputs.data.labels),
                 self.run.cache,

@@ -1,17 +1,18 @@
 """Everything that a build by measurement reads, each once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mdp.errors import InputError
 from mdp.formats.bundle import sha256_of
 from mdp.formats.profile import DeviceProfile, read_profiles
+from partitioner.assembly.class_rows import rows_by_network
 from partitioner.config import BuildConfig
 from partitioner.data.datasets import Dataset, open_dataset
+from partitioner.networks.at_hand import weights_at_hand
 from partitioner.pilot.candidates import DeviceLatency
 from partitioner.run.plan_settings import check_cameras
-from partitioner.run.weights import weights_in
 
 #: Minutes that a build may take where the user names none.
 MINUTES = 10.0
@@ -24,6 +25,8 @@ class BuildInputs:
     data: Dataset
     #: Files by timm's name.
     weights: Mapping[str, Path]
+    #: The row of each class in the own classifiers of networks that know the classes by name.
+    class_rows: Mapping[str, Sequence[int]]
     #: Their sha256.
     digests: Mapping[str, str]
     profiles: Mapping[str, DeviceProfile]
@@ -47,12 +50,7 @@ class BuildInputs:
             raise InputError(f"plan.cameras: expected one for every device, got none: {without[0]}")
         if settings.latency_ms is None:
             raise InputError("plan.latency_ms: expected it for a build by measurement, got none")
-        if options.weights_folder is None:
-            raise InputError(
-                "run.weights: expected a folder of pretrained weights, NAME.safetensors, or "
-                "--teacher for sub-models that a teacher trains"
-            )
-        weights = weights_in(options.weights_folder)
+        weights = weights_at_hand(options.weights_folder)
         if settings.teacher is not None:
             weights = _with_teacher(settings.teacher, weights, options.teacher_checkpoint)
         data = open_dataset(
@@ -64,6 +62,7 @@ class BuildInputs:
         return cls(
             data=data,
             weights=weights,
+            class_rows=rows_by_network(weights, data.labels, options.weights_folder),
             digests={name: sha256_of(path) for name, path in weights.items()},
             profiles=profiles,
             cameras=settings.cameras,

@@ -7,10 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from partitioner.data.memmaps import Views
-from partitioner.networks.families import Backbone, create, normalisation, token_features
+from partitioner.networks.families import (
+    Backbone,
+    create,
+    cut_classifier,
+    normalisation,
+    own_classifier,
+    token_features,
+)
+from partitioner.pilot.linear import Classifier
 from partitioner.run.progress import Advance
 from partitioner.training.cached_outputs import batch
 from partitioner.training.compute import quicker_autocast
@@ -73,6 +81,28 @@ def network_features(
     layout = torch.channels_last
     network = network.to(memory_format=layout)
     return _run(network, lambda x: [network(x.to(memory_format=layout))], pixels, advance)[0]
+
+
+def own_rows(
+    name: str, image_size: int, depth: int, weights: Path, rows: Sequence[int]
+) -> Classifier | None:
+    """The rows `rows` of a network's own classifier, for the feature that the pilot takes.
+
+    None unless it reads that feature: of a plain ViT, the class token after all of its layers.
+    """
+    classifier = own_classifier(name, weights)
+    if classifier is None:
+        return None
+    part = cut_classifier(classifier, list(rows))
+    weight, bias = (value.detach().double().numpy() for value in (part.weight, part.bias))
+    if depth:
+        with torch.device("meta"):
+            network = create(Backbone(name, image_size), 0)
+        reads_token = network.global_pool == "token" and isinstance(network.fc_norm, nn.Identity)
+        if depth < len(network.blocks) or not reads_token:
+            return None
+        weight = np.hstack([weight, np.zeros_like(weight)])
+    return Classifier(weight=weight, bias=bias)
 
 
 def _run(network: Any, features: Any, pixels: Views, advance: Advance) -> list[Features]:

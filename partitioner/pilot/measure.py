@@ -1,7 +1,8 @@
 """Measure networks with given weights on the user's own pictures, and fit classifiers to them.
 
-Nothing but a linear classifier on frozen features is fitted, and its accuracy is that on pictures
-left out of the fit. All depths of a plain ViT are measured in one pass at each picture size.
+Nothing but a linear classifier on frozen features is fitted, blended with rows of the network's own
+where it knows the classes. Its accuracy is that on pictures left out of the fit. All depths of a
+plain ViT are measured in one pass at each picture size.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,9 +28,10 @@ from partitioner.data.memmaps import Views
 from partitioner.data.scenes import Places, places, single_pictures
 from partitioner.networks.families import Backbone, FamilyMember, Pooling
 from partitioner.networks.teacher import teacher_spec
+from partitioner.pilot.blend import Blend, blended
 from partitioner.pilot.candidates import DeviceLatency, FrozenNetwork, candidates, check_fit
 from partitioner.pilot.choice import ChosenNetworks, choose
-from partitioner.pilot.features import Features, cut_features, network_features
+from partitioner.pilot.features import Features, cut_features, network_features, own_rows
 from partitioner.pilot.linear import (
     Array,
     HeldOutPredictions,
@@ -42,7 +45,7 @@ from partitioner.run.progress import Advance, Progress
 #: Most pictures that candidates are compared on.
 COMPARED = 1000
 #: Changed with what kept predictions mean.
-_KEPT_FORMAT = 1
+_KEPT_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class Measured:
 
     candidate: FrozenNetwork
     left_out: HeldOutPredictions
+    #: Rows of the network's own classifier in the predictions; None: they have no part in them.
+    blend: Blend | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,7 @@ class Pilot:
                     "image_size": one.candidate.spec.image_size,
                     "depth": one.candidate.depth or None,
                     "accuracy": self.accuracy_of(row),
+                    "own_rows": one.blend is not None,
                 }
                 for row, one in sorted(self.measured.items())
             ],
@@ -158,12 +164,14 @@ def run_pilot(
     target_ms: float,
     cache: Path,
     progress: Progress,
+    class_rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
     kept: Path | None = None,
 ) -> Pilot:
     """Measure every candidate that keeps the target on some device, and choose one for each.
 
-    `weights` are files by timm's name, `cameras` the devices' in scenes. Predictions are kept in
-    the folder `kept`, by network and pictures, and not computed again. Raises InputError.
+    `weights` are files by timm's name, `cameras` the devices' in scenes, `class_rows` the row of
+    each class in the own classifiers of networks that have them. Predictions are kept in the folder
+    `kept`, by network and pictures, and not computed again. Raises InputError.
     """
     some = candidates(list(weights), plain_shapes(list(weights)))
     if not some:
@@ -174,18 +182,16 @@ def run_pilot(
     allowed = check_fit(devices, some, target_ms)
     pictures = Pictures.of(data, COMPARED)
     wanted = sorted(set().union(*allowed.values()))
-    measured = {
-        row: Measured(some[row], left_out)
-        for row, left_out in _measure(
-            {row: some[row] for row in wanted},
-            weights,
-            pictures,
-            len(data.labels),
-            cache,
-            progress,
-            KeptPredictions(kept),
-        ).items()
-    }
+    measured = _measure(
+        {row: some[row] for row in wanted},
+        weights,
+        class_rows,
+        pictures,
+        len(data.labels),
+        cache,
+        progress,
+        KeptPredictions(kept),
+    )
 
     def predictions(device: str, row: int) -> Array:
         return measured[row].left_out.log_probabilities[pictures.rows_of(cameras.get(device))]
@@ -203,25 +209,31 @@ def run_pilot(
 def _measure(
     wanted: Mapping[int, FrozenNetwork],
     weights: Mapping[str, Path],
+    class_rows: Mapping[str, Sequence[int]],
     pictures: Pictures,
     num_classes: int,
     cache: Path,
     progress: Progress,
     kept: "KeptPredictions",
-) -> dict[int, HeldOutPredictions]:
+) -> dict[int, Measured]:
     """The predictions of each candidate for pictures left out."""
     passes: dict[tuple[str, int], dict[int, int]] = {}
-    found: dict[int, HeldOutPredictions] = {}
+    found: dict[int, Measured] = {}
     digests = {name: sha256_of(weights[name]) for name in {one.name for one in wanted.values()}}
-    keys = {
-        row: kept.key(one, digests[one.name], pictures, num_classes) for row, one in wanted.items()
-    }
+    keys = {}
     for row, one in wanted.items():
+        rows = tuple(class_rows.get(one.name, ()))
+        keys[row] = kept.key(one, digests[one.name], rows, pictures, num_classes)
         known = kept.read(keys[row])
-        if known is not None:
-            found[row] = known
-        else:
+        if known is None:
             passes.setdefault((one.name, one.spec.image_size), {})[one.depth] = row
+            continue
+        left_out, factors = known
+        own = None
+        if factors is not None:
+            own = own_rows(one.name, one.spec.image_size, one.depth, weights[one.name], rows)
+        blend = None if own is None or factors is None else Blend(own, *factors)
+        found[row] = Measured(one, left_out, blend)
     if not passes:
         return found
     sides = sorted({side for _, side in passes})
@@ -232,11 +244,34 @@ def _measure(
         for (name, side), by_depth in passes.items():
             features = _features(name, side, weights[name], sorted(by_depth), views[side], advance)
             for depth, row in by_depth.items():
-                found[row] = leave_groups_out(
-                    features[depth], pictures.pictures.targets, pictures.groups, num_classes
+                left_out, blend = _left_out(
+                    features[depth],
+                    wanted[row],
+                    weights[name],
+                    class_rows.get(name),
+                    pictures,
+                    num_classes,
                 )
+                found[row] = Measured(wanted[row], left_out, blend)
                 kept.write(keys[row], found[row])
     return found
+
+
+def _left_out(
+    features: Features,
+    one: FrozenNetwork,
+    weights: Path,
+    rows: Sequence[int] | None,
+    pictures: Pictures,
+    num_classes: int,
+) -> tuple[HeldOutPredictions, Blend | None]:
+    """Predictions for pictures left out of the fit, and the blend with the network's own rows."""
+    targets = pictures.pictures.targets
+    left_out = leave_groups_out(features, targets, pictures.groups, num_classes)
+    own = None
+    if rows is not None:
+        own = own_rows(one.name, one.spec.image_size, one.depth, weights, rows)
+    return (left_out, None) if own is None else blended(left_out, own, features, targets)
 
 
 class KeptPredictions:
@@ -246,44 +281,58 @@ class KeptPredictions:
         """Without a folder nothing is kept."""
         self._folder = folder
 
-    def key(self, one: FrozenNetwork, weights: str, pictures: Pictures, num_classes: int) -> str:
-        """The name of a file; `weights` is the sha256 of the network's."""
+    def key(
+        self,
+        one: FrozenNetwork,
+        weights: str,
+        rows: tuple[int, ...],
+        pictures: Pictures,
+        num_classes: int,
+    ) -> str:
+        """The name of a file; `weights` is the sha256 of the network's, `rows` its own ones."""
         facts = (
             _KEPT_FORMAT,
             one.name,
             one.spec.image_size,
             one.depth,
             weights,
+            rows,
             pictures.pictures.digest,
             num_classes,
             hashlib.sha256(pictures.groups.tobytes()).hexdigest(),
         )
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
-    def read(self, key: str) -> HeldOutPredictions | None:
-        """The predictions of a candidate; None where there are none, or they are damaged."""
+    def read(self, key: str) -> tuple[HeldOutPredictions, tuple[float, float] | None] | None:
+        """The predictions of a candidate, and the factors of a blend with its own rows, if any.
+
+        None where there are no predictions, or they are damaged.
+        """
         if self._folder is None:
             return None
         try:
             with np.load(self._folder / f"{key}.npz") as kept:
-                return HeldOutPredictions(
+                left_out = HeldOutPredictions(
                     log_probabilities=kept["log_probabilities"].astype(np.float64),
                     penalty=float(kept["penalty"]),
                     sharpness=float(kept["sharpness"]),
                 )
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+                factors = [float(factor) for factor in kept["factors"]]
+                return left_out, (factors[0], factors[1]) if factors else None
+        except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
             return None
 
-    def write(self, key: str, found: HeldOutPredictions) -> None:
+    def write(self, key: str, found: Measured) -> None:
         """Keep the predictions of a candidate; raises InputError where they cannot be written."""
         if self._folder is None:
             return
-        content = io.BytesIO()
+        content, blend = io.BytesIO(), found.blend
         np.savez(
             content,
-            log_probabilities=found.log_probabilities.astype(np.float32),
-            penalty=found.penalty,
-            sharpness=found.sharpness,
+            log_probabilities=found.left_out.log_probabilities.astype(np.float32),
+            penalty=found.left_out.penalty,
+            sharpness=found.left_out.sharpness,
+            factors=[] if blend is None else [blend.own_factor, blend.fitted_factor],
         )
         write_bytes(self._folder / f"{key}.npz", content.getvalue())
 
@@ -305,6 +354,7 @@ def _views(
 def fit_member(
     one: FrozenNetwork,
     weights: Path,
+    rows: Sequence[int] | None,
     pictures: Pictures,
     num_classes: int,
     cache: Path,
@@ -313,18 +363,23 @@ def fit_member(
 ) -> Array:
     """Write a member's weights to `path`, with a classifier fitted to `pictures`.
 
-    Returns its log-probabilities `[N, C]` of these, each left out of the fit. Raises InputError.
+    `rows` are those of the classes in the network's own classifier, where it has them. Returns its
+    log-probabilities `[N, C]` of the pictures, each left out of the fit. Raises InputError.
     """
-    (pixels,) = _views(pictures.pictures, [one.spec.image_size], cache, progress)
+    side = one.spec.image_size
+    (pixels,) = _views(pictures.pictures, [side], cache, progress)
     with progress.task(f"fitting the classifier of {one.words}", len(pixels)) as advance:
-        features = _features(one.name, one.spec.image_size, weights, [one.depth], pixels, advance)[
-            one.depth
-        ]
-    targets = pictures.pictures.targets
-    left_out = leave_groups_out(features, targets, pictures.groups, num_classes)
+        features = _features(one.name, side, weights, [one.depth], pixels, advance)[one.depth]
+    left_out, blend = _left_out(features, one, weights, rows, pictures, num_classes)
     classifier = fit(
-        features, targets, num_classes, penalty=left_out.penalty, sharpness=left_out.sharpness
+        features,
+        pictures.pictures.targets,
+        num_classes,
+        penalty=left_out.penalty,
+        sharpness=left_out.sharpness,
     )
+    if blend is not None:
+        classifier = blend.with_fitted(classifier)
     member = FamilyMember(backbone_of(one), num_classes, weights)
     with torch.no_grad():
         member.bag.weight.copy_(torch.from_numpy(classifier.weight))

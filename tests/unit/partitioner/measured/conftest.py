@@ -1,0 +1,14 @@
+"""What is installed beside the project has no part in these tests."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.support.models import weights as stand_ins
+
+
+@pytest.fixture(autouse=True)
+def _only_weights_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_ins.only_here(tmp_path, monkeypatch)
