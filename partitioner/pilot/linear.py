@@ -2,9 +2,11 @@
 
 Ridge regression of one-hot labels on standardised features, with an intercept. Its predictions for
 pictures left out follow from one decomposition, without fitting again: with the hat matrix H and
-the residuals r of all pictures, those of a group g left out are (I - H_gg)^-1 r_g (the PRESS
-residuals; Cook and Weisberg, Residuals and Influence in Regression, 1982, section 2.2). A group is
-one picture, or all pictures of one scene.
+the residuals r of all pictures, those of a fold f left out are (I - H_ff)^-1 r_f (the PRESS
+residuals; Cook and Weisberg, Residuals and Influence in Regression, 1982, section 2.2). A fold has
+a group of every class, and a group is one picture, or all pictures of one scene. Were a group left
+out alone, its class would be rarer than the others in that fit, and the classifier worse at it
+than the one that is fitted in the end: by 14 points with five pictures of each of 40 classes.
 """
 
 import math
@@ -21,6 +23,8 @@ Index = NDArray[np.int64]
 PENALTIES = tuple(float(10**power) for power in np.arange(1.0, 4.01, 0.5))
 #: What scores are multiplied by to become logits, the inverse of a temperature.
 SHARPNESS = tuple(float(2**power) for power in np.arange(0.0, 6.01, 0.5))
+#: Least number of folds where classes are unequal.
+_LEAST_FOLDS = 10
 #: Two-sided 90 % quantile of the standard normal distribution.
 _NINE_OF_TEN = 1.645
 #: Least standard deviation of a feature; one that never changes carries nothing.
@@ -45,7 +49,7 @@ class Classifier:
 class HeldOutPredictions:
     """Predictions for pictures that a classifier was not fitted to."""
 
-    #: Log-probabilities `[N, C]` of each picture, by a classifier fitted to the other groups.
+    #: Log-probabilities `[N, C]` of each picture, by a classifier fitted to the other folds.
     log_probabilities: Array
     #: The penalty and the sharpness with the least cross-entropy.
     penalty: float
@@ -55,7 +59,7 @@ class HeldOutPredictions:
 def leave_groups_out(
     features: NDArray[np.floating], targets: Index, groups: Index, num_classes: int
 ) -> HeldOutPredictions:
-    """Predict each group of pictures by a classifier of all others.
+    """Predict each of the `folds` by a classifier of all others.
 
     `features` are `[N, D]`, `targets` and `groups` `[N]`. Penalty and sharpness are those with the
     least cross-entropy of the pictures left out.
@@ -65,7 +69,7 @@ def leave_groups_out(
     u, squares = _left_vectors(x)
     centred = labels - mean
     projected = u.T @ centred
-    blocks = _blocks(groups)
+    blocks = _blocks(folds(targets, groups))
     best: tuple[float, Array, float, float] | None = None
     for penalty in PENALTIES:
         shrunk = squares / (squares + penalty)
@@ -78,6 +82,24 @@ def leave_groups_out(
                 best = loss, logits, penalty, sharpness
     assert best is not None
     return HeldOutPredictions(log_probabilities=best[1], penalty=best[2], sharpness=best[3])
+
+
+def folds(targets: Index, groups: Index) -> Index:
+    """The fold `[N]` of each picture: a group of every class, and each group whole.
+
+    There are as many as the rarest class has groups, but at least `_LEAST_FOLDS` where another
+    class has so many. A class with fewer groups than folds is in some of them.
+    """
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    of_group = targets[first]
+    counts = np.unique(of_group, return_counts=True)[1]
+    count = max(2, min(counts.max(), max(_LEAST_FOLDS, counts.min())))
+    found = np.empty(len(first), dtype=np.int64)
+    for number, target in enumerate(np.unique(of_group)):
+        places = np.flatnonzero(of_group == target)
+        # Each class begins at another fold, so that none has all pictures where classes have one.
+        found[places] = (number + np.arange(len(places))) % count
+    return found[group]
 
 
 def fit(
@@ -136,10 +158,10 @@ def _left_vectors(x: Array) -> tuple[Array, Array]:
     return u[:, kept], squares[kept]
 
 
-def _blocks(groups: Index) -> list[Index]:
-    """Pictures by group, `[G, g]` for each size g of a group."""
-    order = np.argsort(groups, kind="stable")
-    _, counts = np.unique(groups, return_counts=True)
+def _blocks(fold_of: Index) -> list[Index]:
+    """Pictures by fold, `[F, f]` for each size f of a fold."""
+    order = np.argsort(fold_of, kind="stable")
+    _, counts = np.unique(fold_of, return_counts=True)
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     return [
         order[starts[counts == size][:, None] + np.arange(size)]
@@ -148,10 +170,10 @@ def _blocks(groups: Index) -> list[Index]:
 
 
 def _press(residuals: Array, u: Array, shrunk: Array, blocks: Sequence[Index], count: int) -> Array:
-    """Residuals `[N, C]` of each group by the classifier fitted to the others."""
+    """Residuals `[N, C]` of each fold by the classifier fitted to the others."""
     found = np.empty_like(residuals)
     for block in blocks:
-        part = u[block]  # [G, g, R]
+        part = u[block]  # [F, f, R]
         hat = np.einsum("nir,r,njr->nij", part, shrunk, part, optimize=True) + 1 / count
         system = np.eye(block.shape[1]) - hat
         found[block] = np.linalg.solve(system, residuals[block])

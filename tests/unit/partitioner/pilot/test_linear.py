@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from partitioner.pilot.linear import fit, interval, leave_groups_out, log_softmax
+from partitioner.pilot.linear import fit, folds, interval, leave_groups_out, log_softmax
 
 CLASSES = 4
 
@@ -23,16 +23,19 @@ def pictures(
     [(30, 1), (30, 3), (90, 1), (90, 4)],
     ids=["pictures", "scenes", "wide", "wide scenes"],
 )
-def test_groups_left_out_are_predicted_as_by_fitting_again_without_them(
+def test_folds_left_out_are_predicted_as_by_fitting_again_without_them(
     width: int, size: int
 ) -> None:
-    features, targets = pictures(60, width)
+    features, targets = pictures(60 // size, width)
     groups = np.random.default_rng(1).permutation(np.arange(60) // size)
+    features = features[groups] + np.random.default_rng(2).normal(size=(60, width))
+    targets = targets[groups]
     found = leave_groups_out(features, targets, groups, CLASSES)
     z = (features - features.mean(axis=0)) / features.std(axis=0)
     labels, scores = np.eye(CLASSES)[targets], np.empty((60, CLASSES))
-    for group in np.unique(groups):
-        out = groups == group
+    fold_of = folds(targets, groups)
+    for fold in np.unique(fold_of):
+        out = fold_of == fold
         mean, centre = z[~out].mean(axis=0), labels[~out].mean(axis=0)
         centred = z[~out] - mean
         system = centred.T @ centred + found.penalty * np.eye(width)
@@ -52,6 +55,37 @@ def test_groups_of_several_sizes_are_left_out_whole() -> None:
     right = [(found.log_probabilities.argmax(axis=1) == drawn).mean() for found in (whole, single)]
     assert right[0] < 0.5
     assert right[1] > 0.9
+
+
+def test_a_fold_has_a_group_of_every_class() -> None:
+    targets = np.repeat(np.arange(3), 8)
+    groups = np.arange(24) // 2
+    found = folds(targets, groups)
+    assert len(np.unique(found)) == 4
+    for fold in range(4):
+        assert np.bincount(targets[found == fold]).tolist() == [2, 2, 2]
+        assert all((found[groups == group] == fold).all() for group in groups[found == fold])
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"), [((5, 5), 5), ((12, 200), 12), ((1, 200), 10), ((3, 7), 7), ((1, 1), 2)]
+)
+def test_folds_are_as_many_as_the_rarest_class_has_pictures_if_these_are_enough(
+    counts: tuple[int, int], expected: int
+) -> None:
+    targets = np.repeat([0, 1], counts)
+    found = folds(targets, np.arange(sum(counts)))
+    assert set(found) == set(range(expected))
+
+
+def test_few_pictures_are_not_predicted_worse_than_others_are_answered() -> None:
+    """Leaving out one picture alone makes its class rarer: with noise it is never answered."""
+    random, right = np.random.default_rng(4), []
+    targets = np.repeat(np.arange(10), 5)
+    for _ in range(20):
+        found = leave_groups_out(random.normal(size=(50, 8)), targets, np.arange(50), 10)
+        right.append((found.log_probabilities.argmax(axis=1) == targets).mean())
+    assert np.mean(right) == pytest.approx(0.1, abs=0.03)
 
 
 def test_a_classifier_answers_pictures_that_it_has_not_seen() -> None:
