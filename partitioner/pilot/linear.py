@@ -174,7 +174,7 @@ def _press(residuals: Array, u: Array, shrunk: Array, blocks: Sequence[Index], c
     found = np.empty_like(residuals)
     for block in blocks:
         part = u[block]  # [F, f, R]
-        hat = np.einsum("nir,r,njr->nij", part, shrunk, part, optimize=True) + 1 / count
+        hat = (part * shrunk) @ part.transpose(0, 2, 1) + 1 / count
         system = np.eye(block.shape[1]) - hat
         found[block] = np.linalg.solve(system, residuals[block])
     return found
