@@ -51,7 +51,7 @@ class HeldOutPredictions:
 
     #: Log-probabilities `[N, C]` of each picture, by a classifier fitted to the other folds.
     log_probabilities: Array
-    #: The penalty and the sharpness with the least cross-entropy.
+    #: The penalty and the sharpness with the least cross-entropy of all.
     penalty: float
     sharpness: float
 
@@ -62,26 +62,34 @@ def leave_groups_out(
     """Predict each of the `folds` by a classifier of all others.
 
     `features` are `[N, D]`, `targets` and `groups` `[N]`. Penalty and sharpness are those with the
-    least cross-entropy of the pictures left out.
+    least cross-entropy of the pictures left out. Each fold is predicted with those that are best on
+    the others: with its own ones, networks that are right on it by chance would be the surest, and
+    several together look better than they are, by 14 points with five pictures of two classes.
     """
     x, labels = _standardised(features)[0], np.eye(num_classes)[targets]
     mean = labels.mean(axis=0)
     u, squares = _left_vectors(x)
     centred = labels - mean
     projected = u.T @ centred
-    blocks = _blocks(folds(targets, groups))
-    best: tuple[float, Array, float, float] | None = None
+    fold_of = folds(targets, groups)
+    blocks, every = _blocks(fold_of), np.arange(len(x))
+    scores, losses = list[Array](), list[Array]()
     for penalty in PENALTIES:
         shrunk = squares / (squares + penalty)
         residuals = centred - u @ (shrunk[:, None] * projected)
-        scores = labels - _press(residuals, u, shrunk, blocks, len(x))
-        for sharpness in SHARPNESS:
-            logits = log_softmax(sharpness * scores)
-            loss = -float(logits[np.arange(len(x)), targets].mean())
-            if best is None or loss < best[0]:
-                best = loss, logits, penalty, sharpness
-    assert best is not None
-    return HeldOutPredictions(log_probabilities=best[1], penalty=best[2], sharpness=best[3])
+        scores.append(labels - _press(residuals, u, shrunk, blocks, len(x)))
+        losses += [-log_softmax(sharp * scores[-1])[every, targets] for sharp in SHARPNESS]
+    of_fold = np.stack([np.bincount(fold_of, weights=loss) for loss in losses])
+    total = of_fold.sum(axis=1, keepdims=True)
+    penalties, sharps = np.divmod((total - of_fold).argmin(axis=0)[fold_of], len(SHARPNESS))
+    penalty, sharp = divmod(int(total.argmin()), len(SHARPNESS))
+    return HeldOutPredictions(
+        log_probabilities=log_softmax(
+            np.array(SHARPNESS)[sharps, None] * np.stack(scores)[penalties, every]
+        ),
+        penalty=PENALTIES[penalty],
+        sharpness=SHARPNESS[sharp],
+    )
 
 
 def folds(targets: Index, groups: Index) -> Index:
@@ -125,9 +133,9 @@ def fit(
 
 
 def log_softmax(logits: Array) -> Array:
-    """Log-probabilities `[N, C]`."""
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    found: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    """Log-probabilities `[..., C]`."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    found: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return found
 
 

@@ -22,7 +22,14 @@ from partitioner.data.memmaps import Views
 from partitioner.data.scenes import Places, places, single_pictures
 from partitioner.networks.families import Backbone, FamilyMember, Pooling
 from partitioner.networks.teacher import teacher_spec
-from partitioner.pilot.candidates import DeviceLatency, FrozenNetwork, candidates, check_fit
+from partitioner.pilot.candidates import (
+    DeviceLatency,
+    FrozenNetwork,
+    candidates,
+    check_fit,
+    remarks_on_extrapolation,
+    remark_on_unknown,
+)
 from partitioner.pilot.choice import ChosenNetworks, choose
 from partitioner.pilot.features import Features, cut_features, network_features
 from partitioner.pilot.linear import (
@@ -37,6 +44,8 @@ from partitioner.run.progress import Advance, Progress
 
 #: Most pictures that candidates are compared on.
 COMPARED = 1000
+#: Pictures of each class, or scenes, that are compared in any case, where there are so many.
+LEAST = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +62,24 @@ class Pictures:
     def of(cls, data: Dataset, limit: int) -> "Pictures":
         """At most `limit` training pictures, in scenes with a picture of every camera."""
         if not data.cameras:
-            kept = thinned(data.train, limit)
+            kept = thinned(data.train, limit, least=LEAST)
             return cls(kept, np.arange(len(kept)), None)
-        whole = thinned(_whole_scenes(data), limit // len(data.cameras))
+        whole = thinned(_whole_scenes(data), limit // len(data.cameras), least=LEAST)
         where = places(whole, data.cameras)
         return cls(single_pictures(replace(data, train=whole)).train, where.scene, where)
+
+    def remark_on_single(self, labels: Sequence[str]) -> str:
+        """One line on classes of which nothing is left where one is left out; empty without any."""
+        first = np.unique(self.groups, return_index=True)[1]
+        counts = np.bincount(self.pictures.targets[first], minlength=len(labels))
+        single = [label for label, count in zip(labels, counts, strict=True) if count == 1]
+        what = "picture" if self.places is None else "scene"
+        return (
+            f"one training {what} alone, so that it counts as wrong in what is predicted: "
+            f"{', '.join(single)}"
+            if single
+            else ""
+        )
 
     def rows_of(self, camera: str | None) -> slice:
         """The pictures of one camera, ascending by scene; all of them without scenes."""
@@ -165,6 +187,12 @@ def run_pilot(
         )
     allowed = check_fit(devices, some, target_ms)
     pictures = Pictures.of(data, COMPARED)
+    for remark in (
+        remark_on_unknown(list(weights), devices, some),
+        pictures.remark_on_single(data.labels),
+    ):
+        if remark:
+            progress.note(remark)
     wanted = sorted(set().union(*allowed.values()))
     measured = {
         row: Measured(some[row], left_out)
@@ -179,6 +207,9 @@ def run_pilot(
     first = pictures.rows_of(next(iter(cameras.values()), None))
     targets = pictures.pictures.targets[first]
     choice = choose(allowed, predictions, targets)
+    specs = {device: some[row].spec for device, row in choice.rows.items()}
+    for remark in remarks_on_extrapolation(specs, devices):
+        progress.note(remark)
     latency = {
         device.profile.name: device.predict_ms(some[choice.rows[device.profile.name]].spec) or 0.0
         for device in devices

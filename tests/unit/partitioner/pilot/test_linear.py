@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from partitioner.pilot.linear import fit, folds, interval, leave_groups_out, log_softmax
+from partitioner.pilot.linear import (
+    PENALTIES,
+    SHARPNESS,
+    fit,
+    folds,
+    interval,
+    leave_groups_out,
+    log_softmax,
+)
 
 CLASSES = 4
 
@@ -32,16 +40,25 @@ def test_folds_left_out_are_predicted_as_by_fitting_again_without_them(
     targets = targets[groups]
     found = leave_groups_out(features, targets, groups, CLASSES)
     z = (features - features.mean(axis=0)) / features.std(axis=0)
-    labels, scores = np.eye(CLASSES)[targets], np.empty((60, CLASSES))
-    fold_of = folds(targets, groups)
+    labels, fold_of = np.eye(CLASSES)[targets], folds(targets, groups)
+    scores = np.empty((len(PENALTIES), 60, CLASSES))
     for fold in np.unique(fold_of):
         out = fold_of == fold
         mean, centre = z[~out].mean(axis=0), labels[~out].mean(axis=0)
         centred = z[~out] - mean
-        system = centred.T @ centred + found.penalty * np.eye(width)
-        weight = np.linalg.solve(system, centred.T @ (labels[~out] - centre))
-        scores[out] = (z[out] - mean) @ weight + centre
-    assert found.log_probabilities == pytest.approx(log_softmax(found.sharpness * scores), abs=1e-6)
+        for number, penalty in enumerate(PENALTIES):
+            system = centred.T @ centred + penalty * np.eye(width)
+            weight = np.linalg.solve(system, centred.T @ (labels[~out] - centre))
+            scores[number, out] = (z[out] - mean) @ weight + centre
+    answers = log_softmax(np.array(SHARPNESS)[:, None, None] * scores[:, None])
+    losses = -answers[:, :, np.arange(60), targets]
+    for fold in np.unique(fold_of):
+        out = fold_of == fold
+        # Penalty and sharpness are those that are best on the other folds.
+        best = np.unravel_index(losses[:, :, ~out].sum(axis=2).argmin(), losses.shape[:2])
+        assert found.log_probabilities[out] == pytest.approx(answers[best][out], abs=1e-6)
+    best = np.unravel_index(losses.sum(axis=2).argmin(), losses.shape[:2])
+    assert (found.penalty, found.sharpness) == (PENALTIES[best[0]], SHARPNESS[best[1]])
 
 
 def test_groups_of_several_sizes_are_left_out_whole() -> None:
@@ -86,6 +103,21 @@ def test_few_pictures_are_not_predicted_worse_than_others_are_answered() -> None
         found = leave_groups_out(random.normal(size=(50, 8)), targets, np.arange(50), 10)
         right.append((found.log_probabilities.argmax(axis=1) == targets).mean())
     assert np.mean(right) == pytest.approx(0.1, abs=0.03)
+
+
+def test_networks_that_are_right_by_chance_are_not_the_surest_together() -> None:
+    """Of noise nothing can be known; with penalties of the same picture the sum has 84 %."""
+    random, right = np.random.default_rng(5), []
+    targets = np.repeat([0, 1], 5)
+    for _ in range(40):
+        total = sum(
+            leave_groups_out(random.normal(size=(10, 30)), targets, np.arange(10), 2)
+            .log_probabilities
+            for _ in range(8)
+        )  # fmt: skip
+        assert isinstance(total, np.ndarray)
+        right.append((total.argmax(axis=1) == targets).mean())
+    assert np.mean(right) < 0.75
 
 
 def test_a_classifier_answers_pictures_that_it_has_not_seen() -> None:
