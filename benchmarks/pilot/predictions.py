@@ -7,7 +7,7 @@ by timm's names, CACHE gets views and features and may be reused. Of each data s
 are given to the pilot, three times others: it measures every candidate, chooses one for each of
 three unequal devices (or for each camera), and says how accurate they are together. Then the
 classifiers are fitted to the same pictures and answer others. Writes
-benchmarks/results/pilot-predictions.json.
+benchmarks/results/pilot-predictions.json and the page's figures.
 """
 
 import resource
@@ -21,17 +21,21 @@ import numpy as np
 
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.options import arguments
-from benchmarks.harness.results import RESULTS
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, kept, measured_on
+from benchmarks.harness.tables import table
 from benchmarks.pilot.pools import CAMERAS, FeatureStore, Pictures, Pool
 from mdp.files import write_json
 from partitioner.pilot.candidates import FrozenNetwork, candidates
 from partitioner.pilot.choice import choose
 from partitioner.pilot.features import Features
 from partitioner.pilot.linear import (
+    SPREAD,
     Array,
     HeldOutPredictions,
     Index,
     fit,
+    interval,
     leave_groups_out,
     log_softmax,
 )
@@ -42,6 +46,7 @@ from partitioner.training.compute import use_threads
 
 RESULT = RESULTS / "pilot-predictions.json"
 DRAWS = 3
+_NINE_OF_TEN = 0.9
 #: Cuts after every second layer are tried at both, other networks at the larger one.
 SMALL_PX, LARGE_PX = 64, 128
 #: Layers that the middle device has the time for, at the larger size.
@@ -270,6 +275,96 @@ def rows(store: FeatureStore, draws: int) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
             print(row["data"], row["classes"], row["each"], row["together"], flush=True)
             yield row
+
+
+def holds(row: Mapping[str, Any], spread: float = SPREAD) -> bool:
+    """Whether the measured share lies in the interval that is stated for so large a test."""
+    predicted, true = row["together"]
+    # So many pictures have the interval of this spread.
+    worth = row["pictures"] * SPREAD / spread
+    low, high = interval(predicted * worth, worth, row["tested"])
+    return bool(low <= true <= high)
+
+
+def fit_spread(found: Sequence[Mapping[str, Any]]) -> float:
+    """The least spread whose intervals hold nine of ten."""
+    tried = np.arange(1.0, 6.01, 0.1)
+    held = [np.mean([holds(row, spread) for row in found]) for spread in tried]
+    return float(tried[int(np.argmax(np.array(held) >= _NINE_OF_TEN))])
+
+
+def of_case(row: Mapping[str, Any]) -> tuple[str, int, bool]:
+    """The data set of a row."""
+    return row["data"], row["each"], row["known"]
+
+
+def figures() -> str:
+    """Each data set, the errors, and what their intervals hold."""
+    result = kept("pilot-predictions")
+    by_case: dict[tuple[str, int, bool], list[Any]] = {}
+    for row in result["rows"]:
+        by_case.setdefault(of_case(row), []).append(row)
+    unseen = [row for row in result["rows"] if not row["known"]]
+    left_out = [
+        holds(row, fit_spread([other for other in unseen if of_case(other) != of_case(row)]))
+        for row in unseen
+    ]
+    passes = {
+        (one["network"], one["image_size"]): [
+            other for other in result["passes"]
+            if (other["network"], other["image_size"]) == (one["network"], one["image_size"])
+        ]
+        for one in result["passes"]
+    }  # fmt: skip
+    columns = (
+        ("pictures", lambda rows: rows[0]["data"]),
+        ("classes", lambda rows: rows[0]["classes"]),
+        ("of each", lambda rows: rows[0]["each"]),
+        ("tested", lambda rows: f"{rows[0]['tested']:,}"),
+        ("predicted, %", lambda rows: _shares(rows, 0)),
+        ("measured, %", lambda rows: _shares(rows, 1)),
+        ("held", lambda rows: f"{sum(map(holds, rows))} of {len(rows)}"),
+    )
+    small, large = ([r for r in unseen if (r["pictures"] >= 200) == many] for many in (False, True))
+    return "\n\n".join((
+        f"{len({of_case(row) for row in unseen})} data sets, {len(unseen)} predictions; "
+        f"{measured_on(result['machine'])}.",
+        table(
+            [("all", unseen), ("from 200 pictures or scenes on", large), ("fewer", small)],
+            ("predictions", lambda pair: f"{pair[0]}: {len(pair[1])}"),
+            ("median error, points", lambda pair: f"{_median(pair[1], np.abs):.1f}"),
+            ("median of predicted less measured", lambda pair: f"{_median(pair[1]):+.1f}"),
+            ("in the interval for the test", lambda pair: f"{np.mean([*map(holds, pair[1])]):.0%}"),
+        ),
+        f"With a spread fitted to the other data sets alone the intervals hold "
+        f"{np.mean(left_out):.0%} (fitted to all: {fit_spread(unseen):.1f}, in use {SPREAD:g}).",
+        table([rows for key, rows in by_case.items() if not key[2]], *columns),
+        "Networks trained on the pilot's pictures, and not on those of the test:",
+        table([rows for key, rows in by_case.items() if key[2]], *columns),
+        table(
+            passes.items(),
+            ("features of", lambda pair: f"{pair[0][0]} at {pair[0][1]} px"),
+            ("candidates", lambda pair: pair[1][0]["candidates"]),
+            ("processor ms a picture", lambda pair: _milliseconds(pair[1])),
+        ),
+    ))  # fmt: skip
+
+
+def _shares(rows: Sequence[Mapping[str, Any]], place: int) -> str:
+    return ", ".join(f"{100 * row['together'][place]:.1f}" for row in rows)
+
+
+def _median(rows: Sequence[Mapping[str, Any]], of: Any = np.asarray) -> float:
+    errors = [100 * (row["together"][0] - row["together"][1]) for row in rows]
+    return float(np.median(of(np.array(errors))))
+
+
+def _milliseconds(passes: Sequence[Mapping[str, Any]]) -> str:
+    total = sum(one["processor_s"] for one in passes)
+    return f"{1000 * total / sum(one['pictures'] for one in passes):.1f}"
+
+
+PAGE = Page("benchmarks.pilot.predictions", figures)
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.table import Table
 
 from partitioner.export.evaluate import Report
-from partitioner.pilot.linear import interval
 
 if TYPE_CHECKING:
     from partitioner.pilot.measure import Pilot
@@ -43,11 +42,7 @@ def print_pilot(pilot: "Pilot") -> None:
 
 def predicted_and_measured(pilot: "Pilot", report: Report) -> str:
     """One line: the accuracy of all devices before, and on the test split."""
-    together = pilot.choice.together
-    low, high = interval(round(together * pilot.count), pilot.count)
     every = tuple(member.k for member in report.evaluation.members)
     stacked = {subset.members: subset.stacked for subset in report.evaluation.subsets}
-    return (
-        f"all together: predicted {together:.1%} (between {low:.1%} and {high:.1%}), measured "
-        f"{stacked[every]:.1%} on the test split"
-    )
+    predicted = pilot.predict_words(report.evaluation.pictures)
+    return f"all together: {predicted}, measured {stacked[every]:.1%} on the test split"

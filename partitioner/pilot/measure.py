@@ -27,8 +27,8 @@ from partitioner.pilot.candidates import (
     FrozenNetwork,
     candidates,
     check_fit,
-    remarks_on_extrapolation,
     remark_on_unknown,
+    remarks_on_extrapolation,
 )
 from partitioner.pilot.choice import ChosenNetworks, choose
 from partitioner.pilot.features import Features, cut_features, network_features
@@ -111,6 +111,15 @@ class Pilot:
         """Share of right answers of a candidate to single pictures left out of its fit."""
         found = self.measured[row].left_out.log_probabilities.argmax(axis=1)
         return float((found == self.targets).mean())
+
+    def predict_words(self, tested: int) -> str:
+        """The accuracy together, with its intervals on many new pictures and on `tested` ones."""
+        right = round(self.choice.together * self.count)
+        many, like = interval(right, self.count), interval(right, self.count, tested)
+        return (
+            f"predicted {self.choice.together:.1%} ({many[0]:.1%} to {many[1]:.1%} on many new "
+            f"pictures, {like[0]:.1%} to {like[1]:.1%} on {tested:,})"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Every candidate's accuracy, and the choice."""

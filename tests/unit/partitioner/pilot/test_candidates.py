@@ -11,8 +11,8 @@ from partitioner.pilot.candidates import (
     FrozenNetwork,
     candidates,
     check_fit,
-    remarks_on_extrapolation,
     remark_on_unknown,
+    remarks_on_extrapolation,
 )
 
 VIT = "vit_tiny_patch16_224"
