@@ -1,6 +1,7 @@
 """Pools of labelled pictures, and features of frozen networks on them, kept on disk."""
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdp.errors import InputError
-from mdp.files import read_json, write_json
+from mdp.files import write_json
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import PictureSet
 from partitioner.data.memmaps import Views
@@ -138,7 +139,7 @@ class FeatureStore:
 
     def seconds(self) -> list[Mapping[str, float]]:
         """What every pass took."""
-        return [read_json(path) for path in sorted(self.cache.glob("*.seconds.json"))]
+        return [json.loads(path.read_text()) for path in sorted(self.cache.glob("*.seconds.json"))]
 
 
 def _compute(

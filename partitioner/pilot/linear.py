@@ -29,10 +29,6 @@ _LEAST_FOLDS = 10
 _FEW, _PARTS = 200, 10
 #: Two-sided 90 % quantile of the standard normal distribution.
 _NINE_OF_TEN = 1.645
-#: Variance of the share of right answers to pictures left out, relative to that of independent
-#: ones: the classifiers have most of their pictures in common, and change with them. Measured:
-#: docs/results/measured-decomposition.md.
-SPREAD = 2.0
 #: Least standard deviation of a feature; one that never changes carries nothing.
 _LEAST_SCALE = 1e-6
 
@@ -164,14 +160,14 @@ def log_softmax(logits: Array) -> Array:
     return found
 
 
-def interval(right: float, count: float, tested: int | None = None) -> tuple[float, float]:
+def interval(right: int, count: int, tested: int | None = None) -> tuple[float, float]:
     """The range of the share of right answers to many new pictures, in nine of ten cases.
 
-    With `tested`, of so many new ones, whose sampling adds to it. Wilson's score interval, 1927;
-    `count` pictures left out are worth fewer independent ones (`SPREAD`).
+    With `tested`, of so many new ones, whose sampling adds to that of the `count` pictures left
+    out, of which `right` were answered rightly. Wilson's score interval, 1927.
     """
     z, share = _NINE_OF_TEN, right / count
-    worth = 1 / (SPREAD / count + (1 / tested if tested else 0.0))
+    worth = 1 / (1 / count + (1 / tested if tested else 0.0))
     centre = (share + z**2 / (2 * worth)) / (1 + z**2 / worth)
     width = z / (1 + z**2 / worth)
     width *= math.sqrt(share * (1 - share) / worth + z**2 / (4 * worth**2))
