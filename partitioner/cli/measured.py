@@ -36,14 +36,14 @@ def plan(config: BuildConfig, out: Path, *, json: bool) -> None:
             progress,
             inputs.class_rows,
         )
-        planned = plan_of(pilot, inputs)
+        planned, tested = plan_of(pilot, inputs), len(inputs.data.test)
     if json:
-        console.print_json({**msgspec.to_builtins(planned), "pilot": pilot.to_json()})
+        console.print_json({**msgspec.to_builtins(planned), "pilot": pilot.to_json(tested)})
     else:
         from partitioner.cli import pilot_tables
 
         pilot_tables.print_pilot(pilot)
-        print(pilot_tables.predicted(pilot))
+        print(f"all together: {pilot.predict_words(tested)} test pictures")
     if out.exists():
         progress.note(f"{out}: replaced")
     write_toml(out, planned)

@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.table import Table
 
 from partitioner.export.evaluate import Report
-from partitioner.pilot.linear import interval
 
 if TYPE_CHECKING:
     from partitioner.measured.build import MeasuredBuild
@@ -45,18 +44,12 @@ def print_pilot(pilot: "Pilot") -> None:
 
 def predicted_and_measured(build: "MeasuredBuild") -> str:
     """One line: the accuracy of all devices before, and on the test split."""
-    text = predicted(build.pilot)
+    pictures = build.report.evaluation.pictures
+    text = f"all together: {build.pilot.predict_words(pictures)}"
     if build.frozen is not None:
         text += f", measured {_all_together(build.frozen):.1%} frozen and"
         return f"{text} {_all_together(build.report):.1%} trained, on the test split"
     return f"{text}, measured {_all_together(build.report):.1%} on the test split"
-
-
-def predicted(pilot: "Pilot") -> str:
-    """The accuracy of all devices together that the pilot predicts."""
-    together = pilot.choice.together
-    low, high = interval(round(together * pilot.count), pilot.count)
-    return f"all together: predicted {together:.1%} (between {low:.1%} and {high:.1%})"
 
 
 def _all_together(report: Report) -> float:

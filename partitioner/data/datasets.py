@@ -109,11 +109,23 @@ class Dataset:
         return {"train": self.train, "calibration": self.calibration, "test": self.test}[name]
 
 
-def thinned(pictures: PictureSet, limit: int) -> PictureSet:
-    """At most `limit` pictures, evenly from all classes: sources are sorted by class."""
+def thinned(pictures: PictureSet, limit: int, *, least: int = 0) -> PictureSet:
+    """At most `limit` pictures, evenly from all classes: sources are sorted by class.
+
+    A class with fewer than `least` among them gets more, as far as it has any.
+    """
     if len(pictures) <= limit:
         return pictures
     rows = np.linspace(0, len(pictures) - 1, limit).astype(np.int64)
+    if least:
+        first = np.unique(pictures.targets, return_index=True)[1]
+        more = first[:, None] + np.arange(least)
+        same = (
+            pictures.targets[np.minimum(more, len(pictures) - 1)] == pictures.targets[first, None]
+        )
+        few = np.bincount(pictures.targets[rows], minlength=pictures.targets[-1] + 1) < least
+        inside = same & few[pictures.targets[first], None] & (more < len(pictures))
+        rows = np.union1d(rows, more[inside])
     digest = hashlib.sha256(f"{pictures.digest} {limit}".encode()).hexdigest()
     return PictureSet(
         sources=[pictures.sources[row] for row in rows],

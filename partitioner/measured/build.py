@@ -43,7 +43,7 @@ class MeasuredBuild:
     def to_json(self) -> dict[str, Any]:
         """What is beside the bundle's evaluation."""
         return {
-            "pilot": self.pilot.to_json(),
+            "pilot": self.pilot.to_json(self.report.evaluation.pictures),
             "trained": {
                 self.pilot.measured[row].candidate.words: one.to_json()
                 for row, one in self.taught.items()

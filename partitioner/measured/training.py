@@ -43,7 +43,7 @@ _CANVAS = 1.25
 #: CVPR 2022, arXiv 2109.01903).
 _SHARES = (0.5, 1.0)
 #: AdamW's peak step sizes of cuts of vision transformers and of other networks.
-_VIT, _OTHERS = 1e-4, 3e-4
+_VIT, _OTHERS = 1e-4, 1e-3
 #: A class's probability where the label says that it is another.
 _NEARLY_NONE = 1e-6
 #: Files of a run folder.

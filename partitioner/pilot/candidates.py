@@ -91,6 +91,10 @@ class DeviceLatency:
         encoding = choose_encoding(link, spec.image_size, self.num_classes)
         return computing_ms + network_ms(link, spec.image_size, self.num_classes, encoding)
 
+    def outside(self, spec: Spec) -> str:
+        """In words, the dimensions in which the milliseconds extrapolate; empty if in none."""
+        return self.latency.estimate(spec, self.num_classes).outside
+
     def fits(self, spec: Spec, target_ms: float) -> bool:
         """Tell whether it is predicted to answer within `target_ms`, and fits into the memory."""
         predicted_ms = self.predict_ms(spec)
@@ -110,6 +114,32 @@ def check_fit(
             raise InputError(_nothing_fits(device, some, target_ms))
         found[device.profile.name] = fitting
     return found
+
+
+def remark_on_unknown(
+    names: Sequence[str], devices: Sequence[DeviceLatency], some: Sequence[FrozenNetwork]
+) -> str:
+    """One line on the networks `names` of unknown latency; empty if there are none."""
+    tried = {one.name for one in some}
+    everywhere = [name for name in names if name not in tried]
+    parts = [", ".join(everywhere)] if everywhere else []
+    for device in devices:
+        unknown = {one.name for one in some if device.predict_ms(one.spec) is None}
+        if unknown:
+            parts.append(f"{', '.join(sorted(unknown))} on {device.profile.name}")
+    return f"not tried, as the latency is unknown: {'; '.join(parts)}" if parts else ""
+
+
+def remarks_on_extrapolation(
+    chosen: Mapping[str, Spec], devices: Sequence[DeviceLatency]
+) -> list[str]:
+    """One line for each chosen network that is unlike all that its device's profile measured."""
+    return [
+        f"{device.profile.name}: predicted milliseconds are extrapolated, probe it for better "
+        f"ones: {outside}"
+        for device in devices
+        if (outside := device.outside(chosen[device.profile.name]))
+    ]
 
 
 def _nothing_fits(device: DeviceLatency, some: Sequence[FrozenNetwork], target_ms: float) -> str:

@@ -80,16 +80,24 @@ def best_rows(
         device: sorted(rows, key=lambda row: (_loss(answers[device, row], right), row))[:_TRIED]
         for device, rows in allowed.items()
     }
+    known: dict[tuple[int, ...], float] = {}
+
+    def loss_of(rows: Mapping[str, int]) -> float:
+        place = tuple(rows[device] for device in allowed)
+        if place not in known:
+            known[place] = _loss_together(rows, answers, right)
+        return known[place]
+
     best: tuple[float, dict[str, int]] | None = None
     for start in range(_STARTS):
         rows = {device: of[min(start, len(of) - 1)] for device, of in ranked.items()}
-        loss = _loss_together(rows, answers, right)
+        loss = loss_of(rows)
         improved = True
         while improved:
             improved = False
             for device, of in ranked.items():
                 for row in of:
-                    other = _loss_together({**rows, device: row}, answers, right)
+                    other = loss_of({**rows, device: row})
                     if other < loss:
                         rows, loss, improved = {**rows, device: row}, other, True
         if best is None or loss < best[0]:

@@ -2,9 +2,11 @@
 
 Ridge regression of one-hot labels on standardised features, with an intercept. Its predictions for
 pictures left out follow from one decomposition, without fitting again: with the hat matrix H and
-the residuals r of all pictures, those of a group g left out are (I - H_gg)^-1 r_g (the PRESS
-residuals; Cook and Weisberg, Residuals and Influence in Regression, 1982, section 2.2). A group is
-one picture, or all pictures of one scene.
+the residuals r of all pictures, those of a fold f left out are (I - H_ff)^-1 r_f (the PRESS
+residuals; Cook and Weisberg, Residuals and Influence in Regression, 1982, section 2.2). A fold has
+a group of every class, and a group is one picture, or all pictures of one scene. Were a group left
+out alone, its class would be rarer than the others in that fit, and the classifier worse at it
+than the one that is fitted in the end: by 14 points with five pictures of each of 40 classes.
 """
 
 import math
@@ -21,6 +23,10 @@ Index = NDArray[np.int64]
 PENALTIES = tuple(float(10**power) for power in np.arange(1.0, 4.01, 0.5))
 #: What scores are multiplied by to become logits, the inverse of a temperature.
 SHARPNESS = tuple(float(2**power) for power in np.arange(0.0, 6.01, 0.5))
+#: Least number of folds where classes are unequal.
+_LEAST_FOLDS = 10
+#: Up to so many pictures, penalty and sharpness of a part are chosen without it; and the parts.
+_FEW, _PARTS = 200, 10
 #: Two-sided 90 % quantile of the standard normal distribution.
 _NINE_OF_TEN = 1.645
 #: Least standard deviation of a feature; one that never changes carries nothing.
@@ -45,9 +51,9 @@ class Classifier:
 class HeldOutPredictions:
     """Predictions for pictures that a classifier was not fitted to."""
 
-    #: Log-probabilities `[N, C]` of each picture, by a classifier fitted to the other groups.
+    #: Log-probabilities `[N, C]` of each picture, by a classifier fitted to the other folds.
     log_probabilities: Array
-    #: The penalty and the sharpness with the least cross-entropy.
+    #: The penalty and the sharpness with the least cross-entropy of all.
     penalty: float
     sharpness: float
 
@@ -55,29 +61,74 @@ class HeldOutPredictions:
 def leave_groups_out(
     features: NDArray[np.floating], targets: Index, groups: Index, num_classes: int
 ) -> HeldOutPredictions:
-    """Predict each group of pictures by a classifier of all others.
+    """Predict each of the `folds` by a classifier of all others.
 
     `features` are `[N, D]`, `targets` and `groups` `[N]`. Penalty and sharpness are those with the
-    least cross-entropy of the pictures left out.
+    least cross-entropy of the pictures left out. Of few pictures each part is predicted with those
+    that are best for the others, without it: else networks that are right on it by chance would be
+    the surest, and several together seem better than they are, by 30 points with five pictures of
+    two classes that are hard to tell apart.
+    """
+    scores, losses = _left_out_scores(features, targets, groups, num_classes)
+    best = int(losses.argmin())
+    chosen = np.full(len(targets), best)
+    if len(targets) <= _FEW:
+        parts = folds(targets, groups) % _PARTS
+        for part in np.unique(parts):
+            others = parts != part
+            if len(np.unique(groups[others])) > 1:
+                chosen[~others] = _left_out_scores(
+                    features[others], targets[others], groups[others], num_classes
+                )[1].argmin()
+    penalties, sharps = np.divmod(chosen, len(SHARPNESS))
+    scores = scores[penalties, np.arange(len(targets))]
+    return HeldOutPredictions(
+        log_probabilities=log_softmax(np.array(SHARPNESS)[sharps, None] * scores),
+        penalty=PENALTIES[best // len(SHARPNESS)],
+        sharpness=SHARPNESS[best % len(SHARPNESS)],
+    )
+
+
+def _left_out_scores(
+    features: NDArray[np.floating], targets: Index, groups: Index, num_classes: int
+) -> tuple[Array, Array]:
+    """Scores `[P, N, C]` of the pictures left out, and the cross-entropy `[P x S]` of them.
+
+    P are the penalties, and S the values of sharpness.
     """
     x, labels = _standardised(features)[0], np.eye(num_classes)[targets]
     mean = labels.mean(axis=0)
     u, squares = _left_vectors(x)
     centred = labels - mean
     projected = u.T @ centred
-    blocks = _blocks(groups)
-    best: tuple[float, Array, float, float] | None = None
+    blocks, every = _blocks(folds(targets, groups)), np.arange(len(x))
+    scores, losses = list[Array](), list[float]()
     for penalty in PENALTIES:
         shrunk = squares / (squares + penalty)
         residuals = centred - u @ (shrunk[:, None] * projected)
-        scores = labels - _press(residuals, u, shrunk, blocks, len(x))
-        for sharpness in SHARPNESS:
-            logits = log_softmax(sharpness * scores)
-            loss = -float(logits[np.arange(len(x)), targets].mean())
-            if best is None or loss < best[0]:
-                best = loss, logits, penalty, sharpness
-    assert best is not None
-    return HeldOutPredictions(log_probabilities=best[1], penalty=best[2], sharpness=best[3])
+        scores.append(labels - _press(residuals, u, shrunk, blocks, len(x)))
+        losses += [
+            -float(log_softmax(sharp * scores[-1])[every, targets].mean()) for sharp in SHARPNESS
+        ]
+    return np.stack(scores), np.array(losses)
+
+
+def folds(targets: Index, groups: Index) -> Index:
+    """The fold `[N]` of each picture: a group of every class, and each group whole.
+
+    There are as many as the rarest class has groups, but at least `_LEAST_FOLDS` where another
+    class has so many. A class with fewer groups than folds is in some of them.
+    """
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    of_group = targets[first]
+    counts = np.unique(of_group, return_counts=True)[1]
+    count = max(2, min(counts.max(), max(_LEAST_FOLDS, counts.min())))
+    found = np.empty(len(first), dtype=np.int64)
+    for number, target in enumerate(np.unique(of_group)):
+        places = np.flatnonzero(of_group == target)
+        # Each class begins at another fold, so that none has all pictures where classes have one.
+        found[places] = (number + np.arange(len(places))) % count
+    return found[group]
 
 
 def fit(
@@ -109,12 +160,17 @@ def log_softmax(logits: Array) -> Array:
     return found
 
 
-def interval(right: int, count: int) -> tuple[float, float]:
-    """The shares that nine of ten repetitions lie between: Wilson's score interval, 1927."""
+def interval(right: int, count: int, tested: int | None = None) -> tuple[float, float]:
+    """The range of the share of right answers to many new pictures, in nine of ten cases.
+
+    With `tested`, of so many new ones, whose sampling adds to that of the `count` pictures left
+    out, of which `right` were answered rightly. Wilson's score interval, 1927.
+    """
     z, share = _NINE_OF_TEN, right / count
-    centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    width = z / (1 + z**2 / count)
-    width *= math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    worth = 1 / (1 / count + (1 / tested if tested else 0.0))
+    centre = (share + z**2 / (2 * worth)) / (1 + z**2 / worth)
+    width = z / (1 + z**2 / worth)
+    width *= math.sqrt(share * (1 - share) / worth + z**2 / (4 * worth**2))
     return max(0.0, centre - width), min(1.0, centre + width)
 
 
@@ -136,10 +192,10 @@ def _left_vectors(x: Array) -> tuple[Array, Array]:
     return u[:, kept], squares[kept]
 
 
-def _blocks(groups: Index) -> list[Index]:
-    """Pictures by group, `[G, g]` for each size g of a group."""
-    order = np.argsort(groups, kind="stable")
-    _, counts = np.unique(groups, return_counts=True)
+def _blocks(fold_of: Index) -> list[Index]:
+    """Pictures by fold, `[F, f]` for each size f of a fold."""
+    order = np.argsort(fold_of, kind="stable")
+    _, counts = np.unique(fold_of, return_counts=True)
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     return [
         order[starts[counts == size][:, None] + np.arange(size)]
@@ -148,11 +204,11 @@ def _blocks(groups: Index) -> list[Index]:
 
 
 def _press(residuals: Array, u: Array, shrunk: Array, blocks: Sequence[Index], count: int) -> Array:
-    """Residuals `[N, C]` of each group by the classifier fitted to the others."""
+    """Residuals `[N, C]` of each fold by the classifier fitted to the others."""
     found = np.empty_like(residuals)
     for block in blocks:
-        part = u[block]  # [G, g, R]
-        hat = np.einsum("nir,r,njr->nij", part, shrunk, part, optimize=True) + 1 / count
+        part = u[block]  # [F, f, R]
+        hat = (part * shrunk) @ part.transpose(0, 2, 1) + 1 / count
         system = np.eye(block.shape[1]) - hat
         found[block] = np.linalg.solve(system, residuals[block])
     return found

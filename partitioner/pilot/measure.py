@@ -29,7 +29,14 @@ from partitioner.data.scenes import Places, places, single_pictures
 from partitioner.networks.families import Backbone, FamilyMember, Pooling
 from partitioner.networks.teacher import teacher_spec
 from partitioner.pilot.blend import Blend, blended
-from partitioner.pilot.candidates import DeviceLatency, FrozenNetwork, candidates, check_fit
+from partitioner.pilot.candidates import (
+    DeviceLatency,
+    FrozenNetwork,
+    candidates,
+    check_fit,
+    remark_on_unknown,
+    remarks_on_extrapolation,
+)
 from partitioner.pilot.choice import ChosenNetworks, choose
 from partitioner.pilot.features import Features, cut_features, network_features, own_rows
 from partitioner.pilot.linear import (
@@ -45,7 +52,9 @@ from partitioner.run.progress import Advance, Progress
 #: Most pictures that candidates are compared on.
 COMPARED = 1000
 #: Changed with what kept predictions mean.
-_KEPT_FORMAT = 2
+_KEPT_FORMAT = 3
+#: Pictures of each class, or scenes, that are compared in any case, where there are so many.
+LEAST = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +71,24 @@ class Pictures:
     def of(cls, data: Dataset, limit: int) -> "Pictures":
         """At most `limit` training pictures, in scenes with a picture of every camera."""
         if not data.cameras:
-            kept = thinned(data.train, limit)
+            kept = thinned(data.train, limit, least=LEAST)
             return cls(kept, np.arange(len(kept)), None)
-        whole = thinned(_whole_scenes(data), limit // len(data.cameras))
+        whole = thinned(_whole_scenes(data), limit // len(data.cameras), least=LEAST)
         where = places(whole, data.cameras)
         return cls(single_pictures(replace(data, train=whole)).train, where.scene, where)
+
+    def remark_on_single(self, labels: Sequence[str]) -> str:
+        """One line on classes of which nothing is left where one is left out; empty without any."""
+        first = np.unique(self.groups, return_index=True)[1]
+        counts = np.bincount(self.pictures.targets[first], minlength=len(labels))
+        single = [label for label, count in zip(labels, counts, strict=True) if count == 1]
+        what = "picture" if self.places is None else "scene"
+        return (
+            f"one training {what} alone, so that it counts as wrong in what is predicted: "
+            f"{', '.join(single)}"
+            if single
+            else ""
+        )
 
     def rows_of(self, camera: str | None) -> slice:
         """The pictures of one camera, ascending by scene; all of them without scenes."""
@@ -101,9 +123,18 @@ class Pilot:
         found = self.measured[row].left_out.log_probabilities.argmax(axis=1)
         return float((found == self.targets).mean())
 
-    def to_json(self) -> dict[str, Any]:
-        """Every candidate's accuracy, and the choice."""
-        low, high = interval(round(self.choice.together * self.count), self.count)
+    def between(self, tested: int) -> tuple[float, float]:
+        """The shares that the measured one lies between nine times of ten, on `tested` pictures."""
+        return interval(round(self.choice.together * self.count), self.count, tested)
+
+    def predict_words(self, tested: int) -> str:
+        """The accuracy together, with the interval on `tested` pictures."""
+        low, high = self.between(tested)
+        return f"predicted {self.choice.together:.1%} ({low:.1%} to {high:.1%} on {tested:,})"
+
+    def to_json(self, tested: int) -> dict[str, Any]:
+        """Every candidate's accuracy, and the choice, whose interval is for `tested` pictures."""
+        low, high = self.between(tested)
         return {
             "pictures": self.count,
             "candidates": [
@@ -181,6 +212,12 @@ def run_pilot(
         )
     allowed = check_fit(devices, some, target_ms)
     pictures = Pictures.of(data, COMPARED)
+    for remark in (
+        remark_on_unknown(list(weights), devices, some),
+        pictures.remark_on_single(data.labels),
+    ):
+        if remark:
+            progress.note(remark)
     wanted = sorted(set().union(*allowed.values()))
     measured = _measure(
         {row: some[row] for row in wanted},
@@ -199,6 +236,9 @@ def run_pilot(
     first = pictures.rows_of(next(iter(cameras.values()), None))
     targets = pictures.pictures.targets[first]
     choice = choose(allowed, predictions, targets)
+    specs = {device: some[row].spec for device, row in choice.rows.items()}
+    for remark in remarks_on_extrapolation(specs, devices):
+        progress.note(remark)
     latency = {
         device.profile.name: device.predict_ms(some[choice.rows[device.profile.name]].spec) or 0.0
         for device in devices

@@ -1,11 +1,19 @@
 """Networks that a device may serve: sizes and depths, what fits, and what nothing fits."""
 
 import pytest
+from msgspec.structs import replace
 
 from mdp.errors import InputError
 from mdp.formats.plan import NetworkSpec, SubModelSpec
 from mdp.formats.profile import read_profiles
-from partitioner.pilot.candidates import DeviceLatency, FrozenNetwork, candidates, check_fit
+from partitioner.pilot.candidates import (
+    DeviceLatency,
+    FrozenNetwork,
+    candidates,
+    check_fit,
+    remark_on_unknown,
+    remarks_on_extrapolation,
+)
 
 VIT = "vit_tiny_patch16_224"
 SHAPE = SubModelSpec(
@@ -78,3 +86,26 @@ def test_a_network_of_unknown_latency_fits_nowhere() -> None:
     assert device.predict_ms(other) is None
     with pytest.raises(InputError, match="the latency of no network of --weights is known"):
         check_fit([device], [FrozenNetwork("other", other)], 100.0)
+
+
+def test_networks_whose_latency_is_unknown_are_named_with_the_device_if_others_know_it() -> None:
+    device = DeviceLatency.of(N100, 10, sees=False)
+    known = candidates([VIT, "tf_efficientnet_lite0"], {VIT: SHAPE})
+    assert remark_on_unknown([VIT, "tf_efficientnet_lite0"], [device], known) == ""
+    other = FrozenNetwork("other", NetworkSpec(name="other", image_size=64, parameters=1, macs=1))
+    assert remark_on_unknown([VIT, "nothing", "other"], [device], [*known, other]) == (
+        "not tried, as the latency is unknown: nothing; other on n100"
+    )
+
+
+def test_a_width_that_the_profile_never_measured_is_said_with_what_it_measured() -> None:
+    """Milliseconds are predicted for it all the same, and by how much they err is not known."""
+    device = DeviceLatency.of(N100, 10, sees=False)
+    wide = replace(SHAPE, embed_dim=1024, num_heads=16)
+    assert device.predict_ms(wide) is not None
+    assert remarks_on_extrapolation({"n100": SHAPE}, [device]) == []
+    (said,) = remarks_on_extrapolation({"n100": wide}, [device])
+    assert said.startswith(
+        "n100: predicted milliseconds are extrapolated, probe it for better ones: "
+        "embed_dim 1024 (measured: 64 to 768), "
+    )

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from partitioner.pilot.linear import fit, interval, leave_groups_out, log_softmax
+from partitioner.pilot import linear
+from partitioner.pilot.linear import (
+    PENALTIES,
+    SHARPNESS,
+    fit,
+    folds,
+    interval,
+    leave_groups_out,
+    log_softmax,
+)
 
 CLASSES = 4
 
@@ -18,27 +27,54 @@ def pictures(
     return random.normal(size=(count, width)) + 2 * np.eye(CLASSES, width)[targets], targets
 
 
+def fitted_again(
+    features: NDArray[np.float64], targets: NDArray[np.int64], groups: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], int]:
+    """Left-out answers `[P x S, N, C]` by fits without each fold, and the place of the best."""
+    z = (features - features.mean(axis=0)) / features.std(axis=0)
+    labels, fold_of = np.eye(CLASSES)[targets], folds(targets, groups)
+    scores = np.empty((len(PENALTIES), len(z), CLASSES))
+    for fold in np.unique(fold_of):
+        out = fold_of == fold
+        mean, centre = z[~out].mean(axis=0), labels[~out].mean(axis=0)
+        centred = z[~out] - mean
+        for number, penalty in enumerate(PENALTIES):
+            system = centred.T @ centred + penalty * np.eye(z.shape[1])
+            weight = np.linalg.solve(system, centred.T @ (labels[~out] - centre))
+            scores[number, out] = (z[out] - mean) @ weight + centre
+    answers = np.stack([log_softmax(sharp * one) for one in scores for sharp in SHARPNESS])
+    losses = -answers[:, np.arange(len(z)), targets].mean(axis=1)
+    return answers, int(losses.argmin())
+
+
 @pytest.mark.parametrize(
     ("width", "size"),
     [(30, 1), (30, 3), (90, 1), (90, 4)],
     ids=["pictures", "scenes", "wide", "wide scenes"],
 )
-def test_groups_left_out_are_predicted_as_by_fitting_again_without_them(
-    width: int, size: int
+@pytest.mark.parametrize("few", [False, True])
+def test_folds_left_out_are_predicted_as_by_fitting_again_without_them(
+    width: int, size: int, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    features, targets = pictures(60, width)
+    """Of few pictures a part is also unknown to the choice of the penalty for it."""
+    monkeypatch.setattr(linear, "_FEW", 60 if few else 59)
+    monkeypatch.setattr(linear, "_PARTS", 3)
+    features, targets = pictures(60 // size, width)
     groups = np.random.default_rng(1).permutation(np.arange(60) // size)
+    features = features[groups] + np.random.default_rng(2).normal(size=(60, width))
+    targets = targets[groups]
     found = leave_groups_out(features, targets, groups, CLASSES)
-    z = (features - features.mean(axis=0)) / features.std(axis=0)
-    labels, scores = np.eye(CLASSES)[targets], np.empty((60, CLASSES))
-    for group in np.unique(groups):
-        out = groups == group
-        mean, centre = z[~out].mean(axis=0), labels[~out].mean(axis=0)
-        centred = z[~out] - mean
-        system = centred.T @ centred + found.penalty * np.eye(width)
-        weight = np.linalg.solve(system, centred.T @ (labels[~out] - centre))
-        scores[out] = (z[out] - mean) @ weight + centre
-    assert found.log_probabilities == pytest.approx(log_softmax(found.sharpness * scores), abs=1e-6)
+    answers, best = fitted_again(features, targets, groups)
+    parts = folds(targets, groups) % 3
+    for part in range(3):
+        inside = parts == part
+        chosen = best
+        if few:
+            rest = ~inside
+            chosen = fitted_again(features[rest], targets[rest], groups[rest])[1]
+        assert found.log_probabilities[inside] == pytest.approx(answers[chosen][inside], abs=1e-6)
+    assert found.penalty == PENALTIES[best // len(SHARPNESS)]
+    assert found.sharpness == SHARPNESS[best % len(SHARPNESS)]
 
 
 def test_groups_of_several_sizes_are_left_out_whole() -> None:
@@ -52,6 +88,52 @@ def test_groups_of_several_sizes_are_left_out_whole() -> None:
     right = [(found.log_probabilities.argmax(axis=1) == drawn).mean() for found in (whole, single)]
     assert right[0] < 0.5
     assert right[1] > 0.9
+
+
+def test_a_fold_has_a_group_of_every_class() -> None:
+    targets = np.repeat(np.arange(3), 8)
+    groups = np.arange(24) // 2
+    found = folds(targets, groups)
+    assert len(np.unique(found)) == 4
+    for fold in range(4):
+        assert np.bincount(targets[found == fold]).tolist() == [2, 2, 2]
+        assert all((found[groups == group] == fold).all() for group in groups[found == fold])
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"), [((5, 5), 5), ((12, 200), 12), ((1, 200), 10), ((3, 7), 7), ((1, 1), 2)]
+)
+def test_folds_are_as_many_as_the_rarest_class_has_pictures_if_these_are_enough(
+    counts: tuple[int, int], expected: int
+) -> None:
+    targets = np.repeat([0, 1], counts)
+    found = folds(targets, np.arange(sum(counts)))
+    assert set(found) == set(range(expected))
+
+
+def test_few_pictures_are_not_predicted_worse_than_others_are_answered() -> None:
+    """Leaving out one picture alone makes its class rarer: with noise it is never answered."""
+    random, right = np.random.default_rng(4), []
+    targets = np.repeat(np.arange(10), 5)
+    for _ in range(10):
+        found = leave_groups_out(random.normal(size=(50, 8)), targets, np.arange(50), 10)
+        right.append((found.log_probabilities.argmax(axis=1) == targets).mean())
+    assert np.mean(right) == pytest.approx(0.1, abs=0.03)
+
+
+def test_networks_that_are_right_by_chance_are_not_the_surest_together() -> None:
+    """Of noise nothing is known: were sharpness chosen by the same pictures, 84 % were right."""
+    random, right = np.random.default_rng(5), []
+    targets = np.repeat([0, 1], 5)
+    for _ in range(12):
+        total = sum(
+            leave_groups_out(random.normal(size=(10, 30)), targets, np.arange(10), 2)
+            .log_probabilities
+            for _ in range(5)
+        )  # fmt: skip
+        assert isinstance(total, np.ndarray)
+        right.append((total.argmax(axis=1) == targets).mean())
+    assert np.mean(right) == pytest.approx(0.5, abs=0.15)
 
 
 def test_a_classifier_answers_pictures_that_it_has_not_seen() -> None:
@@ -81,6 +163,12 @@ def test_more_features_than_pictures_are_fitted_alike() -> None:
     assert wide.weight[:, :59] == pytest.approx(narrow.weight)
     assert wide.bias == pytest.approx(narrow.bias)
     assert not wide.weight[:, 59:].any()
+
+
+def test_the_interval_of_a_test_is_wider_by_the_tests_own_sampling() -> None:
+    many, like = interval(90, 100), interval(90, 100, tested=100)
+    assert like[0] < many[0] < many[1] < like[1]
+    assert interval(90, 100, tested=10**9) == pytest.approx(many, abs=1e-6)
 
 
 def test_the_interval_holds_the_share_and_shrinks_with_pictures() -> None:

@@ -83,7 +83,7 @@ def test_a_whole_network_that_knows_the_classes_answers_with_its_own_rows(
         if (one.candidate.depth, one.candidate.spec.image_size) == (depth, 160)
     )
     assert with_rows.accuracy_of(row) >= without.accuracy_of(row)
-    assert sum(one["own_rows"] for one in with_rows.to_json()["candidates"]) == len(blended)
+    assert sum(one["own_rows"] for one in with_rows.to_json(10)["candidates"]) == len(blended)
     # What is written answers as what was measured: own rows and fitted ones are one classifier.
     pictures, measured = Pictures.of(data, 64), with_rows.measured[row]
 

@@ -1,0 +1,1 @@
+"""The pilot of networks with given weights: its predictions against the truth."""
