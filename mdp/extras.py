@@ -6,7 +6,7 @@ from importlib.util import find_spec
 #: The modules that the extra `partition` installs (pyproject.toml).
 PARTITION = (
     "matplotlib", "onnx", "onnxruntime", "onnxscript", "safetensors", "scipy", "sklearn", "timm",
-    "torch",
+    "threadpoolctl", "torch",
 )  # fmt: skip
 
 #: What `weights` brings: a network's weights each.

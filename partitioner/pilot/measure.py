@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from threadpoolctl import threadpool_limits
 
 from mdp.errors import InputError
 from mdp.files import write_bytes
@@ -235,7 +236,8 @@ def run_pilot(
 
     first = pictures.rows_of(next(iter(cameras.values()), None))
     targets = pictures.pictures.targets[first]
-    choice = choose(allowed, predictions, targets)
+    with threadpool_limits(1, user_api="blas"):
+        choice = choose(allowed, predictions, targets)
     specs = {device: some[row].spec for device, row in choice.rows.items()}
     for remark in remarks_on_extrapolation(specs, devices):
         progress.note(remark)
@@ -307,7 +309,9 @@ def _left_out(
 ) -> tuple[HeldOutPredictions, Blend | None]:
     """Predictions for pictures left out of the fit, and the blend with the network's own rows."""
     targets = pictures.pictures.targets
-    left_out = leave_groups_out(features, targets, pictures.groups, num_classes)
+    # Several threads spin-wait on each other in such small products: 13 times the processor time.
+    with threadpool_limits(1, user_api="blas"):
+        left_out = leave_groups_out(features, targets, pictures.groups, num_classes)
     own = None
     if rows is not None:
         own = own_rows(one.name, one.spec.image_size, one.depth, weights, rows)
@@ -411,13 +415,14 @@ def fit_member(
     with progress.task(f"fitting the classifier of {one.words}", len(pixels)) as advance:
         features = _features(one.name, side, weights, [one.depth], pixels, advance)[one.depth]
     left_out, blend = _left_out(features, one, weights, rows, pictures, num_classes)
-    classifier = fit(
-        features,
-        pictures.pictures.targets,
-        num_classes,
-        penalty=left_out.penalty,
-        sharpness=left_out.sharpness,
-    )
+    with threadpool_limits(1, user_api="blas"):
+        classifier = fit(
+            features,
+            pictures.pictures.targets,
+            num_classes,
+            penalty=left_out.penalty,
+            sharpness=left_out.sharpness,
+        )
     if blend is not None:
         classifier = blend.with_fitted(classifier)
     member = FamilyMember(backbone_of(one), num_classes, weights)
