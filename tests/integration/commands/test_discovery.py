@@ -1,11 +1,13 @@
 """Announcements over multicast DNS, on loopback only: heard, bounded, and made a proposal of."""
 
+import fcntl
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -38,6 +40,15 @@ LOOPBACK = "127.0.0.1"
 OTHER = "198.18.0.3"
 #: What was announced a moment ago is not repeated for a second (RFC 6762, section 6).
 LISTEN_S = 1.5
+
+
+@pytest.fixture(autouse=True)
+def _alone_on_loopback() -> Iterator[None]:
+    """Wait for tests of another checkout on this machine: what one announces the other hears."""
+    path = Path(tempfile.gettempdir()) / f"mdp-multicast-{os.getuid()}.lock"
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture
