@@ -7,6 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+from threadpoolctl import threadpool_limits
+
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle
 from partitioner.assembly.chosen import LABELS, entries, origin_of
@@ -14,7 +17,8 @@ from partitioner.assembly.write import Assembly
 from partitioner.data.scenes import remark_on
 from partitioner.export.evaluate import Report, evaluate, write_report
 from partitioner.measured.inputs import BuildInputs
-from partitioner.measured.training import FittedMember, Taught, train_networks
+from partitioner.measured.training import FittedMember, Taught, teacher_of, train_networks
+from partitioner.pilot.learning_curve import CurveMember, describe, learning_curve
 from partitioner.pilot.measure import Pictures, Pilot, fit_member, run_pilot
 from partitioner.pipeline import check_target
 from partitioner.run.folder import RunFolder
@@ -84,8 +88,10 @@ def build_measured(
             run.path / "pilot",
         )
         with TemporaryDirectory(prefix="members-", dir=run.path) as folder:
-            build = _Build(inputs, run, name, out, Path(folder), pilot, progress, threads)
-            members = build.fit()
+            pictures = Pictures.of(inputs.data, FITTED)
+            build = _Build(inputs, run, name, out, Path(folder), pilot, progress, threads, pictures)
+            members = {row: build.fit(row) for row in build.rows}
+            progress.note(build.outlook(members))
             begun_s = clock()
             frozen_paths = {row: one.path for row, one in members.items()}
             frozen = report = build.serve(frozen_paths, {})
@@ -93,7 +99,9 @@ def build_measured(
             left_s = 60 * inputs.minutes - (clock() - started_s) - _AGAIN * took_s
             taught: dict[int, Taught] = {}
             if inputs.minutes:
-                taught = train_networks(inputs, pilot, members, run, left_s, progress, clock)
+                teachers = build.teachers(members)
+                left_s -= clock() - begun_s - took_s
+                taught = train_networks(inputs, members, teachers, run, left_s, progress, clock)
             kept = {row: one.path for row, one in taught.items() if one.path is not None}
             if kept:
                 report = build.serve({**frozen_paths, **kept}, taught)
@@ -130,31 +138,58 @@ class _Build:
     pilot: Pilot
     progress: Progress
     threads: int
+    #: What classifiers are fitted to.
+    pictures: Pictures
 
     @property
     def rows(self) -> list[int]:
         """The chosen candidates, each once."""
         return list(dict.fromkeys(self.pilot.choice.rows.values()))
 
-    def fit(self) -> dict[int, FittedMember]:
-        """Write the chosen networks with fitted classifiers; they are given by row."""
-        inputs, found = self.inputs, {}
-        pictures = Pictures.of(inputs.data, FITTED)
-        for row in self.rows:
-            one = self.pilot.measured[row].candidate
-            path = self.folder / f"member-{row}.safetensors"
-            left_out = fit_member(
-                one,
-                inputs.weights[one.name],
-                inputs.class_rows.get(one.name),
-                pictures,
-                len(inputs.data.labels),
-                self.run.cache,
-                self.progress,
-                path,
+    def fit(self, row: int) -> FittedMember:
+        """Write a candidate's network with a fitted classifier."""
+        inputs, one = self.inputs, self.pilot.measured[row].candidate
+        path = self.folder / f"member-{row}.safetensors"
+        features, left_out = fit_member(
+            one,
+            inputs.weights[one.name],
+            inputs.class_rows.get(one.name),
+            self.pictures,
+            len(inputs.data.labels),
+            self.run.cache,
+            self.progress,
+            path,
+        )
+        return FittedMember(one, path, features, left_out.penalty, left_out.sharpness)
+
+    def teachers(self, members: Mapping[int, FittedMember]) -> dict[int, FittedMember]:
+        """The teacher of each of `members` that has one, by the member's row."""
+        wanted = {row: teacher_of(self.pilot, row) for row in members}
+        known = dict(members)
+        for row in set(wanted.values()) - {None}:
+            if row is not None and row not in known:
+                known[row] = self.fit(row)
+        return {row: known[best] for row, best in wanted.items() if best is not None}
+
+    def outlook(self, members: Mapping[int, FittedMember]) -> str:
+        """One line: what twice as many pictures or scenes would bring."""
+        pictures = self.pictures
+        seen = [
+            CurveMember(
+                features=members[row].features,
+                rows=np.arange(len(pictures.groups))[
+                    pictures.rows_of(self.inputs.cameras.get(device))
+                ],
+                penalty=members[row].penalty,
+                sharpness=members[row].sharpness,
             )
-            found[row] = FittedMember(path, pictures, left_out)
-        return found
+            for device, row in self.pilot.choice.rows.items()
+        ]
+        with threadpool_limits(1, user_api="blas"):
+            curve = learning_curve(
+                seen, pictures.pictures.targets, pictures.groups, len(self.inputs.data.labels)
+            )
+        return describe(curve, "scenes" if self.inputs.cameras else "pictures")
 
     def serve(self, members: Mapping[int, Path], taught: Mapping[int, Taught]) -> Report:
         """Write the bundle of these weights, by row, and evaluate it."""

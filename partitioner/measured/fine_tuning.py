@@ -1,8 +1,9 @@
 """Train a measured network further, on views drawn anew in every step, within a given time.
 
 The classifier fitted to frozen features is where it starts, so that the first step does not undo
-what is known. Soft targets are the predictions of all chosen networks together for pictures left
-out of their fits: they come for nothing, and a network learns from them what the others see.
+what is known. A better network, if there is one, teaches it: its answers to the same views are a
+part of the targets (Beyer and others, Knowledge distillation: a good teacher is patient and
+consistent, CVPR 2022, arXiv 2106.05237).
 """
 
 import io
@@ -45,17 +46,18 @@ class Recipe:
 
     #: AdamW's peak step size, of the layers and, as a multiple, of the classifier.
     learning_rate: float
-    classifier_rate: float = 10.0
+    classifier_rate: float
     weight_decay: float = 0.05
     batch: int = 32
     drawing: Drawing
-    #: Share of the soft targets beside the labels.
-    soft: float = 0.5
+    #: Share of a teacher's answers beside the labels.
+    taught: float = 0.7
+    #: Without a teacher.
     label_smoothing: float = 0.1
     #: Passes over the pictures, at most.
     epochs: int = 60
     #: Decay per step of the averaged weights, which are taken at the end.
-    average: float = 0.995
+    average: float = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class FineTuned:
 def fine_tune(
     member: FamilyMember,
     pictures: Pictures,
-    soft: Tensor,
+    teacher: FamilyMember | None,
     recipe: Recipe,
     *,
     seconds: float,
@@ -84,14 +86,14 @@ def fine_tune(
 ) -> FineTuned:
     """Train `member` in place for `seconds`, or as long as was planned where it goes on.
 
-    `soft` are log-probabilities `[N, C]` of the pictures. The state is kept in `checkpoint`, now
-    and then and at the end. Raises TrainingDiverged, and InputError for a checkpoint of another
-    training.
+    The state is kept in `checkpoint`, now and then and at the end. Raises TrainingDiverged, and
+    InputError for a checkpoint of another training.
     """
     device = pictures.pixels.device
-    view = View(member.backbone.image_size)
     draws = Draws(len(pictures.pixels), recipe.batch, recipe.drawing, seed, device)
     placed(member, device)
+    if teacher is not None:
+        placed(teacher.eval(), device)
     optimiser = torch.optim.AdamW(_groups(member, recipe), lr=0.0, fused=True)
     averaged = Averaged(member, recipe.average)
     state = _State(member, optimiser, averaged, checkpoint, seconds)
@@ -110,7 +112,7 @@ def fine_tune(
             now = rate(max(done_s / seconds, state.steps / most))
             for group in optimiser.param_groups:
                 group["lr"] = now * group["peak"]
-            loss = _step(member, view, pictures, soft, draws(), recipe, optimiser)
+            loss = _step(member, pictures, teacher, draws(), recipe, optimiser)
             averaged.step()
             state.add(loss, draws.per_epoch)
             if not math.isfinite(loss):
@@ -148,28 +150,34 @@ def rate(done: float) -> float:
 
 def _step(
     member: FamilyMember,
-    view: View,
     pictures: Pictures,
-    soft: Tensor,
+    teacher: FamilyMember | None,
     draw: Draw,
     recipe: Recipe,
     optimiser: torch.optim.Optimizer,
 ) -> float:
     """One step; returns its loss."""
-    x = draw.views(pictures.pixels, view)
-    own = soft[draw.rows].exp()
-    share = draw.share[:, None]
-    targets = torch.lerp(
-        draw.labels(pictures), own * share + own.roll(1, 0) * (1 - share), recipe.soft
-    )
+    targets = draw.labels(pictures)
+    if teacher is not None:
+        with torch.inference_mode():
+            answers = _logits(teacher, pictures, draw).softmax(dim=1)
+        targets = torch.lerp(targets, answers.clone(), recipe.taught)
     optimiser.zero_grad(set_to_none=True)
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=quicker_autocast() == "bf16"):
-        logits = member(x.contiguous()).bag
-    loss = F.cross_entropy(logits.float(), targets, label_smoothing=recipe.label_smoothing)
+    logits = _logits(member, pictures, draw)
+    smoothing = recipe.label_smoothing if teacher is None else 0.0
+    loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
     torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(member.parameters(), MAX_GRADIENT_NORM)
     optimiser.step()
     return float(loss.detach())
+
+
+def _logits(member: FamilyMember, pictures: Pictures, draw: Draw) -> Tensor:
+    """Logits `[B, C]` of the drawn views."""
+    x = draw.views(pictures.pixels, View(member.backbone.image_size)).contiguous()
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=quicker_autocast() == "bf16"):
+        found: Tensor = member(x).bag
+    return found.float()
 
 
 def settle(member: FamilyMember, pictures: Pictures, batch: int = 64) -> None:

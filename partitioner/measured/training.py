@@ -25,7 +25,7 @@ from partitioner.measured.fine_tuning import Recipe, fine_tune, settle
 from partitioner.measured.inputs import BuildInputs
 from partitioner.networks.families import FamilyMember
 from partitioner.pilot.candidates import FrozenNetwork
-from partitioner.pilot.linear import Array, log_softmax
+from partitioner.pilot.features import Features
 from partitioner.pilot.measure import Pictures as Singles
 from partitioner.pilot.measure import Pilot, backbone_of
 from partitioner.run.folder import RunFolder
@@ -42,10 +42,8 @@ _CANVAS = 1.25
 #: between are often better than both (Wortsman and others, Robust fine-tuning of zero-shot models,
 #: CVPR 2022, arXiv 2109.01903).
 _SHARES = (0.5, 1.0)
-#: AdamW's peak step sizes of cuts of vision transformers and of other networks.
-_VIT, _OTHERS = 1e-4, 1e-3
-#: A class's probability where the label says that it is another.
-_NEARLY_NONE = 1e-6
+#: Least accuracy of a network that teaches, and by how much it has to be better than its pupil.
+TEACHES, BETTER = 0.8, 0.01
 #: Files of a run folder.
 _TRAINED, _RECORD = "trained-{}.safetensors", "trained-{}.json"
 
@@ -63,13 +61,20 @@ class TaughtRecord(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FittedMember:
-    """A frozen network with a fitted classifier."""
+    """A frozen network with a classifier that was fitted to the pictures."""
 
+    candidate: FrozenNetwork
     path: Path
-    #: The pictures that it was fitted to.
-    pictures: Singles
-    #: Log-probabilities `[N, C]` of these pictures, each left out of the fit.
-    left_out: Array
+    #: Features `[N, D]` of these pictures, and how the classifier was fitted.
+    features: Features
+    penalty: float
+    sharpness: float
+
+    def load(self, num_classes: int) -> FamilyMember:
+        """The network with its weights."""
+        member = FamilyMember(backbone_of(self.candidate), num_classes)
+        member.load_state_dict(load_file(self.path))
+        return member
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +100,21 @@ class Taught:
         return {**msgspec.to_builtins(self.record), "kept": self.path is not None}
 
 
+def teacher_of(pilot: Pilot, row: int) -> int | None:
+    """The row of the network that teaches the one in `row`: the best that was measured, if any.
+
+    None where no measured one is better by `BETTER`, and where the best is often wrong: such
+    answers would hold back a network that learns from the labels.
+    """
+    best = max(pilot.measured, key=lambda one: (pilot.accuracy_of(one), -one))
+    share = pilot.accuracy_of(best)
+    return best if share >= max(TEACHES, pilot.accuracy_of(row) + BETTER) else None
+
+
 def train_networks(
     inputs: BuildInputs,
-    pilot: Pilot,
     members: Mapping[int, FittedMember],
+    teachers: Mapping[int, FittedMember],
     run: RunFolder,
     left_s: float,
     progress: Progress,
@@ -106,55 +122,26 @@ def train_networks(
 ) -> dict[int, Taught]:
     """Train each of `members`, by row of the pilot, in `left_s` seconds together.
 
-    Time is shared out by the networks' work. Returns the trained ones by row.
+    `teachers` are those of members that have one. Time is shared out by the networks' work. Returns
+    the trained ones by row.
     """
     until_s = clock() + left_s
     found: dict[int, Taught] = {}
-    work = {
-        row: macs(pilot.measured[row].candidate.spec, len(inputs.data.labels)) for row in members
-    }
+    classes = len(inputs.data.labels)
+    work = {row: macs(member.candidate.spec, classes) for row, member in members.items()}
     pictures = Singles.of(inputs.data, len(inputs.data.train) * max(1, len(inputs.data.cameras)))
-    soft = soft_targets(inputs, pilot, members, pictures)
     for number, (row, member) in enumerate(members.items()):
         seconds = work[row] / sum(list(work.values())[number:]) * (until_s - clock())
-        training = _Training(inputs, pilot.measured[row].candidate, member, pictures, run, progress)
+        training = _Training(inputs, member, teachers.get(row), pictures, run, progress)
+        words = member.candidate.words
         if seconds < LEAST_S and not training.begun:
             progress.note(
-                f"{training.words}: stays frozen: {max(0.0, seconds):.0f} s of --minutes "
+                f"{words}: stays frozen: {max(0.0, seconds):.0f} s of --minutes "
                 f"{inputs.minutes:g} are left to train it, expected at least {LEAST_S:.0f}"
             )
             continue
-        found[row] = training.run_for(seconds, soft, clock)
-        progress.note(f"{training.words}: {found[row].words}")
-    return found
-
-
-def soft_targets(
-    inputs: BuildInputs, pilot: Pilot, members: Mapping[int, FittedMember], pictures: Singles
-) -> Array:
-    """Log-probabilities `[N, C]` of `pictures` by all chosen networks together.
-
-    They are those for pictures left out of the classifiers' fits, of scenes those of the scene.
-    Pictures that no classifier was fitted to have their labels alone.
-    """
-    some = next(iter(members.values())).pictures
-    total: Array | None = None
-    for device, row in pilot.choice.rows.items():
-        own = members[row].left_out
-        if some.places is not None:
-            own = own[some.places.of(inputs.cameras[device])]
-        total = own if total is None else total + own
-    assert total is not None
-    fused = log_softmax(total / math.sqrt(len(pilot.choice.rows)))
-    if some.places is not None:
-        fused = fused[some.places.scene]
-    known = {name: place for place, name in enumerate(some.pictures.names)}
-    targets = pictures.pictures.targets
-    found: Array = np.full((len(targets), fused.shape[1]), math.log(_NEARLY_NONE))
-    found[np.arange(len(targets)), targets] = 0.0
-    for place, name in enumerate(pictures.pictures.names):
-        if name in known:
-            found[place] = fused[known[name]]
+        found[row] = training.run_for(seconds, clock)
+        progress.note(f"{words}: {found[row].words}")
     return found
 
 
@@ -163,16 +150,16 @@ class _Training:
     """One network's training: its pictures, its files, and the choice of its weights."""
 
     inputs: BuildInputs
-    candidate: FrozenNetwork
     fitted: FittedMember
+    teacher: FittedMember | None
     pictures: Singles
     run: RunFolder
     progress: Progress
 
     @property
-    def words(self) -> str:
+    def candidate(self) -> FrozenNetwork:
         """The network and its cut."""
-        return self.candidate.words
+        return self.fitted.candidate
 
     @property
     def key(self) -> str:
@@ -181,6 +168,7 @@ class _Training:
         facts = (
             inputs.digests[self.candidate.name],
             backbone_of(self.candidate),
+            None if self.teacher is None else backbone_of(self.teacher.candidate),
             self.pictures.pictures.digest,
             inputs.data.calibration.digest,
             inputs.data.labels,
@@ -199,23 +187,24 @@ class _Training:
         """Tell whether the run folder has the outcome, or a part of the training."""
         return self.checkpoint.exists() or (self.run.path / _RECORD.format(self.key)).exists()
 
-    def run_for(self, seconds: float, soft: Array, clock: Callable[[], float]) -> Taught:
+    def run_for(self, seconds: float, clock: Callable[[], float]) -> Taught:
         """Train for `seconds`, or take what the run folder has of the very same training."""
         weights = self.run.path / _TRAINED.format(self.key)
         record = self.run.path / _RECORD.format(self.key)
         if not record.exists():
-            member = self._frozen()
+            classes = len(self.inputs.data.labels)
+            member = self.fitted.load(classes)
             frozen = {name: value.clone() for name, value in member.state_dict().items()}
             kept = self._on_device()
             tuned = fine_tune(
                 member,
                 kept,
-                torch.from_numpy(soft).float().to(kept.pixels.device),
+                None if self.teacher is None else self.teacher.load(classes),
                 recipe_of(self.candidate, flips=self.inputs.data.source != DIGITS),
                 seconds=seconds,
                 seed=derived_seed(self.inputs.seed, "views", self.key),
                 checkpoint=self.checkpoint,
-                what=f"training {self.words}",
+                what=f"training {self.candidate.words}",
                 progress=self.progress,
                 clock=clock,
             )
@@ -232,14 +221,12 @@ class _Training:
         known = read_json(record, TaughtRecord)
         return Taught(known, weights if known.share else None)
 
-    def _frozen(self) -> FamilyMember:
-        member = FamilyMember(backbone_of(self.candidate), len(self.inputs.data.labels))
-        member.load_state_dict(load_file(self.fitted.path))
-        return member
-
     def _on_device(self) -> Pictures:
         """The training pictures where the training is, as many as the memory takes."""
-        side = math.ceil(_CANVAS * self.candidate.spec.image_size)
+        sizes = [self.candidate.spec.image_size]
+        if self.teacher is not None:
+            sizes.append(self.teacher.candidate.spec.image_size)
+        side = max(math.ceil(_CANVAS * sizes[0]), *sizes)
         views = self._views(self.pictures.pictures, side, "train split")
         device, targets = training_device(), self.pictures.pictures.targets
         pixels = torch.from_numpy(np.ascontiguousarray(np.moveaxis(np.asarray(views), 3, 1)))
@@ -277,9 +264,12 @@ class _Training:
 
 
 def recipe_of(candidate: FrozenNetwork, *, flips: bool) -> Recipe:
-    """The recipe of a network, by its family."""
-    drawing = Drawing(min_area=0.35, mixed=0.0, flip=flips)
-    return Recipe(learning_rate=_VIT if candidate.depth else _OTHERS, drawing=drawing)
+    """The recipe of a network, by its family (docs/lab-log.md)."""
+    if candidate.depth:
+        drawing = Drawing(min_area=0.35, mixed=0.0, flip=flips)
+        return Recipe(learning_rate=1e-4, classifier_rate=3.0, drawing=drawing)
+    drawing = Drawing(min_area=0.5, mixed=0.0, flip=flips)
+    return Recipe(learning_rate=1e-3, classifier_rate=1.0, drawing=drawing)
 
 
 def _between(

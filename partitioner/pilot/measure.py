@@ -404,11 +404,11 @@ def fit_member(
     cache: Path,
     progress: Progress,
     path: Path,
-) -> Array:
+) -> tuple[Features, HeldOutPredictions]:
     """Write a member's weights to `path`, with a classifier fitted to `pictures`.
 
-    `rows` are those of the classes in the network's own classifier, where it has them. Returns its
-    log-probabilities `[N, C]` of the pictures, each left out of the fit. Raises InputError.
+    `rows` are those of the classes in the network's own classifier, where it has them. Returns the
+    features `[N, D]`, and the predictions for pictures left out of the fit. Raises InputError.
     """
     side = one.spec.image_size
     (pixels,) = _views(pictures.pictures, [side], cache, progress)
@@ -430,7 +430,7 @@ def fit_member(
         member.bag.weight.copy_(torch.from_numpy(classifier.weight))
         member.bag.bias.copy_(torch.from_numpy(classifier.bias))
     save_file({name: tensor.contiguous() for name, tensor in member.state_dict().items()}, path)
-    return left_out.log_probabilities
+    return features, left_out
 
 
 def backbone_of(one: FrozenNetwork) -> Backbone:

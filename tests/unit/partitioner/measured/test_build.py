@@ -21,8 +21,10 @@ from partitioner.cli import measured as command
 from partitioner.config import Given
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import open_dataset
+from partitioner.data.live_views import Drawing
 from partitioner.measured import training
 from partitioner.measured.build import MeasuredBuild, build_measured
+from partitioner.measured.fine_tuning import Recipe
 from partitioner.measured.inputs import BuildInputs
 from partitioner.networks.families import Backbone, FamilyMember, create
 from partitioner.pilot import measure
@@ -183,7 +185,10 @@ def test_what_time_is_left_trains_the_chosen_network_and_the_better_weights_are_
 def test_a_network_that_training_made_worse_stays_frozen(
     weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "_VIT", 0.5)
+    def too_large(*_: Any, **__: Any) -> Recipe:
+        return Recipe(learning_rate=0.5, classifier_rate=1.0, drawing=Drawing())
+
+    monkeypatch.setattr(training, "recipe_of", too_large)
     inputs = inputs_of(weights, tree, **{"run.minutes": 0.6, "plan.latency_ms": 1.0})
     bundle, found = run(inputs, tmp_path / "bundle", clock=Clock())
     (taught,) = found.taught.values()

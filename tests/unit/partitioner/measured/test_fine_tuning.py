@@ -16,7 +16,9 @@ from partitioner.run.progress import Progress
 from partitioner.training.loop import TrainingDiverged
 
 pytestmark = pytest.mark.torch
-RECIPE = Recipe(learning_rate=1e-3, batch=8, drawing=Drawing(mixed=0.5), epochs=4)
+RECIPE = Recipe(
+    learning_rate=1e-3, classifier_rate=10.0, batch=8, drawing=Drawing(mixed=0.5), epochs=4
+)
 
 
 class Clock:
@@ -42,11 +44,13 @@ def member() -> FamilyMember:
     return FamilyMember(Backbone("test_vit", 32, 1, "tokens"), 2)
 
 
-def train(network: FamilyMember, checkpoint: Path, seconds: float) -> FineTuned:
+def train(
+    network: FamilyMember, checkpoint: Path, seconds: float, teacher: FamilyMember | None = None
+) -> FineTuned:
     return fine_tune(
         network,
         pictures(),
-        torch.full((32, 2), 0.5).log(),
+        teacher,
         RECIPE,
         seconds=seconds,
         seed=1,
@@ -73,6 +77,20 @@ def test_the_classes_are_learned(tmp_path: Path) -> None:
     with torch.inference_mode():
         answers = network.eval()(seen.pixels.float()).bag.argmax(dim=1)
     assert float((answers == seen.targets).float().mean()) > 0.9
+
+
+def test_a_teacher_s_answers_are_learned_from(tmp_path: Path) -> None:
+    """One that takes dark for bright, and has the larger share of the targets."""
+    teacher = member()
+    train(teacher, tmp_path / "teacher.pt", seconds=1000)
+    with torch.no_grad():
+        for value in (teacher.bag.weight, teacher.bag.bias):
+            value.copy_(3 * value.flip(0))
+    network, seen = member(), pictures()
+    train(network, tmp_path / "checkpoint.pt", 1000, teacher)
+    with torch.inference_mode():
+        answers = network.eval()(seen.pixels.float()).bag.argmax(dim=1)
+    assert float((answers != seen.targets).float().mean()) > 0.9
 
 
 def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
