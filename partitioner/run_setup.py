@@ -16,6 +16,7 @@ from partitioner.data.augment import check_policy
 from partitioner.data.crops import NAMED, UnreadablePictures, View, view_of
 from partitioner.data.datasets import DIGITS, SPLITS, Dataset, SplitName, open_dataset
 from partitioner.data.variants import canvas_side
+from partitioner.networks import imagenet
 from partitioner.networks.families import own_classifier
 from partitioner.networks.teacher_weights import known_classes
 from partitioner.run.folder import RunFolder
@@ -76,29 +77,31 @@ def class_rows(asked: Asked, data: Dataset, weights: Mapping[str, Path]) -> dict
     """The row of each class of the data in the classifiers of pretrained `weights`, by network.
 
     The names of their classes are labels.txt in the folder of weights, else the teacher's labels
-    where the number of classes agrees. Networks with other class names are left out. Raises
-    InputError for labels that are not as many as a classifier has rows.
+    where the number of classes agrees, else ImageNet's for 1,000 classes. Networks with other class
+    names are left out. Raises InputError for labels that are not as many as a classifier has rows.
     """
     options, found = asked.options, dict[str, list[int]]()
     own = None if options.weights_folder is None else options.weights_folder / LABELS
     own = own if own is not None and own.exists() else None
     file = own or (Path(options.teacher_labels) if options.teacher_labels else None)
-    if file is None or not weights:
-        return found
-    names, mapped = read_names(file), dict[str, str]()
+    names, mapped = [] if file is None else read_names(file), dict[str, str]()
     if own is None and options.teacher_map is not None:
         mapped = read_map(Path(options.teacher_map))
     for network, path in weights.items():
         classifier = own_classifier(network, path)
-        if classifier is None or (own is None and classifier.out_features != len(names)):
+        if classifier is None:
             continue
-        if classifier.out_features != len(names):
+        rows = classifier.out_features
+        if own is not None and rows != len(names):
             raise InputError(
-                f"{file}: names {len(names)} classes, expected {classifier.out_features}: as many "
-                f"as the classifier of {path} has rows"
+                f"{file}: names {len(names)} classes, expected {rows}: as many as the classifier "
+                f"of {path} has rows"
             )
         with suppress(InputError):  # classes of other names
-            found[network] = rows_of(names, data.labels, mapped, str(file))
+            if rows == len(names):
+                found[network] = rows_of(names, data.labels, mapped, str(file))
+            elif rows == imagenet.CLASSES:
+                found[network] = imagenet.rows_of(data.labels)
     return found
 
 

@@ -10,13 +10,12 @@ from mdp.errors import ConfigError, InputError
 from mdp.files import MAX_TOML_BYTES, Record, read_regular, read_toml
 from mdp.formats import plan
 from mdp.formats.profile import DeviceName, DeviceProfile, LatencyPoint, Precision, RuntimeName
+from partitioner.data.class_names import ClassNames
 from partitioner.estimates import latency_networks
 from partitioner.estimates.latency import Way, own_way, spec_of
 from partitioner.estimates.macs import macs, memory_bytes
 from partitioner.estimates.network import choose_encoding, network_ms
 
-#: Most names in a message.
-_SHOWN = 5
 Channels = tuple[float, float, float]
 
 
@@ -142,26 +141,11 @@ def rows_of(
     where: str,
     remedy: str = "give a `map` with their names there",
 ) -> list[int]:
-    """The model's row of every class of the data; raises InputError naming those without one."""
-    places: dict[str, list[int]] = {}
-    for row, name in enumerate(names):
-        places.setdefault(name, []).append(row)
-    looked_up = {label: places.get(mapped.get(label, label), []) for label in wanted}
-    absent = [label for label, rows in looked_up.items() if not rows]
-    if absent:
-        raise InputError(
-            f"{where}: has no class named {', '.join(absent[:_SHOWN])} of the data "
-            f"({len(absent)} of {len(wanted)} classes missing): {remedy}"
-        )
-    twice = [label for label, rows in looked_up.items() if len(rows) > 1]
-    if twice:
-        raise InputError(
-            f"{where}: has several classes named {', '.join(twice[:_SHOWN])}: expected one of each"
-        )
-    rows = [rows[0] for rows in looked_up.values()]
-    if len(set(rows)) < len(rows):
-        raise InputError(f"{where}: several classes of the data are mapped to one of its classes")
-    return rows
+    """The model's row of every class of the data; raises InputError naming those without one.
+
+    A name that is not there exactly is found with another case, and `_` or `-` for a space.
+    """
+    return ClassNames([name] for name in names).rows_of(wanted, mapped, where, remedy)
 
 
 def reference_point(profile: DeviceProfile, network: plan.NetworkSpec) -> LatencyPoint:

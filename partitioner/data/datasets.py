@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mdp.errors import InputError
 from mdp.pictures.crop import Pixels
+from partitioner.data.class_names import alike
 
 DIGITS = "digits"
 #: Shares of a class: held out for the test, and of the rest for calibration.
@@ -91,7 +92,10 @@ class Dataset:
         scenes = f"{self.source}: scenes for training alone: {lacking}" if lacking else ""
         others = ", ".join(f"{n:,} of camera {camera!r}" for camera, n in self.others.items())
         unused = f"{self.source}: pictures that no device uses: {others}" if others else ""
-        return "; ".join(filter(None, (self._strays, scenes, unused)))
+        twins = ", ".join(" and ".join(some) for some in alike(self.labels))
+        same = f"{self.source}: classes whose names differ in case, `_` or `-` alone: {twins}"
+        parts = (self._strays, scenes, unused, same if twins else "")
+        return "; ".join(filter(None, parts))
 
     @property
     def _strays(self) -> str:

@@ -127,6 +127,24 @@ def test_labels_of_the_teacher_count_where_there_are_as_many(built: Built, tmp_p
         rows_for(built, ["ring", "cross", "stripes"], tmp_path, teacher_labels=str(labels))
 
 
+def test_imagenet_s_names_count_where_no_others_are_given(built: Built, tmp_path: Path) -> None:
+    weights = tmp_path / f"{NAME}.pth"
+    torch.save(create(Backbone(NAME, SIDE), 1000).state_dict(), weights)
+
+    def rows(*labels: str, **options: Any) -> dict[str, list[int]]:
+        wanted = asked(built.tree, weights=str(tmp_path), **options)
+        return run_setup.class_rows(
+            wanted, replace(built.work.data, labels=labels), {NAME: weights}
+        )
+
+    assert rows("Golf_ball", "tench") == {NAME: [574, 0]}
+    assert rows("crane", "tench") == rows("tench", "our cat") == {}
+    # Names that are given decide, and a name that is twice among ImageNet's is once among them.
+    (tmp_path / "labels.txt").write_text("\n".join([*map(str, range(998)), "crane", "tench"]))
+    assert rows("tench", "crane") == {NAME: [999, 998]}
+    assert rows("golf ball", "tench") == {}
+
+
 def test_a_plan_knows_which_networks_start_with_rows_beside_such_a_teacher(built: Built) -> None:
     wanted, facts = asked(built.tree, weights=str(built.weights)), built.work.settings.teacher
     untrained = msgspec.structs.replace(
