@@ -11,13 +11,12 @@ import msgspec
 from mdp.errors import InputError
 from mdp.formats.bundle import sha256_of
 from mdp.formats.plan import Plan, TeacherSpec
+from partitioner.assembly.class_rows import rows_by_network
 from partitioner.assembly.members import read_map, read_names, rows_of
 from partitioner.data.augment import check_policy
 from partitioner.data.crops import NAMED, UnreadablePictures, View, view_of
 from partitioner.data.datasets import DIGITS, SPLITS, Dataset, SplitName, open_dataset
 from partitioner.data.variants import canvas_side
-from partitioner.networks import imagenet
-from partitioner.networks.families import own_classifier
 from partitioner.networks.teacher_weights import known_classes
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
@@ -29,7 +28,7 @@ from partitioner.run.settings import (
     TeacherFacts,
     Teaching,
 )
-from partitioner.run.weights import LABELS, weights_in
+from partitioner.run.weights import weights_in
 from partitioner.training.compute import memory_bytes, quicker_autocast, training_device
 from partitioner.training.distributed import first_then_others, together
 from partitioner.training.teacher import GivenTeacher
@@ -80,29 +79,14 @@ def class_rows(asked: Asked, data: Dataset, weights: Mapping[str, Path]) -> dict
     where the number of classes agrees, else ImageNet's for 1,000 classes. Networks with other class
     names are left out. Raises InputError for labels that are not as many as a classifier has rows.
     """
-    options, found = asked.options, dict[str, list[int]]()
-    own = None if options.weights_folder is None else options.weights_folder / LABELS
-    own = own if own is not None and own.exists() else None
-    file = own or (Path(options.teacher_labels) if options.teacher_labels else None)
-    names, mapped = [] if file is None else read_names(file), dict[str, str]()
-    if own is None and options.teacher_map is not None:
-        mapped = read_map(Path(options.teacher_map))
-    for network, path in weights.items():
-        classifier = own_classifier(network, path)
-        if classifier is None:
-            continue
-        rows = classifier.out_features
-        if own is not None and rows != len(names):
-            raise InputError(
-                f"{file}: names {len(names)} classes, expected {rows}: as many as the classifier "
-                f"of {path} has rows"
-            )
-        with suppress(InputError):  # classes of other names
-            if rows == len(names):
-                found[network] = rows_of(names, data.labels, mapped, str(file))
-            elif rows == imagenet.CLASSES:
-                found[network] = imagenet.rows_of(data.labels)
-    return found
+    options = asked.options
+    return rows_by_network(
+        weights,
+        data.labels,
+        options.weights_folder,
+        Path(options.teacher_labels) if options.teacher_labels else None,
+        read_map(Path(options.teacher_map)) if options.teacher_map else {},
+    )
 
 
 def with_rows(asked: Asked, data: Dataset, teacher: TeacherFacts | None) -> set[str]:
