@@ -15,12 +15,12 @@ from mdp.errors import InputError
 from mdp.files import Record, read_toml
 from mdp.formats.plan import TeacherArgument
 from partitioner.run.plan_settings import PlanSettings, check_argument
-from partitioner.run.settings import Asked
+from partitioner.run.settings import TrainingConfig
 
 R = TypeVar("R", bound=Record)
 
 
-class BuildConfig(Asked, frozen=True, kw_only=True):
+class BuildConfig(TrainingConfig, frozen=True, kw_only=True):
     """A whole build: each field is a table of run.toml, `options` the table `[run]`."""
 
     plan: PlanSettings
@@ -78,9 +78,9 @@ class Given:
         """The configuration of a build; raises InputError naming option, or file and key."""
         return self._record(BuildConfig)
 
-    def training(self) -> Asked:
+    def training(self) -> TrainingConfig:
         """The configuration of a training, without a plan; raises InputError."""
-        return self._record(Asked)
+        return self._record(TrainingConfig)
 
     def planning(self) -> PlanSettings:
         """The configuration of a plan, without a training; raises InputError."""

@@ -34,7 +34,7 @@ from partitioner.planner.make_plan import Planned, make_planned
 from partitioner.run.folder import RunFolder, bundle_name, default_run
 from partitioner.run.plan_settings import PlanSettings, check_cameras
 from partitioner.run.progress import Progress
-from partitioner.run.settings import Asked, MemberSchedule, Settings, Teaching, differences
+from partitioner.run.settings import MemberSchedule, Settings, Teaching, TrainingConfig, differences
 from partitioner.run.weights import weights_of
 from partitioner.run_setup import (
     check_scenes,
@@ -157,7 +157,7 @@ def train_step(
     run: RunFolder,
     plan: Plan,
     data: Dataset,
-    asked: Asked,
+    asked: TrainingConfig,
     progress: Progress,
     *,
     crew: Path | None = None,
@@ -205,7 +205,7 @@ def _settled(
     run: RunFolder,
     plan: Plan,
     data: Dataset,
-    asked: Asked,
+    asked: TrainingConfig,
     weights: Mapping[str, Path],
     teaching: Teaching,
     crew: str = "",

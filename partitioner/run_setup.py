@@ -21,12 +21,12 @@ from partitioner.networks.teacher_weights import known_classes
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
-    Asked,
     Augmentation,
     DataFacts,
     Settings,
     TeacherFacts,
     Teaching,
+    TrainingConfig,
 )
 from partitioner.run.weights import weights_in
 from partitioner.training.compute import memory_bytes, quicker_autocast, training_device
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def settings_for(
-    asked: Asked,
+    asked: TrainingConfig,
     data: Dataset,
     teacher: TeacherSpec,
     weights: Mapping[str, Path] = MappingProxyType({}),
@@ -72,7 +72,9 @@ def settings_for(
     )
 
 
-def class_rows(asked: Asked, data: Dataset, weights: Mapping[str, Path]) -> dict[str, list[int]]:
+def class_rows(
+    asked: TrainingConfig, data: Dataset, weights: Mapping[str, Path]
+) -> dict[str, list[int]]:
     """The row of each class of the data in the classifiers of pretrained `weights`, by network.
 
     The names of their classes are labels.txt in the folder of weights, else the teacher's labels
@@ -89,7 +91,7 @@ def class_rows(asked: Asked, data: Dataset, weights: Mapping[str, Path]) -> dict
     )
 
 
-def with_rows(asked: Asked, data: Dataset, teacher: TeacherFacts | None) -> set[str]:
+def with_rows(asked: TrainingConfig, data: Dataset, teacher: TeacherFacts | None) -> set[str]:
     """Networks at hand with `class_rows`, where the teacher has such rows and is taken as it is."""
     folder = asked.options.weights_folder
     if folder is None or teacher is None or teacher.classes != "names":
@@ -103,7 +105,7 @@ def with_rows(asked: Asked, data: Dataset, teacher: TeacherFacts | None) -> set[
     return found
 
 
-def teaching_of(asked: Asked, plan: Plan, data: Dataset, progress: Progress) -> Teaching:
+def teaching_of(asked: TrainingConfig, plan: Plan, data: Dataset, progress: Progress) -> Teaching:
     """The teaching mode, with `auto` resolved; raises InputError where live is impossible."""
     wanted, device = asked.options.teaching, training_device()
     if wanted == "kept" or (wanted == "auto" and device.type == "cpu"):
@@ -117,7 +119,7 @@ def teaching_of(asked: Asked, plan: Plan, data: Dataset, progress: Progress) -> 
     return "kept"
 
 
-def _not_live(asked: Asked, plan: Plan) -> str:
+def _not_live(asked: TrainingConfig, plan: Plan) -> str:
     """The setting that live teaching does not support; empty if there is none."""
     if plan.cameras:
         return "expected pictures without scenes, got cameras"
@@ -155,7 +157,7 @@ def _too_large(plan: Plan, data: Dataset, there_bytes: int) -> str:
     )
 
 
-def teacher_facts(asked: Asked, data: Dataset, teacher: TeacherSpec) -> TeacherFacts:
+def teacher_facts(asked: TrainingConfig, data: Dataset, teacher: TeacherSpec) -> TeacherFacts:
     """The source of the teacher's weights, and the mapping of their classes to the data's.
 
     Raises InputError for weights that do not fit the teacher, or names that do not fit the classes.
@@ -209,7 +211,7 @@ def given_teacher(
     teacher: TeacherSpec,
     facts: TeacherFacts,
     data: Dataset,
-    asked: Asked,
+    asked: TrainingConfig,
     progress: Progress,
 ) -> "GivenTeacher":
     """A teacher with given weights; raises InputError where `run` has another one."""
@@ -220,7 +222,7 @@ def given_teacher(
     return GivenTeacher(run, teacher, facts, data, checkpoint_of(asked), progress)
 
 
-def teacher_accuracy(given: "GivenTeacher", asked: Asked, progress: Progress) -> float:
+def teacher_accuracy(given: "GivenTeacher", asked: TrainingConfig, progress: Progress) -> float:
     """Share of the calibration pictures that a teacher with given weights is right on.
 
     As it is before it is trained further. Raises InputError.
@@ -238,7 +240,7 @@ def teacher_accuracy(given: "GivenTeacher", asked: Asked, progress: Progress) ->
     return share
 
 
-def checkpoint_of(asked: Asked) -> Path | None:
+def checkpoint_of(asked: TrainingConfig) -> Path | None:
     """The user's teacher checkpoint, if any; raises InputError where it is missing."""
     if asked.options.teacher_checkpoint is None:
         return None
@@ -248,7 +250,7 @@ def checkpoint_of(asked: Asked) -> Path | None:
     return path
 
 
-def open_pictures(asked: Asked, cameras: Sequence[str] = ()) -> Dataset:
+def open_pictures(asked: TrainingConfig, cameras: Sequence[str] = ()) -> Dataset:
     """The pictures of a training, or with `cameras` its scenes; raises InputError."""
     options = asked.options
     return open_dataset(
@@ -259,7 +261,7 @@ def open_pictures(asked: Asked, cameras: Sequence[str] = ()) -> Dataset:
     )
 
 
-def check_scenes(plan: Plan, asked: Asked) -> None:
+def check_scenes(plan: Plan, asked: TrainingConfig) -> None:
     """Raise InputError for settings that do not fit a plan with cameras, or one without."""
     schedule = asked.schedule
     if not plan.cameras:

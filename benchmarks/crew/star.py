@@ -101,11 +101,11 @@ class Ground(NamedTuple):
         """A run folder with the teacher in it."""
         from partitioner.run.folder import RunFolder
         from partitioner.run.settings import (
-            Asked,
             Augmentation,
             MemberSchedule,
             RunOptions,
             TeacherSchedule,
+            TrainingConfig,
         )
         from partitioner.run_setup import settings_for
         from partitioner.training.context import Work
@@ -116,7 +116,7 @@ class Ground(NamedTuple):
             made.mkdir(parents=True, exist_ok=True)
         if not run.cache.exists():
             run.cache.symlink_to(cache.resolve())
-        asked = Asked(
+        asked = TrainingConfig(
             options=RunOptions(
                 data=self.data.source,
                 limit_train=LIMIT_TRAIN,

@@ -37,7 +37,7 @@ from partitioner.fusion.stacking import fit_fusion
 from partitioner.networks.teacher import Teacher, teacher_spec
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
-from partitioner.run.settings import Asked, Augmentation, MemberSchedule, RunOptions
+from partitioner.run.settings import Augmentation, MemberSchedule, RunOptions, TrainingConfig
 from partitioner.run_setup import settings_for
 from partitioner.training.context import Work
 from partitioner.training.members import train_members
@@ -143,7 +143,7 @@ def begun(
     labels = (options.weights / "imagenet1k.txt").read_text().lower()
     (scratch / "labels.txt").write_text(labels)
     weights = {NETWORK: options.weights / "lite0.safetensors"}
-    asked = Asked(
+    asked = TrainingConfig(
         options=RunOptions(
             data=data.source, seed=options.seed, autocast="fp32", teaching="kept",
             teacher_checkpoint=str(options.teacher), weights=str(scratch),

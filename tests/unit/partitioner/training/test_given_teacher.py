@@ -22,7 +22,7 @@ from partitioner.export.write import teacher_provenance  # noqa: E402
 from partitioner.networks.teacher import Teacher, build_teacher  # noqa: E402
 from partitioner.networks.weight_init import init_from  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
-from partitioner.run.settings import Asked, TeacherFacts  # noqa: E402
+from partitioner.run.settings import TeacherFacts, TrainingConfig  # noqa: E402
 from partitioner.training import teacher as teacher_module  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
@@ -45,7 +45,7 @@ class Given:
     data: Dataset
     source: Teacher
 
-    def asked(self, *, epochs: int = 0, **options: Any) -> Asked:
+    def asked(self, *, epochs: int = 0, **options: Any) -> TrainingConfig:
         wanted = asked(
             self.folder / "tree", epochs=1, teacher_checkpoint=str(self.folder / "t.safetensors"),
             **options,
@@ -53,7 +53,7 @@ class Given:
         schedule = msgspec.structs.replace(wanted.teacher_schedule, epochs=epochs)
         return msgspec.structs.replace(wanted, teacher_schedule=schedule)
 
-    def by_name(self) -> Asked:
+    def by_name(self) -> TrainingConfig:
         return self.asked(
             teacher_labels=str(self.folder / "labels.txt"), teacher_map=str(self.folder / "map.tsv")
         )
@@ -64,7 +64,7 @@ class Given:
         given = run_setup.given_teacher(run, spec, self.facts(wanted), self.data, wanted, QUIET)
         return run_setup.teacher_accuracy(given, wanted, QUIET)
 
-    def facts(self, wanted: Asked) -> TeacherFacts:
+    def facts(self, wanted: TrainingConfig) -> TeacherFacts:
         return run_setup.teacher_facts(wanted, self.data, PLAN.require_teacher())
 
 
@@ -93,7 +93,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
     return Given(folder, open_dataset(str(tree)), source)
 
 
-def trained(given: Given, run: Path, wanted: Asked) -> Any:
+def trained(given: Given, run: Path, wanted: TrainingConfig) -> Any:
     return steps.train_step(RunFolder(run), PLAN, given.data, wanted, QUIET)
 
 

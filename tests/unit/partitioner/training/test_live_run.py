@@ -21,7 +21,7 @@ from partitioner.data.datasets import open_dataset  # noqa: E402
 from partitioner.data.live_views import Draw, whole_boxes  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.progress import Progress  # noqa: E402
-from partitioner.run.settings import Asked  # noqa: E402
+from partitioner.run.settings import TrainingConfig  # noqa: E402
 from partitioner.training import live  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.loop import TrainingDiverged  # noqa: E402
@@ -49,7 +49,7 @@ class Trained:
     work: Work
     tree: Path
 
-    def asked(self, **options: Any) -> Asked:
+    def asked(self, **options: Any) -> TrainingConfig:
         known: dict[str, Any] = {"epochs": 2, "teaching": "live", "schedule": CHAINED}
         return asked(self.tree, **known | options)
 
@@ -179,7 +179,7 @@ def test_several_processes_and_pictures_that_do_not_fit_are_refused(
 def test_auto_is_live_on_an_accelerator_that_can(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def decided(options: Asked) -> tuple[str, str]:
+    def decided(options: TrainingConfig) -> tuple[str, str]:
         auto = msgspec.structs.replace(options.options, teaching="auto")
         options = msgspec.structs.replace(options, options=auto)
         said = io.StringIO()
