@@ -99,6 +99,8 @@ class Ground(NamedTuple):
 
     def work(self, name: str, **schedule: Any) -> Any:
         """A run folder with the teacher in it."""
+        from partitioner.build.inputs import TrainingInputs
+        from partitioner.build.settings import run_settings
         from partitioner.run.folder import RunFolder
         from partitioner.run.settings import (
             Augmentation,
@@ -107,7 +109,6 @@ class Ground(NamedTuple):
             TeacherSchedule,
             TrainingConfig,
         )
-        from partitioner.run_setup import settings_for
         from partitioner.training.context import Work
 
         run = RunFolder(self.folder / name.replace(", ", "-").replace(" ", "-"))
@@ -130,7 +131,7 @@ class Ground(NamedTuple):
             schedule=MemberSchedule(epochs=EPOCHS, learning_rate=LEARNING_RATE, **schedule),
             augmentation=Augmentation(variants=VARIANTS),
         )
-        settings = settings_for(asked, self.data, plan().require_teacher())
+        settings = run_settings(TrainingInputs.of(asked, self.data, plan().require_teacher()))
         run.start_or_continue(settings, plan())
         if self.teacher.exists() and not run.teacher.exists():
             shutil.copy(self.teacher, run.teacher)

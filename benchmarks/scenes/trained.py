@@ -28,6 +28,8 @@ from benchmarks.scenes.__main__ import CAMERAS, DEVICES, NAMES, write_scenes
 from mdp.files import write_json
 from mdp.formats.plan import Assignment, Plan, PredictedMs
 from mdp.fusion.fuse import Contribution, FusionWeights, Logits, fuse, weights_for
+from partitioner.build.inputs import TrainingInputs
+from partitioner.build.settings import run_settings
 from partitioner.data.datasets import Dataset, open_dataset
 from partitioner.data.memmaps import Array, Index
 from partitioner.data.scenes import fused_answers, places
@@ -38,7 +40,6 @@ from partitioner.networks.teacher import Teacher, teacher_spec
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Augmentation, MemberSchedule, RunOptions, TrainingConfig
-from partitioner.run_setup import settings_for
 from partitioner.training.context import Work
 from partitioner.training.members import train_members
 from partitioner.training.teacher import ensure_targets, ensure_teacher
@@ -152,7 +153,8 @@ def begun(
         augmentation=Augmentation(variants=VARIANTS),
     )  # fmt: skip
     plan = plan_of(cameras)
-    settings = settings_for(asked, data, plan.require_teacher(), weights)
+    inputs = TrainingInputs.of(asked, data, plan.require_teacher(), weights)
+    settings = run_settings(inputs, weights)
     folder.start_or_continue(settings, plan)
     starts = {assignment.k: weights[NETWORK] for assignment in plan.assignments}
     return Work(folder, settings, plan, data, Progress(), starts)

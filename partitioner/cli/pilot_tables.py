@@ -10,7 +10,7 @@ from partitioner.export.evaluate import Report
 from partitioner.pilot.linear import interval
 
 if TYPE_CHECKING:
-    from partitioner.measured.build import MeasuredBuild
+    from partitioner.build.measured.build import MeasuredBuild
     from partitioner.pilot.measure import Pilot
 
 

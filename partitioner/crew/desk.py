@@ -78,19 +78,21 @@ class Together(NamedTuple):
     folder: CrewFolder
     plan: SyncPlan
     #: The settings of the training, as the crew's plan changes them.
-    asked: TrainingConfig
+    config: TrainingConfig
 
     @classmethod
-    def of(cls, folder: CrewFolder, plan: Plan, asked: TrainingConfig, data: Dataset) -> "Together":
+    def of(
+        cls, folder: CrewFolder, plan: Plan, config: TrainingConfig, data: Dataset
+    ) -> "Together":
         """Read crew.toml; raises ConfigError, and InputError for what no crew trains."""
         if world().size > 1:
             raise InputError("torchrun: expected one process for each trainer of a crew")
-        if asked.options.teaching == "live":
+        if config.options.teaching == "live":
             raise InputError('--crew: expected run.teaching = "kept" or "auto", got "live"')
-        sync = folder.plan(workload(plan, asked, data))
-        schedule = replace(asked.schedule, chain=sync.chain)
-        options = replace(asked.options, teaching="kept")
-        return cls(folder, sync, replace(asked, schedule=schedule, options=options))
+        sync = folder.plan(workload(plan, config, data))
+        schedule = replace(config.schedule, chain=sync.chain)
+        options = replace(config.options, teaching="kept")
+        return cls(folder, sync, replace(config, schedule=schedule, options=options))
 
     @property
     def digest(self) -> str:

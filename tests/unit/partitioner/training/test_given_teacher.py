@@ -14,8 +14,7 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
-from partitioner import pipeline as steps  # noqa: E402
-from partitioner import run_setup  # noqa: E402
+from partitioner.build.teacher import TeacherSource  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load_weights  # noqa: E402
 from partitioner.export.write import teacher_provenance  # noqa: E402
@@ -27,6 +26,7 @@ from partitioner.training import teacher as teacher_module  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
 from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
+from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import CLASSES, write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -60,12 +60,15 @@ class Given:
 
     def accuracy(self, run: RunFolder) -> float:
         """Of the teacher with a linear probe."""
-        wanted, spec = self.asked(), PLAN.require_teacher()
-        given = run_setup.given_teacher(run, spec, self.facts(wanted), self.data, wanted, QUIET)
-        return run_setup.teacher_accuracy(given, wanted, QUIET)
+        teacher = self.source_of(self.asked())
+        teacher.check_same(run)
+        return teacher.accuracy(run, self.data, QUIET)
 
     def facts(self, wanted: TrainingConfig) -> TeacherFacts:
-        return run_setup.teacher_facts(wanted, self.data, PLAN.require_teacher())
+        return self.source_of(wanted).facts
+
+    def source_of(self, wanted: TrainingConfig) -> TeacherSource:
+        return TeacherSource(PLAN.require_teacher(), wanted, self.data.labels)
 
 
 def _plan() -> Any:
@@ -94,7 +97,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
 
 
 def trained(given: Given, run: Path, wanted: TrainingConfig) -> Any:
-    return steps.train_step(RunFolder(run), PLAN, given.data, wanted, QUIET)
+    return train(RunFolder(run), PLAN, given.data, wanted, QUIET)
 
 
 def test_rows_cut_by_name_teach_and_are_told(given: Given, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
-"""Settings of a build by measurement that do not go together."""
+"""The inputs of a build: each read once, and settings that do not go together."""
 
 from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
+
 from mdp.errors import InputError
+from partitioner.build.inputs import BuildInputs
 from partitioner.config import Given, measures
-from partitioner.measured.inputs import BuildInputs
 from tests.support.models.trees import write_tree
 
 GIVEN = {"plan.profiles": ["n100", "laptop-cpu"], "plan.latency_ms": 5.0}
