@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import SubModelSpec, read_plan
+from partitioner import api
 from partitioner.build.inputs import BuildInputs
 from partitioner.build.measured import training
 from partitioner.build.measured.build import MeasuredBuild, build_measured
@@ -307,3 +308,8 @@ def test_the_command_prints_what_was_predicted_beside_what_was_measured(
     assert refused.returncode == 2
     assert "--crew: a build by measurement trains on this machine" in refused.stderr
     assert Bundle.open(out).digest == digest
+    # From Python it is the same build, which goes on from what the command kept.
+    config = Given(None, given_options(weights, tree) | {"plan.latency_ms": 1.0}).build()
+    report = api.build(config, out, run=folder)
+    assert Bundle.open(out).digest == digest
+    assert Bundle.open(out).manifest.evaluation == report.evaluation
