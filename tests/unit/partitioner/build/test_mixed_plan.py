@@ -171,7 +171,7 @@ def test_a_plan_knows_which_networks_start_with_rows_beside_such_a_teacher(
     save_file(build_teacher(spec_, 7, pretrained=False).network.state_dict(), checkpoint)
     labels = str(built.weights / "labels.txt")
 
-    def known(epochs: int, **options: str) -> set[str]:
+    def known(epochs: int, **options: Any) -> set[str]:
         wanted = asked(built.tree, weights=str(built.weights), **options)
         schedule = msgspec.structs.replace(wanted.teacher_schedule, epochs=epochs)
         wanted = msgspec.structs.replace(wanted, teacher_schedule=schedule)
