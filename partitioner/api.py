@@ -19,6 +19,7 @@ from partitioner.run.folder import RunFolder, bundle_name
 from partitioner.run.plan_settings import PlanSettings, check_cameras
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Augmentation, MemberSchedule, RunOptions, TeacherSchedule
+from partitioner.run.weights import weights_in
 from partitioner.training.compute import own_threads, use_threads
 from partitioner.training.world import world
 
@@ -67,19 +68,23 @@ def plan(
         use_threads(own_threads())
         from partitioner.data.datasets import open_dataset
         from partitioner.estimates.accuracy_law import Training
-        from partitioner.pipeline import planned_for
+        from partitioner.networks.teacher import teacher_spec
+        from partitioner.planner.make_plan import make_planned
 
-        check_cameras(settings, [profile.name for profile in read_profiles(settings.profiles)])
+        profiles = read_profiles(settings.profiles)
+        check_cameras(settings, [profile.name for profile in profiles])
         cameras = list(settings.cameras.values())
         pictures = None if data is None else open_dataset(data, cameras=cameras)
         training = None
         if pictures is not None and epochs is not None:
             training = Training(pictures=len(pictures.train), epochs=epochs)
-        planned = planned_for(
+        planned = make_planned(
+            teacher_spec(settings.require_teacher(), settings.teacher_args),
             settings,
             1000 if pictures is None else len(pictures.labels),
             training=training,
-            weights=None if weights is None else Path(weights),
+            profiles=profiles,
+            weights=None if weights is None else weights_in(Path(weights)),
             explained=explained,
             front=front,
         )
@@ -98,7 +103,8 @@ def build(
 ) -> "Report":
     """Plan, train, export to the bundle folder `out` and evaluate, resuming where it stopped.
 
-    `run` is the folder that keeps finished steps, by default `<out>.run`; `name` is the bundle's.
+    By measurement where `config` has no teacher, or minutes, as `mdp-partition build` does. `run`
+    is the folder that keeps finished steps, by default `<out>.run`; `name` is the bundle's.
     In one process; for torchrun there is `mdp-partition build`.
     """
     if world().size > 1:
@@ -106,12 +112,12 @@ def build(
     with naming(key_of):
         config = checked(config)
         use_threads(config.options.threads or own_threads())
-        from partitioner.pipeline import build_bundle
+        from partitioner.build.bundle import build_bundle
 
         folder = None if run is None else Path(run)
-        report = build_bundle(config, Path(out), _shown(progress), run=folder, name=name)
-        assert report is not None
-        return report
+        built = build_bundle(config, Path(out), _shown(progress), run=folder, name=name)
+        assert built is not None
+        return built.report
 
 
 def export(
@@ -123,8 +129,8 @@ def export(
     """
     named = bundle_name(name, Path(out))
     use_threads(own_threads())
+    from partitioner.build.steps import check_target, reopen
     from partitioner.export.write import export_bundle
-    from partitioner.pipeline import check_target, reopen
 
     folder, shown = RunFolder(Path(run)), _shown(progress)
     folder.settings()
@@ -146,14 +152,14 @@ def evaluate(
 
     Without `data` on those of its run. With `write` the manifest gets the evaluation.
     """
-    from partitioner import pipeline
+    from partitioner.build.steps import inputs_of
     from partitioner.data.scenes import remark_on
     from partitioner.export.evaluate import evaluate as measure
     from partitioner.export.evaluate import write_report
 
     opened, shown = Bundle.open(bundle), _shown(progress)
     folder = None if run is None else Path(run)
-    with pipeline.inputs_of(opened, folder, data, limit_test=limit_test) as inputs:
+    with inputs_of(opened, folder, data, limit_test=limit_test) as inputs:
         if remark := remark_on(inputs.data):
             shown.note(remark)
         report = measure(opened, inputs.data, inputs.run, inputs.cache, shown)

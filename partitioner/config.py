@@ -15,12 +15,14 @@ from mdp.errors import InputError
 from mdp.files import Record, read_toml
 from mdp.formats.plan import TeacherArgument
 from partitioner.run.plan_settings import PlanSettings, check_argument
-from partitioner.run.settings import Asked
+from partitioner.run.settings import RunOptions, TrainingConfig
 
 R = TypeVar("R", bound=Record)
+#: Minutes that a build by measurement may take where the user names none.
+MINUTES = 10.0
 
 
-class BuildConfig(Asked, frozen=True, kw_only=True):
+class BuildConfig(TrainingConfig, frozen=True, kw_only=True):
     """A whole build: each field is a table of run.toml, `options` the table `[run]`."""
 
     plan: PlanSettings
@@ -78,9 +80,9 @@ class Given:
         """The configuration of a build; raises InputError naming option, or file and key."""
         return self._record(BuildConfig)
 
-    def training(self) -> Asked:
+    def training(self) -> TrainingConfig:
         """The configuration of a training, without a plan; raises InputError."""
-        return self._record(Asked)
+        return self._record(TrainingConfig)
 
     def planning(self) -> PlanSettings:
         """The configuration of a plan, without a training; raises InputError."""
@@ -138,6 +140,47 @@ class Given:
 def measures(config: BuildConfig) -> bool:
     """Tell whether a build chooses by measurement, and not by the law of accuracy."""
     return config.plan.teacher is None or config.options.minutes is not None
+
+
+#: Settings that a build by measurement does not have, by table.
+_TAUGHT = {
+    "plan": (
+        *("min_accuracy", "percentile", "precision", "any_precision", "runs", "families"),
+        *("max_energy_j", "teacher_accuracy", "teacher_args", "client_mbit", "anyway"),
+    ),
+    "run": ("pretrained", "teacher_labels", "teacher_map"),
+}
+
+
+def check_measured(config: BuildConfig, devices: Sequence[str]) -> None:
+    """Raise InputError for settings that a build by measurement for `devices` lacks or has not."""
+    settings, options = config.plan, config.options
+    plain = BuildConfig(
+        plan=PlanSettings(profiles=settings.profiles, latency_ms=1.0),
+        options=RunOptions(data=options.data),
+    )
+    for table, record, default in (("plan", settings, plain.plan), ("run", options, plain.options)):
+        for key in _TAUGHT[table]:
+            if getattr(record, key) != getattr(default, key):
+                raise InputError(
+                    f"{table}.{key}: not of a build by measurement: expected --teacher with "
+                    "--teacher-epochs or given weights beside it, and no --minutes"
+                )
+    for table, schedule, default_schedule in (
+        ("teacher_schedule", config.teacher_schedule, plain.teacher_schedule),
+        ("schedule", config.schedule, plain.schedule),
+        ("augmentation", config.augmentation, plain.augmentation),
+    ):
+        if schedule != default_schedule:
+            raise InputError(
+                f"{table}: not of a build by measurement, which trains as long as --minutes says: "
+                "expected --teacher beside it"
+            )
+    without = [device for device in devices if device not in settings.cameras]
+    if settings.cameras and without:
+        raise InputError(f"plan.cameras: expected one for every device, got none: {without[0]}")
+    if settings.latency_ms is None:
+        raise InputError("plan.latency_ms: expected it for a build by measurement, got none")
 
 
 @contextmanager

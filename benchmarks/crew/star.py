@@ -99,15 +99,16 @@ class Ground(NamedTuple):
 
     def work(self, name: str, **schedule: Any) -> Any:
         """A run folder with the teacher in it."""
+        from partitioner.build.inputs import TrainingInputs
+        from partitioner.build.settings import run_settings
         from partitioner.run.folder import RunFolder
         from partitioner.run.settings import (
-            Asked,
             Augmentation,
             MemberSchedule,
             RunOptions,
             TeacherSchedule,
+            TrainingConfig,
         )
-        from partitioner.run_setup import settings_for
         from partitioner.training.context import Work
 
         run = RunFolder(self.folder / name.replace(", ", "-").replace(" ", "-"))
@@ -116,7 +117,7 @@ class Ground(NamedTuple):
             made.mkdir(parents=True, exist_ok=True)
         if not run.cache.exists():
             run.cache.symlink_to(cache.resolve())
-        asked = Asked(
+        asked = TrainingConfig(
             options=RunOptions(
                 data=self.data.source,
                 limit_train=LIMIT_TRAIN,
@@ -130,7 +131,7 @@ class Ground(NamedTuple):
             schedule=MemberSchedule(epochs=EPOCHS, learning_rate=LEARNING_RATE, **schedule),
             augmentation=Augmentation(variants=VARIANTS),
         )
-        settings = settings_for(asked, self.data, plan().require_teacher())
+        settings = run_settings(TrainingInputs.of(asked, self.data, plan().require_teacher()))
         run.start_or_continue(settings, plan())
         if self.teacher.exists() and not run.teacher.exists():
             shutil.copy(self.teacher, run.teacher)

@@ -28,6 +28,8 @@ from benchmarks.scenes.__main__ import CAMERAS, DEVICES, NAMES, write_scenes
 from mdp.files import write_json
 from mdp.formats.plan import Assignment, Plan, PredictedMs
 from mdp.fusion.fuse import Contribution, FusionWeights, Logits, fuse, weights_for
+from partitioner.build.inputs import TrainingInputs
+from partitioner.build.settings import run_settings
 from partitioner.data.datasets import Dataset, open_dataset
 from partitioner.data.memmaps import Array, Index
 from partitioner.data.scenes import fused_answers, places
@@ -37,8 +39,7 @@ from partitioner.fusion.stacking import fit_fusion
 from partitioner.networks.teacher import Teacher, teacher_spec
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
-from partitioner.run.settings import Asked, Augmentation, MemberSchedule, RunOptions
-from partitioner.run_setup import settings_for
+from partitioner.run.settings import Augmentation, MemberSchedule, RunOptions, TrainingConfig
 from partitioner.training.context import Work
 from partitioner.training.members import train_members
 from partitioner.training.teacher import ensure_targets, ensure_teacher
@@ -143,7 +144,7 @@ def begun(
     labels = (options.weights / "imagenet1k.txt").read_text().lower()
     (scratch / "labels.txt").write_text(labels)
     weights = {NETWORK: options.weights / "lite0.safetensors"}
-    asked = Asked(
+    asked = TrainingConfig(
         options=RunOptions(
             data=data.source, seed=options.seed, autocast="fp32", teaching="kept",
             teacher_checkpoint=str(options.teacher), weights=str(scratch),
@@ -152,7 +153,8 @@ def begun(
         augmentation=Augmentation(variants=VARIANTS),
     )  # fmt: skip
     plan = plan_of(cameras)
-    settings = settings_for(asked, data, plan.require_teacher(), weights)
+    inputs = TrainingInputs.of(asked, data, plan.require_teacher(), weights)
+    settings = run_settings(inputs, weights)
     folder.start_or_continue(settings, plan)
     starts = {assignment.k: weights[NETWORK] for assignment in plan.assignments}
     return Work(folder, settings, plan, data, Progress(), starts)

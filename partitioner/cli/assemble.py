@@ -56,8 +56,8 @@ def assemble(
         rows = _rows(listed, models.parent, pictures)
         prepare(1)
         from partitioner.assembly.write import Assembly
+        from partitioner.build.steps import check_target
         from partitioner.export.evaluate import evaluate, write_report
-        from partitioner.pipeline import check_target
 
         check_target(out)
         progress = Progress()

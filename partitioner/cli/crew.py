@@ -55,22 +55,24 @@ def probe(
     Example: mdp-partition crew probe --plan plan.toml --data photos/ --crew crew/
     --listen 192.168.1.10:47100 --trainers tower nuc
     """
-    asked = given.training()
+    config = given.training()
     with interruptible(f"{crew} is as it was"):
-        prepare(asked.options.threads)
+        prepare(config.options.threads)
+        from partitioner.build.inputs import TrainingInputs
+        from partitioner.build.settings import run_settings
         from partitioner.crew.desk import data_digest
         from partitioner.crew.desk import probe as measure
         from partitioner.crew.exchange.address import checked, text_of
         from partitioner.crew.folder import CrewFolder
-        from partitioner.run_setup import open_pictures, settings_for
 
         names, folder = [name, *trainers], CrewFolder(crew)
         if len(set(names)) < len(names):
             raise InputError(f"--trainers: expected names that differ, got {', '.join(names)}")
         address = text_of(*checked(listen))
         chosen = read_plan(plan)
-        data = open_pictures(asked, chosen.cameras)
-        settings = settings_for(asked, data, chosen.require_teacher())
+        chosen.require_teacher()
+        inputs = TrainingInputs.of_plan(config, chosen)
+        settings = run_settings(inputs)
         folder.token()
         Progress().note(
             f"copy {folder.key} to {', '.join(trainers)}, and there, with its own --name: "
@@ -78,7 +80,14 @@ def probe(
             "--run ..."
         )
         facts = measure(
-            address, names, folder, chosen, settings, data_digest(data), Progress(), wait_s=wait
+            address,
+            names,
+            folder,
+            chosen,
+            settings,
+            data_digest(inputs.data),
+            Progress(),
+            wait_s=wait,
         )
     missing = [one for one in names if one not in facts.names]
     if missing:
@@ -224,11 +233,11 @@ def _note_shared_machines(facts: "Facts") -> None:
 
 
 def _work(given: Given, plan: Path) -> Any:
+    from partitioner.build.inputs import open_pictures
     from partitioner.crew.workload import workload
-    from partitioner.run_setup import open_pictures
 
-    asked, chosen = given.training(), read_plan(plan)
-    return workload(chosen, asked, open_pictures(asked, chosen.cameras))
+    config, chosen = given.training(), read_plan(plan)
+    return workload(chosen, config, open_pictures(config.options, chosen.cameras))
 
 
 def _show(proposals: "list[Proposal]", json: bool) -> None:

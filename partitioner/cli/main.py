@@ -17,7 +17,6 @@ from partitioner import api
 from partitioner.cli import assemble as assemble_command
 from partitioner.cli import crew as crew_command
 from partitioner.cli import export as export_command
-from partitioner.cli import measured as measured_command
 from partitioner.cli import plan as plan_command
 from partitioner.cli import quantize as quantize_command
 from partitioner.cli import weights as weights_command
@@ -34,12 +33,12 @@ from partitioner.cli.common import (
 )
 from partitioner.cli.options import configured
 from partitioner.cli.simulate import add_to as add_simulate
-from partitioner.config import Given, measures
+from partitioner.config import Given
 from partitioner.data.datasets import SPLITS, open_dataset
 from partitioner.planner.make_plan import Planned
 from partitioner.run.folder import RunFolder, default_run
 from partitioner.run.progress import Progress
-from partitioner.training.distributed import StoppedElsewhere, is_first, joined, together
+from partitioner.training.distributed import StoppedElsewhere, is_first, joined, owned, together
 
 EXIT_CODES = (
     "Exit codes: 0 fine, 2 usage or bad input, 4 the plan was refused, 130 interrupted "
@@ -81,16 +80,16 @@ def train(
     Example: mdp-partition train --plan plan.toml --data photos/ --run photos.run
     --teacher-epochs 10
     """
-    asked, folder = given.training(), RunFolder(run)
-    with interruptible(_kept_in(run)), _one_of_several(asked.options.threads):
-        from partitioner.pipeline import owned, train_step
-        from partitioner.run_setup import open_pictures
+    config, folder = given.training(), RunFolder(run)
+    with interruptible(_kept_in(run)), _one_of_several(config.options.threads):
+        from partitioner.build.inputs import TrainingInputs
+        from partitioner.build.train import train_plan
 
         with together():
             chosen = read_plan(plan)
-            data = open_pictures(asked, chosen.cameras)
+            inputs = TrainingInputs.of_plan(config, chosen)
         with owned(folder):
-            train_step(folder, chosen, data, asked, _progress(), crew=crew)
+            train_plan(inputs, chosen, folder, _progress(), crew=crew)
     if is_first():
         value = {"run": str(run), "members": len(chosen.assignments), **crew_command.costs(crew)}
         say(json, value, f"trained: {run}")
@@ -163,27 +162,31 @@ def build(
     --profiles a.toml b.toml c.toml --latency-ms 100 --teacher-epochs 10 --out bundle/
     """
     config, folder = given.build(), run or default_run(out)
-    if measures(config):
-        measured_command.build(config, out, folder, name=name, crew=crew, json=json)
-        return
 
     def show(planned: Planned) -> None:
         if not json or planned.plan.refused:
             plan_command.show(planned, json)
 
     with interruptible(_kept_in(folder)), _one_of_several(config.options.threads):
-        from partitioner.pipeline import build_bundle
+        from partitioner.build.bundle import build_bundle
 
-        report = build_bundle(config, out, _progress(), run=run, name=name, crew=crew, on_plan=show)
-    if report is None:
+        built = build_bundle(config, out, _progress(), run=run, name=name, crew=crew, on_plan=show)
+    if built is None:
         return
-    built = Bundle.open(out)
+    bundle, measured = Bundle.open(out), built.measured
     if json:
-        value = {"bundle": str(out), "digest": built.digest, "run": str(folder)}
-        console.print_json({**value, **crew_command.costs(crew), **report.as_json(built)})
-    else:
-        _tables().print_report(report, built.manifest.plan)
-        _tables().print_written(built, folder)
+        value = {"bundle": str(out), "digest": bundle.digest, "run": str(folder)}
+        before = crew_command.costs(crew) if measured is None else measured.to_json()
+        console.print_json({**value, **before, **built.report.as_json(bundle)})
+        return
+    from partitioner.cli import pilot_tables
+
+    if measured is not None:
+        pilot_tables.print_pilot(measured.pilot)
+    _tables().print_report(built.report, bundle.manifest.plan)
+    if measured is not None:
+        print(pilot_tables.predicted_and_measured(measured))
+    _tables().print_written(bundle, folder)
 
 
 quantize_command.add_to(app)

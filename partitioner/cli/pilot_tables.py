@@ -9,7 +9,7 @@ from rich.table import Table
 from partitioner.export.evaluate import Report
 
 if TYPE_CHECKING:
-    from partitioner.measured.build import MeasuredBuild
+    from partitioner.build.measured.build import MeasuredBuild
     from partitioner.pilot.measure import Pilot
 
 

@@ -1,17 +1,19 @@
 """`mdp-partition plan`: which device runs which sub-model."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from mdp import console
 from mdp.files import write_bytes, write_toml
+from mdp.formats.plan import Plan
 from partitioner import api
-from partitioner.cli import measured
-from partitioner.cli.common import JsonOption, interruptible, picture_kind
+from partitioner.cli.common import JsonOption, interruptible, picture_kind, prepare
 from partitioner.cli.options import configured
-from partitioner.config import Given
+from partitioner.config import BuildConfig, Given
 from partitioner.run.progress import Progress
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def plan(
     --latency-ms 40 --out plan.toml
     """
     if given.value("plan.teacher") is None:
-        measured.plan(given.build(), out, json=json)
+        _plan_by_measurement(given.build(), out, json=json)
         return
     settings, kind, data = given.planning(), picture_kind(plot), given.value("run.data")
     limited = data is not None or "schedule.epochs" in given.options
@@ -83,9 +85,33 @@ def plan(
 
         write_bytes(plot, draw_plan(planned.plan, planned.pareto, kind))
     planned.check()
+    _write(planned.plan, out)
+
+
+def _plan_by_measurement(config: BuildConfig, out: Path, *, json: bool) -> None:
+    """Measure and choose, print the outcome, and write the plan; raises InputError."""
+    with interruptible("nothing was written"), TemporaryDirectory(prefix="mdp-views-") as cache:
+        prepare(config.options.threads)
+        from partitioner.build.inputs import BuildInputs
+        from partitioner.build.measured.planning import choose, plan_of
+
+        inputs = BuildInputs.read(config)
+        pilot = choose(inputs, Path(cache), Progress())
+        planned, tested = plan_of(pilot, inputs), len(inputs.data.test)
+    if json:
+        console.print_json({**msgspec.to_builtins(planned), "pilot": pilot.to_json(tested)})
+    else:
+        from partitioner.cli import pilot_tables
+
+        pilot_tables.print_pilot(pilot)
+        print(f"all together: {pilot.predict_words(tested)} test pictures")
+    _write(planned, out)
+
+
+def _write(planned: Plan, out: Path) -> None:
     if out.exists():
         Progress().note(f"{out}: replaced")
-    write_toml(out, planned.plan)
+    write_toml(out, planned)
 
 
 def show(planned: "Planned", json: bool, *, front: bool = True) -> None:

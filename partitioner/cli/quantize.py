@@ -69,11 +69,11 @@ def quantize(
             raise InputError(f"--precision: expected some of {', '.join(known)}, got {name!r}")
     target = out or bundle
     with interruptible(f"{target} is as it was"):
-        from partitioner import pipeline
+        from partitioner.build.steps import check_target, inputs_of
         from partitioner.export.quantize_bundle import quantize_bundle
 
         opened = Bundle.open(bundle)
-        pipeline.check_target(target)
+        check_target(target)
         request = QuantizeRequest(
             max_loss=max_loss / 100,
             profiles=read_profiles(profiles or []),
@@ -81,7 +81,7 @@ def quantize(
             ways=[way for way in WAYS[1:] if way[0] in (precision or known)],
         )
         limits = {"limit_train": limit_train, "limit_test": limit_test}
-        with pipeline.inputs_of(opened, run, data, **limits) as inputs:
+        with inputs_of(opened, run, data, **limits) as inputs:
             report = quantize_bundle(
                 opened, inputs.data, inputs.run, request, target, inputs.cache, Progress()
             )

@@ -51,8 +51,8 @@ from partitioner.crew.workload import longest_s, workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
-from partitioner.run.settings import Asked, Settings
 from partitioner.run.settings import Schedule as Epochs
+from partitioner.run.settings import Settings, TrainingConfig
 from partitioner.training.checkpoint import epochs_of
 from partitioner.training.context import Work
 from partitioner.training.members import twins
@@ -78,19 +78,21 @@ class Together(NamedTuple):
     folder: CrewFolder
     plan: SyncPlan
     #: The settings of the training, as the crew's plan changes them.
-    asked: Asked
+    config: TrainingConfig
 
     @classmethod
-    def of(cls, folder: CrewFolder, plan: Plan, asked: Asked, data: Dataset) -> "Together":
+    def of(
+        cls, folder: CrewFolder, plan: Plan, config: TrainingConfig, data: Dataset
+    ) -> "Together":
         """Read crew.toml; raises ConfigError, and InputError for what no crew trains."""
         if world().size > 1:
             raise InputError("torchrun: expected one process for each trainer of a crew")
-        if asked.options.teaching == "live":
+        if config.options.teaching == "live":
             raise InputError('--crew: expected run.teaching = "kept" or "auto", got "live"')
-        sync = folder.plan(workload(plan, asked, data))
-        schedule = replace(asked.schedule, chain=sync.chain)
-        options = replace(asked.options, teaching="kept")
-        return cls(folder, sync, replace(asked, schedule=schedule, options=options))
+        sync = folder.plan(workload(plan, config, data))
+        schedule = replace(config.schedule, chain=sync.chain)
+        options = replace(config.options, teaching="kept")
+        return cls(folder, sync, replace(config, schedule=schedule, options=options))
 
     @property
     def digest(self) -> str:

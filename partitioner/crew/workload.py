@@ -9,14 +9,14 @@ from partitioner.crew.planning.work import FrozenPasses, Network, Work, pace
 from partitioner.data.datasets import Dataset
 from partitioner.data.scenes import places, single_pictures
 from partitioner.estimates.macs import macs, parameters, tokens
-from partitioner.run.settings import Asked, Settings
+from partitioner.run.settings import Settings, TrainingConfig
 from partitioner.training.members import twins
 
 #: Floating-point operations of a MAC; a training step does a forward pass and twice that.
 _FLOP, _STEP = 2, 3
 
 
-def workload(plan: Plan, asked: Asked | Settings, data: Dataset) -> Work:
+def workload(plan: Plan, asked: TrainingConfig | Settings, data: Dataset) -> Work:
     """The networks of `plan` that are trained on `data`."""
     teacher, networks = plan.require_teacher().shape, list[Network]()
     pictures, classes = len(single_pictures(data).train), len(data.labels)

@@ -10,8 +10,9 @@ Splits depend on paths alone: runs of different seeds are trained and measured o
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -84,6 +85,20 @@ class Dataset:
     others: Mapping[str, int] = field(default_factory=dict)
     #: The cameras of scenes, sorted.
     cameras: tuple[str, ...] = ()
+    #: Splits the files that were found as scenes of other cameras.
+    split_anew: "Callable[[Sequence[str]], Dataset] | None" = field(
+        default=None, repr=False, compare=False
+    )
+
+    def seen_by(self, cameras: Sequence[str]) -> "Dataset":
+        """The data set of `cameras` instead, as `open_dataset` gives it; no folder is read again.
+
+        Scenes that lack a picture of other cameras alone are complete then, so splits may differ.
+        """
+        if sorted(set(cameras)) == list(self.cameras):
+            return self
+        assert self.split_anew is not None
+        return self.split_anew(cameras)
 
     @property
     def remark(self) -> str:
@@ -142,12 +157,32 @@ class _Sample:
     target: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """The pictures of each class in a class-per-folder tree."""
+
+    path: Path
+    #: Whether its scenes are for the test alone.
+    held_out: bool
+    labels: list[str]
+    files: list[list[Path]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """The files of a folder: one tree, or one to train on and one to test with."""
+
+    root: Path
+    trees: list[_Tree]
+    #: Files that are no pictures: ending, or stray folder -> how many.
+    left_out: Mapping[str, int]
+
+
 @dataclass(slots=True)
 class _Reading:
-    """What is looked for in a folder, and what of it is left out."""
+    """The cameras that are looked for, and scenes and pictures that are not complete."""
 
     cameras: Sequence[str]
-    left_out: Counter[str] = field(default_factory=Counter)
     incomplete: Counter[str] = field(default_factory=Counter)
     others: Counter[str] = field(default_factory=Counter)
     partial: list[_Sample] = field(default_factory=list)  # scenes that lack a camera
@@ -166,29 +201,42 @@ def open_dataset(
     `limit_train` bounds train and calibration together, `limit_test` the test split; both take
     the same share of every class. Raises InputError naming what was found and what was expected.
     """
+    listing = None if source == DIGITS else _list_folder(Path(source))
+    return _split(source, listing, limit_train, limit_test, cameras)
+
+
+def _split(
+    source: str,
+    listing: _Listing | None,
+    limit_train: int | None,
+    limit_test: int | None,
+    cameras: Sequence[str],
+) -> Dataset:
+    """The pictures or scenes of a listing, of the digits without one, in splits."""
     reading = _Reading(sorted(set(cameras)))
-    if source == DIGITS:
+    if listing is None:
         if cameras:
             raise InputError(f"{DIGITS}: expected a folder of scenes with cameras, has none")
         labels, pool = _digits()
         kept, test = _hold_out(labels, pool, TEST_SHARE, least=3, where=source)
     else:
-        labels, kept, test = _read_folder(Path(source), reading)
+        labels, kept, test = _read_listing(listing, reading)
     kept = _limited(labels, kept, limit_train, "--limit-train", least=2)
     test = _limited(labels, test, limit_test, "--limit-test", least=1)
     train, calibration = _hold_out(labels, kept, CALIBRATION_SHARE, least=2, where=source)
     room = limit_train and max(0, limit_train - len(kept))
-    partial = _limited(labels, reading.partial, room, "--limit-train", least=0)
+    partial_scenes = _limited(labels, reading.partial, room, "--limit-train", least=0)
     return Dataset(
         source=source,
         labels=tuple(labels),
-        train=_picture_set(train + partial),
+        train=_picture_set(train + partial_scenes),
         calibration=_picture_set(calibration),
         test=_picture_set(test),
-        left_out=dict(reading.left_out),
+        left_out={} if listing is None else listing.left_out,
         incomplete=dict(reading.incomplete),
         others=dict(reading.others),
         cameras=tuple(reading.cameras),
+        split_anew=partial(_split, source, listing, limit_train, limit_test),
     )
 
 
@@ -206,27 +254,40 @@ def _digits() -> tuple[list[str], list[_Sample]]:
     return [str(digit) for digit in range(10)], samples
 
 
-def _read_folder(root: Path, reading: _Reading) -> tuple[list[str], list[_Sample], list[_Sample]]:
-    """Labels, and the samples to train on and to test with, of a class-per-folder tree."""
-    inside = _folders(root, "a folder of pictures, one sub-folder per class", reading.left_out)
+def _list_folder(root: Path) -> _Listing:
+    """The files of a class-per-folder tree, or of two; raises InputError."""
+    left_out = Counter[str]()
+    inside = _folders(root, "a folder of pictures, one sub-folder per class", left_out)
     tests = [name for name in TEST_FOLDERS if name in inside]
     if "train" in inside and tests:
-        labels, kept = _read_tree(root, "train", reading)
-        test_labels, test = _read_tree(root, tests[0], reading)
-        if labels != test_labels:
-            odd = sorted(set(labels) ^ set(test_labels))
+        train = _list_tree(root / "train", left_out, left_out)
+        test = _list_tree(root / tests[0], left_out, left_out, held_out=True)
+        if train.labels != test.labels:
+            odd = sorted(set(train.labels) ^ set(test.labels))
             raise InputError(
                 f"{root}: expected the same classes in train/ and {tests[0]}/, "
                 f"but only one of them has {', '.join(odd[:5])}"
             )
-        _check_counts(labels, kept, least=2, where=f"{root}/train")
-        _check_counts(labels, test, least=1, where=f"{root}/{tests[0]}")
-        return labels, kept, test
+        return _Listing(root, [train, test], dict(left_out))
     if inside == ["train"]:
         raise InputError(f"{root}: expected val/ or test/ beside train/, found neither")
-    labels, pool = _read_tree(root, "", reading)
-    kept, test = _hold_out(labels, pool, TEST_SHARE, least=3, where=str(root))
-    return labels, kept, test
+    # Strays at the root were counted as it was read.
+    tree = _list_tree(root, left_out, Counter())
+    return _Listing(root, [tree], dict(left_out))
+
+
+def _read_listing(
+    listing: _Listing, reading: _Reading
+) -> tuple[list[str], list[_Sample], list[_Sample]]:
+    """Labels, and the samples to train on and to test with."""
+    labels = listing.trees[0].labels
+    kept, *tests = [_samples(tree, reading) for tree in listing.trees]
+    if not tests:
+        kept, test = _hold_out(labels, kept, TEST_SHARE, least=3, where=str(listing.root))
+        return labels, kept, test
+    for tree, samples, least in zip(listing.trees, (kept, *tests), (2, 1), strict=True):
+        _check_counts(labels, samples, least=least, where=str(tree.path))
+    return labels, kept, tests[0]
 
 
 def _folders(folder: Path, expected: str, left_out: Counter[str]) -> list[str]:
@@ -246,32 +307,41 @@ def _count_strays(folder: Path, names: list[str], left_out: Counter[str]) -> Non
             left_out[name] += count
 
 
-def _read_tree(root: Path, below: str, reading: _Reading) -> tuple[list[str], list[_Sample]]:
-    """Labels and samples of the tree `root/below`, named by their path below it."""
-    # Strays at the root were counted as it was read.
-    strays = reading.left_out if below else Counter[str]()
-    labels = _folders(root / below, "one folder per class", strays)
+def _list_tree(
+    root: Path, left_out: Counter[str], strays: Counter[str], *, held_out: bool = False
+) -> _Tree:
+    """The pictures of a class-per-folder tree; counts other files, and `strays` at its root."""
+    labels = _folders(root, "one folder per class", strays)
     if len(labels) < 2:
         found = f"only {labels[0]!r}" if labels else "none"
-        raise InputError(f"{root / below}: expected at least 2 class folders, found {found}")
-    samples = []
-    for target, label in enumerate(labels):
+        raise InputError(f"{root}: expected at least 2 class folders, found {found}")
+    files = []
+    for label in labels:
         if not label.isprintable():
-            raise InputError(f"{root / below}: class folder {label!r}: expected a printable name")
-        folder = root / below / label
-        files, others = _files(folder)
-        if not files:
+            raise InputError(f"{root}: class folder {label!r}: expected a printable name")
+        folder = root / label
+        pictures, others = _files(folder)
+        if not pictures:
             found = f"only {sum(others.values())} other files" if others else "no file"
             raise InputError(f"{folder}: expected pictures of class {label!r}, found {found}")
-        reading.left_out.update(others)
+        left_out.update(others)
+        files.append(pictures)
+    return _Tree(root, held_out, labels, files)
+
+
+def _samples(tree: _Tree, reading: _Reading) -> list[_Sample]:
+    """Pictures or whole scenes of a tree, named by their path below it."""
+    samples = []
+    for target, (label, files) in enumerate(zip(tree.labels, tree.files, strict=True)):
+        folder = tree.path / label
         scenes = _scenes(folder, files, reading) if reading.cameras else {p: p for p in files}
         for path, source in scenes.items():
             sample = _Sample(source, f"{label}/{path.relative_to(folder).as_posix()}", target)
             if not _lacks(source, reading):
                 samples.append(sample)
-            elif below not in TEST_FOLDERS:
+            elif not tree.held_out:
                 reading.partial.append(sample)
-    return labels, samples
+    return samples
 
 
 def _lacks(source: Source, reading: _Reading) -> bool:

@@ -1,6 +1,6 @@
 """The plan step: from settings and files to a plan, its predictions and its explanation."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import msgspec
 
 from mdp.errors import PlanRefused
 from mdp.formats.plan import Plan, TeacherSpec
-from mdp.formats.profile import read_profiles
+from mdp.formats.profile import DeviceProfile, read_profiles
 from partitioner.estimates.accuracy import fit_views, predictor_for, seeing, shipped_law
 from partitioner.estimates.accuracy_law import Training
 from partitioner.estimates.accuracy_records import read_runs, read_scenes
@@ -21,7 +21,6 @@ from partitioner.planner.problem import Problem, Solution, make_problem
 from partitioner.planner.search import plan_within
 from partitioner.planner.targets import ParetoPoint, nearest_target_ms, pareto, plan_with_accuracy
 from partitioner.run.plan_settings import PlanSettings
-from partitioner.run.weights import weights_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +73,19 @@ def make_planned(
     *,
     training: Training | None = None,
     rows: Collection[str] = (),
-    weights: Path | None = None,
+    profiles: Sequence[DeviceProfile] | None = None,
+    weights: Mapping[str, Path] | None = None,
     explained: bool = False,
     front: bool = False,
 ) -> Planned:
-    """Read profiles and runs, and search; raises ConfigError, InputError and PlanRefused.
+    """Read runs, and search; raises ConfigError, InputError and PlanRefused.
 
-    `teacher` is that of the settings. `training` is that of the members, by default a converged
-    one; `weights` is a folder of pretrained weights; `rows` names the networks whose classifiers
-    have the data's classes.
+    `teacher` is that of the settings, and so are `profiles`, read here by default. `training` is
+    that of the members, by default a converged one; `weights` are files of pretrained weights by
+    timm's name, None without a folder; `rows` names the networks whose classifiers have the data's
+    classes.
     """
-    known = None if weights is None else weights_in(weights)
+    known = None if weights is None else set(weights)
     families = families_of(settings.families, known, teacher.shape, num_classes)
     runs = [Path(run) for run in settings.runs]
     predictor = predictor_for(
@@ -99,7 +100,7 @@ def make_planned(
         predictor = seeing(predictor, fit_views(read_scenes(runs)))
     problem = make_problem(
         teacher,
-        read_profiles(settings.profiles),
+        read_profiles(settings.profiles) if profiles is None else profiles,
         num_classes=num_classes,
         predictor=replace(predictor, pretrained=frozenset(known or ()), rows=frozenset(rows)),
         precisions=settings.precisions(),

@@ -286,7 +286,7 @@ class RunOptions(Record, frozen=True):
         return None if self.weights is None else Path(self.weights)
 
 
-class Asked(Record, frozen=True):
+class TrainingConfig(Record, frozen=True):
     """The settings of a training: tables of run.toml, of which `options` is `[run]`."""
 
     options: RunOptions = field(name="run")

@@ -1,6 +1,5 @@
 """Pretrained weights at hand: a folder of files named after timm's networks. Nothing is fetched."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from mdp.errors import InputError
@@ -9,8 +8,6 @@ from mdp.errors import InputError
 _ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
 #: Names of the classes that all weights of the folder tell apart, one a line, in their order.
 LABELS = "labels.txt"
-#: How many names a message shows.
-_SHOWN = 5
 
 
 def weights_in(folder: Path) -> dict[str, Path]:
@@ -32,18 +29,3 @@ def weights_in(folder: Path) -> dict[str, Path]:
             )
         found[name] = path
     return found
-
-
-def weights_of(folder: Path | None, names: Iterable[str]) -> dict[str, Path]:
-    """The files of these networks, none without a folder; raises InputError for a missing one."""
-    if folder is None:
-        return {}
-    found = weights_in(folder)
-    for name in names:
-        if name not in found:
-            there = ", ".join(list(found)[:_SHOWN]) or "none"
-            raise InputError(
-                f"--weights {folder}: expected weights of {name} in {name}.safetensors, .pth, .pt "
-                f"or .bin, found none (there are: {there})"
-            )
-    return {name: found[name] for name in names}

@@ -6,7 +6,7 @@ supervised here. Of one process alone every function below returns at once.
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdp.errors import MDPError
+from partitioner.run.folder import RunFolder
 from partitioner.training.world import World, world
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def barrier() -> None:
 
 @contextmanager
 def together(crew: Crew | None = None) -> Iterator[None]:
-    """Fail on every process if the body fails on any.
+    """Fail on every process if the body, or the decorated function, fails on any.
 
     The first process that failed raises its own error, the others StoppedElsewhere.
     """
@@ -136,8 +137,9 @@ def together(crew: Crew | None = None) -> Iterator[None]:
 
 @contextmanager
 def first_then_others(crew: Crew | None = None) -> Iterator[None]:
-    """Run the body on the first process, then on the others, which find its files.
+    """Run the body, or a decorated function, on the first process, then on the others.
 
+    These find the files of the first.
     Where the first one fails the others raise StoppedElsewhere instead of running the body.
     """
     writes = _writes(crew)
@@ -153,6 +155,14 @@ def on_first(action: Callable[[], object], crew: Crew | None = None) -> None:
     with together(crew):
         if _writes(crew):
             action()
+
+
+@contextmanager
+def owned(run: RunFolder) -> Iterator[None]:
+    """Lock a run folder, by the first process for all."""
+    with ExitStack() as held:
+        on_first(lambda: held.enter_context(run.locked()))
+        yield
 
 
 def _writes(crew: Crew | None) -> bool:

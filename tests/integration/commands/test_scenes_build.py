@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle, SubsetAccuracy
+from partitioner.build.steps import reopen
 from partitioner.cli.main import main
 from partitioner.data.datasets import open_dataset
-from partitioner.pipeline import reopen, train_step
 from partitioner.run.folder import RunFolder
 from tests.support.command_lines import run_here
 from tests.support.models.runs import (
@@ -25,6 +25,7 @@ from tests.support.models.runs import (
     tiny_plan,
     write_profiles,
 )
+from tests.support.models.training import train
 from tests.support.models.trees import write_scenes
 
 pytestmark = pytest.mark.torch
@@ -103,8 +104,8 @@ def test_one_shared_network_is_trained_once_for_all_cameras(folder: Path, tmp_pa
     wanted = asked(source, epochs=1, schedule=schedule)
     without = replace(plan, assignments=[replace(first, camera=None), *plan.assignments[1:]])
     with pytest.raises(InputError, match=r"--camera: expected one for .* got none: alpha"):
-        train_step(RunFolder(tmp_path / "odd"), without, data, wanted, QUIET)
-    work = train_step(RunFolder(tmp_path / "run"), plan, data, wanted, QUIET)
+        train(RunFolder(tmp_path / "odd"), without, data, wanted, QUIET)
+    work = train(RunFolder(tmp_path / "run"), plan, data, wanted, QUIET)
     one, two, three = (work.run.member(k).read_bytes() for k in range(3))
     # The third has another shape, and learns the pictures of all cameras too.
     assert one == two != three

@@ -20,15 +20,15 @@ from safetensors.torch import load_file  # noqa: E402
 
 from mdp.files import write_toml  # noqa: E402
 from partitioner.cli.main import main  # noqa: E402
-from partitioner.pipeline import train_step  # noqa: E402
+from partitioner.data.datasets import open_dataset  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.progress import Advance, Progress  # noqa: E402
-from partitioner.run_setup import open_pictures  # noqa: E402
 from tests.integration.crew.test_training_together import free_port  # noqa: E402
 from tests.support.models import fitted  # noqa: E402
 from tests.support.models.fitted import Net, cases, stage, stopped_at, trained  # noqa: E402
 from tests.support.models.forked import Forked, command  # noqa: E402
 from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
+from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -233,10 +233,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         wanted, teacher_schedule=msgspec.structs.replace(wanted.teacher_schedule, epochs=2)
     )
     one, two = RunFolder(folder / "one"), RunFolder(folder / "two")
-    data = open_pictures(wanted)
-    train_step(one, tiny_plan(), data, wanted, QUIET)
+    data = open_dataset(wanted.options.data)
+    train(one, tiny_plan(), data, wanted, QUIET)
     with pytest.raises(KeyboardInterrupt):
-        train_step(two, tiny_plan(), data, wanted, StoppedAt(two.checkpoint("member-0")))
+        train(two, tiny_plan(), data, wanted, StoppedAt(two.checkpoint("member-0")))
     assert one.member(1).exists()
     assert two.teacher.exists()
     assert not two.member(0).exists()

@@ -15,6 +15,8 @@ from mdp import __version__
 from mdp.errors import InputError, TransferError
 from mdp.formats.bundle import sha256_of
 from mdp.testing.machine_faults import fill, mounting_works, small_disk
+from partitioner.build.inputs import TrainingInputs
+from partitioner.build.settings import run_settings
 from partitioner.crew.begin import Begin
 from partitioner.crew.desk import join
 from partitioner.crew.exchange import control
@@ -52,7 +54,6 @@ from partitioner.crew.machine.membership import Machine
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
 from partitioner.data.datasets import DIGITS, open_dataset
-from partitioner.run_setup import settings_for
 from tests.support.models.runs import QUIET, asked, tiny_plan
 
 pytestmark = [pytest.mark.torch]
@@ -200,7 +201,7 @@ def test_desks_of_other_versions(tmp_path: Path, begin: bytes, message: str) -> 
 def test_a_trainer_that_no_plan_names(tmp_path: Path) -> None:
     data, plan = open_dataset(DIGITS, limit_train=20), tiny_plan()
     store = serve_store(HOST, 0, TOKEN)
-    settings = settings_for(asked(DIGITS), data, plan.require_teacher())
+    settings = run_settings(TrainingInputs.of(asked(DIGITS), data, plan.teacher))
     begin = Begin(version=__version__, names=("desk", "tower"), settings=settings, plan=plan)
     log, said = tmp_path / "log.jsonl", msgspec.json.encode(begin)
     desk = Desk(store, machine(), Watch(20.0), log, said)

@@ -16,11 +16,11 @@ from safetensors.torch import load_file  # noqa: E402
 
 from mdp.files import toml_bytes  # noqa: E402
 from mdp.testing.processes import until  # noqa: E402
+from partitioner.build.steps import reopen  # noqa: E402
 from partitioner.crew.folder import CrewFolder  # noqa: E402
 from partitioner.crew.planning.facts import Facts, Line, Trainer  # noqa: E402
 from partitioner.crew.planning.syncplan import Answers, NetworkSync, Stage, SyncPlan, write_plan  # noqa: E402
 from partitioner.data.memmaps import load  # noqa: E402
-from partitioner.pipeline import reopen  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.training.checkpoint import epochs_of  # noqa: E402
 from partitioner.training.compute import use_threads  # noqa: E402

@@ -13,17 +13,18 @@ from msgspec.structs import replace
 
 from mdp.formats.plan import Plan
 from mdp.testing.processes import until
+from partitioner.build.inputs import TrainingInputs
+from partitioner.build.train import train_plan
 from partitioner.crew.desk import join
 from partitioner.crew.exchange.answers import FrozenPass
 from partitioner.crew.folder import token_of
 from partitioner.crew.machine.leases import Chunk
 from partitioner.data.memmaps import Array
-from partitioner.pipeline import owned, train_step
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
-from partitioner.run_setup import open_pictures
 from partitioner.training import checkpoint
 from partitioner.training.compute import use_threads
+from partitioner.training.distributed import owned
 from tests.support.models.runs import CHAINED, asked, tiny_plan
 
 DEPTH = 3
@@ -60,7 +61,7 @@ def training(run: RunFolder, data: Path, progress: Progress, crew: Path | None =
     chained = {"teacher_views": "fused"} if plan.cameras else CHAINED
     wanted = asked(data, seed=1, schedule={"chain": "star", **chained})
     with owned(run):
-        train_step(run, plan, open_pictures(wanted, plan.cameras), wanted, progress, crew=crew)
+        train_plan(TrainingInputs.of_plan(wanted, plan), plan, run, progress, crew=crew)
 
 
 def interrupt(*args: object) -> None:

@@ -11,11 +11,11 @@ from mdp.formats.plan import Assignment, Plan, PredictedMs, Region, SubModelSpec
 from mdp.formats.profile import Link, read_profile
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
-    Asked,
     Augmentation,
     MemberSchedule,
     RunOptions,
     TeacherSchedule,
+    TrainingConfig,
 )
 from tests.support.models.latencies import Formula
 
@@ -80,9 +80,9 @@ def asked(
     epochs: int = 3,
     schedule: dict[str, Any] | None = None,
     **options: Any,
-) -> Asked:
+) -> TrainingConfig:
     """A training of a few epochs; `schedule` changes how the sub-models are trained."""
-    return Asked(
+    return TrainingConfig(
         options=RunOptions(data=str(data), seed=seed, autocast="fp32", **options),
         teacher_schedule=TeacherSchedule(epochs=epochs, batch_size=16),
         schedule=MemberSchedule(epochs=epochs, batch_size=16, **(schedule or {})),

@@ -12,7 +12,7 @@ from mdp.errors import ConfigError, InputError
 from partitioner.cli.main import app as partitioner
 from partitioner.cli.options import configured
 from partitioner.config import Given, read_config
-from partitioner.run.settings import Asked
+from partitioner.run.settings import TrainingConfig
 
 KEYS = (
     *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.latency_ms"),
@@ -63,7 +63,7 @@ def test_a_config_gives_all_and_options_count_before_it(tmp_path: Path) -> None:
     assert changed.options.pretrained is False
     assert read_config(config) == built
     assert read_config(config, {"schedule.epochs": 9}).schedule.epochs == 9
-    assert given("--config", config).training() == Asked(
+    assert given("--config", config).training() == TrainingConfig(
         options=built.options, schedule=built.schedule
     )
     assert given("--config", config).planning() == built.plan

@@ -9,6 +9,7 @@ from PIL import Image
 
 from mdp.errors import InputError
 from partitioner.cli.tables import print_data
+from partitioner.data import datasets
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import SPLITS, open_dataset
 from partitioner.data.scenes import (
@@ -82,6 +83,23 @@ def test_scenes_without_one_of_the_cameras_are_for_training_alone(scenes: Path) 
     front = open_dataset(str(scenes), cameras=["front"])
     assert (front.incomplete, sum(len(front.split(split)) for split in SPLITS)) == ({}, 24)
     assert len({d.train.digest for d in (whole, data, front)}) == 3
+
+
+def test_fewer_cameras_split_what_was_found_before_and_read_no_folder(
+    scenes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scenes / "a" / "03" / "side.png").unlink()
+    expected = open_dataset(str(scenes), cameras=["front"], limit_train=14)
+    both = open_dataset(str(scenes), cameras=CAMERAS, limit_train=14)
+    monkeypatch.delattr(datasets, "_list_folder")
+    assert both.seen_by(["side", "front", "side"]) is both
+    front = both.seen_by(["front"])
+    # Whole now, the scene without a side may be in any split.
+    assert both.incomplete == {"side": 1}
+    assert (front.incomplete, front.cameras) == ({}, ("front",))
+    for split in SPLITS:
+        assert front.split(split).digest == expected.split(split).digest
+        assert front.split(split).sources == expected.split(split).sources
 
 
 @pytest.mark.parametrize(

@@ -14,19 +14,19 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
-from partitioner import pipeline as steps  # noqa: E402
-from partitioner import run_setup  # noqa: E402
+from partitioner.build.teacher import TeacherSource  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load_weights  # noqa: E402
 from partitioner.export.write import teacher_provenance  # noqa: E402
 from partitioner.networks.teacher import Teacher, build_teacher  # noqa: E402
 from partitioner.networks.weight_init import init_from  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
-from partitioner.run.settings import Asked, TeacherFacts  # noqa: E402
+from partitioner.run.settings import TeacherFacts, TrainingConfig  # noqa: E402
 from partitioner.training import teacher as teacher_module  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
 from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
+from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import CLASSES, write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -45,7 +45,7 @@ class Given:
     data: Dataset
     source: Teacher
 
-    def asked(self, *, epochs: int = 0, **options: Any) -> Asked:
+    def asked(self, *, epochs: int = 0, **options: Any) -> TrainingConfig:
         wanted = asked(
             self.folder / "tree", epochs=1, teacher_checkpoint=str(self.folder / "t.safetensors"),
             **options,
@@ -53,19 +53,22 @@ class Given:
         schedule = msgspec.structs.replace(wanted.teacher_schedule, epochs=epochs)
         return msgspec.structs.replace(wanted, teacher_schedule=schedule)
 
-    def by_name(self) -> Asked:
+    def by_name(self) -> TrainingConfig:
         return self.asked(
             teacher_labels=str(self.folder / "labels.txt"), teacher_map=str(self.folder / "map.tsv")
         )
 
     def accuracy(self, run: RunFolder) -> float:
         """Of the teacher with a linear probe."""
-        wanted, spec = self.asked(), PLAN.require_teacher()
-        given = run_setup.given_teacher(run, spec, self.facts(wanted), self.data, wanted, QUIET)
-        return run_setup.teacher_accuracy(given, wanted, QUIET)
+        teacher = self.source_of(self.asked())
+        teacher.check_same(run)
+        return teacher.accuracy(run, self.data, QUIET)
 
-    def facts(self, wanted: Asked) -> TeacherFacts:
-        return run_setup.teacher_facts(wanted, self.data, PLAN.require_teacher())
+    def facts(self, wanted: TrainingConfig) -> TeacherFacts:
+        return self.source_of(wanted).facts
+
+    def source_of(self, wanted: TrainingConfig) -> TeacherSource:
+        return TeacherSource(PLAN.require_teacher(), wanted, self.data.labels)
 
 
 def _plan() -> Any:
@@ -93,8 +96,8 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
     return Given(folder, open_dataset(str(tree)), source)
 
 
-def trained(given: Given, run: Path, wanted: Asked) -> Any:
-    return steps.train_step(RunFolder(run), PLAN, given.data, wanted, QUIET)
+def trained(given: Given, run: Path, wanted: TrainingConfig) -> Any:
+    return train(RunFolder(run), PLAN, given.data, wanted, QUIET)
 
 
 def test_rows_cut_by_name_teach_and_are_told(given: Given, tmp_path: Path) -> None:

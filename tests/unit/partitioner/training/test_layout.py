@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
 from mdp.formats.plan import NetworkSpec, Plan  # noqa: E402
-from partitioner import pipeline as steps  # noqa: E402
 from partitioner.data.datasets import open_dataset  # noqa: E402
 from partitioner.networks.families import Backbone, create  # noqa: E402
 from partitioner.networks.submodel import Normalise  # noqa: E402
@@ -19,6 +18,7 @@ from partitioner.networks.teacher import build_teacher  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.settings import Augmentation, Teaching  # noqa: E402
 from tests.support.models.runs import CHAINED, QUIET, asked, tiny_plan  # noqa: E402
+from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -70,7 +70,7 @@ def test_every_batch_is_contiguous(
     )
     mixed = Augmentation(variants=2, mixup=0.5)
     wanted = msgspec.structs.replace(wanted, augmentation=mixed)
-    steps.train_step(RunFolder(tmp_path / "run"), plan(), open_dataset(str(tree)), wanted, QUIET)
+    train(RunFolder(tmp_path / "run"), plan(), open_dataset(str(tree)), wanted, QUIET)
     trained = [contiguous for with_gradient, contiguous in strides if with_gradient]
     # Three trainings: the teacher's, the network's, and the plain ViT's.
     assert len(trained) >= 3

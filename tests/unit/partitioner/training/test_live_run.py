@@ -15,13 +15,12 @@ torch = pytest.importorskip("torch")
 
 from mdp.errors import InputError  # noqa: E402
 from mdp.formats.plan import NetworkSpec, Plan  # noqa: E402
-from partitioner import pipeline as steps  # noqa: E402
-from partitioner import run_setup  # noqa: E402
+from partitioner.build import settings  # noqa: E402
 from partitioner.data.datasets import open_dataset  # noqa: E402
 from partitioner.data.live_views import Draw, whole_boxes  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.progress import Progress  # noqa: E402
-from partitioner.run.settings import Asked  # noqa: E402
+from partitioner.run.settings import TrainingConfig  # noqa: E402
 from partitioner.training import live  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.loop import TrainingDiverged  # noqa: E402
@@ -30,6 +29,7 @@ from partitioner.training.student import BatchTargets  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
 from partitioner.training.world import World  # noqa: E402
 from tests.support.models.runs import CHAINED, QUIET, asked, tiny_plan  # noqa: E402
+from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -49,13 +49,13 @@ class Trained:
     work: Work
     tree: Path
 
-    def asked(self, **options: Any) -> Asked:
+    def asked(self, **options: Any) -> TrainingConfig:
         known: dict[str, Any] = {"epochs": 2, "teaching": "live", "schedule": CHAINED}
         return asked(self.tree, **known | options)
 
     def train(self, run: Path, **options: Any) -> Work:
         data = open_dataset(str(self.tree))
-        return steps.train_step(RunFolder(run), plan(), data, self.asked(**options), QUIET)
+        return train(RunFolder(run), plan(), data, self.asked(**options), QUIET)
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +63,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("live")
     tree = write_tree(folder / "tree", each=20)
     options = asked(tree, epochs=2, teaching="live", schedule=CHAINED)
-    work = steps.train_step(
-        RunFolder(folder / "run"), plan(), open_dataset(str(tree)), options, QUIET
-    )
+    work = train(RunFolder(folder / "run"), plan(), open_dataset(str(tree)), options, QUIET)
     return Trained(work, tree)
 
 
@@ -158,7 +156,7 @@ def test_what_live_teaching_does_not_have_is_refused(
     with pytest.raises(
         InputError, match=f'run.teaching = "live": {said}.*or run.teaching = "kept"'
     ):
-        run_setup.teaching_of(options, plan(), trained.work.data, QUIET)
+        settings.teaching_of(options, plan(), trained.work.data, QUIET)
 
 
 def test_several_processes_and_pictures_that_do_not_fit_are_refused(
@@ -166,29 +164,29 @@ def test_several_processes_and_pictures_that_do_not_fit_are_refused(
 ) -> None:
     options, data = trained.asked(), trained.work.data
     with monkeypatch.context() as patch:
-        patch.setattr(run_setup, "world", lambda: World(rank=0, size=2, local_rank=0, local_size=2))
+        patch.setattr(settings, "world", lambda: World(rank=0, size=2, local_rank=0, local_size=2))
         with pytest.raises(InputError, match="expected one process, torchrun started 2"):
-            run_setup.teaching_of(options, plan(), data, QUIET)
-    monkeypatch.setattr(run_setup, "memory_bytes", lambda device: 100_000)
+            settings.teaching_of(options, plan(), data, QUIET)
+    monkeypatch.setattr(settings, "memory_bytes", lambda device: 100_000)
     # The finest view has 32 px.
     needed = f"{3 * 32 * 32 * len(data.train):,} bytes, expected at most 50,000"
     with pytest.raises(InputError, match=f"pictures of 32 px take {needed}"):
-        run_setup.teaching_of(options, plan(), data, QUIET)
+        settings.teaching_of(options, plan(), data, QUIET)
 
 
 def test_auto_is_live_on_an_accelerator_that_can(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def decided(options: Asked) -> tuple[str, str]:
+    def decided(options: TrainingConfig) -> tuple[str, str]:
         auto = msgspec.structs.replace(options.options, teaching="auto")
         options = msgspec.structs.replace(options, options=auto)
         said = io.StringIO()
-        found = run_setup.teaching_of(options, plan(), trained.work.data, Progress(said))
+        found = settings.teaching_of(options, plan(), trained.work.data, Progress(said))
         return found, said.getvalue()
 
     assert decided(trained.asked()) == ("kept", "")
-    monkeypatch.setattr(run_setup, "training_device", lambda: torch.device("cuda", 0))
-    monkeypatch.setattr(run_setup, "memory_bytes", lambda device: 80_000_000_000)
+    monkeypatch.setattr(settings, "training_device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(settings, "memory_bytes", lambda device: 80_000_000_000)
     assert decided(trained.asked()) == ("live", "")
     found, said = decided(trained.asked(schedule={"patience": 3}))
     assert found == "kept"

@@ -11,13 +11,13 @@ torch = pytest.importorskip("torch")
 
 from mdp.formats.plan import Plan  # noqa: E402
 from partitioner.data.datasets import open_dataset  # noqa: E402
-from partitioner.pipeline import train_step  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.settings import MemberSchedule  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.members import train_members  # noqa: E402
 from partitioner.training.teacher import ensure_targets, ensure_teacher  # noqa: E402
 from tests.support.models.runs import CHAINED, QUIET, asked, spec, tiny_plan  # noqa: E402
+from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -40,7 +40,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained(tree: Path, run: Path, **schedule: Any) -> Work:
     options = asked(tree, epochs=1, schedule=schedule)
-    return train_step(RunFolder(run), three(), open_dataset(str(tree)), options, QUIET)
+    return train(RunFolder(run), three(), open_dataset(str(tree)), options, QUIET)
 
 
 def weights(work: Work) -> list[bytes]:

@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 import torch
 
 from mdp.errors import InputError
+from partitioner.build.measured.fine_tuning import FineTuned, Recipe, fine_tune, rate
 from partitioner.data.live_views import Drawing, Pictures
-from partitioner.measured.fine_tuning import FineTuned, Recipe, fine_tune, rate
 from partitioner.networks.families import Backbone, FamilyMember
 from partitioner.run.progress import Progress
 from partitioner.training.loop import TrainingDiverged

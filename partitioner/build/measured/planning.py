@@ -1,11 +1,33 @@
-"""The plan of networks that were chosen by measurement."""
+"""The choice of networks by measurement, and its plan."""
+
+from pathlib import Path
 
 from mdp.formats.plan import Plan
 from partitioner.assembly.chosen import entries
 from partitioner.assembly.members import assembled_plan, assigned
-from partitioner.measured.inputs import BuildInputs
-from partitioner.pilot.measure import Pilot
+from partitioner.build.inputs import BuildInputs
+from partitioner.pilot.measure import Pilot, run_pilot
 from partitioner.regions import WHOLE
+from partitioner.run.progress import Progress
+
+
+def choose(inputs: BuildInputs, cache: Path, progress: Progress, kept: Path | None = None) -> Pilot:
+    """Measure every network that keeps the target, and choose one for each device.
+
+    Views are cut into the folder `cache`; measurements are kept in the folder `kept`. Raises
+    InputError.
+    """
+    return run_pilot(
+        inputs.data,
+        inputs.weights,
+        inputs.devices(),
+        inputs.cameras,
+        inputs.target_ms,
+        cache,
+        progress,
+        inputs.class_rows,
+        kept,
+    )
 
 
 def plan_of(pilot: Pilot, inputs: BuildInputs) -> Plan:

@@ -11,22 +11,29 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from safetensors.torch import save_file  # noqa: E402
+
 from mdp.errors import InputError  # noqa: E402
 from mdp.formats.bundle import Bundle  # noqa: E402
 from mdp.formats.plan import NetworkSpec, Plan  # noqa: E402
-from partitioner import pipeline as steps  # noqa: E402
-from partitioner import run_setup  # noqa: E402
+from partitioner.assembly import class_rows  # noqa: E402
+from partitioner.build import steps  # noqa: E402
+from partitioner.build.inputs import PretrainedWeights, TrainingInputs  # noqa: E402
+from partitioner.build.plan import known_networks  # noqa: E402
 from partitioner.data.datasets import open_dataset  # noqa: E402
 from partitioner.data.memmaps import load, load_weights  # noqa: E402
 from partitioner.export.evaluate import evaluate  # noqa: E402
 from partitioner.export.sessions import contribution, open_member  # noqa: E402
 from partitioner.networks.families import Backbone, create  # noqa: E402
+from partitioner.networks.teacher import build_teacher  # noqa: E402
 from partitioner.networks.weight_init import TrainedMember, init_from  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
+from partitioner.run.weights import weights_in  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
 from tests.support.models.runs import CHAINED, QUIET, asked, spec, tiny_plan  # noqa: E402
+from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -47,7 +54,7 @@ def mixed_plan(name: str = NAME) -> Plan:
 
 
 def trained(tree: Path, run: Path, plan: Plan | None = None, **options: Any) -> Work:
-    return steps.train_step(
+    return train(
         RunFolder(run), plan or mixed_plan(), open_dataset(str(tree)),
         asked(tree, schedule=CHAINED, **options), QUIET,
     )  # fmt: skip
@@ -103,7 +110,8 @@ def rows_for(built: Built, names: list[str], folder: Path, **options: Any) -> di
     if names:
         (folder / "labels.txt").write_text("\n".join(names))
     wanted = asked(built.tree, weights=str(folder), **options)
-    return run_setup.class_rows(wanted, built.work.data, {NAME: weights})
+    files = {NAME: weights}
+    return PretrainedWeights(wanted.options, built.work.data.labels, files).class_rows(files)
 
 
 def test_heads_start_as_rows_of_matching_names(built: Built, tmp_path: Path) -> None:
@@ -115,6 +123,19 @@ def test_heads_start_as_rows_of_matching_names(built: Built, tmp_path: Path) -> 
         assert head is not None
         assert torch.equal(head.weight, pretrained["classifier.weight"][[3, 5, 1]])
         assert torch.equal(head.bias, pretrained["classifier.bias"][[3, 5, 1]])
+
+
+def test_weights_are_read_once_for_their_classes(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, files = asked(built.tree, weights=str(built.weights)), weights_in(built.weights)
+    pretrained = PretrainedWeights(wanted.options, built.work.data.labels, files)
+    assert pretrained.class_rows([NAME]) == {NAME: [3, 5, 1]}
+    monkeypatch.delattr(class_rows, "own_classifier")
+    assert pretrained.class_rows([NAME]) == {NAME: [3, 5, 1]}
+    assert pretrained.of([NAME]) == files
+    with pytest.raises(InputError, match=f"expected weights of other.*there are: {NAME}"):
+        pretrained.of(["other"])
 
 
 def test_labels_of_the_teacher_count_where_there_are_as_many(built: Built, tmp_path: Path) -> None:
@@ -133,9 +154,7 @@ def test_imagenet_s_names_count_where_no_others_are_given(built: Built, tmp_path
 
     def rows(*labels: str, **options: Any) -> dict[str, list[int]]:
         wanted = asked(built.tree, weights=str(tmp_path), **options)
-        return run_setup.class_rows(
-            wanted, replace(built.work.data, labels=labels), {NAME: weights}
-        )
+        return PretrainedWeights(wanted.options, labels, {NAME: weights}).class_rows([NAME])
 
     assert rows("Golf_ball", "tench") == {NAME: [574, 0]}
     assert rows("crane", "tench") == rows("tench", "our cat") == {}
@@ -145,17 +164,22 @@ def test_imagenet_s_names_count_where_no_others_are_given(built: Built, tmp_path
     assert rows("golf ball", "tench") == {}
 
 
-def test_a_plan_knows_which_networks_start_with_rows_beside_such_a_teacher(built: Built) -> None:
-    wanted, facts = asked(built.tree, weights=str(built.weights)), built.work.settings.teacher
-    untrained = msgspec.structs.replace(
-        wanted, teacher_schedule=msgspec.structs.replace(wanted.teacher_schedule, epochs=0)
-    )
-    by_name = msgspec.structs.replace(facts, classes="names")
-    found = [
-        run_setup.with_rows(asked, built.work.data, teacher)
-        for asked, teacher in ((untrained, by_name), (wanted, by_name), (untrained, facts))
-    ]
-    assert found == [{NAME}, set(), set()]
+def test_a_plan_knows_which_networks_start_with_rows_beside_such_a_teacher(
+    built: Built, tmp_path: Path
+) -> None:
+    spec_, checkpoint = built.work.plan.require_teacher(), tmp_path / "t.safetensors"
+    save_file(build_teacher(spec_, 7, pretrained=False).network.state_dict(), checkpoint)
+    labels = str(built.weights / "labels.txt")
+
+    def known(epochs: int, **options: Any) -> set[str]:
+        wanted = asked(built.tree, weights=str(built.weights), **options)
+        schedule = msgspec.structs.replace(wanted.teacher_schedule, epochs=epochs)
+        wanted = msgspec.structs.replace(wanted, teacher_schedule=schedule)
+        return known_networks(TrainingInputs.of(wanted, built.work.data, spec_))
+
+    given = {"teacher_checkpoint": str(checkpoint)}
+    assert known(0, **given, teacher_labels=labels) == {NAME}
+    assert known(2, **given, teacher_labels=labels) == known(0, **given) == known(2) == set()
 
 
 def test_heads_start_as_a_probe_without_names(built: Built, tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from mdp.formats.bundle import Bundle  # noqa: E402
 from mdp.formats.plan import TeacherSpec  # noqa: E402
 from mdp.fusion.fuse import fuse, listed_subsets, weights_for  # noqa: E402
 from mdp.runtimes.onnxruntime import open_session  # noqa: E402
-from partitioner import pipeline as steps  # noqa: E402
-from partitioner import run_setup  # noqa: E402
+from partitioner.build import steps  # noqa: E402
+from partitioner.build.inputs import TrainingInputs  # noqa: E402
+from partitioner.build.settings import run_settings  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load  # noqa: E402
 from partitioner.data.variants import Variants  # noqa: E402
@@ -39,6 +40,7 @@ from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
 from tests.support.models.runs import CHAINED, QUIET, asked, spec, tiny_plan  # noqa: E402
+from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import CLASSES, write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -59,7 +61,7 @@ class Built:
 
 
 def trained(tree: Path, run: Path, **options: Any) -> Work:
-    return steps.train_step(
+    return train(
         RunFolder(run), tiny_plan(), open_dataset(str(tree)), asked(tree, **options), QUIET
     )
 
@@ -251,7 +253,7 @@ def test_ranges_need_more_pictures_than_there_are(built: Built, tmp_path: Path) 
     assert not list(tmp_path.iterdir())
     work = planned_in(built, "int8-static")
     with pytest.raises(InputError, match=r"^sub-model 0 for \S+ could not .*: int8-static: expect"):
-        steps.check_ways(work.plan, work.data)
+        steps.check_members(work.plan, work.data)
 
 
 def test_models_carry_essentials_and_no_path_of_this_machine(built: Built) -> None:
@@ -425,7 +427,7 @@ def test_damaged_weights_are_named(built: Built, tmp_path: Path) -> None:
 def test_a_teacher_that_knows_nothing_is_refused(tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "tree", each=8)
     with pytest.raises(InputError, match=r"does not know these 3 classes: give --teacher-epochs N"):
-        steps.train_step(
+        train(
             RunFolder(tmp_path / "run"), tiny_plan(), open_dataset(str(tree)),
             msgspec.structs.replace(
                 asked(tree), teacher_schedule=msgspec.structs.replace(
@@ -442,9 +444,7 @@ def test_a_given_checkpoint_teaches_as_it_is(built: Built, tmp_path: Path) -> No
     wanted = msgspec.structs.replace(
         wanted, teacher_schedule=msgspec.structs.replace(wanted.teacher_schedule, epochs=0)
     )
-    work = steps.train_step(
-        RunFolder(tmp_path / "run"), tiny_plan(), open_dataset(str(tree)), wanted, QUIET
-    )
+    work = train(RunFolder(tmp_path / "run"), tiny_plan(), open_dataset(str(tree)), wanted, QUIET)
     assert np.array_equal(kept_test_answers(work), kept_test_answers(built.work))
     assert work.settings.teacher.checkpoint is not None
     assert work.settings.teacher_schedule.learning_rate == pytest.approx(1e-4)
@@ -452,13 +452,14 @@ def test_a_given_checkpoint_teaches_as_it_is(built: Built, tmp_path: Path) -> No
 
 def test_photographs_are_mirrored_and_digits_are_not(built: Built) -> None:
     spec_ = tiny_plan().require_teacher()
-    photographs = run_setup.settings_for(asked(built.tree), built.data, spec_)
-    digits = run_setup.settings_for(asked("digits"), open_dataset("digits"), spec_)
+    photographs = run_settings(TrainingInputs.of(asked(built.tree), built.data, spec_))
+    digits = run_settings(TrainingInputs.of(asked("digits"), open_dataset("digits"), spec_))
     assert (photographs.augmentation.flip, digits.augmentation.flip) == (True, False)
     wanted = msgspec.structs.replace(
         asked("digits"), augmentation=msgspec.structs.replace(asked("").augmentation, flip=True)
     )
-    assert run_setup.settings_for(wanted, open_dataset("digits"), spec_).augmentation.flip is True
+    found = run_settings(TrainingInputs.of(wanted, open_dataset("digits"), spec_))
+    assert found.augmentation.flip is True
 
 
 def test_a_run_of_settings_that_are_gone_is_refused_by_key(short: Path, tmp_path: Path) -> None:
@@ -476,7 +477,7 @@ def test_a_class_without_a_calibration_picture_is_named(tmp_path: Path) -> None:
         data.calibration, targets=np.zeros_like(data.calibration.targets)
     )
     with pytest.raises(InputError, match="every class in the calibration split, found none of ri"):
-        steps.train_step(
+        train(
             RunFolder(tmp_path / "run"), tiny_plan(),
             dataclasses.replace(data, calibration=calibration), asked(tmp_path / "tree"), QUIET,
         )  # fmt: skip
@@ -488,13 +489,13 @@ def test_plans_that_cannot_be_trained(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     refused = msgspec.structs.replace(tiny_plan(), refused=True, reason="no use")
     with pytest.raises(PlanRefused, match="no use"):
-        steps.train_step(run, refused, data, asked("digits"), QUIET)
+        train(run, refused, data, asked("digits"), QUIET)
     teacher = TeacherSpec(
         name="vit_tiny_patch16_224", args=tiny_plan().require_teacher().args, shape=spec(16, 24)
     )
     wrong = msgspec.structs.replace(tiny_plan(), teacher=teacher)
     with pytest.raises(ConfigError, match=r"teacher.*shape\.image_size was 16, is now 12"):
-        steps.train_step(run, wrong, data, asked("digits"), QUIET)
+        train(run, wrong, data, asked("digits"), QUIET)
     assert not run.path.exists()
 
 
@@ -515,7 +516,7 @@ def test_the_room_for_pictures_is_known_before(
     monkeypatch.setattr(Variants, "remove_views", lambda *_: None)
     monkeypatch.setattr(Variants, "_remove_base", lambda *_: None)
     said = io.StringIO()
-    work = steps.train_step(
+    work = train(
         RunFolder(tmp_path), tiny_plan(), built.data,
         asked(built.tree, epochs=2, teaching=teaching), Progress(said),
     )  # fmt: skip

@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from mdp.files import Record, read_json, write_bytes, write_json
+from partitioner.build.inputs import BuildInputs
+from partitioner.build.measured.fine_tuning import Recipe, fine_tune, settle
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import DIGITS, PictureSet
 from partitioner.data.live_views import Drawing, Pictures
 from partitioner.data.memmaps import Index, Views
 from partitioner.data.scenes import single_pictures
 from partitioner.estimates.macs import macs
-from partitioner.measured.fine_tuning import Recipe, fine_tune, settle
-from partitioner.measured.inputs import BuildInputs
 from partitioner.networks.families import FamilyMember
 from partitioner.pilot.candidates import FrozenNetwork
 from partitioner.pilot.features import Features

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import numpy as np
@@ -17,21 +18,23 @@ from safetensors.torch import save_file
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import SubModelSpec, read_plan
-from partitioner.cli import measured as command
+from partitioner import api
+from partitioner.build.inputs import BuildInputs
+from partitioner.build.measured import training
+from partitioner.build.measured.build import MeasuredBuild, build_measured
+from partitioner.build.measured.fine_tuning import Recipe
+from partitioner.cli.main import main
 from partitioner.config import Given
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import open_dataset
 from partitioner.data.live_views import Drawing
-from partitioner.measured import training
-from partitioner.measured.build import MeasuredBuild, build_measured
-from partitioner.measured.fine_tuning import Recipe
-from partitioner.measured.inputs import BuildInputs
 from partitioner.networks.families import Backbone, FamilyMember, create
 from partitioner.pilot import measure
 from partitioner.pilot.features import cut_features
 from partitioner.pilot.linear import Classifier, leave_groups_out
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
+from tests.support.command_lines import run_here
 from tests.support.models.trees import CLASSES, write_scenes, write_tree
 
 pytestmark = pytest.mark.torch
@@ -68,6 +71,12 @@ def given_options(weights: Path, data: Path) -> dict[str, Any]:
         "plan.profiles": ["n100"],
         "plan.latency_ms": 5.0,
     }
+
+
+def partition(command: str, weights: Path, tree: Path, *words: object) -> CompletedProcess[str]:
+    """A command of `mdp-partition` for one device and very few milliseconds."""
+    given = ("--weights", weights, "--data", tree, "--profiles", "n100", "--latency-ms", 1.0)
+    return run_here(main, "mdp-partition", command, *given, *words)
 
 
 def run(inputs: BuildInputs, out: Path, **options: Any) -> tuple[Bundle, MeasuredBuild]:
@@ -275,14 +284,11 @@ def test_a_finished_build_is_made_again_from_what_is_kept(
     assert run(inputs, tmp_path / "bundle")[0].digest == first.digest
 
 
-def test_a_plan_is_made_by_measurement_too(
-    weights: Path, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = given_options(weights, tree) | {"plan.latency_ms": 1.0}
-    command.plan(Given(None, options).build(), tmp_path / "plan.toml", json=False)
-    shown = capsys.readouterr().out
-    assert "* n100: test_vit, first " in shown
-    assert "all together: predicted " in shown
+def test_a_plan_is_made_by_measurement_too(weights: Path, tree: Path, tmp_path: Path) -> None:
+    done = partition("plan", weights, tree, "--out", tmp_path / "plan.toml")
+    assert done.returncode == 0, done.stderr
+    assert "* n100: test_vit, first " in done.stdout
+    assert "all together: predicted " in done.stdout
     plan = read_plan(tmp_path / "plan.toml")
     (one,) = plan.assignments
     assert one.predicted_ms.total < plan.target_ms == 1.0
@@ -290,15 +296,25 @@ def test_a_plan_is_made_by_measurement_too(
 
 
 def test_the_command_prints_what_was_predicted_beside_what_was_measured(
-    weights: Path, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    weights: Path, tree: Path, tmp_path: Path
 ) -> None:
-    config = Given(None, given_options(weights, tree) | {"plan.latency_ms": 1.0}).build()
     out, folder = tmp_path / "bundle", tmp_path / "run"
-    command.build(config, out, folder, name=None, crew=None, json=False)
+    words = ("--minutes", 0, "--out", out, "--run", folder)
+    done = partition("build", weights, tree, *words)
+    assert done.returncode == 0, done.stderr
     predicted = r"all together: predicted [\d.]+% \([\d.]+% to [\d.]+% on 30\), measured [\d.]+% on"
-    assert re.search(predicted, capsys.readouterr().out)
+    assert re.search(predicted, done.stdout)
+    digest = Bundle.open(out).digest
+    assert f"{out}: 1 sub-model, digest {digest}" in done.stdout
     # The run folder keeps what was measured, and no pictures or weights that are in the bundle.
     assert {path.name for path in folder.iterdir()} == {".lock", "cache", "measured.json", "pilot"}
     assert not list((folder / "cache").iterdir())
-    with pytest.raises(InputError, match="--crew: a build by measurement trains on this machine"):
-        command.build(config, out, folder, name=None, crew=tmp_path, json=False)
+    refused = partition("build", weights, tree, *words, "--crew", tmp_path)
+    assert refused.returncode == 2
+    assert "--crew: a build by measurement trains on this machine" in refused.stderr
+    assert Bundle.open(out).digest == digest
+    # From Python it is the same build, which goes on from what the command kept.
+    config = Given(None, given_options(weights, tree) | {"plan.latency_ms": 1.0}).build()
+    report = api.build(config, out, run=folder)
+    assert Bundle.open(out).digest == digest
+    assert Bundle.open(out).manifest.evaluation == report.evaluation

@@ -11,19 +11,20 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from mdp.files import write_json
-from mdp.formats.bundle import Bundle
 from partitioner.assembly.chosen import LABELS, entries, origin_of
 from partitioner.assembly.write import Assembly
+from partitioner.build.inputs import BuildInputs
+from partitioner.build.measured.planning import choose
+from partitioner.build.measured.training import FittedMember, Taught, teacher_of, train_networks
+from partitioner.build.steps import evaluate_step
 from partitioner.data.scenes import remark_on
-from partitioner.export.evaluate import Report, evaluate, write_report
-from partitioner.measured.inputs import BuildInputs
-from partitioner.measured.training import FittedMember, Taught, teacher_of, train_networks
+from partitioner.export.evaluate import Report
 from partitioner.pilot.learning_curve import CurveMember, describe, learning_curve
-from partitioner.pilot.measure import Pictures, Pilot, fit_member, run_pilot
-from partitioner.pipeline import check_target
+from partitioner.pilot.measure import Pictures, Pilot, fit_member
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.training.compute import own_threads, use_threads
+from partitioner.training.distributed import owned
 
 #: Pictures, at most, that classifiers are fitted to, and that fusion is fitted to.
 FITTED = 5000
@@ -69,24 +70,12 @@ def build_measured(
     minutes, and those that are better on the calibration split replace it. Raises InputError.
     """
     started_s, threads = clock(), inputs.threads or own_threads()
-    check_target(out)
     use_threads(threads)
-    devices = inputs.devices()
     if remark := remark_on(inputs.data):
         progress.note(remark)
-    with run.locked():
+    with owned(run):
         _record(inputs, run)
-        pilot = run_pilot(
-            inputs.data,
-            inputs.weights,
-            devices,
-            inputs.cameras,
-            inputs.target_ms,
-            run.cache,
-            progress,
-            inputs.class_rows,
-            run.path / "pilot",
-        )
+        pilot = choose(inputs, run.cache, progress, run.path / "pilot")
         with TemporaryDirectory(prefix="members-", dir=run.path) as folder:
             pictures = Pictures.of(inputs.data, FITTED)
             build = _Build(inputs, run, name, out, Path(folder), pilot, progress, threads, pictures)
@@ -215,8 +204,6 @@ class _Build:
         # Its models are timed on one thread.
         use_threads(1)
         assembly.write(models, rows, inputs.profiles, self.out, self.name)
-        bundle = Bundle.open(self.out)
-        report = evaluate(bundle, data, None, self.run.cache, self.progress)
-        write_report(bundle, report)
+        _, report = evaluate_step(self.out, data, self.run, self.progress, teacher=False)
         use_threads(self.threads)
         return report

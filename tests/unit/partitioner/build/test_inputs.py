@@ -1,4 +1,4 @@
-"""Settings of a build by measurement that do not go together."""
+"""The inputs of a build: each read once, and settings that do not go together."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 from safetensors.torch import save_file
 
 from mdp.errors import InputError
+from partitioner.build.inputs import BuildInputs
 from partitioner.config import Given, measures
-from partitioner.measured.inputs import BuildInputs
 from partitioner.networks.families import Backbone, create
 from tests.support.models.trees import write_tree
 
