@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from mdp.errors import InputError
 from mdp.files import replacing_folder, write_bytes, write_json
 from mdp.formats.bundle import MANIFEST, Manifest, model_path, sha256_of
 from mdp.formats.model_file import ModelFile
-from mdp.formats.plan import Assignment, NetworkSpec, Region, Spec, SubModelSpec
+from mdp.formats.plan import Assignment, NetworkSpec, Plan, Region, Spec, SubModelSpec
 from mdp.formats.profile import DeviceProfile, RuntimeName
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
@@ -50,6 +51,16 @@ _COMPARED = 32
 _ROUNDS = 5
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Answers to training pictures, or scenes, by classifiers that were fitted without them."""
+
+    #: By device, log-probabilities `[S, C]`.
+    answers: Mapping[str, NDArray[np.floating]]
+    #: Classes `[S]`.
+    targets: NDArray[np.int64]
+
+
 @dataclass(slots=True)
 class Assembly:
     """The assembly of one bundle: its data and folders."""
@@ -63,6 +74,8 @@ class Assembly:
     target_ms: float | None = None
     #: Facts about where they come from, beside those of their files.
     origin: Mapping[str, str] = field(default_factory=dict)
+    #: What fusion is fitted to beside the calibration split, if anything.
+    left_out: "LeftOut | None" = None
     #: Milliseconds of reference encoders on one thread of this machine.
     references: dict[SubModelSpec, float] = field(default_factory=dict)
 
@@ -96,7 +109,7 @@ class Assembly:
                 )
                 assignments.append(part)
             plan = members.assembled_plan(assignments, len(self.data.labels), self.target_ms)
-            files, cascade = fit_bundle(folder, plan, calibration, pictures.targets)
+            files, cascade = fit_bundle(folder, plan, *self._fitted(plan, calibration, pictures))
             manifest = Manifest(
                 name=name,
                 labels=list(self.data.labels),
@@ -106,6 +119,21 @@ class Assembly:
                 cascade=cascade,
             )
             write_json(folder / MANIFEST, manifest)
+
+    def _fitted(
+        self, plan: Plan, calibration: Mapping[int, Contribution], pictures: PictureSet
+    ) -> tuple[Mapping[int, Contribution], NDArray[np.int64]]:
+        """The answers, and the classes, that fusion is fitted to."""
+        more = self.left_out
+        if more is None:
+            return calibration, pictures.targets
+        together = {
+            a.k: Contribution.of(
+                [np.concatenate([calibration[a.k].bag, more.answers[a.device].astype(np.float32)])]
+            )
+            for a in plan.assignments
+        }
+        return together, np.concatenate([pictures.targets, more.targets])
 
     def _exported(
         self, model: members.Model, names: int, rows: list[int], path: Path, pictures: PictureSet
@@ -176,8 +204,9 @@ class Assembly:
             ModelFile.read(path), _here(model, network.image_size),
             num_classes=len(self.data.labels),
         )  # fmt: skip
-        here_ms = quickest_ms(runtime.run, pixels)
-        compute_ms, how = self._scaled(here_ms, network, profile, model.runtime)
+        compute_ms, how = self._estimate(
+            network, profile, model.runtime, lambda: quickest_ms(runtime.run, pixels)
+        )
         of = f" of camera {model.camera}" if model.camera else ""
         why = "named in the list of models" if self.target_ms is None else "chosen by measurement"
         part = members.assigned(
@@ -197,8 +226,12 @@ class Assembly:
         what = f"calibration split at {size} px"
         return load_views(pictures, views, self.cache, self.progress, what)
 
-    def _scaled(
-        self, here_ms: float, network: Spec, profile: DeviceProfile, runtime: RuntimeName
+    def _estimate(
+        self,
+        network: Spec,
+        profile: DeviceProfile,
+        runtime: RuntimeName,
+        time_here: Callable[[], float],
     ) -> tuple[float, str]:
         """Estimated milliseconds on the device, and the method in words.
 
@@ -226,7 +259,7 @@ class Assembly:
         spec = spec_of(point)
         if spec not in self.references:
             self.references[spec] = self._time(spec)
-        ratio = point.latency_ms / self.references[spec]
+        ratio, here_ms = point.latency_ms / self.references[spec], time_here()
         return here_ms * ratio, (
             f"estimated: {here_ms:.2f} ms here on one thread, times {ratio:.2g} as the profile "
             f"says of an encoder of {spec.words}"

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from mdp.files import write_json
 from partitioner.assembly.chosen import LABELS, entries, origin_of
-from partitioner.assembly.write import Assembly
+from partitioner.assembly.write import Assembly, LeftOut
 from partitioner.build.inputs import BuildInputs
 from partitioner.build.measured.planning import choose
 from partitioner.build.measured.training import FittedMember, Taught, teacher_of, train_networks
@@ -83,7 +83,7 @@ def build_measured(
             progress.note(build.outlook(members))
             begun_s = clock()
             frozen_paths = {row: one.path for row, one in members.items()}
-            frozen = report = build.serve(frozen_paths, {})
+            frozen = report = build.serve(frozen_paths, {}, build.left_out(members))
             took_s = clock() - begun_s
             left_s = 60 * inputs.minutes - (clock() - started_s) - _AGAIN * took_s
             taught: dict[int, Taught] = {}
@@ -149,7 +149,7 @@ class _Build:
             self.progress,
             path,
         )
-        return FittedMember(one, path, features, left_out.penalty, left_out.sharpness)
+        return FittedMember(one, path, features, left_out)
 
     def teachers(self, members: Mapping[int, FittedMember]) -> dict[int, FittedMember]:
         """The teacher of each of `members` that has one, by the member's row."""
@@ -169,8 +169,8 @@ class _Build:
                 rows=np.arange(len(pictures.groups))[
                     pictures.rows_of(self.inputs.cameras.get(device))
                 ],
-                penalty=members[row].penalty,
-                sharpness=members[row].sharpness,
+                penalty=members[row].left_out.penalty,
+                sharpness=members[row].left_out.sharpness,
             )
             for device, row in self.pilot.choice.rows.items()
         ]
@@ -180,7 +180,26 @@ class _Build:
             )
         return describe(curve, "scenes" if self.inputs.cameras else "pictures")
 
-    def serve(self, members: Mapping[int, Path], taught: Mapping[int, Taught]) -> Report:
+    def left_out(self, members: Mapping[int, FittedMember]) -> LeftOut:
+        """What frozen networks answer to training pictures that are left out of their fits."""
+        cameras, rows = self.inputs.cameras, self.pilot.choice.rows
+        first = self.pictures.rows_of(next(iter(cameras.values()), None))
+        return LeftOut(
+            answers={
+                device: members[row].left_out.log_probabilities[
+                    self.pictures.rows_of(cameras.get(device))
+                ]
+                for device, row in rows.items()
+            },
+            targets=self.pictures.pictures.targets[first],
+        )
+
+    def serve(
+        self,
+        members: Mapping[int, Path],
+        taught: Mapping[int, Taught],
+        left_out: LeftOut | None = None,
+    ) -> Report:
         """Write the bundle of these weights, by row, and evaluate it."""
         inputs, data = self.inputs, self.inputs.data
         (self.folder / LABELS).write_text("".join(f"{label}\n" for label in data.labels))
@@ -198,6 +217,7 @@ class _Build:
                     for row, one in taught.items()
                 },
             },
+            left_out=left_out,
         )
         models = entries(self.pilot, members, inputs.cameras)
         rows = [(len(data.labels), list(range(len(data.labels))))] * len(models)

@@ -26,6 +26,7 @@ from partitioner.estimates.macs import macs
 from partitioner.networks.families import FamilyMember
 from partitioner.pilot.candidates import FrozenNetwork
 from partitioner.pilot.features import Features
+from partitioner.pilot.linear import HeldOutPredictions
 from partitioner.pilot.measure import Pictures as Singles
 from partitioner.pilot.measure import Pilot, backbone_of
 from partitioner.run.folder import RunFolder
@@ -65,10 +66,9 @@ class FittedMember:
 
     candidate: FrozenNetwork
     path: Path
-    #: Features `[N, D]` of these pictures, and how the classifier was fitted.
+    #: Features `[N, D]` of these pictures, and the predictions of each left out of the fit.
     features: Features
-    penalty: float
-    sharpness: float
+    left_out: HeldOutPredictions
 
     def load(self, num_classes: int) -> FamilyMember:
         """The network with its weights."""
