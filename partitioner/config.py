@@ -148,7 +148,7 @@ _TAUGHT = {
         *("min_accuracy", "percentile", "precision", "any_precision", "runs", "families"),
         *("max_energy_j", "teacher_accuracy", "teacher_args", "client_mbit", "anyway"),
     ),
-    "run": ("pretrained", "teacher_labels", "teacher_map"),
+    "run": ("teacher_labels", "teacher_map"),
 }
 
 
@@ -181,6 +181,8 @@ def check_measured(config: BuildConfig, devices: Sequence[str]) -> None:
         raise InputError(f"plan.cameras: expected one for every device, got none: {without[0]}")
     if settings.latency_ms is None:
         raise InputError("plan.latency_ms: expected it for a build by measurement, got none")
+    if options.pretrained and settings.teacher is None:
+        raise InputError("run.pretrained: expected --teacher NAME beside it: what is to be fetched")
 
 
 @contextmanager

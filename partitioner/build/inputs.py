@@ -14,7 +14,7 @@ from partitioner.assembly.members import read_map
 from partitioner.build.teacher import TeacherSource
 from partitioner.config import MINUTES, BuildConfig, check_measured, measures
 from partitioner.data.datasets import Dataset, open_dataset
-from partitioner.networks.at_hand import weights_at_hand
+from partitioner.networks.at_hand import find_weights, weights_at_hand
 from partitioner.networks.teacher import teacher_spec
 from partitioner.pilot.candidates import DeviceLatency
 from partitioner.pilot.measure import plain_shapes
@@ -230,17 +230,20 @@ def _measurable(config: BuildConfig) -> dict[str, Path]:
 
     With a teacher no other vision transformer is among them.
     """
-    weights, teacher = weights_at_hand(config.options.weights_folder), config.plan.teacher
+    options, teacher = config.options, config.plan.teacher
     if teacher is None:
-        return weights
+        return weights_at_hand(options.weights_folder)
+    wanted = [teacher] if options.pretrained and options.teacher_checkpoint is None else []
+    at_hand = find_weights(options.weights_folder, wanted)
+    weights = {name: one.path for name, one in at_hand.items()}
     plain = plain_shapes(list(weights))
     found = {name: path for name, path in weights.items() if name not in plain or name == teacher}
-    if config.options.teacher_checkpoint is not None:
-        found[teacher] = Path(config.options.teacher_checkpoint)
+    if options.teacher_checkpoint is not None:
+        found[teacher] = Path(options.teacher_checkpoint)
     if teacher not in found:
         raise InputError(
             f"plan.teacher: a build by measurement needs weights of {teacher}: expected "
-            f"{teacher}.safetensors in --weights, or --teacher-checkpoint"
+            f"{teacher}.safetensors in --weights, --teacher-checkpoint or --pretrained"
         )
     if not plain_shapes([teacher]):
         raise InputError(f"plan.teacher: {teacher} is no plain vision transformer, has no cuts")

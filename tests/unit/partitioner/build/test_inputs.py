@@ -1,5 +1,6 @@
 """The inputs of a build: each read once, and settings that do not go together."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from safetensors.torch import save_file
 from mdp.errors import InputError
 from partitioner.build.inputs import BuildInputs
 from partitioner.config import Given, measures
+from partitioner.networks import at_hand
+from partitioner.networks.at_hand import Weights
 from partitioner.networks.families import Backbone, create
 from tests.support.models.trees import write_tree
 
@@ -42,6 +45,7 @@ def test_what_is_named_is_read_once(given: dict[str, Any]) -> None:
     ("options", "expected"),
     [
         ({"plan.latency_ms": None, "plan.min_accuracy": 0.9}, "plan.min_accuracy: not of a build"),
+        ({"run.pretrained": True}, "run.pretrained: expected --teacher NAME beside it"),
         ({"plan.families": ["all"]}, "plan.families: not of a build by measurement"),
         ({"schedule.epochs": 5}, "schedule: not of a build by measurement, which trains as long"),
         ({"teacher_schedule.epochs": 5}, "teacher_schedule: not of a build by measurement"),
@@ -73,3 +77,24 @@ def test_a_teacher_is_trained_unless_minutes_are_given(given: dict[str, Any]) ->
     named = given | {"plan.teacher": "vit_tiny_patch16_224"}
     assert not measures(Given(None, named).build())
     assert measures(Given(None, named | {"run.minutes": 2.0}).build())
+
+
+def test_a_teacher_alone_is_enough_to_measure(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a file, or where it is allowed to be fetched."""
+    named = {key: value for key, value in given.items() if key != "run.weights"}
+    named |= {"plan.teacher": VIT, "run.minutes": 0}
+    file = Path(given["run.weights"]) / f"{VIT}.safetensors"
+    checkpoint = named | {"run.teacher_checkpoint": str(file)}
+    assert BuildInputs.read(Given(None, checkpoint).build()).weights == {VIT: file}
+    asked = []
+
+    def fetched(name: str) -> Weights:
+        asked.append(name)
+        return Weights(name, file, "timm's cache")
+
+    monkeypatch.setattr(at_hand, "_fetched", fetched)
+    pretrained = named | {"run.pretrained": True}
+    assert BuildInputs.read(Given(None, pretrained).build()).weights == {VIT: file}
+    assert asked == [VIT]
