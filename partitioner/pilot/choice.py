@@ -33,16 +33,22 @@ class ChosenNetworks:
 
 
 def choose(
-    allowed: Mapping[str, Sequence[int]], predictions: Predictions, targets: Index
+    allowed: Mapping[str, Sequence[int]],
+    predictions: Predictions,
+    targets: Index,
+    groups: Sequence[Sequence[str]] = (),
 ) -> ChosenNetworks:
-    """The candidates that are best together: of all devices, and with any one missing."""
+    """The candidates that are best together: of all devices, and with any one missing.
+
+    Devices of one of `groups`, which are allowed the same, have the same one.
+    """
     parts = _parts(targets)
     alone = {device: np.zeros(len(targets), dtype=bool) for device in allowed}
     without = {device: np.zeros(len(targets), dtype=bool) for device in allowed}
     together = np.zeros(len(targets), dtype=bool)
     for part in range(_PARTS):
         inside = parts == part
-        rows = best_rows(allowed, predictions, targets, ~inside)
+        rows = best_rows(allowed, predictions, targets, ~inside, groups)
         answers = {device: predictions(device, row)[inside] for device, row in rows.items()}
         total, right = np.sum(list(answers.values()), axis=0), targets[inside]
         together[inside] = total.argmax(axis=1) == right
@@ -50,7 +56,7 @@ def choose(
             alone[device][inside] = own.argmax(axis=1) == right
             without[device][inside] = (total - own).argmax(axis=1) == right
     return ChosenNetworks(
-        rows=best_rows(allowed, predictions, targets, np.ones(len(targets), dtype=bool)),
+        rows=best_rows(allowed, predictions, targets, np.ones(len(targets), dtype=bool), groups),
         alone={device: float(right.mean()) for device, right in alone.items()},
         together=float(together.mean()),
         without={
@@ -64,22 +70,33 @@ def best_rows(
     predictions: Predictions,
     targets: Index,
     counted: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    groups: Sequence[Sequence[str]] = (),
 ) -> dict[str, int]:
     """The candidate of each device with the least cross-entropy together, on pictures `counted`.
 
     Half of the cross-entropy is that of all devices, half the mean of those where one is missing.
-    Devices are changed one at a time until none improves, from several starts.
+    Devices of one of `groups` have the same; all others are by themselves. Groups are changed one
+    at a time until none improves, from several starts.
     """
+    grouped = {device for group in groups for device in group}
+    units = [*groups, *([device] for device in allowed if device not in grouped)]
     answers = {
         (device, row): predictions(device, row)[counted]
         for device, rows in allowed.items()
         for row in rows
     }
     right = targets[counted]
-    ranked = {
-        device: sorted(rows, key=lambda row: (_loss(answers[device, row], right), row))[:_TRIED]
-        for device, rows in allowed.items()
-    }
+
+    def alone(unit: Sequence[str], row: int) -> float:
+        return sum(_loss(answers[device, row], right) for device in unit)
+
+    ranked = [
+        sorted(
+            set(allowed[unit[0]]).intersection(*(allowed[device] for device in unit)),
+            key=lambda row: (alone(unit, row), row),
+        )[:_TRIED]
+        for unit in units
+    ]
     known: dict[tuple[int, ...], float] = {}
 
     def loss_of(rows: Mapping[str, int]) -> float:
@@ -90,16 +107,20 @@ def best_rows(
 
     best: tuple[float, dict[str, int]] | None = None
     for start in range(_STARTS):
-        rows = {device: of[min(start, len(of) - 1)] for device, of in ranked.items()}
+        rows = {
+            device: of[min(start, len(of) - 1)]
+            for unit, of in zip(units, ranked, strict=True)
+            for device in unit
+        }
         loss = loss_of(rows)
         improved = True
         while improved:
             improved = False
-            for device, of in ranked.items():
+            for unit, of in zip(units, ranked, strict=True):
                 for row in of:
-                    other = loss_of({**rows, device: row})
-                    if other < loss:
-                        rows, loss, improved = {**rows, device: row}, other, True
+                    changed = rows | dict.fromkeys(unit, row)
+                    if (other := loss_of(changed)) < loss:
+                        rows, loss, improved = changed, other, True
         if best is None or loss < best[0]:
             best = loss, rows
     assert best is not None

@@ -198,8 +198,12 @@ def run_pilot(
     progress: Progress,
     class_rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
     kept: Path | None = None,
+    *,
+    shared: bool = False,
 ) -> Pilot:
     """Measure every candidate that keeps the target on some device, and choose one for each.
+
+    With `shared` devices that have the time for the same candidates get the same one.
 
     `weights` are files by timm's name, `cameras` the devices' in scenes, `class_rows` the row of
     each class in the own classifiers of networks that have them. Predictions are kept in the folder
@@ -237,7 +241,7 @@ def run_pilot(
     first = pictures.rows_of(next(iter(cameras.values()), None))
     targets = pictures.pictures.targets[first]
     with threadpool_limits(1, user_api="blas"):
-        choice = choose(allowed, predictions, targets)
+        choice = choose(allowed, predictions, targets, _alike(allowed) if shared else ())
     specs = {device: some[row].spec for device, row in choice.rows.items()}
     for remark in remarks_on_extrapolation(specs, devices):
         progress.note(remark)
@@ -246,6 +250,14 @@ def run_pilot(
         for device in devices
     }
     return Pilot(measured, pictures.pictures.targets, choice, latency, len(targets))
+
+
+def _alike(allowed: Mapping[str, Sequence[int]]) -> list[list[str]]:
+    """Devices that have the time for the same candidates."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for device, rows in allowed.items():
+        groups.setdefault(tuple(rows), []).append(device)
+    return list(groups.values())
 
 
 def _measure(

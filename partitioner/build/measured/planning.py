@@ -27,6 +27,8 @@ def choose(inputs: BuildInputs, cache: Path, progress: Progress, kept: Path | No
         progress,
         inputs.class_rows,
         kept,
+        # One network that all cameras' pictures train is trained better in the same time.
+        shared=bool(inputs.cameras) and inputs.minutes > 0,
     )
 
 

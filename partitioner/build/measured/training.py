@@ -269,7 +269,7 @@ def recipe_of(candidate: FrozenNetwork, *, flips: bool) -> Recipe:
         drawing = Drawing(min_area=0.35, mixed=0.0, flip=flips)
         return Recipe(learning_rate=1e-4, classifier_rate=3.0, drawing=drawing)
     drawing = Drawing(min_area=0.5, mixed=0.0, flip=flips)
-    return Recipe(learning_rate=1e-3, classifier_rate=1.0, drawing=drawing)
+    return Recipe(learning_rate=1e-3, classifier_rate=1.0, drawing=drawing, small_until=0.6)
 
 
 def _between(
