@@ -156,7 +156,7 @@ def rate(done: float) -> float:
 
 
 def side_at(done: float, image_size: int, recipe: Recipe) -> int:
-    """The side of training pictures at a share `done` of the training, small ones by steps of 16."""
+    """The side in pixels of training pictures at a share `done` of the training."""
     if done >= recipe.small_until:
         return image_size
     return max(32, round(recipe.small * image_size / 16) * 16)

@@ -62,3 +62,24 @@ def test_shares_are_measured_on_pictures_that_the_choice_did_not_see() -> None:
     seen = (by_row[choice.rows["n100"]].argmax(axis=1) == TARGETS).mean()
     assert seen > 0.36
     assert abs(choice.together - 1 / CLASSES) < 0.04
+
+
+def test_devices_of_a_group_have_the_same_candidate() -> None:
+    """The one that is best for them together, though each has a better one alone."""
+    by_device = {
+        ("front", 0): answers(share(slice(0, 30))),
+        ("front", 1): answers(share(slice(0, 300))),
+        ("side", 0): answers(share(slice(300, 600))),
+        ("side", 1): answers(share(slice(300, 330))),
+        ("front", 2): answers(share(slice(0, 90))),
+        ("side", 2): answers(share(slice(300, 390))),
+    }
+    allowed = {"front": [0, 1, 2], "side": [0, 1, 2], "top": [0]}
+
+    def predictions(device: str, row: int) -> NDArray[np.float64]:
+        return by_device[("front" if device == "top" else device, row)]
+
+    own = choose(allowed, predictions, TARGETS)
+    assert (own.rows["front"], own.rows["side"]) == (0, 1)
+    shared = choose(allowed, predictions, TARGETS, [["front", "side"]])
+    assert shared.rows == {"front": 2, "side": 2, "top": 0}

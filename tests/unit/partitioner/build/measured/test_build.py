@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from mdp.errors import InputError
-from mdp.formats.bundle import Bundle
+from mdp.formats.bundle import Bundle, model_path
 from mdp.formats.plan import SubModelSpec, read_plan
 from partitioner import api
 from partitioner.build.inputs import BuildInputs
@@ -318,3 +318,27 @@ def test_the_command_prints_what_was_predicted_beside_what_was_measured(
     report = api.build(config, out, run=folder)
     assert Bundle.open(out).digest == digest
     assert Bundle.open(out).manifest.evaluation == report.evaluation
+
+
+def test_cameras_of_like_devices_share_one_network_in_training(
+    weights: Path, tmp_path: Path
+) -> None:
+    scenes = write_scenes(tmp_path / "scenes", each=24)
+    inputs = inputs_of(
+        weights,
+        scenes,
+        **{
+            "plan.profiles": ["n100*2"],
+            "plan.latency_ms": 1.0,
+            "plan.cameras": {"n100-1": "left", "n100-2": "right"},
+            "run.minutes": 0.6,
+        },
+    )
+    bundle, found = run(inputs, tmp_path / "bundle", clock=Clock())
+    assert len(set(found.pilot.choice.rows.values())) == 1
+    (taught,) = found.taught.values()
+    assert taught.record.epochs > 0
+    first, second = bundle.manifest.plan.assignments
+    assert (first.camera, second.camera) == ("left", "right")
+    weights_of = [bundle.manifest.files[model_path(k)].sha256 for k in (0, 1)]
+    assert weights_of[0] == weights_of[1]

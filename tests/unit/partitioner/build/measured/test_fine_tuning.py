@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from mdp.errors import InputError
-from partitioner.build.measured.fine_tuning import FineTuned, Recipe, fine_tune, rate
+from partitioner.build.measured.fine_tuning import FineTuned, Recipe, fine_tune, rate, side_at
 from partitioner.data.live_views import Drawing, Pictures
 from partitioner.networks.families import Backbone, FamilyMember
 from partitioner.run.progress import Progress
@@ -123,3 +123,11 @@ def test_the_step_size_rises_and_then_falls_to_nothing() -> None:
     assert 0 < peak < 20
     assert rates[0] > 0
     assert rates[-1] == pytest.approx(0)
+
+
+def test_training_begins_with_small_pictures_and_ends_with_the_network_s_own() -> None:
+    recipe = Recipe(learning_rate=1e-3, classifier_rate=1.0, drawing=Drawing(), small_until=0.5)
+    sides = [side_at(share / 10, 160, recipe) for share in range(11)]
+    assert sides == [96] * 5 + [160] * 6
+    assert side_at(0.0, 160, RECIPE) == 160
+    assert side_at(0.0, 32, recipe) == 32
