@@ -208,7 +208,14 @@ def data_as_json(data: Dataset) -> dict[str, Any]:
             }
             for name in SPLITS
         },
+        "unknown": _unknown(data),
     }
+
+
+def _unknown(data: Dataset) -> dict[str, int]:
+    """Numbers of pictures of no class: that choose the score of novelty, and that measure it."""
+    sets = {"calibration": data.unknown, "test": data.unknown_test}
+    return {name: 0 if found is None else len(found) for name, found in sets.items()}
 
 
 def print_data(data: Dataset) -> None:
@@ -219,6 +226,8 @@ def print_data(data: Dataset) -> None:
         table.add_row(label, *(f"{count:,}" for count in counts))
     table.add_section()
     table.add_row("all", *(f"{len(data.split(name)):,}" for name in SPLITS))
+    if any((unknown := _unknown(data)).values()):
+        table.add_row("unknown", *(f"{unknown.get(name, 0):,}" for name in SPLITS))
     Console().print(table)
     if remark := remark_on(data):
         Console().print(remark, soft_wrap=True, highlight=False, markup=False)

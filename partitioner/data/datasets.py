@@ -4,10 +4,14 @@ With `cameras`, a class has a folder for each scene, with one picture per camera
 `<class>/<scene>/<camera>.jpg`. A scene counts as one picture and falls into one split whole; one
 without a picture of every camera is for training alone.
 
+A folder `unknown` beside the classes is none of them: its pictures show what answers are to call
+unknown. None is trained on; half of them choose the score of novelty, the others measure it.
+
 Splits depend on paths alone: runs of different seeds are trained and measured on the same pictures.
 """
 
 import hashlib
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,6 +28,10 @@ from mdp.pictures.crop import Pixels
 DIGITS = "digits"
 #: Shares of a class: held out for the test, and of the rest for calibration.
 TEST_SHARE, CALIBRATION_SHARE = 0.2, 0.1
+#: The folder of pictures that are of no class, and the share of them that measures.
+UNKNOWN, UNKNOWN_TEST_SHARE = "unknown", 0.5
+#: What the targets of such pictures are.
+NO_CLASS = -1
 #: Folders that hold the test split beside `train`; the first that exists is taken.
 TEST_FOLDERS = ("test", "val")
 
@@ -83,6 +91,10 @@ class Dataset:
     others: Mapping[str, int] = field(default_factory=dict)
     #: The cameras of scenes, sorted.
     cameras: tuple[str, ...] = ()
+    #: Pictures of no class, with `NO_CLASS` as targets: to choose the score of novelty by, and to
+    #: measure it.
+    unknown: PictureSet | None = None
+    unknown_test: PictureSet | None = None
 
     @property
     def remark(self) -> str:
@@ -135,6 +147,8 @@ class _Reading:
     incomplete: Counter[str] = field(default_factory=Counter)
     others: Counter[str] = field(default_factory=Counter)
     partial: list[_Sample] = field(default_factory=list)  # scenes that lack a camera
+    #: Pictures of no class by the folder that they were found below: "", "train" or a test folder.
+    unknown: dict[str, list[_Sample]] = field(default_factory=dict)
 
 
 def open_dataset(
@@ -163,6 +177,7 @@ def open_dataset(
     train, calibration = _hold_out(labels, kept, CALIBRATION_SHARE, least=2, where=source)
     room = limit_train and max(0, limit_train - len(kept))
     partial = _limited(labels, reading.partial, room, "--limit-train", least=0)
+    unknown, unknown_test = _unknown_halves(reading.unknown)
     return Dataset(
         source=source,
         labels=tuple(labels),
@@ -173,7 +188,20 @@ def open_dataset(
         incomplete=dict(reading.incomplete),
         others=dict(reading.others),
         cameras=tuple(reading.cameras),
+        unknown=_picture_set(unknown) if unknown else None,
+        unknown_test=_picture_set(unknown_test) if unknown_test else None,
     )
+
+
+def _unknown_halves(found: Mapping[str, list[_Sample]]) -> tuple[list[_Sample], list[_Sample]]:
+    """(to choose the score by, to measure it): a test folder's own measure, else some of all."""
+    measured = [sample for below in TEST_FOLDERS for sample in found.get(below, ())]
+    others = [s for below, samples in found.items() if below not in TEST_FOLDERS for s in samples]
+    if measured:
+        return others, measured
+    others.sort(key=lambda s: hashlib.sha256(s.name.encode()).digest())
+    count = math.ceil(UNKNOWN_TEST_SHARE * len(others))
+    return others[count:], others[:count]
 
 
 def _digits() -> tuple[list[str], list[_Sample]]:
@@ -203,6 +231,8 @@ def _read_folder(root: Path, reading: _Reading) -> tuple[list[str], list[_Sample
                 f"{root}: expected the same classes in train/ and {tests[0]}/, "
                 f"but only one of them has {', '.join(odd[:5])}"
             )
+        if UNKNOWN in inside:
+            _read_unknown(root, "", reading)
         _check_counts(labels, kept, least=2, where=f"{root}/train")
         _check_counts(labels, test, least=1, where=f"{root}/{tests[0]}")
         return labels, kept, test
@@ -234,28 +264,45 @@ def _read_tree(root: Path, below: str, reading: _Reading) -> tuple[list[str], li
     """Labels and samples of the tree `root/below`, named by their path below it."""
     # Strays at the root were counted as it was read.
     strays = reading.left_out if below else Counter[str]()
-    labels = _folders(root / below, "one folder per class", strays)
+    folders = _folders(root / below, "one folder per class", strays)
+    labels = [name for name in folders if name != UNKNOWN]
     if len(labels) < 2:
         found = f"only {labels[0]!r}" if labels else "none"
+        if UNKNOWN in folders:
+            found += f" beside {UNKNOWN!r}, whose pictures are of no class"
         raise InputError(f"{root / below}: expected at least 2 class folders, found {found}")
     samples = []
     for target, label in enumerate(labels):
         if not label.isprintable():
             raise InputError(f"{root / below}: class folder {label!r}: expected a printable name")
-        folder = root / below / label
-        files, others = _files(folder)
-        if not files:
-            found = f"only {sum(others.values())} other files" if others else "no file"
-            raise InputError(f"{folder}: expected pictures of class {label!r}, found {found}")
-        reading.left_out.update(others)
-        scenes = _scenes(folder, files, reading) if reading.cameras else {p: p for p in files}
-        for path, source in scenes.items():
-            sample = _Sample(source, f"{label}/{path.relative_to(folder).as_posix()}", target)
-            if not _lacks(source, reading):
+        for sample in _read_class(root / below / label, target, reading):
+            if not _lacks(sample.source, reading):
                 samples.append(sample)
             elif below not in TEST_FOLDERS:
                 reading.partial.append(sample)
+    if UNKNOWN in folders:
+        _read_unknown(root, below, reading)
     return labels, samples
+
+
+def _read_unknown(root: Path, below: str, reading: _Reading) -> None:
+    """Take in the pictures of no class of `root/below`."""
+    found = _read_class(root / below / UNKNOWN, NO_CLASS, reading)
+    reading.unknown[below] = [sample for sample in found if not _lacks(sample.source, reading)]
+
+
+def _read_class(folder: Path, target: int, reading: _Reading) -> list[_Sample]:
+    """The samples of one class folder, scenes that lack a camera among them."""
+    files, others = _files(folder)
+    if not files:
+        found = f"only {sum(others.values())} other files" if others else "no file"
+        raise InputError(f"{folder}: expected pictures of class {folder.name!r}, found {found}")
+    reading.left_out.update(others)
+    scenes = _scenes(folder, files, reading) if reading.cameras else {p: p for p in files}
+    return [
+        _Sample(source, f"{folder.name}/{path.relative_to(folder).as_posix()}", target)
+        for path, source in scenes.items()
+    ]
 
 
 def _lacks(source: Source, reading: _Reading) -> bool:
