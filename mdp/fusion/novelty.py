@@ -2,13 +2,14 @@
 
 The novelty score of an answer is a weighted sum of signals, larger for stranger items:
 
-    energy         -log sum exp z of the fused logits z
+    energy         -log sum exp z of the fused logits z, less their mean over the classes
     doubt          log(1 - p) of the largest probability p of the fused answer
     disagreement   generalized Jensen-Shannon divergence of the members' own probabilities, in nats
 
 The fused answer decides: in each signal a member counts by its share in the fused logits, so one
-that sees less counts less, and one alone to which an item looks unknown does not decide. The logits
-are those of stacking, whatever rule the answer is fused by: thresholds are fitted to them.
+that sees less counts less, and one alone to which an item looks unknown does not decide; who
+knows nothing of an item disagrees with nobody. The logits are those of stacking, whatever rule the
+answer is fused by: thresholds are fitted to them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,6 @@ _LEAST_DOUBT = 1e-7
 
 Values = NDArray[np.float64]
 Logits = NDArray[np.floating[Any]]
-Targets = NDArray[np.int64]
 
 
 class NoveltyScore:
@@ -41,20 +41,14 @@ class NoveltyScore:
         self._shares = shares(self._weights, self._alone)
 
     def of(
-        self,
-        contributions: Mapping[int, Contribution],
-        weights: Mapping[Signal, float],
-        without: Targets | None = None,
+        self, contributions: Mapping[int, Contribution], weights: Mapping[Signal, float]
     ) -> Values:
-        """Scores `[...]` of logits `[..., C]`, by the signals that `weights` name.
-
-        `without` `[...]` names a class of each that is taken as unknown to all members.
-        """
-        fused = _masked(fuse(contributions, self._weights), without)
+        """Scores `[...]` of logits `[..., C]`, by the signals that `weights` name."""
+        fused = _centred(fuse(contributions, self._weights))
         found: Values = np.zeros(fused.shape[:-1])
         for signal, weight in weights.items():
             if signal == "disagreement":
-                apart = [_masked(fuse(contributions, one), without) for one in self._alone]
+                apart = [fuse(contributions, one) for one in self._alone]
                 found = found + weight * disagreement(np.stack(apart), self._shares)
             else:
                 found = found + weight * (energy if signal == "energy" else doubt)(fused)
@@ -92,27 +86,27 @@ def doubt(logits: Logits) -> Values:
 def disagreement(apart: Logits, by_share: Sequence[float]) -> Values:
     """Generalized Jensen-Shannon divergence `[...]` of the softmax of logits `[M, ..., C]`.
 
-    `by_share` `[M]` are the members' weights in it, not negative, of sum 1. In nats, 0 to log M.
+    A member's weight in it is its share, one of `by_share` `[M]`, times its certainty, one minus
+    the entropy of its probabilities against that of equal ones. In nats, 0 to log M.
     """
     z = np.asarray(apart, dtype=np.float64)
     p = np.exp(z - z.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
-    of_mean = _entropy(np.tensordot(np.asarray(by_share), p, axes=1))
-    mean = np.tensordot(np.asarray(by_share), _entropy(p), axes=1)
-    found: Values = np.maximum(of_mean - mean, 0.0)
+    own = _entropy(p)
+    certainty = np.maximum(1 - own / np.log(p.shape[-1]), 0.0)
+    weights = np.asarray(by_share).reshape(-1, *[1] * (own.ndim - 1)) * certainty
+    weights /= np.maximum(weights.sum(axis=0), _LEAST_DOUBT)
+    of_mean = _entropy((weights[..., np.newaxis] * p).sum(axis=0))
+    found: Values = np.maximum(of_mean - (weights * own).sum(axis=0), 0.0)
     return found
+
+
+def _centred(logits: Logits) -> Logits:
+    """Logits `[..., C]` with a mean of 0: what all classes have in common, no answer depends on."""
+    return logits - logits.mean(axis=-1, keepdims=True)
 
 
 def _entropy(p: Values) -> Values:
     """Entropy over the last axis, in nats; classes of probability 0 add nothing."""
     found: Values = -(p * np.log(np.maximum(p, 1e-300))).sum(axis=-1)
     return found
-
-
-def _masked(logits: Logits, without: Targets | None) -> Logits:
-    """Logits `[N, C]` with minus infinity for one class of each row."""
-    if without is None:
-        return logits
-    masked = np.array(logits)
-    masked[np.arange(len(masked)), without] = -np.inf
-    return masked

@@ -29,6 +29,7 @@ from partitioner.estimates.latency import Way, fit_latency, spec_of
 from partitioner.estimates.latency_networks import older_probe
 from partitioner.export import sessions
 from partitioner.export.quantize import quantized
+from partitioner.export.unknown import unknown_logits
 from partitioner.export.write import (
     MAX_ERROR,
     ParityError,
@@ -96,7 +97,15 @@ class Assembly:
                 )
                 assignments.append(part)
             plan = members.assembled_plan(assignments, len(self.data.labels), self.target_ms)
-            files, cascade = fit_bundle(folder, plan, calibration, pictures.targets)
+            labels, unknown = len(self.data.labels), self.data.unknown
+            files, cascade = fit_bundle(
+                folder,
+                plan,
+                calibration,
+                pictures.targets,
+                unknown=unknown_logits(folder, plan, labels, unknown, self.cache, self.progress),
+                note=self.progress.note,
+            )
             manifest = Manifest(
                 name=name,
                 labels=list(self.data.labels),

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule
+from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule, Rejection
 from mdp.formats.plan import Assignment, Plan, SingleDevice, Spec, SubModelSpec
 from mdp.load import is_busy
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
@@ -70,6 +70,8 @@ def print_report(report: Report, plan: Plan) -> None:
         )  # fmt: skip
     console.print(alone)
     console.print(_together(evaluation, plan))
+    if evaluation.rejection:
+        console.print(_rejection(evaluation.rejection, plan))
     if (ways := report.both_ways(plan)) is not None:
         console.print(_cascade(evaluation, plan, ways))
     for remark in (one_does_as_well(evaluation, what), beside_measured(plan, evaluation)):
@@ -186,6 +188,23 @@ def _together(evaluation: Evaluation, plan: Plan) -> Table:
         for word, rules in (("mean", entry.mean), ("lowest", entry.lowest)):
             ece = f"{entry.ece.stacked:.2%}" if rules is entry.mean else ""
             table.add_row(f"{word} {what}", *_by_rule(rules), ece)
+    return table
+
+
+def _rejection(found: Rejection, plan: Plan) -> Table:
+    """Known and unknown items that each arrival subset takes for unknown."""
+    table = Table(
+        "arrived", "known rejected", "unknown rejected", "AUC",
+        title=f"unknown items, with thresholds for {found.rate:.1%} of known ones rejected",
+        caption=f"unknown: {found.unknown_pictures:,} pictures of no class"
+        if found.unknown_pictures else "no pictures of no class: a folder `unknown` has them",
+    )  # fmt: skip
+    for one in found.subsets:
+        names = " + ".join(plan.assignments[k].device for k in one.members)
+        unknown = "-" if one.unknown is None else f"{one.unknown:.1%}"
+        area = "-" if one.auc is None else f"{one.auc:.3f}"
+        what = names or f"mean {one.size} of {len(plan.assignments)}"
+        table.add_row(what, f"{one.known:.1%}", unknown, area)
     return table
 
 

@@ -36,6 +36,7 @@ from partitioner.export.try_precision import (
     try_member,
     way_words,
 )
+from partitioner.export.unknown import unknown_logits
 from partitioner.fusion.bundle_fit import fit_bundle
 from partitioner.fusion.stacking import fit_subset
 from partitioner.run.folder import RunFolder
@@ -112,7 +113,15 @@ def quantize_bundle(
         if accepted:
             changed = replanned(plan, accepted, len(manifest.labels))
             logits = fused.logits({k: trial.way for k, trial in accepted.items()})
-            files, cascade = fit_bundle(folder, changed, logits, pictures.targets)
+            labels = len(manifest.labels)
+            files, cascade = fit_bundle(
+                folder,
+                changed,
+                logits,
+                pictures.targets,
+                unknown=unknown_logits(folder, changed, labels, data.unknown, cache, progress),
+                note=progress.note,
+            )
             manifest = replace(
                 manifest, plan=changed, files=files, cascade=cascade, early=None, evaluation=before
             )

@@ -205,7 +205,7 @@ def test_an_item_above_the_threshold_is_none_of_the_classes(
     # Energy of stacked logits, whatever rule the answer is fused by.
     weights = weights_for(members, "stacked", Bundle.open(folder).fusion_weights())
     z = fuse({k: ARRIVALS[k].contribution for k in members}, weights)
-    energy = -float(np.log(np.exp(z.astype(np.float64)).sum()))
+    energy = -float(np.log(np.exp((z - z.mean()).astype(np.float64)).sum()))
     for above, known in ((0.01, False), (-0.01, True)):
         with_novelty(folder, threshold=energy - above)
         answer = conclude(folder, members, fusion)
