@@ -5,6 +5,8 @@ The novelty score of an answer is a weighted sum of signals, larger for stranger
     energy         -log sum exp z of the fused logits z, less their mean over the classes
     doubt          log(1 - p) of the largest probability p of the fused answer
     disagreement   generalized Jensen-Shannon divergence of the members' own probabilities, in nats
+    distance       what the fused logits lack on average over the classes: how far the members'
+                   features are from those that they were taught, where their models tell it
 
 The fused answer decides: in each signal a member counts by its share in the fused logits, so one
 that sees less counts less, and one alone to which an item looks unknown does not decide; who
@@ -44,14 +46,23 @@ class NoveltyScore:
         self, contributions: Mapping[int, Contribution], weights: Mapping[Signal, float]
     ) -> Values:
         """Scores `[...]` of logits `[..., C]`, by the signals that `weights` name."""
-        fused = _centred(fuse(contributions, self._weights))
+        whole = np.asarray(fuse(contributions, self._weights), dtype=np.float64)
+        # What all classes have in common changes no probability.
+        level = whole.mean(axis=-1)
+        fused = whole - level[..., np.newaxis]
         found: Values = np.zeros(fused.shape[:-1])
         for signal, weight in weights.items():
-            if signal == "disagreement":
-                apart = [fuse(contributions, one) for one in self._alone]
-                found = found + weight * disagreement(np.stack(apart), self._shares)
-            else:
-                found = found + weight * (energy if signal == "energy" else doubt)(fused)
+            match signal:
+                case "energy":
+                    value = energy(fused)
+                case "doubt":
+                    value = doubt(fused)
+                case "disagreement":
+                    apart = [fuse(contributions, one) for one in self._alone]
+                    value = disagreement(np.stack(apart), self._shares)
+                case "distance":
+                    value = -level
+            found = found + weight * value
         return found
 
 
@@ -99,11 +110,6 @@ def disagreement(apart: Logits, by_share: Sequence[float]) -> Values:
     of_mean = _entropy((weights[..., np.newaxis] * p).sum(axis=0))
     found: Values = np.maximum(of_mean - (weights * own).sum(axis=0), 0.0)
     return found
-
-
-def _centred(logits: Logits) -> Logits:
-    """Logits `[..., C]` with a mean of 0: what all classes have in common, no answer depends on."""
-    return logits - logits.mean(axis=-1, keepdims=True)
 
 
 def _entropy(p: Values) -> Values:

@@ -14,7 +14,7 @@ from mdp.files import Record
 #: The rate of rejected known items where nobody asks for another.
 DEFAULT_RATE = 0.02
 #: What a score is a sum of.
-Signal = Literal["energy", "doubt", "disagreement"]
+Signal = Literal["energy", "doubt", "disagreement", "distance"]
 Rate = Annotated[float, Meta(gt=0, lt=1)]
 #: No number of a bundle is larger.
 MAX_SCORE = 1e9

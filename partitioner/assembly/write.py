@@ -21,9 +21,16 @@ from mdp.runtimes.base import CPU, Execution
 from mdp.runtimes.onnxruntime import open_session
 from mdp.runtimes.select import check_execution, open_runtime
 from partitioner.assembly import members
-from partitioner.assembly.imported import HEADS, count_costs, onnx_member, own_logits, timm_module
+from partitioner.assembly.imported import (
+    HEADS,
+    classifier_of,
+    count_costs,
+    onnx_member,
+    own_logits,
+    timm_module,
+)
 from partitioner.data.crops import View, load_views
-from partitioner.data.datasets import Dataset, PictureSet, thinned
+from partitioner.data.datasets import Dataset, PictureSet, chosen_rows, thinned
 from partitioner.data.memmaps import Views
 from partitioner.estimates.latency import Way, fit_latency, spec_of
 from partitioner.estimates.latency_networks import older_probe
@@ -40,6 +47,7 @@ from partitioner.export.write import (
 )
 from partitioner.fusion.bundle_fit import fit_bundle
 from partitioner.fusion.region_choice import CHOSEN_ON, chosen_regions
+from partitioner.networks.feature_distance import attach_distance
 from partitioner.networks.submodel import SubModel
 from partitioner.networks.teacher import teacher_spec
 from partitioner.regions import REGIONS, WHOLE, where
@@ -47,6 +55,8 @@ from partitioner.run.progress import Progress
 
 #: Pictures for the comparison of the served form with its source.
 _COMPARED = 32
+#: Training pictures that the distance of features is measured from, at most.
+TAUGHT = 500
 #: Repetitions of a latency measurement.
 _ROUNDS = 5
 
@@ -64,6 +74,8 @@ class Assembly:
     target_ms: float | None = None
     #: Facts about where they come from, beside those of their files.
     origin: Mapping[str, str] = field(default_factory=dict)
+    #: Models that tell the distance of their features.
+    distant: set[Path] = field(default_factory=set)
     #: Milliseconds of reference encoders on one thread of this machine.
     references: dict[SubModelSpec, float] = field(default_factory=dict)
 
@@ -105,6 +117,7 @@ class Assembly:
                 pictures.targets,
                 unknown=unknown_logits(folder, plan, labels, unknown, self.cache, self.progress),
                 note=self.progress.note,
+                distance=self.distant.issuperset(paths),
             )
             manifest = Manifest(
                 name=name,
@@ -126,6 +139,9 @@ class Assembly:
         else:
             assert model.image_size is not None
             module, size = timm_module(model, source, names, rows), model.image_size
+            if (place := classifier_of(module)) is not None:
+                attach_distance(module, place, self._taught(model, size))
+                self.distant.add(path)
             content = to_onnx(module, size, HEADS, {})
         parameters, macs = count_costs(content)
         write_bytes(path, content)
@@ -147,6 +163,19 @@ class Assembly:
             parameters=parameters,
             macs=macs,
         )
+
+    def _taught(self, model: members.Model, size: int) -> Views:
+        """Training pictures as one model sees them: all but what its camera did not take."""
+        train, camera = self.data.train, model.camera
+        if camera is not None:
+            rows = [
+                n
+                for n, one in enumerate(train.sources)
+                if isinstance(one, Mapping) and camera in one
+            ]
+            train = chosen_rows(train, rows)
+        regions = [WHOLE if model.region is None else model.region]
+        return self._views(thinned(train, TAUGHT), size, regions, camera, "training")[0]
 
     def _regions(
         self,
@@ -199,11 +228,16 @@ class Assembly:
         return part, sessions.member_contribution(runtime, pixels, part)
 
     def _views(
-        self, pictures: PictureSet, size: int, regions: Sequence[Region], camera: str | None
+        self,
+        pictures: PictureSet,
+        size: int,
+        regions: Sequence[Region],
+        camera: str | None,
+        split: str = "calibration",
     ) -> list[Views]:
         """Pictures `[N, S, S, 3]` as devices see them, for each region."""
         views = [View(size, region, camera=camera) for region in regions]
-        what = f"calibration split at {size} px"
+        what = f"{split} split at {size} px"
         return load_views(pictures, views, self.cache, self.progress, what)
 
     def _scaled(

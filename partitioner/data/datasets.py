@@ -121,12 +121,24 @@ def thinned(pictures: PictureSet, limit: int) -> PictureSet:
     """At most `limit` pictures, evenly from all classes: sources are sorted by class."""
     if len(pictures) <= limit:
         return pictures
-    rows = np.linspace(0, len(pictures) - 1, limit).astype(np.int64)
+    rows = np.linspace(0, len(pictures) - 1, limit).astype(np.int64).tolist()
     digest = hashlib.sha256(f"{pictures.digest} {limit}".encode()).hexdigest()
+    return _rows_of(pictures, rows, digest)
+
+
+def chosen_rows(pictures: PictureSet, rows: Sequence[int]) -> PictureSet:
+    """The pictures `rows`, in that order."""
+    if list(rows) == list(range(len(pictures))):
+        return pictures
+    digest = hashlib.sha256(f"{pictures.digest} rows {list(rows)}".encode()).hexdigest()
+    return _rows_of(pictures, rows, digest)
+
+
+def _rows_of(pictures: PictureSet, rows: Sequence[int], digest: str) -> PictureSet:
     return PictureSet(
         sources=[pictures.sources[row] for row in rows],
         names=tuple(pictures.names[row] for row in rows),
-        targets=pictures.targets[rows],
+        targets=pictures.targets[list(rows)],
         digest=digest,
     )
 

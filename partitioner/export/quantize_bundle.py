@@ -38,6 +38,7 @@ from partitioner.export.try_precision import (
 )
 from partitioner.export.unknown import unknown_logits
 from partitioner.fusion.bundle_fit import fit_bundle
+from partitioner.fusion.novelty_fit import tells_distance
 from partitioner.fusion.stacking import fit_subset
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
@@ -121,6 +122,7 @@ def quantize_bundle(
                 pictures.targets,
                 unknown=unknown_logits(folder, changed, labels, data.unknown, cache, progress),
                 note=progress.note,
+                distance=tells_distance(bundle.fusion_weights()),
             )
             manifest = replace(
                 manifest, plan=changed, files=files, cascade=cascade, early=None, evaluation=before

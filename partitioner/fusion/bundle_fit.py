@@ -26,6 +26,7 @@ def fit_bundle(
     *,
     unknown: Mapping[int, Contribution] | None = None,
     note: Callable[[str], None] = lambda line: None,
+    distance: bool = False,
 ) -> tuple[dict[str, FileEntry], Cascade | None]:
     """Write the fusion weights into `folder`; returns the manifest's `files` and `cascade`.
 
@@ -34,12 +35,15 @@ def fit_bundle(
     `targets` `[N]` are their labels; pictures with one number in `groups` `[N]` count as one, each
     by itself without it. `unknown` are the members' logits `[U, C]` of pictures of no class. The
     models are in `folder` already. `note` is told where the pictures are too few for the default
-    rate of rejected known items. Raises InputError for logits that are not finite.
+    rate of rejected known items. With `distance`, all models tell that of their features in
+    their logits. Raises InputError for logits that are not finite.
     """
     fusion = fit_fusion(contributions, targets, groups)
     if plan.cameras and len(contributions) > 1:
         fusion = replace(fusion, agreement=agreement(contributions, fusion))
-    fusion = replace(fusion, novelty=fit_novelty(contributions, fusion, groups, unknown, note))
+    fusion = replace(
+        fusion, novelty=fit_novelty(contributions, fusion, groups, unknown, note, distance=distance)
+    )
     write_json(folder / FUSION, fusion)
     names = [*(model_path(a.k) for a in plan.assignments), FUSION]
     files = {name: file_entry(folder / name) for name in names}

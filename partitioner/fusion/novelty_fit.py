@@ -1,5 +1,8 @@
 """Fit the novelty score of every arrival subset, and its thresholds, on calibration logits.
 
+The distance of features takes the place of the members' disagreement where models tell it: it finds
+nearly all of the items that resemble none of the classes, alone or together with others.
+
 Without pictures of no class, a score is the plain sum of the signals, each divided by its standard
 deviation on known items. With some, a logistic model of the signals is fitted for each size of
 subset, and compared with each signal alone and with the plain sum: the largest area under the ROC
@@ -11,7 +14,6 @@ them learns which of the classes are alike (docs/lab-log.md).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,9 @@ from partitioner.fusion.stacking import sampled_subsets
 Targets = NDArray[np.int64]
 Values = NDArray[np.float64]
 Members = tuple[int, ...]
-SIGNALS: tuple[Signal, ...] = get_args(Signal)
+#: The signals of a score, and those where models tell the distance of their features.
+PLAIN: tuple[Signal, ...] = ("energy", "doubt", "disagreement")
+DISTANT: tuple[Signal, ...] = ("energy", "doubt", "distance")
 #: Rates that a bundle has thresholds for, at most, and the highest of them.
 MOST_RATES, HIGHEST_RATE = 48, 0.5
 #: Subsets of a size that its signals are chosen by.
@@ -46,11 +50,14 @@ def fit_novelty(
     groups: Targets | None = None,
     unknown: Mapping[int, Contribution] | None = None,
     note: Callable[[str], None] = lambda line: None,
+    *,
+    distance: bool = False,
 ) -> Novelty:
     """Scores and thresholds from contributions `[N, C]` of known items.
 
     Pictures with one number in `groups` `[N]` count as one, as they are no independent items.
-    `unknown` are contributions `[U, C]` of items of no class. Where the items are too few for the
+    `unknown` are contributions `[U, C]` of items of no class. With `distance`, all members' models
+    tell that of their features in their logits. Where the items are too few for the
     default rate, `note` is told, and the lowest rate that they support is taken.
     """
     items, classes = contributions[0].bag.shape
@@ -69,9 +76,9 @@ def fit_novelty(
             f"items below {default:.1%}, which is taken: {DEFAULT_RATE:.0%} takes "
             f"{round(1 / DEFAULT_RATE) - 1}"
         )
-    found = []
+    found, signals = [], DISTANT if distance else PLAIN
     for size in range(1, len(contributions) + 1):
-        weights = _size_weights(contributions, fusion, unknown, size)
+        weights = _size_weights(contributions, fusion, unknown, size, signals)
         for members in _listed(len(contributions), size):
             scores = NoveltyScore(members, fusion).of(contributions, weights)
             found.append(_subset(members, weights, thresholds(scores, shares, places)))
@@ -85,6 +92,12 @@ def fit_novelty(
     return Novelty(
         rates=rates, default=default, pictures=count, subsets=found, unknown=unknown_count
     )
+
+
+def tells_distance(fusion: FusionWeights) -> bool:
+    """Tell whether the models of these members tell the distance of their features."""
+    scores = fusion.novelty.subsets if fusion.novelty else ()
+    return any("distance" in one.weights for one in scores)
 
 
 def supported(count: int) -> list[int]:
@@ -162,20 +175,21 @@ def _size_weights(
     fusion: FusionWeights,
     unknown: Mapping[int, Contribution] | None,
     size: int,
+    signals: Sequence[Signal],
 ) -> dict[Signal, float]:
-    """The signals that count for subsets of one size, by their weights."""
+    """The `signals` that count for subsets of one size, by their weights."""
     scored = [
         NoveltyScore(members, fusion) for members in _sampled(len(contributions), size)[:_SAMPLED]
     ]
-    known = [_signals(one, contributions) for one in scored]
+    known = [_values(one, contributions, signals) for one in scored]
     spread = np.concatenate(known).std(axis=0)
     vary = spread > _LEAST_SPREAD
     scale = np.where(vary, 1 / np.maximum(spread, _LEAST_SPREAD), 0.0)
     best = scale
     if unknown is not None:
-        strange = [_signals(one, unknown) for one in scored]
+        strange = [_values(one, unknown, signals) for one in scored]
         model = _logistic(np.concatenate(known) * scale, np.concatenate(strange) * scale)
-        compared = [scale, *(np.eye(len(SIGNALS))[vary] * scale), model * scale]
+        compared = [scale, *(np.eye(len(signals))[vary] * scale), model * scale]
         areas = [
             np.mean([
                 area_under_curve(one @ weights, other @ weights)
@@ -186,14 +200,16 @@ def _size_weights(
         best = compared[int(np.argmax(areas))]
     return {
         signal: float(f"{weight:.{_DIGITS}g}")
-        for signal, weight in zip(SIGNALS, best.tolist(), strict=True)
+        for signal, weight in zip(signals, best.tolist(), strict=True)
         if weight
     } or {"energy": 1.0}
 
 
-def _signals(scored: NoveltyScore, contributions: Mapping[int, Contribution]) -> Values:
-    """Every signal `[N, S]` of contributions `[N, C]`."""
-    found = [scored.of(contributions, {signal: 1.0}) for signal in SIGNALS]
+def _values(
+    scored: NoveltyScore, contributions: Mapping[int, Contribution], signals: Sequence[Signal]
+) -> Values:
+    """Values `[N, S]` of signals, of contributions `[N, C]`."""
+    found = [scored.of(contributions, {signal: 1.0}) for signal in signals]
     return np.stack(found, axis=-1)
 
 

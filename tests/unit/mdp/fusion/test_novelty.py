@@ -73,12 +73,14 @@ def test_a_score_is_the_weighted_sum_of_its_signals() -> None:
     assert found == pytest.approx(wanted)
 
 
-def test_what_all_classes_have_in_common_does_not_count() -> None:
+def test_what_all_classes_have_in_common_is_the_distance_and_nothing_else() -> None:
     parts, scored = both([3.0, 0.0, 0.0], [0.2, 0.1, 0.0]), NoveltyScore((0, 1), FUSION)
-    shifted = {k: Contribution(None, part.bag + 7.0 * (k + 1)) for k, part in parts.items()}
+    far = {k: Contribution(None, part.bag - 0.1 * (k + 1)) for k, part in parts.items()}
     for signal in get_args(Signal):
-        found = scored.of(shifted, {signal: 1.0})
-        assert found == pytest.approx(scored.of(parts, {signal: 1.0}), abs=1e-4)
+        further = float(scored.of(far, {signal: 1.0}) - scored.of(parts, {signal: 1.0}))
+        # Each member's counts by its weight in the fused logits.
+        wanted = 1.5 * 0.1 + 5.0 * 0.2 if signal == "distance" else 0.0
+        assert further == pytest.approx(wanted, abs=1e-5)
 
 
 def test_one_member_to_which_an_item_looks_unknown_does_not_decide() -> None:

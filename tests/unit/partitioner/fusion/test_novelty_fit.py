@@ -16,10 +16,10 @@ from mdp.fusion.fuse import (
 )
 from mdp.fusion.novelty import NoveltyScore
 from partitioner.fusion.novelty_fit import (
-    SIGNALS,
     area_under_curve,
     fit_novelty,
     supported,
+    tells_distance,
     thresholds,
 )
 from partitioner.fusion.stacking import fit_fusion
@@ -136,7 +136,7 @@ def test_without_unknown_pictures_all_signals_count_alike() -> None:
     assert novelty.unknown == 0
     for one in novelty.subsets:
         # One member has nobody to disagree with.
-        signals = [s for s in SIGNALS if one.size > 1 or s != "disagreement"]
+        signals = ["energy", "doubt", "disagreement"][: 3 if one.size > 1 else 2]
         assert list(one.weights) == signals
     for size in (1, 2, 3):
         weights = next(one.weights for one in novelty.subsets if one.size == size)
@@ -148,6 +148,27 @@ def test_without_unknown_pictures_all_signals_count_alike() -> None:
         ]
         spreads = np.array(pooled).reshape(-1, len(weights), 400).transpose(1, 0, 2)
         assert spreads.reshape(len(weights), -1).std(axis=1) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_where_models_tell_the_distance_it_takes_the_place_of_disagreement() -> None:
+    parts, targets = items(400, 2)
+    random = np.random.default_rng(3)
+    distant = {}
+    for k, part in parts.items():
+        distances = random.uniform(0.9, 1.1, (400, 1)).astype(np.float32)
+        mean = part.bag.mean(axis=1, keepdims=True)
+        distant[k] = Contribution(None, part.bag - mean - distances)
+    fusion = fit_fusion(distant, targets)
+    novelty = fit_novelty(distant, fusion, distance=True)
+    assert all(list(one.weights) == ["energy", "doubt", "distance"] for one in novelty.subsets)
+    assert tells_distance(replace(fusion, novelty=novelty))
+    assert not tells_distance(fusion)
+    assert not tells_distance(replace(fusion, novelty=fit_novelty(distant, fusion)))
+    # Items whose probabilities are those of known ones, from elsewhere.
+    far = {k: Contribution(None, part.bag - 1.0) for k, part in distant.items()}
+    both = novelty.subsets[-1]
+    score = NoveltyScore(both.members, fusion).of(far, both.weights)
+    assert (score > both.thresholds[novelty.place(None)]).mean() > 0.95
 
 
 def test_unknown_pictures_choose_what_tells_them_best() -> None:
