@@ -232,12 +232,12 @@ def measure_rejection(
         )
     for size in unlisted_sizes(count):
         sample = [of(one) for one in sampled_subsets(count, size, SAMPLED, seed=1)]
-        known, strange, area = (
-            None if None in column else float(np.mean(column))
-            for column in zip(*sample, strict=True)
-        )
-        assert known is not None
-        found.append(SubsetRejection(size=size, known=known, unknown=strange, auc=area))
+        means = [
+            float(np.mean([value for value in column if value is not None])) if unknown else None
+            for column in list(zip(*sample, strict=True))[1:]
+        ]
+        share = float(np.mean([one[0] for one in sample]))
+        found.append(SubsetRejection(size=size, known=share, unknown=means[0], auc=means[1]))
     pictures = 0 if unknown is None else len(unknown[0].bag)
     return Rejection(rate=novelty.default, subsets=found, unknown_pictures=pictures)
 

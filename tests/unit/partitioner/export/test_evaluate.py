@@ -198,6 +198,7 @@ def test_rejected_items_of_every_subset() -> None:
         assert other.unknown == (scores[1] > threshold).mean()
         assert other.auc == area_under_curve(*scores)
         assert 0 <= other.known < 0.06
+        assert other.unknown is not None
         assert other.unknown > other.known
 
 

@@ -196,7 +196,7 @@ def test_unknown_pictures_choose_what_tells_them_best() -> None:
     split = {k: Contribution(None, 9 * np.eye(CLASSES, dtype=np.float32)[[k, 1 - k] * 20])
              for k in range(2)}  # fmt: skip
     random = np.random.default_rng(1)
-    sure = {k: Contribution(None, part.bag + 0.5 * random.normal(size=(40, CLASSES)))
+    sure = {k: Contribution(None, part.bag + random.normal(0, 0.5, (40, CLASSES)).astype("f4"))
             for k, part in sure.items()}  # fmt: skip
     both = fit_novelty(sure, fit_fusion(sure, np.array([0, 1] * 20)), unknown=split)
     assert "disagreement" in both.subsets[-1].weights
