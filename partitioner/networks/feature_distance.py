@@ -16,7 +16,12 @@ from mdp.pictures.crop import Pixels
 DIRECTIONS, PICTURES_EACH = 64, 4
 #: Pictures that go through a network at a time.
 _BATCH = 32
+#: A feature that hardly varied in training has this scale at least, as a share of the median one:
+#: else a small change of it would be a large distance.
+_LEAST_SHARE = 0.1
 _LEAST_SCALE = 1e-6
+#: The largest distance: one member to which an item is very strange does not decide alone.
+FARTHEST = 4.0
 
 
 class DistanceClassifier(nn.Module):
@@ -27,7 +32,8 @@ class DistanceClassifier(nn.Module):
         super().__init__()
         self.classifier = classifier
         x = features.double()
-        mean, scale = x.mean(dim=0), x.std(dim=0, correction=0).clamp(min=_LEAST_SCALE)
+        mean, scale = x.mean(dim=0), x.std(dim=0, correction=0)
+        scale = scale.clamp(min=max(_LEAST_SHARE * float(scale.median()), _LEAST_SCALE))
         x = (x - mean) / scale
         kept = min(DIRECTIONS, len(x) // PICTURES_EACH, x.shape[1] // 2)
         _, vectors = torch.linalg.eigh(x.T @ x)
@@ -40,14 +46,20 @@ class DistanceClassifier(nn.Module):
         self.typical: Tensor
         self.register_buffer("typical", torch.ones(()))
         with torch.no_grad():
-            self.typical.copy_(self.distance(features.float()).mean().clamp(min=_LEAST_SCALE))
+            self.typical.copy_(self._length(features.float()).mean().clamp(min=_LEAST_SCALE))
 
     def distance(self, feature: Tensor) -> Tensor:
-        """Distances `[N, 1]` of features `[N, D]`, in units of a typical training picture's."""
+        """Lengths `[N, 1]` of features `[N, D]` outside of the directions, `FARTHEST` at most.
+
+        Their unit is the mean of the training pictures.
+        """
+        return (self._length(feature) / self.typical).clamp(max=FARTHEST)
+
+    def _length(self, feature: Tensor) -> Tensor:
         x = (feature - self.mean) / self.scale
         outside = x - (x @ self.directions) @ self.directions.T
         length: Tensor = outside.square().sum(dim=1, keepdim=True).sqrt()
-        return length / self.typical
+        return length
 
     def forward(self, feature: Tensor) -> Tensor:
         """Logits `[N, C]` of features `[N, D]`."""
