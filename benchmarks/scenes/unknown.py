@@ -235,6 +235,7 @@ def figures() -> str:
     def lines(kind: str, *names: str) -> list[dict[str, Any]]:
         found = []
         for name in dict.fromkeys(row["score"] for row in rows):
+            # Of things that both settings have, those of the second one.
             some = {r["cameras"]: r for r in rows if (r["score"], r["unknown"]) == (name, kind)}
             line: dict[str, Any] = {"score": f"**{name}**" if name == "with distance" else name}
             for count in counts:

@@ -1,10 +1,10 @@
-"""How far a feature is from those of the training pictures, told in the logits themselves.
+"""Distance of a feature from those of the training pictures, told in the logits themselves.
 
 Features of pictures that a network was taught vary in few directions. What a further feature has
 outside of them grows with how little its picture resembles any of these (Wang, Li, Feng and Zhang,
-ViM: Out-of-Distribution with Virtual-logit Matching, CVPR 2022). The mean of the logits over the classes
-is this distance, negative, which changes no probability and no label: it reaches the client without
-a byte more.
+ViM: Out-of-Distribution with Virtual-logit Matching, CVPR 2022). The mean of the logits over the
+classes is this distance, negative, which changes no probability and no label: it reaches the client
+without a byte more.
 """
 
 import torch
