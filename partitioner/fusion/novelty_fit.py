@@ -73,7 +73,7 @@ def fit_novelty(
     if default > DEFAULT_RATE:
         note(
             f"unknown items: {count:,} calibration pictures support no rate of rejected known "
-            f"items below {default:.1%}, which is taken: {DEFAULT_RATE:.0%} takes "
+            f"items below {default:.2%}, which is taken: {DEFAULT_RATE:.0%} takes "
             f"{round(1 / DEFAULT_RATE) - 1}"
         )
     found, signals = [], DISTANT if distance else PLAIN

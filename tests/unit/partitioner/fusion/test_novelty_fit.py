@@ -72,7 +72,7 @@ def test_few_items_support_no_low_rate_and_that_is_said() -> None:
     assert novelty.default == novelty.rates[0] == pytest.approx(1 / 9, abs=1e-5)
     assert said == [
         "unknown items: 8 calibration pictures support no rate of rejected known items below "
-        "11.1%, which is taken: 2% takes 49"
+        "11.11%, which is taken: 2% takes 49"
     ]
     said.clear()
     parts, fusion = fitted(49)
