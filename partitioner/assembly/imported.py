@@ -61,10 +61,11 @@ def classifier_of(module: nn.Module) -> str | None:
     if isinstance(module, ServedMember):
         return "submodel.bag"
     if not isinstance(module, ServedClassifier) or module.rows is not None:
-        return None
+        return None  # a classifier that is no linear layer
     network: Any = module.network
     classifier = network.get_classifier()
-    return next(name for name, part in module.named_modules() if part is classifier)
+    named: dict[str, nn.Module] = dict(module.named_modules())
+    return next(name for name, part in named.items() if part is classifier)
 
 
 def _trained_member(
