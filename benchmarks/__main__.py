@@ -35,6 +35,7 @@ PAGES = {
     "scenes-few": "scenes.few",
     "scenes-sent": "scenes.sent",
     "scenes-trained": "scenes.trained",
+    "scenes-unknown": "scenes.unknown",
     "serving": "serving.__main__",
     "soak": "soak.page",
     "truth": "truth.page",

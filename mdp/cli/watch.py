@@ -61,6 +61,8 @@ COLUMNS = (
     "frame_spread_ms",
     "suspects",
     "error",
+    "known",
+    "novelty",
 )
 
 Seen = Prediction | InferenceError
@@ -301,7 +303,8 @@ class Table:
             self.unanswered += 1
             label = line = "no answer"
         else:
-            label, line = seen.label, summary(seen, self.on)
+            label = "unknown" if seen.known is False else seen.label
+            line = summary(seen, self.on)
         if not self.changes or self.changes[-1][1] != label:
             self.changes.append((now, label))
         table = RichTable()

@@ -127,7 +127,11 @@ class Dispatcher:
         self._bundle, self._digest = bundle, bundle.digest
         self._num_classes = len(bundle.manifest.labels)
         self._builder = AnswerBuilder(
-            bundle, fusion, opinions=opinions, max_spread_ms=fleet.max_spread_ms
+            bundle,
+            fusion,
+            opinions=opinions,
+            max_spread_ms=fleet.max_spread_ms,
+            reject=fleet.reject,
         )
         #: Device -> why the latest look suspects its camera.
         self.suspects: Mapping[str, Suspicion] = {}

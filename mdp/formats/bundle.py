@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from mdp.errors import ConfigError
 from mdp.files import MAX_JSON_BYTES, Record, decoded, read_regular
@@ -82,6 +82,29 @@ class CascadeAccuracy(Record, frozen=True):
     accuracy: PerRule
 
 
+class SubsetRejection(Record, frozen=True, omit_defaults=True):
+    """Items that one arrival subset, or the subsets of one size on average, takes for unknown."""
+
+    size: Annotated[int, Meta(ge=1)]
+    #: Share of the evaluation's pictures, all of which are of a class.
+    known: Fraction
+    #: Share of the pictures of no class, and the area under the ROC curve of both.
+    unknown: Fraction | None = None
+    auc: Fraction | None = None
+    #: Ascending; empty for the unlisted subsets of the size.
+    members: tuple[int, ...] = ()
+
+
+class Rejection(Record, frozen=True, omit_defaults=True):
+    """Measurements of the answer that an item is none of the classes."""
+
+    #: The rate of known items that the thresholds are made for.
+    rate: Fraction
+    subsets: list[SubsetRejection]
+    #: Pictures of no class.
+    unknown_pictures: Annotated[int, Meta(ge=0)] = 0
+
+
 class TeacherAccuracy(Record, frozen=True, omit_defaults=True):
     """The teacher, on the evaluation's pictures unless others are named."""
 
@@ -107,6 +130,8 @@ class Evaluation(Record, frozen=True):
     cascade: CascadeAccuracy | None = None
     #: Early exit of older bundles, which is ignored.
     early: Any = None
+    #: Not written where the bundle cannot say whether an item is one of the classes.
+    rejection: Rejection | UnsetType = UNSET
 
 
 class TriedPrecision(Record, frozen=True):
@@ -286,6 +311,10 @@ class Bundle:
         if manifest.evaluation is not None:
             self._accuracy = {subset.members: subset for subset in manifest.evaluation.subsets}
             self._mean_accuracy = {entry.size: entry.mean for entry in manifest.evaluation.sizes}
+        self._rejection: dict[tuple[int, ...] | int, float] = {}
+        if manifest.evaluation is not None and manifest.evaluation.rejection:
+            rejections = manifest.evaluation.rejection.subsets
+            self._rejection = {one.members or one.size: one.known for one in rejections}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, signed_by: BundleKey | None = None) -> "Bundle":
@@ -364,6 +393,14 @@ class Bundle:
         """
         found = self._accuracy.get(members) or self._mean_accuracy.get(len(members))
         return None if found is None else found.under(rule)
+
+    def known_rejected(self, members: tuple[int, ...]) -> float | None:
+        """Measured share of known items that ascending `members` take for unknown, or None.
+
+        Of a subset that is not listed, the mean over the subsets of its size.
+        """
+        found = self._rejection.get(members)
+        return self._rejection.get(len(members)) if found is None else found
 
     def cascade_accuracy(self, rule: Fusion) -> float | None:
         """Measured accuracy of the bundle's cascade under `rule`, or None if never measured."""

@@ -103,6 +103,8 @@ class Fleet(Record, frozen=True):
     key: Annotated[str, Meta(min_length=1)] | None = None
     #: Camera frames that were taken further apart are not fused.
     max_spread_ms: float = MAX_SPREAD_MS
+    #: At most this share of items of the classes is called unknown; None: as the bundle says.
+    reject: float | None = None
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:
@@ -110,6 +112,8 @@ class Fleet(Record, frozen=True):
         if not 0 < self.max_spread_ms <= 1e9:
             got = f"{self.max_spread_ms:g}"
             raise ValueError(f"`max_spread_ms`: expected more than 0, up to 1e9, got {got}")
+        if self.reject is not None and not 0 < self.reject < 1:
+            raise ValueError(f"`reject`: expected more than 0, less than 1, got {self.reject:g}")
         for what in ("device", "address"):
             values = [getattr(entry, what) for entry in self.devices]
             twice = sorted(value for value, count in Counter(values).items() if count > 1)
@@ -254,6 +258,8 @@ def fleet_toml(fleet: Fleet) -> bytes:
     top = {name: whole[name] for name in ("bundle", "key", "format_version") if whole[name]}
     if fleet.max_spread_ms != MAX_SPREAD_MS:
         top["max_spread_ms"] = fleet.max_spread_ms
+    if fleet.reject is not None:
+        top["reject"] = fleet.reject
     blocks = [msgspec.toml.encode(top), *map(entry_toml, fleet.devices)]
     return b"\n".join(blocks)
 

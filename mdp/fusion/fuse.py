@@ -21,6 +21,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
 from mdp.files import Record
+from mdp.fusion.novelty_table import Novelty
 
 Logits = NDArray[np.float32]
 #: How to combine what arrived; the modes that an answer carries.
@@ -117,6 +118,8 @@ class FusionWeights(Record, frozen=True):
     #: With cameras, of each member: in which share of scenes its label is that of the others, at
     #: least (95 % one-sided). Without cameras not written, for clients that predate it.
     agreement: tuple[Share, ...] | UnsetType = UNSET
+    #: By which scores an item is none of the classes; not written where that was not fitted.
+    novelty: Novelty | UnsetType = UNSET
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:
@@ -127,6 +130,9 @@ class FusionWeights(Record, frozen=True):
             _check_weights(what, (*subset.a, *subset.b, *subset.bias))
         for shared in self.by_size:
             _check_weights(f"size {shared.size}", (*shared.a, *shared.b))
+        for scored in self.novelty.subsets if self.novelty else ():
+            if scored.members and self.fitted(scored.members) is None:
+                raise ValueError(f"`novelty` has members {list(scored.members)} without weights")
         if len({subset.members for subset in self.subsets}) != len(self.subsets):
             raise ValueError("`subsets` list the same members twice")
         if len({shared.size for shared in self.by_size}) != len(self.by_size):

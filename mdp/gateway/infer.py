@@ -254,7 +254,8 @@ def parameters_of(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """What the answers are made of, in the protocol's strings, numbers and booleans.
 
     `degraded` if any lacks a device; `used` by all (the output of that name has each one's),
-    `missing` from any, the lowest expected accuracy, the longest latency.
+    `missing` from any, the lowest expected accuracy, the longest latency; `known` if all items are,
+    the largest `novelty`, and the largest `known_rejected`.
     """
     missing: Mapping[str, str] = {
         device: reason for each in predictions for device, reason in each.missing.items()
@@ -271,4 +272,11 @@ def parameters_of(predictions: Sequence[Prediction]) -> dict[str, Any]:
     measured = [value for value in accuracies if value is not None]
     if len(measured) == len(accuracies):
         parameters["expected_accuracy"] = min(measured)
+    scores = [each.novelty for each in predictions if each.novelty is not None]
+    if len(scores) == len(predictions):
+        parameters["known"] = all(each.known for each in predictions)
+        parameters["novelty"] = max(scores)
+    rejected = [each.known_rejected for each in predictions if each.known_rejected is not None]
+    if len(rejected) == len(predictions):
+        parameters["known_rejected"] = max(rejected)
     return parameters

@@ -87,6 +87,12 @@ class Metrics:
             ["model", "device"],
             registry=registry,
         )
+        self._unknown = Counter(
+            "mdp_unknown_answers",
+            "Answers that an item is none of the classes.",
+            ["model"],
+            registry=registry,
+        )
         self._under_way = Gauge(
             "mdp_requests_under_way", "Requests being answered.", ["model"], registry=registry
         )
@@ -97,6 +103,7 @@ class Metrics:
             for device in fleet.roll.devices:
                 self._late.labels(name, device)
             self._answer.labels(name)
+            self._unknown.labels(name)
             self._under_way.labels(name)
 
     def began(self, model: str) -> None:
@@ -112,6 +119,8 @@ class Metrics:
         for each in predictions:
             self._requests.labels(model, "degraded" if each.degraded else "answered").inc()
             self._answer.labels(model).observe(each.latency_ms / 1e3)
+            if each.known is False:
+                self._unknown.labels(model).inc()
             for member in each.members:
                 parts = {
                     "queue": member.queue_ms,

@@ -84,7 +84,10 @@ class Topics:
 def answer_payload(now: str, seen: Prediction | InferenceError) -> dict[str, Any]:
     """One look at what the cameras see, at the time `now`; without an answer, `error` says why."""
     if isinstance(seen, InferenceError):
-        blank = ("label", "probability", "mode", "expected_accuracy", "latency_ms")
+        blank = (
+            *("label", "probability", "mode", "expected_accuracy", "latency_ms"),
+            *("known", "novelty", "known_rejected", "verdict"),
+        )
         return {
             "time": now,
             **dict.fromkeys(blank),
@@ -106,6 +109,10 @@ def answer_payload(now: str, seen: Prediction | InferenceError) -> dict[str, Any
         "suspects": seen.suspects,
         "degraded": seen.degraded,
         "error": None,
+        "known": seen.known,
+        "novelty": seen.novelty,
+        "known_rejected": seen.known_rejected,
+        "verdict": seen.verdict,
     }
 
 
@@ -203,6 +210,12 @@ def _fleet_entities(topics: Topics) -> dict[str, dict[str, Any]]:
             "icon": "mdi:eye",
             "value_template": _text("label"),
             **_attributes(topics.answer, "used", "missing", "error"),
+        },
+        "unknown": {
+            "platform": "binary_sensor",
+            "name": "Unknown item",
+            "icon": "mdi:help-circle",
+            "value_template": "{{ 'ON' if value_json.known == false else 'OFF' }}",
         },
         "probability": {
             "platform": "sensor",

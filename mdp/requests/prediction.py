@@ -9,12 +9,13 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
-from mdp.formats.bundle import Bundle
+from mdp.errors import ConfigError, DeadlineExceeded, InferenceError, QuorumNotMet
+from mdp.formats.bundle import FUSION, Bundle
 from mdp.formats.fleet import MAX_SPREAD_MS
 from mdp.fusion.fuse import (
     Contribution,
     Fusion,
+    FusionWeights,
     Logits,
     Mode,
     SubsetWeights,
@@ -23,6 +24,8 @@ from mdp.fusion.fuse import (
     rule_for,
     weights_for,
 )
+from mdp.fusion.novelty import NoveltyScore
+from mdp.fusion.novelty_table import SubsetNovelty
 from mdp.requests.camera_drift import CameraDrift
 from mdp.requests.capture import FrameInAnswer, FramesSeen, together
 from mdp.requests.reason import NOT_NEEDED, Code, Reason, Suspicion
@@ -91,6 +94,14 @@ class Prediction(Struct, frozen=True, kw_only=True):
     #: turned or moved, as this client's looks found (`camera_drift`) or, by its agent, another
     #: client's; or it is `frozen`: its picture never changes.
     suspects: dict[str, Suspicion] = {}
+    #: Whether the item is one of the classes; None where the bundle cannot say. Where it is False,
+    #: `label` is the nearest class.
+    known: bool | None = None
+    #: How far the answer is above the threshold from which on items are unknown: above 0 it is.
+    novelty: float | None = None
+    #: The share of test items of the classes that exactly this combination took for unknown. None
+    #: where that was never measured, with a rate that the client asked for, and with a suspect.
+    known_rejected: float | None = None
 
     def __repr__(self) -> str:
         """The answer and the devices that it lacks or doubts; `to_dict` has every field."""
@@ -99,7 +110,14 @@ class Prediction(Struct, frozen=True, kw_only=True):
             f"used={self.used!r}, missing={self.missing!r}"
         )
         doubts = f", suspects={self.suspects!r}" if self.suspects else ""
-        return f"Prediction({shown}{doubts})"
+        unknown = "known=False, " if self.known is False else ""
+        return f"Prediction({unknown}{shown}{doubts})"
+
+    @property
+    def verdict(self) -> str:
+        """The label and its probability; of an unknown item, that it is one, and the nearest."""
+        named = f"{self.label} ({self.probability:.0%})"
+        return f"unknown, nearest {named}" if self.known is False else named
 
     @property
     def partial(self) -> bool:
@@ -137,6 +155,22 @@ class _Rule:
     mode: Mode
     weights: SubsetWeights
     expected_accuracy: float | None
+    novelty: "_Novelty | None"
+
+
+@dataclass(frozen=True, slots=True)
+class _Novelty:
+    """How one subset's answers are scored, and from where on an item is unknown."""
+
+    score: NoveltyScore
+    fitted: SubsetNovelty
+    threshold: float
+    #: Measured at this threshold.
+    known_rejected: float | None
+
+    def of(self, contributions: Mapping[int, Contribution]) -> float:
+        """The score above the threshold, to 4 digits after the point."""
+        return round(float(self.score.of(contributions, self.fitted.weights)) - self.threshold, 4)
 
 
 class AnswerBuilder:
@@ -149,17 +183,20 @@ class AnswerBuilder:
         *,
         opinions: bool = False,
         max_spread_ms: float = MAX_SPREAD_MS,
+        reject: float | None = None,
     ) -> None:
         """Answers by the rule `fusion`, with `opinions` also each member's alone.
 
-        Frames that are further apart than `max_spread_ms` are not fused. Raises ConfigError if the
-        bundle's weights are damaged.
+        Frames that are further apart than `max_spread_ms` are not fused. At most the share `reject`
+        of known items is called unknown; None: the share that the bundle is made for. Raises
+        ConfigError if the bundle's weights are damaged, or cannot keep that share.
         """
         self._opinions, self._max_spread_ms = opinions, max_spread_ms
         self._bundle = bundle
         self._fusion: Fusion = fusion
         self._labels = bundle.manifest.labels
         self._weights = bundle.fusion_weights()
+        self._reject, self._place = reject, _place(bundle, self._weights, reject)
         cameras = len(bundle.manifest.plan.cameras)
         known = bool(self._weights.agreement)
         self._drift = CameraDrift(self._weights) if known or cameras > 1 else None
@@ -197,6 +234,9 @@ class AnswerBuilder:
             expected = self._bundle.cascade_accuracy(self._fusion)
         contributions = {k: arrival.contribution for k, arrival in finish.arrived.items()}
         classes, shares = likeliest(fuse(contributions, rule.weights))
+        scored = rule.novelty
+        novelty = None if scored is None else scored.of(contributions)
+        known_rejected = None if scored is None else scored.known_rejected
         used = tuple(arrival.device for arrival in finish.arrived.values())
         suspects: dict[str, Suspicion] = {}
         if frames is not None:
@@ -206,7 +246,7 @@ class AnswerBuilder:
             suspects |= dict.fromkeys(sorted(suspected), "disagrees")
             suspects |= dict.fromkeys((one for one in used if frames[one].frozen), "frozen")
             if not suspects.keys().isdisjoint(used):
-                expected = None
+                expected = known_rejected = None
         top = tuple(zip([self._labels[i] for i in classes], shares, strict=True))
         return Prediction(
             label=top[0][0],
@@ -225,6 +265,9 @@ class AnswerBuilder:
             stage=finish.stage,
             frame_spread_ms=_spread_ms(finish, frames),
             suspects=suspects,
+            known=None if novelty is None else novelty <= 0,
+            novelty=novelty,
+            known_rejected=known_rejected,
         )
 
     def _member(self, k: int, arrival: Arrival, frames: FramesSeen | None) -> MemberTiming:
@@ -257,8 +300,35 @@ class AnswerBuilder:
                 mode_of(members, rule),
                 weights_for(members, rule, self._weights),
                 self._bundle.expected_accuracy(members, rule),
+                self._novelty(members),
             )
         return known
+
+    def _novelty(self, members: tuple[int, ...]) -> _Novelty | None:
+        table = self._weights.novelty
+        fitted = table.of(members) if table else None
+        if fitted is None:
+            return None
+        measured = None if self._reject is not None else self._bundle.known_rejected(members)
+        threshold = fitted.thresholds[self._place]
+        return _Novelty(NoveltyScore(members, self._weights), fitted, threshold, measured)
+
+
+def _place(bundle: Bundle, weights: FusionWeights, reject: float | None) -> int:
+    """The place of the threshold for `reject`; raises ConfigError where there is none."""
+    if not weights.novelty:
+        if reject is None:
+            return 0
+        raise ConfigError(
+            f"{bundle.path / FUSION}: key `novelty`: expected thresholds for `reject` {reject:g} "
+            "of the fleet file, found none: the bundle was made without; make it anew"
+        )
+    try:
+        return weights.novelty.place(reject)
+    except ValueError as error:
+        raise ConfigError(
+            f"{bundle.path / FUSION}: key `novelty`: `reject` of the fleet file: {error}"
+        ) from error
 
 
 def likeliest(logits: Logits) -> tuple[list[int], list[float]]:

@@ -56,6 +56,18 @@ def timm_module(model: Model, weights: Path, names: int, rows: list[int]) -> nn.
     return ServedClassifier(normalise, network, None).eval()
 
 
+def classifier_of(module: nn.Module) -> str | None:
+    """Place of the linear layer that gives a served network's logits; None where none does."""
+    if isinstance(module, ServedMember):
+        return "submodel.bag"
+    if not isinstance(module, ServedClassifier) or module.rows is not None:
+        return None  # a classifier that is no linear layer
+    network: Any = module.network
+    classifier = network.get_classifier()
+    named: dict[str, nn.Module] = dict(module.named_modules())
+    return next(name for name, part in named.items() if part is classifier)
+
+
 def _trained_member(
     backbone: Backbone, state: dict[str, Tensor], weights: Path, names: int, rows: list[int]
 ) -> nn.Module:

@@ -22,14 +22,22 @@ from mdp.runtimes.base import CPU, Execution
 from mdp.runtimes.onnxruntime import open_session
 from mdp.runtimes.select import check_execution, open_runtime
 from partitioner.assembly import members
-from partitioner.assembly.imported import HEADS, count_costs, onnx_member, own_logits, timm_module
+from partitioner.assembly.imported import (
+    HEADS,
+    classifier_of,
+    count_costs,
+    onnx_member,
+    own_logits,
+    timm_module,
+)
 from partitioner.data.crops import View, load_views
-from partitioner.data.datasets import Dataset, PictureSet, thinned
+from partitioner.data.datasets import Dataset, PictureSet, chosen_rows, thinned
 from partitioner.data.memmaps import Views
 from partitioner.estimates.latency import Way, fit_latency, spec_of
 from partitioner.estimates.latency_networks import older_probe
 from partitioner.export import sessions
 from partitioner.export.quantize import quantized
+from partitioner.export.unknown import unknown_logits
 from partitioner.export.write import (
     MAX_ERROR,
     ParityError,
@@ -40,6 +48,7 @@ from partitioner.export.write import (
 )
 from partitioner.fusion.bundle_fit import fit_bundle
 from partitioner.fusion.region_choice import CHOSEN_ON, chosen_regions
+from partitioner.networks.feature_distance import attach_distance
 from partitioner.networks.submodel import SubModel
 from partitioner.networks.teacher import teacher_spec
 from partitioner.regions import REGIONS, WHOLE, where
@@ -47,6 +56,8 @@ from partitioner.run.progress import Progress
 
 #: Pictures for the comparison of the served form with its source.
 _COMPARED = 32
+#: Training pictures that the distance of features is measured from, at most.
+TAUGHT = 500
 #: Repetitions of a latency measurement.
 _ROUNDS = 5
 
@@ -76,6 +87,8 @@ class Assembly:
     origin: Mapping[str, str] = field(default_factory=dict)
     #: What fusion is fitted to beside the calibration split, if anything.
     left_out: "LeftOut | None" = None
+    #: Models that tell the distance of their features.
+    distant: set[Path] = field(default_factory=set)
     #: Milliseconds of reference encoders on one thread of this machine.
     references: dict[SubModelSpec, float] = field(default_factory=dict)
 
@@ -109,7 +122,17 @@ class Assembly:
                 )
                 assignments.append(part)
             plan = members.assembled_plan(assignments, len(self.data.labels), self.target_ms)
-            files, cascade = fit_bundle(folder, plan, *self._fitted(plan, calibration, pictures))
+            labels, unknown = len(self.data.labels), self.data.unknown
+            files, cascade = fit_bundle(
+                folder,
+                plan,
+                calibration,
+                pictures.targets,
+                more=self._more(plan),
+                unknown=unknown_logits(folder, plan, labels, unknown, self.cache, self.progress),
+                note=self.progress.note,
+                distance=self.distant.issuperset(paths),
+            )
             manifest = Manifest(
                 name=name,
                 labels=list(self.data.labels),
@@ -120,20 +143,16 @@ class Assembly:
             )
             write_json(folder / MANIFEST, manifest)
 
-    def _fitted(
-        self, plan: Plan, calibration: Mapping[int, Contribution], pictures: PictureSet
-    ) -> tuple[Mapping[int, Contribution], NDArray[np.int64]]:
-        """The answers, and the classes, that fusion is fitted to."""
+    def _more(self, plan: Plan) -> tuple[Mapping[int, Contribution], NDArray[np.int64]] | None:
+        """What the fusion weights are fitted to beside the calibration split, if anything."""
         more = self.left_out
         if more is None:
-            return calibration, pictures.targets
-        together = {
-            a.k: Contribution.of(
-                [np.concatenate([calibration[a.k].bag, more.answers[a.device].astype(np.float32)])]
-            )
+            return None
+        answers = {
+            a.k: Contribution.of([more.answers[a.device].astype(np.float32)])
             for a in plan.assignments
         }
-        return together, np.concatenate([pictures.targets, more.targets])
+        return answers, more.targets
 
     def _exported(
         self, model: members.Model, names: int, rows: list[int], path: Path, pictures: PictureSet
@@ -145,6 +164,9 @@ class Assembly:
         else:
             assert model.image_size is not None
             module, size = timm_module(model, source, names, rows), model.image_size
+            if (place := classifier_of(module)) is not None:
+                attach_distance(module, place, self._taught(model, size))
+                self.distant.add(path)
             content = to_onnx(module, size, HEADS, {})
         parameters, macs = count_costs(content)
         write_bytes(path, content)
@@ -166,6 +188,19 @@ class Assembly:
             parameters=parameters,
             macs=macs,
         )
+
+    def _taught(self, model: members.Model, size: int) -> Views:
+        """Training pictures as one model sees them: all but what its camera did not take."""
+        train, camera = self.data.train, model.camera
+        if camera is not None:
+            rows = [
+                n
+                for n, one in enumerate(train.sources)
+                if isinstance(one, Mapping) and camera in one
+            ]
+            train = chosen_rows(train, rows)
+        regions = [WHOLE if model.region is None else model.region]
+        return self._views(thinned(train, TAUGHT), size, regions, camera, "training")[0]
 
     def _regions(
         self,
@@ -219,11 +254,16 @@ class Assembly:
         return part, sessions.member_contribution(runtime, pixels, part)
 
     def _views(
-        self, pictures: PictureSet, size: int, regions: Sequence[Region], camera: str | None
+        self,
+        pictures: PictureSet,
+        size: int,
+        regions: Sequence[Region],
+        camera: str | None,
+        split: str = "calibration",
     ) -> list[Views]:
         """Pictures `[N, S, S, 3]` as devices see them, for each region."""
         views = [View(size, region, camera=camera) for region in regions]
-        what = f"calibration split at {size} px"
+        what = f"{split} split at {size} px"
         return load_views(pictures, views, self.cache, self.progress, what)
 
     def _estimate(

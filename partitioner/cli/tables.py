@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule
+from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule, Rejection
 from mdp.formats.plan import Assignment, Plan, SingleDevice, Spec, SubModelSpec
 from mdp.load import is_busy
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
@@ -71,6 +71,8 @@ def print_report(report: Report, plan: Plan) -> None:
         )  # fmt: skip
     console.print(alone)
     console.print(_together(evaluation, plan))
+    if evaluation.rejection:
+        console.print(_rejection(evaluation.rejection, plan))
     if (ways := report.both_ways(plan)) is not None:
         console.print(_cascade(evaluation, plan, ways))
     for remark in (one_does_as_well(evaluation, what), beside_measured(plan, evaluation)):
@@ -190,6 +192,23 @@ def _together(evaluation: Evaluation, plan: Plan) -> Table:
     return table
 
 
+def _rejection(found: Rejection, plan: Plan) -> Table:
+    """Known and unknown items that each arrival subset takes for unknown."""
+    table = Table(
+        "arrived", "known rejected", "unknown rejected", "AUC",
+        title=f"unknown items, with thresholds for {found.rate:.1%} of known ones rejected",
+        caption=f"unknown: {found.unknown_pictures:,} pictures of no class"
+        if found.unknown_pictures else "no pictures of no class: a folder `unknown` has them",
+    )  # fmt: skip
+    for one in found.subsets:
+        names = " + ".join(plan.assignments[k].device for k in one.members)
+        unknown = "-" if one.unknown is None else f"{one.unknown:.1%}"
+        area = "-" if one.auc is None else f"{one.auc:.3f}"
+        what = names or f"mean {one.size} of {len(plan.assignments)}"
+        table.add_row(what, f"{one.known:.1%}", unknown, area)
+    return table
+
+
 def _by_rule(found: PerRule) -> list[str]:
     values = (found.boosted, found.stacked, found.bagged)
     return ["-" if value is None else f"{value:.2%}" for value in values]
@@ -209,7 +228,14 @@ def data_as_json(data: Dataset) -> dict[str, Any]:
             }
             for name in SPLITS
         },
+        "unknown": _unknown(data),
     }
+
+
+def _unknown(data: Dataset) -> dict[str, int]:
+    """Numbers of pictures of no class: that choose the score of novelty, and that measure it."""
+    sets = {"calibration": data.unknown, "test": data.unknown_test}
+    return {name: 0 if found is None else len(found) for name, found in sets.items()}
 
 
 def print_data(data: Dataset) -> None:
@@ -220,6 +246,8 @@ def print_data(data: Dataset) -> None:
         table.add_row(label, *(f"{count:,}" for count in counts))
     table.add_section()
     table.add_row("all", *(f"{len(data.split(name)):,}" for name in SPLITS))
+    if any((unknown := _unknown(data)).values()):
+        table.add_row("unknown", *(f"{unknown.get(name, 0):,}" for name in SPLITS))
     Console().print(table)
     if remark := remark_on(data):
         Console().print(remark, soft_wrap=True, highlight=False, markup=False)

@@ -4,10 +4,14 @@ With `cameras`, a class has a folder for each scene, with one picture per camera
 `<class>/<scene>/<camera>.jpg`. A scene counts as one picture and falls into one split whole; one
 without a picture of every camera is for training alone.
 
+A folder `unknown` beside the classes is none of them: its pictures show what answers are to call
+unknown. None is trained on; half of them choose the score of novelty, the others measure it.
+
 Splits depend on paths alone: runs of different seeds are trained and measured on the same pictures.
 """
 
 import hashlib
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +30,10 @@ from partitioner.data.class_names import alike
 DIGITS = "digits"
 #: Shares of a class: held out for the test, and of the rest for calibration.
 TEST_SHARE, CALIBRATION_SHARE = 0.2, 0.1
+#: The folder of pictures that are of no class, and the share of them that measures.
+UNKNOWN, UNKNOWN_TEST_SHARE = "unknown", 0.5
+#: What the targets of such pictures are.
+NO_CLASS = -1
 #: Folders that hold the test split beside `train`; the first that exists is taken.
 TEST_FOLDERS = ("test", "val")
 
@@ -85,6 +93,10 @@ class Dataset:
     others: Mapping[str, int] = field(default_factory=dict)
     #: The cameras of scenes, sorted.
     cameras: tuple[str, ...] = ()
+    #: Pictures of no class, with `NO_CLASS` as targets: to choose the score of novelty by, and to
+    #: measure it.
+    unknown: PictureSet | None = None
+    unknown_test: PictureSet | None = None
     #: Splits the files that were found as scenes of other cameras.
     split_anew: "Callable[[Sequence[str]], Dataset] | None" = field(
         default=None, repr=False, compare=False
@@ -142,10 +154,22 @@ def thinned(pictures: PictureSet, limit: int, *, least: int = 0) -> PictureSet:
         inside = same & few[pictures.targets[first], None] & (more < len(pictures))
         rows = np.union1d(rows, more[inside])
     digest = hashlib.sha256(f"{pictures.digest} {limit}".encode()).hexdigest()
+    return _rows_of(pictures, rows.tolist(), digest)
+
+
+def chosen_rows(pictures: PictureSet, rows: Sequence[int]) -> PictureSet:
+    """The pictures `rows`, in that order."""
+    if list(rows) == list(range(len(pictures))):
+        return pictures
+    digest = hashlib.sha256(f"{pictures.digest} rows {list(rows)}".encode()).hexdigest()
+    return _rows_of(pictures, rows, digest)
+
+
+def _rows_of(pictures: PictureSet, rows: Sequence[int], digest: str) -> PictureSet:
     return PictureSet(
         sources=[pictures.sources[row] for row in rows],
         names=tuple(pictures.names[row] for row in rows),
-        targets=pictures.targets[rows],
+        targets=pictures.targets[list(rows)],
         digest=digest,
     )
 
@@ -174,6 +198,9 @@ class _Listing:
 
     root: Path
     trees: list[_Tree]
+    #: Pictures of no class, and their folder, by the folder that this is in: "", "train" or a test
+    #: folder.
+    unknown: Mapping[str, tuple[Path, list[Path]]]
     #: Files that are no pictures: ending, or stray folder -> how many.
     left_out: Mapping[str, int]
 
@@ -186,6 +213,7 @@ class _Reading:
     incomplete: Counter[str] = field(default_factory=Counter)
     others: Counter[str] = field(default_factory=Counter)
     partial: list[_Sample] = field(default_factory=list)  # scenes that lack a camera
+    unknown: dict[str, list[_Sample]] = field(default_factory=dict)
 
 
 def open_dataset(
@@ -226,6 +254,7 @@ def _split(
     train, calibration = _hold_out(labels, kept, CALIBRATION_SHARE, least=2, where=source)
     room = limit_train and max(0, limit_train - len(kept))
     partial_scenes = _limited(labels, reading.partial, room, "--limit-train", least=0)
+    unknown, unknown_test = _unknown_halves(reading.unknown)
     return Dataset(
         source=source,
         labels=tuple(labels),
@@ -236,8 +265,21 @@ def _split(
         incomplete=dict(reading.incomplete),
         others=dict(reading.others),
         cameras=tuple(reading.cameras),
+        unknown=_picture_set(unknown) if unknown else None,
+        unknown_test=_picture_set(unknown_test) if unknown_test else None,
         split_anew=partial(_split, source, listing, limit_train, limit_test),
     )
+
+
+def _unknown_halves(found: Mapping[str, list[_Sample]]) -> tuple[list[_Sample], list[_Sample]]:
+    """(to choose the score by, to measure it): a test folder's own measure, else some of all."""
+    measured = [sample for below in TEST_FOLDERS for sample in found.get(below, ())]
+    others = [s for below, samples in found.items() if below not in TEST_FOLDERS for s in samples]
+    if measured:
+        return others, measured
+    others.sort(key=lambda s: hashlib.sha256(s.name.encode()).digest())
+    count = math.ceil(UNKNOWN_TEST_SHARE * len(others))
+    return others[count:], others[:count]
 
 
 def _digits() -> tuple[list[str], list[_Sample]]:
@@ -259,21 +301,24 @@ def _list_folder(root: Path) -> _Listing:
     left_out = Counter[str]()
     inside = _folders(root, "a folder of pictures, one sub-folder per class", left_out)
     tests = [name for name in TEST_FOLDERS if name in inside]
+    unknown: dict[str, tuple[Path, list[Path]]] = {}
     if "train" in inside and tests:
-        train = _list_tree(root / "train", left_out, left_out)
-        test = _list_tree(root / tests[0], left_out, left_out, held_out=True)
+        train = _list_tree(root, "train", left_out, left_out, unknown)
+        test = _list_tree(root, tests[0], left_out, left_out, unknown)
         if train.labels != test.labels:
             odd = sorted(set(train.labels) ^ set(test.labels))
             raise InputError(
                 f"{root}: expected the same classes in train/ and {tests[0]}/, "
                 f"but only one of them has {', '.join(odd[:5])}"
             )
-        return _Listing(root, [train, test], dict(left_out))
+        if UNKNOWN in inside:
+            unknown[""] = root / UNKNOWN, _list_class(root / UNKNOWN, left_out)
+        return _Listing(root, [train, test], unknown, dict(left_out))
     if inside == ["train"]:
         raise InputError(f"{root}: expected val/ or test/ beside train/, found neither")
     # Strays at the root were counted as it was read.
-    tree = _list_tree(root, left_out, Counter())
-    return _Listing(root, [tree], dict(left_out))
+    tree = _list_tree(root, "", left_out, Counter(), unknown)
+    return _Listing(root, [tree], unknown, dict(left_out))
 
 
 def _read_listing(
@@ -281,6 +326,9 @@ def _read_listing(
 ) -> tuple[list[str], list[_Sample], list[_Sample]]:
     """Labels, and the samples to train on and to test with."""
     labels = listing.trees[0].labels
+    for below, (folder, files) in listing.unknown.items():
+        found = _samples_of(folder, files, NO_CLASS, reading)
+        reading.unknown[below] = [sample for sample in found if not _lacks(sample.source, reading)]
     kept, *tests = [_samples(tree, reading) for tree in listing.trees]
     if not tests:
         kept, test = _hold_out(labels, kept, TEST_SHARE, least=3, where=str(listing.root))
@@ -308,40 +356,65 @@ def _count_strays(folder: Path, names: list[str], left_out: Counter[str]) -> Non
 
 
 def _list_tree(
-    root: Path, left_out: Counter[str], strays: Counter[str], *, held_out: bool = False
+    root: Path,
+    below: str,
+    left_out: Counter[str],
+    strays: Counter[str],
+    unknown: dict[str, tuple[Path, list[Path]]],
 ) -> _Tree:
-    """The pictures of a class-per-folder tree; counts other files, and `strays` at its root."""
-    labels = _folders(root, "one folder per class", strays)
+    """The pictures of the class-per-folder tree `root/below`; those of no class go to `unknown`.
+
+    Counts other files, and `strays` at its root.
+    """
+    path = root / below
+    folders = _folders(path, "one folder per class", strays)
+    labels = [name for name in folders if name != UNKNOWN]
     if len(labels) < 2:
         found = f"only {labels[0]!r}" if labels else "none"
-        raise InputError(f"{root}: expected at least 2 class folders, found {found}")
+        if UNKNOWN in folders:
+            found += f" beside {UNKNOWN!r}, whose pictures are of no class"
+        raise InputError(f"{path}: expected at least 2 class folders, found {found}")
     files = []
     for label in labels:
         if not label.isprintable():
-            raise InputError(f"{root}: class folder {label!r}: expected a printable name")
-        folder = root / label
-        pictures, others = _files(folder)
-        if not pictures:
-            found = f"only {sum(others.values())} other files" if others else "no file"
-            raise InputError(f"{folder}: expected pictures of class {label!r}, found {found}")
-        left_out.update(others)
-        files.append(pictures)
-    return _Tree(root, held_out, labels, files)
+            raise InputError(f"{path}: class folder {label!r}: expected a printable name")
+        files.append(_list_class(path / label, left_out))
+    if UNKNOWN in folders:
+        unknown[below] = path / UNKNOWN, _list_class(path / UNKNOWN, left_out)
+    return _Tree(path, below in TEST_FOLDERS, labels, files)
+
+
+def _list_class(folder: Path, left_out: Counter[str]) -> list[Path]:
+    """The pictures of one class folder, at least one; counts other files."""
+    files, others = _files(folder)
+    if not files:
+        found = f"only {sum(others.values())} other files" if others else "no file"
+        raise InputError(f"{folder}: expected pictures of class {folder.name!r}, found {found}")
+    left_out.update(others)
+    return files
 
 
 def _samples(tree: _Tree, reading: _Reading) -> list[_Sample]:
     """Pictures or whole scenes of a tree, named by their path below it."""
     samples = []
     for target, (label, files) in enumerate(zip(tree.labels, tree.files, strict=True)):
-        folder = tree.path / label
-        scenes = _scenes(folder, files, reading) if reading.cameras else {p: p for p in files}
-        for path, source in scenes.items():
-            sample = _Sample(source, f"{label}/{path.relative_to(folder).as_posix()}", target)
-            if not _lacks(source, reading):
+        for sample in _samples_of(tree.path / label, files, target, reading):
+            if not _lacks(sample.source, reading):
                 samples.append(sample)
             elif not tree.held_out:
                 reading.partial.append(sample)
     return samples
+
+
+def _samples_of(
+    folder: Path, files: Sequence[Path], target: int, reading: _Reading
+) -> list[_Sample]:
+    """The samples of one class folder, scenes that lack a camera among them."""
+    scenes = _scenes(folder, files, reading) if reading.cameras else {p: p for p in files}
+    return [
+        _Sample(source, f"{folder.name}/{path.relative_to(folder).as_posix()}", target)
+        for path, source in scenes.items()
+    ]
 
 
 def _lacks(source: Source, reading: _Reading) -> bool:

@@ -56,7 +56,8 @@ def places(scenes: PictureSet, cameras: Sequence[str]) -> Places:
 def single_pictures(data: Dataset) -> Dataset:
     """`data` with every picture of a scene by itself, a camera's after those of the one before.
 
-    Splits stay: no two of them have pictures of one scene. Without scenes `data` itself.
+    Splits stay: no two of them have pictures of one scene; pictures of no class are left out.
+    Without scenes `data` itself.
     """
     if not data.cameras:
         return data
@@ -66,6 +67,8 @@ def single_pictures(data: Dataset) -> Dataset:
         calibration=_singles(data.calibration, data.cameras),
         test=_singles(data.test, data.cameras),
         cameras=(),
+        unknown=None,
+        unknown_test=None,
     )
 
 

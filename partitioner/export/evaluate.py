@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from mdp.errors import InputError
@@ -23,8 +24,10 @@ from mdp.formats.bundle import (
     Evaluation,
     MemberAccuracy,
     PerRule,
+    Rejection,
     SizeAccuracy,
     SubsetAccuracy,
+    SubsetRejection,
     TeacherAccuracy,
 )
 from mdp.formats.plan import Plan
@@ -40,6 +43,8 @@ from mdp.fusion.fuse import (
     unlisted_sizes,
     weights_for,
 )
+from mdp.fusion.novelty import NoveltyScore
+from mdp.fusion.novelty_table import Novelty
 from mdp.load import LEAST_S, OtherLoad
 from mdp.runtimes.onnxruntime import open_session
 from partitioner.data.crops import View, load_views, view_of
@@ -54,8 +59,10 @@ from partitioner.export.sessions import (
     run_of,
     run_session,
 )
+from partitioner.export.unknown import unknown_logits
 from partitioner.fusion.cascade_cost import BothWays, both_ways
 from partitioner.fusion.cascade_fit import fit_cascade, measure_cascade
+from partitioner.fusion.novelty_fit import area_under_curve
 from partitioner.fusion.stacking import SAMPLED, sampled_subsets
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
@@ -190,6 +197,51 @@ def size_accuracies(
     return tuple(found)
 
 
+def measure_rejection(
+    contributions: Mapping[int, Contribution],
+    fusion: FusionWeights,
+    novelty: Novelty,
+    unknown: Mapping[int, Contribution] | None = None,
+) -> Rejection:
+    """Shares of known items, and of unknown ones, that are above the thresholds of the default
+    rate, and the area under the ROC curve, of every arrival subset.
+
+    `contributions` are logits `[N, C]` of items of the classes, `unknown` `[U, C]` of others.
+    """
+    place = novelty.place(None)
+
+    def of(members: tuple[int, ...]) -> tuple[float, float | None, float | None]:
+        fitted = novelty.of(members)
+        assert fitted is not None
+        scored, threshold = NoveltyScore(members, fusion), fitted.thresholds[place]
+        known = scored.of(contributions, fitted.weights)
+        share = float((known > threshold).mean())
+        if unknown is None:
+            return share, None, None
+        strange = scored.of(unknown, fitted.weights)
+        return share, float((strange > threshold).mean()), area_under_curve(known, strange)
+
+    count = len(contributions)
+    found = []
+    for members in listed_subsets(contributions):
+        known, strange, area = of(members)
+        found.append(
+            SubsetRejection(
+                size=len(members), known=known, unknown=strange, auc=area, members=members
+            )
+        )
+    for size in unlisted_sizes(count):
+        sample = [of(one) for one in sampled_subsets(count, size, SAMPLED, seed=1)]
+        means = [
+            float(np.mean([value for value in column if value is not None])) if unknown else None
+            for column in list(zip(*sample, strict=True))[1:]
+        ]
+        share = float(np.mean([one[0] for one in sample]))
+        found.append(SubsetRejection(size=size, known=share, unknown=means[0], auc=means[1]))
+    pictures = 0 if unknown is None else len(unknown[0].bag)
+    return Rejection(rate=novelty.default, subsets=found, unknown_pictures=pictures)
+
+
 def check_labels(bundle: Bundle, data: Dataset) -> None:
     """Raise InputError unless the classes of `data` are those of the bundle."""
     manifest = bundle.manifest
@@ -281,6 +333,21 @@ def evaluate(
         cascade=None
         if cascade is None
         else measure_cascade(contributions, targets, fusion, cascade),
+        rejection=UNSET
+        if not fusion.novelty
+        else measure_rejection(
+            contributions,
+            fusion,
+            fusion.novelty,
+            unknown_logits(
+                bundle.path,
+                bundle.manifest.plan,
+                len(bundle.manifest.labels),
+                data.unknown_test,
+                cache,
+                progress,
+            ),
+        ),
     )
     busy = [cores for cores in (others_cores, teacher[2] if teacher else None) if cores is not None]
     return Report(

@@ -36,7 +36,9 @@ from partitioner.export.try_precision import (
     try_member,
     way_words,
 )
+from partitioner.export.unknown import unknown_logits
 from partitioner.fusion.bundle_fit import fit_bundle
+from partitioner.fusion.novelty_fit import tells_distance
 from partitioner.fusion.stacking import fit_subset
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
@@ -112,7 +114,16 @@ def quantize_bundle(
         if accepted:
             changed = replanned(plan, accepted, len(manifest.labels))
             logits = fused.logits({k: trial.way for k, trial in accepted.items()})
-            files, cascade = fit_bundle(folder, changed, logits, pictures.targets)
+            labels = len(manifest.labels)
+            files, cascade = fit_bundle(
+                folder,
+                changed,
+                logits,
+                pictures.targets,
+                unknown=unknown_logits(folder, changed, labels, data.unknown, cache, progress),
+                note=progress.note,
+                distance=tells_distance(bundle.fusion_weights()),
+            )
             manifest = replace(
                 manifest, plan=changed, files=files, cascade=cascade, early=None, evaluation=before
             )

@@ -29,6 +29,7 @@ from mdp.pictures.crop import Pixels
 from mdp.runtimes.onnxruntime import open_session
 from partitioner.export.quantize import MIN_RANGE_PICTURES, quantized
 from partitioner.export.sessions import logits_file, member_contribution, open_member, run_session
+from partitioner.export.unknown import unknown_logits
 from partitioner.fusion.bundle_fit import fit_bundle
 from partitioner.networks.members import build_member, deployed
 from partitioner.networks.submodel import Member
@@ -179,7 +180,17 @@ def export_bundle(work: Work, out: Path, name: str) -> dict[int, float]:
         for assignment in work.plan.assignments:
             k = assignment.k
             errors[k], calibration[k] = _export_member(work, assignment, folder, name)
-        files, cascade = fit_bundle(folder, work.plan, calibration, work.data.calibration.targets)
+        data, cache, progress = work.data, work.run.cache, work.progress
+        files, cascade = fit_bundle(
+            folder,
+            work.plan,
+            calibration,
+            data.calibration.targets,
+            unknown=unknown_logits(
+                folder, work.plan, len(data.labels), data.unknown, cache, progress
+            ),
+            note=progress.note,
+        )
         manifest = Manifest(
             name=name,
             labels=list(work.data.labels),

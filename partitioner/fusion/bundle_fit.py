@@ -1,6 +1,6 @@
 """Fit everything of a bundle that its calibration logits decide."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from mdp.fusion.cascade import Cascade
 from mdp.fusion.fuse import Contribution, FusionWeights
 from mdp.requests.camera_drift import at_least, labels_beside, weights_beside
 from partitioner.fusion.cascade_fit import fit_cascade
+from partitioner.fusion.novelty_fit import fit_novelty
 from partitioner.fusion.stacking import Targets, fit_fusion
 
 
@@ -22,22 +23,55 @@ def fit_bundle(
     contributions: Mapping[int, Contribution],
     targets: Targets,
     groups: Targets | None = None,
+    *,
+    more: tuple[Mapping[int, Contribution], Targets] | None = None,
+    unknown: Mapping[int, Contribution] | None = None,
+    note: Callable[[str], None] = lambda line: None,
+    distance: bool = False,
 ) -> tuple[dict[str, FileEntry], Cascade | None]:
     """Write the fusion weights into `folder`; returns the manifest's `files` and `cascade`.
 
-    `contributions` are the members' logits `[N, C]` of pictures that they did not learn from: the
-    calibration pictures, and training pictures answered by classifiers fitted without them.
-    `targets` `[N]` are their labels; pictures with one number in `groups` `[N]` count as one, each
-    by itself without it. The models are in `folder` already. Raises InputError for logits that are
+    `contributions` are the members' logits `[N, C]` of the calibration pictures, `targets` `[N]`
+    their labels; pictures with one number in `groups` `[N]` count as one, each by itself without
+    it. `more` are answers to training pictures by classifiers that were fitted without them, and
+    their labels: the fusion weights alone are fitted to these too. `unknown` are the members'
+    logits `[U, C]` of pictures of no class. The models are in `folder` already. `note` is told
+    where the pictures are too few for the default rate of rejected known items. With `distance`,
+    all models tell that of their features in their logits. Raises InputError for logits that are
     not finite.
     """
-    fusion = fit_fusion(contributions, targets, groups)
+    if more is None:
+        fusion = fit_fusion(contributions, targets, groups)
+    else:
+        fusion = _fit_to_both(contributions, targets, groups, *more)
     if plan.cameras and len(contributions) > 1:
         fusion = replace(fusion, agreement=agreement(contributions, fusion))
+    fusion = replace(
+        fusion, novelty=fit_novelty(contributions, fusion, groups, unknown, note, distance=distance)
+    )
     write_json(folder / FUSION, fusion)
     names = [*(model_path(a.k) for a in plan.assignments), FUSION]
     files = {name: file_entry(folder / name) for name in names}
     return files, fit_cascade(plan, contributions, targets, fusion)
+
+
+def _fit_to_both(
+    contributions: Mapping[int, Contribution],
+    targets: Targets,
+    groups: Targets | None,
+    more: Mapping[int, Contribution],
+    more_targets: Targets,
+) -> FusionWeights:
+    """The fusion weights of calibration pictures and of others, each of these by itself."""
+    together = {
+        k: Contribution.of(
+            [np.concatenate(pair) for pair in zip(one.heads, more[k].heads, strict=True)]
+        )
+        for k, one in contributions.items()
+    }
+    if groups is not None:
+        groups = np.concatenate([groups, groups.max() + 1 + np.arange(len(more_targets))])
+    return fit_fusion(together, np.concatenate([targets, more_targets]), groups)
 
 
 def agreement(

@@ -6,8 +6,19 @@ from pathlib import Path
 import msgspec
 
 from mdp.files import read_json, write_json
-from mdp.formats.bundle import MANIFEST, CascadeAccuracy, Manifest, PerRule, file_entry
+from mdp.formats.bundle import (
+    FUSION,
+    MANIFEST,
+    CascadeAccuracy,
+    Manifest,
+    PerRule,
+    Rejection,
+    SubsetRejection,
+    file_entry,
+)
 from mdp.fusion.cascade import Cascade
+from mdp.fusion.fuse import FusionWeights, listed_subsets
+from mdp.fusion.novelty_table import Novelty, SubsetNovelty
 
 #: What a bundle of `with_cascade` says that its cascade was measured to do.
 A_QUARTER = PerRule(boosted=0.25, stacked=0.25, bagged=0.25)
@@ -48,4 +59,43 @@ def with_cascade(folder: Path, threshold: float, first: tuple[int, ...] = (0,)) 
     write_json(
         folder / MANIFEST, msgspec.structs.replace(manifest, cascade=cascade, evaluation=evaluation)
     )
+    return folder
+
+
+def with_novelty(folder: Path, threshold: float = -2.0, rejected: float | None = 0.04) -> Path:
+    """Let the bundle in `folder` take answers for unknown whose energy is above a threshold.
+
+    `threshold` is that of a rate of 0.05; it is 1 higher for 0.01. `rejected` is the share of known
+    test items that the first member alone takes for unknown, each further one 0.01 less.
+    """
+    manifest = read_json(folder / MANIFEST, Manifest)
+    subsets = listed_subsets(range(len(manifest.plan.assignments)))
+    novelty = Novelty(
+        rates=(0.01, 0.05),
+        default=0.05,
+        pictures=99,
+        subsets=[
+            SubsetNovelty(
+                size=len(members),
+                weights={"energy": 1.0},
+                thresholds=(threshold + 1.0, threshold),
+                members=members,
+            )
+            for members in subsets
+        ],
+    )
+    weights = read_json(folder / FUSION, FusionWeights)
+    write_json(folder / FUSION, msgspec.structs.replace(weights, novelty=novelty))
+    evaluation = manifest.evaluation
+    if rejected is not None and evaluation is not None:
+        shares = {s: round(rejected - 0.01 * (len(s) - 1), 4) for s in subsets}
+        rejection = Rejection(
+            rate=0.05,
+            subsets=[
+                SubsetRejection(size=len(s), known=share, members=s) for s, share in shares.items()
+            ],
+        )
+        evaluation = msgspec.structs.replace(evaluation, rejection=rejection)
+        write_json(folder / MANIFEST, msgspec.structs.replace(manifest, evaluation=evaluation))
+    listed(folder, FUSION)
     return folder

@@ -366,10 +366,12 @@ function showNoAnswer(label, why) {
 function showAnswer(answer) {
   const fleet = current();
   const missing = Object.entries(answer.missing);
-  text("label", answer.label);
+  const unknown = answer.known === false;
+  text("label", unknown ? "unknown" : answer.label);
   const suspects = answer.used.filter((name) => answer.suspects[name]);
   const doubt = suspects.length ? `; accuracy unknown with a suspected camera (${suspects.join(", ")})` : "";
-  const parts = `${percent(answer.probability)} probable, from ${answer.used.join(", ")}${doubt}`;
+  const what = unknown ? `none of the classes, nearest ${answer.label}, ` : "";
+  const parts = `${what}${percent(answer.probability)} probable, from ${answer.used.join(", ")}${doubt}`;
   if (answer.stage === "first" && !answer.degraded) text("note", `${parts}; the others were not needed`);
   else text("note", parts + (missing.length ? `; without ${missing.map(([name, why]) => `${name} (${why})`).join(", ")}` : ""));
   text("latency", `${answer.latency_ms.toFixed(0)} ms`);

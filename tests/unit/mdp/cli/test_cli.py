@@ -103,6 +103,15 @@ def test_an_answer_of_a_bundle_that_was_never_evaluated() -> None:
     )
 
 
+def test_an_unknown_item_in_words() -> None:
+    strange = msgspec.structs.replace(PREDICTION, known=False, novelty=0.5, missing={})
+    assert describe("cat.jpg", strange) == (
+        "cat.jpg: unknown, nearest red (93%), stacked from alpha + gamma, 12.3 ms"
+    )
+    measured = msgspec.structs.replace(strange, known_rejected=0.025)
+    assert "gamma, as are 2.5% of 160 test pictures of its classes, 12.3" in describe("x", measured)
+
+
 def test_an_answer_with_a_suspected_camera_has_no_measured_accuracy() -> None:
     for suspect, worth in (("gamma", "accuracy unknown with a suspected camera"), ("beta", "")):
         doubted = msgspec.structs.replace(

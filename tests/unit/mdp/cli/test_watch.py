@@ -66,6 +66,14 @@ def test_the_table_goes_on_without_an_answer() -> None:
     assert text.splitlines()[-2:] == ["  03:04:05  no answer", "  03:04:05  red"]
 
 
+def test_unknown_items_are_a_change_of_the_label() -> None:
+    table, strange = Table(DEVICES), replace(SEEN, known=False, novelty=0.25)
+    shown(table, SEEN)
+    text = shown(table, strange)
+    assert "03:04:05 UTC  unknown, nearest red (93%), single from alpha, 12.5 ms" in text
+    assert text.splitlines()[-2:] == ["  03:04:05  unknown", "  03:04:05  red"]
+
+
 def test_a_repeated_failure_is_one_line_and_a_count(capsys: pytest.CaptureFixture[str]) -> None:
     lines = LookLines()
     other = QuorumNotMet("no camera", {})
@@ -104,13 +112,14 @@ def test_a_device_that_has_not_answered_may_have_a_camera() -> None:
 
 def test_a_csv_file_is_appended_to(tmp_path: Path) -> None:
     file = tmp_path / "seen.csv"
-    for seen in (replace(SEEN, suspects={"alpha": "frozen"}), NOBODY):
+    strange = replace(SEEN, suspects={"alpha": "frozen"}, known=False, novelty=0.25)
+    for seen in (strange, NOBODY):
         with written(file) as write:
             write(NOW, seen)
     assert file.read_text().splitlines() == [
         ",".join(COLUMNS),
-        f"{NOW},red,0.93,single,alpha,beta,0.5,12.5,0.0,alpha,",
-        f"{NOW},,,,,alpha beta beta/attic,,,,,no device can answer",
+        f"{NOW},red,0.93,single,alpha,beta,0.5,12.5,0.0,alpha,,False,0.25",
+        f"{NOW},,,,,alpha beta beta/attic,,,,,no device can answer,,",
     ]
 
 

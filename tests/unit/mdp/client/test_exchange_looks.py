@@ -15,6 +15,7 @@ from mdp.requests.prediction import AnswerBuilder, Prediction
 from mdp.requests.reason import Suspicion
 from mdp.requests.session import Arrival, Finish
 from mdp.testing.bundles import LABELS, write_bundle
+from tests.support.bundles import with_novelty
 from tests.support.exchanges import Desk
 from tests.support.faults.stage import with_cameras
 
@@ -256,6 +257,17 @@ def test_what_an_agent_says_of_its_camera_is_a_suspicion_as_long_as_it_says_so(
         assert (answer.uses_suspect, answer.expected_accuracy) == (
             (True, None) if doubted else (False, whole)
         )
+
+
+def test_rejected_items_were_measured_without_suspects(tmp_path: Path) -> None:
+    desk = Desk(with_novelty(write_bundle(tmp_path / "bundle")), [("alpha", 0), ("beta", 1)])
+    for doubted in (True, False):
+        look(desk)
+        for device, ask in looks(desk).items():
+            see(desk, device, request_id=ask.request_id, suspected=doubted and device == "beta")
+        answer = desk.prediction()
+        assert answer.known is not None
+        assert answer.known_rejected == (None if doubted else 0.03)
 
 
 def test_an_answer_without_the_suspect_is_worth_what_was_measured(desk: Desk) -> None:

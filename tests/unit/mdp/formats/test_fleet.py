@@ -246,3 +246,14 @@ def test_how_far_apart_frames_may_be(tmp_path: Path, bundle: Bundle) -> None:
         text = "`max_spread_ms`: expected more than 0, up to 1e9, got "
         with pytest.raises(ConfigError, match=text):
             read_fleet(write(tmp_path, ALPHA, more=f"max_spread_ms = {bad}\n"))
+
+
+def test_a_fleet_may_say_how_many_known_items_are_rejected(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle")
+    assert read_fleet(write(tmp_path, ALPHA))[0].reject is None
+    fleet, _ = read_fleet(write(tmp_path, ALPHA, more="reject = 0.01\n"))
+    assert fleet.reject == 0.01
+    assert b"reject = 0.01" in fleet_toml(fleet)
+    for bad in ("0", "1", "-0.1", "nan"):
+        with pytest.raises(ConfigError, match=r"`reject`: expected more than 0, less than 1, got "):
+            read_fleet(write(tmp_path, ALPHA, more=f"reject = {bad}\n"))

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mdp.gateway.infer import MAX_PICTURES, is_quick, metadata, read_request, respond
+from mdp.gateway.infer import MAX_PICTURES, is_quick, metadata, parameters_of, read_request, respond
 from mdp.gateway.refusals import Refusal
 from mdp.requests.prediction import Prediction
 from mdp.requests.reason import NOT_NEEDED
@@ -153,6 +153,19 @@ def test_a_response_in_json_says_what_it_is_made_of() -> None:
         },
         {"name": "used", "datatype": "BYTES", "shape": [2], "data": ["alpha, beta", "alpha"]},
     ]
+
+
+def test_parameters_say_whether_all_items_are_known() -> None:
+    known = answer(known=True, novelty=-1.5, known_rejected=0.02)
+    strange = answer(known=False, novelty=0.5, known_rejected=0.01)
+    found = parameters_of([known, strange])
+    assert (found["known"], found["novelty"], found["known_rejected"]) == (False, 0.5, 0.02)
+    assert parameters_of([known])["known"] is True
+    cannot = parameters_of([strange, answer()])
+    assert not {"known", "novelty", "known_rejected"} & cannot.keys()
+    assert "known_rejected" not in parameters_of(
+        [msgspec.structs.replace(known, known_rejected=None)]
+    )
 
 
 def test_a_response_in_binary() -> None:

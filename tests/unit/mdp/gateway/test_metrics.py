@@ -13,6 +13,7 @@ from mdp.gateway.devices import Roll
 from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.metrics import OTHER, Metrics, known_provider
 from mdp.protocol.messages import OUTCOMES, RELOADS, answered_by
+from mdp.requests.prediction import Prediction
 from mdp.testing.bundles import DEVICES, write_bundle
 
 
@@ -34,6 +35,15 @@ class Told:
         lines = self._metrics.exposition("")[0].decode().splitlines()
         return sum(not line.startswith("#") for line in lines)
 
+    def answered(self, known: bool | None) -> None:
+        """Count an answer of the device alpha."""
+        answer = Prediction(
+            label="red", probability=0.9, top=(("red", 0.9),), mode="single", used=("alpha",),
+            missing={}, expected_accuracy=0.5, latency_ms=1.0, deadline_ms=80.0, members=(),
+            known=known,
+        )  # fmt: skip
+        self._metrics.answered("colours", [answer])
+
     def scraped(self, family: str, *statuses: DeviceStatus) -> dict[str, float]:
         """Labels -> value of the samples of `family`, after the devices have said `statuses`."""
         self.roll.told(statuses, 1.0)
@@ -45,6 +55,15 @@ class Told:
 @pytest.fixture
 def told(tmp_path: Path) -> Told:
     return Told(tmp_path)
+
+
+def test_answers_about_unknown_items_are_counted(told: Told) -> None:
+    assert told.scraped("mdp_unknown_answers_total") == {
+        'mdp_unknown_answers_total{model="colours"}': 0.0
+    }
+    for known in (True, False, None, False):
+        told.answered(known)
+    assert [*told.scraped("mdp_unknown_answers_total").values()] == [2.0]
 
 
 def test_a_suspected_camera_is_a_gauge_of_devices_with_a_camera(told: Told) -> None:

@@ -60,7 +60,7 @@ def test_a_device_for_the_fleet_and_one_for_each_entry(bundle: Bundle) -> None:
         "device-beta_2",
     ]  # fmt: skip
     unique = [key for payload in found.values() for key in payload["components"]]
-    assert len(set(unique)) == len(unique) == 8 + 6 * len(NAMES)
+    assert len(set(unique)) == len(unique) == 9 + 6 * len(NAMES)
     states = [payload["state_topic"] for payload in found.values()]
     assert len(set(states)) == len(states), "no two devices share a topic"
     assert {payload["availability_topic"] for payload in found.values()} == {
@@ -98,7 +98,14 @@ def test_an_answer_and_none_are_shown(bundle: Bundle) -> None:
         "Devices missing": "1",
         "Latency": "12.35",
         "Problem": "ON",
+        "Unknown item": "OFF",
     }
+    strange = answer_payload(
+        "now", msgspec.structs.replace(ANSWER, known=False, novelty=1.5, known_rejected=0.02)
+    )
+    assert states(config, strange)["Unknown item"] == "ON"
+    assert strange["verdict"] == "unknown, nearest red (92%)"
+    assert (strange["label"], strange["known_rejected"]) == ("red", 0.02)
     label = next(iter(config["components"].values()))
     attributes = jinja2.Template(label["json_attributes_template"]).render(value_json=answered)
     assert json.loads(attributes) == {
@@ -109,6 +116,8 @@ def test_an_answer_and_none_are_shown(bundle: Bundle) -> None:
     error = QuorumNotMet("no device\ncan answer", dict.fromkeys(NAMES, "unreachable"))
     failed = answer_payload("now", error)
     assert failed["error"] == "no device can answer"
+    assert failed.keys() == answered.keys()
+    assert states(config, failed)["Unknown item"] == "OFF"
     shown = states(config, failed)
     assert (shown["Label"], shown["Probability"], shown["Problem"]) == ("None", "None", "ON")
     assert shown["Devices missing"] == "4"

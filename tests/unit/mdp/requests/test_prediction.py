@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from mdp.errors import DeadlineExceeded, QuorumNotMet
+from mdp.errors import ConfigError, DeadlineExceeded, QuorumNotMet
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry
-from mdp.fusion.fuse import FUSIONS, Contribution, Fusion, probabilities
+from mdp.fusion.fuse import FUSIONS, Contribution, Fusion, fuse, probabilities, weights_for
 from mdp.requests import prediction
 from mdp.requests.prediction import (
     TOP_K,
@@ -25,7 +25,7 @@ from mdp.requests.prediction import (
 from mdp.requests.reason import LATE, NOT_NEEDED, UNREACHABLE, Reason
 from mdp.requests.session import Arrival, Finish, Replied
 from mdp.testing.bundles import DEVICES, LABELS, size_accuracy, subset_accuracy, write_bundle
-from tests.support.bundles import CASCADE_ACCURACY, with_cascade
+from tests.support.bundles import CASCADE_ACCURACY, with_cascade, with_novelty
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +196,58 @@ def test_many_members_take_weights_and_accuracy_of_their_size(tmp_path: Path) ->
     assert answer.expected_accuracy == size_accuracy(4).mean.stacked
 
 
+@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("members", [(0,), (1, 2), (0, 1, 2)])
+def test_an_item_above_the_threshold_is_none_of_the_classes(
+    tmp_path: Path, members: tuple[int, ...], fusion: Fusion
+) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    # Energy of stacked logits, whatever rule the answer is fused by.
+    weights = weights_for(members, "stacked", Bundle.open(folder).fusion_weights())
+    z = fuse({k: ARRIVALS[k].contribution for k in members}, weights)
+    energy = -float(np.log(np.exp((z - z.mean()).astype(np.float64)).sum()))
+    for above, known in ((0.01, False), (-0.01, True)):
+        with_novelty(folder, threshold=energy - above)
+        answer = conclude(folder, members, fusion)
+        assert answer.known == known
+        assert answer.novelty == pytest.approx(above, abs=1e-4)
+        assert answer.known_rejected == pytest.approx(0.04 - 0.01 * (len(members) - 1))
+        named = f"{answer.label} ({answer.probability:.0%})"
+        assert answer.verdict == (named if known else f"unknown, nearest {named}")
+
+
+def test_a_bundle_without_thresholds_answers_and_cannot_say(folder: Path) -> None:
+    answer = conclude(folder, (0, 1))
+    assert (answer.known, answer.novelty, answer.known_rejected) == (None, None, None)
+    assert answer.verdict == f"{answer.label} ({answer.probability:.0%})"
+    with pytest.raises(
+        ConfigError, match=r"fusion\.json: key `novelty`: expected thresholds for `reject` 0"
+    ):
+        AnswerBuilder(Bundle.open(folder), "stacked", reject=0.02)
+
+
+def test_another_rate_has_another_threshold_that_was_not_measured(tmp_path: Path) -> None:
+    folder = with_novelty(write_bundle(tmp_path / "bundle"))
+    finish = Finish(arrived=ARRIVALS, missing={}, timed_out=False)
+    default = AnswerBuilder(Bundle.open(folder), "stacked").build(finish, 80.0)
+    rarer = AnswerBuilder(Bundle.open(folder), "stacked", reject=0.01).build(finish, 80.0)
+    assert isinstance(default, Prediction)
+    assert isinstance(rarer, Prediction)
+    assert default.novelty is not None
+    assert rarer.novelty == pytest.approx(default.novelty - 1.0)
+    assert (default.known_rejected, rarer.known_rejected) == (0.02, None)
+    for rate, wanted in ((0.001, "expected at least 0.01"), (0.5, "expected at most 0.05")):
+        with pytest.raises(ConfigError, match=rf"`reject` of the fleet file: {wanted}"):
+            AnswerBuilder(Bundle.open(folder), "stacked", reject=rate)
+
+
+def test_thresholds_that_were_never_measured(tmp_path: Path) -> None:
+    folder = with_novelty(write_bundle(tmp_path / "bundle"), rejected=None)
+    answer = conclude(folder, (0, 1, 2))
+    assert answer.known is not None
+    assert answer.known_rejected is None
+
+
 def test_where_the_milliseconds_of_every_member_went(folder: Path) -> None:
     answer = conclude(folder, (0, 2))
     assert [(m.device, m.k, m.compute_ms) for m in answer.members] == [
@@ -240,6 +292,8 @@ def test_print_shows_what_the_answer_is_and_lacks(folder: Path) -> None:
     assert str(answer) == f"{shown})"
     doubted = replace(answer, suspects={"gamma": "frozen"})
     assert repr(doubted) == f"{shown}, suspects={{'gamma': 'frozen'}})"
+    unknown = repr(replace(answer, known=False))
+    assert unknown == f"{shown})".replace("label", "known=False, label", 1)
 
 
 def test_at_most_five_labels_best_first(tmp_path: Path) -> None:

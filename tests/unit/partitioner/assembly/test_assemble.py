@@ -1,5 +1,6 @@
 """Models that exist as one bundle: what is taken, what is refused, and what comes out."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,17 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Region
 from mdp.fusion.fuse import fuse
 from mdp.pictures.crop import crop, load_picture
+from mdp.runtimes.onnxruntime import open_session
 from partitioner.assembly.members import read_map, read_names, rows_of
 from partitioner.cli.assemble import assemble
 from partitioner.data.crops import View, load_views, picture_of
 from partitioner.data.datasets import PictureSet, open_dataset, thinned
 from partitioner.data.memmaps import Views
+from partitioner.export.sessions import run_session
+from partitioner.fusion.novelty_fit import tells_distance
 from partitioner.fusion.stacking import fit_subset
 from partitioner.networks.families import Backbone, FamilyMember, create
+from partitioner.networks.feature_distance import FARTHEST
 from partitioner.regions import REGIONS
 from tests.support.models.trees import CLASSES, write_tree
 
@@ -159,6 +164,9 @@ def test_a_network_and_an_onnx_file_become_a_bundle(
     assert len(set(right)) > 1
     assert seen[0] == left
     assert right[REGIONS.index(seen[1])] == max(right)
+    # An ONNX file does not tell the distance of its features.
+    assert bundle.fusion_weights().novelty
+    assert not tells_distance(bundle.fusion_weights())
     assert fitted_on[-1] == View(SIDE, seen[1])
     assert manifest.labels == sorted(CLASSES)
     assert manifest.plan.teacher is None
@@ -197,6 +205,34 @@ def test_a_trained_member_is_quantized(parts: Path, tmp_path: Path, tree: Path) 
         for t in onnx.load_from_string(bundle.content("submodels/0/model.onnx")).graph.initializer
     }
     assert TensorProto.INT8 in kinds
+
+
+def test_timm_networks_tell_the_distance_of_their_features(
+    parts: Path, tmp_path: Path, tree: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tree, data)
+    random = np.random.default_rng(0)
+    (data / "unknown").mkdir()
+    for number in range(20):
+        noise = random.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(data / "unknown" / f"{number}.png")
+    one_region: dict[str, Any] = {"region": {}}
+    bundle = run(parts, tmp_path, data, VIT_MODEL | one_region, CONV_MODEL | one_region)
+    assert bundle.manifest.labels == sorted(CLASSES)
+    novelty, evaluation = bundle.fusion_weights().novelty, bundle.manifest.evaluation
+    assert novelty
+    assert (novelty.pictures, novelty.unknown) == (33, 10)
+    assert all("distance" in one.weights for one in novelty.subsets if len(one.weights) > 1)
+    assert evaluation is not None
+    assert evaluation.rejection
+    assert evaluation.rejection.unknown_pictures == 10
+    assert [one.members for one in evaluation.rejection.subsets] == [(0,), (1,), (0, 1)]
+    assert all(one.auc is not None for one in evaluation.rejection.subsets)
+    # The mean over the classes says that noise is as far as anything.
+    noise = random.integers(0, 256, (8, SIDE, SIDE, 3), dtype=np.uint8)
+    (logits,) = run_session(open_session(bundle.verified("submodels/0/model.onnx")), noise, ["bag"])
+    assert logits.mean(axis=1) == pytest.approx(-FARTHEST, abs=1e-3)
 
 
 WRONG_LABELS = {"labels": "others.txt"}

@@ -10,6 +10,12 @@ from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from tests.support.models.trees import CLASSES, write_tree
 
 
+def write_unknown(root: Path, each: int) -> None:
+    write_tree(root / "elsewhere", each=each, classes=("ring",), seed=2)
+    (root / "elsewhere" / "ring").rename(root / "unknown")
+    (root / "elsewhere").rmdir()
+
+
 def names(data: Dataset) -> dict[str, set[str]]:
     return {split: set(data.split(split).names) for split in SPLITS}
 
@@ -43,6 +49,62 @@ def test_train_and_a_held_out_folder(tmp_path: Path, held_out: str) -> None:
     data = open_dataset(str(tmp_path))
     assert [len(data.split(split)) for split in SPLITS] == [27, 3, 12]
     assert all(held_out in Path(str(source)).parts for source in data.test.sources)
+
+
+@pytest.mark.parametrize(
+    ("places", "halves"),
+    [
+        # Beside the classes of a tree, in train/ or beside it: half of them measure.
+        ({"tree": 5}, (2, 3)),
+        ({"train": 5}, (2, 3)),
+        ({"": 5}, (2, 3)),
+        ({"train": 1}, (0, 1)),
+        # A test folder's own measure.
+        ({"train": 5, "val": 4}, (5, 4)),
+        ({"val": 4}, (0, 4)),
+    ],
+)
+def test_unknown_is_no_class(
+    tmp_path: Path, places: dict[str, int], halves: tuple[int, int]
+) -> None:
+    if "tree" in places:
+        write_tree(tmp_path, each=10)
+        places = {"": places["tree"]}
+    else:
+        write_tree(tmp_path / "train", each=10)
+        write_tree(tmp_path / "val", each=4, seed=1)
+    before = open_dataset(str(tmp_path))
+    for place, each in places.items():
+        write_unknown(tmp_path / place, each)
+    data = open_dataset(str(tmp_path))
+    # The classes and their splits stay as they were.
+    assert (data.labels, names(data)) == (CLASSES, names(before))
+    assert [data.split(split).digest for split in SPLITS] == [
+        before.split(split).digest for split in SPLITS
+    ]
+    assert (before.unknown, before.unknown_test) == (None, None)
+    found = [data.unknown, data.unknown_test]
+    assert tuple(0 if half is None else len(half) for half in found) == halves
+    for half in filter(None, found):
+        assert set(half.targets) == {-1}
+        assert all(name.startswith("unknown/") for name in half.names)
+    again = open_dataset(str(tmp_path))
+    for one, other in zip(found, [again.unknown, again.unknown_test], strict=True):
+        assert (one and one.digest) == (other and other.digest)
+
+
+def test_unknown_alone_is_refused(tmp_path: Path) -> None:
+    write_unknown(tmp_path, 5)
+    with pytest.raises(InputError, match="2 class folders, found none beside 'unknown', whose"):
+        open_dataset(str(tmp_path))
+    write_tree(tmp_path, each=5, classes=("ring",))
+    with pytest.raises(InputError, match="found only 'ring' beside 'unknown', whose pictures are"):
+        open_dataset(str(tmp_path))
+    write_tree(tmp_path, each=5, classes=("cross", "stripes"))
+    for picture in (tmp_path / "unknown").iterdir():
+        picture.unlink()
+    with pytest.raises(InputError, match=r"unknown: expected pictures of class 'unknown', found"):
+        open_dataset(str(tmp_path))
 
 
 def test_test_wins_over_val(tmp_path: Path) -> None:

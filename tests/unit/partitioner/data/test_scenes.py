@@ -120,6 +120,22 @@ def test_what_is_no_scene_is_named(
         open_dataset(str(scenes), cameras=cameras)
 
 
+def test_scenes_of_no_class_need_every_camera(scenes: Path) -> None:
+    for n in range(5):
+        for camera in CAMERAS:
+            grey(scenes / "unknown" / f"{n:02d}" / f"{camera}.png", n)
+    (scenes / "unknown/03/side.png").unlink()
+    data = open_dataset(str(scenes), cameras=CAMERAS)
+    assert data.labels == ("a", "b")
+    assert data.unknown is not None
+    assert data.unknown_test is not None
+    there = {*data.unknown.names, *data.unknown_test.names}
+    assert there == {f"unknown/{n:02d}" for n in (0, 1, 2, 4)}
+    assert set(data.incomplete) <= {"side"}
+    single = single_pictures(data)
+    assert (single.unknown, single.unknown_test) == (None, None)
+
+
 def test_a_scene_s_pictures_may_have_unequal_sizes(scenes: Path, tmp_path: Path) -> None:
     wide = np.full((30, 50, 3), 200, np.uint8)
     for label in "ab":

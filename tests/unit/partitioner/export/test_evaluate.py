@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdp.formats.bundle import CascadeAccuracy, Evaluation, MemberAccuracy
+from mdp.formats.bundle import (
+    CascadeAccuracy,
+    Evaluation,
+    MemberAccuracy,
+    Rejection,
+    SubsetRejection,
+)
 from mdp.formats.plan import PredictedAccuracy
 from mdp.fusion.fuse import (
     Contribution,
@@ -19,15 +25,18 @@ from mdp.fusion.fuse import (
     listed_subsets,
     unlisted_sizes,
 )
+from mdp.fusion.novelty import NoveltyScore
 from mdp.testing.bundles import colour_plan, size_accuracy, subset_accuracy
 from partitioner.cli.tables import print_report
 from partitioner.export.evaluate import (
     Report,
     expected_calibration_error,
+    measure_rejection,
     measure_subset,
     size_accuracies,
     subset_accuracies,
 )
+from partitioner.fusion.novelty_fit import area_under_curve, fit_novelty
 from partitioner.fusion.stacking import fit_fusion, sampled_subsets
 from tests.support.bundles import A_QUARTER, CASCADE_ACCURACY
 
@@ -155,6 +164,53 @@ def test_many_members_are_measured_by_size_where_not_by_subset() -> None:
     assert sizes[0].ece.bagged == pytest.approx(np.mean(errors))
 
 
+def test_rejected_items_of_every_subset() -> None:
+    random = np.random.default_rng(0)
+    targets = random.integers(0, 3, 400)
+
+    def seen(signal: float, count: int) -> dict[int, Contribution]:
+        return {
+            k: Contribution(
+                None, (signal * np.eye(3)[targets] + random.normal(size=(400, 3))).astype("f4")
+            )
+            for k in range(count)
+        }
+
+    known = seen(5.0, 2)
+    fusion = fit_fusion(known, targets)
+    novelty = fit_novelty(known, fusion)
+    others, strange = seen(5.0, 2), seen(0.5, 2)
+    alone = measure_rejection(others, fusion, novelty)
+    both = measure_rejection(others, fusion, novelty, strange)
+    assert (alone.rate, alone.unknown_pictures, both.unknown_pictures) == (0.019950, 0, 400)
+    assert [one.members for one in both.subsets] == [(0,), (1,), (0, 1)]
+    for one, other in zip(alone.subsets, both.subsets, strict=True):
+        assert (one.unknown, one.auc) == (None, None)
+        assert one.known == other.known
+        fitted = novelty.of(one.members)
+        assert fitted is not None
+        scores = [
+            NoveltyScore(one.members, fusion).of(parts, fitted.weights)
+            for parts in (others, strange)
+        ]
+        threshold = fitted.thresholds[novelty.place(None)]
+        assert other.known == (scores[0] > threshold).mean()
+        assert other.unknown == (scores[1] > threshold).mean()
+        assert other.auc == area_under_curve(*scores)
+        assert 0 <= other.known < 0.06
+        assert other.unknown is not None
+        assert other.unknown > other.known
+
+
+def test_rejected_items_of_sizes_that_are_not_listed() -> None:
+    given_, _ = contributions(10)
+    fusion = weights(10)
+    measured = measure_rejection(given_, fusion, fit_novelty(given_, fusion), given_)
+    sizes = {one.size: one for one in measured.subsets if not one.members}
+    assert sorted(sizes) == unlisted_sizes(10)
+    assert all(one.auc == pytest.approx(0.5) for one in sizes.values())
+
+
 def report(count: int) -> Report:
     evaluation = Evaluation(
         data="colours",
@@ -174,6 +230,33 @@ def test_the_table_shows_calibration_errors(capsys: pytest.CaptureFixture[str]) 
     assert "stacked ECE" in printed
     row = next(line for line in printed.splitlines() if "alpha + beta" in line)
     assert [w for w in row.split() if w.endswith("%")] == ["79.00%", "89.00%", "84.00%", "10.00%"]
+
+
+def test_the_table_shows_rejected_items(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = colour_plan(("alpha", "beta"), (8, 8))
+    subsets = [
+        SubsetRejection(size=len(s), known=0.02 + 0.01 * len(s), members=s)
+        for s in listed_subsets(range(2))
+    ]
+    found, plain = Rejection(rate=0.02, subsets=subsets), report(2)
+    told = dataclasses.replace(
+        plain, evaluation=msgspec.structs.replace(plain.evaluation, rejection=found)
+    )
+    print_report(told, plan)
+    printed = capsys.readouterr().out
+    assert "2.0% of known ones rejected" in " ".join(printed.split())
+    rows = [line for line in printed.splitlines() if "alpha + beta" in line]
+    assert [w for w in rows[-1].split() if w.endswith("%") or w == "-"] == ["4.0%", "-", "-"]
+    measured = [msgspec.structs.replace(one, unknown=0.9, auc=0.987) for one in subsets]
+    found = Rejection(rate=0.02, subsets=measured, unknown_pictures=50)
+    told = dataclasses.replace(
+        plain, evaluation=msgspec.structs.replace(plain.evaluation, rejection=found)
+    )
+    print_report(told, plan)
+    printed = capsys.readouterr().out
+    assert "50 pictures of no class" in printed
+    rows = [line for line in printed.splitlines() if "alpha + beta" in line]
+    assert rows[-1].split()[-4:-1] == ["90.0%", "\u2502", "0.987"]
 
 
 def test_times_beside_other_load_are_marked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from mdp.files import read_json
@@ -11,6 +12,7 @@ from mdp.fusion.fuse import Contribution, FusionWeights
 from mdp.testing.bundles import write_bundle
 from partitioner.fusion.bundle_fit import agreement, fit_bundle
 from partitioner.fusion.cascade_fit import fit_cascade
+from partitioner.fusion.novelty_fit import fit_novelty
 from partitioner.fusion.stacking import fit_fusion
 
 
@@ -24,10 +26,11 @@ def test_weights_are_written_and_every_file_is_hashed(tmp_path: Path) -> None:
     }
     files, cascade = fit_bundle(folder, manifest.plan, contributions, targets)
     fusion = read_json(folder / "fusion.json", FusionWeights)
-    assert fusion == fit_fusion(contributions, targets)
+    assert replace(fusion, novelty=UNSET) == fit_fusion(contributions, targets)
+    assert fusion.novelty == fit_novelty(contributions, fusion)
     assert cascade == fit_cascade(manifest.plan, contributions, targets, fusion)
     assert cascade is not None
-    assert b"agreement" not in (folder / "fusion.json").read_bytes()
+    assert b'"agreement"' not in (folder / "fusion.json").read_bytes()
     assert files == {name: file_entry(folder / name) for name in manifest.files}
     assert files["fusion.json"] != manifest.files["fusion.json"]
 
@@ -44,8 +47,33 @@ def test_pictures_of_a_group_count_as_one(tmp_path: Path) -> None:
     groups = np.arange(30) // 2
     fit_bundle(folder, plan, contributions, targets, groups)
     fusion = read_json(folder / "fusion.json", FusionWeights)
-    assert fusion == fit_fusion(contributions, targets, groups)
-    assert fusion != fit_fusion(contributions, targets)
+    weights = replace(fusion, novelty=UNSET)
+    assert weights == fit_fusion(contributions, targets, groups)
+    assert weights != fit_fusion(contributions, targets)
+    assert fusion.novelty
+    assert fusion.novelty.pictures == 15
+
+
+def test_pictures_of_no_class_choose_the_score(tmp_path: Path) -> None:
+    folder, random = write_bundle(tmp_path / "bundle"), np.random.default_rng(0)
+    plan, targets = Bundle.open(folder).manifest.plan, np.arange(30) % 3
+    known, strange = (
+        {
+            k: Contribution(
+                None, (signal * np.eye(3)[targets] + random.normal(size=(30, 3))).astype(np.float32)
+            )
+            for k in range(3)
+        }
+        for signal in (4.0, 0.5)
+    )
+    said: list[str] = []
+    fit_bundle(folder, plan, known, targets, unknown=strange, note=said.append)
+    fusion = read_json(folder / "fusion.json", FusionWeights)
+    assert fusion.novelty == fit_novelty(known, fusion, unknown=strange)
+    assert fusion.novelty
+    assert fusion.novelty.unknown == 30
+    assert len(said) == 1
+    assert said[0].startswith("unknown items: 30 calibration pictures support no rate")
 
 
 def test_cameras_get_how_often_each_agrees_with_the_others(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""Scores and thresholds by which an item is none of the classes. Plain records.
+
+`mdp.fusion.novelty` computes the scores, `partitioner.fusion.novelty_fit` fits them.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from mdp.files import Record
+
+#: The rate of rejected known items where nobody asks for another.
+DEFAULT_RATE = 0.02
+#: What a score is a sum of.
+Signal = Literal["energy", "doubt", "disagreement", "distance"]
+Rate = Annotated[float, Meta(gt=0, lt=1)]
+#: No number of a bundle is larger.
+MAX_SCORE = 1e9
+
+
+class SubsetNovelty(Record, frozen=True):
+    """The score of one arrival subset, or of all unlisted subsets of one size."""
+
+    size: Annotated[int, Meta(ge=1)]
+    #: Signals that count, by their weights.
+    weights: dict[Signal, float]
+    #: For each of the rates, ascending: the score above which an item is unknown.
+    thresholds: tuple[float, ...]
+    #: Ascending; empty for all unlisted subsets of the size.
+    members: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if list(self.members) != sorted(set(self.members)) or any(k < 0 for k in self.members):
+            raise ValueError("`members` have to be distinct, not negative and ascending")
+        if self.members and len(self.members) != self.size:
+            raise ValueError("`size` has to be the number of `members`")
+        if not self.weights:
+            raise ValueError("`weights` need at least one signal")
+        if list(self.thresholds) != sorted(self.thresholds, reverse=True):
+            raise ValueError("`thresholds` must not rise with the rate")
+        numbers = (*self.weights.values(), *self.thresholds)
+        # Written so that a NaN is refused too.
+        if not all(abs(number) <= MAX_SCORE for number in numbers):
+            raise ValueError(f"numbers have to be finite and at most {MAX_SCORE:g} in size")
+
+
+class Novelty(Record, frozen=True):
+    """Scores and thresholds of every arrival subset: `novelty` in a bundle's `fusion.json`."""
+
+    #: Rates of rejected known items that the calibration supports, ascending.
+    rates: Annotated[tuple[Rate, ...], Meta(min_length=1)]
+    #: The rate of a client that asks for none: one of `rates`.
+    default: Rate
+    #: Calibration pictures, or scenes, that the thresholds are quantiles of.
+    pictures: Annotated[int, Meta(ge=1)]
+    subsets: list[SubsetNovelty]
+    #: Pictures of no class that the signals were chosen by; 0: classes left out in turn stood for
+    #: them.
+    unknown: Annotated[int, Meta(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        if list(self.rates) != sorted(set(self.rates)):
+            raise ValueError("`rates` have to be distinct and ascending")
+        if self.default not in self.rates:
+            raise ValueError("`default` has to be one of `rates`")
+        keys = [one.members or one.size for one in self.subsets]
+        if len(set(keys)) != len(keys):
+            raise ValueError("`subsets` list the same members or size twice")
+        if any(len(one.thresholds) != len(self.rates) for one in self.subsets):
+            raise ValueError("`thresholds` need a number for each of `rates`")
+
+    def of(self, members: Sequence[int]) -> SubsetNovelty | None:
+        """The score of ascending `members`: their own, else that of their size, else None."""
+        wanted = tuple(members)
+        own = next((one for one in self.subsets if one.members == wanted), None)
+        if own is not None:
+            return own
+        size = len(wanted)
+        return next((one for one in self.subsets if not one.members and one.size == size), None)
+
+    def place(self, rate: float | None) -> int:
+        """The place of a rate among `rates`, the default's for None.
+
+        Of a rate between two, the lower one. Raises ValueError for one below all of them, which
+        no calibration of this size supports, and for one that is far above.
+        """
+        wanted = self.default if rate is None else rate
+        # The rates are rounded numbers, as is what a user types.
+        found = bisect_right(self.rates, wanted * (1 + 1e-9)) - 1
+        if found < 0:
+            raise ValueError(
+                f"expected at least {self.rates[0]:.2g}, the lowest rate that {self.pictures:,} "
+                f"calibration pictures support, got {wanted:g}"
+            )
+        if wanted > self.rates[-1] + 1e-9:
+            raise ValueError(f"expected at most {self.rates[-1]:.2g}, got {wanted:g}")
+        return found

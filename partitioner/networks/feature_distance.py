@@ -1,0 +1,85 @@
+"""Distance of a feature from those of the training pictures, told in the logits themselves.
+
+Features of pictures that a network was taught vary in few directions. What a further feature has
+outside of them grows with how little its picture resembles any of these (Wang, Li, Feng and Zhang,
+ViM: Out-of-Distribution with Virtual-logit Matching, CVPR 2022). The mean of the logits over the
+classes is this distance, negative, which changes no probability and no label: it reaches the client
+without a byte more.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from mdp.pictures.crop import Pixels
+
+#: Directions that are kept, at most, and pictures for each of them, at least.
+DIRECTIONS, PICTURES_EACH = 64, 4
+#: Pictures that go through a network at a time.
+_BATCH = 32
+#: A feature that hardly varied in training has this scale at least, as a share of the median one:
+#: else a small change of it would be a large distance.
+_LEAST_SHARE = 0.1
+_LEAST_SCALE = 1e-6
+#: The largest distance: one member to which an item is very strange does not decide alone.
+FARTHEST = 4.0
+
+
+class DistanceClassifier(nn.Module):
+    """A linear classifier whose logits have the negative distance of their feature as mean."""
+
+    def __init__(self, classifier: nn.Linear, features: Tensor) -> None:
+        """`features` `[N, D]` are those of training pictures."""
+        super().__init__()
+        self.classifier = classifier
+        x = features.double()
+        mean, scale = x.mean(dim=0), x.std(dim=0, correction=0)
+        scale = scale.clamp(min=max(_LEAST_SHARE * float(scale.median()), _LEAST_SCALE))
+        x = (x - mean) / scale
+        kept = min(DIRECTIONS, len(x) // PICTURES_EACH, x.shape[1] // 2)
+        _, vectors = torch.linalg.eigh(x.T @ x)
+        self.mean: Tensor
+        self.register_buffer("mean", mean.float())
+        self.scale: Tensor
+        self.register_buffer("scale", scale.float())
+        self.directions: Tensor
+        self.register_buffer("directions", vectors[:, vectors.shape[1] - kept :].float())
+        self.typical: Tensor
+        self.register_buffer("typical", torch.ones(()))
+        with torch.no_grad():
+            self.typical.copy_(self._length(features.float()).mean().clamp(min=_LEAST_SCALE))
+
+    def distance(self, feature: Tensor) -> Tensor:
+        """Lengths `[N, 1]` of features `[N, D]` outside of the directions, `FARTHEST` at most.
+
+        Their unit is the mean of the training pictures.
+        """
+        return (self._length(feature) / self.typical).clamp(max=FARTHEST)
+
+    def _length(self, feature: Tensor) -> Tensor:
+        x = (feature - self.mean) / self.scale
+        outside = x - (x @ self.directions) @ self.directions.T
+        length: Tensor = outside.square().sum(dim=1, keepdim=True).sqrt()
+        return length
+
+    def forward(self, feature: Tensor) -> Tensor:
+        """Logits `[N, C]` of features `[N, D]`."""
+        logits: Tensor = self.classifier(feature)
+        return logits - logits.mean(dim=1, keepdim=True) - self.distance(feature)
+
+
+def attach_distance(module: nn.Module, place: str, pixels: Pixels) -> None:
+    """Let the linear layer `place` of a served network carry the distance of its feature.
+
+    `module` takes uint8 pictures `[N, S, S, 3]`; `pixels` are training pictures of that form.
+    """
+    classifier = module.get_submodule(place)
+    assert isinstance(classifier, nn.Linear)
+    seen: list[Tensor] = []
+    hook = classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with torch.inference_mode():
+        for start in range(0, len(pixels), _BATCH):
+            module.eval()(torch.from_numpy(pixels[start : start + _BATCH].copy()))
+    hook.remove()
+    with torch.no_grad():
+        module.set_submodule(place, DistanceClassifier(classifier, torch.cat(seen).clone()))
+    module.eval()
