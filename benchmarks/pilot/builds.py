@@ -51,10 +51,10 @@ def figures() -> str:
     """Figures of the page."""
     result = kept("measured-builds")
     return "\n\n".join((
-        f"{len(result['rows'])} builds; {measured_on(result['machine'])}.",
+        f"Builds: {len(result['rows'])}; {measured_on(result['machine'])}.",
         table(
             result["rows"],
-            ("pictures", lambda row: f"{row['data']}, {row['train']:,} to learn from"),
+            ("pictures", lambda row: f"{row['data']}, {row['train']:,} compared"),
             ("classes", lambda row: row["classes"]),
             ("devices", lambda row: ", ".join(row["devices"])),
             ("ms", lambda row: f"{row['latency_ms']:g}"),
