@@ -76,6 +76,9 @@ def build_measured(
     with owned(run):
         _record(inputs, run)
         pilot = choose(inputs, run.cache, progress, run.path / "pilot")
+        for device, row in pilot.choice.rows.items():
+            progress.note(f"{device}: {pilot.measured[row].candidate.words}")
+        progress.note(f"all together: {pilot.predict_words(len(inputs.data.test))} test pictures")
         with TemporaryDirectory(prefix="members-", dir=run.path) as folder:
             pictures = Pictures.of(inputs.data, FITTED)
             build = _Build(inputs, run, name, out, Path(folder), pilot, progress, threads, pictures)
