@@ -214,9 +214,11 @@ def test_too_few_minutes_are_said_and_train_nothing(
     inputs = inputs_of(weights, tree, **{"run.minutes": 0.1, "plan.latency_ms": 1.0})
     _, found = run(inputs, tmp_path / "bundle", clock=Clock())
     assert not found.taught
-    assert (
-        "s of --minutes 0.1 are left to train it, expected at least 20" in capsys.readouterr().err
-    )
+    shown = capsys.readouterr().err
+    assert "s of --minutes 0.1 are left to train it, expected at least 20" in shown
+    # Whoever waits sees the choice before anything is trained.
+    assert "n100: test_vit, first " in shown
+    assert "all together: predicted " in shown
 
 
 def test_a_build_that_was_stopped_goes_on_from_its_checkpoint(
