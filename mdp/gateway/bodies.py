@@ -107,7 +107,7 @@ def uploaded(content_type: str, body: bytearray) -> Buffer:
         return body
     header = Message()
     header["content-type"] = content_type[:MAX_FORM_HEADER_BYTES]
-    boundary = (header.get_boundary() or "").encode("latin-1", "replace")
+    boundary = (_parameter(header, "boundary", "content-type") or "").encode("latin-1", "replace")
     if not 0 < len(boundary) <= MAX_BOUNDARY_BYTES:
         raise Refusal(
             400,
@@ -151,4 +151,15 @@ def _file_of(body: bytearray, delimiter: bytes) -> Buffer:
 
 def _is_file(headers: bytes) -> bool:
     """Tell whether a field's headers name a file."""
-    return BytesHeaderParser().parsebytes(headers.lstrip()).get_filename() is not None
+    parsed = BytesHeaderParser().parsebytes(headers.lstrip())
+    return _parameter(parsed, "filename", "content-disposition") is not None
+
+
+def _parameter(message: Message, name: str, header: str) -> str | None:
+    """A header's parameter as it was sent, None without it.
+
+    Unlike `get_filename` and `get_boundary`, which raise ValueError for a character set that
+    nobody can have (RFC 2231), this decodes none.
+    """
+    value = message.get_param(name, header=header)
+    return value[2] if isinstance(value, tuple) else value

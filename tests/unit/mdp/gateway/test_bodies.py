@@ -115,3 +115,15 @@ def test_a_field_s_headers_are_short() -> None:
     long = FILE + b"; " + b";" * bodies.MAX_FIELD_HEADER_BYTES
     with pytest.raises(Refusal, match="headers after its boundary"):
         uploaded(FORM, form((long, b"x")))
+
+
+@pytest.mark.parametrize("name", [b"filename*=\x00''a.png", b"filename*=no-such-set''a.png"])
+def test_a_file_whose_name_has_no_character_set(name: bytes) -> None:
+    """Names are not decoded: the standard library raises ValueError for the first one."""
+    head = b'Content-Disposition: form-data; name="picture"; ' + name
+    assert bytes(uploaded(FORM, form((TEXT, b"1"), (head, b"content")))) == b"content"
+
+
+def test_a_boundary_whose_name_has_no_character_set() -> None:
+    kind = "multipart/form-data; boundary*=\x00''a"
+    assert bytes(uploaded(kind, form((FILE, b"content")))) == b"content"
