@@ -55,12 +55,17 @@ def fuzz_figures() -> str:
     )
     targets = table(
         rows,
-        ("target", "{target}"),
+        ("target", _target),
         ("inputs", "{inputs:,}"),
         ("accepted", "{accepted_share:.1%}"),
         ("growth, KiB a million inputs", _growth),
     )
     return f"{summary}\n\n{targets}"
+
+
+def _target(row: Mapping[str, Any]) -> str:
+    """The target, and the date where it was run by itself."""
+    return f"{row['target']} ({row['date']})" if "date" in row else f"{row['target']}"
 
 
 def _growth(row: Mapping[str, Any]) -> str:
