@@ -69,8 +69,8 @@ def build_measured(
     A bundle of frozen networks stands first. Then the networks are trained in what is left of the
     minutes, and those that are better on the calibration split replace it. Raises InputError.
     """
-    started_s, threads = clock(), inputs.threads or own_threads()
-    use_threads(threads)
+    started_s = clock()
+    use_threads(inputs.threads or own_threads())
     if remark := remark_on(inputs.data):
         progress.note(remark)
     with owned(run):
@@ -81,7 +81,7 @@ def build_measured(
         progress.note(f"all together: {pilot.predict_words(len(inputs.data.test))} test pictures")
         with TemporaryDirectory(prefix="members-", dir=run.path) as folder:
             pictures = Pictures.of(inputs.data, FITTED)
-            build = _Build(inputs, run, name, out, Path(folder), pilot, progress, threads, pictures)
+            build = _Build(inputs, run, name, out, Path(folder), pilot, progress, pictures)
             members = {row: build.fit(row) for row in build.rows}
             progress.note(build.outlook(members))
             begun_s = clock()
@@ -129,7 +129,6 @@ class _Build:
     folder: Path
     pilot: Pilot
     progress: Progress
-    threads: int
     #: What classifiers are fitted to.
     pictures: Pictures
 
@@ -224,9 +223,6 @@ class _Build:
         )
         models = entries(self.pilot, members, inputs.cameras)
         rows = [(len(data.labels), list(range(len(data.labels))))] * len(models)
-        # Its models are timed on one thread.
-        use_threads(1)
         assembly.write(models, rows, inputs.profiles, self.out, self.name)
         _, report = evaluate_step(self.out, data, self.run, self.progress, teacher=False)
-        use_threads(self.threads)
         return report
