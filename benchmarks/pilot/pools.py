@@ -24,8 +24,8 @@ CAMERAS = ("back", "left", "right", "top")
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """Pictures of one folder: at most `each` of a class, some more of the classes `more`."""
+class PicturePool:
+    """PoolPictures of one folder: at most `each` of a class, some more of the classes `more`."""
 
     #: Below the folder of all data sets; it has a folder for each class.
     folder: str
@@ -43,10 +43,10 @@ class Pool:
 
     @property
     def scenes(self) -> bool:
-        """Whether a class has a folder for each scene, with a picture of every camera."""
+        """True where a class has a folder for each scene, with a picture of every camera."""
         return self.folder == "parts"
 
-    def read(self, data: Path) -> "Pictures":
+    def read(self, data: Path) -> "PoolPictures":
         """The pool's pictures; raises InputError where the folder is not there."""
         root = data / self.folder
         if not root.is_dir():
@@ -63,7 +63,7 @@ class Pool:
                 sources += views
                 targets += [target] * len(views)
                 groups += [group] * len(views)
-        return Pictures(tuple(labels), tuple(sources), np.array(targets), np.array(groups))
+        return PoolPictures(tuple(labels), tuple(sources), np.array(targets), np.array(groups))
 
 
 def _hash(path: Path) -> bytes:
@@ -71,7 +71,7 @@ def _hash(path: Path) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
+class PoolPictures:
     """Single pictures in the order of their classes; a scene's in the order of `CAMERAS`."""
 
     labels: tuple[str, ...]
@@ -98,8 +98,8 @@ class FeatureStore:
     progress: Progress
 
     def load(
-        self, pool: Pool, candidates: Sequence[FrozenNetwork]
-    ) -> tuple[Pictures, dict[int, Features]]:
+        self, pool: PicturePool, candidates: Sequence[FrozenNetwork]
+    ) -> tuple[PoolPictures, dict[int, Features]]:
         """The pool's pictures, and features `[N, D]` by the candidate's place."""
         pictures = pool.read(self.data)
         passes: dict[tuple[str, int], dict[int, int]] = {}
@@ -113,7 +113,7 @@ class FeatureStore:
         return pictures, found
 
     def _pass(
-        self, path: Path, pictures: Pictures, name: str, side: int, depths: Sequence[int]
+        self, path: Path, pictures: PoolPictures, name: str, side: int, depths: Sequence[int]
     ) -> Mapping[int, Features]:
         """Features of one network at one size by depth, memory-mapped."""
         files = {depth: path.with_name(f"{path.name}-{depth}.npy") for depth in depths}
@@ -138,7 +138,7 @@ class FeatureStore:
         return {depth: np.load(file, mmap_mode="r") for depth, file in files.items()}
 
     def seconds(self) -> list[Mapping[str, float]]:
-        """What every pass took."""
+        """Seconds that every pass took."""
         return [json.loads(path.read_text()) for path in sorted(self.cache.glob("*.seconds.json"))]
 
 

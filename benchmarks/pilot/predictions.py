@@ -24,7 +24,7 @@ from benchmarks.harness.options import arguments
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept, measured_on
 from benchmarks.harness.tables import table
-from benchmarks.pilot.pools import CAMERAS, FeatureStore, Pictures, Pool
+from benchmarks.pilot.pools import CAMERAS, FeatureStore, PicturePool, PoolPictures
 from mdp.files import write_json
 from partitioner.pilot.candidates import FrozenNetwork, candidates
 from partitioner.pilot.choice import choose
@@ -52,27 +52,27 @@ _MIDDLE = 6
 
 _LEARNT = ("baboon", "basketball", "bathtub", "beaker", "bighorn", "birdhouse", "black_stork",
            "cauliflower", "convertible", "cougar")  # fmt: skip
-CIFAR = Pool("cifar10/train", 150, {"cat": 500, "dog": 500})
-CIFAR_TEST = Pool("cifar10/test", 100, {"cat": 300, "dog": 300})
-NETTE = Pool("imagenette/val", 400, {})
-NETTE_TRAIN = Pool("imagenette/train", 60, {})
-NETTE_VAL = Pool("imagenette/val", 60, {}, "ILSVRC2012_val")
-TINY = Pool("tinyimagenet40/val", 50, {})
-TINY_TRAIN = Pool("tinyimagenet40/train", 25, dict.fromkeys(_LEARNT, 60))
-PARTS = Pool("parts", 40, {})
+CIFAR = PicturePool("cifar10/train", 150, {"cat": 500, "dog": 500})
+CIFAR_TEST = PicturePool("cifar10/test", 100, {"cat": 300, "dog": 300})
+NETTE = PicturePool("imagenette/val", 400, {})
+NETTE_TRAIN = PicturePool("imagenette/train", 60, {})
+NETTE_VAL = PicturePool("imagenette/val", 60, {}, "ILSVRC2012_val")
+TINY = PicturePool("tinyimagenet40/val", 50, {})
+TINY_TRAIN = PicturePool("tinyimagenet40/train", 25, dict.fromkeys(_LEARNT, 60))
+PARTS = PicturePool("parts", 40, {})
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PilotCase:
     """A data set: classes, and pictures or scenes of each that the pilot gets."""
 
     name: str
-    learnt: Pool
+    learnt: PicturePool
     #: Names, or the places of the first and the last one among all, in their order.
     classes: Sequence[str] | range
     each: int
     #: Where the truth is measured; None: on the other pictures of `learnt`.
-    tested: Pool | None = None
+    tested: PicturePool | None = None
     #: Of scenes: one for each device.
     cameras: tuple[str, ...] = ()
     #: The networks had been trained on the pilot's pictures, and not on those of the test.
@@ -80,7 +80,7 @@ class Case:
 
     @property
     def uses_all(self) -> bool:
-        """Whether the pilot gets every picture of the pool, so that all draws are one."""
+        """True where the pilot gets every picture of the pool, so that all draws are one."""
         most = [self.learnt.more.get(str(label), self.learnt.each) for label in self.classes]
         return max(most) <= self.each
 
@@ -88,30 +88,30 @@ class Case:
 ANIMALS = ("bird", "cat", "deer", "dog", "frog", "horse")
 VEHICLES = ("airplane", "automobile", "ship", "truck")
 CASES = (
-    Case("CIFAR-10", CIFAR, range(10), 5, CIFAR_TEST),
-    Case("CIFAR-10", CIFAR, range(10), 20, CIFAR_TEST),
-    Case("CIFAR-10", CIFAR, range(10), 100, CIFAR_TEST),
-    Case("CIFAR-10, cat and dog", CIFAR, ("cat", "dog"), 5, CIFAR_TEST),
-    Case("CIFAR-10, cat and dog", CIFAR, ("cat", "dog"), 500, CIFAR_TEST),
-    Case("CIFAR-10, vehicles", CIFAR, VEHICLES, 50, CIFAR_TEST),
-    Case("CIFAR-10, animals", CIFAR, ANIMALS, 30, CIFAR_TEST),
-    Case("Imagenette", NETTE, range(10), 5),
-    Case("Imagenette", NETTE, range(10), 54),
-    Case("Imagenette, first three", NETTE, range(3), 200),
-    Case("Imagenette, last two", NETTE, range(8, 10), 20),
-    Case("Tiny ImageNet", TINY, range(40), 5),
-    Case("Tiny ImageNet", TINY, range(40), 25),
-    Case("Tiny ImageNet, last twenty", TINY, range(20, 40), 10),
-    Case("Tiny ImageNet, second ten", TINY, range(10, 20), 25),
-    Case("Tiny ImageNet, first five", TINY, range(5), 30),
-    Case("parts, one camera", PARTS, range(30), 25, cameras=("top",)),
-    Case("parts, one camera, last ten", PARTS, range(20, 30), 10, cameras=("left",)),
-    Case("parts, four cameras", PARTS, range(30), 8, cameras=CAMERAS),
-    Case("parts, four cameras, first ten", PARTS, range(10), 20, cameras=CAMERAS),
-    Case("parts, four cameras, four", PARTS, range(10, 14), 5, cameras=CAMERAS),
-    Case("Tiny ImageNet", TINY_TRAIN, range(40), 25, TINY, known=True),
-    Case("Tiny ImageNet, first ten", TINY_TRAIN, _LEARNT, 54, TINY, known=True),
-    Case("Imagenette", NETTE_TRAIN, range(10), 54, NETTE_VAL, known=True),
+    PilotCase("CIFAR-10", CIFAR, range(10), 5, CIFAR_TEST),
+    PilotCase("CIFAR-10", CIFAR, range(10), 20, CIFAR_TEST),
+    PilotCase("CIFAR-10", CIFAR, range(10), 100, CIFAR_TEST),
+    PilotCase("CIFAR-10, cat and dog", CIFAR, ("cat", "dog"), 5, CIFAR_TEST),
+    PilotCase("CIFAR-10, cat and dog", CIFAR, ("cat", "dog"), 500, CIFAR_TEST),
+    PilotCase("CIFAR-10, vehicles", CIFAR, VEHICLES, 50, CIFAR_TEST),
+    PilotCase("CIFAR-10, animals", CIFAR, ANIMALS, 30, CIFAR_TEST),
+    PilotCase("Imagenette", NETTE, range(10), 5),
+    PilotCase("Imagenette", NETTE, range(10), 54),
+    PilotCase("Imagenette, first three", NETTE, range(3), 200),
+    PilotCase("Imagenette, last two", NETTE, range(8, 10), 20),
+    PilotCase("Tiny ImageNet", TINY, range(40), 5),
+    PilotCase("Tiny ImageNet", TINY, range(40), 25),
+    PilotCase("Tiny ImageNet, last twenty", TINY, range(20, 40), 10),
+    PilotCase("Tiny ImageNet, second ten", TINY, range(10, 20), 25),
+    PilotCase("Tiny ImageNet, first five", TINY, range(5), 30),
+    PilotCase("parts, one camera", PARTS, range(30), 25, cameras=("top",)),
+    PilotCase("parts, one camera, last ten", PARTS, range(20, 30), 10, cameras=("left",)),
+    PilotCase("parts, four cameras", PARTS, range(30), 8, cameras=CAMERAS),
+    PilotCase("parts, four cameras, first ten", PARTS, range(10), 20, cameras=CAMERAS),
+    PilotCase("parts, four cameras, four", PARTS, range(10, 14), 5, cameras=CAMERAS),
+    PilotCase("Tiny ImageNet", TINY_TRAIN, range(40), 25, TINY, known=True),
+    PilotCase("Tiny ImageNet, first ten", TINY_TRAIN, _LEARNT, 54, TINY, known=True),
+    PilotCase("Imagenette", NETTE_TRAIN, range(10), 54, NETTE_VAL, known=True),
 )
 
 
@@ -133,7 +133,7 @@ class Part:
 
 
 def part_of(
-    pictures: Pictures,
+    pictures: PoolPictures,
     chosen: Sequence[int],
     random: np.random.Generator,
     cameras: Sequence[str],
@@ -162,7 +162,7 @@ def part_of(
     return Part(np.concatenate(rows), np.concatenate(targets), np.concatenate(groups), names)
 
 
-def devices_of(case: Case, some: Sequence[FrozenNetwork]) -> dict[str, list[int]]:
+def devices_of(case: PilotCase, some: Sequence[FrozenNetwork]) -> dict[str, list[int]]:
     """The candidates of each device: three unequal ones, or for each camera all."""
     if len(case.cameras) > 1:
         return {camera: list(range(len(some))) for camera in case.cameras}
@@ -196,9 +196,9 @@ def share(answers: Array, targets: Index) -> float:
 
 
 def measured(
-    case: Case, store: FeatureStore, some: Sequence[FrozenNetwork], draw: int
+    case: PilotCase, store: FeatureStore, some: Sequence[FrozenNetwork], draw: int
 ) -> dict[str, Any]:
-    """What the pilot says about one draw of pictures, and the truth."""
+    """Predictions of the pilot for one draw of pictures, and the truth."""
     pictures, features = store.load(case.learnt, some)
     labels = case.classes
     if isinstance(labels, range):
@@ -284,7 +284,7 @@ def rows(store: FeatureStore, draws: int) -> Iterator[dict[str, Any]]:
 
 
 def holds(row: Mapping[str, Any]) -> bool:
-    """Whether the measured share lies in the interval that is stated for so large a test."""
+    """Tell whether the measured share lies in the interval stated for so large a test."""
     predicted, true = row["together"]
     low, high = interval(round(predicted * row["pictures"]), row["pictures"], row["tested"])
     return bool(low <= true <= high)

@@ -26,6 +26,7 @@ from mdp.files import write_json
 from mdp.fusion.fuse import Contribution, FusionWeights, fuse, weights_for
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import PictureSet
+from partitioner.data.memmaps import Views
 from partitioner.fusion.stacking import fit_subset
 from partitioner.pilot.features import cut_features
 from partitioner.pilot.learning_curve import CurveMember, learning_curve
@@ -74,6 +75,19 @@ SPLIT = SceneSplit(range(40), range(40, 50), range(50, 75))
 TINY_SPLIT = SceneSplit(range(25), range(25, 50), range(50, 75))
 
 
+def views_of(files: Sequence[Sequence[Path]], side: int, name: str, cache: Path) -> Views:
+    """Views `[C * S, side, side, 3]` of as many files of every class, which `name` tells apart."""
+    flat = [file for one in files for file in one]
+    pictures = PictureSet(
+        sources=list(flat),
+        names=tuple(str(number) for number in range(len(flat))),
+        targets=np.repeat(np.arange(len(files)), len(files[0])),
+        digest=name,
+    )
+    cache.mkdir(parents=True, exist_ok=True)
+    return load_views(pictures, [View(side)], cache, Progress(), name)[0]
+
+
 def features(
     files: Sequence[Sequence[Path]],
     side: int,
@@ -84,16 +98,7 @@ def features(
     """Features `[C, S, D]` after each of `depths` layers, of `files` by class; kept."""
     path: Path = options.scratch / f"features-{name}.npz"
     if not path.exists():
-        flat = [file for one in files for file in one]
-        pictures = PictureSet(
-            sources=list(flat),
-            names=tuple(str(number) for number in range(len(flat))),
-            targets=np.repeat(np.arange(len(files)), len(files[0])),
-            digest=f"few-{name}",
-        )
-        cache = options.scratch / "cache"
-        cache.mkdir(parents=True, exist_ok=True)
-        (pixels,) = load_views(pictures, [View(side)], cache, Progress(), name)
+        pixels = views_of(files, side, f"few-{name}", options.scratch / "cache")
         found = cut_features(NETWORK, side, options.weights, depths, pixels, lambda *_: None)
         arrays: dict[str, Any] = {str(depth): one for depth, one in found.items()}
         np.savez(path, **arrays)
@@ -317,7 +322,7 @@ def figures() -> str:
 
 
 def is_inside(row: Mapping[str, float]) -> bool:
-    """Whether a measured gain lies in the predicted range, which its own error widens."""
+    """Tell whether a measured gain lies in the predicted range, which its own error widens."""
     middle, half = (row["high"] + row["low"]) / 2, (row["high"] - row["low"]) / 2
     return bool(abs(row["measured"] - middle) <= np.hypot(half, 1.645 * row["error"]))
 

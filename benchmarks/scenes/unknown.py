@@ -26,18 +26,16 @@ from torch import nn
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept
 from benchmarks.harness.tables import table
+from benchmarks.scenes.few import views_of
 from mdp.files import write_json
 from mdp.fusion.fuse import Contribution, FusionWeights, fuse, weights_for
 from mdp.fusion.novelty import NoveltyScore
 from mdp.fusion.novelty_table import Novelty, Signal, SubsetNovelty
-from partitioner.data.crops import View, load_views
-from partitioner.data.datasets import PictureSet
 from partitioner.fusion.novelty_fit import area_under_curve, fit_novelty, thresholds
 from partitioner.fusion.stacking import fit_fusion
 from partitioner.networks.feature_distance import DistanceClassifier
 from partitioner.pilot.features import network_features
 from partitioner.pilot.linear import fit, leave_groups_out
-from partitioner.run.progress import Progress
 
 RESULT = RESULTS / "scenes-unknown.json"
 NETWORK, SIDE = "tf_efficientnet_lite0", 128
@@ -69,16 +67,7 @@ def features(files: Sequence[Sequence[Path]], name: str, options: argparse.Names
     """Features `[C, S, D]` of files by class; kept."""
     path: Path = options.scratch / f"features-{name}.npy"
     if not path.exists():
-        flat = [file for one in files for file in one]
-        pictures = PictureSet(
-            sources=list(flat),
-            names=tuple(str(number) for number in range(len(flat))),
-            targets=np.repeat(np.arange(len(files)), len(files[0])),
-            digest=f"unknown-{name}",
-        )
-        cache = options.scratch / "cache"
-        cache.mkdir(parents=True, exist_ok=True)
-        (pixels,) = load_views(pictures, [View(SIDE)], cache, Progress(), name)
+        pixels = views_of(files, SIDE, f"unknown-{name}", options.scratch / "cache")
         found = network_features(NETWORK, SIDE, options.weights, pixels, lambda *_: None)
         np.save(path, found.reshape(len(files), len(files[0]), -1))
     stored: Floats = np.load(path)
@@ -86,7 +75,7 @@ def features(files: Sequence[Sequence[Path]], name: str, options: argparse.Names
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class ClassDraw:
     """Logits of one draw by four cameras."""
 
     calibration: Logits
@@ -97,7 +86,7 @@ class Draw:
     unknown: Mapping[str, Logits]
 
 
-def draw(seed: int, both: bool, parts: Floats, tiny: Floats) -> Draw:
+def draw(seed: int, both: bool, parts: Floats, tiny: Floats) -> ClassDraw:
     """Classes drawn by `seed`, of features `[K, C, S, D]` of parts and `[K, N, D]` of others."""
     random = np.random.default_rng([seed, both])
     pairs = random.permutation(PAIRS)
@@ -132,7 +121,7 @@ def draw(seed: int, both: bool, parts: Floats, tiny: Floats) -> Draw:
             }
 
     kind = "other parts" if both else "near twins"
-    return Draw(
+    return ClassDraw(
         calibration=logits(part(taught, CALIBRATED)),
         targets=np.repeat(np.arange(count), 10),
         known=logits(part(taught, TESTED)),
@@ -146,7 +135,7 @@ def half(parts: Logits, which: int) -> Logits:
     return {k: Contribution(None, part.bag[which::2]) for k, part in parts.items()}
 
 
-def summed(one: Draw, fusion: FusionWeights, signals: Sequence[Signal]) -> Novelty:
+def summed(one: ClassDraw, fusion: FusionWeights, signals: Sequence[Signal]) -> Novelty:
     """Thresholds of the sum of `signals`, for every subset."""
     novelty = fit_novelty(one.calibration, fusion)
     ones, subsets = np.ones(len(one.targets)), []
@@ -166,7 +155,7 @@ def summed(one: Draw, fusion: FusionWeights, signals: Sequence[Signal]) -> Novel
     return replace(novelty, subsets=subsets)
 
 
-def rows_of(setting: str, one: Draw) -> Iterator[dict[str, Any]]:
+def rows_of(setting: str, one: ClassDraw) -> Iterator[dict[str, Any]]:
     """For each score, kind of unknown items and subset of cameras what is found."""
     fusion = fit_fusion(one.calibration, one.targets)
     tables = {name: summed(one, fusion, signals) for name, signals in SCORES.items()}

@@ -160,7 +160,7 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class _Novelty:
-    """How one subset's answers are scored, and from where on an item is unknown."""
+    """Score of one subset's answers, and the threshold from which on an item is unknown."""
 
     score: NoveltyScore
     fitted: SubsetNovelty

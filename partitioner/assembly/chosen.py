@@ -21,7 +21,8 @@ def entries(pilot: Pilot, members: Mapping[int, Path], cameras: Mapping[str, str
                 device=device,
                 labels=LABELS,
                 timm=backbone.name,
-                weights=str(members[row]),
+                # From wherever the command was given: an assembly reads paths in its own folder.
+                weights=str(members[row].absolute()),
                 image_size=backbone.image_size,
                 depth=backbone.depth,
                 pooling=backbone.pooling,

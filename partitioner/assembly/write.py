@@ -63,7 +63,7 @@ _ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOutAnswers:
     """Answers to training pictures, or scenes, by classifiers that were fitted without them."""
 
     #: By device, log-probabilities `[S, C]`.
@@ -86,7 +86,7 @@ class Assembly:
     #: Facts about where they come from, beside those of their files.
     origin: Mapping[str, str] = field(default_factory=dict)
     #: What fusion is fitted to beside the calibration split, if anything.
-    left_out: "LeftOut | None" = None
+    left_out: "LeftOutAnswers | None" = None
     #: Models that tell the distance of their features.
     distant: set[Path] = field(default_factory=set)
     #: Milliseconds of reference encoders on one thread of this machine.
@@ -144,7 +144,7 @@ class Assembly:
             write_json(folder / MANIFEST, manifest)
 
     def _more(self, plan: Plan) -> tuple[Mapping[int, Contribution], NDArray[np.int64]] | None:
-        """What the fusion weights are fitted to beside the calibration split, if anything."""
+        """Answers and classes that fusion weights are fitted to beside the calibration split."""
         more = self.left_out
         if more is None:
             return None

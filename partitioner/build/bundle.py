@@ -27,7 +27,7 @@ from partitioner.training.world import world
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuildOutcome:
     """The outcome of a build, whose bundle has the evaluation of the report."""
 
     report: Report
@@ -45,7 +45,7 @@ def build_bundle(
     crew: Path | None = None,
     on_plan: Callable[[Planned], object] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
-) -> Built | None:
+) -> BuildOutcome | None:
     """Plan, train, export and evaluate in a row, by measurement or with a teacher.
 
     `on_plan` gets the plan of a build with a teacher, refused or not. `crew` is the folder of a
@@ -59,7 +59,7 @@ def build_bundle(
     inputs = BuildInputs.read(config)
     if measures(config):
         measured = build_measured(inputs, out, folder, named, progress, clock)
-        return Built(measured.report, measured)
+        return BuildOutcome(measured.report, measured)
     planned = plan_with_teacher(inputs, folder, progress)
     inputs = _accept(planned, inputs, on_plan)
     with owned(folder):
@@ -71,7 +71,7 @@ def build_bundle(
         profiles = [device.profile for device in planned.problem.devices]
         report = quantize_step(bundle, inputs.data, folder, profiles, progress) or report
         folder.remove_pictures()
-        return Built(report)
+        return BuildOutcome(report)
 
 
 @together()

@@ -200,7 +200,7 @@ class BuildInputs(TrainingInputs):
         return self.config.options.threads
 
     def devices(self) -> list[DeviceLatency]:
-        """What predicts the milliseconds of networks on each device; raises InputError."""
+        """Predictors of the milliseconds of networks on each device; raises InputError."""
         return [
             DeviceLatency.of(profile, len(self.data.labels), sees=bool(self.cameras))
             for profile in self.profiles.values()

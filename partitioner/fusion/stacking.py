@@ -295,7 +295,7 @@ def _fit(
 
 
 def _is_significant(gains: Values, task: Task) -> bool:
-    """Whether the mean of the gains `[N]` is significantly above 0, by their spread over groups."""
+    """Tell whether the mean of gains `[N]` is surely above 0, by their spread over groups."""
     sums = _sums((gains - gains.mean())[np.newaxis], task)[0]
     error = float(np.sqrt((sums**2).sum())) / len(gains)
     return float(gains.mean()) > STANDARD_ERRORS * error

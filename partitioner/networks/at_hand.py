@@ -176,7 +176,7 @@ def _of_timm(name: str, path: Path, config: Any) -> Weights:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether it is a vision transformer that can be cut after each layer."""
+    """Tell whether it is a vision transformer that can be cut after each layer."""
     try:
         teacher_spec(name, {})
     except InputError:

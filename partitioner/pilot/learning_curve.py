@@ -30,7 +30,7 @@ _NOTHING = 0.005
 
 @dataclass(frozen=True, slots=True)
 class CurveMember:
-    """What one member of an ensemble sees, and how its classifier is fitted."""
+    """Features and rows of one member of an ensemble, and constants of its classifier."""
 
     #: Features `[N, D]` of all pictures.
     features: NDArray[np.floating]
@@ -112,7 +112,7 @@ def _dealt(targets: Index, groups: Index) -> Index:
 def _wrong(
     members: Sequence[CurveMember], targets: Index, part: Index, num_classes: int, count: int
 ) -> Array:
-    """How often each picture `[S]` is answered wrongly by classifiers of `count` other parts."""
+    """Share of wrong answers to each picture `[S]` by classifiers of `count` other parts."""
     rows = members[0].rows
     right, wrong = targets[rows], np.zeros((2, len(rows)))
     for chosen in combinations(range(PARTS), count):

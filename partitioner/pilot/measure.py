@@ -54,22 +54,22 @@ from partitioner.run.progress import Advance, Progress
 COMPARED = 1000
 #: Changed with what kept predictions mean.
 _KEPT_FORMAT = 3
-#: Pictures of each class, or scenes, that are compared in any case, where there are so many.
+#: PilotPictures of each class, or scenes, that are compared in any case, where there are so many.
 LEAST = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
+class PilotPictures:
     """Single training pictures: classes, and where they stand in scenes if they do."""
 
     pictures: PictureSet
-    #: Pictures of one group are left out together: a scene, or a picture by itself.
+    #: PilotPictures of one group are left out together: a scene, or a picture by itself.
     groups: Index
     #: None without scenes.
     places: Places | None
 
     @classmethod
-    def of(cls, data: Dataset, limit: int) -> "Pictures":
+    def of(cls, data: Dataset, limit: int) -> "PilotPictures":
         """At most `limit` training pictures, in scenes with a picture of every camera."""
         if not data.cameras:
             kept = thinned(data.train, limit, least=LEAST)
@@ -116,7 +116,7 @@ class Pilot:
     choice: ChosenNetworks
     #: Predicted milliseconds by device, of what was chosen there.
     latency_ms: dict[str, float]
-    #: Pictures or scenes that it was measured on.
+    #: PilotPictures or scenes that it was measured on.
     count: int
 
     def accuracy_of(self, row: int) -> float:
@@ -131,7 +131,10 @@ class Pilot:
     def predict_words(self, tested: int) -> str:
         """The accuracy together, with the interval on `tested` pictures."""
         low, high = self.between(tested)
-        return f"predicted {self.choice.together:.1%} ({low:.1%} to {high:.1%} on {tested:,})"
+        return (
+            f"predicted {self.choice.together:.1%} ({low:.1%} to {high:.1%} on a test split of "
+            f"{tested:,})"
+        )
 
     def to_json(self, tested: int) -> dict[str, Any]:
         """Every candidate's accuracy, and the choice, whose interval is for `tested` pictures."""
@@ -216,7 +219,7 @@ def run_pilot(
             f"(docs/results/families.md), found {', '.join(weights) or 'no weights'}"
         )
     allowed = check_fit(devices, some, target_ms)
-    pictures = Pictures.of(data, COMPARED)
+    pictures = PilotPictures.of(data, COMPARED)
     for remark in (
         remark_on_unknown(list(weights), devices, some),
         pictures.remark_on_single(data.labels),
@@ -264,7 +267,7 @@ def _measure(
     wanted: Mapping[int, FrozenNetwork],
     weights: Mapping[str, Path],
     class_rows: Mapping[str, Sequence[int]],
-    pictures: Pictures,
+    pictures: PilotPictures,
     num_classes: int,
     cache: Path,
     progress: Progress,
@@ -316,7 +319,7 @@ def _left_out(
     one: FrozenNetwork,
     weights: Path,
     rows: Sequence[int] | None,
-    pictures: Pictures,
+    pictures: PilotPictures,
     num_classes: int,
 ) -> tuple[HeldOutPredictions, Blend | None]:
     """Predictions for pictures left out of the fit, and the blend with the network's own rows."""
@@ -342,7 +345,7 @@ class KeptPredictions:
         one: FrozenNetwork,
         weights: str,
         rows: tuple[int, ...],
-        pictures: Pictures,
+        pictures: PilotPictures,
         num_classes: int,
     ) -> str:
         """The name of a file; `weights` is the sha256 of the network's, `rows` its own ones."""
@@ -411,7 +414,7 @@ def fit_member(
     one: FrozenNetwork,
     weights: Path,
     rows: Sequence[int] | None,
-    pictures: Pictures,
+    pictures: PilotPictures,
     num_classes: int,
     cache: Path,
     progress: Progress,

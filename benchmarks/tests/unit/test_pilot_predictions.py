@@ -1,4 +1,4 @@
-"""How pictures are shared between the pilot and the truth, and which intervals hold."""
+"""Shares of pictures for the pilot and the truth, and intervals that hold."""
 
 from pathlib import Path
 
@@ -7,18 +7,20 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.pilot.pools import CAMERAS, Pictures, Pool
+from benchmarks.pilot.pools import CAMERAS, PicturePool, PoolPictures
 from benchmarks.pilot.predictions import holds, part_of
 
 pytestmark = pytest.mark.torch
 
 
-def scenes(counts: tuple[int, ...]) -> Pictures:
+def scenes(counts: tuple[int, ...]) -> PoolPictures:
     """So many scenes of each class, of four cameras."""
     targets = np.repeat(np.repeat(np.arange(len(counts)), counts), len(CAMERAS))
     groups = np.arange(len(targets)) // len(CAMERAS)
     labels = tuple(f"class-{place}" for place in range(len(counts)))
-    return Pictures(labels, tuple(Path(str(row)) for row in range(len(targets))), targets, groups)
+    return PoolPictures(
+        labels, tuple(Path(str(row)) for row in range(len(targets))), targets, groups
+    )
 
 
 def test_the_pilot_and_the_test_share_no_scene_and_classes_are_equally_many() -> None:
@@ -43,7 +45,7 @@ def test_a_pool_reads_the_pictures_of_each_class_and_scenes_whole(tmp_path: Path
             folder.mkdir(parents=True)
             for camera in CAMERAS:
                 (folder / f"{camera}.jpg").touch()
-    found = Pool("parts", 2, {"b": 3}).read(tmp_path)
+    found = PicturePool("parts", 2, {"b": 3}).read(tmp_path)
     assert found.labels == ("a", "b")
     assert np.bincount(found.targets).tolist() == [8, 12]
     for group in np.unique(found.groups):

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from mdp.files import write_json
 from partitioner.assembly.chosen import LABELS, entries, origin_of
-from partitioner.assembly.write import Assembly, LeftOut
+from partitioner.assembly.write import Assembly, LeftOutAnswers
 from partitioner.build.inputs import BuildInputs
 from partitioner.build.measured.planning import choose
 from partitioner.build.measured.training import FittedMember, Taught, teacher_of, train_networks
@@ -20,13 +20,13 @@ from partitioner.build.steps import evaluate_step
 from partitioner.data.scenes import remark_on
 from partitioner.export.evaluate import Report
 from partitioner.pilot.learning_curve import CurveMember, describe, learning_curve
-from partitioner.pilot.measure import Pictures, Pilot, fit_member
+from partitioner.pilot.measure import Pilot, PilotPictures, fit_member
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.training.compute import own_threads, use_threads
 from partitioner.training.distributed import owned
 
-#: Pictures, at most, that classifiers are fitted to, and that fusion is fitted to.
+#: PilotPictures, at most, that classifiers are fitted to, and that fusion is fitted to.
 FITTED = 5000
 #: Time that is kept for serving the trained networks, as a multiple of what it took before.
 _AGAIN = 1.2
@@ -46,7 +46,7 @@ class MeasuredBuild:
     frozen: Report | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What is beside the bundle's evaluation."""
+        """The measurements and the trainings, beside the bundle's evaluation."""
         return {
             "pilot": self.pilot.to_json(self.report.evaluation.pictures),
             "trained": {
@@ -78,9 +78,9 @@ def build_measured(
         pilot = choose(inputs, run.cache, progress, run.path / "pilot")
         for device, row in pilot.choice.rows.items():
             progress.note(f"{device}: {pilot.measured[row].candidate.words}")
-        progress.note(f"all together: {pilot.predict_words(len(inputs.data.test))} test pictures")
+        progress.note(f"all together: {pilot.predict_words(len(inputs.data.test))}")
         with TemporaryDirectory(prefix="members-", dir=run.path) as folder:
-            pictures = Pictures.of(inputs.data, FITTED)
+            pictures = PilotPictures.of(inputs.data, FITTED)
             build = _Build(inputs, run, name, out, Path(folder), pilot, progress, pictures)
             members = {row: build.fit(row) for row in build.rows}
             progress.note(build.outlook(members))
@@ -88,11 +88,10 @@ def build_measured(
             frozen_paths = {row: one.path for row, one in members.items()}
             frozen = report = build.serve(frozen_paths, {}, build.left_out(members))
             took_s = clock() - begun_s
-            left_s = 60 * inputs.minutes - (clock() - started_s) - _AGAIN * took_s
             taught: dict[int, Taught] = {}
             if inputs.minutes:
                 teachers = build.teachers(members)
-                left_s -= clock() - begun_s - took_s
+                left_s = 60 * inputs.minutes - (clock() - started_s) - _AGAIN * took_s
                 taught = train_networks(inputs, members, teachers, run, left_s, progress, clock)
             kept = {row: one.path for row, one in taught.items() if one.path is not None}
             if kept:
@@ -130,7 +129,7 @@ class _Build:
     pilot: Pilot
     progress: Progress
     #: What classifiers are fitted to.
-    pictures: Pictures
+    pictures: PilotPictures
 
     @property
     def rows(self) -> list[int]:
@@ -157,9 +156,9 @@ class _Build:
         """The teacher of each of `members` that has one, by the member's row."""
         wanted = {row: teacher_of(self.pilot, row) for row in members}
         known = dict(members)
-        for row in set(wanted.values()) - {None}:
-            if row is not None and row not in known:
-                known[row] = self.fit(row)
+        for best in wanted.values():
+            if best is not None and best not in known:
+                known[best] = self.fit(best)
         return {row: known[best] for row, best in wanted.items() if best is not None}
 
     def outlook(self, members: Mapping[int, FittedMember]) -> str:
@@ -182,11 +181,11 @@ class _Build:
             )
         return describe(curve, "scenes" if self.inputs.cameras else "pictures")
 
-    def left_out(self, members: Mapping[int, FittedMember]) -> LeftOut:
-        """What frozen networks answer to training pictures that are left out of their fits."""
+    def left_out(self, members: Mapping[int, FittedMember]) -> LeftOutAnswers:
+        """Answers of the frozen networks to training pictures that are left out of their fits."""
         cameras, rows = self.inputs.cameras, self.pilot.choice.rows
         first = self.pictures.rows_of(next(iter(cameras.values()), None))
-        return LeftOut(
+        return LeftOutAnswers(
             answers={
                 device: members[row].left_out.log_probabilities[
                     self.pictures.rows_of(cameras.get(device))
@@ -200,7 +199,7 @@ class _Build:
         self,
         members: Mapping[int, Path],
         taught: Mapping[int, Taught],
-        left_out: LeftOut | None = None,
+        left_out: LeftOutAnswers | None = None,
     ) -> Report:
         """Write the bundle of these weights, by row, and evaluate it."""
         inputs, data = self.inputs, self.inputs.data

@@ -41,7 +41,7 @@ _CHECKPOINT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class FineTuningRecipe:
     """Constants of a fine-tuning."""
 
     #: AdamW's peak step size, of the layers and, as a multiple, of the classifier.
@@ -80,7 +80,7 @@ def fine_tune(
     member: FamilyMember,
     pictures: Pictures,
     teacher: FamilyMember | None,
-    recipe: Recipe,
+    recipe: FineTuningRecipe,
     *,
     seconds: float,
     seed: int,
@@ -95,7 +95,6 @@ def fine_tune(
     InputError for a checkpoint of another training.
     """
     device = pictures.pixels.device
-    draws = Draws(len(pictures.pixels), recipe.batch, recipe.drawing, seed, device)
     placed(member, device)
     if teacher is not None:
         placed(teacher.eval(), device)
@@ -104,20 +103,21 @@ def fine_tune(
     state = _State(member, optimiser, averaged, checkpoint, seconds)
     state.restore()
     seconds = state.planned_s
+    # A training that goes on draws other views than those that it began with.
+    seed += state.steps
+    draws = Draws(len(pictures.pixels), recipe.batch, recipe.drawing, seed, device)
     started_s = clock() - state.seconds
     kept_s = clock()
     most = recipe.epochs * draws.per_epoch
-    # The random order of a resumed training is another one.
-    torch.manual_seed(seed + state.steps)
+    torch.manual_seed(seed)
     member.train()
     total = max(1, round(seconds))
     with progress.task(what, total, done=min(total, round(state.seconds))) as advance:
         shown = min(total, round(state.seconds))
         while state.steps < most and (done_s := clock() - started_s) < seconds:
             done = max(done_s / seconds, state.steps / most)
-            now = rate(done)
             for group in optimiser.param_groups:
-                group["lr"] = now * group["peak"]
+                group["lr"] = rate(done) * group["peak"]
             side = side_at(done, member.backbone.image_size, recipe)
             loss = _step(member, side, pictures, teacher, draws(), recipe, optimiser)
             averaged.step()
@@ -139,7 +139,7 @@ def fine_tune(
     return FineTuned(state.steps, state.steps / draws.per_epoch, took_s, state.losses)
 
 
-def _groups(member: FamilyMember, recipe: Recipe) -> list[dict[str, Any]]:
+def _groups(member: FamilyMember, recipe: FineTuningRecipe) -> list[dict[str, Any]]:
     """Parameters of the layers and of the classifier, with their peak step sizes."""
     groups: list[dict[str, Any]] = []
     for module, factor in ((member.trunk, 1.0), (member.bag, recipe.classifier_rate)):
@@ -155,7 +155,7 @@ def rate(done: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (done - _WARM_UP) / (1 - _WARM_UP))))
 
 
-def side_at(done: float, image_size: int, recipe: Recipe) -> int:
+def side_at(done: float, image_size: int, recipe: FineTuningRecipe) -> int:
     """The side in pixels of training pictures at a share `done` of the training."""
     if done >= recipe.small_until:
         return image_size
@@ -168,7 +168,7 @@ def _step(
     pictures: Pictures,
     teacher: FamilyMember | None,
     draw: Draw,
-    recipe: Recipe,
+    recipe: FineTuningRecipe,
     optimiser: torch.optim.Optimizer,
 ) -> float:
     """One step; returns its loss."""

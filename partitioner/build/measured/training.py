@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mdp.files import Record, read_json, write_bytes, write_json
 from partitioner.build.inputs import BuildInputs
-from partitioner.build.measured.fine_tuning import Recipe, fine_tune, settle
+from partitioner.build.measured.fine_tuning import FineTuningRecipe, fine_tune, settle
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import DIGITS, PictureSet
 from partitioner.data.live_views import Drawing, Pictures
@@ -27,8 +27,7 @@ from partitioner.networks.families import FamilyMember
 from partitioner.pilot.candidates import FrozenNetwork
 from partitioner.pilot.features import Features
 from partitioner.pilot.linear import HeldOutPredictions
-from partitioner.pilot.measure import Pictures as Singles
-from partitioner.pilot.measure import Pilot, backbone_of
+from partitioner.pilot.measure import Pilot, PilotPictures, backbone_of
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.training.cached_outputs import BATCH, batch
@@ -37,6 +36,10 @@ from partitioner.training.loop import derived_seed
 
 #: Fewest seconds of training of one network that are worth their start.
 LEAST_S = 20.0
+#: Bytes of pictures, at most, that a training holds in memory.
+_MEMORY_BYTES = 1_000_000_000
+#: Part of every key; changed with what a training of the same key does.
+_FORMAT = 1
 #: Views are cut from pictures of this many times the side.
 _CANVAS = 1.25
 #: Shares of the trained weights that are tried, the rest being the frozen network's: weights in
@@ -50,7 +53,7 @@ _TRAINED, _RECORD = "trained-{}.safetensors", "trained-{}.json"
 
 
 class TaughtRecord(Record, frozen=True):
-    """What a run folder keeps of a training that is done."""
+    """Record of a training that is done, as a run folder keeps it."""
 
     seconds: float
     epochs: float
@@ -87,7 +90,7 @@ class Taught:
 
     @property
     def words(self) -> str:
-        """What was done, in a line."""
+        """The training and its outcome, in a line."""
         record = self.record
         did = f"{record.epochs:.1f} epochs in {record.seconds / 60:.1f} minutes"
         if self.path is None:
@@ -129,10 +132,9 @@ def train_networks(
     found: dict[int, Taught] = {}
     classes = len(inputs.data.labels)
     work = {row: macs(member.candidate.spec, classes) for row, member in members.items()}
-    pictures = Singles.of(inputs.data, len(inputs.data.train) * max(1, len(inputs.data.cameras)))
     for number, (row, member) in enumerate(members.items()):
         seconds = work[row] / sum(list(work.values())[number:]) * (until_s - clock())
-        training = _Training(inputs, member, teachers.get(row), pictures, run, progress)
+        training = _NetworkTraining(inputs, member, teachers.get(row), run, progress)
         words = member.candidate.words
         if seconds < LEAST_S and not training.begun:
             progress.note(
@@ -146,13 +148,12 @@ def train_networks(
 
 
 @dataclass(frozen=True, slots=True)
-class _Training:
+class _NetworkTraining:
     """One network's training: its pictures, its files, and the choice of its weights."""
 
     inputs: BuildInputs
     fitted: FittedMember
     teacher: FittedMember | None
-    pictures: Singles
     run: RunFolder
     progress: Progress
 
@@ -166,10 +167,11 @@ class _Training:
         """A name for the outcome, in files."""
         inputs = self.inputs
         facts = (
+            _FORMAT,
             inputs.digests[self.candidate.name],
             backbone_of(self.candidate),
             None if self.teacher is None else backbone_of(self.teacher.candidate),
-            self.pictures.pictures.digest,
+            self._pictures.digest,
             inputs.data.calibration.digest,
             inputs.data.labels,
             inputs.minutes,
@@ -221,14 +223,22 @@ class _Training:
         known = read_json(record, TaughtRecord)
         return Taught(known, weights if known.share else None)
 
+    @property
+    def _side(self) -> int:
+        """The side in pixels of the pictures that views are drawn from."""
+        own = math.ceil(_CANVAS * self.candidate.spec.image_size)
+        return own if self.teacher is None else max(own, self.teacher.candidate.spec.image_size)
+
+    @property
+    def _pictures(self) -> PictureSet:
+        """The pictures to train on, evenly from all classes where the memory does not take all."""
+        most = _MEMORY_BYTES // (3 * self._side**2)
+        return PilotPictures.of(self.inputs.data, most).pictures
+
     def _on_device(self) -> Pictures:
-        """The training pictures where the training is, as many as the memory takes."""
-        sizes = [self.candidate.spec.image_size]
-        if self.teacher is not None:
-            sizes.append(self.teacher.candidate.spec.image_size)
-        side = max(math.ceil(_CANVAS * sizes[0]), *sizes)
-        views = self._views(self.pictures.pictures, side, "train split")
-        device, targets = training_device(), self.pictures.pictures.targets
+        """The training pictures on the device that trains."""
+        views = self._views(self._pictures, self._side, "train split")
+        device, targets = training_device(), self._pictures.targets
         pixels = torch.from_numpy(np.ascontiguousarray(np.moveaxis(np.asarray(views), 3, 1)))
         return Pictures(
             pixels.to(device), torch.from_numpy(targets).to(device), len(self.inputs.data.labels)
@@ -263,13 +273,15 @@ class _Training:
         return best, {f"{share:g}": loss for share, loss in losses.items()}, state
 
 
-def recipe_of(candidate: FrozenNetwork, *, flips: bool) -> Recipe:
+def recipe_of(candidate: FrozenNetwork, *, flips: bool) -> FineTuningRecipe:
     """The recipe of a network, by its family (docs/lab-log.md)."""
     if candidate.depth:
         drawing = Drawing(min_area=0.35, mixed=0.0, flip=flips)
-        return Recipe(learning_rate=1e-4, classifier_rate=3.0, drawing=drawing)
+        return FineTuningRecipe(learning_rate=1e-4, classifier_rate=3.0, drawing=drawing)
     drawing = Drawing(min_area=0.5, mixed=0.0, flip=flips)
-    return Recipe(learning_rate=1e-3, classifier_rate=1.0, drawing=drawing, small_until=0.6)
+    return FineTuningRecipe(
+        learning_rate=1e-3, classifier_rate=1.0, drawing=drawing, small_until=0.6
+    )
 
 
 def _between(

@@ -1,4 +1,4 @@
-"""What is installed beside the project has no part in these tests."""
+"""Isolation of these tests from weights that are installed beside the project."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the pilot measures with few pictures, and what it says of classes and networks."""
+"""Measurements of the pilot with few pictures, and its remarks on classes and networks."""
 
 import io
 from pathlib import Path
@@ -15,7 +15,7 @@ from mdp.formats.profile import read_profiles
 from partitioner.data.datasets import open_dataset
 from partitioner.networks.families import Backbone, create
 from partitioner.pilot.candidates import DeviceLatency
-from partitioner.pilot.measure import LEAST, Pictures, Pilot, run_pilot
+from partitioner.pilot.measure import LEAST, Pilot, PilotPictures, run_pilot
 from partitioner.run.progress import Progress
 from tests.support.models.trees import CLASSES, write_tree
 
@@ -59,7 +59,7 @@ def test_five_pictures_of_a_class_are_enough_and_the_interval_is_wide(
 def test_classes_with_one_training_picture_are_named(
     weights: dict[str, Path], tmp_path: Path
 ) -> None:
-    """What is left out cannot be recognised: of that class nothing else is known."""
+    """A single picture left out cannot be recognised: of its class nothing else is known."""
     tree = write_tree(tmp_path / "tree", each=12)
     for path in sorted((tree / CLASSES[1]).iterdir())[3:]:
         path.unlink()
@@ -87,7 +87,7 @@ def test_a_rare_class_is_among_the_pictures_that_are_compared(tmp_path: Path) ->
         path.unlink()
     data = open_dataset(str(tree))
     of_each = np.bincount(data.train.targets)
-    found = Pictures.of(data, 12)
+    found = PilotPictures.of(data, 12)
     compared = np.bincount(found.pictures.targets)
     assert of_each.tolist() == [43, 7, 43]
     assert compared[1] == LEAST

@@ -19,7 +19,7 @@ from partitioner.networks.families import Backbone, create
 from partitioner.pilot.candidates import DeviceLatency
 from partitioner.pilot.features import cut_features, own_rows
 from partitioner.pilot.linear import fit
-from partitioner.pilot.measure import Pictures, fit_member, run_pilot
+from partitioner.pilot.measure import PilotPictures, fit_member, run_pilot
 from partitioner.run.progress import Progress
 from tests.support.models.trees import write_tree
 
@@ -85,7 +85,7 @@ def test_a_whole_network_that_knows_the_classes_answers_with_its_own_rows(
     assert with_rows.accuracy_of(row) >= without.accuracy_of(row)
     assert sum(one["own_rows"] for one in with_rows.to_json(10)["candidates"]) == len(blended)
     # What is written answers as what was measured: own rows and fitted ones are one classifier.
-    pictures, measured = Pictures.of(data, 64), with_rows.measured[row]
+    pictures, measured = PilotPictures.of(data, 64), with_rows.measured[row]
 
     def written_with(known: list[int] | None) -> Any:
         path = tmp_path / "member.safetensors"

@@ -22,9 +22,10 @@ from partitioner import api
 from partitioner.build.inputs import BuildInputs
 from partitioner.build.measured import training
 from partitioner.build.measured.build import MeasuredBuild, build_measured
-from partitioner.build.measured.fine_tuning import Recipe
+from partitioner.build.measured.fine_tuning import FineTuningRecipe
 from partitioner.cli.main import main
 from partitioner.config import Given
+from partitioner.data import live_views
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import open_dataset
 from partitioner.data.live_views import Drawing
@@ -34,6 +35,7 @@ from partitioner.pilot.features import cut_features
 from partitioner.pilot.linear import Classifier, leave_groups_out
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
+from tests.support.clock import TickingClock
 from tests.support.command_lines import run_here
 from tests.support.models.trees import CLASSES, write_scenes, write_tree
 
@@ -154,17 +156,6 @@ def test_each_device_with_a_camera_is_measured_on_its_own_pictures(
     assert {subset.members for subset in evaluation.subsets} == {(0,), (1,), (0, 1)}
 
 
-class Clock:
-    """A clock that goes on by a second at each question."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        self.now_s += 1.0
-        return self.now_s
-
-
 def test_what_time_is_left_trains_the_chosen_network_and_the_better_weights_are_served(
     weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +164,7 @@ def test_what_time_is_left_trains_the_chosen_network_and_the_better_weights_are_
 
     monkeypatch.setattr(measure, "fit", knows_nothing)
     inputs = inputs_of(weights, tree, **{"run.minutes": 0.9, "plan.latency_ms": 1.0})
-    bundle, found = run(inputs, tmp_path / "bundle", clock=Clock())
+    bundle, found = run(inputs, tmp_path / "bundle", clock=TickingClock())
     (taught,) = found.taught.values()
     assert taught.record.epochs > 1
     losses = taught.record.losses
@@ -194,12 +185,12 @@ def test_what_time_is_left_trains_the_chosen_network_and_the_better_weights_are_
 def test_a_network_that_training_made_worse_stays_frozen(
     weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def too_large(*_: Any, **__: Any) -> Recipe:
-        return Recipe(learning_rate=0.5, classifier_rate=1.0, drawing=Drawing())
+    def too_large(*_: Any, **__: Any) -> FineTuningRecipe:
+        return FineTuningRecipe(learning_rate=0.5, classifier_rate=1.0, drawing=Drawing())
 
     monkeypatch.setattr(training, "recipe_of", too_large)
     inputs = inputs_of(weights, tree, **{"run.minutes": 0.6, "plan.latency_ms": 1.0})
-    bundle, found = run(inputs, tmp_path / "bundle", clock=Clock())
+    bundle, found = run(inputs, tmp_path / "bundle", clock=TickingClock())
     (taught,) = found.taught.values()
     assert taught.record.share == 0
     assert taught.path is None
@@ -208,11 +199,34 @@ def test_a_network_that_training_made_worse_stays_frozen(
     assert "trained" not in " ".join(bundle.manifest.provenance)
 
 
+def test_a_training_holds_no_more_pictures_than_its_memory_takes(
+    weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = []
+    begin = training.fine_tune
+
+    def fine_tune(
+        member: FamilyMember, pictures: live_views.Pictures, *rest: Any, **more: Any
+    ) -> Any:
+        held.append(pictures)
+        return begin(member, pictures, *rest, **more)
+
+    # 64 pixels wide, drawn from pictures of 80.
+    monkeypatch.setattr(training, "_MEMORY_BYTES", 60 * 3 * 80**2)
+    monkeypatch.setattr(training, "fine_tune", fine_tune)
+    inputs = inputs_of(weights, tree, **{"run.minutes": 0.6, "plan.latency_ms": 1.0})
+    run(inputs, tmp_path / "bundle", clock=TickingClock())
+    (pictures,) = held
+    assert len(inputs.data.train) > 60
+    assert pictures.pixels.shape == (60, 3, 80, 80)
+    assert torch.bincount(pictures.targets).min() == 20
+
+
 def test_too_few_minutes_are_said_and_train_nothing(
     weights: Path, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs = inputs_of(weights, tree, **{"run.minutes": 0.1, "plan.latency_ms": 1.0})
-    _, found = run(inputs, tmp_path / "bundle", clock=Clock())
+    _, found = run(inputs, tmp_path / "bundle", clock=TickingClock())
     assert not found.taught
     shown = capsys.readouterr().err
     assert "s of --minutes 0.1 are left to train it, expected at least 20" in shown
@@ -229,7 +243,7 @@ def test_a_build_that_was_stopped_goes_on_from_its_checkpoint(
     class Stopped(Exception):
         pass
 
-    class Until(Clock):
+    class Until(TickingClock):
         def __call__(self) -> float:
             if self.now_s > 60:
                 raise Stopped
@@ -242,7 +256,7 @@ def test_a_build_that_was_stopped_goes_on_from_its_checkpoint(
     before = torch.load(checkpoint, weights_only=True)
     assert Bundle.open(tmp_path / "bundle").manifest.evaluation is not None
     monkeypatch.setattr(measure, "leave_groups_out", _refuse(leave_groups_out, most=1))
-    _, found = run(inputs, tmp_path / "bundle", clock=Clock())
+    _, found = run(inputs, tmp_path / "bundle", clock=TickingClock())
     (taught,) = found.taught.values()
     assert taught.record.seconds == pytest.approx(before["planned"], abs=3)
     assert taught.record.seconds > before["seconds"] > 20
@@ -304,7 +318,8 @@ def test_the_command_prints_what_was_predicted_beside_what_was_measured(
     words = ("--minutes", 0, "--out", out, "--run", folder)
     done = partition("build", weights, tree, *words)
     assert done.returncode == 0, done.stderr
-    predicted = r"all together: predicted [\d.]+% \([\d.]+% to [\d.]+% on 30\), measured [\d.]+% on"
+    share = r"[\d.]+%"
+    predicted = rf"predicted {share} \({share} to {share} on a test split of 30\), measured {share}"
     assert re.search(predicted, done.stdout)
     digest = Bundle.open(out).digest
     assert f"{out}: 1 sub-model, digest {digest}" in done.stdout
@@ -336,7 +351,7 @@ def test_cameras_of_like_devices_share_one_network_in_training(
             "run.minutes": 0.6,
         },
     )
-    bundle, found = run(inputs, tmp_path / "bundle", clock=Clock())
+    bundle, found = run(inputs, tmp_path / "bundle", clock=TickingClock())
     assert len(set(found.pilot.choice.rows.values())) == 1
     (taught,) = found.taught.values()
     assert taught.record.epochs > 0

@@ -9,27 +9,23 @@ pytest.importorskip("torch")
 import torch
 
 from mdp.errors import InputError
-from partitioner.build.measured.fine_tuning import FineTuned, Recipe, fine_tune, rate, side_at
+from partitioner.build.measured.fine_tuning import (
+    FineTuned,
+    FineTuningRecipe,
+    fine_tune,
+    rate,
+    side_at,
+)
 from partitioner.data.live_views import Drawing, Pictures
 from partitioner.networks.families import Backbone, FamilyMember
 from partitioner.run.progress import Progress
 from partitioner.training.loop import TrainingDiverged
+from tests.support.clock import TickingClock
 
 pytestmark = pytest.mark.torch
-RECIPE = Recipe(
+RECIPE = FineTuningRecipe(
     learning_rate=1e-3, classifier_rate=10.0, batch=8, drawing=Drawing(mixed=0.5), epochs=4
 )
-
-
-class Clock:
-    """A clock that goes on by a second at each question."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        self.now_s += 1.0
-        return self.now_s
 
 
 def pictures() -> Pictures:
@@ -57,7 +53,7 @@ def train(
         checkpoint=checkpoint,
         what="training",
         progress=Progress(),
-        clock=Clock(),
+        clock=TickingClock(),
     )
 
 
@@ -126,7 +122,9 @@ def test_the_step_size_rises_and_then_falls_to_nothing() -> None:
 
 
 def test_training_begins_with_small_pictures_and_ends_with_the_network_s_own() -> None:
-    recipe = Recipe(learning_rate=1e-3, classifier_rate=1.0, drawing=Drawing(), small_until=0.5)
+    recipe = FineTuningRecipe(
+        learning_rate=1e-3, classifier_rate=1.0, drawing=Drawing(), small_until=0.5
+    )
     sides = [side_at(share / 10, 160, recipe) for share in range(11)]
     assert sides == [96] * 5 + [160] * 6
     assert side_at(0.0, 160, RECIPE) == 160
