@@ -22,7 +22,7 @@ from partitioner import api
 from partitioner.build.inputs import BuildInputs
 from partitioner.build.measured import training
 from partitioner.build.measured.build import MeasuredBuild, build_measured
-from partitioner.build.measured.fine_tuning import FineTuningRecipe
+from partitioner.build.measured.fine_tuning import FineTuningRecipe, fine_tune
 from partitioner.cli.main import main
 from partitioner.config import Given
 from partitioner.data import live_views
@@ -199,21 +199,28 @@ def test_a_network_that_training_made_worse_stays_frozen(
     assert "trained" not in " ".join(bundle.manifest.provenance)
 
 
+def test_a_bundle_is_built_at_a_place_relative_to_where_one_stands(
+    weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    inputs = inputs_of(weights, tree, **{"run.minutes": 0.6, "plan.latency_ms": 1.0})
+    bundle, found = run(inputs, Path("bundle"), clock=TickingClock())
+    assert bundle.manifest.evaluation is not None
+    assert found.taught
+
+
 def test_a_training_holds_no_more_pictures_than_its_memory_takes(
     weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = []
-    begin = training.fine_tune
 
-    def fine_tune(
-        member: FamilyMember, pictures: live_views.Pictures, *rest: Any, **more: Any
-    ) -> Any:
+    def hold(member: FamilyMember, pictures: live_views.Pictures, *rest: Any, **more: Any) -> Any:
         held.append(pictures)
-        return begin(member, pictures, *rest, **more)
+        return fine_tune(member, pictures, *rest, **more)
 
     # 64 pixels wide, drawn from pictures of 80.
     monkeypatch.setattr(training, "_MEMORY_BYTES", 60 * 3 * 80**2)
-    monkeypatch.setattr(training, "fine_tune", fine_tune)
+    monkeypatch.setattr(training, "fine_tune", hold)
     inputs = inputs_of(weights, tree, **{"run.minutes": 0.6, "plan.latency_ms": 1.0})
     run(inputs, tmp_path / "bundle", clock=TickingClock())
     (pictures,) = held
