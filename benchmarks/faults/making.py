@@ -98,8 +98,14 @@ def reconnect_as_before(scene: Scene) -> None:
 def flap_while_idle(scene: Scene) -> None:
     scene.rounds, port = 0, int(scene.agent.address.rpartition(":")[2])
 
-    def hang_up(_: socket.socket) -> None:
+    def hang_up(peer: socket.socket) -> None:
         scene.rounds += 1
+        # The client reads the whole handshake before the end: a connection that is reset, as one
+        # closed with unread bytes is, may fail the handshake, after which the client does not dial
+        # until it is called.
+        peer.shutdown(socket.SHUT_WR)
+        while peer.recv(4096):
+            pass
 
     # Patience is given to each connection: a busy machine takes minutes for all.
     def one_more_than(rounds: int) -> None:
