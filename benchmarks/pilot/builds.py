@@ -5,7 +5,9 @@
 DATA is a folder of pictures or, with --cameras, of scenes, as `mdp-partition build` takes it;
 WEIGHTS has files by timm's names. The build is asked for on the named devices, each with a camera
 of --cameras where these are given, and reports the accuracy of the frozen networks and of what is
-served in the end. The row is added to benchmarks/results/measured-builds.json, in place of an
+served in the end. With --teacher NAME, whose weights are in WEIGHTS, the build is the rival: it
+trains sub-models by this teacher, for --epochs, of which as many are to be asked for as the minutes
+of the other build take. The row is added to benchmarks/results/measured-builds.json, in place of an
 earlier one of the same build.
 """
 
@@ -21,6 +23,7 @@ from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept, measured_on
 from benchmarks.harness.tables import table
 from mdp.files import write_json
+from mdp.formats.bundle import Bundle
 from mdp.formats.profile import read_profiles
 from partitioner.config import Given
 from partitioner.run.folder import RunFolder
@@ -28,11 +31,12 @@ from partitioner.run.progress import Progress
 from partitioner.training.compute import own_threads, use_threads
 
 if TYPE_CHECKING:
+    from partitioner.build.bundle import BuildOutcome
     from partitioner.export.evaluate import Report
 
 RESULT = RESULTS / "measured-builds.json"
 #: What tells builds apart.
-_KEYS = ("data", "devices", "latency_ms", "minutes", "seed")
+_KEYS = ("data", "devices", "latency_ms", "minutes", "seed", "teacher")
 
 
 def accuracies(report: "Report") -> dict[str, Any]:
@@ -54,14 +58,14 @@ def figures() -> str:
         f"Builds: {len(result['rows'])}; {measured_on(result['machine'])}.",
         table(
             result["rows"],
-            ("pictures", lambda row: f"{row['data']}, {row['train']:,} compared"),
+            ("pictures", _pictures),
             ("classes", lambda row: row["classes"]),
             ("devices", lambda row: ", ".join(row["devices"])),
             ("ms", lambda row: f"{row['latency_ms']:g}"),
-            ("minutes", lambda row: f"{row['minutes']:g}"),
-            ("predicted, %", lambda row: f"{100 * row['predicted']:.1f}"),
-            ("frozen: best alone", lambda row: _share(max(row["frozen"]["alone"]))),
-            ("together", lambda row: _share(row["frozen"]["together"])),
+            ("build", _way),
+            ("predicted, %", lambda row: _share(row["predicted"])),
+            ("frozen: best alone", lambda row: _frozen(row, "alone")),
+            ("together", lambda row: _frozen(row, "together")),
             ("trained: best alone", lambda row: _trained(row, "alone")),
             ("together", lambda row: _trained(row, "together")),
             ("one missing, at least", lambda row: _trained(row, "one_missing")),
@@ -70,9 +74,27 @@ def figures() -> str:
     ))  # fmt: skip
 
 
+def _pictures(row: Mapping[str, Any]) -> str:
+    compared = f", {row['train']:,} compared" if row["train"] else ""
+    return f"{row['data']}{compared}"
+
+
+def _way(row: Mapping[str, Any]) -> str:
+    if row.get("teacher"):
+        return f"by the teacher, {row['epochs']} epochs"
+    return f"measured, {row['minutes']:g} minutes"
+
+
+def _frozen(row: Mapping[str, Any], key: str) -> str:
+    return "" if row["frozen"] is None else _best(row["frozen"][key])
+
+
 def _trained(row: Mapping[str, Any], key: str) -> str:
-    value = row["served"][key]
-    return _share(max(value) if isinstance(value, list) else value) if row["kept"] else "frozen"
+    return _best(row["served"][key]) if row["kept"] else "frozen"
+
+
+def _best(value: float | list[float] | None) -> str:
+    return _share(max(value) if isinstance(value, list) else value)
 
 
 def _share(value: float | None) -> str:
@@ -80,6 +102,34 @@ def _share(value: float | None) -> str:
 
 
 PAGE = Page("benchmarks.pilot.builds", figures)
+
+
+def _facts(built: "BuildOutcome", bundle: Bundle) -> dict[str, Any]:
+    """Members, predictions and accuracies of a build of either kind."""
+    served, measured = accuracies(built.report), built.measured
+    if measured is None:
+        return {
+            "train": None,
+            "chosen": {
+                part.device: {"network": part.spec.words}
+                for part in bundle.manifest.plan.assignments
+            },
+            "predicted": None,
+            "frozen": None,
+            "served": served,
+            "kept": True,
+            "trained": {},
+        }
+    facts = measured.to_json()
+    return {
+        "train": measured.pilot.count,
+        "chosen": facts["pilot"]["chosen"],
+        "predicted": measured.pilot.choice.together,
+        "frozen": accuracies(measured.frozen or built.report),
+        "served": served,
+        "kept": measured.frozen is not None,
+        "trained": facts["trained"],
+    }
 
 
 def main() -> None:
@@ -93,6 +143,8 @@ def main() -> None:
         minutes=10.0,
         cameras="",
         seed=0,
+        teacher="",
+        epochs=0,
     )
     use_threads(own_threads())
     # It loads torch, which reads then how its threads are to wait.
@@ -102,47 +154,47 @@ def main() -> None:
     profiles = asked.profiles.split()
     devices = [profile.name for profile in read_profiles(profiles)]
     cameras = dict(zip(devices, asked.cameras.split(), strict=False))
-    config = Given(
-        None,
-        {
-            "run.data": str(asked.data),
-            "run.weights": str(asked.weights),
-            "run.minutes": asked.minutes,
-            "run.seed": asked.seed,
-            "plan.profiles": profiles,
-            "plan.latency_ms": asked.latency_ms,
-            **({"plan.cameras": cameras} if cameras else {}),
-        },
-    ).build()
-    out = asked.scratch / f"{asked.data.name}-{asked.minutes:g}-{asked.seed}"
+    options: dict[str, Any] = {
+        "run.data": str(asked.data),
+        "run.weights": str(asked.weights),
+        "run.seed": asked.seed,
+        "plan.profiles": profiles,
+        "plan.latency_ms": asked.latency_ms,
+    }
+    if cameras:
+        options["plan.cameras"] = cameras
+    if asked.teacher:
+        options["plan.teacher"] = asked.teacher
+        options["plan.anyway"] = True
+        options["run.teacher_checkpoint"] = str(asked.weights / f"{asked.teacher}.safetensors")
+        options["schedule.epochs"] = asked.epochs
+        options["schedule.shared"] = bool(cameras)
+    else:
+        options["run.minutes"] = asked.minutes
+    way = f"{asked.teacher}-{asked.epochs}" if asked.teacher else f"{asked.minutes:g}"
+    out = asked.scratch / f"{asked.data.name}-{way}-{asked.seed}"
     run, begun_s = RunFolder(Path(f"{out}.run")), time.monotonic()
-    built = build_bundle(config, out, Progress(), run=run.path)
+    built = build_bundle(Given(None, options).build(), out, Progress(), run=run.path)
     seconds = time.monotonic() - begun_s
     assert built is not None
-    assert built.measured is not None
-    measured = built.measured
     row = {
         "data": asked.data.name,
-        "train": measured.pilot.count,
-        "classes": next(iter(measured.pilot.measured.values())).left_out.log_probabilities.shape[1],
+        "classes": len(Bundle.open(out).manifest.labels),
         "tested": built.report.evaluation.pictures,
         "devices": devices,
         "cameras": cameras,
         "latency_ms": asked.latency_ms,
         "minutes": asked.minutes,
         "seed": asked.seed,
-        "chosen": measured.to_json()["pilot"]["chosen"],
-        "predicted": measured.pilot.choice.together,
-        "frozen": accuracies(measured.frozen or built.report),
-        "served": accuracies(built.report),
-        "kept": measured.frozen is not None,
-        "trained": measured.to_json()["trained"],
+        "teacher": asked.teacher,
+        "epochs": asked.epochs,
+        **_facts(built, Bundle.open(out)),
         "seconds": seconds,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "run_mb": sum(f.stat().st_size for f in run.path.rglob("*") if f.is_file()) / 1e6,
     }
     before = kept("measured-builds")["rows"] if RESULT.exists() else []
-    others = [one for one in before if any(one[key] != row[key] for key in _KEYS)]
+    others = [one for one in before if any(one.get(key, "") != row[key] for key in _KEYS)]
     write_json(RESULT, {"machine": machine, "rows": [*others, row]})
 
 
