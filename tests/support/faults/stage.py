@@ -43,8 +43,10 @@ class Stage:
         noise = self._random.integers(0, 7, (40, 60, 1), np.uint8)
         if label == "black":
             return noise + np.zeros((40, 60, 3), np.uint8)
-        parts = [colour_picture(part) for part in label.split("+")]
-        return noise + np.maximum.reduce(parts)
+        whole = np.zeros((40, 60, 3), np.uint8)
+        for part in label.split("+"):
+            whole = np.maximum(whole, colour_picture(part))
+        return noise + whole
 
     def show(self, labels: Mapping[str, str]) -> None:
         """Put each camera before a colour."""
