@@ -23,7 +23,7 @@ demo: $(STAMP)
 
 # Real processes that promise nothing about time: they may run beside others. The longest come first.
 PATIENT := $(addprefix tests/integration/,crew commands/test_partition_build.py \
-	commands/test_torchrun.py agents/test_record.py commands/test_scenes_build.py \
+	commands/test_torchrun.py agents/test_record.py commands/test_scenes_build.py commands/test_camera_way.py \
 	commands/test_reference_bundle.py commands/test_discovery.py agents/test_bundle_push.py \
 	agents/test_change_of_bundle.py agents/test_cameras.py clients/test_examples.py \
 	commands/test_quantized_fleet.py services commands/test_deploy.py commands/test_sources.py \

@@ -14,10 +14,12 @@ from devices.agent.bundles import LoadableBundle
 from devices.agent.lifecycle import Report
 from devices.agent.options import ServeOptions
 from devices.agent.push import PushAccess
+from devices.agent.quotas import Quotas
 from devices.agent.record import RecordAccess
 from devices.agent.reload import Reloader
 from devices.agent.server import Agent
 from devices.agent.store import BundleStore
+from devices.bundleless import BundlelessAgent
 from devices.camera.frames import FrameBuffer
 from devices.events import LOG
 from devices.machine import Machine
@@ -155,6 +157,64 @@ def build_agent(
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltBundlelessAgent:
+    """An agent without a bundle, whose socket is bound."""
+
+    agent: BundlelessAgent
+    #: Where it listens, with the port that the system has chosen.
+    address: str
+    _watch: ClientWatch
+    _audit: AuditLog | None
+
+    def serve(self, periodic: Callable[[], None] = lambda: None) -> bool:
+        """As `BundlelessAgent.serve`."""
+
+        def tasks() -> None:
+            periodic()
+            self._watch.tend()
+            if self._audit is not None:
+                self._audit.tend()
+
+        return self.agent.serve(tasks)
+
+
+@contextmanager
+def build_bundleless_agent(
+    options: ServeOptions, *, report: Report = LOG.info
+) -> Iterator[BuiltBundlelessAgent]:
+    """An agent with these options, but no bundle; its socket and audit log close with the block.
+
+    One can be pushed with `allow_push`. Raises InputError, ConfigError or AgentError.
+    """
+    access = agent_keys(options.bind, options.key, options.clients, insecure=options.insecure)
+    _check_rights(options)
+    if access is None:
+        raise InputError("--key and --clients: expected both for an agent without a bundle")
+    keys, clients = access
+    frames = options.frame_buffer()
+    if frames is not None:
+        frames.report_to(report)
+    raise_descriptor_limit()
+    with ExitStack() as stack:
+        log: AuditLog | None = None
+        audit: Audit = _no_audit
+        if options.audit is not None:
+            log = stack.enter_context(AuditLog(options.audit, clients.name))
+            audit = log.record
+        router = stack.enter_context(Router(options.bind, keys=keys, audit=audit))
+        push, record = None, None
+        if options.allow_push is not None:
+            push = _push_access(options, options.allow_push, clients, None, audit)
+        if options.allow_record:
+            record = RecordAccess(may_record=clients.may_record, name_of=clients.name, audit=audit)
+        agent = BundlelessAgent(
+            options.device, router, report, frames=frames, record=record, push=push
+        )
+        watch = ClientWatch(clients, keys.allowed, router, Quotas(), agent, report)
+        yield BuiltBundlelessAgent(agent=agent, address=router.address, _watch=watch, _audit=log)
+
+
 def _no_audit(event: str, key: str, address: str, reason: str) -> None:
     """Without `--audit`."""
 
@@ -175,7 +235,11 @@ def _check_rights(options: ServeOptions) -> None:
 
 
 def _push_access(
-    options: ServeOptions, folder: Path, clients: AllowedClients, max_frame_bytes: int, audit: Audit
+    options: ServeOptions,
+    folder: Path,
+    clients: AllowedClients,
+    max_frame_bytes: int | None,
+    audit: Audit,
 ) -> PushAccess:
     """Pushes into `folder`; raises InputError or ConfigError if it cannot be used."""
 

@@ -78,6 +78,11 @@ class Events:
         self._now = now
         self._is_journal = leads_to_journal(stream)
 
+    def listen(self, address: str) -> None:
+        """Write that the agent listens on `address`."""
+        self.address = address
+        self.emit("LISTENING" if self._json else f"listening on {address}")
+
     def emit(self, event: str) -> None:
         """Write one event."""
         fields = self.ready() if event == "READY" else {}

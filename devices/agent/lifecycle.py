@@ -53,6 +53,11 @@ class Lifecycle:
         self._settled.set()
 
     @property
+    def device(self) -> str:
+        """This device's name in the plan."""
+        return self._first.assignment.device
+
+    @property
     def sources(self) -> list[LoadableBundle]:
         """The bundles that are served, the current one first, or the one that is being loaded."""
         with self._lock:

@@ -23,10 +23,11 @@ MAX_PUSH_MB = 500.0
 class ServeOptions:
     """What `mdp-agent run` takes; where None is possible for a setting, the plan decides."""
 
-    #: The bundle's folder, or a link to one, which a reload follows again.
-    bundle: Path
     #: This device's name in the plan.
     device: str
+    #: The bundle's folder, or a link to one, which a reload follows again; None: the first one is
+    #: pushed.
+    bundle: Path | None = None
     #: Bundles have to be signed with it; None accepts any.
     bundle_key: BundleKey | None = None
     bind: str = "tcp://127.0.0.1:7500"
@@ -61,6 +62,15 @@ class ServeOptions:
     #: Of one pushed bundle.
     max_push_mb: float = MAX_PUSH_MB
 
+    def awaits_bundle(self) -> bool:
+        """Tell whether there is no bundle to serve before one is pushed.
+
+        Raises ConfigError, and InputError where none can be pushed.
+        """
+        if self.bundle is None and self.allow_push is None:
+            raise InputError("--bundle: expected a bundle folder, or --allow-push for a first one")
+        return current_folder(self.allow_push, self.bundle) is None
+
     def frame_buffer(self) -> FrameBuffer | None:
         """A buffer for the camera, which is opened later; None without one.
 
@@ -79,10 +89,13 @@ class ServeOptions:
     ) -> LoadableBundle:
         """Read the bundle in `folder`, by default the one to serve: pushed last, or `bundle`.
 
-        Raises ConfigError, or AgentError if its crops are larger than `max_frame_bytes`.
+        Raises ConfigError, InputError where there is none, or AgentError if its crops are larger
+        than `max_frame_bytes`.
         """
-        # Resolved once: what is loaded later is the folder that was read.
         folder = folder or current_folder(self.allow_push, self.bundle)
+        if folder is None:
+            raise InputError("--bundle: expected a bundle folder, got none")
+        # Resolved once: what is loaded later is the folder that was read.
         bundle = Bundle.open(folder.resolve(), signed_by=self.bundle_key)
         assignment = bundle.assignment(self.device)
         needed = request_frame_bytes(assignment.spec.image_size)

@@ -5,10 +5,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from devices.agent.bundles import LoadableBundle
-from devices.agent.lifecycle import Lifecycle
 from devices.agent.reload import Reload
 from devices.agent.replies import Replies
 from devices.agent.store import BundleStore
@@ -17,7 +16,7 @@ from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.device_part import path_in_bundle, version_of
 from mdp.formats.signing import SIGNATURE
 from mdp.logs import BackgroundWriter
-from mdp.protocol.messages import Buffer, as_line
+from mdp.protocol.messages import Buffer, State, as_line
 from mdp.protocol.transfer import (
     PIECE_BYTES,
     BundleContent,
@@ -49,19 +48,35 @@ class PushAccess:
     audit: Audit = lambda *_: None
 
 
+class Serving(Protocol):
+    """An agent, as far as pushes see it."""
+
+    @property
+    def device(self) -> str:
+        """This device's name in the plan."""
+
+    @property
+    def state(self) -> State:
+        """Where in its life the agent is."""
+
+    @property
+    def sources(self) -> list[LoadableBundle]:
+        """The bundles that it serves or loads, the current one first; none before the first."""
+
+
 class BundlePush:
     """Answers messages about bundles, one at a time."""
 
     def __init__(
         self,
         access: PushAccess,
-        lifecycle: Lifecycle,
+        serving: Serving,
         replies: Replies,
         switch: Callable[[Reload], None],
     ) -> None:
         """`switch` has a version loaded and installed, or rejected."""
         self._access, self._store = access, access.store
-        self._lifecycle, self._replies, self._switch = lifecycle, replies, switch
+        self._serving, self._replies, self._switch = serving, replies, switch
         self._nice = False
         #: The version of the switch that is under way; empty if none is.
         self._switching = ""
@@ -133,7 +148,7 @@ class BundlePush:
         return self._store.received()
 
     def _start_switch(self, peer: Peer, manifest: str) -> None:
-        if self._lifecycle.state == "DRAINING":
+        if self._serving.state == "DRAINING":
             raise AgentError("this agent is about to stop")
         self._store.check_there(manifest)
         before = [version.manifest for version in self._store.versions[1:]]
@@ -163,19 +178,21 @@ class BundlePush:
     def _audit(self, peer: Peer, event: str, text: str) -> None:
         self._access.audit(event, peer.client, peer.address, as_line(text))
 
-    def _served(self) -> Bundle:
-        return self._lifecycle.sources[0].bundle
+    def _served(self) -> Bundle | None:
+        sources = self._serving.sources
+        return sources[0].bundle if sources else None
 
     def _state(self, request_id: int, received: dict[Any, int]) -> BundleState:
         # In this order: a switch may end meanwhile.
         switching = bool(self._switching)
-        served, versions = self._served(), self._store.versions
+        bundle, versions = self._served(), self._store.versions
+        served = None if bundle is None else version_of(bundle)
         return BundleState(
             request_id=request_id,
-            device=self._lifecycle.sources[0].assignment.device,
-            current=versions[0] if versions else version_of(served),
+            device=self._serving.device,
+            current=versions[0] if versions else served,
             previous=versions[1] if len(versions) > 1 else None,
-            serves=version_of(served),
+            serves=served,
             received=received,
             switching=switching,
             error=self._error,
@@ -183,8 +200,10 @@ class BundlePush:
 
     def _read(self, message: BundleRead) -> tuple[int, bytes]:
         """Size of a file of the served bundle, and its bytes from the offset."""
-        source = self._lifecycle.sources[0]
-        bundle = source.bundle
+        sources = self._serving.sources
+        if not sources:
+            raise AgentError("no bundle is served yet")
+        source, bundle = sources[0], sources[0].bundle
         if version_of(bundle).manifest != message.manifest:
             raise AgentError("another version is served by now")
         if message.file == MANIFEST:

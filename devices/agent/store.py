@@ -4,8 +4,8 @@
     FOLDER/SHA256.partial/        files that are being received; their lengths are the positions
     FOLDER/SHA256/                a complete version, named by its manifest's hash
 
-A version without a folder is the agent's own `--bundle`. Names come from this program, never from a
-client.
+A version without a folder is the agent's own `--bundle`, if it has one. Names come from this
+program, never from a client.
 """
 
 import errno
@@ -51,14 +51,14 @@ def read_versions(folder: Path) -> list[Version]:
     return read_json(path, Versions).versions if path.is_symlink() or path.exists() else []
 
 
-def folder_of(manifest: Sha256, folder: Path, original: Path) -> Path:
+def folder_of(manifest: Sha256, folder: Path, original: Path | None) -> Path:
     """Where the files of a version are: below `folder`, or at `original`."""
     own = folder / manifest
-    return own if own.is_dir() else original
+    return own if original is None or own.is_dir() else original
 
 
-def current_folder(folder: Path | None, original: Path) -> Path:
-    """The bundle folder to serve; raises ConfigError."""
+def current_folder(folder: Path | None, original: Path | None) -> Path | None:
+    """The bundle folder to serve; None before the first one is pushed. Raises ConfigError."""
     versions = [] if folder is None else read_versions(folder)
     if folder is None or not versions:
         return original
@@ -85,7 +85,7 @@ class BundleStore:
     def __init__(
         self,
         folder: Path,
-        original: Path,
+        original: Path | None,
         *,
         max_bytes: int,
         read: Callable[[Path], tuple[Bundle, int]],
@@ -193,7 +193,7 @@ class BundleStore:
         if (self.folder / manifest).is_dir() and (manifest != self._manifest or not self._differs):
             return self.folder / manifest
         if manifest != self._manifest:
-            return self._original
+            return self.folder_of(manifest)
         k = self._verify_manifest()
         for file in self._offered:
             self._check_file(self._staging / file, self._offered[file])
@@ -214,10 +214,10 @@ class BundleStore:
             raise self._unwritable(error) from error
         return self.folder / manifest
 
-    def commit(self, new: Bundle, former: Bundle) -> None:
+    def commit(self, new: Bundle, former: Bundle | None) -> None:
         """Serve `new` from now on, also after a restart, and keep `former`, which was served."""
         current = version_of(new)
-        before = [version_of(former), *self.versions]
+        before = [*([] if former is None else [version_of(former)]), *self.versions]
         previous = [version for version in before if version.manifest != current.manifest]
         versions = [current, *previous[:1]]
         write_json(self.folder / VERSIONS, Versions(versions=versions))

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from devices.agent.options import ServeOptions
+from devices.build import build_bundleless_agent
 from devices.camera.capture import DEFAULT_FPS
-from devices.camera_agent import build_camera_agent
 from devices.events import Events, for_events_alone
+from mdp.errors import InputError
 from mdp.logs import BackgroundWriter, quiet_libraries
 
 
@@ -61,16 +63,24 @@ def camera(
     Exit codes: 0 stopped by a signal, 2 bad input (source, address, key), 1 unforeseen.
     """
     quiet_libraries()
+    if source.startswith("mdp:"):
+        raise InputError(f"--source {source}: expected a camera of this device's own")
     events = Events(for_events_alone(sys.stdout) if json else sys.stderr, device, json=json)
+    options = ServeOptions(
+        device=device,
+        bind=bind,
+        key=key,
+        clients=clients,
+        source=source,
+        source_fps=source_fps,
+        allow_record=True,
+        audit=audit,
+    )
     with (
         BackgroundWriter(events.emit, "events") as writer,
-        build_camera_agent(
-            device, source,
-            fps=source_fps, bind=bind, key=key, clients=clients, audit=audit, report=writer.put,
-        ) as (agent, address, periodic),
-    ):  # fmt: skip
-        events.address = address
+        build_bundleless_agent(options, report=writer.put) as built,
+    ):
         for stop_signal in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(stop_signal, lambda *_: agent.stop())
-        events.emit("LISTENING" if json else f"listening on {address}")
-        agent.serve(periodic)
+            signal.signal(stop_signal, lambda *_: built.agent.stop())
+        events.listen(built.address)
+        built.serve()

@@ -85,6 +85,8 @@ def install(
     """
     options = serve_options(given)
     source = None if options.source is None else parse_source(options.source)
+    if options.bundle is None:
+        raise InputError("--bundle: expected a bundle folder: a service's rights depend on it")
     loadable = check(options)
     described = _service(ctx, given, options, source, loadable)
     text = service.unit_text(described)

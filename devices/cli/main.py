@@ -4,15 +4,17 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from devices.agent.bundles import GRACE_S
+from devices.agent.lifecycle import Report
 from devices.agent.options import MAX_PUSH_MB, ServeOptions
 from devices.agent.server import Agent
-from devices.build import build_agent
+from devices.build import build_agent, build_bundleless_agent
 from devices.camera.capture import DEFAULT_FPS
 from devices.cli import camera, install, probe
 from devices.cores import pin_to_cores
@@ -33,8 +35,14 @@ camera.add_to(app)
 
 @app.command("run")
 def run_agent(
-    bundle: Annotated[Path, typer.Option(help="Bundle folder made by mdp-partition.")],
     device: Annotated[str, typer.Option(help="This device's name in the bundle's plan.")],
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            help="Bundle folder made by mdp-partition; without it, with --allow-push, the agent "
+            "waits for a first one, and can be recorded meanwhile."
+        ),
+    ] = None,
     bundle_key: Annotated[
         Path | None,
         typer.Option(help="Serve only bundles signed with this public key (`mdp bundle sign`)."),
@@ -171,20 +179,74 @@ def run_agent(
         max_push_mb=max_push_mb,
     )
     events = Events(stream, device, json=json)
-    with (
-        BackgroundWriter(events.emit, "events") as writer,
-        build_agent(options, report=writer.put) as built,
-    ):
-        events.address = built.address
+    notifier, stopped = Notifier.of(), list[bool]()
+    with BackgroundWriter(events.emit, "events") as writer:
+        if options.awaits_bundle():
+            address = _await_bundle(options, events, writer.put, notifier, stopped)
+            if stopped:
+                return
+            options = replace(options, bind=address)
+        left_behind = _serve(options, events, writer.put, notifier, stopped)
+    if left_behind:
+        # Ended without Python's clean-up, which would stop the thread inside onnxruntime, whose
+        # library then aborts.
+        os._exit(0)
+
+
+install.add_to(app, run_agent)
+
+
+def _await_bundle(
+    options: ServeOptions,
+    events: Events,
+    report: Report,
+    notifier: Notifier | None,
+    stopped: list[bool],
+) -> str:
+    """Serve without a bundle until one is pushed, or a signal has `stopped` it; the address."""
+    with build_bundleless_agent(options, report=report) as built:
+
+        def stop(*_: object) -> None:
+            stopped.append(True)
+            built.agent.stop()
+
+        for stop_signal in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(stop_signal, stop)
+        # Changed files of the clients are noticed without it.
+        signal.signal(signal.SIGHUP, lambda *_: None)
+        events.listen(built.address)
+
+        def periodic() -> None:
+            if notifier is not None:
+                now_us = time.monotonic_ns() // 1000
+                notifier.send_due(built.agent.state, reloading=False, alive=True, now_us=now_us)
+
+        built.serve(periodic)
+    return built.address
+
+
+def _serve(
+    options: ServeOptions,
+    events: Events,
+    report: Report,
+    notifier: Notifier | None,
+    stopped: list[bool],
+) -> bool:
+    """Serve a bundle until a signal; whether a thread was left behind that computes or loads.
+
+    `stopped` has an entry where a signal came before.
+    """
+    with build_agent(options, report=report) as built:
         events.ready = lambda: built.agent.lifecycle.description
         reload_requests = _handle_signals(built.agent)
+        if stopped:
+            built.agent.stop()
         # Signals may be sent from here on.
-        events.emit("LISTENING" if json else f"listening on {built.address}")
+        events.listen(built.address)
         if built.public_key is None and not is_loopback(built.address):
             text = f"WARNING: {built.address} is {PLAIN_TEXT}"
-            Events(sys.stderr, device, built.address).emit(text)
-
-        notifier, agent = Notifier.of(), built.agent
+            Events(sys.stderr, options.device, built.address).emit(text)
+        agent = built.agent
 
         def notify() -> None:
             if notifier is not None:
@@ -204,13 +266,7 @@ def run_agent(
         built.serve(periodic)
         # A short draining ends between two periodic calls.
         notify()
-    if built.agent.left_behind:
-        # Ended without Python's clean-up, which would stop the thread inside onnxruntime, whose
-        # library then aborts.
-        os._exit(0)
-
-
-install.add_to(app, run_agent)
+    return agent.left_behind
 
 
 def _handle_signals(agent: Agent) -> list[bool]:

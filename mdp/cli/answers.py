@@ -121,14 +121,14 @@ def summary(prediction: Prediction, on: str = PICTURES) -> str:
     """An answer for people, in one line."""
     expected, pictures = prediction.expected_accuracy, prediction.expected_accuracy_pictures
     worth, rejected = "accuracy never measured, ", prediction.known_rejected
-    if prediction.known is False:
+    if prediction.uses_suspect:
+        worth = "accuracy unknown with a suspected camera, "
+    elif prediction.known is False:
         worth = (
             "" if rejected is None else f"as are {rejected:.1%} of {pictures} {on} of its classes, "
         )
     elif expected is not None:
         worth = f"{expected:.1%} accurate on {pictures} {on}, "
-    elif prediction.uses_suspect:
-        worth = "accuracy unknown with a suspected camera, "
     return (
         f"{prediction.verdict}, {prediction.mode} from "
         f"{' + '.join(prediction.used)}{STAGES[prediction.stage]}, {worth}"

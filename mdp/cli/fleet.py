@@ -51,7 +51,7 @@ def fleet_new(
     ],
     bundle: Annotated[
         Path | None,
-        typer.Option(help="Bundle folder that the agents serve; none yet, for `mdp record` alone."),
+        typer.Option(help="Bundle folder that the agents serve; none yet, for `mdp record`."),
     ] = None,
     keys: Keys = None,
     key: Annotated[
@@ -88,7 +88,11 @@ def fleet_new(
     if json:
         console.print_json({"path": str(out), "devices": fleet.devices, "absent": absent})
         return
-    use = ", for `mdp record` alone" if opened is None else f" of bundle {opened.manifest.name}"
+    use = (
+        ", without a bundle yet: `mdp bundle push` names one"
+        if opened is None
+        else f" of bundle {opened.manifest.name}"
+    )
     print(f"{out}: {console.say_count(len(fleet.devices), 'device')}{use}")
     if absent:
         print(f"  without {', '.join(absent)}: every answer will be partial")

@@ -19,7 +19,7 @@ COMMANDS = {
         "file.",
     ),
     "record": (
-        "mdp.cli.record:record",
+        "mdp.cli.record:record_app",
         "Record what the devices' own cameras see, as pictures of scenes to train on.",
     ),
     "status": ("mdp.cli.doctor:status", "Show the status of every device of a fleet."),

@@ -1,5 +1,6 @@
 """`mdp bundle push|pull|rollback|status`: the bundles of a fleet's agents."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from mdp.client.bundles import PATIENCE_S, DeviceBundles, Pushed, check_keyed
 from mdp.errors import InputError, MDPError, TransferError
 from mdp.formats.bundle import Bundle
 from mdp.formats.device_part import Version, part_of
-from mdp.formats.fleet import Fleet, FleetEntry, read_fleet
+from mdp.formats.fleet import Fleet, FleetEntry, read_devices, read_fleet
+from mdp.formats.fleet_edit import name_bundle
 
 #: How long a device may take to tell its status.
 STATUS_S = 3.0
@@ -32,9 +34,10 @@ class _Devices:
 
     def __init__(self, fleet: Path, names: Sequence[str], key: Path | None) -> None:
         self._options = Options(fleet=fleet, key=key)
-        self._fleet: Fleet
-        self._fleet, _ = read_fleet(fleet)
-        known = {entry.device: entry for entry in self._fleet.devices}
+        self.fleet: Fleet = read_devices(fleet)
+        if self.fleet.bundle:
+            self.fleet, _ = read_fleet(fleet)
+        known = {entry.device: entry for entry in self.fleet.devices}
         for name in names:
             if name not in known:
                 raise InputError(f"{name}: expected one of {', '.join(known)}")
@@ -43,7 +46,7 @@ class _Devices:
             check_keyed(entry)
 
     def connect(self, entry: FleetEntry, patience_s: float = PATIENCE_S) -> DeviceBundles:
-        return DeviceBundles(self._fleet, entry, self._options, patience_s=patience_s)
+        return DeviceBundles(self.fleet, entry, self._options, patience_s=patience_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +91,19 @@ def push(
     """Have agents serve a bundle: one after another, while they serve the one before.
 
     Each gets its own part, verifies and loads it, and then switches. After a break, the same
-    command goes on where it was. Ends at the first device that fails.
+    command goes on where it was. Ends at the first device that fails. A fleet file that names no
+    bundle names this one once all its devices serve it.
 
     Example: mdp bundle push bundle-2/ --fleet fleet.toml
 
     Exit codes: 0 all serve it, 2 bad input, 3 a device does not, 1 unforeseen.
     """
     opened, chosen = Bundle.open(bundle), _Devices(fleet, devices or [], key)
-    # Before the first device serves it: a part is missing or damaged, a device is of another plan.
+    # Before the first device serves it: a part is missing or damaged, a device is of another plan,
+    # or the file cannot be changed.
+    named = None
+    if not chosen.fleet.bundle and len(chosen.entries) == len(chosen.fleet.devices):
+        named = name_bundle(fleet, opened)
     for entry in chosen.entries:
         part_of(opened, opened.assignment(entry.plan_device).k)
 
@@ -104,6 +112,9 @@ def push(
             return device.push(opened, bar)
 
     _one_by_one(chosen.entries, push_to, _pushed, json)
+    if named is not None:
+        named.write()
+        print(f"mdp: {fleet}: names {named.fleet.bundle} from now on", file=sys.stderr)
 
 
 def pull(
@@ -167,6 +178,7 @@ def status(
     """
     chosen = _Devices(fleet, devices or [], key)
     rows: list[dict[str, object]] = []
+    failed = False
     for entry in chosen.entries:
         row: dict[str, object] = {"device": entry.device, "serves": None, "previous": None}
         rows.append(row)
@@ -175,6 +187,7 @@ def status(
                 told = device.state()
         except TransferError as error:
             row["error"] = console.one_line(error)
+            failed = True
             continue
         row.update(serves=told.serves, previous=told.previous, error=told.error)
         row["received_bytes"] = sum(told.received.values())
@@ -182,7 +195,6 @@ def status(
         console.print_json({"devices": rows})
     else:
         Console(markup=False).print(_table(rows))
-    failed = any(row["serves"] is None for row in rows)
     raise typer.Exit(TransferError.exit_code if failed else 0)
 
 

@@ -162,9 +162,11 @@ class DeviceBundles:
         state = self._state()
         total = sum(map(len, part.values()))
         if not state.switching:
-            if state.current.manifest == wanted and state.serves.digest == bundle.digest:
+            current = state.current
+            is_served = state.serves is not None and state.serves.digest == bundle.digest
+            if current is not None and current.manifest == wanted and is_served:
                 progress(total, total)
-                return state.current
+                return current
             offer = self._ask(BundleRequest, action="offer", manifest=wanted, files=files)
             received = self._told(offer).received
             for file, content in part.items():
@@ -189,7 +191,7 @@ class DeviceBundles:
             state = self._state()
         if state.error:
             raise TransferError(f"{self.device}: serves what it did before: {state.error}")
-        if state.current.manifest != wanted:
+        if state.current is None or state.current.manifest != wanted:
             self._restarts += 1
             if self._restarts > MOST_RESTARTS:
                 raise TransferError(f"{self.device}: was restarted whenever it had to switch")
@@ -199,6 +201,8 @@ class DeviceBundles:
     def _fetch(self) -> tuple[Version, dict[str, bytes]]:
         state = self._state()
         served = state.serves
+        if served is None:
+            raise TransferError(f"{self.device}: serves no bundle yet")
         manifest_content = self._file(served, MANIFEST, MAX_JSON_BYTES)
         if entry_of(manifest_content).sha256 != served.manifest:
             raise TransferError(f"{self.device}: {MANIFEST}: not what it says that it serves")

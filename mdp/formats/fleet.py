@@ -52,7 +52,10 @@ MAX_SPREAD_MS = 500.0
 R = TypeVar("R", bound=Record)
 
 #: What a fleet file without a bundle can be used for.
-NO_BUNDLE = "a fleet without one is for `mdp record`, `mdp status` and `mdp doctor` alone"
+NO_BUNDLE = (
+    "a fleet without one is for `mdp record`, `mdp status`, `mdp doctor` and `mdp bundle push`, "
+    "which names one"
+)
 
 #: The risk of a connection without keys that leaves this machine.
 PLAIN_TEXT = "plain text: anyone on the network path can read and forge messages"

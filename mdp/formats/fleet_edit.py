@@ -19,13 +19,22 @@ from msgspec.structs import replace
 from mdp.errors import ConfigError, InputError
 from mdp.files import MAX_TOML_BYTES, decoded, explained, read_regular, write_bytes
 from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import Fleet, FleetEntry, entry_toml, fleet_toml, read_fleet
+from mdp.formats.fleet import (
+    Fleet,
+    FleetEntry,
+    entry_toml,
+    fleet_toml,
+    read_devices,
+    read_fleet,
+    relative_to,
+)
 from mdp.formats.plan import Assignment
 
 _HEADER = re.compile(r"\s*\[\[\s*devices\s*\]\]\s*(#.*)?")
 _TEXT = r"""(?:"[^"\n]*"|'[^'\n]*')"""
-#: A value of `address` or `key`: a text, or a list of them over one or more lines.
-_VALUE = rf"(?:{_TEXT}|\[\s*(?:{_TEXT}\s*,?\s*)*\])"
+#: A value of `address`, `key`, `bundle` or `k`: a number, a text, or a list of texts over one or
+#: more lines.
+_VALUE = rf"(?:\d+|{_TEXT}|\[\s*(?:{_TEXT}\s*,?\s*)*\])"
 
 _CHANGED = "{}: was changed meanwhile: run this again"
 
@@ -104,6 +113,17 @@ class FleetFile:
         text = "".join([_with_value(first, "key", key), *others])
         return self._changed(text, self.fleet.devices, key=key)
 
+    def with_bundle(self) -> "FleetFile":
+        """With the name of the bundle, and each device's sub-model of it; raises ConfigError."""
+        first, *blocks = self._blocks()
+        named, devices = relative_to(self.bundle.path, self.path), []
+        for place, entry in enumerate(self.fleet.devices):
+            k = self.bundle.assignment(entry.plan_device).k
+            blocks[place] = _with_value(blocks[place], "k", k)
+            devices.append(replace(entry, k=k))
+        text = "".join([_with_value(first, "bundle", named), *blocks])
+        return self._changed(text, devices, bundle=named)
+
     def write(self) -> None:
         """Write the file atomically; its mode stays, and a link to it.
 
@@ -137,8 +157,9 @@ class FleetFile:
         ends = [*starts, len(lines)]
         return ["".join(lines[a:b]) for a, b in zip([0, *starts], ends, strict=True)]
 
-    def _changed(self, text: str, devices: list[FleetEntry], key: str | None = None) -> "FleetFile":
-        fleet = replace(self.fleet, devices=devices, key=key or self.fleet.key)
+    def _changed(self, text: str, devices: list[FleetEntry], **top: str) -> "FleetFile":
+        """With this text, which is to hold these devices and values at its top."""
+        fleet = replace(self.fleet, devices=devices, **top)
         try:
             as_wanted = decoded(self.path, text.encode(), Fleet, msgspec.toml.decode) == fleet
         except ConfigError:
@@ -148,6 +169,14 @@ class FleetFile:
                 f"{self.path}: cannot be changed without changing more: edit it by hand"
             )
         return changed(self, text=text, fleet=fleet)
+
+
+def name_bundle(path: Path, bundle: Bundle) -> FleetFile:
+    """A fleet file that names no bundle, with `bundle` named; raises ConfigError."""
+    content, _ = read_regular(path, MAX_TOML_BYTES)
+    fleet = read_devices(path)
+    file = FleetFile(path=path, text=content.decode(), before=content, fleet=fleet, bundle=bundle)
+    return file.with_bundle()
 
 
 @contextmanager
@@ -166,7 +195,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _with_value(block: str, key: str, value: str | list[str]) -> str:
+def _with_value(block: str, key: str, value: int | str | list[str]) -> str:
     """A table's text with `key = value`; a comment behind the old value stays."""
     written = msgspec.toml.encode({key: value}).decode()
     line = re.compile(rf"^([ \t]*){key}[ \t]*=[ \t]*{_VALUE}", re.MULTILINE)

@@ -128,6 +128,7 @@ class ServedFleet:
             "classes": len(self.bundle.manifest.labels),
             "ready": self.ready,
             "expected_accuracy_pictures": None if evaluation is None else evaluation.pictures,
+            "scenes": bool(self.bundle.manifest.plan.cameras),
             **self.roll.shown(),
         }
 

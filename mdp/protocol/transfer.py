@@ -66,11 +66,11 @@ class BundleState(Record, frozen=True):
     request_id: RequestId
     #: The agent's name in bundles' plans.
     device: Text
-    #: The version to serve, also after a restart, and the one for a rollback.
-    current: Version
+    #: The version to serve, also after a restart, and the one for a rollback; None before a first.
+    current: Version | None
     previous: Version | None
     #: The one that is served in fact: after three failures in a row, the previous one.
-    serves: Version
+    serves: Version | None
     #: Bytes of each offered file that are there.
     received: dict[PartFile, Offset]
     #: Whether a switch is under way, and why the last one failed.

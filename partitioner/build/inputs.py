@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
+
 from mdp.errors import InputError
 from mdp.formats.bundle import sha256_of
 from mdp.formats.plan import Plan, TeacherSpec
@@ -14,11 +16,12 @@ from partitioner.assembly.members import read_map
 from partitioner.build.teacher import TeacherSource
 from partitioner.config import MINUTES, BuildConfig, check_measured, measures
 from partitioner.data.datasets import Dataset, open_dataset
+from partitioner.data.scenes import likely_cameras
 from partitioner.networks.at_hand import find_weights, weights_at_hand
 from partitioner.networks.teacher import teacher_spec
 from partitioner.pilot.candidates import DeviceLatency
 from partitioner.pilot.measure import plain_shapes
-from partitioner.run.plan_settings import check_cameras
+from partitioner.run.plan_settings import PlanSettings, check_cameras
 from partitioner.run.settings import RunOptions, TrainingConfig
 from partitioner.run.weights import weights_in
 from partitioner.training.distributed import together
@@ -134,7 +137,8 @@ class BuildInputs(TrainingInputs):
     def read(cls, config: BuildConfig) -> "BuildInputs":
         """Read what `config` names; raises InputError, also for settings of another kind of build.
 
-        The pictures are those of every camera that is named.
+        The pictures are those of every camera that is named. Where none is, and `data` has scenes
+        of cameras called as the devices, each device sees its own.
         """
         settings, options = config.plan, config.options
         profiles = {profile.name: profile for profile in read_profiles(settings.profiles)}
@@ -145,6 +149,10 @@ class BuildInputs(TrainingInputs):
         else:
             files, teacher = _weights_in(options), settings.require_teacher()
         data = open_pictures(options, list(settings.cameras.values()))
+        if cameras := own_cameras(settings, list(profiles), data):
+            plan = msgspec.structs.replace(settings, cameras=cameras)
+            config = msgspec.structs.replace(config, plan=plan)
+            data = data.seen_by(list(cameras.values()))
         source = None
         if teacher is not None:
             spec = teacher_spec(teacher, settings.teacher_args)
@@ -219,6 +227,13 @@ def open_pictures(options: RunOptions, cameras: Sequence[str] = ()) -> Dataset:
         limit_test=options.limit_test,
         cameras=cameras,
     )
+
+
+def own_cameras(settings: PlanSettings, devices: Sequence[str], data: Dataset) -> dict[str, str]:
+    """Each device's own camera, as `mdp record` names them; none where they are not so."""
+    if settings.cameras or len(devices) < 2 or not set(devices) <= set(likely_cameras(data)):
+        return {}
+    return {device: device for device in devices}
 
 
 def _weights_in(options: RunOptions) -> dict[str, Path]:

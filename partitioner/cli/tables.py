@@ -117,6 +117,7 @@ def print_written(bundle: Bundle, run: Path) -> None:
     members = "1 sub-model" if len(assignments) == 1 else f"{len(assignments)} sub-models"
     device = assignments[0].device
     source = " --source camera:0" if bundle.manifest.plan.cameras else ""
+    running = f"; to agents that run with --allow-push, mdp bundle push {bundle.path} --fleet FILE"
     # The page, MQTT and statuses show the name.
     nameless = bundle.manifest.name == "bundle"
     hint = '; it is called "bundle": the same command with --name renames it' if nameless else ""
@@ -124,7 +125,7 @@ def print_written(bundle: Bundle, run: Path) -> None:
         f"{bundle.path}: {members}, digest {bundle.digest}{hint}",
         f"next: copy it to every device and serve it there, mdp-agent run --bundle {bundle.path} "
         f"--device {device} --bind tcp://0.0.0.0:7500 --key {device}.secret --clients clients/"
-        f"{source}",
+        f"{source}{running}",
         f"{run} ({size_mb:,.0f} MB) lets the same command go on or measure anew; it may be removed",
     ):
         print(line)

@@ -389,7 +389,8 @@ def _list_class(folder: Path, left_out: Counter[str]) -> list[Path]:
     files, others = _files(folder)
     if not files:
         found = f"only {sum(others.values())} other files" if others else "no file"
-        raise InputError(f"{folder}: expected pictures of class {folder.name!r}, found {found}")
+        of = "no class" if folder.name == UNKNOWN else f"class {folder.name!r}"
+        raise InputError(f"{folder}: expected pictures of {of}, found {found}")
     left_out.update(others)
     return files
 
@@ -488,11 +489,13 @@ def _is_picture(path: Path) -> bool:
 
 def _check_counts(labels: list[str], samples: list[_Sample], *, least: int, where: str) -> None:
     counts = np.bincount([sample.target for sample in samples], minlength=len(labels))
+    scenes = any(isinstance(sample.source, Mapping) for sample in samples)
     for label, count in zip(labels, counts, strict=True):
         if count < least:
-            pictures = "picture" if count == 1 else "pictures"
+            kind = "scene" if scenes else "picture"
+            every = " with a picture of every camera" if scenes else ""
             raise InputError(
-                f"{where}: class {label!r} has {count} {pictures}, "
+                f"{where}: class {label!r} has {count} {kind}{'' if count == 1 else 's'}{every}, "
                 f"expected at least {least} so that one can be held out"
             )
 

@@ -42,7 +42,8 @@ class PlanSettings(Record, frozen=True, kw_only=True):
         dict[str, CameraName],
         Meta(
             description="Devices' cameras, where --data has scenes (a folder per class, in it one "
-            "per scene, in it a picture per camera): device=camera, one or more; of two devices "
+            "per scene, in it a picture per camera): device=camera, one or more; default: each its "
+            "own, where the pictures are called as the devices; of two devices "
             "with one camera the second computes it where the first is too weak"
         ),
     ] = msgspec.field(default_factory=dict)

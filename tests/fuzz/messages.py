@@ -114,7 +114,8 @@ def read_frames(data: bytes) -> bool:
                 )
                 assert all(text.isprintable() for text in (*shown, *message.counts))
             case BundleState():
-                assert (message.device + message.current.name + message.error).isprintable()
+                name = message.current.name if message.current else ""
+                assert (message.device + name + message.error).isprintable()
     except (PictureError, WireError):
         return False
     return True

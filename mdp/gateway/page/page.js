@@ -157,7 +157,7 @@ function showFleet() {
   text("change", Math.abs(lost) < 0.05 ? "" : `${lost > 0 ? "−" : "+"}${Math.abs(lost).toFixed(1)} points`);
   const pictures = fleet.expected_accuracy_pictures;
   const suspects = able.filter((device) => device.suspect).map((device) => device.name);
-  const measured = pictures == null ? "never measured" : `measured on ${pictures.toLocaleString()} pictures`;
+  const measured = pictures == null ? "never measured" : `measured on ${pictures.toLocaleString()} ${fleet.scenes ? "scenes" : "pictures"}`;
   text("accuracy-note", `expected accuracy of these devices, ${measured}${suspects.length ? `; it does not hold for looks with a suspected camera (${suspects.join(", ")})` : ""}`);
   $("accuracy").className = suspects.length ? "fewer" : "";
   $("count").className = !able.length ? "none" : able.length < fleet.devices.length ? "fewer" : "";
@@ -359,7 +359,7 @@ async function ask() {
 function showNoAnswer(label, why) {
   text("label", label);
   text("note", why);
-  $("made").hidden = $("mode").hidden = $("how").hidden = true;
+  for (const id of ["made", "mode", "how", "strange", "doubted"]) $(id).hidden = true;
   for (const id of ["top", "crops", "legend"]) $(id).replaceChildren();
 }
 
@@ -379,6 +379,8 @@ function showAnswer(answer) {
   $("spent").style.width = width(Math.min(1, answer.latency_ms / answer.deadline_ms));
   $("mode").hidden = false;
   text("mode", answer.mode);
+  $("strange").hidden = !unknown;
+  $("doubted").hidden = !suspects.length;
   const how = answer.degraded ? "partial" : STAGES[answer.stage];
   $("how").hidden = !how;
   text("how", how || "");
@@ -395,14 +397,16 @@ function showAnswer(answer) {
     const name = el("th", { scope: "row" }, el("span", { class: "swatch", "aria-hidden": "true" }), ...breakable(device.name));
     if (!own) return el("tr", { class: `out d${index % 6}` }, name, el("td", { colspan: "3" }, device.in_use ? answer.missing[device.name] || "not asked" : "switched off"));
     const other = own.label !== answer.label;
+    if (suspects.includes(device.name)) name.append(el("span", { class: "doubt" }, "suspected"));
     return el("tr", { class: `d${index % 6}` }, name,
       el("td", other ? { class: "other" } : {}, ...breakable(own.label)),
       el("td", { class: "number" }, percent(own.probability)),
       el("td", { class: "number" }, percent(suspects.includes(device.name) ? null : device.accuracy)));
   }));
-  $("fused-label").replaceChildren(...breakable(answer.label));
-  text("fused-probability", percent(answer.probability));
-  text("fused-accuracy", percent(answer.expected_accuracy));
+  $("fused-label").replaceChildren(...(unknown ? ["unknown"] : breakable(answer.label)));
+  text("fused-probability", percent(unknown ? null : answer.probability));
+  // Measured for the label, which is not the answer.
+  text("fused-accuracy", percent(unknown ? null : answer.expected_accuracy));
   text("mode-note", MODES[answer.mode] || "");
   if (!state.looking) showCrops(fleet, answer);
 }
@@ -524,6 +528,7 @@ async function look() {
   stop();
   const looking = (state.looking = new AbortController());
   $("cameras").setAttribute("aria-pressed", "true");
+  text("cameras", "Stop looking");
   $("empty-text").hidden = true;
   $("looking").hidden = false;
   try {
@@ -543,6 +548,7 @@ function stop() {
   state.looking?.abort();
   state.looking = null;
   $("cameras").setAttribute("aria-pressed", "false");
+  text("cameras", "Fleet's cameras");
   $("empty-text").hidden = false;
   $("looking").hidden = $("unseen").hidden = true;
   state.blob = null;

@@ -1,7 +1,8 @@
 """Several cameras, one scene, with real agents: a covered camera, old frames, wrong clocks."""
 
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,22 @@ def start(fleet: Fleet, stage: Stage) -> None:
     fleet.start(DEVICES[-1], *stage.source(DEVICES[-1]), program=program, wait_for=None)
     for camera in DEVICES:
         fleet.agents[camera].wait_for("READY")
+
+
+def check_cleared(fleet: Fleet, look: Callable[[int], Mapping[str, str]]) -> None:
+    """A camera that agrees again is no suspect of anybody: its agent is told by a further look."""
+    turns = itertools.count()
+    until(lambda: not look(next(turns)), "beta is well again")
+
+    def is_told() -> bool:
+        look(next(turns))
+        with fleet.client() as other:
+            answer = other.look(deadline_ms=PLENTY_MS)
+            statuses = other.status(timeout_s=PATIENCE_S)
+        assert (answer.expected_accuracy is None) == bool(answer.suspects)
+        return not answer.suspects and all(one.suspect is None for one in statuses)
+
+    until(is_told, "a client that has just begun suspects none")
 
 
 def suspects_of(served: Gateway) -> dict[str, str]:
@@ -83,8 +100,6 @@ def test_a_covered_camera_is_shown_and_an_old_frame_is_not_fused(
         ).stdout.splitlines()
         assert ", accuracy unknown with a suspected camera, " in line
         assert f"  {reasons['beta'].replace('camera: ', 'beta: ', 1)}" in more
-        with gateway("--fleet", file) as served:
-            until(lambda: suspects_of(served) == {"beta": "disagrees"}, "the page's suspects")
         with fleet.client() as other:
             statuses = other.status(timeout_s=PATIENCE_S)
             told = [health_payload(status, 1.0)["suspect"] for status in statuses]
@@ -92,6 +107,10 @@ def test_a_covered_camera_is_shown_and_an_old_frame_is_not_fused(
         shown = run_here(mdp_main, "mdp", "status", "--fleet", file).stdout
         said = [line for line in shown.splitlines() if "a client's looks disagree" in line]
         assert [line.split()[0] for line in said] == ["beta"]
+        with gateway("--fleet", file) as served:
+            until(lambda: suspects_of(served) == {"beta": "disagrees"}, "the page's suspects")
+            check_cleared(fleet, suspects)
+            until(lambda: suspects_of(served) == {}, "the page suspects none")
         # No further frame of one camera: it gets old, and is left out.
         for file in stage.folders["gamma"].iterdir():
             file.unlink()

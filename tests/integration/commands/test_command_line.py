@@ -23,6 +23,7 @@ from mdp.formats.fleet import new_fleet
 from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport.greeting import PROBE
+from tests.support.bundles import with_novelty
 from tests.support.command_lines import run_here
 from tests.support.fakes import other_program
 from tests.support.fleet import BIN, ROOT, Fleet
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 
 PLENTY = ["--deadline-ms", "20000"]
 DEAD = "tcp://127.0.0.1:1"
+ANY = "127.0.0.1:0"
 
 
 def mdp(*args: object) -> subprocess.CompletedProcess[str]:
@@ -222,6 +224,25 @@ def test_refusals_leave_nothing(fleet: Fleet, toml: Path, pictures: Path, tmp_pa
         assert (done.returncode, done.stdout) == (2, "")
         assert "Usage: mdp classify" in done.stderr or done.stderr.startswith("Error: ")
         assert "Traceback" not in done.stderr
+
+
+def test_a_rate_that_no_calibration_supports_is_one_line(toml: Path, pictures: Path) -> None:
+    few = with_novelty(write_bundle(toml.parent / "few"))
+    without = (toml.parent / "bundle").resolve()
+    for bundle, expected in (
+        (few, "expected at least 0.01, the lowest rate that 99 calibration pictures support, got "),
+        (without, "expected thresholds for `reject` 0.001 of the fleet file, found none: "),
+    ):
+        path = toml.parent / "asked.toml"
+        path.write_text(
+            f'bundle = "{bundle}"\nreject = 0.001\n{toml.read_text().partition(chr(10))[2]}'
+        )
+        for command in (["look"], ["classify", pictures], ["watch"], ["gateway", "--bind", ANY]):
+            done = mdp(*command, "--fleet", path)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert done.stderr.startswith(f"mdp: {bundle / FUSION}: key `novelty`: ")
+            assert expected in done.stderr
+            assert done.stderr.count("\n") == 1
 
 
 def test_status_prints_what_is_documented(toml: Path, fleet: Fleet) -> None:

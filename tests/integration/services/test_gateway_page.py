@@ -12,6 +12,7 @@ from PIL import Image
 from mdp.formats.bundle import MANIFEST
 from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
 from mdp.testing.processes import until
+from tests.support.bundles import with_novelty
 from tests.support.fleet import PLENTY_MS, Fleet
 from tests.support.web.browser import Browser, browser, why_no_browser
 from tests.support.web.gateway import Gateway, gateway
@@ -40,6 +41,7 @@ return [...document.querySelectorAll("body *")].filter((node) => {
   return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05) < (large ? 3 : 4.5);
 }).map((node) => `${node.tagName} ${node.className} ${node.textContent}`);
 """
+STRANGE_IS_HIDDEN = "return document.querySelector('#strange').hidden"
 #: Answers have long labels in the place of `red` and `blue`.
 LONG_LABELS = """
 const before = window.fetch;
@@ -71,7 +73,8 @@ return broken;
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Agents of which alpha and beta see the left half, and gamma the right one."""
     folder = tmp_path_factory.mktemp("page")
-    path = write_bundle(folder / "bundle") / MANIFEST
+    # Nothing is above the threshold but what has no colour at all.
+    path = with_novelty(write_bundle(folder / "bundle"), threshold=-1.17) / MANIFEST
     manifest = json.loads(path.read_text())
     halves = ({"right": 0.5}, {"right": 0.5}, {"left": 0.5})
     for assignment, half in zip(manifest["plan"]["assignments"], halves, strict=True):
@@ -136,6 +139,30 @@ def test_a_device_dies_and_comes_back(fleet: Fleet, page: Browser, two_colours: 
     assert page.text("#mode") == "stacked"
 
 
+def test_an_item_of_no_class(page: Browser, served: Gateway, tmp_path: Path) -> None:
+    path = tmp_path / "grey.png"
+    Image.fromarray(np.full((80, 80, 3), 90, np.uint8)).save(path)
+    page.type("#file", str(path))
+    page.wait_for("#label", "^unknown$")
+    label = served.ask("/v2/models/colours/classify", path.read_bytes()).told["label"]
+    page.wait_for(
+        "#note", f"^none of the classes, nearest {label}, 33.3 % probable, from alpha, beta"
+    )
+    assert page.run(STRANGE_IS_HIDDEN) is False
+    fused = page.run(
+        "return [...document.querySelectorAll('#made tfoot td')].map((td) => td.innerText)"
+    )
+    assert fused[0] == "unknown"
+    assert not any(character.isdigit() for character in "".join(fused))
+    assert page.run(LOW_CONTRAST) == []
+    # The next one is of a class again.
+    Image.fromarray(colour_picture("green")).save(path)
+    page.type("#file", str(path))
+    page.wait_for("#label", "^green$")
+    assert page.run(STRANGE_IS_HIDDEN) is True
+    assert page.text("#fused-label") == "green"
+
+
 def test_a_switch_by_keyboard(page: Browser, served: Gateway, two_colours: Path) -> None:
     page.type("#file", str(two_colours))
     page.wait_for("#label", "^blue$")
@@ -183,7 +210,11 @@ def test_a_camera_that_another_client_suspects(fleet: Fleet, page: Browser) -> N
         page.press("#cameras", SPACE)
         page.wait_for("#note", r"; accuracy unknown with a suspected camera \(beta\)")
         assert "%" not in page.text("#fused-accuracy")
+        assert page.text("#doubted") == "suspected camera"
+        assert page.text("#opinions .doubt") == "suspected"
+        assert page.text("#cameras") == "Stop looking"
         page.press("#cameras", SPACE)
+        page.wait_for("#cameras", "^Fleet's cameras$")
         client._connection.dispatcher._builder.disagreeing = frozenset()
         client.look(deadline_ms=PLENTY_MS)
     page.wait_for("#live", "^Live$")

@@ -36,17 +36,25 @@ class Stage:
         return "--source", f"folder:{self.folders[camera]}", "--source-fps", "100"
 
     def picture(self, label: str) -> Pixels:
-        """A picture of the colour `label`, or a black one, with noise of its own."""
+        """A picture of the colour `label`, with noise of its own.
+
+        `black` is a colour too, and `red+blue` the one that both make together: no class.
+        """
         noise = self._random.integers(0, 7, (40, 60, 1), np.uint8)
-        black = np.zeros((40, 60, 3), np.uint8)
-        return noise + (black if label == "black" else colour_picture(label))
+        if label == "black":
+            return noise + np.zeros((40, 60, 3), np.uint8)
+        whole = np.zeros((40, 60, 3), np.uint8)
+        for part in label.split("+"):
+            whole = np.maximum(whole, colour_picture(part))
+        return noise + whole
 
     def show(self, labels: Mapping[str, str]) -> None:
         """Put each camera before a colour."""
         for camera, label in labels.items():
-            hidden = self.folders[camera] / ".next.png"
-            Image.fromarray(self.picture(label)).save(hidden, compress_level=1)
-            hidden.rename(self.folders[camera] / "1.png")
+            hidden = self.folders[camera] / ".next.jpg"
+            # As most cameras give it: what is recorded and what is looked at differ little.
+            hidden.write_bytes(jpeg(self.picture(label)))
+            hidden.rename(self.folders[camera] / "1.jpg")
 
     def show_all(self, label: str) -> None:
         """Put all cameras before the same colour."""
@@ -76,13 +84,18 @@ class Stage:
 
     def write_scenes(self, out: Path, each: int, *, wrong: float = 0.0) -> None:
         """Write `each` scenes of every colour; a camera sees another in a share `wrong` of them."""
-        at = datetime(2026, 1, 1, tzinfo=UTC)
         for label in LABELS:
-            folder = SceneFolder(out, label)
-            for number in range(each):
-                shown = self.drawn(label, wrong)
-                pictures = {camera: jpeg(self.picture(seen)) for camera, seen in shown.items()}
-                folder.write(at + timedelta(seconds=number), pictures)
+            self._write(out, label, [self.drawn(label, wrong) for _ in range(each)])
+
+    def write_unknown(self, out: Path, items: Iterable[str]) -> None:
+        """Write a scene of each of `items`, which are of no class."""
+        self._write(out, "unknown", [dict.fromkeys(self.folders, item) for item in items])
+
+    def _write(self, out: Path, label: str, scenes: Iterable[Mapping[str, str]]) -> None:
+        folder, at = SceneFolder(out, label), datetime(2026, 1, 1, tzinfo=UTC)
+        for number, shown in enumerate(scenes):
+            pictures = {camera: jpeg(self.picture(seen)) for camera, seen in shown.items()}
+            folder.write(at + timedelta(seconds=number), pictures)
 
     def drawn(self, label: str, wrong: float) -> dict[str, str]:
         """What each camera sees of a scene of `label`."""

@@ -52,6 +52,13 @@ def read(folder: Path) -> tuple[Bundle, int]:
     return Bundle.open(folder), 0
 
 
+def opened_current(store: BundleStore, original: Bundle) -> Bundle:
+    """The bundle to serve."""
+    folder = current_folder(store.folder, original.path)
+    assert folder is not None
+    return Bundle.open(folder)
+
+
 def opened(folder: Path, free_bytes: int = 2**40) -> BundleStore:
     return BundleStore(
         folder / "kept",
@@ -180,7 +187,7 @@ def test_a_crash_leaves_the_old_version_or_the_new(
         crashed = True
     monkeypatch.undo()
     assert crashed == (fails_at < 5)
-    served = Bundle.open(current_folder(store.folder, original.path))
+    served = opened_current(store, original)
     assert served.digest == (original.digest if crashed else push.bundle.digest)
     served.model(0)
     # The next push goes on from there.
@@ -220,7 +227,7 @@ def test_a_resigned_version_is_verified_first(tmp_path: Path, push: Push, origin
     store._read = strict
     with pytest.raises(ConfigError, match="not signed for"):
         push.send(store)
-    assert Bundle.open(current_folder(store.folder, original.path)).digest == push.bundle.digest
+    assert opened_current(store, original).digest == push.bundle.digest
     store._read = read
     push.send(store)
     assert store.complete(push.manifest) == folder

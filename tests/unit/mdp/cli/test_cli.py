@@ -122,6 +122,10 @@ def test_an_answer_with_a_suspected_camera_has_no_measured_accuracy() -> None:
         line, suspicion, _ = describe("look", doubted).splitlines()
         assert (worth or "91.2% accurate on 160 test pictures") in line
         assert suspicion.startswith(f"  {suspect}: disagrees with the others")
+    unknown = msgspec.structs.replace(PREDICTION, known=False, suspects={"gamma": "frozen"})
+    line, *_ = describe("look", unknown).splitlines()
+    assert line.startswith("look: unknown, nearest red (93%), stacked from ")
+    assert "accuracy unknown with a suspected camera, " in line
 
 
 def test_a_status_table_shows_what_stands_in_brackets() -> None:

@@ -14,6 +14,7 @@ from mdp.transport import new_pair
 from tests.support.command_lines import run_here
 
 NAMES = ("alpha", "beta", "gamma")
+NO_BUNDLE_YET = "without a bundle yet: `mdp bundle push` names one"
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_before_there_is_a_bundle_cameras_can_be_recorded_alone(tmp_path: Path, 
     code, out, err = fleet(
         "new", *devices, "--keys", keys, "--key", keys / "client.secret", "--out", path
     )
-    assert (code, out, err) == (0, f"{path}: 2 devices, for `mdp record` alone\n", "")
+    assert (code, out, err) == (0, f"{path}: 2 devices, {NO_BUNDLE_YET}\n", "")
     again = fleet(
         "new", *devices[:2], "--keys", keys, "--key", keys / "client.secret", "--out", path
     )
@@ -135,11 +136,14 @@ def test_before_there_is_a_bundle_cameras_can_be_recorded_alone(tmp_path: Path, 
         "--out",
         tmp_path / "other.toml",
     )
-    assert other[1] == f"{tmp_path}/other.toml: 1 device, for `mdp record` alone\n"
+    assert other[1] == f"{tmp_path}/other.toml: 1 device, {NO_BUNDLE_YET}\n"
     known = read_devices(path)
     assert (known.bundle, [entry.device for entry in known.devices]) == ("", ["alpha", "beta"])
     look = run_here(cli.main, "mdp", "look", "--fleet", path)
-    only = "a fleet without one is for `mdp record`, `mdp status` and `mdp doctor` alone"
+    only = (
+        "a fleet without one is for `mdp record`, `mdp status`, `mdp doctor` and `mdp bundle "
+        "push`, which names one"
+    )
     expected = f"mdp: {path}: key `bundle`: expected a bundle folder: {only}\n"
     assert (look.returncode, look.stderr) == (2, expected)
     # Pictures are sent with keys only.

@@ -1,13 +1,16 @@
 """The moments that `mdp record` chooses."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Self
 
 import pytest
 
 from mdp.cli.main import main
+from mdp.client.cameras import WITHIN_MS
 from mdp.client.scenes import Scene
 from mdp.protocol.recording import PICTURES_PER_S
 from tests.support.clock import Clock
@@ -39,21 +42,74 @@ class SlowCameras:
         pass
 
 
-def test_a_slow_picture_brings_no_two_moments_closer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "fleet.toml"
-    path.write_text('devices = [{ device = "alpha", address = "tcp://127.0.0.1:1", k = 0 }]')
-    clock = Clock()
-    cameras = SlowCameras(clock)
+@pytest.fixture
+def cameras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlowCameras:
+    """Cameras of the fleet file in `tmp_path`, and a clock of theirs."""
+    (tmp_path / "fleet.toml").write_text(
+        'devices = [{ device = "alpha", address = "tcp://127.0.0.1:1", k = 0 }]'
+    )
+    cameras = SlowCameras(Clock())
     made: Callable[..., SlowCameras] = lambda *_, **__: cameras  # noqa: E731
     monkeypatch.setattr("mdp.cli.record.FleetCameras", made)
-    monkeypatch.setattr("mdp.cli.record.time", SimpleNamespace(monotonic=clock))
-    words = ("--fleet", path, "--label", "a", "--out", tmp_path / "out", "--every", "500ms")
-    done = run_here(main, "mdp", "record", *words, "--count", 8)
+    monkeypatch.setattr("mdp.cli.record.time", SimpleNamespace(monotonic=cameras.clock))
+    return cameras
+
+
+def recorded(folder: Path, *words: object) -> CompletedProcess[str]:
+    asked = ("--fleet", folder / "fleet.toml", "--out", folder / "out", "--every", "500ms")
+    return run_here(main, "mdp", "record", *asked, *words)
+
+
+def test_a_slow_picture_brings_no_two_moments_closer(tmp_path: Path, cameras: SlowCameras) -> None:
+    done = recorded(tmp_path, "--label", "a", "--count", 8)
     assert done.returncode == 0, done.stderr
     gaps_s = [b - a for a, b in zip(cameras.asked_s, cameras.asked_s[1:], strict=False)]
     assert len(gaps_s) == 7
     # The rate above which an agent refuses a picture.
     assert min(gaps_s) >= 1 / PICTURES_PER_S
     assert max(gaps_s) == pytest.approx(1.2 + 0.001)
+
+
+def test_further_classes_wait_for_enter(
+    tmp_path: Path, cameras: SlowCameras, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n\n"))
+    done = recorded(tmp_path, "--label", "a", "b", "unknown", "--count", 2)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [
+        f"mdp: {tmp_path / 'out' / 'a'}: scenes 2",
+        "mdp: put b before the cameras, then press Enter",
+        f"mdp: {tmp_path / 'out' / 'b'}: scenes 2",
+        "mdp: put unknown before the cameras, then press Enter",
+        f"mdp: {tmp_path / 'out' / 'unknown'}: scenes 2",
+    ]
+    # A picture is at most so old: none shows what was there before.
+    begins = [cameras.asked_s[n] - cameras.asked_s[n - 1] for n in (2, 4)]
+    assert min(begins) >= WITHIN_MS / 1e3
+    assert {path.parent.name for path in (tmp_path / "out").glob("*/*")} == {"a", "b", "unknown"}
+
+
+@pytest.mark.parametrize(
+    ("words", "typed", "expected"),
+    [
+        (("--label", "a", "b"), "", "--label a b: expected --count, as there are several"),
+        (
+            ("--label", "a", "b", "--count", "1"),
+            "",
+            "--label b: expected a line on standard input, which has ended",
+        ),
+        (("--label", "a", "b/c"), "", "--label 'b/c': expected the name of a folder"),
+    ],
+)
+def test_several_classes_that_cannot_be_recorded(
+    tmp_path: Path,
+    cameras: SlowCameras,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    typed: str,
+    expected: str,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    done = recorded(tmp_path, *words)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"mdp: {expected}"

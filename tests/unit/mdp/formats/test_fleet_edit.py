@@ -8,7 +8,7 @@ import pytest
 from mdp.errors import ConfigError, InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import FleetEntry, new_fleet, read_fleet, relative_to
-from mdp.formats.fleet_edit import FleetFile, suggested
+from mdp.formats.fleet_edit import FleetFile, name_bundle, suggested
 from mdp.testing.bundles import write_bundle
 
 # With every character that TOML gives a meaning.
@@ -148,3 +148,25 @@ def test_the_member_that_one_more_device_should_serve(path: Path, tmp_path: Path
     assert suggested(doubled.bundle, doubled.fleet)[0].device == "beta"
     unmeasured = Bundle.open(write_bundle(tmp_path / "unmeasured", evaluated=False))
     assert "slowest" in suggested(unmeasured, whole.fleet)[1]
+
+
+def test_a_bundle_is_named_and_nothing_else_changes(path: Path) -> None:
+    # Without a bundle, devices are numbered in the order of the file.
+    before = WRITTEN.replace('bundle = "bundle"\n', "").replace(
+        'device = "beta"', 'device = "gamma/attic"'
+    )
+    path.write_text(before)
+    file = name_bundle(path, Bundle.open(path.parent / "bundle"))
+    file.write()
+    top = "key = 'client.secret'  # of the gateway\n"
+    wanted = before.replace(top, f'{top}bundle = "bundle"\n').replace("k = 1", "k = 2")
+    assert path.read_text() == wanted
+    fleet, _ = read_fleet(path)
+    assert [entry.k for entry in fleet.devices] == [0, 2]
+    # One that is somebody else's edit since is not written over.
+    path.write_text(before + "# mine\n")
+    with pytest.raises(InputError, match="was changed meanwhile"):
+        file.write()
+    path.write_text(before.replace("gamma/attic", "delta"))
+    with pytest.raises(ConfigError, match="delta"):
+        name_bundle(path, Bundle.open(path.parent / "bundle"))

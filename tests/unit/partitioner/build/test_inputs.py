@@ -15,7 +15,7 @@ from partitioner.config import Given, measures
 from partitioner.networks import at_hand
 from partitioner.networks.at_hand import Weights
 from partitioner.networks.families import Backbone, create
-from tests.support.models.trees import write_tree
+from tests.support.models.trees import write_scenes, write_tree
 
 pytestmark = pytest.mark.torch
 VIT = "test_vit"
@@ -98,3 +98,24 @@ def test_a_teacher_alone_is_enough_to_measure(
     pretrained = named | {"run.pretrained": True}
     assert BuildInputs.read(Given(None, pretrained).build()).weights == {VIT: file}
     assert asked == [VIT]
+
+
+def test_devices_see_their_own_cameras_where_pictures_are_called_so(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    scenes = write_scenes(tmp_path / "scenes", each=10)
+    read = given | {"run.data": str(scenes)}
+    # Cameras of other names are nobody's, unless they are named.
+    assert BuildInputs.read(Given(None, read).build()).cameras == {}
+    for picture in scenes.glob("*/*/*.png"):
+        device = {"left": "n100", "right": "laptop-cpu"}[picture.stem]
+        picture.rename(picture.with_stem(device))
+    inputs = BuildInputs.read(Given(None, read).build())
+    assert inputs.cameras == {"n100": "n100", "laptop-cpu": "laptop-cpu"}
+    assert inputs.data.cameras == ("laptop-cpu", "n100")
+    # One that lacks a picture is for training alone, as with named cameras.
+    assert inputs.data.incomplete == {"laptop-cpu": 1}
+    named = read | {"plan.cameras": {"n100": "laptop-cpu", "laptop-cpu": "n100"}}
+    assert BuildInputs.read(Given(None, named).build()).cameras["n100"] == "laptop-cpu"
+    more = read | {"plan.profiles": ["n100", "laptop-cpu", "raspberry-pi-5"]}
+    assert BuildInputs.read(Given(None, more).build()).cameras == {}

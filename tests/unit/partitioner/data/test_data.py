@@ -103,7 +103,7 @@ def test_unknown_alone_is_refused(tmp_path: Path) -> None:
     write_tree(tmp_path, each=5, classes=("cross", "stripes"))
     for picture in (tmp_path / "unknown").iterdir():
         picture.unlink()
-    with pytest.raises(InputError, match=r"unknown: expected pictures of class 'unknown', found"):
+    with pytest.raises(InputError, match=r"unknown: expected pictures of no class, found no file"):
         open_dataset(str(tmp_path))
 
 

@@ -1,5 +1,6 @@
 """Scenes: a folder per class, in it one per scene, in it a picture per camera."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -118,6 +119,49 @@ def test_what_is_no_scene_is_named(
         grey(scenes / odd, 0)
     with pytest.raises(InputError, match=expected):
         open_dataset(str(scenes), cameras=cameras)
+
+
+def test_two_scenes_of_a_class_are_too_few(scenes: Path) -> None:
+    for n in range(2, 12):
+        shutil.rmtree(scenes / "b" / f"{n:02d}")
+    expected = (
+        f"{scenes}: class 'b' has 2 scenes with a picture of every camera, expected at least 3 so "
+        "that one can be held out"
+    )
+    for cameras in (CAMERAS, ("front",)):
+        with pytest.raises(InputError) as error:
+            open_dataset(str(scenes), cameras=cameras)
+        assert str(error.value) == expected
+    # As many single pictures would do.
+    assert open_dataset(str(scenes)).labels == ("a", "b")
+
+
+def test_a_class_with_one_camera_alone_is_refused(scenes: Path) -> None:
+    for n in range(12):
+        (scenes / "b" / f"{n:02d}" / "side.png").unlink()
+    with pytest.raises(InputError) as error:
+        open_dataset(str(scenes), cameras=CAMERAS)
+    assert str(error.value) == (
+        f"{scenes / 'b'}: expected scenes with a picture each of front, side, found none among 12 "
+        "(cameras there: front)"
+    )
+    # That camera alone has both classes; whole scenes of it are few, others are many.
+    assert open_dataset(str(scenes), cameras=["front"]).incomplete == {}
+    grey(scenes / "b" / "03" / "side.png", 9)
+    with pytest.raises(InputError, match="class 'b' has 1 scene with a picture of every camera, "):
+        open_dataset(str(scenes), cameras=CAMERAS)
+
+
+def test_a_folder_of_no_class_alone_is_refused(tmp_path: Path) -> None:
+    for n in range(4):
+        for camera in CAMERAS:
+            grey(tmp_path / "unknown" / f"{n:02d}" / f"{camera}.png", n)
+    with pytest.raises(InputError) as error:
+        open_dataset(str(tmp_path), cameras=CAMERAS)
+    assert str(error.value) == (
+        f"{tmp_path}: expected at least 2 class folders, found none beside 'unknown', whose "
+        "pictures are of no class"
+    )
 
 
 def test_scenes_of_no_class_need_every_camera(scenes: Path) -> None:
