@@ -12,10 +12,12 @@ SECONDS ?= 86400
 MINUTES ?= 2
 ANSWERS ?= 30000
 LABEL  ?= idle
+KICAD  ?=
+MORE   ?=
 SEED   ?= 1
 
-.PHONY: demo test invariants scenes test-arm test-gpu gateway-clients manifests tutorials fuzz soak truth \
-	check bench accuracy faults docs lock sbom format coverage clean
+.PHONY: demo test invariants scenes solids test-arm test-gpu gateway-clients manifests tutorials fuzz soak \
+	truth check bench accuracy faults docs lock sbom format coverage clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py --work $(WORK) --report $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE)) \
@@ -99,6 +101,14 @@ invariants: $(STAMP)
 # Several cameras with real agents, from the recording to 1,000 looks and a covered camera: minutes.
 scenes: $(STAMP)
 	$(BIN)/pytest --timeout 1800 tests/scenes/whole.py
+
+# Scenes of solid items for several cameras, rendered in an environment of its own of 1.6 GB; needs EGL
+# or OSMesa (Debian: libegl1). make solids OUT=solids MORE='--test 25 --unknown 60'; with KICAD=FOLDER of
+# VRML models (Debian: kicad-packages3d), which then needs 0.6 GB.
+solids:
+	test -d runs/solids || $(PYTHON) -m venv runs/solids
+	runs/solids/bin/pip install --quiet --only-binary :all: vtk==9.7.2 pillow==13.0.0 $(if $(KICAD),,bd-warehouse==0.4.0)
+	runs/solids/bin/python -m benchmarks.scenes.solids --out $(OUT) $(if $(KICAD),--kicad $(KICAD)) $(MORE)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -1,24 +1,29 @@
-"""Build, serve, classify, kill and restart on one machine, by a user's commands: `make demo`.
+"""Several devices on one machine, by a user's commands: `make demo`.
 
-The bundle is trained, the agents are processes on loopback, one of them is killed with SIGKILL, and
-every claim at the end is checked against the answers.
+Four cameras look at an item from four sides. Their devices are agent processes on loopback, folders
+of pictures play the cameras. Items of no class come by, an agent is killed with SIGKILL and started
+again, a camera is covered. Other bundles are shown with pictures that are sent to them. Every claim
+at the end is checked against the answers.
 """
 
-import json as json_codec
+import io
 import math
 import mimetypes
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
@@ -26,28 +31,35 @@ from mdp import console
 from mdp.cli.bench import noise_picture, overhead_ms, percentiles
 from mdp.client.sync import Client
 from mdp.errors import InputError, MDPError
-from mdp.extras import GATEWAY, PARTITION, install, missing
+from mdp.extras import GATEWAY, install, missing
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle
 from mdp.pictures.crop import Picture, load_picture
 from mdp.requests.prediction import Prediction
 from mdp.testing.agents import AgentFleet, AgentProcess
+from mdp.testing.folder_cameras import FolderCameras
 
 DEADLINE_MS = 250.0
-PICTURES_AFTER_KILL = 20
+#: Answers after a device was killed, and after a covered camera was found out.
+ASKED_AFTER_KILL = 20
 READY_TIMEOUT_S = 60.0
 BACK_TIMEOUT_S = 15.0
 ONE_THREAD = ("--threads", 1)
 
-#: Handwritten digits, a teacher that trains in a minute, and three different boards. The target is
-#: between the least latency of the slowest board, 1.36 ms, and the teacher's on the fastest, 1.42.
-#: Members see whole pictures, as a part of a digit is no digit.
-BUILD = (
-    "--data digits --teacher vit_tiny_patch16_224"
-    " --teacher-arg img_size=24 patch_size=4 embed_dim=96 depth=6 num_heads=3"
-    " --teacher-epochs 12 --epochs 10 --latency-ms 1.4"
-    " --profiles laptop-cpu n100 raspberry-pi-5 --name digits"
-)
+#: The bundle of four cameras; beside it scenes that nothing was trained or fitted on.
+PARTS = Path(__file__).parent / "bundles/parts"
+SCENES = "scenes"
+#: The folder of scenes of items that are of no class.
+UNKNOWN = "unknown"
+#: Looks at a covered camera, at most, until it is found out.
+LOOKS_COVERED = 48
+#: With the page, another item comes by after so many seconds.
+ITEM_EVERY_S = 2.0
+
+#: A picture per camera.
+Scene = Mapping[str, Path]
+#: Ask for the n-th item, or picture.
+Ask = Callable[[int], Prediction]
 
 
 class DemoFailed(MDPError):
@@ -65,7 +77,7 @@ class _Seen:
 
 
 def run_demo(
-    work: Path, *, bundle: Path | None, pictures: Path | None, report: Path | None, page: bool
+    work: Path, *, bundle: Path, pictures: Path | None, report: Path | None, page: bool
 ) -> bool:
     """Run every step, print as it goes; returns whether all that was promised was seen.
 
@@ -73,31 +85,21 @@ def run_demo(
     """
     if page and (module := missing(GATEWAY)):
         raise InputError(f"{module} is not installed; the page needs it: {install('gateway')}")
-    if bundle is None and (module := missing(PARTITION)):
-        raise InputError(
-            f"{module} is not installed; building a bundle needs it: {install('partition')}; "
-            "or serve one that is there: --bundle examples/bundles/cifar10"
-        )
     started_s = time.monotonic()
     out, seen = Console(), _Seen()
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{work}: cannot be made: {error.strerror or error}") from error
-    if bundle is None:
-        bundle, pictures = work / "bundle", work / "digits-test"
-        _show_and_run(out, ["mdp-partition", "build", *shlex.split(BUILD), "--out", str(bundle)])
-        if not pictures.exists():  # of an earlier demo, written atomically
-            data = ["--data", "digits", "--split", "test", "--out", str(pictures)]
-            _show_and_run(out, ["mdp-partition", "data", *data])
-        measured = _show_and_read(out, ["mdp-partition", "evaluate", "--bundle", str(bundle)])
-    else:
-        measured = {}
     opened = Bundle.open(bundle)
-    labelled = _labelled_pictures(pictures, opened)
-    _print_accuracy(out, opened, measured, seen)
+    scenes = _Scenes.of(opened, pictures) if opened.manifest.plan.cameras else None
+    labelled = [] if scenes else _labelled_pictures(pictures, opened)
+    _print_accuracy(out, opened, seen)
     with AgentFleet(work, bundle, patience_s=READY_TIMEOUT_S) as fleet:
-        _start(out, fleet)
+        cameras = None if scenes is None else FolderCameras(work, scenes.cameras)
+        if cameras is not None and scenes is not None:
+            cameras.put(scenes.contents(scenes.known[0][1]))
+        _start(out, fleet, cameras)
         path = str(work / "fleet.toml")
         # Of an earlier demo, whose agents had other ports.
         Path(path).unlink(missing_ok=True)
@@ -106,18 +108,130 @@ def run_demo(
             out, ["mdp", "fleet", "new", "--bundle", str(bundle), *devices, "--out", path]
         )
         _show_and_run(out, ["mdp", "status", "--fleet", path])
-        with Client.connect(path) as client:
-            _classify_all(out, client, labelled, seen)
-            _kill_and_restart(out, client, fleet, labelled, seen)
+        with Client.connect(path, opinions=True) as client:
+            if cameras is None or scenes is None:
+                _classify_all(out, client, labelled, seen)
+                _kill_and_restart(out, fleet, _classifying(client, labelled), seen)
+            else:
+                belt = _Belt(scenes, cameras, client)
+                _look_at_all(out, belt, seen)
+                _look_at_unknown(out, belt, seen)
+                _kill_and_restart(out, fleet, belt.look, seen, belt)
+                _cover(out, belt, path, seen)
+                belt.covered = None
         seen.facts["seconds"] = time.monotonic() - started_s
         _print_claims(out, seen, page=page)
         held = all(seen.claims.values())
         if report is not None:
             write_json(report, {**seen.facts, "claims": seen.claims, "ok": held})
         if page:
-            with suppress(KeyboardInterrupt):
-                subprocess.run(_show(out, ["mdp", "gateway", "--fleet", path]), check=False)
+            items = scenes.contents_of_all() if scenes else iter(())
+            _serve_page(_show(out, ["mdp", "gateway", "--fleet", path]), cameras, items)
     return held
+
+
+def _serve_page(
+    command: Sequence[str], cameras: FolderCameras | None, items: Iterator[Mapping[str, bytes]]
+) -> None:
+    """Serve the page until Ctrl-C, while items come by."""
+    with suppress(KeyboardInterrupt), subprocess.Popen(command) as gateway:
+        while gateway.poll() is None:
+            if cameras is not None and (shown := next(items, None)) is not None:
+                cameras.put(shown)
+            with suppress(subprocess.TimeoutExpired):
+                gateway.wait(ITEM_EVERY_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scenes:
+    """Scenes of a bundle's cameras."""
+
+    #: Device -> camera.
+    cameras: Mapping[str, str]
+    #: Label and scene; those of one class never follow each other where there are others.
+    known: Sequence[tuple[str, Scene]]
+    #: Scenes of items of no class.
+    unknown: Sequence[Scene]
+
+    @classmethod
+    def of(cls, bundle: Bundle, folder: Path | None) -> "_Scenes":
+        """Read `CLASS/SCENE/CAMERA.*` of `folder`, by default those beside `bundle`."""
+        folder = bundle.path / SCENES if folder is None else folder
+        plan = bundle.manifest.plan
+        cameras = {a.device: a.camera for a in plan.assignments if a.camera is not None}
+        by_class: dict[str, list[Scene]] = {}
+        for file in _pictures(folder, "*/*/*"):
+            scenes = by_class.setdefault(file.parent.parent.name, [])
+            if not scenes or next(iter(scenes[-1].values())).parent != file.parent:
+                scenes.append({})
+            scenes[-1] = {**scenes[-1], file.stem: file}
+        for scenes in by_class.values():
+            for scene in scenes:
+                if lacking := set(cameras.values()) - scene.keys():
+                    where = next(iter(scene.values())).parent
+                    raise InputError(f"{where}: expected a picture of camera {min(lacking)!r}")
+        unknown = by_class.pop(UNKNOWN, [])
+        _check_classes(folder, by_class, bundle)
+        turns = zip_longest(*([(label, one) for one in some] for label, some in by_class.items()))
+        known = [item for turn in turns for item in turn if item is not None]
+        if not known:
+            raise InputError(
+                f"{folder}: expected scenes, CLASS/SCENE/CAMERA.jpg, of {bundle.path}'s cameras"
+            )
+        return cls(cameras, known, unknown)
+
+    def contents(self, scene: Scene) -> dict[str, bytes]:
+        """What each device's camera sees of a scene."""
+        return {device: scene[camera].read_bytes() for device, camera in self.cameras.items()}
+
+    def contents_of_all(self) -> Iterator[dict[str, bytes]]:
+        """Every item again and again, now and then one of no class."""
+        while True:
+            for number, (_, scene) in enumerate(self.known):
+                yield self.contents(scene)
+                if self.unknown and number % 4 == 3:
+                    yield self.contents(self.unknown[number // 4 % len(self.unknown)])
+
+
+@dataclass(slots=True)
+class _Belt:
+    """Items that come by before cameras, one of which may be covered."""
+
+    scenes: _Scenes
+    cameras: FolderCameras
+    client: Client
+    #: The device whose camera is covered, and the one that was killed.
+    covered: str | None = None
+    gone: str | None = None
+
+    def look_at(self, scene: Scene) -> Prediction:
+        """The fleet's answer for one scene, once every camera that is there sees it."""
+        shown = self.scenes.contents(scene)
+        if self.covered is not None:
+            shown[self.covered] = _black(shown[self.covered])
+        self.cameras.put(shown)
+        self.cameras.seen(self.client, but=self.gone)
+        return self.client.look(deadline_ms=DEADLINE_MS)
+
+    def look(self, number: int) -> Prediction:
+        """The answer for the item in a place of the belt, which comes round."""
+        return self.look_at(self.scenes.known[number % len(self.scenes.known)][1])
+
+
+def _black(content: bytes) -> bytes:
+    """A picture of the same size that shows nothing."""
+    size, covered = Image.open(io.BytesIO(content)).size, io.BytesIO()
+    Image.new("RGB", size).save(covered, "JPEG")
+    return covered.getvalue()
+
+
+def _classifying(client: Client, labelled: Sequence[tuple[str | None, Picture]]) -> Ask:
+    """Ask by pictures that are sent."""
+
+    def classify(number: int) -> Prediction:
+        return client.classify(labelled[number % len(labelled)][1], deadline_ms=DEADLINE_MS)
+
+    return classify
 
 
 def _show(out: Console, command: Sequence[str]) -> list[str]:
@@ -130,16 +244,6 @@ def _show_and_run(out: Console, command: Sequence[str]) -> None:
     code = subprocess.run(_show(out, command), check=False).returncode
     if code:
         raise DemoFailed(f"{command[0]} {command[1]} ended with exit code {code}")
-
-
-def _show_and_read(out: Console, command: Sequence[str]) -> dict[str, Any]:
-    """Run a command with `--json`; returns what it printed."""
-    done = subprocess.run(
-        _show(out, [*command, "--json"]), check=False, stdout=subprocess.PIPE, text=True
-    )
-    if done.returncode:
-        raise DemoFailed(f"{command[0]} {command[1]} ended with exit code {done.returncode}")
-    return dict(json_codec.loads(done.stdout))
 
 
 def _pictures(folder: Path, pattern: str) -> list[Path]:
@@ -169,20 +273,20 @@ def _labelled_pictures(folder: Path | None, bundle: Bundle) -> list[tuple[str | 
     ]
     if not labelled:
         raise InputError(f"{folder}: expected pictures, or a folder per class with some")
-    strange = sorted({str(label) for label, _ in labelled} - set(bundle.manifest.labels))
-    if strange:
-        raise InputError(
-            f"{folder}: expected folders named after classes of {bundle.path}, found {strange[0]!r}"
-        )
+    _check_classes(folder, {str(label) for label, _ in labelled}, bundle)
     return labelled
 
 
-def _print_accuracy(out: Console, bundle: Bundle, measured: Mapping[str, Any], seen: _Seen) -> None:
-    """The measured accuracy of the teacher, every sub-model and every arrival subset.
+def _check_classes(folder: Path, labels: Collection[str], bundle: Bundle) -> None:
+    """Raise InputError for a label that is no class of `bundle`."""
+    if strange := sorted(set(labels) - set(bundle.manifest.labels)):
+        raise InputError(
+            f"{folder}: expected folders named after classes of {bundle.path}, found {strange[0]!r}"
+        )
 
-    `measured` is the output of `evaluate`, with computing times on one thread of this machine; a
-    subset's is its slowest member's.
-    """
+
+def _print_accuracy(out: Console, bundle: Bundle, seen: _Seen) -> None:
+    """The measured accuracy of every sub-model, of all but one and of all together."""
     evaluation = bundle.manifest.evaluation
     if evaluation is None:
         raise InputError(
@@ -190,41 +294,36 @@ def _print_accuracy(out: Console, bundle: Bundle, measured: Mapping[str, Any], s
         )
     devices = {a.k: a.device for a in bundle.manifest.plan.assignments}
     table = Table(
-        "arrived", "boosted", "stacked", "bagged", "ms",
-        title=f"accuracy on {evaluation.pictures} held-out pictures of {evaluation.data}, "
-        "and computing time on one thread",
+        "arrived", "accuracy",
+        title=f"measured on {evaluation.pictures} held-out pictures of {evaluation.data}",
     )  # fmt: skip
-    times_ms = {member["k"]: member["latency_ms"] for member in measured.get("members", [])}
-    if evaluation.teacher is not None:
-        teacher_ms = _milliseconds((measured.get("teacher") or {}).get("latency_ms"))
-        accuracy = f"{evaluation.teacher.accuracy:.2%}"
-        table.add_row("teacher", "", accuracy, "", teacher_ms, end_section=True)
     for member in evaluation.members:
-        spec = bundle.manifest.plan.assignments[member.k].spec
-        what = f"{spec.image_size} px, {spec.outline}"
-        own_ms = _milliseconds(times_ms.get(member.k))
-        table.add_row(f"{member.device} alone ({what})", "", "", f"{member.accuracy:.2%}", own_ms)
+        part = bundle.manifest.plan.assignments[member.k]
+        what = f"{part.spec.image_size} px, {part.spec.outline}"
+        sees = f"camera {part.camera}" if part.camera else what
+        table.add_row(f"{member.device} alone ({sees})", f"{member.accuracy:.2%}")
     table.add_section()
     for subset in evaluation.subsets:
-        names = " + ".join(devices[k] for k in subset.members)
-        values = (subset.boosted, subset.stacked, subset.bagged)
-        slowest_ms = max(times_ms[k] for k in subset.members) if times_ms else None
-        shares = ["-" if value is None else f"{value:.2%}" for value in values]
-        table.add_row(names, *shares, _milliseconds(slowest_ms))
+        absent = [device for k, device in devices.items() if k not in subset.members]
+        if len(absent) <= 1 < len(subset.members):
+            names = f"all but {absent[0]}" if absent else "all"
+            table.add_row(names, f"{subset.stacked:.2%}")
     out.print()
     out.print(table)
-    seen.facts["evaluation"] = measured or evaluation
+    seen.facts["evaluation"] = evaluation
 
 
-def _milliseconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def _options(device: str, cameras: FolderCameras | None) -> list[object]:
+    """Options of an agent: boards that share this machine have one thread each."""
+    return [*ONE_THREAD, *(() if cameras is None else cameras.source(device))]
 
 
-def _start(out: Console, fleet: AgentFleet) -> None:
-    """Start an agent for each device; three boards share this machine, so one thread each."""
+def _start(out: Console, fleet: AgentFleet, cameras: FolderCameras | None) -> None:
+    """Start an agent for each device."""
     for assignment in Bundle.open(fleet.bundle).manifest.plan.assignments:
         (fleet.folder / f"{assignment.device}.log").unlink(missing_ok=True)
-        _show_agent(out, fleet.start(assignment.device, *ONE_THREAD, wait_for=None))
+        device = assignment.device
+        _show_agent(out, fleet.start(device, *_options(device, cameras), wait_for=None))
     for device, agent in fleet.agents.items():
         try:
             agent.wait_for("READY")
@@ -251,8 +350,78 @@ def _classify_all(
     answers = [
         (label, client.classify(picture, deadline_ms=DEADLINE_MS)) for label, picture in labelled
     ]
+    _summarise(out, client.bundle, answers, seen)
+
+
+def _look_at_all(out: Console, belt: _Belt, seen: _Seen) -> None:
+    """Every item of a class, seen by all cameras."""
+    known = belt.scenes.known
+    out.print(
+        f"\n[bold]>>> client.look(deadline_ms={DEADLINE_MS:g})[/bold]   # {len(known)} items",
+        highlight=False,
+    )
+    answers = [(label, belt.look_at(scene)) for label, scene in known]
+    _summarise(out, belt.client.bundle, answers, seen)
+    alone = Counter(
+        {
+            device: sum(
+                each.label == label
+                for label, answer in answers
+                for each in answer.members
+                if each.device == device
+            )
+            for device in belt.scenes.cameras
+        }
+    )
+    (best, right), together = alone.most_common(1)[0], seen.facts["live"]["accuracy"]
+    seen.facts["live"]["alone"] = {one: count / len(known) for one, count in alone.items()}
+    out.print(
+        f"of {len(known)} items right: "
+        + ", ".join(f"{belt.scenes.cameras[one]} alone {n}" for one, n in alone.items())
+        + f", together {round(together * len(known))}"
+    )
+    seen.claims[
+        f"together the cameras are right more often than {belt.scenes.cameras[best]} alone"
+    ] = together > right / len(known)
+    rejected = sum(answer.known is False for _, answer in answers) / len(known)
+    expected = max((answer.known_rejected or 0.0 for _, answer in answers), default=0.0)
+    seen.facts["live"] |= {"known_rejected": rejected, "known_rejected_expected": expected}
+
+
+def _look_at_unknown(out: Console, belt: _Belt, seen: _Seen) -> None:
+    """Items of no class."""
+    scenes = belt.scenes.unknown
+    if not scenes or not belt.client.bundle.fusion_weights().novelty:
+        return
+    out.print(
+        f"\n[bold]>>> client.look(deadline_ms={DEADLINE_MS:g})[/bold]"
+        f"   # {len(scenes)} items of no class",
+        highlight=False,
+    )
+    answers = [belt.look_at(scene) for scene in scenes]
+    _print_answers(out, answers)
+    found = sum(answer.known is False for answer in answers)
+    seen.facts["unknown"] = {"items": len(answers), "found": found}
+    live = seen.facts["live"]
+    out.print(
+        f"called unknown: {found} of {len(answers)} items of no class, "
+        f"{live['known_rejected']:.0%} of those of a class"
+    )
+    seen.claims["most items that are none of the classes are called unknown"] = (
+        found > len(answers) / 2
+    )
+    expected, items = live["known_rejected_expected"], len(belt.scenes.known)
+    seen.claims["items of a class are called so as seldom as was measured"] = live[
+        "known_rejected"
+    ] - expected < _tolerance(belt.client.bundle, expected, items)
+
+
+def _summarise(
+    out: Console, bundle: Bundle, answers: Sequence[tuple[str | None, Prediction]], seen: _Seen
+) -> None:
+    """Accuracy and latency of all devices' answers."""
     predictions = [prediction for _, prediction in answers]
-    devices = [a.device for a in client.bundle.manifest.plan.assignments]
+    devices = [a.device for a in bundle.manifest.plan.assignments]
     table = Table("", "p50 ms", "p99 ms", title="latency of the agents, at the client")
     latency = _add_latency(table, "answer", [p.latency_ms for p in predictions])
     overhead = _add_latency(
@@ -285,7 +454,7 @@ def _classify_all(
         )
         seen.claims["the agents are as accurate as the bundle was measured to be"] = abs(
             live["accuracy"] - expected
-        ) < _tolerance(client.bundle, expected, len(answers))
+        ) < _tolerance(bundle, expected, len(answers))
     seen.claims[f"all {len(members)} devices take part"] = live["complete"] > 0.9 * len(answers)
     seen.facts["live"] = live
 
@@ -311,25 +480,19 @@ def _add_latency(table: Table, name: str, values: Sequence[float]) -> dict[str, 
 
 
 def _kill_and_restart(
-    out: Console,
-    client: Client,
-    fleet: AgentFleet,
-    labelled: Sequence[tuple[str | None, Picture]],
-    seen: _Seen,
+    out: Console, fleet: AgentFleet, ask: Ask, seen: _Seen, belt: _Belt | None = None
 ) -> None:
-    victim = client.bundle.manifest.plan.assignments[len(fleet.agents) // 2].device
-    pictures = [picture for _, picture in labelled]
+    """Kill the agent of one device, ask without it, and start it again."""
+    assignments = Bundle.open(fleet.bundle).manifest.plan.assignments
+    victim = assignments[len(assignments) // 2].device
     # SIGKILL: no goodbye and no clean-up, as when the power is cut.
     pid = fleet.agents[victim].process.pid
     out.print(f"\n[bold]$ kill -KILL {pid}[/bold]   # {victim}", highlight=False)
     fleet.agents[victim].kill()
-    after = [
-        client.classify(picture, deadline_ms=DEADLINE_MS)
-        for picture in pictures[:PICTURES_AFTER_KILL]
-    ]
-    for prediction in after[:3]:
-        _print_answer(out, prediction)
-    out.print(f"... and {len(after) - 3} more")
+    if belt is not None:
+        belt.gone = victim
+    after = [ask(number) for number in range(ASKED_AFTER_KILL)]
+    _print_answers(out, after)
     slowest_ms = max(prediction.latency_ms for prediction in after)
     seen.facts["killed"] = {"device": victim, "answers": len(after), "slowest_ms": slowest_ms}
     seen.claims[f"without {victim}, every answer came within the deadline"] = (
@@ -339,12 +502,15 @@ def _kill_and_restart(
         victim in prediction.missing and victim not in prediction.used for prediction in after
     )
     started_s = time.monotonic()
-    _show_agent(out, fleet.restart(victim, *ONE_THREAD))
+    cameras = None if belt is None else belt.cameras
+    _show_agent(out, fleet.restart(victim, *_options(victim, cameras)))
+    if belt is not None:
+        belt.gone = None
     until_s = started_s + BACK_TIMEOUT_S
-    prediction = client.classify(pictures[0], deadline_ms=DEADLINE_MS)
+    prediction = ask(0)
     while victim not in prediction.used and time.monotonic() < until_s:
         time.sleep(0.05)
-        prediction = client.classify(pictures[0], deadline_ms=DEADLINE_MS)
+        prediction = ask(0)
     back_s = time.monotonic() - started_s
     _print_answer(out, prediction)
     seen.facts["restarted"] = {"device": victim, "back_after_s": back_s}
@@ -353,14 +519,53 @@ def _kill_and_restart(
     )
 
 
+def _cover(out: Console, belt: _Belt, fleet_file: str, seen: _Seen) -> None:
+    """Cover the first camera, until it is found out; then ask as somebody who has just begun."""
+    belt.covered, camera = next(iter(belt.scenes.cameras.items()))
+    out.print(f"\n[bold]# camera {camera} is covered[/bold]", highlight=False)
+    before: list[Prediction] = []
+    answer = belt.look(0)
+    while belt.covered not in answer.suspects and len(before) + 1 < LOOKS_COVERED:
+        before.append(answer)
+        answer = belt.look(len(before))
+    looks = len(before) + 1
+    _print_answer(out, answer)
+    out.print(f"found out in the {looks}th look")
+    after = [answer, *(belt.look(looks + number) for number in range(ASKED_AFTER_KILL))]
+    labels = [
+        belt.scenes.known[(looks - 1 + n) % len(belt.scenes.known)][0] for n in range(len(after))
+    ]
+    right = sum(one.label == label for one, label in zip(after, labels, strict=True))
+    out.print(f"right with it covered: {right} of {len(after)} items")
+    seen.facts["covered"] = {"device": belt.covered, "looks": looks, "right": right / len(after)}
+    seen.claims[f"camera {camera} was covered, and is the only suspect"] = all(
+        one.suspects.keys() == {belt.covered} for one in after
+    )
+    seen.claims["while it is one, no accuracy is promised"] = all(
+        one.expected_accuracy is None for one in after
+    )
+    with Client.connect(fleet_file) as other:
+        first = other.look(deadline_ms=DEADLINE_MS)
+    seen.claims["a client that has just begun is told of it"] = belt.covered in first.suspects
+
+
+def _print_answers(out: Console, answers: Sequence[Prediction]) -> None:
+    """The first three, and how many more there are."""
+    for prediction in answers[:3]:
+        _print_answer(out, prediction)
+    if len(answers) > 3:
+        out.print(f"... and {len(answers) - 3} more")
+
+
 def _print_answer(out: Console, prediction: Prediction) -> None:
     missing = "; ".join(f"{device}: {reason}" for device, reason in prediction.missing.items())
     expected, pictures = prediction.expected_accuracy, prediction.expected_accuracy_pictures
     worth = "" if expected is None else f", expected accuracy {expected:.2%} on {pictures} pictures"
     out.print(
-        f"{prediction.label} ({prediction.probability:.0%}) {prediction.mode} from "
+        f"{prediction.verdict} {prediction.mode} from "
         f"{' + '.join(prediction.used)} in {prediction.latency_ms:.1f} ms{worth}"
-        + (f", missing {missing}" if missing else ", complete"),
+        + (f", missing {missing}" if missing else ", complete")
+        + "".join(f", suspect {device}: {why}" for device, why in prediction.suspects.items()),
         highlight=False,
         markup=False,
     )
@@ -381,18 +586,21 @@ app = console.new_app("MDP on one machine.")
 def demo(
     work: Annotated[Path, typer.Option(help="Folder for the demo's files.")] = Path("demo"),
     bundle: Annotated[
-        Path | None, typer.Option(help="Serve this bundle instead of building one from digits.")
-    ] = None,
+        Path, typer.Option(help="The bundle to serve; by default that of four cameras.")
+    ] = PARTS,
     pictures: Annotated[
         Path | None,
-        typer.Option(help="With --bundle: pictures, or a folder per class; else photographs."),
+        typer.Option(
+            help="Of a bundle of cameras: scenes, CLASS/SCENE/CAMERA.jpg; else those beside it. Of "
+            "others: pictures, or a folder per class; else photographs."
+        ),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="JSON file of the observations.")] = None,
     page: Annotated[
         bool, typer.Option("--page", help="At the end, serve the gateway's page until Ctrl-C.")
     ] = False,
 ) -> None:
-    """Build, serve, classify, kill one agent, restart it: everything on this machine.
+    """Serve, look, kill one agent, restart it, cover a camera: everything on this machine.
 
     Example: python examples/demo.py --report demo/seen.json
 

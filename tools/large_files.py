@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_BYTES = 350_000
-#: Trained bundles of 10 and 12 MB, which `make demo BUNDLE=` serves.
+#: Trained bundles of 5 to 12 MB, which `make demo` serves.
 ALLOWED = ("examples/bundles/",)
 
 

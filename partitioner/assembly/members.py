@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from mdp.errors import ConfigError, InputError
 from mdp.files import MAX_TOML_BYTES, Record, read_regular, read_toml
@@ -91,6 +92,19 @@ class Models(Record, frozen=True):
     def cameras(self) -> list[str]:
         """Names of all cameras, each once."""
         return list(dict.fromkeys(m.camera for m in self.models if m.camera is not None))
+
+
+def shared_files(models: Sequence[Model]) -> list[int]:
+    """For each model the first one whose served file is its own too: all but devices' are equal.
+
+    Cameras of one network and one region share a file; where the region is chosen nobody does.
+    """
+    found: dict[Model, int] = {}
+    firsts = []
+    for k, model in enumerate(models):
+        form = replace(model, device=models[0].device, camera=None)
+        firsts.append(k if model.region is None else found.setdefault(form, k))
+    return firsts
 
 
 def read_models(path: Path) -> Models:

@@ -109,14 +109,24 @@ class Assembly:
                 self.progress.note(older)
         assignments: list[Assignment] = []
         calibration: dict[int, Contribution] = {}
+        firsts = members.shared_files(models)
+        cameras = {
+            first: [model.camera for model, one in zip(models, firsts, strict=True) if one == first]
+            for first in firsts
+        }
         with replacing_folder(out) as folder:
-            networks = [
-                self._exported(model, names, kept, folder / model_path(k), pictures)
-                for k, (model, (names, kept)) in enumerate(zip(models, rows, strict=True))
-            ]
             paths = [folder / model_path(k) for k in range(len(models))]
-            regions = self._regions(models, networks, paths, pictures)
-            for k, model in enumerate(models):
+            exported = {
+                k: self._exported(models[k], *rows[k], paths[k], pictures, seen_by)
+                for k, seen_by in cameras.items()
+            }
+            networks = [exported[first] for first in firsts]
+            regions = self._regions(models, networks, [paths[first] for first in firsts], pictures)
+            for k, seen_by in cameras.items():
+                self._quantize(models[k], regions[k], networks[k], paths[k], pictures, seen_by)
+            for k, (model, first) in enumerate(zip(models, firsts, strict=True)):
+                if first != k:
+                    write_bytes(paths[k], paths[first].read_bytes())
                 part, calibration[k] = self._member(
                     k, model, regions[k], networks[k], profiles[model.device], paths[k], pictures
                 )
@@ -131,7 +141,7 @@ class Assembly:
                 more=self._more(plan),
                 unknown=unknown_logits(folder, plan, labels, unknown, self.cache, self.progress),
                 note=self.progress.note,
-                distance=self.distant.issuperset(paths),
+                distance=self.distant.issuperset(paths[first] for first in cameras),
             )
             manifest = Manifest(
                 name=name,
@@ -155,9 +165,18 @@ class Assembly:
         return answers, more.targets
 
     def _exported(
-        self, model: members.Model, names: int, rows: list[int], path: Path, pictures: PictureSet
+        self,
+        model: members.Model,
+        names: int,
+        rows: list[int],
+        path: Path,
+        pictures: PictureSet,
+        cameras: Sequence[str | None],
     ) -> Spec:
-        """Write one model in fp32 and compare it with its source; returns its spec."""
+        """Write one model in fp32 and compare it with its source; returns its spec.
+
+        `cameras` are those of all that share it.
+        """
         source = self.folder / model.source
         if model.onnx is not None:
             content, size = onnx_member(model, source, names, rows)
@@ -165,7 +184,7 @@ class Assembly:
             assert model.image_size is not None
             module, size = timm_module(model, source, names, rows), model.image_size
             if (place := classifier_of(module)) is not None:
-                attach_distance(module, place, self._taught(model, size))
+                attach_distance(module, place, self._taught(model, size, cameras))
                 self.distant.add(path)
             content = to_onnx(module, size, HEADS, {})
         parameters, macs = count_costs(content)
@@ -189,18 +208,21 @@ class Assembly:
             macs=macs,
         )
 
-    def _taught(self, model: members.Model, size: int) -> Views:
-        """Training pictures as one model sees them: all but what its camera did not take."""
-        train, camera = self.data.train, model.camera
-        if camera is not None:
-            rows = [
-                n
-                for n, one in enumerate(train.sources)
-                if isinstance(one, Mapping) and camera in one
-            ]
-            train = chosen_rows(train, rows)
-        regions = [WHOLE if model.region is None else model.region]
-        return self._views(thinned(train, TAUGHT), size, regions, camera, "training")[0]
+    def _taught(self, model: members.Model, size: int, cameras: Sequence[str | None]) -> Views:
+        """Training pictures `[N, S, S, 3]` as one model sees them, of its cameras equally many."""
+        regions, found = [WHOLE if model.region is None else model.region], []
+        for camera in cameras:
+            train = self.data.train
+            if camera is not None:
+                rows = [
+                    n
+                    for n, one in enumerate(train.sources)
+                    if isinstance(one, Mapping) and camera in one
+                ]
+                train = chosen_rows(train, rows)
+            some = thinned(train, TAUGHT // len(cameras))
+            found.append(self._views(some, size, regions, camera, "training")[0])
+        return np.concatenate(found)
 
     def _regions(
         self,
@@ -222,6 +244,23 @@ class Assembly:
 
         return chosen_regions(allowed, seen, some.targets)
 
+    def _quantize(
+        self,
+        model: members.Model,
+        region: Region,
+        network: Spec,
+        path: Path,
+        pictures: PictureSet,
+        cameras: Sequence[str | None],
+    ) -> None:
+        """Bring one model to its precision, by the pictures of all `cameras` that share it."""
+        pixels = None
+        if model.precision == "int8-static":
+            side = network.image_size
+            views = [self._views(pictures, side, [region], one)[0] for one in cameras]
+            pixels = np.concatenate(views)
+        write_bytes(path, quantized(path.read_bytes(), model.precision, pixels, whole=True))
+
     def _member(
         self,
         k: int,
@@ -232,9 +271,8 @@ class Assembly:
         path: Path,
         pictures: PictureSet,
     ) -> tuple[Assignment, Contribution]:
-        """Quantize and time one model; returns its assignment and its calibration logits."""
+        """Time one model; returns its assignment and its calibration logits."""
         pixels = self._views(pictures, network.image_size, [region], model.camera)[0]
-        write_bytes(path, quantized(path.read_bytes(), model.precision, pixels, whole=True))
         runtime = open_runtime(
             ModelFile.read(path), _here(model, network.image_size),
             num_classes=len(self.data.labels),

@@ -3,8 +3,8 @@
 import io
 import json
 import runpy
+import shutil
 import subprocess
-import sys
 from contextlib import chdir
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from tests.support.command_lines import run_here
+from tests.support.faults.stage import with_cameras
 from tests.support.fleet import ROOT
 
 DEMO = runpy.run_path(str(ROOT / "examples/demo.py"))
@@ -42,6 +43,21 @@ def pictures(tmp_path: Path) -> Path:
             Image.fromarray(colour_picture(label)).save(folder / f"{number}.png")
     (tmp_path / "pictures/README.md").write_text("What these are.")
     return tmp_path / "pictures"
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> Path:
+    """Every camera sees another colour than the scene's in one of six, each in other ones."""
+    for place, label in enumerate(LABELS):
+        for number in range(12):
+            folder = tmp_path / "scenes" / label / f"s{number:02d}"
+            folder.mkdir(parents=True)
+            for turn, device in enumerate(DEVICES):
+                other = LABELS[(place + 1) % len(LABELS)]
+                seen = other if number % 6 == turn else label
+                Image.fromarray(colour_picture(seen)).save(folder / f"{device}.png")
+    (tmp_path / "scenes/README.md").write_text("What these are.")
+    return tmp_path / "scenes"
 
 
 def agents_of(bundle: Path) -> list[list[str]]:
@@ -73,6 +89,41 @@ def test_the_demo_verifies_its_claims(tmp_path: Path, bundle: Path, pictures: Pa
     for command in ("mdp-agent run", "mdp fleet new", "mdp status", "kill -KILL"):
         assert f"$ {command}" in done.stdout
     assert "NOT SEEN" not in done.stdout
+
+
+def test_cameras_look_are_killed_and_covered(tmp_path: Path, bundle: Path, scenes: Path) -> None:
+    seen, work = tmp_path / "seen.json", tmp_path / "work"
+    with_cameras(bundle, 0.8)
+    # Of an earlier demo.
+    (work / "camera-alpha").mkdir(parents=True)
+    (work / "camera-alpha/old.png").write_bytes(b"no picture")
+    done = demo("--work", work, "--bundle", bundle, "--pictures", scenes, "--report", seen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert agents_of(bundle) == []
+    content = json.loads(seen.read_text())
+    assert content["ok"] is True
+    assert set(content["claims"].values()) == {True}
+    assert "camera alpha was covered, and is the only suspect" in content["claims"]
+    assert "a client that has just begun is told of it" in content["claims"]
+    assert content["live"]["pictures"] == 36
+    assert content["live"]["accuracy"] == 1.0
+    assert content["live"]["alone"] == pytest.approx(dict.fromkeys(DEVICES, 5 / 6))
+    assert content["killed"]["device"] == content["restarted"]["device"] == "beta"
+    assert content["covered"]["device"] == "alpha"
+    assert 5 < content["covered"]["looks"] <= 48
+    assert "suspect alpha: disagrees" in " ".join(done.stdout.split())
+    assert "--source-fps" in done.stdout
+    assert "items of no class" not in done.stdout
+
+
+def test_a_claim_that_does_not_hold_is_told(tmp_path: Path, bundle: Path, scenes: Path) -> None:
+    """A camera that never saw the scene gives away that the measured accuracy is another one."""
+    for picture in scenes.glob("*/*/*.png"):
+        other = LABELS[(LABELS.index(picture.parent.parent.name) + 1) % len(LABELS)]
+        Image.fromarray(colour_picture(other)).save(picture)
+    done = demo("--work", tmp_path / "work", "--bundle", with_cameras(bundle), "--pictures", scenes)
+    assert done.returncode == 3
+    assert "NOT SEEN the agents are as accurate as the bundle was measured to be" in done.stdout
 
 
 @pytest.mark.parametrize("page", [False, True])
@@ -120,11 +171,27 @@ def test_an_agent_that_does_not_start_ends_the_demo(tmp_path: Path, bundle: Path
     assert agents_of(bundle) == []
 
 
-def test_without_the_partition_extra_nothing_is_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("empty", "scenes: expected scenes, CLASS/SCENE/CAMERA.jpg, of "),
+        ("lacking", "s03: expected a picture of camera 'beta'"),
+        ("strange", "scenes: expected folders named after classes of "),
+    ],
+)
+def test_scenes_that_are_refused(
+    tmp_path: Path, bundle: Path, scenes: Path, change: str, expected: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    done = demo("--work", tmp_path / "work")
+    with_cameras(bundle)
+    if change == "lacking":
+        (scenes / LABELS[0] / "s03/beta.png").unlink()
+    elif change == "strange":
+        (scenes / LABELS[0]).rename(scenes / "unicorn")
+    else:
+        shutil.rmtree(scenes)
+        scenes.mkdir()
+    done = demo("--work", tmp_path / "work", "--bundle", bundle, "--pictures", scenes)
     assert done.returncode == 2
-    assert "torch is not installed; building a bundle needs it: pip install" in done.stderr
-    assert not (tmp_path / "work").exists()
+    assert done.stderr.startswith("demo: ")
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1

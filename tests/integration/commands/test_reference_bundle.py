@@ -17,6 +17,8 @@ BUNDLE = BUNDLES / "cifar10"
 #: Test pictures; what all members are right on, at least, and all but one.
 PROMISED = {"cifar10": (10_000, 0.85, 0.85), "imagenette": (3_925, 0.96, 0.93)}
 PICTURES = 500
+#: What the four cameras of `parts` are right on, at least.
+TOGETHER = 0.85
 #: CIFAR-10 as a tree of JPEGs: a folder that the caller names, or an archive beside the project.
 TREE = os.environ.get("MDP_CIFAR10")
 ARCHIVE = ROOT.parent / "shared/data/cifar10.tar.xz"
@@ -40,6 +42,49 @@ def test_it_is_whole_small_and_accurate(name: str) -> None:
     assert shares[0, 1, 2] >= together
     assert min(share for members, share in shares.items() if len(members) == 2) >= one_missing
     assert "Apache-2.0" in (bundle.path / "README.md").read_text()
+
+
+def test_the_bundle_of_four_cameras_is_whole_small_and_accurate() -> None:
+    bundle = Bundle.open(BUNDLES / "parts")
+    for file in bundle.manifest.files:
+        bundle.verified(file)
+    files = [path for path in bundle.path.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert sum(path.stat().st_size for path in files) < 6e6
+    assert bundle.manifest.plan.cameras == ["top", "left", "right", "back"]
+    # All cameras share one network, which is there once.
+    models = [path for path in bundle.path.rglob("model.onnx") if not path.is_symlink()]
+    assert len(models) == 1
+    evaluation = bundle.manifest.evaluation
+    assert evaluation is not None
+    shares = {subset.members: subset.stacked for subset in evaluation.subsets}
+    assert shares[0, 1, 2, 3] >= TOGETHER
+    best = max(member.accuracy for member in evaluation.members)
+    assert shares[0, 1, 2, 3] >= best + 0.1
+    assert evaluation.rejection
+    assert evaluation.rejection.unknown_pictures
+    assert "Apache-2.0" in (bundle.path / "README.md").read_text()
+    scenes = sorted((bundle.path / "scenes").glob("*/*"))
+    labels = {path.parent.name for path in scenes}
+    assert labels == {*bundle.manifest.labels, "unknown"}
+    assert len(scenes) == 60
+    for scene in scenes:
+        assert {path.stem for path in scene.iterdir()} == set(bundle.manifest.plan.cameras)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_the_demo_shows_four_cameras_at_once(tmp_path: Path) -> None:
+    work, seen = tmp_path / "work", tmp_path / "seen.json"
+    command = [sys.executable, "examples/demo.py", "--work", str(work), "--report", str(seen)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads(seen.read_text())
+    assert content["ok"] is True
+    assert len(content["claims"]) == 11
+    assert content["live"]["pictures"] == 48
+    assert content["unknown"]["items"] == 12
+    assert content["covered"]["device"] == "raspberry-pi-5-1"
 
 
 @pytest.mark.usefixtures("no_leaks")

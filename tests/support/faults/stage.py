@@ -1,6 +1,5 @@
 """Cameras of one scene, played by folders: what they show, and a bundle assembled from scenes."""
 
-import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
@@ -11,29 +10,22 @@ from msgspec.structs import replace
 from PIL import Image
 
 from mdp.client.scenes import SceneFolder
-from mdp.client.sync import Client
 from mdp.files import write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry
 from mdp.pictures.crop import Pixels
 from mdp.testing.bundles import LABELS, colour_model, colour_picture
-from mdp.testing.processes import PATIENCE_S, until
+from mdp.testing.folder_cameras import FolderCameras
 
 #: Side of the networks' pictures in pixels.
 SIDE = 16
 
 
-class Stage:
-    """A folder for each camera, which shows one picture."""
+class Stage(FolderCameras):
+    """Cameras that see coloured pictures."""
 
     def __init__(self, folder: Path, cameras: Iterable[str]) -> None:
-        self.folders = {camera: folder / f"camera-{camera}" for camera in cameras}
+        super().__init__(folder, cameras)
         self._random = np.random.default_rng(5)
-        for path in self.folders.values():
-            path.mkdir()
-
-    def source(self, camera: str) -> tuple[str, str, str, str]:
-        """Options of the camera's agent."""
-        return "--source", f"folder:{self.folders[camera]}", "--source-fps", "100"
 
     def picture(self, label: str) -> Pixels:
         """A picture of the colour `label`, with noise of its own.
@@ -50,37 +42,12 @@ class Stage:
 
     def show(self, labels: Mapping[str, str]) -> None:
         """Put each camera before a colour."""
-        for camera, label in labels.items():
-            hidden = self.folders[camera] / ".next.jpg"
-            # As most cameras give it: what is recorded and what is looked at differ little.
-            hidden.write_bytes(jpeg(self.picture(label)))
-            hidden.rename(self.folders[camera] / "1.jpg")
+        # As most cameras give it: what is recorded and what is looked at differ little.
+        self.put({camera: jpeg(self.picture(label)) for camera, label in labels.items()})
 
     def show_all(self, label: str) -> None:
         """Put all cameras before the same colour."""
         self.show(dict.fromkeys(self.folders, label))
-
-    def seen(self, client: Client) -> None:
-        """Wait until each camera has given a frame that was begun after this call."""
-        before = self._frames(client)
-        # One frame may have been under way.
-        until(
-            lambda: all(n >= before[device] + 2 for device, n in self._frames(client).items()),
-            "new frames",
-        )
-
-    def _frames(self, client: Client) -> dict[str, int]:
-        # By statuses, as looks in between would see the cameras change one after another.
-        numbers: dict[str, int] = {}
-
-        def all_there() -> bool:
-            for status in client.status(timeout_s=PATIENCE_S):
-                if found := re.search(r": frame (\d+), ", status.source):
-                    numbers[status.device] = int(found[1])
-            return numbers.keys() == self.folders.keys()
-
-        until(all_there, "a frame of every camera")
-        return numbers
 
     def write_scenes(self, out: Path, each: int, *, wrong: float = 0.0) -> None:
         """Write `each` scenes of every colour; a camera sees another in a share `wrong` of them."""
@@ -115,6 +82,13 @@ def with_cameras(bundle: Path, rate: float = 0.95) -> Path:
     plan = replace(manifest.plan, assignments=parts)
     write_json(bundle / MANIFEST, replace(manifest, plan=plan, files=files))
     return bundle
+
+
+def png(picture: Pixels) -> bytes:
+    """The picture as a PNG, quickly."""
+    content = BytesIO()
+    Image.fromarray(picture).save(content, "PNG", compress_level=1)
+    return content.getvalue()
 
 
 def jpeg(picture: Pixels) -> bytes:

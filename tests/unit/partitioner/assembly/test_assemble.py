@@ -19,19 +19,21 @@ from PIL import Image
 from mdp.errors import ConfigError, MDPError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Region
+from mdp.formats.profile import Precision
 from mdp.fusion.fuse import fuse
 from mdp.pictures.crop import crop, load_picture
 from mdp.runtimes.onnxruntime import open_session
-from partitioner.assembly.members import read_map, read_names, rows_of
+from partitioner.assembly.members import Model, read_map, read_names, rows_of, shared_files
 from partitioner.cli.assemble import assemble
 from partitioner.data.crops import View, load_views, picture_of
 from partitioner.data.datasets import PictureSet, open_dataset, thinned
 from partitioner.data.memmaps import Views
+from partitioner.export.quantize import quantized
 from partitioner.export.sessions import run_session
 from partitioner.fusion.novelty_fit import tells_distance
 from partitioner.fusion.stacking import fit_subset
 from partitioner.networks.families import Backbone, FamilyMember, create
-from partitioner.networks.feature_distance import FARTHEST
+from partitioner.networks.feature_distance import FARTHEST, attach_distance
 from partitioner.regions import REGIONS
 from tests.support.models.trees import CLASSES, write_tree
 
@@ -331,6 +333,62 @@ def test_each_member_sees_its_own_camera(parts: Path, tmp_path: Path) -> None:
     shares = {subset.members: subset.stacked for subset in evaluation.subsets}
     assert shares[1,] == pytest.approx(1 / 3)
     assert shares[0,] == shares[0, 1] > 0.9
+
+
+def test_cameras_of_one_network_share_a_file_made_for_the_pictures_of_all(
+    parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greys = {"dark": 30, "bright": 220}
+    random = np.random.default_rng(0)
+    for label in ("cross", "ring", "stripes"):
+        for n in range(80):
+            scene = tmp_path / "scenes" / label / f"{n:02d}"
+            scene.mkdir(parents=True)
+            for camera, grey in greys.items():
+                pixels = random.integers(grey - 20, grey + 20, (SIDE, SIDE, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(scene / f"{camera}.png")
+    seen: dict[str, list[Views]] = {"measured from": [], "ranges of": []}
+
+    def distance(module: torch.nn.Module, place: str, pixels: Views) -> None:
+        seen["measured from"].append(pixels)
+        attach_distance(module, place, pixels)
+
+    def ranges(model: bytes, precision: Precision, pixels: Views, *, whole: bool) -> bytes:
+        seen["ranges of"].append(pixels)
+        return quantized(model, precision, pixels, whole=whole)
+
+    monkeypatch.setattr("partitioner.assembly.write.attach_distance", distance)
+    monkeypatch.setattr("partitioner.assembly.write.quantized", ranges)
+    models: list[dict[str, Any]] = [
+        CONV_MODEL | {"camera": camera, "region": {}, "precision": "int8-static"}
+        for camera in greys
+    ]
+    bundle = run(parts, tmp_path, tmp_path / "scenes", *models)
+    files = bundle.manifest.files
+    assert files["submodels/0/model.onnx"] == files["submodels/1/model.onnx"]
+    for pixels in (*seen["measured from"], *seen["ranges of"]):
+        means = pixels.mean(axis=(1, 2, 3))
+        assert (means < 100).sum() == (means > 150).sum() == len(means) / 2
+    # Once each, not once for each camera.
+    assert [len(pictures) for pictures in seen.values()] == [1, 1]
+    # Each looks at its own camera all the same.
+    assert bundle.manifest.plan.cameras == ["dark", "bright"]
+
+
+def test_only_what_is_equal_but_for_device_and_camera_is_shared() -> None:
+    def model(device: str, **more: Any) -> Model:
+        return Model(device=device, labels="l.txt", timm=CONV, weights="w", image_size=SIDE, **more)
+
+    whole = Region()
+    assert shared_files([model("a"), model("b")]) == [0, 1]  # their regions are chosen
+    models = [
+        model("a", region=whole, camera="x"),
+        model("b", region=Region(right=0.5), camera="y"),
+        model("c", region=whole, camera="y"),
+        model("d", region=whole, camera="z", precision="int8-static"),
+        model("e", region=whole, camera="z"),
+    ]
+    assert shared_files(models) == [0, 1, 0, 3, 0]
 
 
 def test_a_camera_is_named_for_every_model_or_for_none(parts: Path, tmp_path: Path) -> None:
