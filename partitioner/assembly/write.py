@@ -7,8 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mdp.errors import InputError
 from mdp.files import replacing_folder, write_bytes, write_json
@@ -43,12 +45,13 @@ from partitioner.export.write import (
     ParityError,
     ServedMember,
     check_parity,
+    replace_tensors,
     to_onnx,
     versions,
 )
 from partitioner.fusion.bundle_fit import fit_bundle
 from partitioner.fusion.region_choice import CHOSEN_ON, chosen_regions
-from partitioner.networks.feature_distance import attach_distance
+from partitioner.networks.feature_distance import attach_distance, features_at
 from partitioner.networks.submodel import SubModel
 from partitioner.networks.teacher import teacher_spec
 from partitioner.regions import REGIONS, WHOLE, where
@@ -83,10 +86,16 @@ class Assembly:
     progress: Progress
     #: The latency target that the models were chosen for; None: they were named.
     target_ms: float | None = None
+    #: By device, the milliseconds of computing that its model was chosen by.
+    predicted_ms: Mapping[str, float] = field(default_factory=dict)
     #: Facts about where they come from, beside those of their files.
     origin: Mapping[str, str] = field(default_factory=dict)
     #: What fusion is fitted to beside the calibration split, if anything.
     left_out: "LeftOutAnswers | None" = None
+    #: By device, features `[N, D]` of training pictures, where its network's are known.
+    features: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    #: Models in fp32 by what their graph was made of, each exported once.
+    exported: dict[tuple[object, ...], bytes] = field(default_factory=dict)
     #: Models that tell the distance of their features.
     distant: set[Path] = field(default_factory=set)
     #: Milliseconds of reference encoders on one thread of this machine.
@@ -164,10 +173,12 @@ class Assembly:
         else:
             assert model.image_size is not None
             module, size = timm_module(model, source, names, rows), model.image_size
+            tensors: Mapping[str, Tensor] = {}
             if (place := classifier_of(module)) is not None:
-                attach_distance(module, place, self._taught(model, size))
+                tensors = attach_distance(module, place, self._features(model, module, place, size))
                 self.distant.add(path)
-            content = to_onnx(module, size, HEADS, {})
+            made_of = (model.timm, source, size, model.depth, model.pooling, names, *rows)
+            content = self._onnx(made_of, module, size, tensors)
         parameters, macs = count_costs(content)
         write_bytes(path, content)
         some = self._views(thinned(pictures, _COMPARED), size, [WHOLE], model.camera)[0]
@@ -188,6 +199,31 @@ class Assembly:
             parameters=parameters,
             macs=macs,
         )
+
+    def _onnx(
+        self,
+        made_of: tuple[object, ...],
+        module: torch.nn.Module,
+        size: int,
+        tensors: Mapping[str, Tensor],
+    ) -> bytes:
+        """`module` in fp32; one that differs from an exported one in `tensors` alone is made of it.
+
+        An export takes seconds, and networks of several cameras differ in nothing else.
+        """
+        before = self.exported.get(made_of)
+        if before is not None and (content := replace_tensors(before, tensors)) is not None:
+            return content
+        self.exported[made_of] = to_onnx(module, size, HEADS, {})
+        return self.exported[made_of]
+
+    def _features(
+        self, model: members.Model, module: torch.nn.Module, place: str, size: int
+    ) -> Tensor:
+        """Features `[N, D]` of training pictures that the layer `place` of a model reads."""
+        if (known := self.features.get(model.device)) is not None:
+            return torch.from_numpy(known)
+        return features_at(module, place, self._taught(model, size))
 
     def _taught(self, model: members.Model, size: int) -> Views:
         """Training pictures as one model sees them: all but what its camera did not take."""
@@ -239,9 +275,12 @@ class Assembly:
             ModelFile.read(path), _here(model, network.image_size),
             num_classes=len(self.data.labels),
         )  # fmt: skip
-        compute_ms, how = self._estimate(
-            network, profile, model.runtime, lambda: quickest_ms(runtime.run, pixels)
-        )
+        if (predicted := self.predicted_ms.get(model.device)) is not None:
+            compute_ms, how = predicted, f"predicted: {predicted:.2f} ms"
+        else:
+            compute_ms, how = self._estimate(
+                network, profile, model.runtime, lambda: quickest_ms(runtime.run, pixels)
+            )
         of = f" of camera {model.camera}" if model.camera else ""
         why = "named in the list of models" if self.target_ms is None else "chosen by measurement"
         part = members.assigned(

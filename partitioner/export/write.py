@@ -112,6 +112,29 @@ def to_onnx(
     return content
 
 
+def replace_tensors(content: bytes, tensors: Mapping[str, Tensor]) -> bytes | None:
+    """An exported model with other values of the named float32 tensors of its module.
+
+    So are the transposed copies that the exporter keeps of small ones. None where it does not have
+    all tensors under their names and in their shapes: such a module is exported itself.
+    """
+    import onnx
+
+    model = onnx.load_from_string(content)
+    found = {tensor.name: tensor for tensor in model.graph.initializer}
+    for name, value in tensors.items():
+        tensor, changed = found.get(name), value.detach().cpu().numpy()
+        if tensor is None or list(tensor.dims) != list(changed.shape):
+            return None
+        turned = onnx.numpy_helper.to_array(tensor).T.tobytes()
+        for key, other in found.items():
+            if key != name and changed.ndim == 2 and other.raw_data == turned:
+                other.CopyFrom(onnx.numpy_helper.from_array(changed.T.copy(), key))
+        tensor.CopyFrom(onnx.numpy_helper.from_array(changed, name))
+    written: bytes = model.SerializeToString()
+    return written
+
+
 def _strip(model: Any) -> None:
     """Remove the exporter's metadata: stack traces with local paths, a third of the file."""
     graph = model.graph

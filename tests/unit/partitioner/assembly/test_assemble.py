@@ -22,18 +22,20 @@ from mdp.formats.plan import Region
 from mdp.fusion.fuse import fuse
 from mdp.pictures.crop import crop, load_picture
 from mdp.runtimes.onnxruntime import open_session
+from partitioner.assembly import write
 from partitioner.assembly.members import read_map, read_names, rows_of
 from partitioner.cli.assemble import assemble
 from partitioner.data.crops import View, load_views, picture_of
 from partitioner.data.datasets import PictureSet, open_dataset, thinned
 from partitioner.data.memmaps import Views
 from partitioner.export.sessions import run_session
+from partitioner.export.write import to_onnx
 from partitioner.fusion.novelty_fit import tells_distance
 from partitioner.fusion.stacking import fit_subset
 from partitioner.networks.families import Backbone, FamilyMember, create
-from partitioner.networks.feature_distance import FARTHEST
+from partitioner.networks.feature_distance import FARTHEST, DistanceClassifier
 from partitioner.regions import REGIONS
-from tests.support.models.trees import CLASSES, write_tree
+from tests.support.models.trees import CLASSES, write_scenes, write_tree
 
 pytestmark = pytest.mark.torch
 #: A convolutional network of timm with 0.4 million numbers, and a vision transformer of that size.
@@ -331,6 +333,42 @@ def test_each_member_sees_its_own_camera(parts: Path, tmp_path: Path) -> None:
     shares = {subset.members: subset.stacked for subset in evaluation.subsets}
     assert shares[1,] == pytest.approx(1 / 3)
     assert shares[0,] == shares[0, 1] > 0.9
+
+
+def test_a_network_of_two_cameras_is_exported_once(
+    parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two files differ in the distance from what each camera saw in training."""
+    exported = []
+
+    def count(module: torch.nn.Module, *rest: Any) -> bytes:
+        # Beside those whose milliseconds it is compared with.
+        if any(isinstance(part, DistanceClassifier) for part in module.modules()):
+            exported.append(module)
+        return to_onnx(module, *rest)
+
+    monkeypatch.setattr(write, "to_onnx", count)
+    scenes = write_scenes(tmp_path / "scenes", each=40)
+    models: list[dict[str, Any]] = [
+        VIT_MODEL | {"camera": camera, "region": {}} for camera in ("left", "right")
+    ]
+    bundle = run(parts, tmp_path, scenes, *models)
+    assert len(exported) == 1
+    left, right = (
+        {
+            tensor.name: numpy_helper.to_array(tensor)
+            for tensor in onnx.load_from_string(bundle.content(path)).graph.initializer
+        }
+        for path in ("submodels/0/model.onnx", "submodels/1/model.onnx")
+    )
+    differing = {name for name in left if not np.array_equal(left[name], right[name])}
+    distance = {f"submodel.bag.{name}" for name in ("mean", "scale", "directions", "typical")}
+    assert left.keys() == right.keys()
+    assert distance <= differing
+    assert all(
+        np.array_equal(left[name], left["submodel.bag.directions"].T)
+        for name in differing - distance
+    )
 
 
 def test_a_camera_is_named_for_every_model_or_for_none(parts: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is exported computes what torch computes, also after onnxruntime has optimised it."""
+"""Exported models compute what torch computes, also after onnxruntime has optimised them."""
 
 from pathlib import Path
 
@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partitioner.export.write import check_parity, to_onnx
+from partitioner.export.write import check_parity, replace_tensors, to_onnx
+from partitioner.networks.feature_distance import attach_distance
 
 pytestmark = pytest.mark.torch
 
@@ -28,3 +29,34 @@ def test_zero_padding_before_a_maximum_counts(tmp_path: Path) -> None:
     assert check_parity(model, module, pixels, ["maxima"]) < 1e-6
     with torch.inference_mode():
         assert module(torch.from_numpy(pixels))[0].max() == 0
+
+
+class Classified(nn.Module):
+    """A classifier of the colours of a row of pixels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.top = nn.Linear(3 * width, 2)
+
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        found: Tensor = self.top(images.float().mean(dim=1).flatten(1))
+        return (found,)
+
+
+def carrying(width: int, seed: int) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A classifier with the distance from features of a seed, and its tensors."""
+    torch.manual_seed(0)
+    module = Classified(width)
+    features = torch.rand(100, 3 * width, generator=torch.Generator().manual_seed(seed))
+    return module, attach_distance(module, "top", features)
+
+
+@pytest.mark.parametrize("width", [4, 200])
+def test_a_model_with_other_values_is_the_one_that_would_be_exported(width: int) -> None:
+    """Of a small matrix the exporter keeps the transposed one too."""
+    (first, _), (second, tensors) = carrying(width, 1), carrying(width, 2)
+    assert set(tensors) == {f"top.{name}" for name in ("mean", "scale", "directions", "typical")}
+    exported = to_onnx(first, width, ["bag"], {})
+    assert replace_tensors(exported, tensors) == to_onnx(second, width, ["bag"], {}) != exported
+    assert replace_tensors(exported, {"top.other": torch.zeros(3)}) is None
+    assert replace_tensors(exported, {"top.mean": torch.zeros(5)}) is None

@@ -1,4 +1,4 @@
-"""Threads sleep while they wait, freed memory is kept, and bf16 is chosen only where it is quick."""
+"""Threads wait asleep, freed memory is kept, and bf16 is chosen only where it is quick."""
 
 import os
 import subprocess
