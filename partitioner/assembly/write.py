@@ -7,8 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mdp.errors import InputError
 from mdp.files import replacing_folder, write_bytes, write_json
@@ -48,7 +50,7 @@ from partitioner.export.write import (
 )
 from partitioner.fusion.bundle_fit import fit_bundle
 from partitioner.fusion.region_choice import CHOSEN_ON, chosen_regions
-from partitioner.networks.feature_distance import attach_distance
+from partitioner.networks.feature_distance import attach_distance, features_at
 from partitioner.networks.submodel import SubModel
 from partitioner.networks.teacher import teacher_spec
 from partitioner.regions import REGIONS, WHOLE, where
@@ -83,10 +85,14 @@ class Assembly:
     progress: Progress
     #: The latency target that the models were chosen for; None: they were named.
     target_ms: float | None = None
+    #: By device, the milliseconds of computing that its model was chosen by.
+    predicted_ms: Mapping[str, float] = field(default_factory=dict)
     #: Facts about where they come from, beside those of their files.
     origin: Mapping[str, str] = field(default_factory=dict)
     #: What fusion is fitted to beside the calibration split, if anything.
     left_out: "LeftOutAnswers | None" = None
+    #: By device, features `[N, D]` of training pictures, where its network's are known.
+    features: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     #: Models that tell the distance of their features.
     distant: set[Path] = field(default_factory=set)
     #: Milliseconds of reference encoders on one thread of this machine.
@@ -110,19 +116,20 @@ class Assembly:
         assignments: list[Assignment] = []
         calibration: dict[int, Contribution] = {}
         firsts = members.shared_files(models)
-        cameras = {
-            first: [model.camera for model, one in zip(models, firsts, strict=True) if one == first]
+        shared = {
+            first: [model for model, one in zip(models, firsts, strict=True) if one == first]
             for first in firsts
         }
         with replacing_folder(out) as folder:
             paths = [folder / model_path(k) for k in range(len(models))]
             exported = {
-                k: self._exported(models[k], *rows[k], paths[k], pictures, seen_by)
-                for k, seen_by in cameras.items()
+                k: self._exported(models[k], *rows[k], paths[k], pictures, sharing)
+                for k, sharing in shared.items()
             }
             networks = [exported[first] for first in firsts]
             regions = self._regions(models, networks, [paths[first] for first in firsts], pictures)
-            for k, seen_by in cameras.items():
+            for k, sharing in shared.items():
+                seen_by = list(dict.fromkeys(model.camera for model in sharing))
                 self._quantize(models[k], regions[k], networks[k], paths[k], pictures, seen_by)
             for k, (model, first) in enumerate(zip(models, firsts, strict=True)):
                 if first != k:
@@ -141,7 +148,7 @@ class Assembly:
                 more=self._more(plan),
                 unknown=unknown_logits(folder, plan, labels, unknown, self.cache, self.progress),
                 note=self.progress.note,
-                distance=self.distant.issuperset(paths[first] for first in cameras),
+                distance=self.distant.issuperset(paths[first] for first in shared),
             )
             manifest = Manifest(
                 name=name,
@@ -171,11 +178,11 @@ class Assembly:
         rows: list[int],
         path: Path,
         pictures: PictureSet,
-        cameras: Sequence[str | None],
+        sharing: Sequence[members.Model],
     ) -> Spec:
         """Write one model in fp32 and compare it with its source; returns its spec.
 
-        `cameras` are those of all that share it.
+        `sharing` are all models of this file.
         """
         source = self.folder / model.source
         if model.onnx is not None:
@@ -184,7 +191,7 @@ class Assembly:
             assert model.image_size is not None
             module, size = timm_module(model, source, names, rows), model.image_size
             if (place := classifier_of(module)) is not None:
-                attach_distance(module, place, self._taught(model, size, cameras))
+                attach_distance(module, place, self._features(sharing, module, place, size))
                 self.distant.add(path)
             content = to_onnx(module, size, HEADS, {})
         parameters, macs = count_costs(content)
@@ -208,20 +215,34 @@ class Assembly:
             macs=macs,
         )
 
-    def _taught(self, model: members.Model, size: int, cameras: Sequence[str | None]) -> Views:
-        """Training pictures `[N, S, S, 3]` as one model sees them, of its cameras equally many."""
-        regions, found = [WHOLE if model.region is None else model.region], []
-        for camera in cameras:
+    def _features(
+        self, sharing: Sequence[members.Model], module: torch.nn.Module, place: str, size: int
+    ) -> Tensor:
+        """Features `[N, D]` that the layer `place` reads of training pictures.
+
+        They are those of the cameras of all models that share the file.
+        """
+        seen_by = {model.camera: model for model in sharing}.values()
+        known = [self.features[one.device] for one in seen_by if one.device in self.features]
+        if len(known) == len(seen_by):
+            return torch.from_numpy(np.concatenate(known))
+        return features_at(module, place, self._taught(list(seen_by), size))
+
+    def _taught(self, models: Sequence[members.Model], size: int) -> Views:
+        """Training pictures `[N, S, S, 3]` as `models` see them, of each equally many."""
+        found = []
+        for model in models:
             train = self.data.train
-            if camera is not None:
+            if model.camera is not None:
                 rows = [
                     n
                     for n, one in enumerate(train.sources)
-                    if isinstance(one, Mapping) and camera in one
+                    if isinstance(one, Mapping) and model.camera in one
                 ]
                 train = chosen_rows(train, rows)
-            some = thinned(train, TAUGHT // len(cameras))
-            found.append(self._views(some, size, regions, camera, "training")[0])
+            some = thinned(train, TAUGHT // len(models))
+            region = WHOLE if model.region is None else model.region
+            found.append(self._views(some, size, [region], model.camera, "training")[0])
         return np.concatenate(found)
 
     def _regions(
@@ -277,9 +298,12 @@ class Assembly:
             ModelFile.read(path), _here(model, network.image_size),
             num_classes=len(self.data.labels),
         )  # fmt: skip
-        compute_ms, how = self._estimate(
-            network, profile, model.runtime, lambda: quickest_ms(runtime.run, pixels)
-        )
+        if (predicted := self.predicted_ms.get(model.device)) is not None:
+            compute_ms, how = predicted, f"predicted: {predicted:.2f} ms"
+        else:
+            compute_ms, how = self._estimate(
+                network, profile, model.runtime, lambda: quickest_ms(runtime.run, pixels)
+            )
         of = f" of camera {model.camera}" if model.camera else ""
         why = "named in the list of models" if self.target_ms is None else "chosen by measurement"
         part = members.assigned(

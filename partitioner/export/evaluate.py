@@ -61,7 +61,7 @@ from partitioner.export.sessions import (
 )
 from partitioner.export.unknown import unknown_logits
 from partitioner.fusion.cascade_cost import BothWays, both_ways
-from partitioner.fusion.cascade_fit import fit_cascade, measure_cascade
+from partitioner.fusion.cascade_fit import MIN_PICTURES, fit_cascade, measure_cascade
 from partitioner.fusion.novelty_fit import area_under_curve
 from partitioner.fusion.stacking import SAMPLED, sampled_subsets
 from partitioner.run.folder import RunFolder
@@ -374,6 +374,8 @@ def _cascade(
     # An assembled bundle may have been fitted to a part of them.
     count = int(manifest.provenance.get("calibration_pictures", len(data.calibration)))
     pictures = thinned(data.calibration, count)
+    if len(pictures) < MIN_PICTURES:
+        return None
     contributions, *_ = run_on(bundle, pictures, "calibration", cache, progress)
     return fit_cascade(manifest.plan, contributions, pictures.targets, fusion)
 

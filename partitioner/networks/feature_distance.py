@@ -67,19 +67,29 @@ class DistanceClassifier(nn.Module):
         return logits - logits.mean(dim=1, keepdim=True) - self.distance(feature)
 
 
-def attach_distance(module: nn.Module, place: str, pixels: Pixels) -> None:
+def attach_distance(module: nn.Module, place: str, features: Tensor) -> None:
     """Let the linear layer `place` of a served network carry the distance of its feature.
 
-    `module` takes uint8 pictures `[N, S, S, 3]`; `pixels` are training pictures of that form.
+    `features` `[N, D]` are what that layer reads of training pictures.
     """
     classifier = module.get_submodule(place)
     assert isinstance(classifier, nn.Linear)
+    with torch.no_grad():
+        module.set_submodule(place, DistanceClassifier(classifier, features))
+    module.eval()
+
+
+def features_at(module: nn.Module, place: str, pixels: Pixels) -> Tensor:
+    """What the layer `place` of a served network reads, `[N, D]`.
+
+    `module` takes uint8 pictures; `pixels` `[N, S, S, 3]` are of that form.
+    """
     seen: list[Tensor] = []
-    hook = classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    hook = module.get_submodule(place).register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0])
+    )
     with torch.inference_mode():
         for start in range(0, len(pixels), _BATCH):
             module.eval()(torch.from_numpy(pixels[start : start + _BATCH].copy()))
     hook.remove()
-    with torch.no_grad():
-        module.set_submodule(place, DistanceClassifier(classifier, torch.cat(seen).clone()))
-    module.eval()
+    return torch.cat(seen).clone()

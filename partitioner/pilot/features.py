@@ -1,6 +1,7 @@
 """Features of frozen networks with given weights: of a plain ViT after each of its layers."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,26 +84,30 @@ def network_features(
     return _run(network, lambda x: [network(x.to(memory_format=layout))], pixels, advance)[0]
 
 
-def own_rows(
-    name: str, image_size: int, depth: int, weights: Path, rows: Sequence[int]
-) -> Classifier | None:
+def own_rows(name: str, depth: int, weights: Path, rows: Sequence[int]) -> Classifier | None:
     """The rows `rows` of a network's own classifier, for the feature that the pilot takes.
 
     None unless it reads that feature: of a plain ViT, the class token after all of its layers.
     """
+    if depth and depth != _depth_of_token(name):
+        return None
     classifier = own_classifier(name, weights)
     if classifier is None:
         return None
     part = cut_classifier(classifier, list(rows))
     weight, bias = (value.detach().double().numpy() for value in (part.weight, part.bias))
     if depth:
-        with torch.device("meta"):
-            network = create(Backbone(name, image_size), 0)
-        reads_token = network.global_pool == "token" and isinstance(network.fc_norm, nn.Identity)
-        if depth < len(network.blocks) or not reads_token:
-            return None
         weight = np.hstack([weight, np.zeros_like(weight)])
     return Classifier(weight=weight, bias=bias)
+
+
+@cache
+def _depth_of_token(name: str) -> int:
+    """Layers of a plain ViT whose classifier reads its class token; 0 where it reads another."""
+    with torch.device("meta"):
+        network = create(Backbone(name, 224), 0)
+    reads_token = network.global_pool == "token" and isinstance(network.fc_norm, nn.Identity)
+    return len(network.blocks) if reads_token else 0
 
 
 def _run(network: Any, features: Any, pixels: Views, advance: Advance) -> list[Features]:

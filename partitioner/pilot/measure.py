@@ -104,6 +104,8 @@ class Measured:
     left_out: HeldOutPredictions
     #: Rows of the network's own classifier in the predictions; None: they have no part in them.
     blend: Blend | None = None
+    #: Features `[N, D]` of the pilot's pictures; None where kept predictions were read instead.
+    features: Features | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,8 @@ class Pilot:
     latency_ms: dict[str, float]
     #: PilotPictures or scenes that it was measured on.
     count: int
+    #: Digest of the single pictures.
+    digest: str
 
     def accuracy_of(self, row: int) -> float:
         """Share of right answers of a candidate to single pictures left out of its fit."""
@@ -245,6 +249,11 @@ def run_pilot(
     targets = pictures.pictures.targets[first]
     with threadpool_limits(1, user_api="blas"):
         choice = choose(allowed, predictions, targets, _alike(allowed) if shared else ())
+    # Those of all candidates are more than a hundred MB.
+    measured = {
+        row: one if row in choice.rows.values() else replace(one, features=None)
+        for row, one in measured.items()
+    }
     specs = {device: some[row].spec for device, row in choice.rows.items()}
     for remark in remarks_on_extrapolation(specs, devices):
         progress.note(remark)
@@ -252,7 +261,9 @@ def run_pilot(
         device.profile.name: device.predict_ms(some[choice.rows[device.profile.name]].spec) or 0.0
         for device in devices
     }
-    return Pilot(measured, pictures.pictures.targets, choice, latency, len(targets))
+    return Pilot(
+        measured, pictures.pictures.targets, choice, latency, len(targets), pictures.pictures.digest
+    )
 
 
 def _alike(allowed: Mapping[str, Sequence[int]]) -> list[list[str]]:
@@ -288,7 +299,7 @@ def _measure(
         left_out, factors = known
         own = None
         if factors is not None:
-            own = own_rows(one.name, one.spec.image_size, one.depth, weights[one.name], rows)
+            own = own_rows(one.name, one.depth, weights[one.name], rows)
         blend = None if own is None or factors is None else Blend(own, *factors)
         found[row] = Measured(one, left_out, blend)
     if not passes:
@@ -309,7 +320,7 @@ def _measure(
                     pictures,
                     num_classes,
                 )
-                found[row] = Measured(wanted[row], left_out, blend)
+                found[row] = Measured(wanted[row], left_out, blend, features[depth])
                 kept.write(keys[row], found[row])
     return found
 
@@ -329,7 +340,7 @@ def _left_out(
         left_out = leave_groups_out(features, targets, pictures.groups, num_classes)
     own = None
     if rows is not None:
-        own = own_rows(one.name, one.spec.image_size, one.depth, weights, rows)
+        own = own_rows(one.name, one.depth, weights, rows)
     return (left_out, None) if own is None else blended(left_out, own, features, targets)
 
 
@@ -419,17 +430,22 @@ def fit_member(
     cache: Path,
     progress: Progress,
     path: Path,
+    known: Measured | None = None,
 ) -> tuple[Features, HeldOutPredictions]:
     """Write a member's weights to `path`, with a classifier fitted to `pictures`.
 
-    `rows` are those of the classes in the network's own classifier, where it has them. Returns the
+    `rows` are those of the classes in the network's own classifier, where it has them. `known` is
+    what was measured on the very same pictures: nothing of it is computed again. Returns the
     features `[N, D]`, and the predictions for pictures left out of the fit. Raises InputError.
     """
-    side = one.spec.image_size
-    (pixels,) = _views(pictures.pictures, [side], cache, progress)
-    with progress.task(f"fitting the classifier of {one.words}", len(pixels)) as advance:
-        features = _features(one.name, side, weights, [one.depth], pixels, advance)[one.depth]
-    left_out, blend = _left_out(features, one, weights, rows, pictures, num_classes)
+    if known is not None and known.features is not None:
+        features, left_out, blend = known.features, known.left_out, known.blend
+    else:
+        side = one.spec.image_size
+        (pixels,) = _views(pictures.pictures, [side], cache, progress)
+        with progress.task(f"fitting the classifier of {one.words}", len(pixels)) as advance:
+            features = _features(one.name, side, weights, [one.depth], pixels, advance)[one.depth]
+        left_out, blend = _left_out(features, one, weights, rows, pictures, num_classes)
     with threadpool_limits(1, user_api="blas"):
         classifier = fit(
             features,

@@ -1,5 +1,6 @@
-"""Threads, device and arithmetic of a training process."""
+"""Threads, memory, device and arithmetic of a training process."""
 
+import ctypes
 import os
 import sys
 import warnings
@@ -10,6 +11,9 @@ from partitioner.training.world import world
 
 if TYPE_CHECKING:
     import torch
+
+#: Parameters of glibc's mallopt: most bytes that stay free at the heap's end, and most mappings.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def use_threads(threads: int) -> None:
@@ -28,9 +32,27 @@ def use_threads(threads: int) -> None:
             stacklevel=2,
         )
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    keep_freed_memory()
     import torch
 
     torch.set_num_threads(threads)
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep what it frees, for what it allocates next.
+
+    glibc maps anew what is larger than 32 MB, and gives it back when it is freed, so that the
+    kernel clears the pages of every layer's output in every batch. Measured, the features of 256
+    pictures of 224 px by EfficientNet-Lite2: 3.6 s of the kernel's time, 0.03 s with memory kept,
+    beside 3.6 s of computing. The process keeps the most that it has held. Nothing is done where
+    the C library is another one.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return
+    mallopt(_M_MMAP_MAX, 0)
+    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def own_threads() -> int:

@@ -14,7 +14,7 @@ from mdp.files import write_json
 from partitioner.assembly.chosen import LABELS, entries, origin_of
 from partitioner.assembly.write import Assembly, LeftOutAnswers
 from partitioner.build.inputs import BuildInputs
-from partitioner.build.measured.planning import choose
+from partitioner.build.measured.planning import choose, predicted_ms
 from partitioner.build.measured.training import FittedMember, Taught, teacher_of, train_networks
 from partitioner.build.steps import evaluate_step
 from partitioner.data.scenes import remark_on
@@ -85,8 +85,7 @@ def build_measured(
             members = {row: build.fit(row) for row in build.rows}
             progress.note(build.outlook(members))
             begun_s = clock()
-            frozen_paths = {row: one.path for row, one in members.items()}
-            frozen = report = build.serve(frozen_paths, {}, build.left_out(members))
+            frozen = report = build.serve(members, {})
             took_s = clock() - begun_s
             taught: dict[int, Taught] = {}
             if inputs.minutes:
@@ -95,7 +94,7 @@ def build_measured(
                 taught = train_networks(inputs, members, teachers, run, left_s, progress, clock)
             kept = {row: one.path for row, one in taught.items() if one.path is not None}
             if kept:
-                report = build.serve({**frozen_paths, **kept}, taught)
+                report = build.serve(members, taught)
         run.remove_pictures()
     return MeasuredBuild(pilot, report, taught, frozen if kept else None)
 
@@ -149,6 +148,9 @@ class _Build:
             self.run.cache,
             self.progress,
             path,
+            self.pilot.measured[row]
+            if self.pilot.digest == self.pictures.pictures.digest
+            else None,
         )
         return FittedMember(one, path, features, left_out)
 
@@ -195,15 +197,19 @@ class _Build:
             targets=self.pictures.pictures.targets[first],
         )
 
-    def serve(
-        self,
-        members: Mapping[int, Path],
-        taught: Mapping[int, Taught],
-        left_out: LeftOutAnswers | None = None,
-    ) -> Report:
-        """Write the bundle of these weights, by row, and evaluate it."""
+    def serve(self, members: Mapping[int, FittedMember], taught: Mapping[int, Taught]) -> Report:
+        """Write the bundle of these networks, by row, and evaluate it.
+
+        Weights of `taught` that are better replace the frozen ones.
+        """
         inputs, data = self.inputs, self.inputs.data
         (self.folder / LABELS).write_text("".join(f"{label}\n" for label in data.labels))
+        better = {row: one.path for row, one in taught.items() if one.path is not None}
+        frozen = {
+            device: members[row].features[self.pictures.rows_of(inputs.cameras.get(device))]
+            for device, row in self.pilot.choice.rows.items()
+            if row not in better
+        }
         assembly = Assembly(
             self.folder,
             data,
@@ -211,6 +217,7 @@ class _Build:
             self.run.cache,
             self.progress,
             inputs.target_ms,
+            predicted_ms=predicted_ms(self.pilot, inputs),
             origin={
                 **origin_of(self.pilot, inputs.weights, inputs.digests),
                 **{
@@ -218,9 +225,11 @@ class _Build:
                     for row, one in taught.items()
                 },
             },
-            left_out=left_out,
+            left_out=None if better else self.left_out(members),
+            features=frozen,
         )
-        models = entries(self.pilot, members, inputs.cameras)
+        paths = {row: better.get(row, member.path) for row, member in members.items()}
+        models = entries(self.pilot, paths, inputs.cameras)
         rows = [(len(data.labels), list(range(len(data.labels))))] * len(models)
         assembly.write(models, rows, inputs.profiles, self.out, self.name)
         _, report = evaluate_step(self.out, data, self.run, self.progress, teacher=False)

@@ -32,6 +32,17 @@ def choose(inputs: BuildInputs, cache: Path, progress: Progress, kept: Path | No
     )
 
 
+def predicted_ms(pilot: Pilot, inputs: BuildInputs) -> dict[str, float]:
+    """Predicted milliseconds of computing of each device's chosen network."""
+    classes = len(inputs.data.labels)
+    return {
+        device.profile.name: device.latency.predict_ms(
+            pilot.measured[pilot.choice.rows[device.profile.name]].candidate.spec, classes
+        )
+        for device in inputs.devices()
+    }
+
+
 def plan_of(pilot: Pilot, inputs: BuildInputs) -> Plan:
     """Each device's chosen network with its predicted milliseconds; raises InputError."""
     classes = len(inputs.data.labels)
@@ -39,10 +50,10 @@ def plan_of(pilot: Pilot, inputs: BuildInputs) -> Plan:
         row: inputs.weights[pilot.measured[row].candidate.name]
         for row in pilot.choice.rows.values()
     }
-    devices = {device.profile.name: device for device in inputs.devices()}
+    computing_ms = predicted_ms(pilot, inputs)
     assignments = []
     for k, model in enumerate(entries(pilot, files, inputs.cameras)):
-        device, one = devices[model.device], pilot.measured[pilot.choice.rows[model.device]]
+        one = pilot.measured[pilot.choice.rows[model.device]]
         share = pilot.choice.alone[model.device]
         assignments.append(
             assigned(
@@ -50,8 +61,8 @@ def plan_of(pilot: Pilot, inputs: BuildInputs) -> Plan:
                 model,
                 WHOLE,
                 one.candidate.spec,
-                device.profile,
-                device.latency.predict_ms(one.candidate.spec, classes),
+                inputs.profiles[model.device],
+                computing_ms[model.device],
                 f"{one.candidate.words}, right on {share:.1%} of pictures left out of its fit",
                 classes,
             )

@@ -33,7 +33,7 @@ from partitioner.export.sessions import run_session
 from partitioner.fusion.novelty_fit import tells_distance
 from partitioner.fusion.stacking import fit_subset
 from partitioner.networks.families import Backbone, FamilyMember, create
-from partitioner.networks.feature_distance import FARTHEST, attach_distance
+from partitioner.networks.feature_distance import FARTHEST, features_at
 from partitioner.regions import REGIONS
 from tests.support.models.trees import CLASSES, write_tree
 
@@ -349,15 +349,15 @@ def test_cameras_of_one_network_share_a_file_made_for_the_pictures_of_all(
                 Image.fromarray(pixels).save(scene / f"{camera}.png")
     seen: dict[str, list[Views]] = {"measured from": [], "ranges of": []}
 
-    def distance(module: torch.nn.Module, place: str, pixels: Views) -> None:
+    def features(module: torch.nn.Module, place: str, pixels: Views) -> torch.Tensor:
         seen["measured from"].append(pixels)
-        attach_distance(module, place, pixels)
+        return features_at(module, place, pixels)
 
     def ranges(model: bytes, precision: Precision, pixels: Views, *, whole: bool) -> bytes:
         seen["ranges of"].append(pixels)
         return quantized(model, precision, pixels, whole=whole)
 
-    monkeypatch.setattr("partitioner.assembly.write.attach_distance", distance)
+    monkeypatch.setattr("partitioner.assembly.write.features_at", features)
     monkeypatch.setattr("partitioner.assembly.write.quantized", ranges)
     models: list[dict[str, Any]] = [
         CONV_MODEL | {"camera": camera, "region": {}, "precision": "int8-static"}

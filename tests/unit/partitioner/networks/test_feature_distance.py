@@ -14,6 +14,7 @@ from partitioner.networks.feature_distance import (
     PICTURES_EACH,
     DistanceClassifier,
     attach_distance,
+    features_at,
 )
 
 pytestmark = pytest.mark.torch
@@ -88,7 +89,7 @@ def test_a_network_gets_the_distance_of_its_own_features() -> None:
     pixels = np.random.default_rng(0).integers(0, 60, (80, 4, 4, 3), dtype=np.uint8)
     with torch.no_grad():
         before = served(torch.from_numpy(pixels))[0]
-        attach_distance(served, "layers.top", pixels)
+        attach_distance(served, "layers.top", features_at(served, "layers.top", pixels))
         after = served(torch.from_numpy(pixels))[0]
         bright = served(torch.full((2, 4, 4, 3), 255, dtype=torch.uint8))[0]
     assert isinstance(served.layers["top"], DistanceClassifier)

@@ -103,8 +103,8 @@ def test_a_whole_network_that_knows_the_classes_answers_with_its_own_rows(
 def test_own_rows_read_the_class_token_after_all_layers_alone(knowing: Path) -> None:
     file = knowing / f"{VIT}.safetensors"
     depth = len(create(Backbone(VIT, 160), 0).blocks)
-    assert own_rows(VIT, 160, depth - 1, file, [0, 1]) is None
-    found = own_rows(VIT, 96, depth, file, [4, 0])
+    assert own_rows(VIT, depth - 1, file, [0, 1]) is None
+    found = own_rows(VIT, depth, file, [4, 0])
     assert found is not None
     width = found.weight.shape[1] // 2
     assert not found.weight[:, width:].any()

@@ -1,4 +1,4 @@
-"""Threads sleep while they wait, and bf16 is chosen only where it is quick."""
+"""Threads wait asleep, freed memory is kept, and bf16 is chosen only where it is quick."""
 
 import os
 import subprocess
@@ -33,6 +33,30 @@ def test_threads_are_as_asked_and_wait_asleep() -> None:
         "print(torch.get_num_threads(), os.environ['OMP_WAIT_POLICY'])"
     )
     assert in_new_process(code) == "1 PASSIVE\n"
+
+
+def test_memory_that_was_freed_is_used_again() -> None:
+    """Pages that the kernel has to clear: those of the first allocation alone."""
+    code = (
+        "import ctypes, resource, sys, types\n"
+        "sys.modules['torch'] = types.SimpleNamespace(set_num_threads=lambda _: None)\n"
+        "from partitioner.training.compute import use_threads\n"
+        "use_threads(1)\n"
+        "library, size = ctypes.CDLL(None), 64 * 2**20\n"
+        "library.malloc.restype = ctypes.c_void_p\n"
+        "library.free.argtypes = [ctypes.c_void_p]\n"
+        "def touch():\n"
+        "    place = library.malloc(size)\n"
+        "    ctypes.memset(place, 1, size)\n"
+        "    library.free(place)\n"
+        "touch()\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "for _ in range(4):\n"
+        "    touch()\n"
+        "after = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "print((after - before) * resource.getpagesize() < size)"
+    )
+    assert in_new_process(code) == "True\n"
 
 
 @pytest.mark.parametrize(

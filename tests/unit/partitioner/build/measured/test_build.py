@@ -19,6 +19,7 @@ from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import SubModelSpec, read_plan
 from partitioner import api
+from partitioner.assembly import write
 from partitioner.build.inputs import BuildInputs
 from partitioner.build.measured import training
 from partitioner.build.measured.build import MeasuredBuild, build_measured
@@ -89,10 +90,22 @@ def run(inputs: BuildInputs, out: Path, **options: Any) -> tuple[Bundle, Measure
 
 
 def test_depths_are_measured_and_the_chosen_cut_is_what_the_bundle_serves(
-    weights: Path, tree: Path, tmp_path: Path
+    weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    passes = []
+
+    def count(name: str, side: int, *rest: Any) -> Any:
+        passes.append((name, side))
+        return cut_features(name, side, *rest)
+
+    monkeypatch.setattr(measure, "cut_features", count)
+    monkeypatch.setattr(write, "features_at", _refuse(write.features_at, most=0))
+    monkeypatch.setattr(write.Assembly, "_estimate", _refuse(write.Assembly._estimate, most=0))
     inputs = inputs_of(weights, tree, **{"plan.latency_ms": 1.5})
     bundle, found = run(inputs, tmp_path / "bundle")
+    # One pass at each size measures, and what it found is not computed again.
+    assert passes
+    assert len(passes) == len(set(passes))
     pilot, depth = found.to_json()["pilot"], len(create(Backbone(VIT, 160), 0).blocks)
     measured = {(one["network"], one["image_size"], one["depth"]) for one in pilot["candidates"]}
     assert {of for of, _, _ in measured} == {VIT}
@@ -112,6 +125,7 @@ def test_depths_are_measured_and_the_chosen_cut_is_what_the_bundle_serves(
         assert member.accuracy > 0.6
         assert member.accuracy == pytest.approx(chosen["accuracy"], abs=0.25)
         assert chosen["latency_ms"] <= 1.5
+        assert assignment.predicted_ms.total == pytest.approx(chosen["latency_ms"], abs=1e-3)
     assert bundle.manifest.provenance[f"given_{VIT}"].startswith(f"{VIT}.safetensors, sha256 ")
     assert pilot["together"]["low"] < pilot["together"]["accuracy"] < pilot["together"]["high"]
     assert not found.taught
