@@ -106,8 +106,8 @@ def test_one_member_that_is_far_from_what_it_was_taught_does_not_decide() -> Non
 
     def score(*distances: float) -> float:
         """Of members whose features are so far, with the same opinion."""
-        logits = np.array([2.0, -1.0, -1.0])
-        parts = {k: Contribution(None, logits - far) for k, far in enumerate(distances)}
+        logits = np.array([2.0, -1.0, -1.0], np.float32)
+        parts = {k: Contribution(None, logits - np.float32(far)) for k, far in enumerate(distances)}
         scored = NoveltyScore(tuple(range(len(distances))), fusion)
         return float(scored.of(parts, {"distance": 1.0}))
 
