@@ -78,7 +78,7 @@ def again(fleet: Fleet, *options: object) -> AgentProcess:
 
 def served_name(state: BundleState) -> str | None:
     """The name of the bundle that an agent serves."""
-    return state.serves and state.serves.name
+    return None if state.serves is None else state.serves.name
 
 
 def new(fleet: Fleet) -> Bundle:
