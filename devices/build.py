@@ -81,8 +81,8 @@ class BuiltAgent:
             self.agent.serve(tasks)
 
 
-def check(options: ServeOptions) -> LoadableBundle:
-    """The bundle that an agent with `options` loads.
+def check(options: ServeOptions) -> LoadableBundle | None:
+    """The bundle that an agent with `options` loads; None where it waits for a first one.
 
     Nothing is bound, opened or written. Raises InputError, ConfigError or AgentError, as
     `build_agent` does, but for an address in use and an audit log that cannot be written.
@@ -90,7 +90,7 @@ def check(options: ServeOptions) -> LoadableBundle:
     agent_keys(options.bind, options.key, options.clients, insecure=options.insecure)
     _check_rights(options)
     options.frame_buffer()
-    return options.loadable()
+    return None if options.awaits_bundle() else options.loadable()
 
 
 @contextmanager

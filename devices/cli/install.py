@@ -85,13 +85,12 @@ def install(
     """
     options = serve_options(given)
     source = None if options.source is None else parse_source(options.source)
-    if options.bundle is None:
-        raise InputError("--bundle: expected a bundle folder: a service's rights depend on it")
     loadable = check(options)
     described = _service(ctx, given, options, source, loadable)
     text = service.unit_text(described)
-    # The runtime is there and has the planned provider.
-    loadable.load()
+    if loadable is not None:
+        # The runtime is there and has the planned provider.
+        loadable.load()
     try:
         if root == ROOT:
             service.check_readable(described.reads)
@@ -156,7 +155,7 @@ def _service(
     given: Mapping[str, Any],
     options: ServeOptions,
     source: Source | None,
-    loadable: LoadableBundle,
+    loadable: LoadableBundle | None,
 ) -> Service:
     """What the unit depends on; raises InputError for what a service cannot do."""
     name = service.name_of(options.device)
@@ -166,7 +165,9 @@ def _service(
     pushed, state = options.allow_push, Path(f"/var/lib/{name}")
     if pushed is not None and not pushed.absolute().is_relative_to(state):
         raise InputError(f"--allow-push {pushed}: expected {state} or a folder in it")
-    plain_cpu = (loadable.assignment.runtime, loadable.assignment.provider) == ("onnxruntime", CPU)
+    # Whatever a first pushed bundle needs is allowed.
+    part = None if loadable is None else loadable.assignment
+    plain_cpu = part is not None and (part.runtime, part.provider) == ("onnxruntime", CPU)
     camera = source is not None and source.kind == "camera"
     groups = {"video"} if camera else set()
     if not plain_cpu:

@@ -190,7 +190,8 @@ class DeviceBundles:
             time.sleep(SWITCH_CHECK_S)
             state = self._state()
         if state.error:
-            raise TransferError(f"{self.device}: serves what it did before: {state.error}")
+            kept = "what it did before" if state.serves else "no bundle yet"
+            raise TransferError(f"{self.device}: serves {kept}: {state.error}")
         if state.current is None or state.current.manifest != wanted:
             self._restarts += 1
             if self._restarts > MOST_RESTARTS:

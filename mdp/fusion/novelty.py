@@ -6,12 +6,14 @@ The novelty score of an answer is a weighted sum of signals, larger for stranger
     doubt          log(1 - p) of the largest probability p of the fused answer
     disagreement   generalized Jensen-Shannon divergence of the members' own probabilities, in nats
     distance       what the fused logits lack on average over the classes: how far the members'
-                   features are from those that they were taught, where their models tell it
+                   features are from those that they were taught, where their models tell it; the
+                   farthest member counts as far as the second farthest
 
 The fused answer decides: in each signal a member counts by its share in the fused logits, so one
-that sees less counts less, and one alone to which an item looks unknown does not decide; who
-knows nothing of an item disagrees with nobody. The logits are those of stacking, whatever rule the
-answer is fused by: thresholds are fitted to them.
+that sees less counts less, and one alone to which an item looks unknown does not decide: what a
+covered camera sees is far from all that it was taught, whatever lies there, while an item of no
+class is far for several. Who knows nothing of an item disagrees with nobody. The logits are those
+of stacking, whatever rule the answer is fused by: thresholds are fitted to them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,8 +63,18 @@ class NoveltyScore:
                     apart = [fuse(contributions, one) for one in self._alone]
                     value = disagreement(np.stack(apart), self._shares)
                 case "distance":
-                    value = -level
+                    value = -level - self._excess(contributions)
             found = found + weight * value
+        return found
+
+    def _excess(self, contributions: Mapping[int, Contribution]) -> Values:
+        """The part `[...]` of the fused distance by which one member is beyond all others."""
+        lacks = [-np.mean(contributions[k].bag, axis=-1, dtype=np.float64) for k in self._members]
+        apart = np.sort(np.stack(lacks), axis=0)
+        if len(apart) == 1:
+            return np.zeros(apart.shape[1:])
+        fused_by = np.maximum(self._weights.b, 0.0).reshape(-1, *[1] * (apart.ndim - 1))
+        found: Values = (fused_by * np.maximum(np.stack(lacks) - apart[-2], 0.0)).sum(axis=0)
         return found
 
 

@@ -5,6 +5,7 @@ scene, in training and after. Items of no class have two colours at once: others
 `unknown` than those that are looked at.
 """
 
+import itertools
 import json
 import math
 import re
@@ -41,6 +42,8 @@ OTHERS, STRANGE = 60, 20
 SHOWN_BEFORE, NEVER_SHOWN = ("red+green", "green+blue"), "blue+red"
 #: What `mdp-partition build` measures; its weights are drawn, not trained.
 NETWORK = "test_vit"
+#: Share of known items, at most, that one camera before something else may make unknown.
+MISTAKEN = 0.2
 #: What is published of a camera that disagrees.
 DISAGREES = "disagrees with the others: camera covered, turned or moved?"
 
@@ -133,15 +136,19 @@ def test_recorded_built_looked_at_and_covered(
             assert [answer["suspects"] for answer in answers if answer["suspects"]] == []
             rejected = check_known(answers, made)
             novelty = check_unknown(fleet, stage, served, path)
-            needed = {}
+            needed, turns = {}, itertools.count()
             for camera, wanted in (("n100", "black"), ("laptop-cpu", "")):
-                told = [look(turn, camera, wanted)["suspects"] for turn in range(MOST)]
+                answers = [look(turn, camera, wanted) for turn in range(MOST)]
+                told = [answer["suspects"] for answer in answers]
                 needed[camera] = next(n for n, each in enumerate(told, 1) if camera in each)
                 assert told[-1] == {camera: "disagrees"}
+                # What it sees is of no class, and what the others see is of one: they decide.
+                rejected_too = sum(answer["known"] is False for answer in answers)
+                assert rejected_too <= MOST * MISTAKEN
                 if camera == "n100":
                     check_shown(fleet, served, camera, tmp_path / "chromium")
-                    until(lambda: not look(int(time.monotonic()))["suspects"], "it is well again")
-                    check_cleared(fleet, lambda: look(int(time.monotonic())))
+                    until(lambda: not look(next(turns))["suspects"], "it is well again")
+                    check_cleared(fleet, lambda: look(next(turns)))
             with capsys.disabled():
                 print(
                     f"\n{NORMAL} looks in {took_s:.0f} s without an alarm, {rejected:.1%} of them "

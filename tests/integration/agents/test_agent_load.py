@@ -211,7 +211,7 @@ def test_an_agent_is_built_from_options_alone(tmp_path: Path) -> None:
         thread.start()
         until(lambda: built.agent.state == "READY", "the agent is ready")
         with StrangePeer(built.address) as peer:
-            peer.send(request(Bundle.open(options.bundle), 1))
+            peer.send(request(options.loadable().bundle, 1))
             assert replies(peer, 1) == {1: "answered"}
             assert told(peer).temperature_c == 61.5
             sensor.unlink()

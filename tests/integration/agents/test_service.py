@@ -157,6 +157,24 @@ def test_nothing_is_written_for_what_run_refuses(options: list[str], expected: s
     assert not Path("etc").exists()
 
 
+def test_without_a_bundle_it_waits_for_the_first_push(tmp_path: Path) -> None:
+    new_keys(tmp_path, "alpha", new_pair)
+    new_keys(tmp_path, "client", new_pair)
+    words = ["--device", "alpha", "--root", ".", "--key", "alpha.secret"]
+    words += ["--clients", "client.public"]
+    done = run_here(main, "mdp-agent", "install", *words)
+    refused(done, "--bundle: expected a bundle folder, or --allow-push for a first one")
+    assert not UNIT.exists()
+    push = ["--allow-push", "/var/lib/mdp-agent-alpha"]
+    done = run_here(main, "mdp-agent", "install", *words, *push)
+    assert done.returncode == 0, done.stderr
+    unit = UNIT.read_text()
+    assert "--allow-push /var/lib/mdp-agent-alpha" in unit
+    assert "--bundle" not in unit
+    # A pushed one may need an accelerator.
+    assert "PrivateDevices=no" in unit
+
+
 def test_a_password_in_the_environment_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MDP_SOURCE", "rtsp://me:s3cret@cam/1")
     done = install()

@@ -16,15 +16,16 @@ import torch
 from safetensors.torch import save_file
 
 from mdp.cli.main import main as mdp_main
-from mdp.formats.bundle import Bundle
+from mdp.formats.bundle import Bundle, model_path
 from mdp.formats.fleet import read_devices, read_fleet
 from mdp.formats.keys import new_keys
 from mdp.testing.agents import ANY_PORT, AgentProcess
-from mdp.testing.bundles import LABELS
+from mdp.testing.bundles import LABELS, colour_model, write_bundle
 from mdp.testing.processes import until
 from mdp.transport import new_pair
 from partitioner.cli.main import main as partition_main
 from partitioner.networks.families import Backbone, create
+from tests.support.bundles import listed
 from tests.support.command_lines import run_here
 from tests.support.faults.stage import Stage
 from tests.support.fleet import BIN, PLENTY_MS
@@ -154,5 +155,18 @@ def test_an_agent_that_waits_ends_by_a_signal_and_refuses_what_it_cannot_load(st
         asked = run_here(mdp_main, "mdp", "look", *fleet)
         assert asked.returncode == 2
         assert "fleet.toml: key `bundle`: expected a bundle folder" in asked.stderr
+        # Of another device alone, and then with the model of another picture size.
+        other = write_bundle(Path("other"), devices=CAMERAS[1:], sizes=(16,))
+        pushed = run_here(mdp_main, "mdp", "bundle", "push", other, *fleet)
+        assert pushed.returncode == 2
+        broken = write_bundle(Path("broken"), devices=CAMERAS[:1], sizes=(16,))
+        (broken / model_path(0)).write_bytes(colour_model(12, 2.0, 4.0))
+        listed(broken, model_path(0))
+        pushed = run_here(mdp_main, "mdp", "bundle", "push", broken, *fleet)
+        assert pushed.returncode == 3
+        assert pushed.stderr.startswith(f"mdp: {name}: serves no bundle yet: ")
+        assert pushed.stderr.count("\n") == 1
+        assert "the pushed bundle was rejected: " in mdp("status", *fleet)
+        assert read_devices(Path("fleet.toml")).bundle == ""
         assert agent.terminate() == 0
     assert not Path(f"pushed-{name}/versions.json").exists()

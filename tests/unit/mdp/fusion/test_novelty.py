@@ -78,8 +78,9 @@ def test_what_all_classes_have_in_common_is_the_distance_and_nothing_else() -> N
     far = {k: Contribution(None, part.bag - 0.1 * (k + 1)) for k, part in parts.items()}
     for signal in get_args(Signal):
         further = float(scored.of(far, {signal: 1.0}) - scored.of(parts, {signal: 1.0}))
-        # Each member's counts by its weight in the fused logits.
-        wanted = 1.5 * 0.1 + 5.0 * 0.2 if signal == "distance" else 0.0
+        # Each member's counts by its weight in the fused logits, the farthest one as far as the
+        # second farthest, which member 0 is.
+        wanted = (1.5 + 5.0) * 0.1 if signal == "distance" else 0.0
         assert further == pytest.approx(wanted, abs=1e-5)
 
 
@@ -93,6 +94,32 @@ def test_one_member_to_which_an_item_looks_unknown_does_not_decide() -> None:
         assert values == sorted(values)
         # The one that sees more counts more: its loss is the larger step.
         assert values[2] - values[1] > values[1] - values[0]
+
+
+def test_one_member_that_is_far_from_what_it_was_taught_does_not_decide() -> None:
+    fusion = FusionWeights(
+        num_classes=3, subsets=[weights((k,), 1.0) for k in range(3)] + [
+            weights((0, 1), 0.5, 0.5), weights((0, 2), 0.5, 0.5), weights((1, 2), 0.5, 0.5),
+            weights((0, 1, 2), 0.5, 0.25, 0.25),
+        ],
+    )  # fmt: skip
+
+    def score(*distances: float) -> float:
+        """Of members whose features are so far, with the same opinion."""
+        logits = np.array([2.0, -1.0, -1.0], np.float32)
+        parts = {k: Contribution(None, logits - np.float32(far)) for k, far in enumerate(distances)}
+        scored = NoveltyScore(tuple(range(len(distances))), fusion)
+        return float(scored.of(parts, {"distance": 1.0}))
+
+    for usual in (0.9, 1.1):
+        assert score(usual, usual, usual) == pytest.approx(usual)
+        # Covered, it is as far as the farther of the others, and no more.
+        assert score(4.0, usual, 0.8) == pytest.approx(0.75 * usual + 0.25 * 0.8)
+        assert score(4.0, usual) == pytest.approx(usual)
+        # Of two, both are: an item that several see to be strange.
+        assert score(4.0, 3.0, usual) == pytest.approx(0.75 * 3.0 + 0.25 * usual)
+        # Nobody else is there to say so.
+        assert score(4.0) == pytest.approx(4.0)
 
 
 def test_the_threshold_of_a_rate_is_that_of_the_next_lower_one() -> None:
