@@ -1,5 +1,6 @@
 """Networks with given weights: measured, chosen, taught the classes, and served."""
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -402,6 +403,12 @@ def test_the_command_prints_what_was_predicted_beside_what_was_measured(
     # The run folder keeps what was measured, and no pictures or weights that are in the bundle.
     assert {path.name for path in folder.iterdir()} == {".lock", "cache", "measured.json", "pilot"}
     assert not list((folder / "cache").iterdir())
+    # It knows its pictures: measured on them again the bundle has the same accuracies.
+    again = run_here(main, "mdp-partition", "evaluate", "--bundle", out, "--run", folder, "--json")
+    assert again.returncode == 0, again.stderr
+    before = Bundle.open(out).manifest.evaluation
+    assert before is not None
+    assert json.loads(again.stdout)["members"][0]["accuracy"] == before.members[0].accuracy
     refused = partition("build", weights, tree, *words, "--crew", tmp_path)
     assert refused.returncode == 2
     assert "--crew: a build by measurement trains on this machine" in refused.stderr
