@@ -117,9 +117,7 @@ def inputs_of(
     folder = RunFolder(default_run(bundle.path) if run is None else run)
     facts = folder.data_facts()
     if facts is None and run is not None:
-        raise InputError(
-            f"{run}: expected a run folder of mdp-partition train or build, or --data with pictures"
-        )
+        raise InputError(f"{run}: expected a run folder of mdp-partition train or build")
     known = None if facts is None else folder
     cameras = bundle.manifest.plan.cameras
     if source is not None:

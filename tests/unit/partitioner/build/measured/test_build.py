@@ -33,6 +33,7 @@ from partitioner.data.datasets import open_dataset
 from partitioner.data.live_views import Drawing
 from partitioner.export import evaluate
 from partitioner.networks.families import Backbone, FamilyMember, create
+from partitioner.networks.feature_distance import features_at
 from partitioner.pilot import measure
 from partitioner.pilot.features import cut_features
 from partitioner.pilot.linear import Classifier, leave_groups_out
@@ -106,7 +107,7 @@ def test_depths_are_measured_and_the_chosen_cut_is_what_the_bundle_serves(
         return cut_features(name, side, *rest)
 
     monkeypatch.setattr(measure, "cut_features", count)
-    monkeypatch.setattr(write, "features_at", _refuse(write.features_at, most=0))
+    monkeypatch.setattr(write, "features_at", _refuse(features_at, most=0))
     monkeypatch.setattr(write.Assembly, "_estimate", _refuse(write.Assembly._estimate, most=0))
     inputs = inputs_of(weights, tree, **{"plan.latency_ms": 1.5})
     bundle, found = run(inputs, tmp_path / "bundle")
