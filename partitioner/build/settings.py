@@ -14,9 +14,29 @@ from partitioner.data.crops import View, view_of
 from partitioner.data.datasets import DIGITS, Dataset
 from partitioner.data.variants import canvas_side
 from partitioner.run.progress import Progress
-from partitioner.run.settings import Augmentation, DataFacts, Settings, Teaching, TrainingConfig
+from partitioner.run.settings import (
+    Augmentation,
+    DataFacts,
+    RunOptions,
+    Settings,
+    Teaching,
+    TrainingConfig,
+)
 from partitioner.training.compute import memory_bytes, quicker_autocast, training_device
 from partitioner.training.world import world
+
+
+def data_facts(options: RunOptions, data: Dataset) -> DataFacts:
+    """The pictures of a run, for its folder."""
+    return DataFacts(
+        source=data.source if data.source == DIGITS else str(Path(data.source).resolve()),
+        classes=len(data.labels),
+        limit_train=options.limit_train,
+        limit_test=options.limit_test,
+        train=data.train.digest[:32],
+        calibration=data.calibration.digest[:32],
+        test=data.test.digest[:32],
+    )
 
 
 def run_settings(inputs: TrainingInputs, networks: Collection[str] = ()) -> Settings:
@@ -29,15 +49,7 @@ def run_settings(inputs: TrainingInputs, networks: Collection[str] = ()) -> Sett
     return Settings(
         seed=options.seed,
         autocast=quicker_autocast() if options.autocast == "auto" else options.autocast,
-        data=DataFacts(
-            source=data.source if data.source == DIGITS else str(Path(data.source).resolve()),
-            classes=len(data.labels),
-            limit_train=options.limit_train,
-            limit_test=options.limit_test,
-            train=data.train.digest[:32],
-            calibration=data.calibration.digest[:32],
-            test=data.test.digest[:32],
-        ),
+        data=data_facts(options, data),
         teacher=facts,
         teacher_schedule=config.teacher_schedule.settled(from_scratch=not config.given_teacher),
         schedule=config.schedule,

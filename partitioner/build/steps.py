@@ -115,12 +115,19 @@ def inputs_of(
     a `run` that is no run folder, and for a run whose pictures have changed.
     """
     folder = RunFolder(default_run(bundle.path) if run is None else run)
-    known = folder if run is not None or folder.settings_file.is_file() else None
-    facts = None if known is None else known.settings().data
+    facts = folder.data_facts()
+    if facts is None and run is not None:
+        raise InputError(f"{run}: expected a run folder of mdp-partition train or build")
+    known = None if facts is None else folder
     cameras = bundle.manifest.plan.cameras
     if source is not None:
         data = open_dataset(source, limit_train=limit_train, limit_test=limit_test, cameras=cameras)
     elif facts is not None:
+        if facts.source != DIGITS and not Path(facts.source).exists():
+            raise InputError(
+                f"{facts.source}: not there any more, and {folder.path} was made of it; name the "
+                "pictures with --data"
+            )
         limit_test = facts.limit_test if limit_test is None else limit_test
         data = open_dataset(
             facts.source, limit_train=facts.limit_train, limit_test=limit_test, cameras=cameras

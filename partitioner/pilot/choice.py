@@ -1,5 +1,6 @@
 """Choose a network for each device by measured predictions, alone and together. Pure."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ Predictions = Callable[[str, int], Array]
 _STARTS, _TRIED = 3, 16
 #: Parts of the pictures; on each the choice by the others is measured.
 _PARTS = 5
+#: One-sided 95 % quantile of the standard normal distribution: standard errors of a difference
+#: above which it is sure.
+_SURELY = 1.645
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,12 @@ def choose(
     predictions: Predictions,
     targets: Index,
     groups: Sequence[Sequence[str]] = (),
+    networks: Mapping[int, str] | None = None,
 ) -> ChosenNetworks:
     """The candidates that are best together: of all devices, and with any one missing.
 
-    Devices of one of `groups`, which are allowed the same, have the same one.
+    Devices of one of `groups`, which are allowed the same, have the same one. Where all devices
+    answer one picture, `networks` names the network of each candidate: see `best_rows`.
     """
     parts = _parts(targets)
     alone = {device: np.zeros(len(targets), dtype=bool) for device in allowed}
@@ -48,7 +54,7 @@ def choose(
     together = np.zeros(len(targets), dtype=bool)
     for part in range(_PARTS):
         inside = parts == part
-        rows = best_rows(allowed, predictions, targets, ~inside, groups)
+        rows = best_rows(allowed, predictions, targets, ~inside, groups, networks)
         answers = {device: predictions(device, row)[inside] for device, row in rows.items()}
         total, right = np.sum(list(answers.values()), axis=0), targets[inside]
         together[inside] = total.argmax(axis=1) == right
@@ -56,7 +62,9 @@ def choose(
             alone[device][inside] = own.argmax(axis=1) == right
             without[device][inside] = (total - own).argmax(axis=1) == right
     return ChosenNetworks(
-        rows=best_rows(allowed, predictions, targets, np.ones(len(targets), dtype=bool), groups),
+        rows=best_rows(
+            allowed, predictions, targets, np.ones(len(targets), dtype=bool), groups, networks
+        ),
         alone={device: float(right.mean()) for device, right in alone.items()},
         together=float(together.mean()),
         without={
@@ -71,12 +79,18 @@ def best_rows(
     targets: Index,
     counted: np.ndarray[tuple[int], np.dtype[np.bool_]],
     groups: Sequence[Sequence[str]] = (),
+    networks: Mapping[int, str] | None = None,
 ) -> dict[str, int]:
     """The candidate of each device with the least cross-entropy together, on pictures `counted`.
 
     Half of the cross-entropy is that of all devices, half the mean of those where one is missing.
     Devices of one of `groups` have the same; all others are by themselves. Groups are changed one
     at a time until none improves, from several starts.
+
+    Equal answers to one picture add nothing to each other. So where `networks` names the network
+    of each candidate, and the best choice has one candidate twice, the best choice of different
+    networks replaces it unless that is surely worse, picture by picture. Cuts of one network err
+    together: in place of the best one twice they are a loss (docs/lab-log.md).
     """
     grouped = {device for group in groups for device in group}
     units = [*groups, *([device] for device in allowed if device not in grouped)]
@@ -88,7 +102,7 @@ def best_rows(
     right = targets[counted]
 
     def alone(unit: Sequence[str], row: int) -> float:
-        return sum(_loss(answers[device, row], right) for device in unit)
+        return sum(float(_losses(answers[device, row], right).mean()) for device in unit)
 
     ranked = [
         sorted(
@@ -97,34 +111,75 @@ def best_rows(
         )[:_TRIED]
         for unit in units
     ]
-    known: dict[tuple[int, ...], float] = {}
+    known: dict[tuple[int, ...], Array] = {}
 
-    def loss_of(rows: Mapping[str, int]) -> float:
+    def losses_of(rows: Mapping[str, int]) -> Array:
         place = tuple(rows[device] for device in allowed)
         if place not in known:
-            known[place] = _loss_together(rows, answers, right)
+            known[place] = _losses_together(rows, answers, right)
         return known[place]
 
-    best: tuple[float, dict[str, int]] | None = None
-    for start in range(_STARTS):
-        rows = {
-            device: of[min(start, len(of) - 1)]
-            for unit, of in zip(units, ranked, strict=True)
-            for device in unit
-        }
+    def loss_of(rows: Mapping[str, int]) -> float:
+        return float(losses_of(rows).mean())
+
+    starts = [[of[min(start, len(of) - 1)] for of in ranked] for start in range(_STARTS)]
+    best = _search(units, ranked, starts, loss_of)
+    if networks is None or len(set(best.values())) == len(best):
+        return best
+    starts = [_different(ranked, networks, skip) for skip in range(_STARTS)]
+    starts = [start for start in starts if start]
+    if not starts:
+        return best
+    different = _search(units, ranked, starts, loss_of, networks)
+    worse = losses_of(different) - losses_of(best)
+    error = float(worse.std()) / math.sqrt(len(worse))
+    return best if float(worse.mean()) > _SURELY * error else different
+
+
+def _different(
+    ranked: Sequence[Sequence[int]], networks: Mapping[int, str], skip: int
+) -> list[int]:
+    """The best row of each unit of a network that no unit before it has; or none.
+
+    That of the first unit is the one at place `skip`.
+    """
+    taken: list[int] = []
+    for of in ranked:
+        free = [row for row in of if networks[row] not in {networks[one] for one in taken}]
+        if not free:
+            return []
+        taken.append(free[min(0 if taken else skip, len(free) - 1)])
+    return taken
+
+
+def _search(
+    units: Sequence[Sequence[str]],
+    ranked: Sequence[Sequence[int]],
+    starts: Sequence[Sequence[int]],
+    loss_of: Callable[[Mapping[str, int]], float],
+    networks: Mapping[int, str] | None = None,
+) -> dict[str, int]:
+    """The rows by device with the least loss that is found from `starts`, a row of each unit.
+
+    With `networks` those of different units stay different, as in `starts`.
+    """
+    found: list[tuple[float, dict[str, int]]] = []
+    for start in starts:
+        rows = {device: row for unit, row in zip(units, start, strict=True) for device in unit}
         loss = loss_of(rows)
         improved = True
         while improved:
             improved = False
             for unit, of in zip(units, ranked, strict=True):
+                others = [row for device, row in rows.items() if device not in unit]
                 for row in of:
+                    if networks and networks[row] in {networks[other] for other in others}:
+                        continue
                     changed = rows | dict.fromkeys(unit, row)
                     if (other := loss_of(changed)) < loss:
                         rows, loss, improved = changed, other, True
-        if best is None or loss < best[0]:
-            best = loss, rows
-    assert best is not None
-    return best[1]
+        found.append((loss, rows))
+    return min(found, key=lambda one: one[0])[1]
 
 
 def _parts(targets: Index) -> Index:
@@ -136,26 +191,29 @@ def _parts(targets: Index) -> Index:
     return parts
 
 
-def _loss_together(
+def _losses_together(
     rows: Mapping[str, int], answers: Mapping[tuple[str, int], Array], right: Index
-) -> float:
-    """Cross-entropy of all, and of all but one on average, half each."""
+) -> Array:
+    """Cross-entropy `[S]` of all, and of all but one on average, half each."""
     chosen = [answers[pair] for pair in rows.items()]
     total, count = np.sum(chosen, axis=0), len(chosen)
     if count == 1:
-        return _loss(total, right)
-    rest = [_fused_loss(total - own, count - 1, right) for own in chosen]
-    return (_fused_loss(total, count, right) + float(np.mean(rest))) / 2
+        return _losses(total, right)
+    rest = [_fused_losses(total - own, count - 1, right) for own in chosen]
+    found: Array = (_fused_losses(total, count, right) + np.mean(rest, axis=0)) / 2
+    return found
 
 
-def _fused_loss(total: Array, count: int, right: Index) -> float:
-    """Cross-entropy of a sum of answers at the best of three temperatures.
+def _fused_losses(total: Array, count: int, right: Index) -> Array:
+    """Cross-entropy `[S]` of a sum of answers at the best of three temperatures.
 
     Answers that err together are worth their mean, independent ones their sum.
     """
-    return min(_loss(total / count**power, right) for power in (0.0, 0.5, 1.0))
+    found = [_losses(total / count**power, right) for power in (0.0, 0.5, 1.0)]
+    return min(found, key=lambda losses: float(losses.mean()))
 
 
-def _loss(log_probabilities: Array, right: Index) -> float:
-    """Cross-entropy of unnormalised log-probabilities `[S, C]`."""
-    return -float(log_softmax(log_probabilities)[np.arange(len(right)), right].mean())
+def _losses(log_probabilities: Array, right: Index) -> Array:
+    """Cross-entropy `[S]` of unnormalised log-probabilities `[S, C]`."""
+    found: Array = -log_softmax(log_probabilities)[np.arange(len(right)), right]
+    return found

@@ -26,8 +26,9 @@ from partitioner.training.compute import quicker_autocast
 
 Features = NDArray[np.float32]
 
-#: Pictures in one forward pass.
-_BATCH = 64
+#: Pictures in one forward pass, at most, and their pixels: of more it takes more memory, not less
+#: time.
+_BATCH, _PIXELS = 64, 16 * 224**2
 
 
 def layers_of(name: str) -> int:
@@ -113,12 +114,13 @@ def _depth_of_token(name: str) -> int:
 def _run(network: Any, features: Any, pixels: Views, advance: Advance) -> list[Features]:
     """Every output of `features` for all pictures."""
     normalise, parts = normalisation(network), list[list[Features]]()
+    size = max(1, min(_BATCH, _PIXELS // pixels.shape[1] ** 2))
     with (
         torch.inference_mode(),
         torch.autocast("cpu", torch.bfloat16, enabled=quicker_autocast() == "bf16"),
     ):
-        for start in range(0, len(pixels), _BATCH):
-            index = np.arange(start, min(start + _BATCH, len(pixels)))
+        for start in range(0, len(pixels), size):
+            index = np.arange(start, min(start + size, len(pixels)))
             x = normalise(batch(pixels, index, torch.device("cpu")).contiguous())
             parts.append([output.float().numpy() for output in features(x)])
             advance(len(index), "")

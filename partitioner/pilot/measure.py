@@ -248,7 +248,13 @@ def run_pilot(
     first = pictures.rows_of(next(iter(cameras.values()), None))
     targets = pictures.pictures.targets[first]
     with threadpool_limits(1, user_api="blas"):
-        choice = choose(allowed, predictions, targets, _alike(allowed) if shared else ())
+        choice = choose(
+            allowed,
+            predictions,
+            targets,
+            _alike(allowed) if shared else (),
+            None if cameras else {row: one.candidate.name for row, one in measured.items()},
+        )
     # Those of all candidates are more than a hundred MB.
     measured = {
         row: one if row in choice.rows.values() else replace(one, features=None)

@@ -16,7 +16,7 @@ from mdp.errors import InputError
 from mdp.files import read_json, read_toml, write_bytes, write_json, write_toml
 from mdp.formats.bundle import sha256_of
 from mdp.formats.plan import Plan
-from partitioner.run.settings import Settings, TeacherFacts, differences
+from partitioner.run.settings import DataFacts, MeasuredRun, Settings, TeacherFacts, differences
 
 #: Cut pictures in the cache, of which most of it consists; they are made again where needed.
 _VARIANTS = ("view-*.npy", "canvas-*.npy", "labels-*.npy")
@@ -28,6 +28,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.settings_file = path / "settings.json"
+        #: In place of settings and plan, of a build by measurement.
+        self.measured_file = path / "measured.json"
         self.plan_file = path / "plan.toml"
         self.teacher = path / "teacher.safetensors"
         self.teacher_onnx = path / "teacher.onnx"
@@ -72,6 +74,12 @@ class RunFolder:
         if not self.settings_file.is_file():
             raise InputError(f"{self.path}: expected a run folder of mdp-partition train")
         return read_json(self.settings_file, Settings)
+
+    def data_facts(self) -> DataFacts | None:
+        """The pictures that the run is about; None for no run folder."""
+        if self.measured_file.is_file():
+            return read_json(self.measured_file, MeasuredRun).data
+        return self.settings().data if self.settings_file.is_file() else None
 
     def plan(self) -> Plan:
         """The plan that the run follows."""

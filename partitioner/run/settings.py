@@ -313,6 +313,16 @@ class DataFacts(Record, frozen=True):
     test: str
 
 
+class MeasuredRun(Record, frozen=True):
+    """The content of a run folder's measured.json, of a build by measurement."""
+
+    data: DataFacts
+    #: Files of pretrained weights by timm's name.
+    weights: dict[str, str]
+    devices: list[str]
+    latency_ms: float
+
+
 class TeacherFacts(Record, frozen=True):
     """The teacher's name, arguments and weights."""
 

@@ -268,6 +268,15 @@ def _settle_statistics(training: _Training) -> None:
     retake_statistics(module, see)
 
 
+def norms_of(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """The batch norms of a network that keep statistics."""
+    return [
+        m
+        for m in module.modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
+    ]
+
+
 def retake_statistics(module: nn.Module, see: Callable[[], None]) -> None:
     """Replace the statistics of batch norms by those of the batches that `see` runs.
 
@@ -275,11 +284,7 @@ def retake_statistics(module: nn.Module, see: Callable[[], None]) -> None:
     After Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021 (arXiv 2105.07576). `module` is in
     evaluation mode afterwards.
     """
-    norms = [
-        m
-        for m in module.modules()
-        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
-    ]
+    norms = norms_of(module)
     module.eval()
     if not norms:
         return

@@ -1,6 +1,7 @@
 """A build by measurement: measure, choose, fit, serve, train in the time that is left, serve."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from partitioner.assembly.write import Assembly, LeftOutAnswers
 from partitioner.build.inputs import BuildInputs
 from partitioner.build.measured.planning import choose, predicted_ms
 from partitioner.build.measured.training import FittedMember, Taught, teacher_of, train_networks
+from partitioner.build.settings import data_facts
 from partitioner.build.steps import evaluate_step
 from partitioner.data.scenes import remark_on
 from partitioner.export.evaluate import Report
@@ -23,6 +25,7 @@ from partitioner.pilot.learning_curve import CurveMember, describe, learning_cur
 from partitioner.pilot.measure import Pilot, PilotPictures, fit_member
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
+from partitioner.run.settings import MeasuredRun
 from partitioner.training.compute import own_threads, use_threads
 from partitioner.training.distributed import owned
 
@@ -30,8 +33,6 @@ from partitioner.training.distributed import owned
 FITTED = 5000
 #: Time that is kept for serving the trained networks, as a multiple of what it took before.
 _AGAIN = 1.2
-#: The file of a run folder that says what it is of.
-_RECORD = "measured.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,11 @@ def build_measured(
             taught: dict[int, Taught] = {}
             if inputs.minutes:
                 teachers = build.teachers(members)
-                left_s = 60 * inputs.minutes - (clock() - started_s) - _AGAIN * took_s
-                taught = train_networks(inputs, members, teachers, run, left_s, progress, clock)
+                until_s = started_s + 60 * inputs.minutes - _AGAIN * took_s
+                devices = Counter(pilot.choice.rows.values())
+                taught = train_networks(
+                    inputs, members, teachers, devices, run, until_s, progress, clock
+                )
             kept = {row: one.path for row, one in taught.items() if one.path is not None}
             if kept:
                 report = build.serve(members, taught)
@@ -101,17 +105,16 @@ def build_measured(
 
 def _record(inputs: BuildInputs, run: RunFolder) -> None:
     """Say in the run folder what it is of; raises InputError for a folder of another kind."""
-    record = run.path / _RECORD
-    if not record.exists():
+    if not run.measured_file.exists():
         run.check_new()
     write_json(
-        record,
-        {
-            "data": str(Path(inputs.data.source).resolve()),
-            "weights": {name: str(path) for name, path in inputs.weights.items()},
-            "devices": list(inputs.profiles),
-            "latency_ms": inputs.target_ms,
-        },
+        run.measured_file,
+        MeasuredRun(
+            data=data_facts(inputs.config.options, inputs.data),
+            weights={name: str(path) for name, path in inputs.weights.items()},
+            devices=list(inputs.profiles),
+            latency_ms=inputs.target_ms,
+        ),
     )
 
 

@@ -114,7 +114,9 @@ def fine_tune(
     total = max(1, round(seconds))
     with progress.task(what, total, done=min(total, round(state.seconds))) as advance:
         shown = min(total, round(state.seconds))
-        while state.steps < most and (done_s := clock() - started_s) < seconds:
+        step_s = 0.0
+        # No step is begun that would not end in time.
+        while state.steps < most and (done_s := clock() - started_s) + step_s < seconds:
             done = max(done_s / seconds, state.steps / most)
             for group in optimiser.param_groups:
                 group["lr"] = rate(done) * group["peak"]
@@ -125,6 +127,7 @@ def fine_tune(
             if not math.isfinite(loss):
                 raise TrainingDiverged(f"{what}: the loss became {loss} in step {state.steps}")
             now_s = clock()
+            step_s = now_s - started_s - done_s
             if now_s - kept_s > _CHECKPOINT_S:
                 state.seconds, kept_s = now_s - started_s, now_s
                 state.save()
@@ -137,6 +140,21 @@ def fine_tune(
     state.seconds = took_s
     state.save()
     return FineTuned(state.steps, state.steps / draws.per_epoch, took_s, state.losses)
+
+
+#: Time of a training step as a multiple of a forward pass: forward, and back by two kinds of slope.
+_STEP = 3.0
+
+
+def epoch_seconds(
+    picture_s: float, pictures: int, recipe: FineTuningRecipe, teacher_share: float = 0.0
+) -> float:
+    """Estimated seconds of a pass over so many pictures, where a forward one takes `picture_s`.
+
+    `teacher_share` is the work of a teacher's forward pass as a multiple of the network's.
+    """
+    sides = recipe.small_until * recipe.small**2 + (1 - recipe.small_until)
+    return picture_s * pictures * (_STEP * sides + teacher_share)
 
 
 def _groups(member: FamilyMember, recipe: FineTuningRecipe) -> list[dict[str, Any]]:

@@ -15,8 +15,14 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from mdp.files import Record, read_json, write_bytes, write_json
+from partitioner.assembly.write import TAUGHT
 from partitioner.build.inputs import BuildInputs
-from partitioner.build.measured.fine_tuning import FineTuningRecipe, fine_tune, settle
+from partitioner.build.measured.fine_tuning import (
+    FineTuningRecipe,
+    epoch_seconds,
+    fine_tune,
+    settle,
+)
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import DIGITS, PictureSet
 from partitioner.data.live_views import Drawing, Pictures
@@ -32,10 +38,13 @@ from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.training.cached_outputs import BATCH, batch
 from partitioner.training.compute import quicker_autocast, training_device
-from partitioner.training.loop import derived_seed
+from partitioner.training.loop import STATISTICS, derived_seed, norms_of
 
-#: Fewest seconds of training of one network that are worth their start.
-LEAST_S = 20.0
+#: Fewest seconds of training of one network that are worth their start, and epochs that are said
+#: to be enough.
+LEAST_S, ENOUGH = 20.0, 6
+#: A pass in fp32 as a multiple of one in bf16; and how much longer than estimated it may take.
+_IN_FP32, _MARGIN = 2.0, 1.5
 #: Bytes of pictures, at most, that a training holds in memory.
 _MEMORY_BYTES = 1_000_000_000
 #: Part of every key; changed with what a training of the same key does.
@@ -118,44 +127,101 @@ def train_networks(
     inputs: BuildInputs,
     members: Mapping[int, FittedMember],
     teachers: Mapping[int, FittedMember],
+    devices: Mapping[int, int],
     run: RunFolder,
-    left_s: float,
+    until_s: float,
     progress: Progress,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[int, Taught]:
-    """Train each of `members`, by row of the pilot, in `left_s` seconds together.
+    """Train each of `members`, by row of the pilot, so that all are checked at `until_s`.
 
-    `teachers` are those of members that have one. Time is shared out by the networks' work. Returns
-    the trained ones by row.
+    `teachers` are those of members that have one, `devices` the numbers of devices that serve each.
+    Time is shared out by the networks' work. Returns the trained ones by row.
     """
-    until_s = clock() + left_s
     found: dict[int, Taught] = {}
     classes = len(inputs.data.labels)
     work = {row: macs(member.candidate.spec, classes) for row, member in members.items()}
     for number, (row, member) in enumerate(members.items()):
-        seconds = work[row] / sum(list(work.values())[number:]) * (until_s - clock())
-        training = _NetworkTraining(inputs, member, teachers.get(row), run, progress)
-        words = member.candidate.words
-        if seconds < LEAST_S and not training.begun:
-            progress.note(
-                f"{words}: stays frozen: {max(0.0, seconds):.0f} s of --minutes "
-                f"{inputs.minutes:g} are left to train it, expected at least {LEAST_S:.0f}"
-            )
+        share = work[row] / sum(list(work.values())[number:])
+        training = _NetworkTraining(
+            inputs, member, teachers.get(row), devices[row], share, run, progress
+        )
+        slot_s = clock() + share * (until_s - clock())
+        if (taught := training.run_until(slot_s, clock)) is None:
             continue
-        found[row] = training.run_for(seconds, clock)
-        progress.note(f"{words}: {found[row].words}")
+        found[row] = taught
+        # The features of what is served are computed when all is trained.
+        until_s -= training.serving_s
+        progress.note(f"{member.candidate.words}: {taught.words}")
     return found
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingEstimate:
+    """Estimated seconds of a training's parts, by the pace of the frozen network."""
+
+    #: A pass over the pictures.
+    epoch_s: float
+    #: The check of the trained weights, and their features that a bundle needs.
+    check_s: float
+    serving_s: float
+
+    def left_for_training(self, left_s: float) -> float:
+        """Seconds of `left_s` that the training itself may take."""
+        return left_s - self.check_s - self.serving_s
+
+    def is_enough(self, seconds: float) -> bool:
+        """Tell whether it is worth to begin."""
+        return seconds >= max(LEAST_S, self.epoch_s)
+
+    def minutes_needed(self, minutes: float, seconds: float, share: float) -> int:
+        """Whole minutes for `ENOUGH` epochs where `minutes` leave `seconds` to train.
+
+        `share` is that of this network in all of the time.
+        """
+        missing_s = max(LEAST_S, ENOUGH * self.epoch_s) - seconds
+        return math.ceil(minutes + missing_s / 60 / share)
+
+
+def estimate_training(
+    picture_s: float,
+    pictures: int,
+    calibration: int,
+    devices: int,
+    recipe: FineTuningRecipe,
+    *,
+    norms: bool,
+    teacher_share: float = 0.0,
+) -> TrainingEstimate:
+    """The estimate for a network whose forward pass takes `picture_s` seconds a picture.
+
+    With batch `norms` their statistics are taken anew of each mixture of weights.
+    """
+    settled = len(_SHARES) * min(STATISTICS, pictures) if norms else 0
+    checked = len(_SHARES) * calibration + _IN_FP32 * settled
+    served = _IN_FP32 * devices * min(TAUGHT, pictures)
+    return TrainingEstimate(
+        epoch_s=epoch_seconds(picture_s, pictures, recipe, teacher_share),
+        check_s=_MARGIN * picture_s * checked,
+        serving_s=_MARGIN * picture_s * served,
+    )
+
+
+@dataclass(slots=True)
 class _NetworkTraining:
     """One network's training: its pictures, its files, and the choice of its weights."""
 
     inputs: BuildInputs
     fitted: FittedMember
     teacher: FittedMember | None
+    #: Devices that serve it.
+    devices: int
+    #: Of all networks' time that is left.
+    share: float
     run: RunFolder
     progress: Progress
+    #: Seconds that its features will take when it is served.
+    serving_s: float = 0.0
 
     @property
     def candidate(self) -> FrozenNetwork:
@@ -184,44 +250,98 @@ class _NetworkTraining:
         """The state of a training that is not done."""
         return self.run.checkpoint(self.key)
 
-    @property
-    def begun(self) -> bool:
-        """Tell whether the run folder has the outcome, or a part of the training."""
-        return self.checkpoint.exists() or (self.run.path / _RECORD.format(self.key)).exists()
+    def run_until(self, until_s: float, clock: Callable[[], float]) -> Taught | None:
+        """Train so that the check is done at `until_s`; None where there is no time for an epoch.
 
-    def run_for(self, seconds: float, clock: Callable[[], float]) -> Taught:
-        """Train for `seconds`, or take what the run folder has of the very same training."""
+        What the run folder has of the very same training is taken.
+        """
         weights = self.run.path / _TRAINED.format(self.key)
         record = self.run.path / _RECORD.format(self.key)
-        if not record.exists():
-            classes = len(self.inputs.data.labels)
-            member = self.fitted.load(classes)
-            frozen = {name: value.clone() for name, value in member.state_dict().items()}
-            kept = self._on_device()
-            tuned = fine_tune(
-                member,
-                kept,
-                None if self.teacher is None else self.teacher.load(classes),
-                recipe_of(self.candidate, flips=self.inputs.data.source != DIGITS),
-                seconds=seconds,
-                seed=derived_seed(self.inputs.seed, "views", self.key),
-                checkpoint=self.checkpoint,
-                what=f"training {self.candidate.words}",
-                progress=self.progress,
-                clock=clock,
-            )
-            share, losses, state = self._choose(member, frozen, kept)
-            if share:
-                write_bytes(weights, save(state))
-            write_json(
-                record,
-                TaughtRecord(
-                    seconds=tuned.seconds, epochs=tuned.epochs, share=share, losses=losses
-                ),
-            )
-            self.checkpoint.unlink(missing_ok=True)
+        if not record.exists() and not self._train(until_s, clock, weights, record):
+            return None
         known = read_json(record, TaughtRecord)
         return Taught(known, weights if known.share else None)
+
+    def _train(
+        self, until_s: float, clock: Callable[[], float], weights: Path, record: Path
+    ) -> bool:
+        """Train and keep the outcome; False where there is no time for an epoch."""
+        if not self.checkpoint.exists() and until_s - clock() < LEAST_S:
+            self._note_frozen(until_s - clock(), None)
+            return False
+        classes, candidate = len(self.inputs.data.labels), self.candidate
+        recipe = recipe_of(candidate, flips=self.inputs.data.source != DIGITS)
+        member = self.fitted.load(classes)
+        frozen = {name: value.clone() for name, value in member.state_dict().items()}
+        kept = self._on_device()
+        calibration = single_pictures(self.inputs.data).calibration
+        views = self._views(calibration, candidate.spec.image_size, "calibration split")
+        begun_s = clock()
+        frozen_loss = _cross_entropy(member, views, calibration.targets)
+        expected = estimate_training(
+            (clock() - begun_s) / len(views),
+            len(kept.pixels),
+            len(views),
+            self.devices,
+            recipe,
+            norms=bool(norms_of(member)),
+            teacher_share=self._teacher_share(),
+        )
+        seconds = expected.left_for_training(until_s - clock())
+        if not self.checkpoint.exists():
+            if not expected.is_enough(seconds):
+                self._note_frozen(seconds, expected)
+                return False
+            self.progress.note(
+                f"{candidate.words}: {seconds:.0f} s to train it, about "
+                f"{seconds / expected.epoch_s:.1f} epochs of {len(kept.pixels):,} pictures"
+            )
+        tuned = fine_tune(
+            member,
+            kept,
+            None if self.teacher is None else self.teacher.load(classes),
+            recipe,
+            seconds=seconds,
+            seed=derived_seed(self.inputs.seed, "views", self.key),
+            checkpoint=self.checkpoint,
+            what=f"training {candidate.words}",
+            progress=self.progress,
+            clock=clock,
+        )
+        share, losses, state = _choose(
+            member, frozen, frozen_loss, kept, views, calibration.targets
+        )
+        if share:
+            write_bytes(weights, save(state))
+            self.serving_s = expected.serving_s
+        write_json(
+            record,
+            TaughtRecord(seconds=tuned.seconds, epochs=tuned.epochs, share=share, losses=losses),
+        )
+        self.checkpoint.unlink(missing_ok=True)
+        return True
+
+    def _note_frozen(self, seconds: float, expected: TrainingEstimate | None) -> None:
+        """Say that the network stays frozen, and the minutes that would train it."""
+        minutes = self.inputs.minutes
+        need = f"expected at least {LEAST_S:.0f}"
+        if expected is not None:
+            more = expected.minutes_needed(minutes, seconds, self.share)
+            need = (
+                f"an epoch of {len(self._pictures):,} pictures takes about "
+                f"{expected.epoch_s:.0f}: --minutes {more} has time for {ENOUGH} epochs"
+            )
+        self.progress.note(
+            f"{self.candidate.words}: stays frozen: {max(0.0, seconds):.0f} s of --minutes "
+            f"{minutes:g} are left to train it, {need}"
+        )
+
+    def _teacher_share(self) -> float:
+        """The work of the teacher's forward pass as a multiple of the network's; 0 without one."""
+        if self.teacher is None:
+            return 0.0
+        classes = len(self.inputs.data.labels)
+        return macs(self.teacher.candidate.spec, classes) / macs(self.candidate.spec, classes)
 
     @property
     def _side(self) -> int:
@@ -247,30 +367,34 @@ class _NetworkTraining:
     def _views(self, pictures: PictureSet, side: int, what: str) -> Views:
         return load_views(pictures, [View(side)], self.run.cache, self.progress, what)[0]
 
-    def _choose(
-        self, member: FamilyMember, frozen: Mapping[str, Tensor], pictures: Pictures
-    ) -> tuple[float, dict[str, float], dict[str, Tensor]]:
-        """The share of trained weights with the least cross-entropy on the calibration split.
 
-        Beside it the cross-entropy by share, and the weights.
-        """
-        calibration = single_pictures(self.inputs.data).calibration
-        views = self._views(calibration, self.candidate.spec.image_size, "calibration split")
-        tuned = {name: value.clone() for name, value in member.state_dict().items()}
-        states: dict[float, dict[str, Tensor]] = {0.0: dict(frozen)}
-        losses: dict[float, float] = {}
-        for share in (0.0, *_SHARES):
-            if 0 < share < 1:
-                member.load_state_dict(_between(frozen, tuned, share))
-                settle(member, pictures)
-                states[share] = {k: v.clone() for k, v in member.state_dict().items()}
-            elif share:
-                states[share] = tuned
-            member.load_state_dict(states[share])
-            losses[share] = _cross_entropy(member, views, calibration.targets)
-        best = min(losses, key=lambda share: (losses[share], share))
-        state = {name: value.cpu().contiguous() for name, value in states[best].items()}
-        return best, {f"{share:g}": loss for share, loss in losses.items()}, state
+def _choose(
+    member: FamilyMember,
+    frozen: Mapping[str, Tensor],
+    frozen_loss: float,
+    pictures: Pictures,
+    views: Views,
+    targets: Index,
+) -> tuple[float, dict[str, float], dict[str, Tensor]]:
+    """The share of trained weights with the least cross-entropy on the calibration split.
+
+    Beside it the cross-entropy by share, and the weights. `views` are those of the split.
+    """
+    tuned = {name: value.clone() for name, value in member.state_dict().items()}
+    states: dict[float, dict[str, Tensor]] = {0.0: dict(frozen)}
+    losses = {0.0: frozen_loss}
+    for share in _SHARES:
+        if share < 1:
+            member.load_state_dict(_between(frozen, tuned, share))
+            settle(member, pictures)
+            states[share] = {k: v.clone() for k, v in member.state_dict().items()}
+        else:
+            states[share] = tuned
+        member.load_state_dict(states[share])
+        losses[share] = _cross_entropy(member, views, targets)
+    best = min(losses, key=lambda share: (losses[share], share))
+    state = {name: value.cpu().contiguous() for name, value in states[best].items()}
+    return best, {f"{share:g}": loss for share, loss in losses.items()}, state
 
 
 def recipe_of(candidate: FrozenNetwork, *, flips: bool) -> FineTuningRecipe:

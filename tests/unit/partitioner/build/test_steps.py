@@ -398,6 +398,12 @@ def test_nothing_is_measured_on_pictures_that_may_have_been_trained_on(built: Bu
     expected = r"train split changed since .*b\.run was made"
     with one_picture_more(built.tree), pytest.raises(InputError, match=expected):
         steps.inputs_of(bundle, run.path, None).__enter__()
+    moved = built.tree.rename(built.tree.parent / "moved")
+    try:
+        with pytest.raises(InputError, match=r"tree: not there any more.*name the pictures with"):
+            steps.inputs_of(bundle, run.path, None).__enter__()
+    finally:
+        moved.rename(built.tree)
 
 
 def test_another_runs_teacher_is_left_out(built: Built, short: Path, tmp_path: Path) -> None:

@@ -389,7 +389,7 @@ def test_an_empty_export(run: Run, tmp_path: Path, arguments: list[object], expe
             "--precision: expected some of fp32, fp16, bf16, int8, int8-static, got 'int4'",
         ),
         ([], "bundle: give --data, or --run with the folder it was trained in"),
-        (["--run", "nowhere"], "nowhere: expected a run folder of mdp-partition train"),
+        (["--run", "nowhere"], "nowhere: expected a run folder of mdp-partition train or build"),
         (
             ["--data", "tree", "--here", "omega"],
             "--here: bundle has no device 'omega' (there are: alpha, beta, gamma)",

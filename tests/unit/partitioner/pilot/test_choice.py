@@ -43,6 +43,31 @@ def test_candidates_that_err_elsewhere_are_better_together() -> None:
     assert choice.without["laptop-cpu"] == choice.alone["n100"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "taken"), [(slice(1, 66), {0, 1}), (slice(0, 70), {0}), (slice(0, 400), {0})]
+)
+def test_devices_of_one_picture_have_one_candidate_only_if_others_are_surely_worse(
+    wrong: slice, taken: set[int]
+) -> None:
+    """A second network that errs where the first does, once or not at all less, and elsewhere."""
+    by_row = {0: answers(share(slice(0, 60))), 1: answers(share(wrong))}
+    allowed = {"n100": [0, 1], "laptop-cpu": [0, 1]}
+    networks = {0: "vit", 1: "lite"}
+    choice = choose(allowed, lambda _, row: by_row[row], TARGETS, (), networks)
+    assert set(choice.rows.values()) == taken
+    # The same without the rule, as for devices that see different pictures.
+    plain = choose(allowed, lambda _, row: by_row[row], TARGETS)
+    assert set(plain.rows.values()) == {0}
+
+
+def test_devices_of_one_picture_share_the_best_cut_where_there_is_no_other_network() -> None:
+    by_row = {0: answers(share(slice(0, 60))), 1: answers(share(slice(1, 66)))}
+    allowed = {"n100": [0, 1], "laptop-cpu": [0, 1]}
+    networks = {0: "vit", 1: "vit"}
+    choice = choose(allowed, lambda _, row: by_row[row], TARGETS, (), networks)
+    assert choice.rows == {"n100": 0, "laptop-cpu": 0}
+
+
 def test_devices_take_what_they_are_allowed_and_see_their_own_pictures() -> None:
     sharp, dull = answers(share(slice(0, 30))), answers(share(slice(0, 300)))
     choice = choose(

@@ -1,5 +1,6 @@
 """Networks with given weights: measured, chosen, taught the classes, and served."""
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from mdp.formats.plan import SubModelSpec, read_plan
 from partitioner import api
 from partitioner.assembly import write
 from partitioner.build.inputs import BuildInputs
-from partitioner.build.measured import training
+from partitioner.build.measured import fine_tuning, training
 from partitioner.build.measured.build import MeasuredBuild, build_measured
 from partitioner.build.measured.fine_tuning import FineTuningRecipe, fine_tune
 from partitioner.cli.main import main
@@ -30,13 +31,15 @@ from partitioner.data import live_views
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import open_dataset
 from partitioner.data.live_views import Drawing
+from partitioner.export import evaluate
 from partitioner.networks.families import Backbone, FamilyMember, create
+from partitioner.networks.feature_distance import features_at
 from partitioner.pilot import measure
 from partitioner.pilot.features import cut_features
 from partitioner.pilot.linear import Classifier, leave_groups_out
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
-from tests.support.clock import TickingClock
+from tests.support.clock import Clock, TickingClock
 from tests.support.command_lines import run_here
 from tests.support.models.trees import CLASSES, write_scenes, write_tree
 
@@ -82,6 +85,11 @@ def partition(command: str, weights: Path, tree: Path, *words: object) -> Comple
     return run_here(main, "mdp-partition", command, *given, *words)
 
 
+def know_nothing(features: Any, _: Any, num_classes: int, **__: float) -> Classifier:
+    """A classifier that takes all classes for equally likely, in place of a fitted one."""
+    return Classifier(np.zeros((num_classes, features.shape[1])), np.zeros(num_classes))
+
+
 def run(inputs: BuildInputs, out: Path, **options: Any) -> tuple[Bundle, MeasuredBuild]:
     """The bundle, and the outcome of its build."""
     folder = RunFolder(Path(f"{out}.run"))
@@ -99,7 +107,7 @@ def test_depths_are_measured_and_the_chosen_cut_is_what_the_bundle_serves(
         return cut_features(name, side, *rest)
 
     monkeypatch.setattr(measure, "cut_features", count)
-    monkeypatch.setattr(write, "features_at", _refuse(write.features_at, most=0))
+    monkeypatch.setattr(write, "features_at", _refuse(features_at, most=0))
     monkeypatch.setattr(write.Assembly, "_estimate", _refuse(write.Assembly._estimate, most=0))
     inputs = inputs_of(weights, tree, **{"plan.latency_ms": 1.5})
     bundle, found = run(inputs, tmp_path / "bundle")
@@ -173,11 +181,8 @@ def test_each_device_with_a_camera_is_measured_on_its_own_pictures(
 def test_what_time_is_left_trains_the_chosen_network_and_the_better_weights_are_served(
     weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def knows_nothing(features: Any, _: Any, num_classes: int, **__: float) -> Classifier:
-        return Classifier(np.zeros((num_classes, features.shape[1])), np.zeros(num_classes))
-
-    monkeypatch.setattr(measure, "fit", knows_nothing)
-    inputs = inputs_of(weights, tree, **{"run.minutes": 0.9, "plan.latency_ms": 1.0})
+    monkeypatch.setattr(measure, "fit", know_nothing)
+    inputs = inputs_of(weights, tree, **{"run.minutes": 1.5, "plan.latency_ms": 1.0})
     bundle, found = run(inputs, tmp_path / "bundle", clock=TickingClock())
     (taught,) = found.taught.values()
     assert taught.record.epochs > 1
@@ -203,7 +208,7 @@ def test_a_network_that_training_made_worse_stays_frozen(
         return FineTuningRecipe(learning_rate=0.5, classifier_rate=1.0, drawing=Drawing())
 
     monkeypatch.setattr(training, "recipe_of", too_large)
-    inputs = inputs_of(weights, tree, **{"run.minutes": 0.6, "plan.latency_ms": 1.0})
+    inputs = inputs_of(weights, tree, **{"run.minutes": 1.2, "plan.latency_ms": 1.0})
     bundle, found = run(inputs, tmp_path / "bundle", clock=TickingClock())
     (taught,) = found.taught.values()
     assert taught.record.share == 0
@@ -217,7 +222,7 @@ def test_a_bundle_is_built_at_a_place_relative_to_where_one_stands(
     weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    inputs = inputs_of(weights, tree, **{"run.minutes": 0.6, "plan.latency_ms": 1.0})
+    inputs = inputs_of(weights, tree, **{"run.minutes": 1.2, "plan.latency_ms": 1.0})
     bundle, found = run(inputs, Path("bundle"), clock=TickingClock())
     assert bundle.manifest.evaluation is not None
     assert found.taught
@@ -235,7 +240,7 @@ def test_a_training_holds_no_more_pictures_than_its_memory_takes(
     # 64 pixels wide, drawn from pictures of 80.
     monkeypatch.setattr(training, "_MEMORY_BYTES", 60 * 3 * 80**2)
     monkeypatch.setattr(training, "fine_tune", hold)
-    inputs = inputs_of(weights, tree, **{"run.minutes": 0.6, "plan.latency_ms": 1.0})
+    inputs = inputs_of(weights, tree, **{"run.minutes": 1.2, "plan.latency_ms": 1.0})
     run(inputs, tmp_path / "bundle", clock=TickingClock())
     (pictures,) = held
     assert len(inputs.data.train) > 60
@@ -251,9 +256,61 @@ def test_too_few_minutes_are_said_and_train_nothing(
     assert not found.taught
     shown = capsys.readouterr().err
     assert "s of --minutes 0.1 are left to train it, expected at least 20" in shown
+    assert "epochs of" not in shown
     # Whoever waits sees the choice before anything is trained.
     assert "n100: test_vit, first " in shown
     assert "all together: predicted " in shown
+
+
+def test_the_minutes_hold_with_the_check_and_the_bundle_of_what_was_trained(
+    weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that goes on by what each part of the work takes, a picture at a time."""
+    clock, took = Clock(), 0.02
+    monkeypatch.setattr(measure, "fit", know_nothing)
+
+    def slowly(module: Any, name: str, seconds_of: Callable[..., float]) -> None:
+        function = getattr(module, name)
+
+        def slow(*args: Any, **rest: Any) -> Any:
+            clock.now_s += seconds_of(*args)
+            return function(*args, **rest)
+
+        monkeypatch.setattr(module, name, slow)
+
+    slowly(training, "_cross_entropy", lambda _, views, __: took * len(views))
+    slowly(fine_tuning, "_step", lambda *args: 3 * took * args[5].batch)
+    slowly(write, "features_at", lambda _, __, pixels: 2 * took * len(pixels))
+    slowly(write, "to_onnx", lambda *_: 4.0)
+    slowly(evaluate, "member_contribution", lambda _, pixels, *__: took * len(pixels))
+    inputs = inputs_of(weights, tree, **{"run.minutes": 2.0, "plan.latency_ms": 1.0})
+    begun_s = clock.now_s
+    _, found = run(inputs, tmp_path / "bundle", clock=clock)
+    (taught,) = found.taught.values()
+    assert taught.path is not None
+    assert taught.record.epochs > 3
+    assert 90 < clock.now_s - begun_s <= 120
+
+
+def test_where_no_epoch_fits_the_minutes_that_would_do_are_said(
+    weights: Path, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow(Clock):
+        """A clock that goes on by ten seconds at each question: a slow network's."""
+
+        def __call__(self) -> float:
+            self.now_s += 10
+            return self.now_s
+
+    inputs = inputs_of(weights, tree, **{"run.minutes": 3.0, "plan.latency_ms": 1.0})
+    _, found = run(inputs, tmp_path / "bundle", clock=Slow())
+    assert not found.taught
+    shown = capsys.readouterr().err
+    assert re.search(
+        r"stays frozen: \d+ s of --minutes 3 are left to train it, an epoch of \d+ pictures takes "
+        r"about \d+: --minutes \d+ has time for 6 epochs",
+        shown,
+    )
 
 
 def test_a_build_that_was_stopped_goes_on_from_its_checkpoint(
@@ -347,6 +404,12 @@ def test_the_command_prints_what_was_predicted_beside_what_was_measured(
     # The run folder keeps what was measured, and no pictures or weights that are in the bundle.
     assert {path.name for path in folder.iterdir()} == {".lock", "cache", "measured.json", "pilot"}
     assert not list((folder / "cache").iterdir())
+    # It knows its pictures: measured on them again the bundle has the same accuracies.
+    again = run_here(main, "mdp-partition", "evaluate", "--bundle", out, "--run", folder, "--json")
+    assert again.returncode == 0, again.stderr
+    before = Bundle.open(out).manifest.evaluation
+    assert before is not None
+    assert json.loads(again.stdout)["members"][0]["accuracy"] == before.members[0].accuracy
     refused = partition("build", weights, tree, *words, "--crew", tmp_path)
     assert refused.returncode == 2
     assert "--crew: a build by measurement trains on this machine" in refused.stderr
@@ -369,7 +432,7 @@ def test_cameras_of_like_devices_share_one_network_in_training(
             "plan.profiles": ["n100*2"],
             "plan.latency_ms": 1.0,
             "plan.cameras": {"n100-1": "left", "n100-2": "right"},
-            "run.minutes": 0.6,
+            "run.minutes": 2.0,
         },
     )
     bundle, found = run(inputs, tmp_path / "bundle", clock=TickingClock())

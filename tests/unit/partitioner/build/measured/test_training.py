@@ -1,0 +1,42 @@
+"""Estimates of the time that a training and its check take."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from partitioner.build.measured.fine_tuning import FineTuningRecipe, epoch_seconds
+from partitioner.build.measured.training import ENOUGH, LEAST_S, estimate_training
+from partitioner.data.live_views import Drawing
+
+pytestmark = pytest.mark.torch
+PLAIN = FineTuningRecipe(learning_rate=1e-4, classifier_rate=1.0, drawing=Drawing())
+SMALL_FIRST = FineTuningRecipe(
+    learning_rate=1e-3, classifier_rate=1.0, drawing=Drawing(), small_until=0.5, small=0.5
+)
+
+
+def test_an_epoch_takes_three_forward_passes_and_those_of_the_teacher() -> None:
+    assert epoch_seconds(0.01, 500, PLAIN) == pytest.approx(15)
+    assert epoch_seconds(0.01, 500, PLAIN, teacher_share=2.0) == pytest.approx(25)
+    # Half of the time in pictures with a quarter of the pixels.
+    assert epoch_seconds(0.01, 500, SMALL_FIRST) == pytest.approx(15 * 0.625)
+
+
+def test_norms_devices_and_calibration_are_counted() -> None:
+    def left(calibration: int, devices: int, *, norms: bool) -> float:
+        found = estimate_training(0.01, 400, calibration, devices, PLAIN, norms=norms)
+        return found.left_for_training(100.0)
+
+    assert left(50, 1, norms=False) < 100
+    assert left(100, 1, norms=False) < left(50, 1, norms=False)
+    assert left(50, 4, norms=False) < left(50, 1, norms=False)
+    assert left(50, 1, norms=True) < left(50, 1, norms=False)
+
+
+def test_the_minutes_that_are_named_leave_enough_time() -> None:
+    found = estimate_training(0.05, 400, 50, 1, PLAIN, norms=False)
+    assert not found.is_enough(LEAST_S)
+    assert found.is_enough(found.epoch_s)
+    minutes = found.minutes_needed(5.0, 30.0, share=0.5)
+    more_s = 60 * (minutes - 5.0) * 0.5
+    assert 30.0 + more_s >= ENOUGH * found.epoch_s > 30.0 + more_s - 30
