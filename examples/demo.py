@@ -39,7 +39,7 @@ from mdp.requests.prediction import Prediction
 from mdp.testing.agents import AgentFleet, AgentProcess
 from mdp.testing.folder_cameras import FolderCameras
 
-DEADLINE_MS = 250.0
+DEADLINE_MS = 500.0
 #: Answers after a device was killed, and after a covered camera was found out.
 ASKED_AFTER_KILL = 20
 READY_TIMEOUT_S = 60.0
@@ -53,6 +53,8 @@ SCENES = "scenes"
 UNKNOWN = "unknown"
 #: Looks at a covered camera, at most, until it is found out.
 LOOKS_COVERED = 48
+#: Of four cameras on one machine.
+FRAMES_A_SECOND = 40
 #: With the page, another item comes by after so many seconds.
 ITEM_EVERY_S = 2.0
 
@@ -96,7 +98,9 @@ def run_demo(
     labelled = [] if scenes else _labelled_pictures(pictures, opened)
     _print_accuracy(out, opened, seen)
     with AgentFleet(work, bundle, patience_s=READY_TIMEOUT_S) as fleet:
-        cameras = None if scenes is None else FolderCameras(work, scenes.cameras)
+        cameras = (
+            None if scenes is None else FolderCameras(work, scenes.cameras, fps=FRAMES_A_SECOND)
+        )
         if cameras is not None and scenes is not None:
             cameras.put(scenes.contents(scenes.known[0][1]))
         _start(out, fleet, cameras)
@@ -159,17 +163,14 @@ class _Scenes:
         folder = bundle.path / SCENES if folder is None else folder
         plan = bundle.manifest.plan
         cameras = {a.device: a.camera for a in plan.assignments if a.camera is not None}
-        by_class: dict[str, list[Scene]] = {}
+        shot: dict[Path, dict[str, Path]] = {}
         for file in _pictures(folder, "*/*/*"):
-            scenes = by_class.setdefault(file.parent.parent.name, [])
-            if not scenes or next(iter(scenes[-1].values())).parent != file.parent:
-                scenes.append({})
-            scenes[-1] = {**scenes[-1], file.stem: file}
-        for scenes in by_class.values():
-            for scene in scenes:
-                if lacking := set(cameras.values()) - scene.keys():
-                    where = next(iter(scene.values())).parent
-                    raise InputError(f"{where}: expected a picture of camera {min(lacking)!r}")
+            shot.setdefault(file.parent, {})[file.stem] = file
+        by_class: dict[str, list[Scene]] = {}
+        for where, scene in shot.items():
+            if lacking := set(cameras.values()) - scene.keys():
+                raise InputError(f"{where}: expected a picture of camera {min(lacking)!r}")
+            by_class.setdefault(where.parent.name, []).append(scene)
         unknown = by_class.pop(UNKNOWN, [])
         _check_classes(folder, by_class, bundle)
         turns = zip_longest(*([(label, one) for one in some] for label, some in by_class.items()))
@@ -210,12 +211,22 @@ class _Belt:
         if self.covered is not None:
             shown[self.covered] = _black(shown[self.covered])
         self.cameras.put(shown)
-        self.cameras.seen(self.client, but=self.gone)
+        try:
+            self.cameras.seen(self.client, but=self.gone)
+        except AssertionError as error:
+            raise DemoFailed(f"the cameras: {error}") from error
         return self.client.look(deadline_ms=DEADLINE_MS)
 
     def look(self, number: int) -> Prediction:
         """The answer for the item in a place of the belt, which comes round."""
-        return self.look_at(self.scenes.known[number % len(self.scenes.known)][1])
+        return self.look_at(self._item(number)[1])
+
+    def label(self, number: int) -> str:
+        """The class of the item in a place of the belt."""
+        return self._item(number)[0]
+
+    def _item(self, number: int) -> tuple[str, Scene]:
+        return self.scenes.known[number % len(self.scenes.known)]
 
 
 def _black(content: bytes) -> bytes:
@@ -523,21 +534,18 @@ def _cover(out: Console, belt: _Belt, fleet_file: str, seen: _Seen) -> None:
     """Cover the first camera, until it is found out; then ask as somebody who has just begun."""
     belt.covered, camera = next(iter(belt.scenes.cameras.items()))
     out.print(f"\n[bold]# camera {camera} is covered[/bold]", highlight=False)
-    before: list[Prediction] = []
-    answer = belt.look(0)
-    while belt.covered not in answer.suspects and len(before) + 1 < LOOKS_COVERED:
-        before.append(answer)
-        answer = belt.look(len(before))
-    looks = len(before) + 1
-    _print_answer(out, answer)
-    out.print(f"found out in the {looks}th look")
-    after = [answer, *(belt.look(looks + number) for number in range(ASKED_AFTER_KILL))]
-    labels = [
-        belt.scenes.known[(looks - 1 + n) % len(belt.scenes.known)][0] for n in range(len(after))
-    ]
-    right = sum(one.label == label for one, label in zip(after, labels, strict=True))
-    out.print(f"right with it covered: {right} of {len(after)} items")
-    seen.facts["covered"] = {"device": belt.covered, "looks": looks, "right": right / len(after)}
+    answers = [belt.look(0)]
+    while belt.covered not in answers[-1].suspects and len(answers) < LOOKS_COVERED:
+        answers.append(belt.look(len(answers)))
+    looks = len(answers)
+    _print_answer(out, answers[-1])
+    answers += [belt.look(looks + number) for number in range(ASKED_AFTER_KILL)]
+    right = sum(one.label == belt.label(number) for number, one in enumerate(answers))
+    out.print(f"found out in look {looks}; right with it covered: {right} of {len(answers)} items")
+    after = answers[looks - 1 :]
+    seen.facts["covered"] = {
+        "device": belt.covered, "looks": looks, "items": len(answers), "right": right,
+    }  # fmt: skip
     seen.claims[f"camera {camera} was covered, and is the only suspect"] = all(
         one.suspects.keys() == {belt.covered} for one in after
     )

@@ -174,7 +174,7 @@ def kicad_items(files: Sequence[Path]) -> Iterator[Item]:
     """An item of each VRML file; those of a folder are a group."""
     for file in files:
         family = file.parent.name.removesuffix(".3dshapes")
-        label = re.sub(r"[^A-Za-z0-9.+-]", "_", f"{family}-{file.stem}")[:80]
+        label = re.sub(r"[^A-Za-z0-9.,+-]", "_", f"{family}-{file.stem}")
         yield Item(label, family, vrml_meshes(file.read_text(errors="replace"), str(file)))
 
 

@@ -7,15 +7,16 @@ from pathlib import Path
 from mdp.client.sync import Client
 from mdp.testing.processes import PATIENCE_S, until
 
-#: Frames a second: so often is the picture read anew.
+#: Frames a second, unless told otherwise: so often is the picture read anew.
 FPS = 100
 
 
 class FolderCameras:
     """A folder for each device's camera."""
 
-    def __init__(self, folder: Path, devices: Iterable[str]) -> None:
+    def __init__(self, folder: Path, devices: Iterable[str], *, fps: int = FPS) -> None:
         """Folders are made in `folder`; pictures of before are removed from them."""
+        self._fps = fps
         self.folders = {device: folder / f"camera-{device}" for device in devices}
         for path in self.folders.values():
             path.mkdir(exist_ok=True)
@@ -24,7 +25,7 @@ class FolderCameras:
 
     def source(self, device: str) -> tuple[str, str, str, str]:
         """Options of the device's agent."""
-        return "--source", f"folder:{self.folders[device]}", "--source-fps", str(FPS)
+        return "--source", f"folder:{self.folders[device]}", "--source-fps", str(self._fps)
 
     def put(self, pictures: Mapping[str, bytes]) -> None:
         """Put each named device's camera before a picture, given as a file's content."""

@@ -188,7 +188,8 @@ def test_kicads_models_are_taken_in_pairs_of_look_alikes(tmp_path: Path) -> None
     padded = VRML + "#" * 8_000
     for family in ("Relay_SMD.3dshapes", "Diode_SMD.3dshapes"):
         (tmp_path / family).mkdir()
-        for name in ("AA_1", "AA_2", "BB_1", "BB_2"):
+        # Long names differ in their ends alone.
+        for name in ("A" * 90 + "_1", "A" * 90 + "_2", "B" * 90 + "_1", "B" * 90 + "_2"):
             (tmp_path / family / f"{name}.wrl").write_text(padded)
     (tmp_path / "Few.3dshapes").mkdir()
     (tmp_path / "Few.3dshapes/one.wrl").write_text(padded)
