@@ -236,13 +236,23 @@ class Views:
         return torch.from_numpy(np.ascontiguousarray(np.moveaxis(self.pixels, 4, 2)))
 
 
-def logits_of(network: LargestOverViews, pixels: Tensor, views: Sequence[int]) -> np.ndarray:
-    """Logits `[N, C]` of some views of pixels `[V, N, 3, S, S]`."""
-    parts = []
+def features_of(network: LargestOverViews, pixels: Tensor) -> Tensor:
+    """Features `[V, N, D]` of pixels `[V, N, 3, S, S]`."""
     with torch.inference_mode():
-        for start in range(0, pixels.shape[1], 32):
-            parts.append(network(pixels[list(views), start : start + 32].float()).float().numpy())
-    return np.concatenate(parts)
+        return torch.cat(
+            [
+                network.features(pixels[:, start : start + 32].float())
+                for start in range(0, pixels.shape[1], 32)
+            ],
+            dim=1,
+        )
+
+
+def logits_of(network: LargestOverViews, features: Tensor, views: Sequence[int]) -> np.ndarray:
+    """Logits `[N, C]` of some views, by features `[V, N, D]`."""
+    with torch.inference_mode():
+        found: np.ndarray = network.member.bag(features[list(views)].amax(dim=0)).numpy()
+    return found
 
 
 def train_views(options: Namespace, data: Dataset, side: int) -> dict[str, Any]:
@@ -293,11 +303,11 @@ def train_views(options: Namespace, data: Dataset, side: int) -> dict[str, Any]:
 
 def _separation(network: LargestOverViews, known: Tensor, strange: Tensor) -> list[float]:
     """The area under the ROC curve by number of views: the better of energy and doubt."""
-    found = []
+    found, seen = [], [features_of(network, pixels) for pixels in (known, strange)]
     for size in range(1, len(CAMERAS) + 1):
         areas = []
         for views in combinations(range(len(CAMERAS)), size):
-            both = [logits_of(network, pixels, views) for pixels in (known, strange)]
+            both = [logits_of(network, features, views) for features in seen]
             areas.append([area_under_curve(*map(score, both)) for score in (energy, doubt)])
         found.append(float(np.mean(areas, axis=0).max()))
     return found
@@ -305,9 +315,9 @@ def _separation(network: LargestOverViews, known: Tensor, strange: Tensor) -> li
 
 def measure_views(network: LargestOverViews, test: Views) -> dict[str, Any]:
     """Accuracies by number of views, as `by_size`."""
-    pixels = test.tensor()
+    features = features_of(network, test.tensor())
     found = {
-        views: float((logits_of(network, pixels, views).argmax(axis=1) == test.targets).mean())
+        views: float((logits_of(network, features, views).argmax(axis=1) == test.targets).mean())
         for size in range(1, len(CAMERAS) + 1)
         for views in combinations(range(len(CAMERAS)), size)
     }

@@ -8,7 +8,7 @@ plain ViT are measured in one pass at each picture size.
 import hashlib
 import io
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -38,7 +38,7 @@ from partitioner.pilot.candidates import (
     remark_on_unknown,
     remarks_on_extrapolation,
 )
-from partitioner.pilot.choice import ChosenNetworks, choose
+from partitioner.pilot.choice import ChosenNetworks, choose, without_slow
 from partitioner.pilot.features import Features, cut_features, network_features, own_rows
 from partitioner.pilot.linear import (
     Array,
@@ -107,6 +107,10 @@ class Measured:
     #: Features `[N, D]` of the pilot's pictures; None where kept predictions were read instead.
     features: Features | None = None
 
+    def accuracy(self, targets: Index) -> float:
+        """Share of right answers to single pictures left out of the fit, of classes `[N]`."""
+        return float((self.left_out.log_probabilities.argmax(axis=1) == targets).mean())
+
 
 @dataclass(frozen=True, slots=True)
 class Pilot:
@@ -125,8 +129,7 @@ class Pilot:
 
     def accuracy_of(self, row: int) -> float:
         """Share of right answers of a candidate to single pictures left out of its fit."""
-        found = self.measured[row].left_out.log_probabilities.argmax(axis=1)
-        return float((found == self.targets).mean())
+        return self.measured[row].accuracy(self.targets)
 
     def between(self, tested: int) -> tuple[float, float]:
         """The shares that the measured one lies between nine times of ten, on `tested` pictures."""
@@ -207,10 +210,12 @@ def run_pilot(
     kept: Path | None = None,
     *,
     shared: bool = False,
+    epochs: Callable[[FrozenNetwork], float] | None = None,
 ) -> Pilot:
     """Measure every candidate that keeps the target on some device, and choose one for each.
 
-    With `shared` devices that have the time for the same candidates get the same one.
+    With `shared` devices that have the time for the same candidates get the same one. `epochs` are
+    those that there will be time to train a candidate for; None where none is trained.
 
     `weights` are files by timm's name, `cameras` the devices' in scenes, `class_rows` the row of
     each class in the own classifiers of networks that have them. Predictions are kept in the folder
@@ -245,6 +250,13 @@ def run_pilot(
     def predictions(device: str, row: int) -> Array:
         return measured[row].left_out.log_probabilities[pictures.rows_of(cameras.get(device))]
 
+    alike = _alike(allowed) if shared else []
+    if epochs is not None:
+        allowed = without_slow(
+            allowed,
+            {row: 1 - one.accuracy(pictures.pictures.targets) for row, one in measured.items()},
+            {row: epochs(one.candidate) for row, one in measured.items()},
+        )
     first = pictures.rows_of(next(iter(cameras.values()), None))
     targets = pictures.pictures.targets[first]
     with threadpool_limits(1, user_api="blas"):
@@ -252,7 +264,7 @@ def run_pilot(
             allowed,
             predictions,
             targets,
-            _alike(allowed) if shared else (),
+            alike,
             None if cameras else {row: one.candidate.name for row, one in measured.items()},
         )
     # Those of all candidates are more than a hundred MB.

@@ -1,7 +1,6 @@
 """A build by measurement: measure, choose, fit, serve, train in the time that is left, serve."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,10 +91,7 @@ def build_measured(
             if inputs.minutes:
                 teachers = build.teachers(members)
                 until_s = started_s + 60 * inputs.minutes - _AGAIN * took_s
-                devices = Counter(pilot.choice.rows.values())
-                taught = train_networks(
-                    inputs, members, teachers, devices, run, until_s, progress, clock
-                )
+                taught = train_networks(inputs, members, teachers, run, until_s, progress, clock)
             kept = {row: one.path for row, one in taught.items() if one.path is not None}
             if kept:
                 report = build.serve(members, taught)

@@ -127,7 +127,6 @@ def train_networks(
     inputs: BuildInputs,
     members: Mapping[int, FittedMember],
     teachers: Mapping[int, FittedMember],
-    devices: Mapping[int, int],
     run: RunFolder,
     until_s: float,
     progress: Progress,
@@ -135,17 +134,15 @@ def train_networks(
 ) -> dict[int, Taught]:
     """Train each of `members`, by row of the pilot, so that all are checked at `until_s`.
 
-    `teachers` are those of members that have one, `devices` the numbers of devices that serve each.
-    Time is shared out by the networks' work. Returns the trained ones by row.
+    `teachers` are those of members that have one. Time is shared out by the networks' work. Returns
+    the trained ones by row.
     """
     found: dict[int, Taught] = {}
     classes = len(inputs.data.labels)
     work = {row: macs(member.candidate.spec, classes) for row, member in members.items()}
     for number, (row, member) in enumerate(members.items()):
         share = work[row] / sum(list(work.values())[number:])
-        training = _NetworkTraining(
-            inputs, member, teachers.get(row), devices[row], share, run, progress
-        )
+        training = _NetworkTraining(inputs, member, teachers.get(row), share, run, progress)
         slot_s = clock() + share * (until_s - clock())
         if (taught := training.run_until(slot_s, clock)) is None:
             continue
@@ -187,7 +184,6 @@ def estimate_training(
     picture_s: float,
     pictures: int,
     calibration: int,
-    devices: int,
     recipe: FineTuningRecipe,
     *,
     norms: bool,
@@ -199,7 +195,7 @@ def estimate_training(
     """
     settled = len(_SHARES) * min(STATISTICS, pictures) if norms else 0
     checked = len(_SHARES) * calibration + _IN_FP32 * settled
-    served = _IN_FP32 * devices * min(TAUGHT, pictures)
+    served = _IN_FP32 * min(TAUGHT, pictures)
     return TrainingEstimate(
         epoch_s=epoch_seconds(picture_s, pictures, recipe, teacher_share),
         check_s=_MARGIN * picture_s * checked,
@@ -214,8 +210,6 @@ class _NetworkTraining:
     inputs: BuildInputs
     fitted: FittedMember
     teacher: FittedMember | None
-    #: Devices that serve it.
-    devices: int
     #: Of all networks' time that is left.
     share: float
     run: RunFolder
@@ -282,7 +276,6 @@ class _NetworkTraining:
             (clock() - begun_s) / len(views),
             len(kept.pixels),
             len(views),
-            self.devices,
             recipe,
             norms=bool(norms_of(member)),
             teacher_share=self._teacher_share(),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from partitioner.pilot.choice import choose
+from partitioner.pilot.choice import choose, without_slow
 from partitioner.pilot.linear import log_softmax
 
 COUNT, CLASSES = 600, 3
@@ -108,3 +108,17 @@ def test_devices_of_a_group_have_the_same_candidate() -> None:
     assert (own.rows["front"], own.rows["side"]) == (0, 1)
     shared = choose(allowed, predictions, TARGETS, [["front", "side"]])
     assert shared.rows == {"front": 2, "side": 2, "top": 0}
+
+
+def test_a_candidate_too_slow_to_be_trained_gives_way_to_one_that_then_errs_less() -> None:
+    allowed, errors = {"a": [0, 1, 2], "b": [0]}, {0: 0.40, 1: 0.45, 2: 0.60}
+    # Six epochs take away a quarter of the errors: 0.40 and 0.34 and 0.45.
+    found = without_slow(allowed, errors, {0: 0.0, 1: 6.0, 2: 20.0})
+    assert found == {"a": [1, 2], "b": [0]}
+    # Where all are trained, or none, the frozen ones are compared as they are.
+    assert without_slow(allowed, errors, {0: 6.0, 1: 8.0, 2: 20.0}) == {
+        k: [*v] for k, v in allowed.items()
+    }
+    assert without_slow(allowed, errors, dict.fromkeys(errors, 0.1)) == {
+        k: [*v] for k, v in allowed.items()
+    }
