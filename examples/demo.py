@@ -74,12 +74,20 @@ class DemoFailed(MDPError):
 class _Seen:
     """Observations; `claims` maps each claim to whether it held."""
 
+    #: Of every call.
+    deadline_ms: float = DEADLINE_MS
     facts: dict[str, Any] = field(default_factory=dict)
     claims: dict[str, bool] = field(default_factory=dict)
 
 
 def run_demo(
-    work: Path, *, bundle: Path, pictures: Path | None, report: Path | None, page: bool
+    work: Path,
+    *,
+    bundle: Path,
+    pictures: Path | None,
+    report: Path | None,
+    page: bool,
+    deadline_ms: float = DEADLINE_MS,
 ) -> bool:
     """Run every step, print as it goes; returns whether all that was promised was seen.
 
@@ -88,7 +96,7 @@ def run_demo(
     if page and (module := missing(GATEWAY)):
         raise InputError(f"{module} is not installed; the page needs it: {install('gateway')}")
     started_s = time.monotonic()
-    out, seen = Console(), _Seen()
+    out, seen = Console(), _Seen(deadline_ms)
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -115,9 +123,9 @@ def run_demo(
         with Client.connect(path, opinions=True) as client:
             if cameras is None or scenes is None:
                 _classify_all(out, client, labelled, seen)
-                _kill_and_restart(out, fleet, _classifying(client, labelled), seen)
+                _kill_and_restart(out, fleet, _classifying(client, labelled, deadline_ms), seen)
             else:
-                belt = _Belt(scenes, cameras, client)
+                belt = _Belt(scenes, cameras, client, deadline_ms)
                 _look_at_all(out, belt, seen)
                 _look_at_unknown(out, belt, seen)
                 _kill_and_restart(out, fleet, belt.look, seen, belt)
@@ -201,6 +209,7 @@ class _Belt:
     scenes: _Scenes
     cameras: FolderCameras
     client: Client
+    deadline_ms: float
     #: The device whose camera is covered, and the one that was killed.
     covered: str | None = None
     gone: str | None = None
@@ -215,7 +224,7 @@ class _Belt:
             self.cameras.seen(self.client, but=self.gone)
         except AssertionError as error:
             raise DemoFailed(f"the cameras: {error}") from error
-        return self.client.look(deadline_ms=DEADLINE_MS)
+        return self.client.look(deadline_ms=self.deadline_ms)
 
     def look(self, number: int) -> Prediction:
         """The answer for the item in a place of the belt, which comes round."""
@@ -236,11 +245,13 @@ def _black(content: bytes) -> bytes:
     return covered.getvalue()
 
 
-def _classifying(client: Client, labelled: Sequence[tuple[str | None, Picture]]) -> Ask:
+def _classifying(
+    client: Client, labelled: Sequence[tuple[str | None, Picture]], deadline_ms: float
+) -> Ask:
     """Ask by pictures that are sent."""
 
     def classify(number: int) -> Prediction:
-        return client.classify(labelled[number % len(labelled)][1], deadline_ms=DEADLINE_MS)
+        return client.classify(labelled[number % len(labelled)][1], deadline_ms=deadline_ms)
 
     return classify
 
@@ -354,12 +365,13 @@ def _classify_all(
 ) -> None:
     """Every held-out picture through the agents."""
     out.print(
-        f"\n[bold]>>> client.classify(picture, deadline_ms={DEADLINE_MS:g})[/bold]"
+        f"\n[bold]>>> client.classify(picture, deadline_ms={seen.deadline_ms:g})[/bold]"
         f"   # {len(labelled)} pictures",
         highlight=False,
     )
     answers = [
-        (label, client.classify(picture, deadline_ms=DEADLINE_MS)) for label, picture in labelled
+        (label, client.classify(picture, deadline_ms=seen.deadline_ms))
+        for label, picture in labelled
     ]
     _summarise(out, client.bundle, answers, seen)
 
@@ -368,7 +380,7 @@ def _look_at_all(out: Console, belt: _Belt, seen: _Seen) -> None:
     """Every item of a class, seen by all cameras."""
     known = belt.scenes.known
     out.print(
-        f"\n[bold]>>> client.look(deadline_ms={DEADLINE_MS:g})[/bold]   # {len(known)} items",
+        f"\n[bold]>>> client.look(deadline_ms={seen.deadline_ms:g})[/bold]   # {len(known)} items",
         highlight=False,
     )
     answers = [(label, belt.look_at(scene)) for label, scene in known]
@@ -405,7 +417,7 @@ def _look_at_unknown(out: Console, belt: _Belt, seen: _Seen) -> None:
     if not scenes or not belt.client.bundle.fusion_weights().novelty:
         return
     out.print(
-        f"\n[bold]>>> client.look(deadline_ms={DEADLINE_MS:g})[/bold]"
+        f"\n[bold]>>> client.look(deadline_ms={seen.deadline_ms:g})[/bold]"
         f"   # {len(scenes)} items of no class",
         highlight=False,
     )
@@ -507,7 +519,7 @@ def _kill_and_restart(
     slowest_ms = max(prediction.latency_ms for prediction in after)
     seen.facts["killed"] = {"device": victim, "answers": len(after), "slowest_ms": slowest_ms}
     seen.claims[f"without {victim}, every answer came within the deadline"] = (
-        slowest_ms <= DEADLINE_MS
+        slowest_ms <= seen.deadline_ms
     )
     seen.claims["each of them says that it is partial, and names the missing device"] = all(
         victim in prediction.missing and victim not in prediction.used for prediction in after
@@ -553,7 +565,7 @@ def _cover(out: Console, belt: _Belt, fleet_file: str, seen: _Seen) -> None:
         one.expected_accuracy is None for one in after
     )
     with Client.connect(fleet_file) as other:
-        first = other.look(deadline_ms=DEADLINE_MS)
+        first = other.look(deadline_ms=seen.deadline_ms)
     seen.claims["a client that has just begun is told of it"] = belt.covered in first.suspects
 
 
@@ -604,6 +616,9 @@ def demo(
         ),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="JSON file of the observations.")] = None,
+    deadline_ms: Annotated[
+        float, typer.Option(help="Of every call; a machine that is busy needs more.", min=1)
+    ] = DEADLINE_MS,
     page: Annotated[
         bool, typer.Option("--page", help="At the end, serve the gateway's page until Ctrl-C.")
     ] = False,
@@ -614,7 +629,9 @@ def demo(
 
     Exit codes: 0 every claim held, 2 bad input, 3 one did not.
     """
-    seen = run_demo(work, bundle=bundle, pictures=pictures, report=report, page=page)
+    seen = run_demo(
+        work, bundle=bundle, pictures=pictures, report=report, page=page, deadline_ms=deadline_ms
+    )
     raise typer.Exit(0 if seen else DemoFailed.exit_code)
 
 

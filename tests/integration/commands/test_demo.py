@@ -26,7 +26,8 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 
 def demo(*args: object) -> subprocess.CompletedProcess[str]:
     with chdir(ROOT):
-        return run_here(MAIN, "demo", *args)
+        # No test here depends on a machine that has nothing else to do.
+        return run_here(MAIN, "demo", "--deadline-ms", 10_000, *args)
 
 
 @pytest.fixture

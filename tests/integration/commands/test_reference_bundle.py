@@ -14,6 +14,8 @@ from tests.support.fleet import ROOT
 
 BUNDLES = ROOT / "examples/bundles"
 BUNDLE = BUNDLES / "cifar10"
+#: No test here depends on a machine that has nothing else to do.
+PATIENT = ("--deadline-ms", "10000")
 #: Test pictures; what all members are right on, at least, and all but one.
 PROMISED = {"cifar10": (10_000, 0.85, 0.85), "imagenette": (3_925, 0.96, 0.93)}
 PICTURES = 500
@@ -76,7 +78,7 @@ def test_the_demo_shows_four_cameras_at_once(tmp_path: Path) -> None:
     work, seen = tmp_path / "work", tmp_path / "seen.json"
     command = [sys.executable, "examples/demo.py", "--work", str(work), "--report", str(seen)]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+        [*command, *PATIENT], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(seen.read_text())
@@ -93,7 +95,7 @@ def test_the_demo_serves_it_without_training(tmp_path: Path, name: str) -> None:
     work, seen = tmp_path / "work", tmp_path / "seen.json"
     command = [sys.executable, "examples/demo.py", "--bundle", str(BUNDLES / name)]
     done = subprocess.run(
-        [*command, "--work", str(work), "--report", str(seen)],
+        [*command, "--work", str(work), "--report", str(seen), *PATIENT],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
