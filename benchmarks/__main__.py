@@ -36,6 +36,7 @@ PAGES = {
     "scenes-sent": "scenes.sent",
     "scenes-trained": "scenes.trained",
     "scenes-unknown": "scenes.unknown",
+    "scenes-verdict": "scenes.verdict",
     "serving": "serving.__main__",
     "soak": "soak.page",
     "truth": "truth.page",

@@ -54,7 +54,7 @@ PLACES = (
 
 @dataclass(frozen=True, slots=True)
 class Pose:
-    """How an item lies on the belt, in degrees and in radii of its group."""
+    """Pose of an item on the belt, in degrees and in radii of its group."""
 
     #: 0 to 5: up is +z, -z, +y, -y, +x, -x of the item.
     face: int
