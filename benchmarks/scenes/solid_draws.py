@@ -244,8 +244,9 @@ def texture(belt: Belt) -> Pixels:
     else:
         relief = np.zeros((side, side))
     bright = 1 + belt.depth * relief + random.normal(0, 0.03, (side, side))
-    levels = np.array(belt.colour) * bright[..., None] * 255
-    return np.clip(levels, 0, 255).astype(np.uint8)
+    levels: NDArray[np.float64] = np.array(belt.colour) * bright[..., None] * 255
+    drawn: NDArray[np.uint8] = np.clip(levels, 0, 255).astype(np.uint8)
+    return drawn
 
 
 def develop(rendered: Pixels, shot: Shot) -> Image.Image:
