@@ -48,8 +48,7 @@ from mdp.files import write_json
 from mdp.formats.bundle import Bundle, Evaluation
 from mdp.fusion.novelty import doubt, energy
 from partitioner.build.bundle import build_bundle
-from partitioner.build.measured.fine_tuning import rate, side_at
-from partitioner.build.measured.training import recipe_of
+from partitioner.build.measured.fine_tuning import rate, recipe_of, side_at
 from partitioner.config import Given
 from partitioner.data.crops import View, load_views, picture_of
 from partitioner.data.datasets import Dataset, PictureSet, open_dataset

@@ -23,6 +23,7 @@ from mdp.files import write_bytes
 from partitioner.data.crops import View
 from partitioner.data.live_views import Draw, Drawing, Draws, Pictures
 from partitioner.networks.families import FamilyMember
+from partitioner.pilot.candidates import FrozenNetwork
 from partitioner.run.progress import Progress
 from partitioner.training.compute import quicker_autocast
 from partitioner.training.live import Averaged, placed
@@ -144,6 +145,17 @@ def fine_tune(
 
 #: Time of a training step as a multiple of a forward pass: forward, and back by two kinds of slope.
 _STEP = 3.0
+
+
+def recipe_of(candidate: FrozenNetwork, *, flips: bool) -> FineTuningRecipe:
+    """The recipe of a network, by its family (docs/lab-log.md)."""
+    if candidate.depth:
+        drawing = Drawing(min_area=0.35, mixed=0.0, flip=flips)
+        return FineTuningRecipe(learning_rate=1e-4, classifier_rate=3.0, drawing=drawing)
+    drawing = Drawing(min_area=0.5, mixed=0.0, flip=flips)
+    return FineTuningRecipe(
+        learning_rate=1e-3, classifier_rate=1.0, drawing=drawing, small_until=0.6
+    )
 
 
 def epoch_seconds(

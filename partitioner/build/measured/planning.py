@@ -7,8 +7,7 @@ from mdp.formats.plan import Plan
 from partitioner.assembly.chosen import entries
 from partitioner.assembly.members import assembled_plan, assigned
 from partitioner.build.inputs import BuildInputs
-from partitioner.build.measured.fine_tuning import epoch_seconds
-from partitioner.build.measured.training import recipe_of
+from partitioner.build.measured.fine_tuning import epoch_seconds, recipe_of
 from partitioner.data.scenes import single_pictures
 from partitioner.estimates.macs import macs
 from partitioner.pilot.candidates import FrozenNetwork

@@ -21,11 +21,12 @@ from partitioner.build.measured.fine_tuning import (
     FineTuningRecipe,
     epoch_seconds,
     fine_tune,
+    recipe_of,
     settle,
 )
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import DIGITS, PictureSet
-from partitioner.data.live_views import Drawing, Pictures
+from partitioner.data.live_views import Pictures
 from partitioner.data.memmaps import Index, Views
 from partitioner.data.scenes import single_pictures
 from partitioner.estimates.macs import macs
@@ -388,17 +389,6 @@ def _choose(
     best = min(losses, key=lambda share: (losses[share], share))
     state = {name: value.cpu().contiguous() for name, value in states[best].items()}
     return best, {f"{share:g}": loss for share, loss in losses.items()}, state
-
-
-def recipe_of(candidate: FrozenNetwork, *, flips: bool) -> FineTuningRecipe:
-    """The recipe of a network, by its family (docs/lab-log.md)."""
-    if candidate.depth:
-        drawing = Drawing(min_area=0.35, mixed=0.0, flip=flips)
-        return FineTuningRecipe(learning_rate=1e-4, classifier_rate=3.0, drawing=drawing)
-    drawing = Drawing(min_area=0.5, mixed=0.0, flip=flips)
-    return FineTuningRecipe(
-        learning_rate=1e-3, classifier_rate=1.0, drawing=drawing, small_until=0.6
-    )
 
 
 def _between(
