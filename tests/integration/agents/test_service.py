@@ -97,7 +97,7 @@ def test_installed_and_removed_without_a_trace(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
     assert install("--no-spin").returncode == 0
     assert UNIT.read_text() == shown.stdout
-    assert f"run --bundle {tmp_path}/bundle --device alpha --no-spin\n" in shown.stdout
+    assert f"run --device alpha --bundle {tmp_path}/bundle --no-spin\n" in shown.stdout
     done = install("--no-spin")
     assert done.returncode == 0
     assert "as before" in done.stderr
