@@ -184,7 +184,8 @@ class DeviceBundles:
     def _switch(self, wanted: str) -> Version:
         until_s = self._clock() + SWITCH_S
         state = self._told(self._ask(BundleRequest, action="switch", manifest=wanted))
-        while state.switching:
+        # An agent with its first bundle opens its socket anew, and serves nothing until then.
+        while state.switching or (state.serves is None and not state.error):
             if self._clock() > until_s:
                 raise TransferError(f"{self.device}: still loads after {SWITCH_S:g} s")
             time.sleep(SWITCH_CHECK_S)

@@ -200,6 +200,22 @@ def whole_of(asked: BundleRequest) -> dict[Any, int]:
     return {file: entry.size_bytes for file, entry in asked.files.items()}
 
 
+def test_a_first_push_ends_when_the_agent_serves(connected: DeviceBundles, bundle: Bundle) -> None:
+    """Its socket is opened anew in between, which breaks the connection."""
+    nothing: dict[str, Any] = {"current": None, "serves": None}
+    replies = [nothing, nothing, {"serves": None, "switching": True}, {"serves": None}, None, {}]
+
+    def agent(asked: BundleRequest, _: object) -> Message | None:
+        changes = replies.pop(0)
+        return (
+            None if changes is None else state(asked, bundle, received=whole_of(asked), **changes)
+        )
+
+    play(agent)
+    assert connected.push(bundle).version == version_of(bundle)
+    assert replies == []
+
+
 def test_a_rollback_needs_a_version_to_go_back_to(connected: DeviceBundles, bundle: Bundle) -> None:
     play(lambda asked, _: state(asked, bundle))
     with pytest.raises(TransferError, match="alpha: keeps no previous version"):
