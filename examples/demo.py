@@ -190,7 +190,7 @@ class _Scenes:
         return cls(cameras, known, unknown)
 
     def contents(self, scene: Scene) -> dict[str, bytes]:
-        """What each device's camera sees of a scene."""
+        """Pictures of a scene, by device."""
         return {device: scene[camera].read_bytes() for device, camera in self.cameras.items()}
 
     def contents_of_all(self) -> Iterator[dict[str, bytes]]:

@@ -33,8 +33,8 @@ FINISHES: tuple[tuple[Colour, float], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a camera is fixed, in degrees seen from the item."""
+class CameraPlace:
+    """Place of a fixed camera, in degrees seen from the item."""
 
     name: str
     elevation: float
@@ -43,12 +43,12 @@ class Place:
 
 #: Fixed cameras in the order in which they are added.
 PLACES = (
-    Place("top", 82, 0),
-    Place("left", 38, 20),
-    Place("right", 38, 140),
-    Place("back", 38, 260),
-    Place("front", 55, 80),
-    Place("low", 18, 200),
+    CameraPlace("top", 82, 0),
+    CameraPlace("left", 38, 20),
+    CameraPlace("right", 38, 140),
+    CameraPlace("back", 38, 260),
+    CameraPlace("front", 55, 80),
+    CameraPlace("low", 18, 200),
 )
 
 
@@ -103,7 +103,7 @@ class Obstacle:
 class Shot:
     """One camera's picture: its aim, in degrees and radii, and its exposure."""
 
-    place: Place
+    place: CameraPlace
     elevation: float
     azimuth: float
     distance: float
@@ -134,7 +134,7 @@ class SolidScene:
 
 
 def draw_scene(
-    seed: int, label: str, number: int, size: Sequence[float], places: Sequence[Place]
+    seed: int, label: str, number: int, size: Sequence[float], places: Sequence[CameraPlace]
 ) -> SolidScene:
     """Scene `number` of an item of `size`, its lengths along x, y and z, before `places`."""
     key = [seed, number, *label.encode()]
@@ -192,7 +192,7 @@ def _belt(random: np.random.Generator) -> Belt:
     )
 
 
-def _shot(place: Place, random: np.random.Generator) -> Shot:
+def _shot(place: CameraPlace, random: np.random.Generator) -> Shot:
     near = np.clip(random.uniform(0.97, 1.03, 3), 0, 2)
     aim = random.uniform(-0.12, 0.12, 3)
     return Shot(

@@ -21,8 +21,8 @@ _ANGLE, _FAR = 32.0, 8.0
 _GAP = 0.004
 
 
-class Stage:
-    """One item on a belt before its cameras."""
+class ItemRenderer:
+    """Renderer of one item on a belt, for its cameras."""
 
     def __init__(self, side: int, item: Item, radius: float) -> None:
         """Views have `side` pixels; `radius` is what is shown as 1."""

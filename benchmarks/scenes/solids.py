@@ -88,18 +88,18 @@ def main(words: list[str]) -> int:
     """Render what the options ask for."""
     options = options_of(words)
     # Here, so that the rest is used without VTK.
-    from benchmarks.scenes.solid_views import Stage
+    from benchmarks.scenes.solid_views import ItemRenderer
 
     items, others = items_of(options)
     largest, places = radii([*items, *others]), PLACES[: options.cameras]
-    stage: Stage | None = None
+    stage: ItemRenderer | None = None
     shown: Item | None = None
     count = 0
     for item, folder, number in folders(options, items, others):
         if item is not shown:
             if stage is not None:
                 stage.close()
-            stage, shown = Stage(options.side, item, largest[item.group]), item
+            stage, shown = ItemRenderer(options.side, item, largest[item.group]), item
             print(item.label, flush=True)
         assert stage is not None
         low, high = item.bounds

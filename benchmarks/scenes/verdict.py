@@ -218,14 +218,14 @@ class LargestOverViews(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Views:
+class SceneViews:
     """Pixels `[V, N, S, S, 3]` of scenes, and their classes `[N]`."""
 
     pixels: np.ndarray
     targets: np.ndarray
 
     @classmethod
-    def of(cls, pictures: PictureSet, side: int, cache: Path, what: str) -> "Views":
+    def of(cls, pictures: PictureSet, side: int, cache: Path, what: str) -> "SceneViews":
         views = [View(side, camera=camera) for camera in CAMERAS]
         loaded = load_views(pictures, views, cache, Progress(), what)
         return cls(np.stack(loaded), pictures.targets)
@@ -263,9 +263,9 @@ def train_views(options: Namespace, data: Dataset, side: int) -> dict[str, Any]:
     torch.manual_seed(options.seed)
     member = FamilyMember(Backbone(name, side), len(data.labels), weights).eval()
     network = LargestOverViews(member)
-    learned = Views.of(data.train, math.ceil(1.25 * side), cache, "train")
+    learned = SceneViews.of(data.train, math.ceil(1.25 * side), cache, "train")
     # The classifier is fitted to the frozen features first, as those of the bundles.
-    whole = Views.of(data.train, side, cache, "train, whole")
+    whole = SceneViews.of(data.train, side, cache, "train, whole")
     features = [network_features(name, side, weights, one, lambda *_: None) for one in whole.pixels]
     largest, groups = np.max(features, axis=0), np.arange(len(data.train))
     held_out = leave_groups_out(largest, data.train.targets, groups, len(data.labels))
@@ -276,7 +276,7 @@ def train_views(options: Namespace, data: Dataset, side: int) -> dict[str, Any]:
     with torch.no_grad():
         member.bag.weight.copy_(torch.from_numpy(fitted.weight))
         member.bag.bias.copy_(torch.from_numpy(fitted.bias))
-    test = Views.of(data.test, side, cache, "test")
+    test = SceneViews.of(data.test, side, cache, "test")
     row: dict[str, Any] = {
         "networks": [f"{name} at {side} px"],
         "frozen": measure_views(network.eval(), test),
@@ -290,7 +290,9 @@ def train_views(options: Namespace, data: Dataset, side: int) -> dict[str, Any]:
     row["unknown"] = {
         kind: [
             {"auc": one}
-            for one in _separation(network, pixels, Views.of(pictures, side, cache, kind).tensor())
+            for one in _separation(
+                network, pixels, SceneViews.of(pictures, side, cache, kind).tensor()
+            )
         ]
         for kind, pictures in unknown_items(options).items()
     }
@@ -312,7 +314,7 @@ def _separation(network: LargestOverViews, known: Tensor, strange: Tensor) -> li
     return found
 
 
-def measure_views(network: LargestOverViews, test: Views) -> dict[str, Any]:
+def measure_views(network: LargestOverViews, test: SceneViews) -> dict[str, Any]:
     """Accuracies by number of views, as `by_size`."""
     features = features_of(network, test.tensor())
     found = {
@@ -329,7 +331,12 @@ def measure_views(network: LargestOverViews, test: Views) -> dict[str, Any]:
 
 
 def _fine_tune(
-    network: LargestOverViews, learned: Views, whole: Tensor, seconds: float, seed: int, name: str
+    network: LargestOverViews,
+    learned: SceneViews,
+    whole: Tensor,
+    seconds: float,
+    seed: int,
+    name: str,
 ) -> float:
     """Train in place by the recipe of measured networks; returns the epochs."""
     member = network.member

@@ -80,7 +80,7 @@ def attach_distance(module: nn.Module, place: str, features: Tensor) -> None:
 
 
 def features_at(module: nn.Module, place: str, pixels: Pixels) -> Tensor:
-    """What the layer `place` of a served network reads, `[N, D]`.
+    """Features `[N, D]` that the layer `place` of a served network reads.
 
     `module` takes uint8 pictures; `pixels` `[N, S, S, 3]` are of that form.
     """
