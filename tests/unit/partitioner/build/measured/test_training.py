@@ -9,17 +9,17 @@ from partitioner.build.measured.training import ENOUGH, LEAST_S, estimate_traini
 from partitioner.data.live_views import Drawing
 
 pytestmark = pytest.mark.torch
-PLAIN = FineTuningRecipe(learning_rate=1e-4, classifier_rate=1.0, drawing=Drawing())
+PLAIN = FineTuningRecipe(learning_rate=1e-4, classifier_rate=1.0, drawing=Drawing(), step=3.0)
 SMALL_FIRST = FineTuningRecipe(
-    learning_rate=1e-3, classifier_rate=1.0, drawing=Drawing(), small_until=0.5, small=0.5
+    learning_rate=1e-3, classifier_rate=1.0, drawing=Drawing(), small_until=0.5, small=0.5, step=3.0
 )
 
 
-def test_an_epoch_takes_three_forward_passes_and_those_of_the_teacher() -> None:
+def test_an_epoch_takes_its_steps_and_the_forward_passes_of_the_teacher() -> None:
     assert epoch_seconds(0.01, 500, PLAIN) == pytest.approx(15)
     assert epoch_seconds(0.01, 500, PLAIN, teacher_share=2.0) == pytest.approx(25)
-    # Half of the time in pictures with a quarter of the pixels.
-    assert epoch_seconds(0.01, 500, SMALL_FIRST) == pytest.approx(15 * 0.625)
+    # Half of the time in pictures of half the side.
+    assert epoch_seconds(0.01, 500, SMALL_FIRST) == pytest.approx(15 * 0.75)
 
 
 def test_norms_and_calibration_are_counted() -> None:
