@@ -56,16 +56,17 @@ class FineTuningRecipe:
     #: Without a teacher.
     label_smoothing: float = 0.1
     #: Share of the training in smaller pictures, and their side as a share of the network's own: at
-    #: 60 % of the side a step takes two thirds of the time (Touvron and others, Fixing the train-test
-    #: resolution discrepancy, NeurIPS 2019, arXiv 1906.06423). For networks of any picture size.
+    #: 60 % of the side a step takes two thirds of the time (Touvron and others, Fixing the
+    #: train-test resolution discrepancy, NeurIPS 2019, arXiv 1906.06423). For networks of any
+    #: picture size.
     small_until: float = 0.0
     small: float = 0.6
     #: Passes over the pictures, at most.
     epochs: int = 60
-    #: Time of a step as a multiple of a forward pass of the frozen network. Beside its own forward and
-    #: backward pass, views are drawn and weights changed and averaged. Measured on two cores:
-    #: EfficientNet-Lite0 8.5 at 96 px and 5.8 at 160, Lite2 8.0 at 128, ViT-Ti/16 3.7 for nine layers
-    #: at 128 px.
+    #: Time of a step as a multiple of a forward pass of the frozen network. Beside its own forward
+    #: and backward pass, views are drawn and weights changed and averaged. Measured on two cores:
+    #: EfficientNet-Lite0 8.5 at 96 px and 5.8 at 160, Lite2 8.0 at 128, ViT-Ti/16 3.7 for nine
+    #: layers at 128 px.
     step: float = 7.0
     #: Decay per step of the averaged weights, which are taken at the end.
     average: float = 0.99

@@ -208,7 +208,7 @@ def test_a_network_that_training_made_worse_stays_frozen(
         return FineTuningRecipe(learning_rate=0.5, classifier_rate=1.0, drawing=Drawing())
 
     monkeypatch.setattr(training, "recipe_of", too_large)
-    inputs = inputs_of(weights, tree, **{"run.minutes": 1.2, "plan.latency_ms": 1.0})
+    inputs = inputs_of(weights, tree, **{"run.minutes": 2.4, "plan.latency_ms": 1.0})
     bundle, found = run(inputs, tmp_path / "bundle", clock=TickingClock())
     (taught,) = found.taught.values()
     assert taught.record.share == 0
@@ -222,7 +222,7 @@ def test_a_bundle_is_built_at_a_place_relative_to_where_one_stands(
     weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    inputs = inputs_of(weights, tree, **{"run.minutes": 1.2, "plan.latency_ms": 1.0})
+    inputs = inputs_of(weights, tree, **{"run.minutes": 2.4, "plan.latency_ms": 1.0})
     bundle, found = run(inputs, Path("bundle"), clock=TickingClock())
     assert bundle.manifest.evaluation is not None
     assert found.taught
