@@ -10,10 +10,13 @@ change in distribution, Annals of Mathematical Statistics 42, 1971).
 Looks at a scene that stands still are not independent: a look counts where the others' label
 differs from the last one that counted. While it never changes, nothing is found out. Of two
 cameras that disagree, both are suspected, and cameras that fail together may agree.
+
+A look at an item of none of the classes says nothing of a camera: labels that are not right do not
+agree. What a covered camera sees is no such item, so its others decide whether the look counts.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -82,9 +85,15 @@ class CameraDrift:
         self._weights: dict[tuple[tuple[int, ...], frozenset[int]], tuple[Logits, Logits]] = {}
 
     def saw(
-        self, contributions: Mapping[int, Contribution], devices: Sequence[str]
+        self,
+        contributions: Mapping[int, Contribution],
+        devices: Sequence[str],
+        unknown: Collection[int] = (),
     ) -> tuple[str, ...]:
-        """Take in a look, contributions of ascending members and their devices; all suspects."""
+        """Take in a look, contributions of ascending members and their devices; all suspects.
+
+        For the members in `unknown` it does not count: their others take the item for unknown.
+        """
         members = tuple(contributions)
         for k, device in zip(members, devices, strict=True):
             if device not in self._cameras:
@@ -100,8 +109,8 @@ class CameraDrift:
         labels = labels_beside(logits, *self._weights[key])
         changed = [
             camera
-            for camera, (own, others) in zip(cameras, labels, strict=True)
-            if others is not None and camera.saw(own, others)
+            for k, camera, (own, others) in zip(members, cameras, labels, strict=True)
+            if k not in unknown and others is not None and camera.saw(own, others)
         ]
         if changed:
             self._judge(changed)

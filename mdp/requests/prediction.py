@@ -70,8 +70,9 @@ class Prediction(Struct, frozen=True, kw_only=True):
     used: tuple[str, ...]
     #: Device -> reason, for every device that was wanted and is not in the answer.
     missing: dict[str, str]
-    #: Accuracy that this combination was measured to have. None for a bundle never evaluated, and
-    #: where a suspect is in the answer: it was measured with cameras that see what they should.
+    #: Accuracy that this combination was measured to have. None for a bundle never evaluated, where
+    #: a suspect is in the answer, since it was measured with cameras that see what they should, and
+    #: for an unknown item, since it was measured on items of the classes.
     #: Where the first stage of a cascade was sure, that of the cascade over all pictures and both
     #: stages.
     expected_accuracy: float | None
@@ -241,12 +242,14 @@ class AnswerBuilder:
         suspects: dict[str, Suspicion] = {}
         if frames is not None:
             if self._drift is not None:
-                self.disagreeing = frozenset(self._drift.saw(contributions, used))
+                unknown = self._unknown_beside(finish.arrived) if novelty and novelty > 0 else ()
+                self.disagreeing = frozenset(self._drift.saw(contributions, used, unknown))
             suspected = self.disagreeing.union(one for one in used if frames[one].suspected)
             suspects |= dict.fromkeys(sorted(suspected), "disagrees")
             suspects |= dict.fromkeys((one for one in used if frames[one].frozen), "frozen")
             if not suspects.keys().isdisjoint(used):
                 expected = known_rejected = None
+        known = None if novelty is None else novelty <= 0
         top = tuple(zip([self._labels[i] for i in classes], shares, strict=True))
         return Prediction(
             label=top[0][0],
@@ -256,7 +259,7 @@ class AnswerBuilder:
             used=used,
             missing={device: str(reason) for device, reason in finish.missing.items()},
             missing_codes={device: reason.code for device, reason in finish.missing.items()},
-            expected_accuracy=expected,
+            expected_accuracy=None if known is False else expected,
             expected_accuracy_pictures=self._pictures,
             latency_ms=0.0,
             deadline_ms=deadline_ms,
@@ -265,10 +268,24 @@ class AnswerBuilder:
             stage=finish.stage,
             frame_spread_ms=_spread_ms(finish, frames),
             suspects=suspects,
-            known=None if novelty is None else novelty <= 0,
+            known=known,
             novelty=novelty,
             known_rejected=known_rejected,
         )
+
+    def _unknown_beside(self, arrived: Mapping[int, Arrival]) -> list[int]:
+        """The members whose others, without suspects, take the item for unknown or cannot say."""
+        found = []
+        for k in arrived:
+            others = {
+                other: arrival.contribution
+                for other, arrival in arrived.items()
+                if other != k and arrival.device not in self.disagreeing
+            }
+            scored = self._rule(tuple(others)).novelty if others else None
+            if scored is None or scored.of(others) > 0:
+                found.append(k)
+        return found
 
     def _member(self, k: int, arrival: Arrival, frames: FramesSeen | None) -> MemberTiming:
         frame: FrameInAnswer | None = None if frames is None else frames[arrival.device]

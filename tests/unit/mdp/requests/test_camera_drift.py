@@ -1,6 +1,6 @@
 """Cameras that were covered or turned, in looks without labels."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import pytest
@@ -19,11 +19,16 @@ def fusion(cameras: int = 4, rate: float = 0.8) -> FusionWeights:
     return FusionWeights(num_classes=CLASSES, subsets=[], agreement=(rate,) * cameras)
 
 
-def look(detector: CameraDrift, labels: tuple[int, ...]) -> tuple[str, ...]:
-    """One look at which each camera's network is sure of its label; returns the suspects."""
+def look(
+    detector: CameraDrift, labels: tuple[int, ...], unknown: Collection[int] = ()
+) -> tuple[str, ...]:
+    """One look at which each camera's network is sure of its label; returns the suspects.
+
+    For the members in `unknown` the item is of no class.
+    """
     logits = 10 * np.eye(CLASSES, dtype=np.float32)
     seen = {k: Contribution(None, logits[label]) for k, label in enumerate(labels)}
-    return detector.saw(seen, NAMES[: len(labels)])
+    return detector.saw(seen, NAMES[: len(labels)], unknown)
 
 
 def scenes(
@@ -72,6 +77,15 @@ def test_a_scene_that_stands_still_counts_once() -> None:
     detector = CameraDrift(fusion())
     for _ in range(100):
         assert look(detector, (3, 3, 3, 5)) == ()
+
+
+def test_items_of_no_class_make_no_suspects() -> None:
+    detector = CameraDrift(fusion())
+    told = {look(detector, labels, range(4)) for labels in scenes(3, 100, rate=0.0)}
+    assert told == {()}
+    # The others know what a covered camera lies about.
+    told = {look(detector, labels, {0, 1, 2}) for labels in scenes(4, 50, covered=3)}
+    assert (NAMES[3],) in told
 
 
 def test_of_two_cameras_that_disagree_both_are_suspects() -> None:

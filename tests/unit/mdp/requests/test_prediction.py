@@ -11,9 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from mdp.errors import ConfigError, DeadlineExceeded, QuorumNotMet
+from mdp.files import write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry
 from mdp.fusion.fuse import FUSIONS, Contribution, Fusion, fuse, probabilities, weights_for
 from mdp.requests import prediction
+from mdp.requests.capture import FrameInAnswer
 from mdp.requests.prediction import (
     TOP_K,
     AnswerBuilder,
@@ -210,10 +212,32 @@ def test_an_item_above_the_threshold_is_none_of_the_classes(
         with_novelty(folder, threshold=energy - above)
         answer = conclude(folder, members, fusion)
         assert answer.known == known
+        assert (answer.expected_accuracy is None) == (not known)
         assert answer.novelty == pytest.approx(above, abs=1e-4)
         assert answer.known_rejected == pytest.approx(0.04 - 0.01 * (len(members) - 1))
         named = f"{answer.label} ({answer.probability:.0%})"
         assert answer.verdict == (named if known else f"unknown, nearest {named}")
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_an_unknown_item_makes_no_suspects(tmp_path: Path, unknown: bool) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    weights = replace(Bundle.open(folder).fusion_weights(), agreement=(0.8,) * 3)
+    write_json(folder / FUSION, weights)
+    # All answers are unknown ones, or none is.
+    judge = AnswerBuilder(Bundle.open(with_novelty(folder, -99.0 if unknown else 99.0)), "stacked")
+    frames = {device: FrameInAnswer(1, 0.0) for device in DEVICES}
+    zero = (0.0, 0.0, 0.0)
+    suspects = set()
+    for number in range(60):
+        # Two agree on one of two labels, the third says another one.
+        agreed, odd = tuple(9.0 * (k == number % 2) for k in range(3)), (0.0, 0.0, 9.0)
+        parts = {k: arrival(k, zero, odd if k == 2 else agreed) for k in range(3)}
+        answer = judge.build(Finish(arrived=parts, missing={}, timed_out=False), 80.0, frames)
+        assert isinstance(answer, Prediction)
+        assert answer.known is not unknown
+        suspects |= answer.suspects.keys()
+    assert suspects == (set() if unknown else {DEVICES[2]})
 
 
 def test_a_bundle_without_thresholds_answers_and_cannot_say(folder: Path) -> None:
