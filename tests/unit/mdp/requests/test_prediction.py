@@ -228,7 +228,7 @@ def test_an_unknown_item_makes_no_suspects(tmp_path: Path, unknown: bool) -> Non
     judge = AnswerBuilder(Bundle.open(with_novelty(folder, -99.0 if unknown else 99.0)), "stacked")
     frames = {device: FrameInAnswer(1, 0.0) for device in DEVICES}
     zero = (0.0, 0.0, 0.0)
-    suspects = set()
+    suspects: set[str] = set()
     for number in range(60):
         # Two agree on one of two labels, the third says another one.
         agreed, odd = tuple(9.0 * (k == number % 2) for k in range(3)), (0.0, 0.0, 9.0)
