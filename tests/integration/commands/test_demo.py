@@ -1,25 +1,35 @@
-"""examples/demo.py on a ready-made bundle: everything that it claims to have seen, it has seen."""
+"""`mdp demo` on a ready-made bundle: all that it claims to have seen, it has; and its page."""
 
 import io
 import json
-import runpy
+import os
 import shutil
+import signal
+import socket
 import subprocess
+import sys
+from collections.abc import Mapping
 from contextlib import chdir
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
+import numpy as np
 import psutil
 import pytest
 from PIL import Image
-from rich.console import Console
 
+from mdp.cli.main import main
 from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
+from mdp.testing.processes import PATIENCE_S, LineProcess, until
+from tests.support.bundles import with_novelty
 from tests.support.command_lines import run_here
 from tests.support.faults.stage import with_cameras
 from tests.support.fleet import ROOT
 
-DEMO = runpy.run_path(str(ROOT / "examples/demo.py"))
-MAIN = DEMO["main"]
+MDP = (str(Path(sys.executable).parent / "mdp"),)
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -27,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 def demo(*args: object) -> subprocess.CompletedProcess[str]:
     with chdir(ROOT):
         # No test here depends on a machine that has nothing else to do.
-        return run_here(MAIN, "demo", "--deadline-ms", 10_000, *args)
+        return run_here(main, "mdp", "demo", "--text", "--deadline-ms", 10_000, *args)
 
 
 @pytest.fixture
@@ -127,19 +137,15 @@ def test_a_claim_that_does_not_hold_is_told(tmp_path: Path, bundle: Path, scenes
     assert "NOT SEEN the agents are as accurate as the bundle was measured to be" in done.stdout
 
 
-@pytest.mark.parametrize("page", [False, True])
-def test_the_page_is_advertised_where_it_is_not_shown(page: bool) -> None:
-    seen, shown = DEMO["_Seen"](), io.StringIO()
-    seen.facts["seconds"] = 7.0
-    DEMO["_print_claims"](Console(file=shown, width=100), seen, page=page)
-    hint = "" if page else "; --page (PAGE=1) shows the fleet in a browser"
-    assert shown.getvalue() == f"\n7 s in all{hint}\n"
-
-
 @pytest.mark.parametrize(
     ("work", "bundle", "pictures", "expected"),
     [
-        ("w", "nowhere", None, "nowhere: expected a bundle folder with a manifest.json"),
+        (
+            "w",
+            "nowhere",
+            None,
+            "nowhere: expected a bundle's folder, or one of cifar10, imagenette, parts",
+        ),
         ("w", "new", None, "new: never evaluated; run mdp-partition evaluate --write first"),
         ("w", "bundle", "other", "expected folders named after classes of"),
         ("w", "bundle", "w", "w: expected pictures, or a folder per class with some"),
@@ -157,7 +163,7 @@ def test_what_the_demo_refuses(
     more = [] if pictures is None else ["--pictures", tmp_path / pictures]
     done = demo("--work", tmp_path / work, "--bundle", tmp_path / bundle, *more)
     assert done.returncode == 2
-    assert done.stderr.startswith("demo: ")
+    assert done.stderr.startswith("mdp: ")
     assert expected in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -166,7 +172,7 @@ def test_an_agent_that_does_not_start_ends_the_demo(tmp_path: Path, bundle: Path
     (bundle / "submodels/1/model.onnx").unlink()
     done = demo("--work", tmp_path / "work", "--bundle", bundle)
     assert done.returncode == 3
-    assert done.stderr.startswith("demo: the agent of beta ended: mdp-agent: ")
+    assert done.stderr.startswith("mdp: the agent of beta ended: mdp-agent: ")
     assert "model.onnx: missing, but listed in manifest.json" in done.stderr
     assert done.stderr.count("\n") == 1
     assert agents_of(bundle) == []
@@ -193,6 +199,93 @@ def test_scenes_that_are_refused(
         scenes.mkdir()
     done = demo("--work", tmp_path / "work", "--bundle", bundle, "--pictures", scenes)
     assert done.returncode == 2
-    assert done.stderr.startswith("demo: ")
+    assert done.stderr.startswith("mdp: ")
     assert expected in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_whoever_watches_may_cover_unplug_and_put_something_else_there(
+    tmp_path: Path, bundle: Path, scenes: Path
+) -> None:
+    with_novelty(with_cameras(bundle, 0.8), threshold=-1.17)
+    strange = scenes / "unknown/s00"
+    strange.mkdir(parents=True)
+    for device in DEVICES:
+        Image.new("RGB", (64, 64), (128, 128, 128)).save(strange / f"{device}.png")
+    options = ("--bundle", bundle, "--pictures", scenes, "--no-browser", "--deadline-ms", 10_000)
+    with LineProcess("demo", [*MDP, "demo", *options], own_session=True) as running:
+        url = running.line_with("Ctrl-C ends everything").partition(" ")[0]
+
+        def state() -> dict[str, Any]:
+            content: dict[str, Any] = json.loads(asked(f"{url}/state")[1])
+            return content
+
+        def alpha() -> dict[str, Any]:
+            found: dict[str, Any] = state()["cameras"][0]
+            return found
+
+        def brightest(device: str) -> int:
+            content = asked(f"{url}/picture/{device}")[1]
+            return int(np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).max())
+
+        def change(**content: object) -> int:
+            return asked(f"{url}/change", json.dumps(content).encode())[0]
+
+        until(lambda: state()["tally"]["items"] > 2, "items")
+        assert state()["tally"]["fused"] >= 2
+        assert brightest("alpha") > 0
+        assert change(do="cover", device="alpha") == 200
+        until(lambda: alpha()["covered"], "a covered camera")
+        assert brightest("alpha") == 0
+        assert brightest("beta") > 0
+        assert change(do="cover", device="alpha", on=False) == 200
+        assert change(do="plug", device="alpha", on=False) == 200
+        until(lambda: alpha()["missing"] is not None, "a missing device")
+        assert not alpha()["plugged"]
+        until(lambda: (state()["answer"] or {}).get("used") == ["beta", "gamma"], "the others")
+        assert change(do="plug", device="alpha") == 200
+        until(lambda: "alpha" in (state()["answer"] or {}).get("used", ()), "all of them")
+        assert change(do="something else") == 200
+        until(lambda: (state()["answer"] or {}).get("known") is False, "an unknown item")
+        for refused in ({"do": "cover", "device": "omega"}, {"do": "dance", "device": "alpha"}, {}):
+            assert change(**refused) == 400
+        assert asked(f"{url}/change", b"{" * 2000)[0] == 413
+        assert asked(f"{url}/picture/omega")[0] == 404
+        assert asked(f"{url}/state", headers={"Host": "elsewhere.example"})[0] == 403
+        said = state()["lines"]
+        assert said[:2] == ["camera alpha is covered", "camera alpha is uncovered"]
+        assert "alpha is unplugged" in said
+        assert agents_of(bundle)
+        # As Ctrl-C in a terminal: all processes are told.
+        os.killpg(running.process.pid, signal.SIGINT)
+        assert running.process.wait(PATIENCE_S) in (0, 130, -signal.SIGINT)
+    assert agents_of(bundle) == []
+
+
+def asked(
+    url: str, data: bytes | None = None, headers: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int, bytes]:
+    """Status and body of a request."""
+    try:
+        with urlopen(Request(url, data, dict(headers)), timeout=PATIENCE_S) as answer:
+            return answer.status, answer.read()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_a_port_that_is_taken(bundle: Path, scenes: Path) -> None:
+    with_cameras(bundle)
+    with socket.create_server(("127.0.0.1", 0)) as taken, chdir(ROOT):
+        port = taken.getsockname()[1]
+        options = ("--bundle", bundle, "--pictures", scenes, "--port", port)
+        done = run_here(main, "mdp", "demo", *options)
+    assert done.returncode == 2
+    assert f"--bind 127.0.0.1:{port}: Address already in use" in done.stderr
+    assert agents_of(bundle) == []
+
+
+def test_the_page_needs_cameras(bundle: Path) -> None:
+    done = run_here(main, "mdp", "demo", "--bundle", bundle)
+    assert done.returncode == 2
+    assert done.stderr.endswith("expected a bundle of cameras for the page, or --text\n")

@@ -22,6 +22,7 @@ PICTURES = 500
 #: What the four cameras of `parts` are right on, at least.
 TOGETHER = 0.85
 #: CIFAR-10 as a tree of JPEGs: a folder that the caller names, or an archive beside the project.
+MDP = str(Path(sys.executable).parent / "mdp")
 TREE = os.environ.get("MDP_CIFAR10")
 ARCHIVE = ROOT.parent / "shared/data/cifar10.tar.xz"
 
@@ -76,7 +77,7 @@ def test_the_bundle_of_four_cameras_is_whole_small_and_accurate() -> None:
 @pytest.mark.usefixtures("no_leaks")
 def test_the_demo_shows_four_cameras_at_once(tmp_path: Path) -> None:
     work, seen = tmp_path / "work", tmp_path / "seen.json"
-    command = [sys.executable, "examples/demo.py", "--work", str(work), "--report", str(seen)]
+    command = [MDP, "demo", "--text", "--work", str(work), "--report", str(seen)]
     done = subprocess.run(
         [*command, *PATIENT], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
     )
@@ -93,7 +94,7 @@ def test_the_demo_shows_four_cameras_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PROMISED)
 def test_the_demo_serves_it_without_training(tmp_path: Path, name: str) -> None:
     work, seen = tmp_path / "work", tmp_path / "seen.json"
-    command = [sys.executable, "examples/demo.py", "--bundle", str(BUNDLES / name)]
+    command = [MDP, "demo", "--text", "--bundle", str(BUNDLES / name)]
     done = subprocess.run(
         [*command, "--work", str(work), "--report", str(seen), *PATIENT],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,

@@ -1,37 +1,30 @@
-"""Several devices on one machine, by a user's commands: `make demo`.
+"""The demo in text: every step as a user's command, and each claim checked against the answers.
 
 Four cameras look at an item from four sides. Their devices are agent processes on loopback, folders
 of pictures play the cameras. Items of no class come by, an agent is killed with SIGKILL and started
-again, a camera is covered. Other bundles are shown with pictures that are sent to them. Every claim
-at the end is checked against the answers.
+again, a camera is covered. Other bundles are shown with pictures that are sent to them.
 """
 
-import io
 import math
-import mimetypes
 import shlex
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
-from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from mdp import console
 from mdp.cli.bench import noise_picture, overhead_ms, percentiles
 from mdp.client.sync import Client
-from mdp.errors import InputError, MDPError
-from mdp.extras import GATEWAY, install, missing
+from mdp.demo.scenes import Belt, DemoFailed, Scenes, check_classes, picture_files
+from mdp.errors import InputError
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle
 from mdp.pictures.crop import Picture, load_picture
@@ -44,30 +37,15 @@ DEADLINE_MS = 500.0
 ASKED_AFTER_KILL = 20
 READY_TIMEOUT_S = 60.0
 BACK_TIMEOUT_S = 15.0
+#: Boards that share this machine have one thread each.
 ONE_THREAD = ("--threads", 1)
-
-#: The bundle of four cameras; beside it scenes that nothing was trained or fitted on.
-PARTS = Path(__file__).parent / "bundles/parts"
-SCENES = "scenes"
-#: The folder of scenes of items that are of no class.
-UNKNOWN = "unknown"
 #: Looks at a covered camera, at most, until it is found out.
 LOOKS_COVERED = 48
 #: Of four cameras on one machine.
 FRAMES_A_SECOND = 40
-#: With the page, another item comes by after so many seconds.
-ITEM_EVERY_S = 2.0
 
-#: A picture per camera.
-Scene = Mapping[str, Path]
 #: Ask for the n-th item, or picture.
 Ask = Callable[[int], Prediction]
-
-
-class DemoFailed(MDPError):
-    """A step of the demo failed."""
-
-    exit_code = 3
 
 
 @dataclass(slots=True)
@@ -80,29 +58,19 @@ class _Seen:
     claims: dict[str, bool] = field(default_factory=dict)
 
 
-def run_demo(
+def walk(
     work: Path,
     *,
     bundle: Path,
     pictures: Path | None,
     report: Path | None,
-    page: bool,
     deadline_ms: float = DEADLINE_MS,
 ) -> bool:
-    """Run every step, print as it goes; returns whether all that was promised was seen.
-
-    With `page`, the gateway serves the fleet in the end, until Ctrl-C.
-    """
-    if page and (module := missing(GATEWAY)):
-        raise InputError(f"{module} is not installed; the page needs it: {install('gateway')}")
+    """Run every step, print as it goes; returns whether all that was promised was seen."""
     started_s = time.monotonic()
     out, seen = Console(), _Seen(deadline_ms)
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{work}: cannot be made: {error.strerror or error}") from error
     opened = Bundle.open(bundle)
-    scenes = _Scenes.of(opened, pictures) if opened.manifest.plan.cameras else None
+    scenes = Scenes.of(opened, pictures) if opened.manifest.plan.cameras else None
     labelled = [] if scenes else _labelled_pictures(pictures, opened)
     _print_accuracy(out, opened, seen)
     with AgentFleet(work, bundle, patience_s=READY_TIMEOUT_S) as fleet:
@@ -111,7 +79,7 @@ def run_demo(
         )
         if cameras is not None and scenes is not None:
             cameras.put(scenes.contents(scenes.known[0][1]))
-        _start(out, fleet, cameras)
+        start_agents(fleet, cameras, partial(_show_agent, out))
         path = str(work / "fleet.toml")
         # Of an earlier demo, whose agents had other ports.
         Path(path).unlink(missing_ok=True)
@@ -125,124 +93,18 @@ def run_demo(
                 _classify_all(out, client, labelled, seen)
                 _kill_and_restart(out, fleet, _classifying(client, labelled, deadline_ms), seen)
             else:
-                belt = _Belt(scenes, cameras, client, deadline_ms)
+                belt = Belt(scenes, cameras, client, deadline_ms)
                 _look_at_all(out, belt, seen)
                 _look_at_unknown(out, belt, seen)
                 _kill_and_restart(out, fleet, belt.look, seen, belt)
                 _cover(out, belt, path, seen)
                 belt.covered = None
-        seen.facts["seconds"] = time.monotonic() - started_s
-        _print_claims(out, seen, page=page)
-        held = all(seen.claims.values())
-        if report is not None:
-            write_json(report, {**seen.facts, "claims": seen.claims, "ok": held})
-        if page:
-            items = scenes.contents_of_all() if scenes else iter(())
-            _serve_page(_show(out, ["mdp", "gateway", "--fleet", path]), cameras, items)
+    seen.facts["seconds"] = time.monotonic() - started_s
+    _print_claims(out, seen)
+    held = all(seen.claims.values())
+    if report is not None:
+        write_json(report, {**seen.facts, "claims": seen.claims, "ok": held})
     return held
-
-
-def _serve_page(
-    command: Sequence[str], cameras: FolderCameras | None, items: Iterator[Mapping[str, bytes]]
-) -> None:
-    """Serve the page until Ctrl-C, while items come by."""
-    with suppress(KeyboardInterrupt), subprocess.Popen(command) as gateway:
-        while gateway.poll() is None:
-            if cameras is not None and (shown := next(items, None)) is not None:
-                cameras.put(shown)
-            with suppress(subprocess.TimeoutExpired):
-                gateway.wait(ITEM_EVERY_S)
-
-
-@dataclass(frozen=True, slots=True)
-class _Scenes:
-    """Scenes of a bundle's cameras."""
-
-    #: Device -> camera.
-    cameras: Mapping[str, str]
-    #: Label and scene; those of one class never follow each other where there are others.
-    known: Sequence[tuple[str, Scene]]
-    #: Scenes of items of no class.
-    unknown: Sequence[Scene]
-
-    @classmethod
-    def of(cls, bundle: Bundle, folder: Path | None) -> "_Scenes":
-        """Read `CLASS/SCENE/CAMERA.*` of `folder`, by default those beside `bundle`."""
-        folder = bundle.path / SCENES if folder is None else folder
-        plan = bundle.manifest.plan
-        cameras = {a.device: a.camera for a in plan.assignments if a.camera is not None}
-        shot: dict[Path, dict[str, Path]] = {}
-        for file in _pictures(folder, "*/*/*"):
-            shot.setdefault(file.parent, {})[file.stem] = file
-        by_class: dict[str, list[Scene]] = {}
-        for where, scene in shot.items():
-            if lacking := set(cameras.values()) - scene.keys():
-                raise InputError(f"{where}: expected a picture of camera {min(lacking)!r}")
-            by_class.setdefault(where.parent.name, []).append(scene)
-        unknown = by_class.pop(UNKNOWN, [])
-        _check_classes(folder, by_class, bundle)
-        turns = zip_longest(*([(label, one) for one in some] for label, some in by_class.items()))
-        known = [item for turn in turns for item in turn if item is not None]
-        if not known:
-            raise InputError(
-                f"{folder}: expected scenes, CLASS/SCENE/CAMERA.jpg, of {bundle.path}'s cameras"
-            )
-        return cls(cameras, known, unknown)
-
-    def contents(self, scene: Scene) -> dict[str, bytes]:
-        """Pictures of a scene, by device."""
-        return {device: scene[camera].read_bytes() for device, camera in self.cameras.items()}
-
-    def contents_of_all(self) -> Iterator[dict[str, bytes]]:
-        """Every item again and again, now and then one of no class."""
-        while True:
-            for number, (_, scene) in enumerate(self.known):
-                yield self.contents(scene)
-                if self.unknown and number % 4 == 3:
-                    yield self.contents(self.unknown[number // 4 % len(self.unknown)])
-
-
-@dataclass(slots=True)
-class _Belt:
-    """Items that come by before cameras, one of which may be covered."""
-
-    scenes: _Scenes
-    cameras: FolderCameras
-    client: Client
-    deadline_ms: float
-    #: The device whose camera is covered, and the one that was killed.
-    covered: str | None = None
-    gone: str | None = None
-
-    def look_at(self, scene: Scene) -> Prediction:
-        """The fleet's answer for one scene, once every camera that is there sees it."""
-        shown = self.scenes.contents(scene)
-        if self.covered is not None:
-            shown[self.covered] = _black(shown[self.covered])
-        self.cameras.put(shown)
-        try:
-            self.cameras.seen(self.client, but=self.gone)
-        except AssertionError as error:
-            raise DemoFailed(f"the cameras: {error}") from error
-        return self.client.look(deadline_ms=self.deadline_ms)
-
-    def look(self, number: int) -> Prediction:
-        """The answer for the item in a place of the belt, which comes round."""
-        return self.look_at(self._item(number)[1])
-
-    def label(self, number: int) -> str:
-        """The class of the item in a place of the belt."""
-        return self._item(number)[0]
-
-    def _item(self, number: int) -> tuple[str, Scene]:
-        return self.scenes.known[number % len(self.scenes.known)]
-
-
-def _black(content: bytes) -> bytes:
-    """A picture of the same size that shows nothing."""
-    size, covered = Image.open(io.BytesIO(content)).size, io.BytesIO()
-    Image.new("RGB", size).save(covered, "JPEG")
-    return covered.getvalue()
 
 
 def _classifying(
@@ -268,12 +130,6 @@ def _show_and_run(out: Console, command: Sequence[str]) -> None:
         raise DemoFailed(f"{command[0]} {command[1]} ended with exit code {code}")
 
 
-def _pictures(folder: Path, pattern: str) -> list[Path]:
-    """The files that are pictures by their names, which a README beside them is not."""
-    kinds = ((file, mimetypes.guess_type(file.name)[0] or "") for file in folder.glob(pattern))
-    return sorted(file for file, kind in kinds if kind.startswith("image/") and file.is_file())
-
-
 def _photographs(side: int) -> list[Picture]:
     """The photographs that scikit-learn ships, decoded, else noise of `side` pixels."""
     found = find_spec("sklearn")
@@ -287,24 +143,16 @@ def _photographs(side: int) -> list[Picture]:
 
 def _labelled_pictures(folder: Path | None, bundle: Bundle) -> list[tuple[str | None, Picture]]:
     """(label, picture) of a class-per-folder tree; else a folder's pictures or photographs."""
-    if folder is None or (plain := _pictures(folder, "*")):
+    if folder is None or (plain := picture_files(folder, "*")):
         unlabelled = plain if folder else _photographs(bundle.manifest.plan.finest_px)
         return [(None, picture) for picture in unlabelled * math.ceil(100 / len(unlabelled))]
     labelled: list[tuple[str | None, Picture]] = [
-        (file.parent.name, file) for file in _pictures(folder, "*/*")
+        (file.parent.name, file) for file in picture_files(folder, "*/*")
     ]
     if not labelled:
         raise InputError(f"{folder}: expected pictures, or a folder per class with some")
-    _check_classes(folder, {str(label) for label, _ in labelled}, bundle)
+    check_classes(folder, {str(label) for label, _ in labelled}, bundle)
     return labelled
-
-
-def _check_classes(folder: Path, labels: Collection[str], bundle: Bundle) -> None:
-    """Raise InputError for a label that is no class of `bundle`."""
-    if strange := sorted(set(labels) - set(bundle.manifest.labels)):
-        raise InputError(
-            f"{folder}: expected folders named after classes of {bundle.path}, found {strange[0]!r}"
-        )
 
 
 def _print_accuracy(out: Console, bundle: Bundle, seen: _Seen) -> None:
@@ -335,17 +183,22 @@ def _print_accuracy(out: Console, bundle: Bundle, seen: _Seen) -> None:
     seen.facts["evaluation"] = evaluation
 
 
-def _options(device: str, cameras: FolderCameras | None) -> list[object]:
-    """Options of an agent: boards that share this machine have one thread each."""
+def agent_options(device: str, cameras: FolderCameras | None) -> list[object]:
+    """Options of an agent on a machine that others share, with its camera if there are cameras."""
     return [*ONE_THREAD, *(() if cameras is None else cameras.source(device))]
 
 
-def _start(out: Console, fleet: AgentFleet, cameras: FolderCameras | None) -> None:
-    """Start an agent for each device."""
+def start_agents(
+    fleet: AgentFleet, cameras: FolderCameras | None, begun: Callable[[AgentProcess], None]
+) -> None:
+    """Start an agent for each device, side by side; raises DemoFailed with what one said last.
+
+    `begun` is told each once it was started.
+    """
     for assignment in Bundle.open(fleet.bundle).manifest.plan.assignments:
         (fleet.folder / f"{assignment.device}.log").unlink(missing_ok=True)
         device = assignment.device
-        _show_agent(out, fleet.start(device, *_options(device, cameras), wait_for=None))
+        begun(fleet.start(device, *agent_options(device, cameras), wait_for=None))
     for device, agent in fleet.agents.items():
         try:
             agent.wait_for("READY")
@@ -376,7 +229,7 @@ def _classify_all(
     _summarise(out, client.bundle, answers, seen)
 
 
-def _look_at_all(out: Console, belt: _Belt, seen: _Seen) -> None:
+def _look_at_all(out: Console, belt: Belt, seen: _Seen) -> None:
     """Every item of a class, seen by all cameras."""
     known = belt.scenes.known
     out.print(
@@ -411,7 +264,7 @@ def _look_at_all(out: Console, belt: _Belt, seen: _Seen) -> None:
     seen.facts["live"] |= {"known_rejected": rejected, "known_rejected_expected": expected}
 
 
-def _look_at_unknown(out: Console, belt: _Belt, seen: _Seen) -> None:
+def _look_at_unknown(out: Console, belt: Belt, seen: _Seen) -> None:
     """Items of no class."""
     scenes = belt.scenes.unknown
     if not scenes or not belt.client.bundle.fusion_weights().novelty:
@@ -503,7 +356,7 @@ def _add_latency(table: Table, name: str, values: Sequence[float]) -> dict[str, 
 
 
 def _kill_and_restart(
-    out: Console, fleet: AgentFleet, ask: Ask, seen: _Seen, belt: _Belt | None = None
+    out: Console, fleet: AgentFleet, ask: Ask, seen: _Seen, belt: Belt | None = None
 ) -> None:
     """Kill the agent of one device, ask without it, and start it again."""
     assignments = Bundle.open(fleet.bundle).manifest.plan.assignments
@@ -526,7 +379,7 @@ def _kill_and_restart(
     )
     started_s = time.monotonic()
     cameras = None if belt is None else belt.cameras
-    _show_agent(out, fleet.restart(victim, *_options(victim, cameras)))
+    _show_agent(out, fleet.restart(victim, *agent_options(victim, cameras)))
     if belt is not None:
         belt.gone = None
     until_s = started_s + BACK_TIMEOUT_S
@@ -542,7 +395,7 @@ def _kill_and_restart(
     )
 
 
-def _cover(out: Console, belt: _Belt, fleet_file: str, seen: _Seen) -> None:
+def _cover(out: Console, belt: Belt, fleet_file: str, seen: _Seen) -> None:
     """Cover the first camera, until it is found out; then ask as somebody who has just begun."""
     belt.covered, camera = next(iter(belt.scenes.cameras.items()))
     out.print(f"\n[bold]# camera {camera} is covered[/bold]", highlight=False)
@@ -591,54 +444,8 @@ def _print_answer(out: Console, prediction: Prediction) -> None:
     )
 
 
-def _print_claims(out: Console, seen: _Seen, *, page: bool) -> None:
+def _print_claims(out: Console, seen: _Seen) -> None:
     out.print()
     for claim, held in seen.claims.items():
         out.print(f"{'[green]seen    [/green]' if held else '[red]NOT SEEN[/red]'} {claim}")
-    hint = "" if page else "; --page (PAGE=1) shows the fleet in a browser"
-    out.print(f"{seen.facts['seconds']:.0f} s in all{hint}")
-
-
-app = console.new_app("MDP on one machine.")
-
-
-@app.command()
-def demo(
-    work: Annotated[Path, typer.Option(help="Folder for the demo's files.")] = Path("demo"),
-    bundle: Annotated[
-        Path, typer.Option(help="The bundle to serve; by default that of four cameras.")
-    ] = PARTS,
-    pictures: Annotated[
-        Path | None,
-        typer.Option(
-            help="Of a bundle of cameras: scenes, CLASS/SCENE/CAMERA.jpg; else those beside it. Of "
-            "others: pictures, or a folder per class; else photographs."
-        ),
-    ] = None,
-    report: Annotated[Path | None, typer.Option(help="JSON file of the observations.")] = None,
-    deadline_ms: Annotated[
-        float, typer.Option(help="Of every call; a machine that is busy needs more.", min=1)
-    ] = DEADLINE_MS,
-    page: Annotated[
-        bool, typer.Option("--page", help="At the end, serve the gateway's page until Ctrl-C.")
-    ] = False,
-) -> None:
-    """Serve, look, kill one agent, restart it, cover a camera: everything on this machine.
-
-    Example: python examples/demo.py --report demo/seen.json
-
-    Exit codes: 0 every claim held, 2 bad input, 3 one did not.
-    """
-    seen = run_demo(
-        work, bundle=bundle, pictures=pictures, report=report, page=page, deadline_ms=deadline_ms
-    )
-    raise typer.Exit(0 if seen else DemoFailed.exit_code)
-
-
-def main() -> None:
-    """Entry point."""
-    console.run(app, "demo")
-
-
-if __name__ == "__main__":
-    main()
+    out.print(f"{seen.facts['seconds']:.0f} s in all")

@@ -1,0 +1,1 @@
+"""The demo: four cameras round an item, in a browser or in text, on this machine."""
