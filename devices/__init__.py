@@ -1,1 +1,1 @@
-"""What runs on a device: an agent that serves one sub-model."""
+"""The program of a device: an agent that serves one sub-model."""

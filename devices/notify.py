@@ -11,7 +11,7 @@ READY, STOPPING, WATCHDOG = "READY=1", "STOPPING=1", "WATCHDOG=1"
 
 
 class Notices:
-    """Which messages are due, by an agent's state. Pure."""
+    """Messages that are due, by an agent's state. Pure."""
 
     def __init__(self, *, watchdog: bool) -> None:
         """Without `watchdog`, no pings are due."""

@@ -51,7 +51,7 @@ class Source:
 
     @property
     def is_live(self) -> bool:
-        """Whether it sets the pace of its pictures itself."""
+        """Tell whether it sets the pace of its pictures itself."""
         return self.kind in ("camera", "rtsp")
 
     def __str__(self) -> str:

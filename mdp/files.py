@@ -90,7 +90,7 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int) -> tuple[bytes, 
 
 
 def is_private(path: Path, mode: int) -> bool:
-    """Whether the mode of a secret file lets nobody read it but its owner.
+    """Tell whether the mode of a secret file lets nobody read it but its owner.
 
     In $CREDENTIALS_DIRECTORY it may be 0440: of systemd's credentials an access list, which the
     group's bits show, names the service's user; of Kubernetes' secrets the group is the pod's.

@@ -50,7 +50,7 @@ def now() -> datetime.datetime:
 
 
 class Health(Protocol):
-    """What an agent's statuses are made of."""
+    """The facts that an agent's statuses are made of."""
 
     #: What is wrong with the clients' files; empty if nothing is.
     clients_error: str

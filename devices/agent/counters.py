@@ -46,7 +46,10 @@ class Counters:
             self.due_s = self._next_report_s
 
     def report(self, now_s: float) -> str:
-        """What was not answered since the last report; empty before the next one is due."""
+        """Requests that were not answered since the last report.
+
+        Empty before the next one is due.
+        """
         with self._lock:
             if now_s < self.due_s:
                 return ""

@@ -9,7 +9,7 @@ from mdp.protocol.messages import Buffer, FrameReply, Infer, Result, pixels_of
 
 
 class _Admitted(Struct, frozen=True, kw_only=True, eq=False):
-    """What every job has; times are on the agent's clock."""
+    """Fields of every job; times are on the agent's clock."""
 
     #: Where the reply goes.
     route: bytes
@@ -42,7 +42,7 @@ class PictureJob(_Admitted, frozen=True, kw_only=True, eq=False):
 
     @property
     def is_encoded(self) -> bool:
-        """Whether `pixels` decodes a JPEG."""
+        """Tell whether `pixels` decodes a JPEG."""
         return self.infer.encoding == "jpeg"
 
     def pixels(self) -> Pixels:

@@ -39,7 +39,7 @@ FORBIDDEN = "this client's key may not push or fetch bundles (`push = true` in i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushAccess:
-    """Who may push, where it goes, and who is told."""
+    """The keys that may push, the folder that it goes to, and who is told."""
 
     store: BundleStore
     may_push: Callable[[str], bool]

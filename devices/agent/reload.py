@@ -19,7 +19,7 @@ from mdp.errors import AgentError
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """What to read, what to do once it is loaded, and who is told why not (empty: it is served)."""
+    """The bundle to read, what to do once it is loaded, and whom to tell why not (empty: served)."""
 
     read: Callable[[], LoadableBundle]
     commit: Callable[[LoadableBundle], None] = lambda source: None
@@ -109,7 +109,7 @@ class Reloader:
 
     @property
     def busy(self) -> bool:
-        """Whether a reload is requested or runs."""
+        """Tell whether a reload is requested or runs."""
         return self._requested or self._switch is not None or self._thread is not None
 
     def start(

@@ -255,7 +255,7 @@ class BundleStore:
         return k
 
     def _is_right(self) -> bool:
-        """Whether the complete version of the offer is as offered, on this disk, still."""
+        """Tell whether the complete version of the offer is as offered, on this disk, still."""
         folder = self.folder / self._manifest
         try:
             _, k = self._read(folder)

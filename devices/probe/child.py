@@ -95,7 +95,7 @@ def answer(line: bytes, send: Send) -> None:
 
 
 def capabilities() -> Capabilities:
-    """What this interpreter can run models with."""
+    """Runtimes and providers that this interpreter has."""
     providers: list[str] = []
     with contextlib.suppress(AgentError):
         providers = list(import_onnxruntime().get_available_providers())
@@ -124,7 +124,7 @@ def _openvino_devices(core: Any) -> dict[str, list[str]]:
 def _arguments(
     run: Run, model: str, seconds: float
 ) -> tuple[Run, Callable[[], Any], float, Instruments]:
-    """What `measure` and `sustain` take."""
+    """Arguments of `measure` and `sustain`."""
     execution = execution_of(run)
 
     def load() -> Any:

@@ -80,7 +80,7 @@ class Load(Record, frozen=True, tag=True):
 
 
 class System(Protocol):
-    """What a measurement reads of the machine; `devices.machine.Machine` does."""
+    """Readings of the machine that a measurement needs; `devices.machine.Machine` does."""
 
     def busy_cpu_s(self) -> float | None:
         """CPU seconds used by all processes."""

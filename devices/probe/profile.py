@@ -24,7 +24,7 @@ MIN_POINTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What the system reports about itself."""
+    """The system's report of itself."""
 
     name: str
     date: str

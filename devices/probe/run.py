@@ -26,7 +26,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOptions:
-    """What to measure, and for how long."""
+    """The measurements to make, and for how long."""
 
     threads: Sequence[int]
     quick: bool = False

@@ -103,7 +103,7 @@ def classify(
 
 
 def given_pictures(words: Sequence[str]) -> list[Given]:
-    """What the words of a command line name; folders and patterns become their files.
+    """Pictures that the words of a command line name; folders and patterns become their files.
 
     Raises InputError for a word that names nothing by its form, and for a source without an end
     beside anything else.

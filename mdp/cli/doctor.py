@@ -217,7 +217,7 @@ def _device_finding(status: DeviceStatus, *, has_fault: bool) -> Finding:
 
 
 def camera_finding(device: str, source: str) -> Finding:
-    """Whether a look has a frame of `source`, as a status describes it."""
+    """Tell whether a look has a frame of `source`, as a status describes it."""
     works = _WORKS.fullmatch(source)
     ok = works is not None and int(works[1]) <= DEFAULT_WITHIN_MS
     return Finding(f"{device}'s camera", ok, source)

@@ -262,7 +262,7 @@ def _finish(before: EditedFile, after: EditedFile, name: str, *, dry_run: bool, 
 
 
 def _accuracy(before: EditedFile, after: EditedFile) -> str:
-    """What the members of two fleets are worth, in words."""
+    """Accuracies of the members of two fleets, in words."""
     was, will = (accuracy_with(f.bundle, f.fleet.members()) for f in (before, after))
     evaluation = after.bundle.manifest.evaluation
     if was is None or will is None or evaluation is None:

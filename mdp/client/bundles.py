@@ -103,7 +103,7 @@ class DeviceBundles:
         self._restarts = 0
 
     def state(self) -> BundleState:
-        """What the agent serves, keeps and has received; raises TransferError."""
+        """Bundles that the agent serves, keeps and has received; raises TransferError."""
         return self._persistently(self._state)
 
     def push(self, bundle: Bundle, progress: Progress = lambda done, total: None) -> Pushed:

@@ -18,7 +18,7 @@ QUICK_PIXELS = 1_000_000
 
 
 def is_quick(picture: PictureOrScene) -> bool:
-    """Whether a picture's views are cut in the calling thread."""
+    """Tell whether a picture's views are cut in the calling thread."""
     return isinstance(picture, np.ndarray) and picture.size <= 3 * QUICK_PIXELS
 
 

@@ -1,4 +1,4 @@
-"""What a call asks: about a picture, or about what the devices' own cameras see."""
+"""Questions of a call: about a picture, or about what the devices' own cameras see."""
 
 from collections.abc import Collection, Mapping
 from typing import Protocol

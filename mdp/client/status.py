@@ -42,7 +42,7 @@ class DeviceStatus:
 
     @property
     def usable(self) -> bool:
-        """Whether this device takes part in the next answer."""
+        """Tell whether this device takes part in the next answer."""
         return self.state == "READY" and not self.code
 
 
@@ -92,7 +92,7 @@ def device_status(
 
 
 def unfit(status: Status, bundle: Bundle, k: int) -> Reason | None:
-    """What keeps an agent from serving sub-model `k` of `bundle`, or None."""
+    """The reason that keeps an agent from serving sub-model `k` of `bundle`, or None."""
     if status.state != "READY":
         text = status.state + (f": {status.reason}" if status.reason else "")
         return Reason("not_ready", text)

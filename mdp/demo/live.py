@@ -26,7 +26,7 @@ _LINES = 30
 
 @dataclass(frozen=True, slots=True)
 class BeltItem:
-    """What lies before the cameras; `label` is None where it is of no class."""
+    """The item before the cameras; `label` is None where it is of no class."""
 
     number: int
     label: str | None
@@ -139,7 +139,7 @@ class LiveDemo:
         self._changed.set()
 
     def picture(self, device: str) -> bytes:
-        """What a device's camera sees now, as a file's content; raises KeyError."""
+        """The picture before a device's camera, as a file's content; raises KeyError."""
         with self._lock:
             return self._pictures[device]
 

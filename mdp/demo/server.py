@@ -36,7 +36,7 @@ FIRST_PORT = 8090
 
 
 class Change(msgspec.Struct, forbid_unknown_fields=True):
-    """What whoever watches the page does."""
+    """A press of one of the page's buttons."""
 
     do: str
     device: str = ""

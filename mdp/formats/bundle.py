@@ -168,7 +168,7 @@ class BeforeAfter(Record, frozen=True):
 
 
 class Quantization(Record, frozen=True):
-    """How the precisions of a bundle came about."""
+    """The trials by which the precisions of a bundle were chosen."""
 
     #: Largest accepted loss of fused accuracy on the calibration pictures, a fraction.
     max_loss: Fraction

@@ -1,4 +1,4 @@
-"""What one device serves of a bundle: at most four files, which have fixed names on the wire."""
+"""A device's part of a bundle: at most four files, which have fixed names on the wire."""
 
 import hashlib
 from typing import Final, Literal

@@ -92,7 +92,7 @@ class FleetEntry(Record, frozen=True):
 
     @property
     def exposed(self) -> bool:
-        """Whether the connection is plain text over a network."""
+        """Tell whether the connection is plain text over a network."""
         return self.key is None and not is_loopback(self.address)
 
 
@@ -163,7 +163,7 @@ def read_fleet(path: str | os.PathLike[str]) -> tuple[Fleet, Bundle]:
 
 
 def is_fleet_name(name: str) -> bool:
-    """Whether a fleet may be called `name` (`FLEET_NAME_FORM`)."""
+    """Tell whether a fleet may be called `name` (`FLEET_NAME_FORM`)."""
     return _FLEET_NAME.fullmatch(name) is not None
 
 

@@ -137,7 +137,7 @@ class FleetFile:
             write_bytes(path, self.text.encode(), like=found)
 
     def _blocks(self) -> list[str]:
-        """What precedes the first entry, then each entry with the comment directly above it."""
+        """The text before the first entry, then each entry with the comment directly above it."""
         text = self.text
         if not re.search(r"#|\[\[devices]]", re.sub(_TEXT, "", text)):
             # Tables on a line each, as older versions wrote them, and no comment to keep.

@@ -65,7 +65,7 @@ class ModelFile:
 
 
 def names_other_files(content: bytes) -> bool:
-    """Whether an ONNX model refers to other files, for external tensors or compiled parts.
+    """Tell whether an ONNX model refers to other files, for external tensors or compiled parts.
 
     Raises ValueError for content that is no protobuf message, which a runtime might accept.
     """

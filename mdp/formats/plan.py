@@ -233,7 +233,7 @@ class SingleDevice(Record, frozen=True):
 
     @property
     def spec(self) -> Spec:
-        """What it runs."""
+        """The specification of the network that it runs."""
         return one_spec(self.submodel, self.network)
 
 

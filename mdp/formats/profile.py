@@ -40,7 +40,7 @@ RuntimeName = Literal["onnxruntime", "openvino"]
 
 
 def is_openvino_device(provider: str) -> bool:
-    """Whether a provider is OpenVINO's name of a GPU or NPU."""
+    """Tell whether a provider is OpenVINO's name of a GPU or NPU."""
     return re.fullmatch(OPENVINO_DEVICE, provider) is not None
 
 
@@ -63,7 +63,7 @@ class Link(Record, frozen=True):
 
 
 class Timing(Record, frozen=True):
-    """How a model was run on the device, and its steady-state latency."""
+    """The way a model was run on the device, and its steady-state latency."""
 
     threads: Threads
     #: Median milliseconds of one run, of all pictures of the batch together.

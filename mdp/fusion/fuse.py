@@ -189,7 +189,7 @@ def listed_subsets(members: Iterable[int]) -> list[tuple[int, ...]]:
 
 
 def is_boosting_prefix(members: Sequence[int]) -> bool:
-    """Whether ascending `members` are 0, 1, ... without a gap, so that their boost heads add up."""
+    """Tell whether ascending `members` are 0, 1, ... without a gap: their boost heads add up."""
     return list(members) == list(range(len(members)))
 
 

@@ -1,4 +1,4 @@
-"""What the page and the metrics know of each device: its state, its latest times, its faults. Pure.
+"""Facts of each device for the page and the metrics: its state, its latest times, its faults. Pure.
 
 Times are handed in: seconds since 1970.
 """
@@ -192,7 +192,7 @@ class Roll:
         self.faults.append(Fault(at_s=now_s, device=name, what=what, over=in_use))
 
     def expected_accuracy(self) -> float | None:
-        """What an answer of the devices that can be used now is worth; None if unknown."""
+        """The accuracy of an answer of the devices that can be used now; None if unknown."""
         return self._accuracy({d.k for d in self.devices.values() if d.in_use and d.usable})
 
     def _accuracy(self, members: set[int]) -> float | None:

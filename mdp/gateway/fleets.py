@@ -43,7 +43,7 @@ class ServedFleet:
 
     @property
     def ready(self) -> bool:
-        """Whether any device can answer."""
+        """Tell whether any device can answer."""
         return any(device.usable and device.in_use for device in self.roll.devices.values())
 
     async def classify(self, pictures: Sequence[Picture], deadline_ms: float) -> list[Prediction]:
@@ -55,7 +55,7 @@ class ServedFleet:
         return await self._noted(answering)
 
     async def look(self, deadline_ms: float) -> Prediction:
-        """What the devices' own cameras see; raises what a client raises."""
+        """Classify what the devices' own cameras see; raises what a client raises."""
         (answer,) = await self._noted(_listed(self._client.look(deadline_ms=deadline_ms)))
         return answer
 
@@ -119,7 +119,7 @@ class ServedFleet:
         self._client.close()
 
     def shown(self) -> dict[str, Any]:
-        """What the page shows of this fleet, for msgspec to encode."""
+        """The state of this fleet for the page, for msgspec to encode."""
         evaluation = self.bundle.manifest.evaluation
         return {
             "name": self.name,

@@ -62,7 +62,7 @@ class _Request(Struct):
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """What a request asks for."""
+    """A request of the protocol, decoded."""
 
     id: str
     #: uint8 `[n, height, width, 3]`.
@@ -98,7 +98,7 @@ def _shape(output: str, pictures: int, top: int) -> list[int]:
 
 
 def is_quick(body: bytes | bytearray, json_length: str | None) -> bool:
-    """Whether reading a request takes no longer than handing it to a thread."""
+    """Tell whether reading a request takes no longer than handing it to a thread."""
     return json_bytes(body, json_length) <= QUICK_BYTES
 
 
@@ -246,12 +246,12 @@ def _binary(values: Sequence[Any]) -> bytes:
 
 
 def told(model: str, prediction: Prediction) -> dict[str, Any]:
-    """What `/classify` and `/look` answer."""
+    """The JSON that `/classify` and `/look` answer."""
     return {"model": model, "degraded": prediction.degraded, **prediction.to_dict()}
 
 
 def parameters_of(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """What the answers are made of, in the protocol's strings, numbers and booleans.
+    """Parts of the answers, in the protocol's strings, numbers and booleans.
 
     `degraded` if any lacks a device; `used` by all (the output of that name has each one's),
     `missing` from any, the lowest expected accuracy, the longest latency; `known` if all items are,

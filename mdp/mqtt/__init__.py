@@ -1,1 +1,1 @@
-"""What a fleet sees and how its devices are, published over MQTT for Home Assistant and others."""
+"""A fleet's answers and its devices' health, published over MQTT for Home Assistant and others."""

@@ -21,7 +21,7 @@ STATUS_TIMEOUT_S = 0.8
 
 
 class Publisher(Protocol):
-    """What a bridge needs of a broker."""
+    """The methods of a broker that a bridge needs."""
 
     def publish(self, topic: str, payload: str, *, retain: bool = False) -> None:
         """Send this as soon as it is possible."""

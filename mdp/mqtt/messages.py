@@ -117,7 +117,10 @@ def answer_payload(now: str, seen: Prediction | InferenceError) -> dict[str, Any
 
 
 def health_payload(status: DeviceStatus, latency_ms: float | None) -> dict[str, Any]:
-    """How a device is; `latency_ms` is the time of its latest answer, from request to reply."""
+    """The health of a device.
+
+    `latency_ms` is the time of its latest answer, from request to reply.
+    """
     return {
         "state": status.state,
         "usable": status.usable,

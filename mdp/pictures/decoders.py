@@ -40,7 +40,7 @@ class Decoding(Generic[T]):
         self.abandoned = False
 
     def is_alive(self) -> bool:
-        """Whether there is no result yet."""
+        """Tell whether there is no result yet."""
         return not self._ended.is_set()
 
     def join(self, timeout: float) -> None:
@@ -48,7 +48,7 @@ class Decoding(Generic[T]):
         self._ended.wait(timeout)
 
     def result(self) -> T:
-        """What was decoded; raises what decoding raised."""
+        """The decoded picture; raises what decoding raised."""
         if self._error is not None:
             raise self._error
         return self._value
@@ -89,7 +89,7 @@ class Decoders:
 
     @property
     def abandoned(self) -> int:
-        """How many decoders run for calls that have ended."""
+        """The number of decoders that run for calls that have ended."""
         with self._lock:
             return sum(each.abandoned for each in self._running)
 

@@ -32,7 +32,7 @@ class Tensor(Protocol):
     """The used part of a `torch.Tensor`, without an import of torch."""
 
     def is_floating_point(self) -> bool:
-        """Whether its values are of a floating type."""
+        """Tell whether its values are of a floating type."""
         ...
 
     def detach(self) -> Any:

@@ -99,16 +99,16 @@ class AgentQueue(Generic[R]):
 
     @property
     def clients(self) -> int:
-        """How many clients have requests waiting."""
+        """The number of clients that have requests waiting."""
         return len(self._competing)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
+        """Tell whether nothing waits and nothing runs."""
         return not self.waiting and not self._running
 
     def holds(self, digest: str) -> bool:
-        """Whether a request for this bundle waits."""
+        """Tell whether a request for this bundle waits."""
         competing = self._competing.values()
         return any(each.digest == digest for account in competing for each in account.waiting)
 

@@ -60,7 +60,7 @@ class _Camera:
         self.learnt = None
 
     def saw(self, own: int, others: int) -> bool:
-        """Whether this look changes the verdict."""
+        """Tell whether this look changes the verdict."""
         if others == self.last:
             return False
         self.last = others
@@ -127,7 +127,7 @@ class CameraDrift:
 
 
 def at_least(agreed: int, counted: int) -> float:
-    """How often both agree, at least, where they did `agreed` of `counted` times.
+    """The share of looks in which both agree, at least, where they did `agreed` of `counted` times.
 
     Wilson's bound, one-sided (E. B. Wilson, Journal of the American Statistical Association 22,
     1927).

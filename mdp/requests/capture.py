@@ -1,4 +1,4 @@
-"""Which frame of the devices' own cameras a call asks for, and when those seen were taken. Pure.
+"""The frame of the devices' own cameras that a call asks for, and when those seen were taken. Pure.
 
 A moment is a reading of the client's clock; on the wire it is an age, as the clocks of two machines
 are never compared.
@@ -29,13 +29,13 @@ Moment = Literal["latest"] | float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameQuery:
-    """Which frame is asked for; a moment of None is the newest."""
+    """The frame that is asked for; a moment of None is the newest."""
 
     moment_s: float | None = None
     within_ms: float = DEFAULT_WITHIN_MS
 
     def ago_ms(self, now_s: float) -> float:
-        """How long ago the moment is, for a request that leaves now."""
+        """Milliseconds since the moment, for a request that leaves now."""
         return 0.0 if self.moment_s is None else max(0.0, now_s - self.moment_s) * 1e3
 
 
@@ -118,7 +118,7 @@ def together(finish: Finish, frames: FramesSeen, most_ms: float) -> Finish:
 
 
 def frame_query(at: Moment, *, within_ms: float, now_s: float) -> FrameQuery:
-    """What to ask for; raises InputError for a moment to come, or one that is none."""
+    """The frame to ask for; raises InputError for a moment to come, or one that is none."""
     _check_age("within_ms", within_ms)
     if at == "latest":
         return FrameQuery(within_ms=within_ms)

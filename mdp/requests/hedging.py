@@ -56,7 +56,7 @@ class RoundTrips:
 
     @property
     def slow_s(self) -> float:
-        """What 95 % of them take at most; infinity while there are too few."""
+        """Seconds that 95 % of them take at most; infinity while there are too few."""
         count = len(self._sorted)
         return self._sorted[math.ceil(QUANTILE * count) - 1] if count >= ENOUGH else math.inf
 
@@ -86,17 +86,20 @@ class Hedging:
             self._bucket.earn()
 
     def after_s(self, device: str) -> float:
-        """How long `device` is given before its replica is asked beside it; infinity if unknown."""
+        """Seconds that `device` is given before its replica is asked beside it.
+
+        Infinity if unknown.
+        """
         if self._fixed_s is not None:
             return self._fixed_s
         own, replicas = self.slow_s(device), self._members[self._k_of[device]]
         return own if own < math.inf else min(map(self.slow_s, replicas))
 
     def allowed(self) -> bool:
-        """Whether one more request may be spent on hedging now; True spends it."""
+        """Tell whether one more request may be spent on hedging now; True spends it."""
         return self._bucket.spend()
 
     def slow_s(self, device: str) -> float:
-        """What 95 % of the round trips of `device` take at most; infinity if unknown."""
+        """Seconds that 95 % of the round trips of `device` take at most; infinity if unknown."""
         trips = self._trips.get(device)
         return math.inf if trips is None else trips.slow_s

@@ -1,4 +1,4 @@
-"""Which devices answer, but too late, and for which calls. Pure; the clock is an argument.
+"""Devices that answer, but too late, and for which calls. Pure; the clock is an argument.
 
 After a missed deadline a device's last round trips are kept until it has long been in time. Every
 call compares them with its own time: a longer one is a failure, one within it takes off half, as in
@@ -43,7 +43,7 @@ class SlowDevice:
     paused_until_s: float = float("-inf")
 
     def is_late_for(self, budget_s: float) -> bool:
-        """Whether a call with so much time should not wait for it."""
+        """Tell whether a call with so much time should not wait for it."""
         if self.misses < TOLERATED_FAILURES or max(self.trips) <= budget_s:
             return False
         failures = 0.0

@@ -28,7 +28,7 @@ class StuckOutputDetector:
         self._last = b""
 
     def is_constant(self, logits: Buffer, crop: Buffer) -> bool:
-        """Whether `logits` are those of many different crops in a row, of which `crop` is the last.
+        """Tell whether `logits` are those of many different crops in a row, `crop` being the last.
 
         Crops are only looked at where logits repeat, as they do for a picture that is shown twice.
         """

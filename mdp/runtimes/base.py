@@ -28,7 +28,7 @@ Signature = Mapping[str, tuple[str, list[object]]]
 
 
 class Execution(Struct, frozen=True, kw_only=True):
-    """How to run a sub-model."""
+    """The way to run a sub-model."""
 
     runtime: RuntimeName
     #: An execution provider of onnxruntime, or OpenVINO's name of a device other than the CPU.

@@ -104,7 +104,7 @@ class LineProcess(Closing):
 
     @property
     def stderr(self) -> str:
-        """What it has written to `log` so far; empty without one."""
+        """The text that it has written to `log` so far; empty without one."""
         return "" if self._log is None else self._log.read_text(errors="replace")
 
     def line(self, expected: str = "a line", timeout_s: float | None = None) -> str:
@@ -135,7 +135,7 @@ class LineProcess(Closing):
             yield line
 
     def _quoted(self) -> str:
-        """What a message quotes of this process."""
+        """The part of this process's output that a message quotes."""
         return " / ".join(self.stderr.splitlines()[-_LAST_LINES:])
 
     def say(self, line: str) -> None:

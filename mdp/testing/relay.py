@@ -37,7 +37,7 @@ class Relay(Closing):
 
     @property
     def link(self) -> Link:
-        """How the link behaves now."""
+        """The present behaviour of the link."""
         return self._link
 
     @link.setter

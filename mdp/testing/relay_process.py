@@ -1,4 +1,4 @@
-"""What the process of `mdp.testing.relay` does; it needs the standard library only."""
+"""The process of `mdp.testing.relay`; it needs the standard library only."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ LOOK_S = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """How the link behaves now, in both directions."""
+    """The present behaviour of the link, in both directions."""
 
     #: One way, in seconds.
     delay_s: float = 0.0
@@ -41,7 +41,7 @@ _WELL = Link()
 
 
 class _Passage:
-    """What the relay's process does; `link` and `troubles` may be used by another thread."""
+    """The work of the relay's process; `link` and `troubles` may be used by another thread."""
 
     def __init__(self, address: str, seed: int) -> None:
         host, _, port = address.removeprefix("tcp://").rpartition(":")

@@ -44,7 +44,7 @@ class Namespace:
         self.pid = self._holder.pid
 
     def inside(self) -> list[str]:
-        """What to put before a command that shall run in here."""
+        """Words to put before a command that shall run in here."""
         return ["nsenter", "--net", f"--target={self.pid}", "--"]
 
     def run(self, *command: object) -> None:
@@ -92,7 +92,7 @@ class Wire(Closing):
             does("ip", "link", "set", what, "up")
 
     def inside(self) -> list[str]:
-        """What to put before a command that shall run on the device."""
+        """Words to put before a command that shall run on the device."""
         return self._device.inside()
 
     def part(self) -> None:

@@ -80,7 +80,7 @@ class Names:
 
 
 def has_address(endpoint: str) -> bool:
-    """Whether `endpoint`, as `tcp://HOST:PORT`, has an address and not a name."""
+    """Tell whether `endpoint`, as `tcp://HOST:PORT`, has an address and not a name."""
     host = endpoint.removeprefix("tcp://").rpartition(":")[0]
     if host.startswith("["):
         return True

@@ -204,7 +204,7 @@ def join(
 
 
 def costs(crew: Path | None) -> dict[str, object]:
-    """What the last training took each trainer of a crew, for JSON; without a crew nothing."""
+    """Costs of the last training for each trainer of a crew, for JSON; without a crew nothing."""
     if crew is None:
         return {}
     from partitioner.crew.folder import CrewFolder

@@ -51,7 +51,7 @@ def _deadline(plan: Plan) -> str:
 
 
 def _camera(planned: Planned, camera: str) -> str:
-    """Which device computes a camera's pictures, and where it has them from."""
+    """The device that computes a camera's pictures, and where it has them from."""
     device = next(
         device
         for device in planned.problem.devices

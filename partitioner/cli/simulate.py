@@ -40,7 +40,7 @@ _PLAN_CLASSES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
-    """What is simulated: a plan, its classes, and the accuracy of its answers."""
+    """The subject of a simulation: a plan, its classes, and the accuracy of its answers."""
 
     name: str
     plan: Plan
@@ -267,7 +267,7 @@ def _both(first: WhatIf, second: WhatIf) -> WhatIf:
 
 
 def _additions(text: str, subject: _Subject, assumed: setup.Assumptions) -> list[WhatIf]:
-    """What-ifs of `PROFILE=K`, or of `PROFILE` for every sub-model."""
+    """Changes of the fleet by `PROFILE=K`, or of `PROFILE` for every sub-model."""
     path, separator, number = text.rpartition("=")
     count = len(subject.plan.assignments)
     if not separator:

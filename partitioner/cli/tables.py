@@ -132,7 +132,7 @@ def print_written(bundle: Bundle, run: Path) -> None:
 
 
 def manifest_remark(bundle: Bundle, report: Report, *, write: bool) -> str:
-    """Whether the manifest of `bundle`, as opened before, contains the report now."""
+    """Tell whether the manifest of `bundle`, as opened before, contains the report now."""
     known, manifest = bundle.manifest.evaluation, bundle.path / MANIFEST
     if not write:
         has = "no evaluation" if known is None else f"an evaluation on {_pictures(known)}"
@@ -216,7 +216,7 @@ def _by_rule(found: PerRule) -> list[str]:
 
 
 def data_as_json(data: Dataset) -> dict[str, Any]:
-    """What `mdp-partition data --json` prints: labels, and pictures per split and class."""
+    """The JSON of `mdp-partition data`: labels, and pictures per split and class."""
     return {
         "source": data.source,
         "labels": data.labels,

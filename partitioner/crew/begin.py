@@ -1,4 +1,4 @@
-"""What the desk of a training together says first."""
+"""The first message of a training together, by the desk."""
 
 from typing import Literal
 
@@ -17,7 +17,7 @@ Ending = Literal[".safetensors", ".pth", ".pt", ".bin"]
 
 
 class Begin(Record, frozen=True, kw_only=True):
-    """What a trainer has to know before it can join."""
+    """Facts that a trainer needs before it can join."""
 
     version: str
     names: tuple[str, ...]

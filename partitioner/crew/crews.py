@@ -1,4 +1,4 @@
-"""How a trainer trains a network with others, as a crew's plan says."""
+"""Training of a network with others, as a crew's plan says."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crews:
-    """How this trainer trains with others."""
+    """The trainings of this trainer with others."""
 
     plan: SyncPlan
     facts: Facts
@@ -69,7 +69,7 @@ class Crews:
         return Means(route=sync.way, shards=sync.shards, uplink=uplink, sites=sites)
 
     def has_desk(self, network: str) -> bool:
-        """Whether the desk is one of the trainers of a network, and has it whole."""
+        """Tell whether the desk is one of the trainers of a network, and has it whole."""
         sync = self.plan.of(network)
         return not sync.stage and (not sync.by or self.facts.names[0] in sync.by)
 
@@ -89,7 +89,7 @@ class Crews:
 
 
 class _ByRank(Mapping[int, T]):
-    """What is computed of a rank, as a mapping without a fixed set of keys."""
+    """A mapping by rank whose values are computed, without a fixed set of keys."""
 
     def __init__(self, of: Callable[[int], T]) -> None:
         self._of = of

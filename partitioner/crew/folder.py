@@ -24,12 +24,15 @@ class CrewFolder:
         self.log, self.picture = path / "log.jsonl", path / "schedule.svg"
 
     def facts(self) -> Facts:
-        """What was measured; raises ConfigError, and InputError where nothing was."""
+        """Measurements of the trainers; raises ConfigError, and InputError where nothing was."""
         _check(self.facts_file, "mdp-partition crew probe")
         return read_facts(self.facts_file)
 
     def plan(self, work: Work) -> SyncPlan:
-        """Who trains what, checked against the facts; raises ConfigError and InputError."""
+        """The plan of who trains what, checked against the facts.
+
+        Raises ConfigError and InputError.
+        """
         facts = self.facts()
         _check(self.plan_file, "mdp-partition crew plan")
         return read_plan(self.plan_file, facts, work)

@@ -1,4 +1,4 @@
-"""What trainers did in a training together, from its log: the schedule, and what it cost each."""
+"""Work of trainers in a training together, from its log: the schedule, and each one's costs."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from partitioner.crew.worker import Outcome
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a training took one trainer; seconds of waiting are those without work."""
+    """Costs of a training for one trainer; seconds of waiting are those without work."""
 
     trainer: str
     work_s: float

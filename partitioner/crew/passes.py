@@ -1,4 +1,4 @@
-"""Which frozen passes trainers share in a run: networks in, files of one process out.
+"""Frozen passes that trainers share in a run: networks in, files of one process out.
 
 A teacher's answers to what is trained on, and to the held-out pictures; a sub-model's outputs that
 its successors learn from; exported sub-models' logits for the held-out pictures, to which fusion is
@@ -44,7 +44,7 @@ HELD_OUT: tuple[SplitName, ...] = ("calibration", "test")
 
 
 def is_frozen(job: str) -> bool:
-    """Whether the trainers of a job share frozen passes."""
+    """Tell whether the trainers of a job share frozen passes."""
     return job in (ANSWERS, EVALUATION) or job.startswith(OUTPUTS)
 
 

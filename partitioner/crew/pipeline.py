@@ -54,12 +54,12 @@ class Cut:
 
     @property
     def is_first(self) -> bool:
-        """Whether it takes the pictures."""
+        """Tell whether it takes the pictures."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it gives the logits."""
+        """Tell whether it gives the logits."""
         return self.index == len(self.blocks) - 1
 
 

@@ -138,7 +138,7 @@ def line_speed(group: Any, rank: int, clock: Clock = time.perf_counter) -> LineS
 
 
 class TrainerSaid(msgspec.Struct, frozen=True):
-    """What a trainer measured of itself."""
+    """A trainer's measurements of itself."""
 
     address: str
     memory_bytes: int

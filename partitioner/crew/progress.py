@@ -1,4 +1,4 @@
-"""What trainers do now: told to the desk once a second, shown there in one table."""
+"""Present work of trainers: told to the desk once a second, shown there in one table."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ NARROW, _WIDE = 64, ("pictures/s", "MB sent")
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trainer does; JSON in the desk's store, as `progress/RANK`."""
+    """The present work of a trainer; JSON in the desk's store, as `progress/RANK`."""
 
     #: Empty: it waits for one.
     job: str = ""
@@ -40,7 +40,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Account:
-    """What one trainer does and what that costs; written by its main thread, read by another."""
+    """The work of one trainer and its costs; written by its main thread, read by another."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -247,7 +247,7 @@ def board(
 
 
 def _state(store: SignedStore, name: str, living: Collection[Rank]) -> State | None:
-    """What a trainer told last; None where it is not there."""
+    """The last report of a trainer; None where it is not there."""
     if not store.check([f"rank/{name}"]):
         return None
     try:

@@ -50,7 +50,7 @@ class Files(Protocol):
         """Hand a file in, for so many to fetch; returns the SHA-256 of what they get."""
 
     def has(self, name: str) -> bool:
-        """Whether a file was handed in, and not fetched by all."""
+        """Tell whether a file was handed in, and not fetched by all."""
 
     def fetch(self, name: str, path: Path) -> bool:
         """Write the file to `path`, whole or not at all; waits until there is one.

@@ -1,4 +1,4 @@
-"""What a trainer does in a run: jobs as the desk gives them out, from and to the run folder."""
+"""The work of a trainer in a run: jobs as the desk gives them out, from and to the run folder."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -124,7 +124,7 @@ def finished_jobs(work: Work, jobs: Sequence[Job]) -> list[str]:
 
 
 class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a trainer tells the desk of a job, beside its files."""
+    """A trainer's report of a job to the desk, beside its files."""
 
     curve: Curve = []
     #: For others, and what this trainer sent.
@@ -280,7 +280,7 @@ class Worker:
             path.unlink(missing_ok=True)
 
     def _drop_members(self, needed: Collection[Path]) -> None:
-        """What was made before a file that it needs is of another run."""
+        """Remove files made before one that they need, which are of another run."""
         for a in self._work.plan.assignments:
             if self._work.run.member(a.k) not in needed:
                 self._drop(f"member-{a.k}")

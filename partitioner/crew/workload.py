@@ -1,4 +1,4 @@
-"""What a plan and its settings give a crew to train: sizes, epochs and arithmetic."""
+"""The work that a plan and its settings give a crew: sizes, epochs and arithmetic."""
 
 from mdp.formats.plan import Plan, Spec, SubModelSpec
 from partitioner.crew.planning import costs

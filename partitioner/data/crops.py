@@ -39,7 +39,7 @@ class UnreadablePictures(PictureError):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one device sees of a picture."""
+    """The part of a picture that one device sees."""
 
     image_size: int
     region: Region = WHOLE

@@ -17,7 +17,7 @@ _ASPECT = 4 / 3
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How views are drawn."""
+    """The distribution of drawn views."""
 
     #: Smallest share of the picture's area in a crop.
     min_area: float = 0.3

@@ -118,7 +118,7 @@ def fused_answers(
 def taught(
     answers: "Array", where: Places, part: slice, wanted: TeacherViews, random: np.random.Generator
 ) -> "Array":
-    """What a sub-model learns `[B, C]`, of a teacher's centred logits `[P, C]`.
+    """Targets of a sub-model `[B, C]`, of a teacher's centred logits `[P, C]`.
 
     `part` are the pictures that it is trained on. The views of a scene are fused without a part of
     them, which `random` draws.

@@ -1,4 +1,4 @@
-"""What accuracy a member of a fleet is predicted to have: the law, applied to one teacher. Pure."""
+"""Predicted accuracy of members of a fleet: the law, applied to one teacher. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ _SHARPNESS = np.geomspace(1, 64, 400)
 
 
 class LawErrors(Record, frozen=True):
-    """How far predictions from shapes alone were off what was left out of the fit."""
+    """Errors of predictions from shapes alone, on what was left out of the fit."""
 
     #: Mean absolute errors of subsets, as fractions of pictures.
     run_left_out: float
@@ -65,7 +65,7 @@ class LawErrors(Record, frozen=True):
 
 
 class OnFile(Record, frozen=True):
-    """What recorded trainings were like."""
+    """Kinds of trainings on record."""
 
     #: Fewest and most pictures times epochs, by start.
     seen: dict[str, tuple[float, float]]
@@ -133,14 +133,14 @@ class Predictor:
 
     @property
     def task(self) -> Task:
-        """What members are taught."""
+        """The task that members are taught."""
         return Task(
             teacher=self.teacher, accuracy=self.teacher_accuracy, num_classes=self.num_classes
         )
 
     @property
     def has_networks(self) -> bool:
-        """Whether what public networks reach is known for pictures as large as the teacher's."""
+        """Tell whether public networks' accuracy is known for pictures as large as the teacher's."""
         return self.teacher.image_size >= SMALLEST_KNOWN
 
     def of_specs(self, specs: Sequence[Spec]) -> Array:
@@ -266,7 +266,7 @@ def _factor(law: AccuracyLaw, runs: Sequence[RecordedRun]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Views:
-    """What views of several cameras add together, fitted to evaluated bundles of scenes.
+    """Gain by views of several cameras, fitted to evaluated bundles of scenes.
 
     Members with cameras of their own share neither view nor errors as networks on one picture do:
     with capabilities c_k theirs is (sum of c_k ** p) ** (1 / p) for one p, `sharpness`, that fits

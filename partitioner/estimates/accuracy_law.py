@@ -1,4 +1,4 @@
-"""What a member of some size is worth, alone and beside others: a law with few constants. Pure.
+"""Accuracy of a member of some size, alone and beside others: a law with few constants. Pure.
 
 A model's *capability* c is minus the logarithm of its share of wrong answers, its *lack* 1/c. With
 L the teacher's lack on the user's pictures, a member of the same training has
@@ -78,7 +78,7 @@ QUANTISATION_LOSS: dict[Precision, float] = {"int8": 0.005, "int8-static": 0.005
 
 
 class Training(Record, frozen=True):
-    """How a member is or was trained."""
+    """The training of a member."""
 
     pictures: Annotated[int, Meta(ge=1)]
     epochs: Annotated[float, Meta(gt=0)]
@@ -134,7 +134,7 @@ class AccuracyLaw(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What members are taught: the teacher, how right it is, and how many classes there are."""
+    """The task that members are taught: the teacher, its accuracy, and the number of classes."""
 
     teacher: SubModelSpec
     accuracy: float
@@ -151,12 +151,12 @@ class Member:
 
 
 def view_of(spec: Spec, region: Region = WHOLE) -> tuple[int, Region]:
-    """What makes two members see the same: picture size and region."""
+    """The key of what a member sees: picture size and region."""
     return (spec.image_size, region)
 
 
 def model_of(spec: Spec) -> str:
-    """What makes two members be built alike: their family; a network of none is its own."""
+    """The key of how a member is built: its family; a network of none is its own."""
     if isinstance(spec, NetworkSpec):
         network = network_of(spec)
         return spec.name if network is None else network.family
@@ -181,7 +181,7 @@ def _sizes(spec: SubModelSpec) -> tuple[float, ...]:
 
 
 def published_lack(law: AloneLaw, specs: Sequence[Spec]) -> Array:
-    """What members `[n]` lack on ImageNet-1k by what is published, networks at their own size.
+    """The error of members `[n]` on ImageNet-1k by what is published, networks at their own size.
 
     Raises InputError for a network that the catalogue does not have.
     """
@@ -200,13 +200,13 @@ def published_lack(law: AloneLaw, specs: Sequence[Spec]) -> Array:
 
 
 def shape_lack(exponents: Sequence[float] | Array, scale: float, sizes: Array) -> Array:
-    """What plain ViTs of these `features` `[n, 4]` lack for their size."""
+    """The error of plain ViTs of these `features` `[n, 4]` by their size."""
     values: Array = scale * np.exp(-sizes[:, :-1] @ np.array(exponents)) - _DETAIL * sizes[:, -1]
     return values
 
 
 def blurred(spec: Spec, region: Region = WHOLE) -> float:
-    """How many times fewer pixels a network sees than it was published with, less one; of a part
+    """The ratio of the pixels it was published with to those that it sees, less one; of a part
     as if it saw the whole at the same pixels per picture. 0 of a plain ViT.
     """
     network = network_of(spec) if isinstance(spec, NetworkSpec) else None
@@ -216,7 +216,7 @@ def blurred(spec: Spec, region: Region = WHOLE) -> float:
 
 
 def demand(law: AloneLaw, task: Task) -> float:
-    """How much lacks on ImageNet-1k count on this task: 1 for its classes and picture size."""
+    """The weight of errors on ImageNet-1k in this task: 1 for its classes and picture size."""
     pixels = min(task.teacher.image_size / _PIXELS, 1.0)
     return float((task.num_classes / PUBLISHED_CLASSES) ** law.classes * pixels**law.pixels)
 
@@ -265,7 +265,7 @@ def area_of(region: Region) -> float:
 
 
 def _least_published(specs: Sequence[Spec]) -> Array:
-    """What the best network of at most a plain ViT's cost lacks `[n]`; 0 beyond the catalogue."""
+    """The error `[n]` of the best network of at most a plain ViT's cost; 0 beyond the catalogue."""
     front = sorted(
         (network.costs[network.image_size].macs, 1 / capability_of(network.top1 / 100))
         for network in catalogue().values()
@@ -279,7 +279,7 @@ def _least_published(specs: Sequence[Spec]) -> Array:
 
 
 def unlearned(law: AloneLaw, training: Training) -> float:
-    """What a training leaves to learn of ImageNet-1k."""
+    """The share of ImageNet-1k that a training leaves to learn."""
     start = {"cut": law.cut, "pretrained": law.pretrained, "scratch": law.scratch}
     return float(start[training.start] * (SEEN / training.seen) ** 0.5)
 

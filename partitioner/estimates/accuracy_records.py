@@ -25,7 +25,7 @@ from partitioner.estimates.accuracy_law import (
 
 
 class RecordedMember(Record, frozen=True):
-    """What one member is and sees: a plain ViT, `submodel`, or any other `network`."""
+    """A member's network and view: a plain ViT, `submodel`, or any other `network`."""
 
     submodel: SubModelSpec | None = None
     region: Region = Region()
@@ -76,19 +76,19 @@ class RecordedRun(Record, frozen=True):
 
     @property
     def task(self) -> Task:
-        """What the members were taught."""
+        """The task that the members were taught."""
         return Task(
             teacher=self.teacher, accuracy=self.teacher_accuracy, num_classes=self.num_classes
         )
 
     @property
     def untouched(self) -> bool:
-        """Whether any member has public weights as they are."""
+        """Tell whether any member has public weights as they are."""
         return any(member.training == "untouched" for member in self.members)
 
     @property
     def taught(self) -> bool:
-        """Whether members were taught by the teacher, and not published beside it."""
+        """Tell whether members were taught by the teacher, and not published beside it."""
         known = any(member.training is not None for member in self.members)
         return known or self.num_classes < PUBLISHED_CLASSES or len(self.members) > 1
 
@@ -137,7 +137,7 @@ def read_scenes(paths: Iterable[Path]) -> list[list[RecordedSubset]]:
 
 
 def run_of_bundle(path: Path, manifest: Manifest) -> RecordedRun:
-    """What an evaluated bundle tells; raises ConfigError where it does not."""
+    """The record of an evaluated bundle; raises ConfigError where it has none."""
     evaluation = evaluation_of(path, manifest)
     if evaluation.teacher is None or evaluation.teacher.data is not None:
         raise ConfigError(

@@ -74,7 +74,10 @@ def ways(profile: DeviceProfile) -> list[Way]:
 
 
 def _allowed(way: Way, profile: DeviceProfile) -> bool:
-    """Whether the way's threads fit; a GPU's profile does not count its processor's threads."""
+    """Tell whether the way's threads fit.
+
+    A GPU's profile does not count its processor's threads.
+    """
     return way.provider != profile.provider or way.threads <= profile.threads
 
 

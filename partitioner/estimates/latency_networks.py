@@ -150,7 +150,7 @@ def fit_networks(profile: DeviceProfile, way: Way | None = None) -> NetworkLaten
 
 
 def enough(points: Sequence[NetworkPoint]) -> bool:
-    """Whether a formula can be fitted."""
+    """Tell whether a formula can be fitted."""
     return len({(point.name, point.image_size) for point in points}) >= MIN_NETWORKS
 
 

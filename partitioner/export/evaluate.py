@@ -106,7 +106,7 @@ class Report:
         return value
 
     def both_ways(self, plan: Plan) -> BothWays | None:
-        """What a cascade costs on the evaluation's pictures, stacked; None where there is none."""
+        """Costs of a cascade on the evaluation's pictures, stacked; None where there is none."""
         measured = self.evaluation.cascade
         if measured is None:
             return None

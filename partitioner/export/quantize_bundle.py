@@ -214,7 +214,7 @@ def _record(
     before: Evaluation,
     after: Evaluation,
 ) -> Quantization:
-    """What was tried, for the manifest."""
+    """The record of what was tried, for the manifest."""
     everyone = tuple(a.k for a in plan.assignments)
     was, now = ({s.members: s.stacked for s in e.subsets} for e in (before, after))
     worst = max(was, key=lambda members: was[members] - now[members])

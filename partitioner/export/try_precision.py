@@ -39,7 +39,7 @@ ROUNDS, ROUND_S, MIN_RUNS, WARM_UP = 9, 0.1, 5, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeRequest:
-    """What is tried, and what it may cost."""
+    """The precisions to try, and what they may cost."""
 
     #: Accuracy that the fused answer may lose, a fraction.
     max_loss: float

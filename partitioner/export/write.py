@@ -56,7 +56,7 @@ class ParityError(MDPError):
 
 
 class ServedMember(nn.Module):
-    """What a device runs: uint8 `[N, H, W, 3]` -> every head's logits `[N, C]`."""
+    """The network that a device runs: uint8 `[N, H, W, 3]` -> every head's logits `[N, C]`."""
 
     def __init__(self, submodel: Member) -> None:
         super().__init__()

@@ -77,7 +77,7 @@ def _fit_to_both(
 def agreement(
     contributions: Mapping[int, Contribution], fusion: FusionWeights
 ) -> tuple[float, ...]:
-    """How often the label of each of ascending members is that of the others, at least.
+    """The share of pictures on which each of ascending members agrees with the others, at least.
 
     `contributions` are logits `[N, C]` of scenes, of which those count where the others are sure.
     """

@@ -55,7 +55,7 @@ def cost(plan: Plan, first: Collection[int], escalated: float) -> float:
 
 
 def in_time(plan: Plan, first: Collection[int]) -> bool:
-    """Whether both stages fit into the plan's deadline, if it has one."""
+    """Tell whether both stages fit into the plan's deadline, if it has one."""
     return (
         plan.deadline_ms is None or both_ways(plan, first, 1.0).cascade.p99_ms <= plan.deadline_ms
     )

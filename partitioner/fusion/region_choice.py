@@ -1,4 +1,4 @@
-"""Which part of the picture each member sees, chosen on labelled pictures. Pure."""
+"""Choice of the part of the picture that each member sees, made on labelled pictures. Pure."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial

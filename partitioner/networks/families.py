@@ -72,7 +72,7 @@ class FamilyMember(Member):
 
 
 class ServedFamily(nn.Module):
-    """What a device runs of a timm network: uint8 `[N, S, S, 3]` -> every head's logits."""
+    """The network of timm's that a device runs: uint8 `[N, S, S, 3]` -> every head's logits."""
 
     def __init__(self, member: FamilyMember) -> None:
         super().__init__()

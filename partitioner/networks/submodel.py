@@ -23,7 +23,7 @@ class MemberOutput(NamedTuple):
 
     @property
     def logits(self) -> tuple[Tensor, ...]:
-        """What is served: the logits of every head that there is, boost first."""
+        """Outputs that are served: the logits of every head that there is, boost first."""
         return (self.bag,) if self.boost is None else (self.boost, self.bag)
 
 

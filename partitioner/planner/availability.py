@@ -135,5 +135,5 @@ class Objective:
 
 
 def _keys(member: Candidate) -> tuple[int, int]:
-    """What members can have in common, in the order of the law's shares."""
+    """The keys that members can have in common, in the order of the law's shares."""
     return member.view, member.model

@@ -108,7 +108,7 @@ class CostTable:
         return quantile.latency_ms(self.compute_ms, self.network_ms, self.sigma, self.jitter)
 
     def within(self, limits: Limits) -> NDArray[np.bool_]:
-        """Which choices meet the target, with the wait for other crops at the client's port."""
+        """Choices that meet the target, with the wait for other crops at the client's port."""
         waits_ms = limits.port_wait_ms(self.request_bytes)
         total_ms = np.round(self.latency_ms(limits.quantile) + waits_ms, 3)
         met: NDArray[np.bool_] = total_ms <= limits.target_ms
@@ -151,7 +151,7 @@ class Fitted:
 
     @property
     def beyond(self) -> int:
-        """What is added to views and identities of choices, which differ between cameras."""
+        """The number added to views and identities of choices, which differ between cameras."""
         return 0 if self.sight is None else self.sight.number * len(self.choices)
 
     def network_ms(self, image_size: int) -> float:

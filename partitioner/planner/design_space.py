@@ -90,7 +90,7 @@ class DesignSpace:
         return places, [spec for spec in specs if isinstance(spec, NetworkSpec)]
 
     def fast_on(self, profile: DeviceProfile) -> NDArray[np.bool_]:
-        """Which choices have widths that this kind of device does not pad."""
+        """Choices that have widths that this kind of device does not pad."""
         fast: NDArray[np.bool_] = self.embed_dims % KERNEL_MULTIPLE[profile.kind] == 0
         return fast
 

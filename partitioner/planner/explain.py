@@ -186,7 +186,7 @@ def _sureness(device: Device, pick: Candidate) -> str:
 
 
 def cautions(profile: DeviceProfile) -> list[str]:
-    """What makes a profile's latencies less certain: interruption, load, throttling."""
+    """Reasons why a profile's latencies are less certain: interruption, load, throttling."""
     record = profile.probe
     if record is None:
         return []

@@ -1,4 +1,4 @@
-"""Which members a plan may have: plain ViTs of the teacher's, and networks of other families. Pure.
+"""Members that a plan may have: plain ViTs of the teacher's, and networks of other families. Pure.
 
 By default a plan has plain ViTs, and networks whose pretrained weights are at hand: what can be
 built well with what there is. A network without weights trains from scratch, which takes far more
@@ -22,7 +22,7 @@ MAX_IMAGE_SHARE = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Families:
-    """What members may be of."""
+    """The families of which members may be."""
 
     vits: bool = True
     networks: tuple[NetworkSpec, ...] = ()
@@ -34,7 +34,7 @@ def families_of(
     teacher: SubModelSpec,
     num_classes: int,
 ) -> Families:
-    """What was `named`, families or networks, of what there is; by default as `weights` allow.
+    """The families and networks that were `named`, of those there are; by default as `weights` allow.
 
     `weights` are the networks whose pretrained weights are at hand, None where no folder was given.
     Raises InputError for an unknown name, and for a family without weights where a folder was.

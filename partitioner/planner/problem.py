@@ -150,7 +150,7 @@ def make_problem(
 
 
 def sights_of(cameras: Mapping[str, str], profiles: Sequence[DeviceProfile]) -> dict[str, Sight]:
-    """What each device with a camera sees; raises InputError for a camera of no profile's."""
+    """The view of each device with a camera; raises InputError for a camera of no profile's."""
     links = {profile.name: profile.link for profile in profiles}
     for device, camera in cameras.items():
         if device not in links:

@@ -194,7 +194,7 @@ def _left_out(problem: Problem, placements: Sequence[Placement], limits: Limits)
 
 
 def _elsewhere(problem: Problem, device: Device, busy: Collection[int]) -> str:
-    """Which of the `busy` devices computes an unused device's camera instead; empty if none."""
+    """The one of the `busy` devices that computes an unused device's camera; empty if none."""
     for index in sorted(busy):
         sight = problem.devices[index].sight
         if sight is not None and sight.owner == device.name:
@@ -203,7 +203,7 @@ def _elsewhere(problem: Problem, device: Device, busy: Collection[int]) -> str:
 
 
 def _joins(device: Device, placements: Sequence[Placement], limits: Limits) -> bool:
-    """Whether one more crop at the client's port leaves these members in time."""
+    """Tell whether one more crop at the client's port leaves these members in time."""
     if limits.client_bps == math.inf:
         return True
     latest_ms = max(c.latency_ms(limits.quantile) for p in placements for c in p.candidates)

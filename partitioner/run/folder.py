@@ -134,7 +134,7 @@ class RunFolder:
             raise InputError(f"{self.path}: expected a new, an empty or a run folder")
 
     def _begun(self) -> bool:
-        """Whether any training has left something here."""
+        """Tell whether any training has left something here."""
         return any(any(self.path.glob(trace)) for trace in ("*.safetensors", "checkpoint-*.pt"))
 
     def keep_curve(self, stage: str, curve: list[dict[str, float]]) -> None:

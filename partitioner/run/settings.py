@@ -28,7 +28,7 @@ Weight = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class Schedule(Record, frozen=True):
-    """How one network is trained: AdamW, warm-up, then a cosine down to zero."""
+    """The training of one network: AdamW, warm-up, then a cosine down to zero."""
 
     epochs: Epochs
     batch_size: BatchSize
@@ -44,7 +44,7 @@ DRAWN_OR_CUT, PRETRAINED = 2e-3, 3e-4
 
 
 class TeacherSchedule(Schedule, frozen=True):
-    """How the teacher is trained before it teaches; 0 epochs take it as it is."""
+    """The training of the teacher before it teaches; 0 epochs take it as it is."""
 
     epochs: Annotated[
         int, Meta(ge=0, le=100_000, description="Epochs of the teacher; 0 takes it as it is")
@@ -64,7 +64,7 @@ class TeacherSchedule(Schedule, frozen=True):
 
 
 class MemberSchedule(Schedule, frozen=True):
-    """How each sub-model is trained."""
+    """The training of each sub-model."""
 
     epochs: Annotated[int, Meta(ge=1, le=100_000, description="Epochs per sub-model")] = 20
     later_share: Annotated[
@@ -144,12 +144,12 @@ class MemberSchedule(Schedule, frozen=True):
 
     @property
     def boosting(self) -> bool:
-        """Whether members have boost heads."""
+        """Tell whether members have boost heads."""
         return self.boost_weight > 0
 
     @property
     def stacking(self) -> bool:
-        """Whether members imitate their predecessor's feature."""
+        """Tell whether members imitate their predecessor's feature."""
         return self.stack_weight > 0
 
     def predecessors(self, k: int) -> range:
@@ -170,7 +170,7 @@ class MemberSchedule(Schedule, frozen=True):
 
 
 class Augmentation(Record, frozen=True):
-    """How much a variant of a picture differs from it; all of it is done by timm."""
+    """Strengths of a picture's variants; all of it is done by timm."""
 
     variants: Annotated[
         int, Meta(ge=1, le=1024, description="Variants per picture, the unchanged one included")
@@ -196,7 +196,7 @@ class Augmentation(Record, frozen=True):
 
     @property
     def mixes(self) -> bool:
-        """Whether a variant is made from two pictures."""
+        """Tell whether a variant is made from two pictures."""
         return self.mixup > 0 or self.cutmix > 0
 
 
@@ -296,12 +296,12 @@ class TrainingConfig(Record, frozen=True):
 
     @property
     def given_teacher(self) -> bool:
-        """Whether the teacher has weights at hand, the user's or timm's."""
+        """Tell whether the teacher has weights at hand, the user's or timm's."""
         return self.options.pretrained or self.options.teacher_checkpoint is not None
 
 
 class DataFacts(Record, frozen=True):
-    """Which pictures a run is about."""
+    """The pictures of a run."""
 
     source: str
     classes: int

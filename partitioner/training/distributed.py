@@ -69,7 +69,7 @@ def all_started(crew: Crew | None = None) -> Crew:
 
 
 def is_first(crew: Crew | None = None) -> bool:
-    """Whether this process owns the run folder, prints and writes."""
+    """Tell whether this process owns the run folder, prints and writes."""
     return all_started(crew).rank == 0
 
 
@@ -170,18 +170,18 @@ def _writes(crew: Crew | None) -> bool:
 
 
 def finished(*paths: Path) -> bool:
-    """Whether all of `paths` exist for the first process: one answer on every process."""
+    """Tell whether all of `paths` exist for the first process: one answer on every process."""
     return bool(from_first(lambda: float(all(path.exists() for path in paths))))
 
 
 def shared(error: MDPError, crew: Crew | None = None) -> MDPError:
-    """What to raise for an error that all of a crew meet at once: the first reports it."""
+    """The error to raise for one that all of a crew meet at once: the first reports it."""
     here = all_started(crew)
     return error if here.rank == 0 or here.size == 1 else StoppedElsewhere(str(error))
 
 
 def agreed(value: int, crew: Crew | None = None) -> bool:
-    """Whether `value` is the same on every process."""
+    """Tell whether `value` is the same on every process."""
     here = all_started(crew)
     return _highest(value, here) == value and -_highest(-value, here) == value
 

@@ -239,7 +239,7 @@ def placed(network: nn.Module, device: torch.device) -> None:
 
 
 def drawing_of(augmentation: Augmentation) -> Drawing:
-    """How views are drawn by a run's settings."""
+    """The distribution of drawn views by a run's settings."""
     return Drawing(
         min_area=augmentation.min_area,
         flip=bool(augmentation.flip),

@@ -1,4 +1,4 @@
-"""What a training asks where several processes train one network; by default torchrun's do.
+"""The interface of a training to other processes of the same one; by default torchrun's.
 
 The loop asks one object, so that a process may train one network with some others and the next
 one alone. Crews with other ways to synchronise are in `partitioner.crew.exchange`.
@@ -69,7 +69,7 @@ class Synchroniser(Protocol):
         """A number that the first process computes, of the settled network."""
 
     def decided(self, stop: bool) -> bool:
-        """Whether all stop at the end of an epoch; `stop` is what this process makes of it."""
+        """Tell whether all stop at the end of an epoch; `stop` is what this process makes of it."""
 
 
 class EveryStep:

@@ -100,7 +100,7 @@ class Access:
         return DESCRIPTORS_SHORT if count and self._is_short(self._kept) else ""
 
     def accepts(self, key: str, descriptor: int) -> bool:
-        """Whether to accept a message that came with `key` on this connection."""
+        """Tell whether to accept a message that came with `key` on this connection."""
         self.connections.correct(descriptor, key)
         if self.allowed is not None and key in self.allowed:
             return True
@@ -152,7 +152,7 @@ class Access:
                 block(self.listener, self.rate.blocked)
 
     def _is_short(self, kept: int) -> bool:
-        """Whether fewer than `kept` descriptors are left."""
+        """Tell whether fewer than `kept` descriptors are left."""
         # Counting is slow, and unnecessary with few connections.
         if len(self.connections) < self._descriptors // 8:
             return False
@@ -170,7 +170,7 @@ class Access:
             self.connections.closed(peer.descriptor)
 
     def _handshake_done(self, peer: TcpPeer) -> bool:
-        """Whether a connection is open and has sent enough for a handshake."""
+        """Tell whether a connection is open and has sent enough for a handshake."""
         with socket_of(peer) as open_socket:
             return open_socket is not None and self._suffices(open_socket)
 

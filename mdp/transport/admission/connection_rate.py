@@ -65,7 +65,7 @@ class ConnectionRate:
 
 
 def network_of(host: str) -> Network:
-    """What counts as one host: an IPv4 address, or the /64 of an IPv6 address."""
+    """The network that counts as one host: an IPv4 address, or the /64 of an IPv6 address."""
     address: IPv4Address | IPv6Address = ip_address(host.partition("%")[0])
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is None:

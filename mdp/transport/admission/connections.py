@@ -33,7 +33,7 @@ class Connections:
         return self._open.values()
 
     def count(self, key: str) -> int:
-        """How many connections `key` has."""
+        """The number of connections that `key` has."""
         return len(self._by_key.get(key, ()))
 
     def of(self, key: str) -> list[TcpPeer]:

@@ -108,7 +108,7 @@ def unacknowledged_bytes(peer: socket.socket) -> int:
 
 
 def is_delivered(peer: TcpPeer) -> bool:
-    """Whether all that was written to a connection has reached the other end's kernel."""
+    """Tell whether all that was written to a connection has reached the other end's kernel."""
     with socket_of(peer) as connection:
         return connection is None or unacknowledged_bytes(connection) == 0
 

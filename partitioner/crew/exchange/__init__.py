@@ -1,1 +1,1 @@
-"""What a crew sends over the network, with torch.distributed."""
+"""Exchange of a crew over the network, with torch.distributed."""

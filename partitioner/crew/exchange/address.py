@@ -47,7 +47,7 @@ def text_of(host: str, port: int) -> str:
 
 
 def exposed(host: str) -> str:
-    """What to say once of a desk that listens on `host`; empty for loopback."""
+    """The warning to give once of a desk that listens on `host`; empty for loopback."""
     ip = ipaddress.ip_address(host.partition("%")[0])
     return "" if ip.is_loopback else EXPOSED.format(host=host)
 

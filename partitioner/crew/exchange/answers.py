@@ -97,7 +97,7 @@ class FrozenPass:
 
 @dataclass(slots=True)
 class Shares:
-    """Who did what of a frozen pass."""
+    """The shares of a frozen pass that trainers did."""
 
     #: Rank -> pictures whose result counted.
     pictures: dict[int, int] = field(default_factory=dict)
@@ -352,7 +352,7 @@ def contribute(
 
 
 def _answer(end: TrainerEnd, work: str) -> Compute | Refuse | None:
-    """What the desk says to a question; None where the pass is over."""
+    """The desk's answer to a question; None where the pass is over."""
     while True:
         message = end.next(LOOK_S)
         if message is not None:

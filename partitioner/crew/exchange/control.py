@@ -208,7 +208,7 @@ def replay(path: Path, machine: Schedule) -> Iterator[tuple[list[AnyAction], lis
 
 
 def log_lines(path: Path) -> Iterator[Line]:
-    """What a log's file has, in order, without a last line that is cut off."""
+    """Lines of a log's file, in order, without a last line that is cut off."""
     for line in path.read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n"):
             yield _LINE.decode(line)
@@ -346,7 +346,7 @@ class Hand:
         self._out.put(send)
 
     def _ask(self, question: Callable[[SignedStore], R]) -> R:
-        """What the store answers."""
+        """The store's answer."""
         answers: queue.SimpleQueue[R] = queue.SimpleQueue()
         self._out.put(lambda: answers.put(question(self._sending)))
         while True:

@@ -20,7 +20,7 @@ EVERYBODY = 2**31
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of a file before its pieces."""
+    """The facts of a file that precede its pieces."""
 
     bytes: int
     pieces: int
@@ -123,7 +123,7 @@ class StoreFiles:
             return send_file(self._store, name, path, readers).sha256
 
     def has(self, name: str) -> bool:
-        """Whether there is one, which not all its readers have."""
+        """Tell whether there is one, which not all its readers have."""
         with reaching(self._store):
             return self._store.check([f"file/{name}"])
 

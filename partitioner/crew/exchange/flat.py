@@ -1,4 +1,4 @@
-"""What a network's means are taken of, as one flat vector: parameters, statistics, moments."""
+"""One flat vector of what a network's means are taken of: parameters, statistics, moments."""
 
 from collections.abc import Callable, Sequence
 

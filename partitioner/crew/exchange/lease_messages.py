@@ -1,4 +1,4 @@
-"""What trainers and desk say to each other about a frozen pass, and the ends that carry it."""
+"""Messages of trainers and desk about a frozen pass, and the ends that carry it."""
 
 from typing import Annotated, Protocol
 
@@ -35,7 +35,7 @@ class TrainerEnd(Protocol):
         """The mailbox's next message, None when there is none within `timeout_s`."""
 
     def closed(self, work: str) -> bool:
-        """Whether this pass is over."""
+        """Tell whether this pass is over."""
 
 
 class FromTrainer(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):

@@ -43,7 +43,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """How a network's means are taken."""
+    """The way in which a network's means are taken."""
 
     route: Route = "ring"
     shards: Shards = "equal"

@@ -70,7 +70,7 @@ class StoreTrainer(_End):
         return self._pop(f"mailbox/{self.rank}", timeout_s)
 
     def closed(self, work: str) -> bool:
-        """Whether this pass is over."""
+        """Tell whether this pass is over."""
         with reaching(self._store):
             closed = self._closed(work)
             return self._store.check([closed]) and self._store.get(closed) == b""

@@ -378,7 +378,7 @@ class Log:
 
 
 def told(store: SignedStore, rank: Rank) -> bytes:
-    """What `Log.tell` has said, once; empty where it has not."""
+    """The message that `Log.tell` has sent, once; empty where it has not."""
     key = f"begin/{rank}"
     if not store.check([key]):
         return b""

@@ -1,4 +1,4 @@
-"""Which addresses a crew may use: its messages are plain text."""
+"""Addresses that a crew may use: its messages are plain text."""
 
 import ipaddress
 
@@ -13,7 +13,7 @@ PRIVATE = tuple(
 
 
 def is_private(address: str) -> bool:
-    """Whether an address is loopback or private; one that stands for all is neither."""
+    """Tell whether an address is loopback or private; one that stands for all is neither."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(ip, "ipv4_mapped", None)
     ip = mapped or ip

@@ -1,4 +1,4 @@
-"""Which batches of an epoch are in the committed parameters: each exactly once.
+"""Batches of an epoch that are in the committed parameters: each exactly once.
 
 Trainers take batches from a counter that all share (`store.add`), so no two take the same one, and
 report what they have done. A batch is *pending* from its report until the mean that contains it is
@@ -32,11 +32,11 @@ class Claims:
         self._pending.setdefault(rank, set()).update(batches)
 
     def commit(self, rank: Rank) -> None:
-        """What a trainer has done is in the committed parameters."""
+        """Take in that a trainer's work is in the committed parameters."""
         self.committed |= self._pending.pop(rank, set())
 
     def lost(self, rank: Rank) -> None:
-        """What a trainer has done is in no parameters that are left."""
+        """Take in that a trainer's work is in no parameters that are left."""
         self._pending.pop(rank, None)
 
     def missing(self) -> list[int]:
@@ -46,5 +46,5 @@ class Claims:
 
     @property
     def complete(self) -> bool:
-        """Whether every batch is committed."""
+        """Tell whether every batch is committed."""
         return len(self.committed) == self.total

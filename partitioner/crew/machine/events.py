@@ -1,4 +1,4 @@
-"""What trainers report and what they are told: the messages of a crew's log and mailboxes.
+"""Reports of trainers and orders to them: the messages of a crew's log and mailboxes.
 
 The log is append-only and its order is the only order there is. A schedule is a pure machine,
 `handle(event) -> actions`; the same machine runs at the desk, in the simulator and in replays.
@@ -43,7 +43,7 @@ class Gone(Event, frozen=True, tag="gone"):
 
 
 class Report(Event, frozen=True):
-    """How far a trainer is in a network.
+    """A trainer's progress in a network.
 
     `since` is the `seq` of the last Commit or GoOn that it has taken, `claims` are the batches that
     it has done since its last report. `Hand` fills in both.
@@ -171,7 +171,7 @@ def cursor(network: str, epoch: int) -> str:
 
 
 class Schedule(Protocol):
-    """Who meets whom, when. Pure: no clock, no chance that is not handed in."""
+    """The schedule of meetings. Pure: no clock, no chance that is not handed in."""
 
     def handle(self, event: AnyEvent) -> list[AnyAction]:
         """Take the log's next event; returns what trainers are told, in order."""

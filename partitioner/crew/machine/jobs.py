@@ -1,4 +1,4 @@
-"""Which trainer works on which network now: the jobs of a run, given out and taken back. Pure.
+"""Assignment of trainers to networks: the jobs of a run, given out and taken back. Pure.
 
 A job is one network's training, or one shared pass of a frozen network. The plan names its
 trainers; where none of them is left, any free trainer takes it, from the beginning. A job ends
@@ -41,7 +41,7 @@ class Jobs:
 
     @property
     def finished(self) -> bool:
-        """Whether every job has an outcome."""
+        """Tell whether every job has an outcome."""
         return self._finished == set(self._jobs)
 
     def running(self, job: str) -> set[Rank]:

@@ -42,7 +42,7 @@ class _Lease:
 
 
 class Leases:
-    """Which trainer computes which chunk; times are the caller's, in seconds."""
+    """Assignment of chunks to trainers; times are the caller's, in seconds."""
 
     def __init__(self, variants: Sequence[int], pictures: int) -> None:
         """`variants` in the order in which they are needed, with `pictures` each."""
@@ -57,7 +57,7 @@ class Leases:
 
     @property
     def done(self) -> bool:
-        """Whether every chunk has a result."""
+        """Tell whether every chunk has a result."""
         return self._left == 0
 
     def pace(self, rank: int) -> float | None:

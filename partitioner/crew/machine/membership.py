@@ -1,4 +1,4 @@
-"""Who takes part in a training together, and whose events are whose. Pure."""
+"""The trainers that take part in a training together, and the machines of their events. Pure."""
 
 from collections.abc import Mapping
 

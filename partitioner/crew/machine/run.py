@@ -46,7 +46,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether every job has an outcome."""
+        """Tell whether every job has an outcome."""
         return self._jobs.finished
 
     def handle(self, event: AnyEvent) -> list[AnyAction]:

@@ -68,7 +68,7 @@ class _Meeting:
 
 
 class _Rounds(ABC):
-    """What both kinds of rounds share; a subclass decides when they close and whose part counts.
+    """The base of both kinds of rounds; a subclass decides when they close and whose part counts.
 
     The first meeting waits for those that are `expected`: of them the lowest rank gives its
     parameters.
@@ -157,7 +157,7 @@ class _Rounds(ABC):
         return told
 
     def _may_stop(self, member: _Member, training: Iterable[_Member]) -> bool:
-        """Whether one that trains, with these, is told now that the round closes."""
+        """Tell whether one that trains, with these, is told now that the round closes."""
         return True
 
     def _resolve(self) -> list[AnyAction]:
@@ -249,7 +249,7 @@ class _Rounds(ABC):
         return Refused(rank=rank, network=self.network, reason=self.ended)
 
     def _givers(self) -> list[Rank]:
-        """Who may give its parameters to all: before the first mean, anybody may."""
+        """Trainers that may give their parameters to all: before the first mean, anybody may."""
         ranks = self._holders() if self._started else sorted(self.members)
         return [rank for rank in ranks if not self.members[rank].blamed]
 
@@ -258,19 +258,19 @@ class _Rounds(ABC):
 
     @abstractmethod
     def _due(self) -> bool:
-        """Whether the round closes."""
+        """Tell whether the round closes."""
 
     @abstractmethod
     def _all_rest(self) -> list[AnyAction]:
-        """What to do when nobody trains."""
+        """The actions when nobody trains."""
 
     @abstractmethod
     def _diverged(self, member: _Member) -> bool:
-        """Whether one more number that is not finite ends the training."""
+        """Tell whether one more number that is not finite ends the training."""
 
     @abstractmethod
     def _lost(self, rank: Rank) -> None:
-        """What a trainer has done since the last mean is gone."""
+        """Take in that a trainer's work since the last mean is gone."""
 
     @abstractmethod
     def _committed(self, weights: Mapping[Rank, float]) -> None:
@@ -307,7 +307,7 @@ class Everyone(_Rounds):
             member.lap, member.reported = self._reports - member.reported, self._reports
 
     def _may_stop(self, member: _Member, training: Iterable[_Member]) -> bool:
-        """Whether nobody's step takes much longer: the quick go on meanwhile."""
+        """Tell whether nobody's step takes much longer: the quick go on meanwhile."""
         longest = max(self._length(one) for one in training)
         long = self._pictures() >= _LONGEST * self.every_pictures
         return long or longest <= _LONGER * self._length(member)

@@ -85,7 +85,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What one trainer did from when to when; a step that is lost with it is none."""
+    """A stretch of one trainer's work, from when to when; a step that is lost with it is none."""
 
     rank: Rank
     kind: Kind
@@ -95,7 +95,7 @@ class Span:
 
 @dataclass(slots=True)
 class Trace:
-    """What came of it."""
+    """The outcome of a simulation."""
 
     spans: list[Span] = field(default_factory=list)
     log: list[tuple[float, AnyEvent, list[AnyAction]]] = field(default_factory=list)
@@ -124,7 +124,7 @@ class _Played:
 
 
 def _meets(trainer: _Played, meet: Meet) -> bool:
-    """Whether a trainer is in this meeting, as each is told of it by a message of its own."""
+    """Tell whether a trainer is in this meeting, as each is told of it by a message of its own."""
     return trainer.meets is not None and trainer.meets.seq == meet.seq
 
 

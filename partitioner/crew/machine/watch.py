@@ -1,4 +1,4 @@
-"""Who is taken for lost: pure, with the times handed in; the log then has `Gone`."""
+"""Detection of lost trainers: pure, with the times handed in; the log then has `Gone`."""
 
 from dataclasses import dataclass
 
@@ -88,7 +88,7 @@ class Watch:
             watched.owes_s = now_s + STEPS * watched.step_s + self.slack_s
 
     def lost(self, now_s: float) -> list[Rank]:
-        """Who is lost by now, in order of rank; to be asked every second."""
+        """The trainers that are lost by now, in order of rank; to be asked every second."""
         slept_s = 0.0 if self._asked_s is None else now_s - self._asked_s
         self._asked_s = now_s
         if slept_s > self.silent_s / 2:

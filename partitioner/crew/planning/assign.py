@@ -1,4 +1,4 @@
-"""Who trains what: crews of unequal trainers, after decentralised scheduling (DT-FM). Pure.
+"""Assignment of unequal trainers to networks, after decentralised scheduling (DT-FM). Pure.
 
 Exact for at most `EXACT` trainers, above it local search from drawn starts. How long a crew takes
 for a network is handed in; a crew that cannot take it has infinite seconds.

@@ -120,7 +120,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What one trainer does, from `start_s` to `end_s`."""
+    """A stretch of one trainer's work, from `start_s` to `end_s`."""
 
     trainer: str
     start_s: float

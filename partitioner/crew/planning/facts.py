@@ -124,7 +124,7 @@ class Facts(Record, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
     def is_connected(self, names: Iterable[str]) -> bool:
-        """Whether the lines between all pairs of `names` were measured."""
+        """Tell whether the lines between all pairs of `names` were measured."""
         pairs = {frozenset((line.a, line.b)) for line in self.line}
         some = list(names)
         return all(frozenset((a, b)) in pairs for i, a in enumerate(some) for b in some[:i])

@@ -1,4 +1,4 @@
-"""How quickly a crew trains a network, by the best method that is allowed. Pure.
+"""The speed at which a crew trains a network, by the best method that is allowed. Pure.
 
 Candidates after AutoSync, Poseidon and DeAR; a method is scored by predicted seconds alone.
 """
@@ -39,7 +39,7 @@ _MOST_STAGES = 4
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How a crew trains a network, and what that takes."""
+    """A way in which a crew trains a network, and what that takes."""
 
     sync: NetworkSync
     pictures_per_s: float
@@ -74,7 +74,7 @@ class Methods:
         return max(some, key=lambda method: method.pictures_per_s, default=None)
 
     def predicted(self, network: Network, sync: NetworkSync) -> Method | None:
-        """How quickly a network is trained as `sync` says; None where that is not predictable.
+        """Predict how quickly a network is trained as `sync` says; None where that cannot be.
 
         That is: a trainer's pace or a line is unknown, memory too small, or a step of rounds too
         long. Tensors with rules of their own count as all others.
@@ -144,7 +144,7 @@ class Methods:
     def answers(
         self, passes: FrozenPasses, names: Sequence[str], desk: str
     ) -> tuple[tuple[str, ...], float]:
-        """Who of `names` computes frozen passes, and their pictures/s together.
+        """Those of `names` that compute frozen passes, and their pictures/s together.
 
         Answers go to the desk over each trainer's line, and over the desk's own.
         """

@@ -35,7 +35,7 @@ class Proposal:
 
     @property
     def trainers(self) -> frozenset[str]:
-        """Who takes part."""
+        """The trainers that take part."""
         return frozenset(span.trainer for span in self.spans)
 
     @property

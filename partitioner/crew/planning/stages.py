@@ -16,7 +16,7 @@ _MOST_SPLITS, _MOST_ORDERED = 2000, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """What all splits of one network have in common."""
+    """Facts that all splits of one network have in common."""
 
     #: Of a trainer each, in the order of the stages: blocks per unit of time.
     speeds: tuple[float, ...]

@@ -47,7 +47,7 @@ class Stage(Record, frozen=True, kw_only=True):
 
 
 class NetworkSync(Record, frozen=True, kw_only=True):
-    """How one network is trained."""
+    """The training of one network."""
 
     name: NetworkName
     by: Trainers = ()
@@ -79,7 +79,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
 
     @property
     def crew(self) -> Trainers:
-        """Who trains it; nobody in particular where no one is named."""
+        """The trainers of it; nobody in particular where no one is named."""
         return self.by or tuple(stage.by for stage in self.stage)
 
     @property
@@ -99,7 +99,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
 
 
 class Answers(Record, frozen=True, kw_only=True):
-    """Who computes frozen passes: the teacher's answers, and those of earlier members."""
+    """Trainers that compute frozen passes: the teacher's answers, and those of earlier members."""
 
     by: Trainers = ()
 
@@ -115,7 +115,7 @@ class SyncPlan(Record, frozen=True, kw_only=True):
     network: tuple[NetworkSync, ...] = ()
 
     def of(self, name: str) -> NetworkSync:
-        """How a network is trained; with the defaults where the plan does not name it."""
+        """The training of a network; with the defaults where the plan does not name it."""
         return next((n for n in self.network if n.name == name), NetworkSync(name=name))
 
     @property
@@ -137,12 +137,12 @@ class SyncPlan(Record, frozen=True, kw_only=True):
 
 
 def is_exact(sync: NetworkSync) -> bool:
-    """Whether a network gets the weights of one process, up to rounding."""
+    """Tell whether a network gets the weights of one process, up to rounding."""
     return sync.what == "gradients" and sync.codecs == {"fp32"}
 
 
 def is_exact_plan(plan: SyncPlan) -> bool:
-    """Whether all networks get the weights of one process, up to rounding."""
+    """Tell whether all networks get the weights of one process, up to rounding."""
     return plan.chain == "strict" and all(map(is_exact, plan.network))
 
 

@@ -1,4 +1,4 @@
-"""What has to be trained, and how quick and large it is on a trainer. Pure."""
+"""The networks to train, and how quick and large it is on a trainer. Pure."""
 
 from dataclasses import dataclass
 
