@@ -19,7 +19,7 @@ from mdp.errors import AgentError
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """The bundle to read, what to do once it is loaded, and whom to tell why not (empty: served)."""
+    """The bundle to read, what to do once it is loaded, and whom to tell why not, if not."""
 
     read: Callable[[], LoadableBundle]
     commit: Callable[[LoadableBundle], None] = lambda source: None

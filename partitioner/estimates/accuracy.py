@@ -140,7 +140,7 @@ class Predictor:
 
     @property
     def has_networks(self) -> bool:
-        """Tell whether public networks' accuracy is known for pictures as large as the teacher's."""
+        """Tell whether public networks' accuracy is known for the teacher's size of pictures."""
         return self.teacher.image_size >= SMALLEST_KNOWN
 
     def of_specs(self, specs: Sequence[Spec]) -> Array:

@@ -34,7 +34,7 @@ def families_of(
     teacher: SubModelSpec,
     num_classes: int,
 ) -> Families:
-    """The families and networks that were `named`, of those there are; by default as `weights` allow.
+    """Families and networks that were `named`, of those there are; by default as `weights` allow.
 
     `weights` are the networks whose pretrained weights are at hand, None where no folder was given.
     Raises InputError for an unknown name, and for a family without weights where a folder was.
