@@ -30,7 +30,14 @@ SECTIONS = {
     "Tutorials": "tutorials", "How-to": "how-to", "Reference": "reference",
     "Explanation": "explanation", "Results": "results", "Decisions": "adr",
 }  # fmt: skip
-START = ["README.md", "docs/README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+START = [
+    "README.md",
+    "docs/overview.md",
+    "docs/README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+]
 LEFT_OUT = "docs/lab-log.md"
 #: Each command and the module of its typer application.
 COMMANDS = {
