@@ -49,6 +49,7 @@ from mdp.requests.reason import (
     Suspicion,
 )
 from mdp.requests.replicas import Chance
+from mdp.requests.request import Request
 from mdp.requests.session import Action, Failed, Finish, Replied, Session, Stages, TimePassed
 from mdp.requests.stuck_output import CONSTANT, StuckOutputDetector
 from mdp.tracing import CallTrace, begin_call
@@ -85,6 +86,8 @@ class Call(Struct, eq=False):
     done: Callable[["Call"], None] | None = None
     answer: Answer | None = None
     trace: CallTrace | None = None
+    #: In the book.
+    number: int = 0
 
     def result(self) -> Prediction:
         """The prediction, once there is an answer; raises the InferenceError in its place."""
@@ -148,6 +151,7 @@ class Dispatcher:
             hedge_after_s=hedge_after_s,
             hedge_share=hedge_share,
             first=self._first,
+            batches={k: assignment.batch for k, assignment in self.assignments.items()},
         )
         self._stuck = {entry.device: StuckOutputDetector() for entry in fleet.devices}
         #: Devices that the last call did not wait for.
@@ -179,11 +183,23 @@ class Dispatcher:
             stages = Stages(self._first, by_s, self._builder.is_sure)
         session = Session(choice, decide_s=decide_s, hedge=self._book.hedge, stages=stages)
         call = Call(question, deadline, session, done, trace=begin_call(deadline.ms))
-        self._act(self._book.begin(call), session.start(now_s))
+        call.number = self._book.begin(call)
+        self._act(call.number, session.start(now_s))
+        if self._book.held:
+            self._give_turns()
         for device in self._book.due(now_s):
             if (number := self.ask(device)) is not None:
                 self._book.asked(number, device, now_s)
         return call
+
+    def abandon(self, call: Call) -> None:
+        """Ask nobody any more for a call whose caller has gone; its `done` is not called."""
+        if call.answer is not None or call.number not in self._book.calls:
+            return
+        self._book.decided(call.number, self._clock())
+        if call.trace is not None:
+            call.trace.ended({}, "cancelled")
+        self._give_turns()
 
     def _log_excluded(self, choice: Choice) -> None:
         """Log which devices are not waited for any more, and which are again."""
@@ -217,6 +233,8 @@ class Dispatcher:
                 case Disconnected(device):
                     LOG.info("%s: disconnected", device)
                     self._act_on(self._book.lost(device, self._clock()))
+        if self._book.held:
+            self._give_turns()
 
     def tick(self) -> None:
         """Let every call know the time."""
@@ -224,10 +242,26 @@ class Dispatcher:
         for number, call in list(self._book.calls.items()):
             if call.session.wake_s <= now_s and call.answer is None:
                 self._act(number, call.session.handle(TimePassed(now_s=now_s)))
+        if self._book.held:
+            self._give_turns()
 
     def next_wake_s(self) -> float:
         """When `tick` has to be called at the latest; infinity with nothing in flight."""
-        return min([c.session.wake_s for c in self._book.calls.values()], default=math.inf)
+        wake_s = min([c.session.wake_s for c in self._book.calls.values()], default=math.inf)
+        return min(wake_s, self._book.wake_s()) if self._book.held else wake_s
+
+    def _give_turns(self) -> None:
+        """Send what has waited for its turn, or fail it."""
+        while turn := self._book.next_turn(self._clock()):
+            call = self._book.calls[turn.number]
+            device = turn.request.device
+            if not call.session.waits_for(device):
+                continue
+            if turn.reason is None:
+                self._send(turn.number, call, turn.request)
+            else:
+                failed = Failed(device=device, reason=turn.reason, now_s=self._clock())
+                self._act(turn.number, call.session.handle(failed))
 
     def _gone(self) -> dict[str, Reason]:
         """Device -> reason, for those left out or without a connection."""
@@ -327,21 +361,25 @@ class Dispatcher:
             if isinstance(action, Finish):
                 self._finish(number, call, action)
                 return
-            device, now_s = action.device, self._clock()
-            traceparent = "" if call.trace is None else call.trace.asked(device, action.k)
-            message = call.question.message(number, self._digest, action, now_s, traceparent)
-            if self._transport.send(device, message):
-                self._book.sent(number, action)
-            else:
-                there = device in self._transport.connected
-                reason = BACKLOGGED if there else self._absence(device)
-                failed = Failed(device=device, reason=reason, now_s=now_s)
-                if call.trace is not None:
-                    call.trace.settled(device, str(reason))
-                self._act(number, call.session.handle(failed))
+            if not self._book.holds(number, action):
+                self._send(number, call, action)
+
+    def _send(self, number: int, call: Call, request: Request) -> None:
+        device, now_s = request.device, self._clock()
+        traceparent = "" if call.trace is None else call.trace.asked(device, request.k)
+        message = call.question.message(number, self._digest, request, now_s, traceparent)
+        if self._transport.send(device, message):
+            self._book.sent(number, request)
+            return
+        there = device in self._transport.connected
+        reason = BACKLOGGED if there else self._absence(device)
+        failed = Failed(device=device, reason=reason, now_s=now_s)
+        if call.trace is not None:
+            call.trace.settled(device, str(reason))
+        self._act(number, call.session.handle(failed))
 
     def _finish(self, number: int, call: Call, finish: Finish) -> None:
-        self._book.decided(number)
+        self._book.decided(number, self._clock())
         if self._not_in_fleet:
             finish = replace(finish, missing={**finish.missing, **self._not_in_fleet})
         frames = call.question.frames(finish.arrived, self._clock())

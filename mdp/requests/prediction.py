@@ -51,6 +51,8 @@ class MemberTiming(Struct, frozen=True, kw_only=True):
     #: the answer was given. Known to half of `network_ms`.
     frame: int | None = None
     frame_age_ms: float | None = None
+    #: What the request waited in this client, behind its others, before it was sent.
+    held_ms: float = 0.0
 
     @property
     def spent_ms(self) -> float:
@@ -283,6 +285,7 @@ class AnswerBuilder:
             queue_ms=arrival.queue_ms,
             compute_ms=arrival.compute_ms,
             network_ms=arrival.network_ms,
+            held_ms=arrival.held_ms,
             label=label,
             probability=probability,
             frame=None if frame is None else frame.number,

@@ -21,12 +21,23 @@ What = Literal[
 
 
 class Request(Struct, eq=False, kw_only=True):
-    """A session's action: send member `k`'s part to `device`, at `sent_s`."""
+    """A session's action: send member `k`'s part to `device`, at `sent_s`.
+
+    Where it has to wait for its turn (`mdp.requests.window`), `sent_s` and `budget_ms` change as
+    it goes out.
+    """
 
     k: int
     device: str
     sent_s: float
     budget_ms: float = 0.0
+    #: Whether it waits for its turn now, and how long it has waited in all.
+    held: bool = False
+    held_s: float = 0.0
+    #: The device's last refusal, if others' requests fill its queue.
+    refusal: Reason | None = None
+    #: How many requests were out at the device as this one went out; -1: not in its window.
+    ahead: int = -1
     #: Whether it goes out beside another one that has not been answered.
     hedged: bool = False
     #: Whether it tests a half-open device, or one that is too slow for its call.

@@ -537,8 +537,8 @@ def test_one_that_has_no_time_is_asked_again_at_once(desk: Desk) -> None:
         assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
         for device in ("alpha", "beta"):
             desk.reply(device, desk.last_id)
-        desk.fail("gamma", desk.last_id)
-        assert desk.prediction().missing == {"gamma": "overloaded: full"}
+        desk.fail("gamma", desk.last_id, code="too_late")
+        assert desk.prediction().missing == {"gamma": "too_late: full"}
 
 
 def test_a_hedged_over_device_that_stays_silent_is_found_out(folder: Path) -> None:

@@ -1,0 +1,144 @@
+"""The window of one device: how many requests are out, and which wait in line for their turn. Pure.
+
+A client has at most `most` requests out at a device, so that what waits is dropped by one rule, and
+not by each device as its own queue fills. Further ones wait in the order of their calls and go out
+when a reply comes. A device whose queue others fill refuses with `overloaded`: the request goes
+back to the head of the line, and the window shrinks and grows again as TCP's does (additive
+increase, multiplicative decrease; Chiu and Jain, Computer Networks and ISDN Systems 17, 1989).
+
+How long a request takes while others wait is the mean time between replies or, as long as none
+waits in line, what the agent says: its milliseconds over the requests that were before it. The
+first holds whatever the bottleneck is, the second needs no load.
+"""
+
+import math
+from bisect import bisect_left, insort
+
+from mdp.requests.request import Request
+
+#: Requests out at one device, at most, and as a multiple of its batch.
+MOST_OUT, BATCHES_OUT = 8, 2
+#: After a refusal nothing is sent for so long, twice as long each time up to a bound, or until the
+#: next reply.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.1
+#: Nothing is predicted from fewer replies, of which older ones count less.
+ENOUGH = 6.0
+#: A request is predicted to be late if that takes more than this share of its time: means are of
+#: the past, and devices that part by a little drop different calls.
+SHARE = 0.85
+
+
+def most_out(batch: int) -> int:
+    """Requests out at a device that computes up to `batch` pictures at once, at most."""
+    return max(MOST_OUT, BATCHES_OUT * batch)
+
+
+class SendWindow:
+    """One device's; every `now_s` is a reading of one clock."""
+
+    __slots__ = (
+        "_cut_s", "_full_s", "_order", "_pause_s", "_total_s", "_weight", "limit", "line", "most",
+        "out", "paused_until_s",
+    )  # fmt: skip
+
+    def __init__(self, most: int = MOST_OUT) -> None:
+        self.most = most
+        #: How many may be out now; at least 1.
+        self.limit = float(most)
+        self.out = 0
+        #: Call's number -> its request that waits.
+        self.line: dict[int, Request] = {}
+        #: The same numbers, ascending.
+        self._order: list[int] = []
+        self.paused_until_s = self._cut_s = -math.inf
+        self._pause_s = FIRST_PAUSE_S
+        #: When the last reply came, if requests have waited in line ever since; else infinity.
+        self._full_s = math.inf
+        #: Sums over replies, of which older ones count less: their times, and their weights.
+        self._total_s = self._weight = 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """What one request takes while others wait; 0 as long as too few have been answered."""
+        return self._total_s / self._weight if self._weight >= ENOUGH else 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may be out."""
+        return self.out < int(self.limit)
+
+    def admits(self, now_s: float) -> bool:
+        """Whether a new request may go out at once: there is room, and nobody before it."""
+        return not self.line and self.out < int(self.limit) and now_s >= self.paused_until_s
+
+    def is_late(self, left_s: float) -> bool:
+        """Whether one more request would be late with so much time, for those before it alone.
+
+        One that would be late by itself is for the agent to refuse.
+        """
+        before, mean_s = self.out + len(self.line), self.mean_s
+        return before > 0 and mean_s <= left_s and (before + 1) * mean_s > SHARE * left_s
+
+    def wait_s(self) -> float:
+        """How long a new request is predicted to wait in line."""
+        return len(self.line) * self.mean_s
+
+    def hold(self, number: int, request: Request) -> None:
+        """Have the request of call `number` wait for its turn, before those of later calls."""
+        request.held = True
+        self.line[number] = request
+        insort(self._order, number)
+
+    def leave(self, number: int) -> Request:
+        """Remove the request of call `number` from the line: for its turn, or as it is over."""
+        request = self.line.pop(number)
+        del self._order[bisect_left(self._order, number)]
+        if not self.line:
+            self._full_s = math.inf
+        return request
+
+    def next(self, now_s: float) -> int | None:
+        """The number of the call whose request may go out now; None without one."""
+        if self.line and self.has_room and now_s >= self.paused_until_s:
+            return self._order[0]
+        return None
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the calls that wait, ascending."""
+        return self._order.copy()
+
+    def sent(self, request: Request) -> None:
+        """`request` has gone out."""
+        request.ahead = self.out
+        self.out += 1
+
+    def ended(self) -> None:
+        """A request is out no more."""
+        self.out -= 1
+
+    def answered(self, request: Request, agent_s: float, now_s: float) -> None:
+        """`request` was answered, after `agent_s` in its agent."""
+        if self._full_s < math.inf:
+            took_s = max(0.0, now_s - self._full_s)
+        else:
+            took_s = agent_s / (request.ahead + 1)
+        memory = 2 * self.most
+        if self._weight >= ENOUGH:
+            # The clock may have jumped, or the machine slept. A batch comes at one moment.
+            took_s = min(took_s, memory * self._total_s / self._weight)
+        keep = 1 - 1 / memory
+        self._total_s = keep * self._total_s + took_s
+        self._weight = keep * self._weight + 1
+        self._full_s = now_s if self.line else math.inf
+        self.limit = min(self.most, self.limit + 1 / self.limit)
+        self._pause_s, self.paused_until_s = FIRST_PAUSE_S, -math.inf
+
+    def refused(self, request: Request, now_s: float) -> None:
+        """Others fill the queue of the device; `request` was the last one out but `out`."""
+        self.paused_until_s = now_s + self._pause_s
+        # All that were out at the same time have found the same queue.
+        if request.sent_s > self._cut_s:
+            self._cut_s = now_s
+            self.limit = max(1.0, min(self.limit, self.out + 1) / 2)
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
