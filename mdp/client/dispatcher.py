@@ -153,6 +153,8 @@ class Dispatcher:
             first=self._first,
             batches={k: assignment.batch for k, assignment in self.assignments.items()},
         )
+        #: No call has to be told the time before.
+        self._wake_s = math.inf
         self._stuck = {entry.device: StuckOutputDetector() for entry in fleet.devices}
         #: Devices that the last call did not wait for.
         self._excluded: frozenset[str] = frozenset()
@@ -197,6 +199,8 @@ class Dispatcher:
         if call.answer is not None or call.number not in self._book.calls:
             return
         self._book.decided(call.number, self._clock())
+        if not self._book.calls:
+            self._wake_s = math.inf
         if call.trace is not None:
             call.trace.ended({}, "cancelled")
         self._give_turns()
@@ -238,17 +242,21 @@ class Dispatcher:
 
     def tick(self) -> None:
         """Let every call know the time."""
-        now_s = self._clock()
-        for number, call in list(self._book.calls.items()):
-            if call.session.wake_s <= now_s and call.answer is None:
-                self._act(number, call.session.handle(TimePassed(now_s=now_s)))
+        now_s, calls = self._clock(), self._book.calls
+        if now_s >= self._wake_s:
+            for number, call in list(calls.items()):
+                if call.session.wake_s <= now_s and call.answer is None:
+                    self._act(number, call.session.handle(TimePassed(now_s=now_s)))
+            self._wake_s = min([call.session.wake_s for call in calls.values()], default=math.inf)
         if self._book.held:
             self._give_turns()
 
     def next_wake_s(self) -> float:
-        """When `tick` has to be called at the latest; infinity with nothing in flight."""
-        wake_s = min([c.session.wake_s for c in self._book.calls.values()], default=math.inf)
-        return min(wake_s, self._book.wake_s()) if self._book.held else wake_s
+        """When `tick` has to be called at the latest, or sooner; infinity with nothing in flight.
+
+        It may be that of a call that has ended since.
+        """
+        return min(self._wake_s, self._book.wake_s()) if self._book.held else self._wake_s
 
     def _give_turns(self) -> None:
         """Send what has waited for its turn, or fail it."""
@@ -353,6 +361,9 @@ class Dispatcher:
             self._act(number, actions)
 
     def _act(self, number: int, actions: list[Action]) -> None:
+        known = self._book.calls.get(number)
+        if known is not None and known.session.wake_s < self._wake_s:
+            self._wake_s = known.session.wake_s
         for action in actions:
             call = self._book.calls.get(number)
             if call is None:
@@ -380,6 +391,8 @@ class Dispatcher:
 
     def _finish(self, number: int, call: Call, finish: Finish) -> None:
         self._book.decided(number, self._clock())
+        if not self._book.calls:
+            self._wake_s = math.inf
         if self._not_in_fleet:
             finish = replace(finish, missing={**finish.missing, **self._not_in_fleet})
         frames = call.question.frames(finish.arrived, self._clock())

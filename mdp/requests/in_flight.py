@@ -451,9 +451,9 @@ class InFlight(Generic[C]):
             self._selector.handle(event)
         if self._observes:
             self._hedging.handle(event)
-        if self.held and not is_good and self._held_at(event.device):
-            if self._breakers.is_open(event.device):
-                self._stranded[event.device] = None
+        held = self.held and not is_good and self._held_at(event.device)
+        if held and self._breakers.is_open(event.device):
+            self._stranded[event.device] = None
 
     def _slow_s(self, device: str) -> float:
         """What `device` may well take: longer where it was late lately; infinity if unknown."""

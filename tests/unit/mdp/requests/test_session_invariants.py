@@ -458,10 +458,8 @@ def play(world: World, script: bytes) -> None:
         elif what == 13:
             # One that was refused for want of room is asked again.
             again = {(r.request_id, r.device) for r in world.requests if not r.settled}
-            settled = [
-                r for r in world.requests
-                if r.settled and r.device in world.connected and (r.request_id, r.device) not in again
-            ]  # fmt: skip
+            there = [r for r in world.requests if r.device in world.connected]
+            settled = [r for r in there if r.settled and (r.request_id, r.device) not in again]
             if settled:
                 world.again(settled[number % len(settled)])
         elif what == 14:
