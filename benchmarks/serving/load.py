@@ -31,6 +31,7 @@ import sys
 import tarfile
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -59,7 +60,7 @@ PLENTY_MS, TIGHT_MS = 3000.0, 200.0
 CLIENTS = 4
 #: Requests that four strangers keep in the queue of one agent.
 STRANGERS, THEIRS = 4, 150
-TURNS, SECONDS = 5, 4.0
+TURNS, SECONDS = int(__import__("os").environ.get("T",5)), 4.0
 
 
 class Tally:
@@ -69,6 +70,8 @@ class Tally:
         self.whole: dict[int, int] = dict.fromkeys(range(CLIENTS), 0)
         self.partial = self.none = self.late = 0
         self.worst_ms = 0.0
+        #: Why devices are missing from answers, by code.
+        self.reasons: Counter[str] = Counter()
         self.latencies_ms: list[float] = []
         self.started_s = time.monotonic()
         self.ended_s = self.started_s
@@ -86,10 +89,11 @@ class Tally:
         self.latencies_ms.append(took_ms)
         if answer.partial:
             self.partial += 1
+            self.reasons.update(str(code) for code in answer.missing_codes.values())
         else:
             self.whole[client] += 1
 
-    def row(self, clients: int) -> dict[str, float]:
+    def row(self, clients: int) -> dict[str, Any]:
         whole = sum(self.whole.values())
         calls = max(1, whole + self.partial + self.none)
         each = [self.whole[number] for number in range(clients)]
@@ -103,6 +107,7 @@ class Tally:
             "late": self.late,
             "worst_ms": self.worst_ms,
             "fair": min(each) / max(1, *each),
+            "reasons": dict(self.reasons),
         }
 
 
@@ -309,7 +314,7 @@ def strangers(fleet: AgentFleet, device: str) -> Iterator[None]:
 
 async def play(
     fleet: AgentFleet, asked: Scenario, seconds: float, capacity: float, seed: int
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """One scenario; the row of its outcomes."""
     tally = Tally()
     if asked.kind == "threads":
@@ -397,7 +402,7 @@ def run(*, quick: bool, before: str = "", only: Sequence[str] = ()) -> Iterator[
         for name, asked in SCENARIOS.items():
             if only and name not in only and name not in ("loop 32", "slow"):
                 continue
-            found: dict[str, list[dict[str, float]]] = {one: [] for one in both}
+            found: dict[str, list[dict[str, Any]]] = {one: [] for one in both}
             for turn in range(turns):
                 told = {
                     "scenario": asked, "seconds": seconds, "capacity": capacity[asked.slow],
@@ -409,6 +414,7 @@ def run(*, quick: bool, before: str = "", only: Sequence[str] = ()) -> Iterator[
             if name in ("loop 32", "slow"):
                 capacity[asked.slow] = median(row["whole_per_s"] for row in found["now"])
             for one, rows in found.items():
+                reasons = sum((Counter(row.pop("reasons")) for row in rows), Counter[str]())
                 middle = {key: float(np.median([row[key] for row in rows])) for key in rows[0]}
                 yield {
                     "scenario": name,
@@ -417,6 +423,7 @@ def run(*, quick: bool, before: str = "", only: Sequence[str] = ()) -> Iterator[
                     "late": sum(row["late"] for row in rows),
                     "worst_ms": max(row["worst_ms"] for row in rows),
                     "of_capacity": middle["whole_per_s"] / capacity[asked.slow],
+                    "reasons": dict(reasons),
                     "turns": rows,
                 }
 
@@ -433,6 +440,7 @@ COLUMNS = (
     ("late", "{late:.0f}"),
     ("by, ms", "{worst_ms:.1f}"),
     ("fair", "{fair:.2f}"),
+    ("missing", "{reasons}"),
 )
 
 

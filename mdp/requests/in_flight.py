@@ -203,6 +203,7 @@ class InFlight(Generic[C]):
     def holds(self, number: int, request: Request) -> bool:
         """Whether `request` has to wait until `next_turn` gives it out."""
         window = self._windows.get(request.device) or self._new_window(request)
+        window.expect(request)
         if window.admits(request.sent_s):
             return False
         self._mark(request, self._entries[number].until_s)
@@ -273,7 +274,7 @@ class InFlight(Generic[C]):
         if request is not None or what in ("unready", "failed"):
             in_time = ended.in_flight and now_s <= ended.until_s
             if request is not None and ended.in_flight and request.ahead >= 0:
-                self._learn(request, event)
+                self._learn(request, event, ended.until_s)
             ended.what = what if in_time or what not in ("answered", "refused") else "late"
             ended.reason = reason
             self._tell(ended)
@@ -310,13 +311,15 @@ class InFlight(Generic[C]):
         if self._slow and (slow := self._slow.get(device)) is not None:
             request.is_test = request.is_test or slow.is_late_for(until_s - request.sent_s)
 
-    def _learn(self, request: Request, event: Replied | Failed) -> None:
+    def _learn(self, request: Request, event: Replied | Failed, until_s: float) -> None:
         """Have the window of a device follow the end of `request`."""
         window = self._windows[request.device]
         if isinstance(event, Replied):
             window.answered(request, (event.queue_ms + event.compute_ms) / 1e3, event.now_s)
         elif event.reason.code == "overloaded":
             window.refused(request, event.now_s)
+        elif event.reason.code == "too_late":
+            window.was_late(request, until_s)
 
     def _hold(self, number: int, request: Request, window: SendWindow) -> None:
         device = request.device

@@ -34,6 +34,9 @@ class Request(Struct, eq=False, kw_only=True):
     #: Whether it waits for its turn now, and how long it has waited in all.
     held: bool = False
     held_s: float = 0.0
+    #: When it was to go out, and how long its answer was expected to take; 0: not known.
+    asked_s: float = 0.0
+    expected_s: float = 0.0
     #: The device's last refusal, if others' requests fill its queue.
     refusal: Reason | None = None
     #: How many requests were out at the device as this one went out; -1: not in its window.

@@ -8,7 +8,9 @@ increase, multiplicative decrease; Chiu and Jain, Computer Networks and ISDN Sys
 
 How long a request takes while others wait is the mean time between replies or, as long as none
 waits in line, what the agent says: its milliseconds over the requests that were before it. The
-first holds whatever the bottleneck is, the second needs no load.
+first holds whatever the bottleneck is, the second needs no load. A new request is expected after
+all those before it; how far that was off so far, and four mean deviations, are added, as for TCP's
+time-out (Jacobson, Congestion avoidance and control, SIGCOMM 1988).
 """
 
 import math
@@ -23,9 +25,10 @@ MOST_OUT, BATCHES_OUT = 8, 2
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.1
 #: Nothing is predicted from fewer replies, of which older ones count less.
 ENOUGH = 6.0
-#: A request is predicted to be late if that takes more than this share of its time: means are of
-#: the past, and devices that part by a little drop different calls.
-SHARE = 0.85
+#: Mean deviations from what was expected that a request is given.
+DEVIATIONS = 4.0
+#: Weight of the newest reply in both.
+NEWEST = 1 / 8
 
 
 def most_out(batch: int) -> int:
@@ -37,8 +40,8 @@ class SendWindow:
     """One device's; every `now_s` is a reading of one clock."""
 
     __slots__ = (
-        "_cut_s", "_full_s", "_order", "_pause_s", "_total_s", "_weight", "limit", "line", "most",
-        "out", "paused_until_s",
+        "_cut_s", "_deviation_s", "_error_s", "_full_s", "_order", "_pause_s", "_total_s",
+        "_weight", "limit", "line", "most", "out", "paused_until_s",
     )  # fmt: skip
 
     def __init__(self, most: int = MOST_OUT) -> None:
@@ -56,6 +59,8 @@ class SendWindow:
         self._full_s = math.inf
         #: Sums over replies, of which older ones count less: their times, and their weights.
         self._total_s = self._weight = 0.0
+        #: By how much replies came later than expected, and the mean deviation from that.
+        self._error_s = self._deviation_s = 0.0
 
     @property
     def mean_s(self) -> float:
@@ -77,7 +82,15 @@ class SendWindow:
         One that would be late by itself is for the agent to refuse.
         """
         before, mean_s = self.out + len(self.line), self.mean_s
-        return before > 0 and mean_s <= left_s and (before + 1) * mean_s > SHARE * left_s
+        if not before or mean_s > left_s:
+            return False
+        off_s = max(0.0, self._error_s) + DEVIATIONS * self._deviation_s
+        return (before + 1) * mean_s + off_s > left_s
+
+    def expect(self, request: Request) -> None:
+        """`request`, which is new, is expected after all that are before it."""
+        request.asked_s = request.sent_s
+        request.expected_s = (self.out + len(self.line) + 1) * self.mean_s
 
     def wait_s(self) -> float:
         """How long a new request is predicted to wait in line."""
@@ -131,6 +144,7 @@ class SendWindow:
         self._total_s = keep * self._total_s + took_s
         self._weight = keep * self._weight + 1
         self._full_s = now_s if self.line else math.inf
+        self._learn_error(request, now_s)
         self.limit = min(self.most, self.limit + 1 / self.limit)
         self._pause_s, self.paused_until_s = FIRST_PAUSE_S, -math.inf
 
@@ -142,3 +156,13 @@ class SendWindow:
             self._cut_s = now_s
             self.limit = max(1.0, min(self.limit, self.out + 1) / 2)
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    def was_late(self, request: Request, until_s: float) -> None:
+        """The device had no time for `request`, all of which ends at `until_s`."""
+        self._learn_error(request, until_s)
+
+    def _learn_error(self, request: Request, ended_s: float) -> None:
+        if request.expected_s:
+            off_s = ended_s - request.asked_s - request.expected_s - self._error_s
+            self._error_s += NEWEST * off_s
+            self._deviation_s += NEWEST * (abs(off_s) - self._deviation_s)
