@@ -18,9 +18,9 @@ need none of the machine's cores, and answer at most some 190 a second. Callers 
     one          one caller, for the milliseconds of a single call
 
 `whole` answers have every member. A call is `late` if its caller had to wait longer than its
-deadline. `fair` is the fewest whole answers of a client over the most. The capacity is that of `loop 32`
-in the same run. With `--before`, the same script, with the packages of that commit, takes turns
-with this one, scenario by scenario.
+deadline. `fair` is the fewest whole answers of a client over the most. The capacity is that of
+`loop 32` in the same run. With `--before`, the same script, with the packages of that commit, takes
+turns with this one, scenario by scenario.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ PLENTY_MS, TIGHT_MS = 3000.0, 200.0
 CLIENTS = 4
 #: Requests that four strangers keep in the queue of one agent.
 STRANGERS, THEIRS = 4, 150
-TURNS, SECONDS = int(__import__("os").environ.get("T",5)), 4.0
+TURNS, SECONDS = 5, 4.0
 
 
 class Tally:
@@ -238,17 +238,13 @@ async def streamed(
         while time.monotonic() < until_s:
             yield picture
 
-    stream = client.stream(
-        pictures(), deadline_ms=deadline_ms, in_flight=in_flight, errors="yield"
-    )
+    stream = client.stream(pictures(), deadline_ms=deadline_ms, in_flight=in_flight, errors="yield")
     async for answer in stream:
         took_ms = getattr(answer, "latency_ms", 0.0)
         tally.count(answer, time.monotonic() - took_ms / 1e3, deadline_ms, 0)
 
 
-def threaded(
-    path: Path, threads: int, seconds: float, deadline_ms: float, tally: Tally
-) -> None:
+def threaded(path: Path, threads: int, seconds: float, deadline_ms: float, tally: Tally) -> None:
     """Threads that share a client."""
     picture, lock = noise_picture(SIDE), threading.Lock()
     with mdp.Client.connect(path, timeout_s=PATIENCE_S) as client:
@@ -394,9 +390,12 @@ def sides(before: str) -> Iterator[dict[str, LineProcess]]:
         }
 
 
-def run(*, quick: bool, before: str = "", only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+def run(
+    *, quick: bool, before: str = "", only: Sequence[str] = (), turns: int = TURNS,
+    seconds: float = SECONDS,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Every scenario, all sides in turns; medians over the turns, totals of late calls."""
-    turns, seconds = (1, 0.5) if quick else (TURNS, SECONDS)
+    turns, seconds = (1, 0.5) if quick else (turns, seconds)
     capacity = {False: 1e3 / WORK_MS, True: 1e3 / SLOW_MS}
     with sides(before) as both:
         for name, asked in SCENARIOS.items():
@@ -445,12 +444,18 @@ COLUMNS = (
 
 
 def main() -> None:
-    asked = arguments(__doc__, "quick", "serve", before="", only=tuple(SCENARIOS))
+    asked = arguments(
+        __doc__, "quick", "serve", before="", only=tuple(SCENARIOS), turns=TURNS, seconds=SECONDS
+    )
     if asked.serve:
         serve()
         return
     only = () if asked.only == tuple(SCENARIOS) else asked.only
-    for number, row in enumerate(run(quick=asked.quick, before=asked.before, only=only)):
+    rows = run(
+        quick=asked.quick, before=asked.before, only=only, turns=asked.turns,
+        seconds=asked.seconds,
+    )  # fmt: skip
+    for number, row in enumerate(rows):
         text = table([row], *COLUMNS).splitlines()
         print(*(text[2:] if number else text), sep="\n", flush=True)
 

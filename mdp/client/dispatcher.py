@@ -29,6 +29,7 @@ from mdp.protocol.messages import (
     Result,
     Status,
     StatusRequest,
+    code_and_text,
     contribution_of,
     decode,
     encode,
@@ -294,7 +295,7 @@ class Dispatcher:
             case Result() | FrameReply():
                 self._settle(message.request_id, self._reply(device, message, envelope.buffers[0]))
             case Failure():
-                reason = Reason(message.code, message.text)
+                reason = Reason(*code_and_text(message))
                 if message.request_id == 0:
                     self._broken(device, reason)
                 else:

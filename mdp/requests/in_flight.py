@@ -26,7 +26,7 @@ from mdp.requests.window import SendWindow, most_out
 
 #: What a failure of a code means; any other one is `failed`.
 _MEANING: Mapping[Code, What] = {
-    "overloaded": "refused", "too_late": "refused", "no_frame": "no_frame",
+    "overloaded": "refused", "too_late": "refused", "quota": "refused", "no_frame": "no_frame",
     "not_ready": "unready", "draining": "unready", "wrong_bundle": "unready",
     "wrong_submodel": "unready",
 }  # fmt: skip
@@ -270,29 +270,32 @@ class InFlight(Generic[C]):
             reason = event.reason
             what = _MEANING.get(reason.code, "failed")
         ended = self._close(number, device, now_s)
-        request = ended.request
-        if request is not None or what in ("unready", "failed"):
-            in_time = ended.in_flight and now_s <= ended.until_s
-            if request is not None and ended.in_flight and request.ahead >= 0:
-                self._learn(request, event, ended.until_s)
-            ended.what = what if in_time or what not in ("answered", "refused") else "late"
-            ended.reason = reason
-            self._tell(ended)
-        call = self.calls.get(number)
-        if call is None or not call.session.waits_for(device):
-            return None
-        if device in self._entries[number].held:
-            # An answer again, to a request that will be sent again.
-            return None
-        if (
+        request, call = ended.request, self.calls.get(number)
+        awaited = call is not None and call.session.waits_for(device)
+        again = (
             reason is not None
             and reason.code == "overloaded"
             and request is not None
             and ended.in_flight
             and not request.is_test
             and now_s < ended.until_s
+            and call is not None
+            and awaited
             and call.session.is_alone(device)
-        ):
+        )
+        if request is not None or what in ("unready", "failed"):
+            in_time = ended.in_flight and now_s <= ended.until_s
+            if request is not None and ended.in_flight and request.ahead >= 0:
+                self._learn(request, event, ended.until_s)
+            ended.what = what if in_time or what not in ("answered", "refused") else "late"
+            if again:
+                ended.what = "full"
+            ended.reason = reason
+            self._tell(ended)
+        # Held: an answer again, to a request that will be sent again.
+        if call is None or not awaited or device in self._entries[number].held:
+            return None
+        if again and request is not None:
             request.refusal = reason
             self._hold(number, request, self._windows[device])
             return []

@@ -164,7 +164,7 @@ class ReplicaSelector:
                 replica.load -= 1
             if what in ("answered", "refused"):
                 replica.took(event.trip_s, now_s)
-            elif what in ("late", "no_frame", "told"):
+            elif what in ("late", "full", "no_frame", "told"):
                 replica.seen_s = now_s
 
     def knows(self, device: str) -> bool:

@@ -10,13 +10,14 @@ from msgspec import Struct
 from mdp.requests.reason import Reason
 
 #: A request was `sent`. It ended as `answered` or `refused` (no time there) before its deadline;
-#: `late`: either, but after it; `silent`: by the deadline; `no_frame`: the camera has none;
+#: `full`: refused as others fill its queue, and to be sent again; `late`: answered or refused, but
+#: after the deadline; `silent`: by the deadline; `no_frame`: the camera has none;
 #: `unready`: the device cannot serve this client; `failed`: any other failure, or no valid answer;
 #: `dropped`: its reply would not be recognised. The device was `asked` for its status, has `told`
 #: it, its connection is up (`connected`) or was `lost` with requests in flight.
 What = Literal[
-    "sent", "answered", "refused", "late", "silent", "no_frame", "unready", "failed", "dropped",
-    "asked", "told", "connected", "lost",
+    "sent", "answered", "refused", "full", "late", "silent", "no_frame", "unready", "failed",
+    "dropped", "asked", "told", "connected", "lost",
 ]  # fmt: skip
 
 
