@@ -53,9 +53,12 @@ class _Waiting:
 
     __slots__ = ("_context", "call", "deadline", "error", "question", "told")
 
-    def __init__(self, question: Question, deadline: Deadline) -> None:
+    def __init__(self, question: Question, deadline: Deadline, call: Call | None = None) -> None:
+        """A call that is to be begun, or one that has been."""
         self.question, self.deadline = question, deadline
-        self.call: Call | None = None
+        self.call = call
+        if call is not None:
+            call.done = self._end
         #: What kept it from being begun.
         self.error: BaseException | None = None
         #: Set as it has ended, or as this thread is to take its turn.
@@ -267,13 +270,14 @@ class Client(BaseClient, Closing):
             while not waiting.over:
                 if self._process is not this_process():
                     raise InputError(FORKED)
-                if self._taken(0.0):
+                if not self._claims and self._taken(0.0):
                     with self._holding(connection):
-                        while not waiting.over:
+                        while not waiting.over and not self._claims:
                             connection.step()
-                        # Before the turn ends, so that another thread is told of that.
-                        del self._followers[waiting]
-                    return waiting.result()
+                        if waiting.over:
+                            # Before the turn ends, so that another thread is told of that.
+                            del self._followers[waiting]
+                            return waiting.result()
                 left_s = waiting.deadline.left_s(self._clock())
                 if waiting.call is None and not left_s:
                     raise self._too_late(waiting.deadline, "another thread's call is under way")
@@ -361,11 +365,17 @@ class Client(BaseClient, Closing):
             self._take_in(connection)
             call = connection.dispatcher.submit(question, deadline)
             try:
-                while call.answer is None:
+                while call.answer is None and not self._claims:
                     connection.step()
-            finally:
+            except BaseException:  # Ctrl-C
                 connection.dispatcher.abandon(call)
-        return call.result()
+                raise
+            if call.answer is not None:
+                return call.result()
+            waiting = _Waiting(question, deadline, call)
+            # Before the turn ends, so that its end is not the client's.
+            self._followers[waiting] = None
+        return self._awaited(connection, waiting)
 
     def _take_in(self, connection: FleetConnection) -> None:
         """Settle connections that went or came since the last call, before any is asked."""
@@ -386,9 +396,10 @@ class Client(BaseClient, Closing):
         return self._holder != threading.get_ident() and self._turn.acquire(timeout=timeout_s)
 
     def _claim(self, timeout_s: float = -1.0) -> bool:
-        """Whether this thread gets its turn, before those whose calls are under way anyway."""
+        """Whether this thread gets its turn; one that sees to calls under way gives it up."""
         own = object()
         self._claims.add(own)
+        self._transport.wake()
         try:
             return self._taken(timeout_s)
         finally:

@@ -160,7 +160,7 @@ def test_too_few_descriptors_are_an_error_and_leak_nothing() -> None:
         *_, limit = islice((number for number in count() if number not in taken), 6)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-            with pytest.raises(ConfigError, match=r"expected 14 free file descriptors, found \d"):
+            with pytest.raises(ConfigError, match=r"expected 15 free file descriptors, found \d"):
                 Dealers({"alpha": NOBODY, "beta": "tcp://127.0.0.1:2"})
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
