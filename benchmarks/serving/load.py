@@ -439,7 +439,6 @@ COLUMNS = (
     ("late", "{late:.0f}"),
     ("by, ms", "{worst_ms:.1f}"),
     ("fair", "{fair:.2f}"),
-    ("missing", "{reasons}"),
 )
 
 

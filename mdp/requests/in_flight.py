@@ -318,7 +318,7 @@ class InFlight(Generic[C]):
         """Have the window of a device follow the end of `request`."""
         window = self._windows[request.device]
         if isinstance(event, Replied):
-            window.answered(request, (event.queue_ms + event.compute_ms) / 1e3, event.now_s)
+            window.answered(request, event.queue_ms / 1e3, event.compute_ms / 1e3, event.now_s)
         elif event.reason.code == "overloaded":
             window.refused(request, event.now_s)
         elif event.reason.code == "too_late":

@@ -1,7 +1,8 @@
 """The window of one device: how many requests are out, and which wait in line for their turn. Pure.
 
 A client has at most `most` requests out at a device, so that what waits is dropped by one rule, and
-not by each device as its own queue fills. Further ones wait in the order of their calls and go out
+not by each device as its own queue fills. They are twice as many as the device is planned, or seen,
+to compute at once. Further ones wait in the order of their calls and go out
 when a reply comes. A device whose queue others fill refuses with `overloaded`: the request goes
 back to the head of the line, and the window shrinks and grows again as TCP's does (additive
 increase, multiplicative decrease; Chiu and Jain, Computer Networks and ISDN Systems 17, 1989).
@@ -20,6 +21,8 @@ from mdp.requests.request import Request
 
 #: Requests out at one device, at most, and as a multiple of its batch.
 MOST_OUT, BATCHES_OUT = 8, 2
+#: However large the batches that are seen: a connection holds so many (`mdp.transport`).
+MOST_SEEN = 64
 #: After a refusal nothing is sent for so long, twice as long each time up to a bound, or until the
 #: next reply.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.1
@@ -40,8 +43,9 @@ class SendWindow:
     """One device's; every `now_s` is a reading of one clock."""
 
     __slots__ = (
-        "_cut_s", "_deviation_s", "_error_s", "_full_s", "_order", "_pause_s", "_total_s",
-        "_weight", "limit", "line", "most", "out", "paused_until_s",
+        "_batch", "_batch_s", "_cut_s", "_deviation_s", "_error_s", "_full_s", "_heard_s",
+        "_order", "_pause_s", "_total_s", "_weight", "limit", "line", "most", "out",
+        "paused_until_s",
     )  # fmt: skip
 
     def __init__(self, most: int = MOST_OUT) -> None:
@@ -59,6 +63,8 @@ class SendWindow:
         self._full_s = math.inf
         #: Sums over replies, of which older ones count less: their times, and their weights.
         self._total_s = self._weight = 0.0
+        #: The last reply, its computing time, and how many with that time came together.
+        self._heard_s, self._batch_s, self._batch = -math.inf, 0.0, 0
         #: By how much replies came later than expected, and the mean deviation from that.
         self._error_s = self._deviation_s = 0.0
 
@@ -130,12 +136,13 @@ class SendWindow:
         """A request is out no more."""
         self.out -= 1
 
-    def answered(self, request: Request, agent_s: float, now_s: float) -> None:
-        """`request` was answered, after `agent_s` in its agent."""
+    def answered(self, request: Request, queue_s: float, compute_s: float, now_s: float) -> None:
+        """`request` was answered, after so long in the agent's queue and its batch's computing."""
+        self._see_batch(compute_s, now_s)
         if self._full_s < math.inf:
             took_s = max(0.0, now_s - self._full_s)
         else:
-            took_s = agent_s / (request.ahead + 1)
+            took_s = (queue_s + compute_s) / (request.ahead + 1)
         memory = 2 * self.most
         if self._weight >= ENOUGH:
             # The clock may have jumped, or the machine slept. A batch comes at one moment.
@@ -147,6 +154,18 @@ class SendWindow:
         self._learn_error(request, now_s)
         self.limit = min(self.most, self.limit + 1 / self.limit)
         self._pause_s, self.paused_until_s = FIRST_PAUSE_S, -math.inf
+
+    def _see_batch(self, compute_s: float, now_s: float) -> None:
+        """Count the replies of one computation, and make room for two of its size."""
+        together = compute_s == self._batch_s and now_s - self._heard_s < compute_s / 2
+        self._batch = self._batch + 1 if together else 1
+        self._batch_s, self._heard_s = compute_s, now_s
+        most = min(BATCHES_OUT * self._batch, MOST_SEEN)
+        if most > self.most:
+            # One that others have shrunk grows as before.
+            if self.limit == self.most:
+                self.limit = float(most)
+            self.most = most
 
     def refused(self, request: Request, now_s: float) -> None:
         """Others fill the queue of the device; `request` was the last one out but `out`."""

@@ -424,7 +424,7 @@ def test_a_mean_is_of_replies_while_others_wait_or_of_the_agent_s_own_time() -> 
 
     def reply(at_s: float, agent_s: float, ahead: int) -> None:
         request = Request(k=0, device="a", sent_s=0.0, ahead=ahead)
-        window.answered(request, agent_s, at_s)
+        window.answered(request, 0.75 * agent_s, 0.25 * agent_s, at_s)
 
     for number in range(20):
         # A link of 100 ms is no load: the agent had each for 5 ms.
@@ -438,6 +438,27 @@ def test_a_mean_is_of_replies_while_others_wait_or_of_the_agent_s_own_time() -> 
     for number in range(100):
         reply(10.0 + 0.02 * number, 0.001, 7)
     assert window.mean_s == pytest.approx(0.020, rel=0.05)
+
+
+def test_batches_that_are_seen_widen_the_window() -> None:
+    driver = Driver({0: ["a"]})
+    for _ in range(200):
+        driver.submit(deadline_s=1e6)
+    window = driver.book._windows["a"]
+    most = []
+    for number in range(6):
+        driver.now_s += 0.1
+        # The agent takes all that is there, up to 24, and answers them together.
+        for _ in range(min(24, len(driver.out["a"]))):
+            driver.answer("a", compute_s=0.05 + number / 1e4)
+        most.append(window.most)
+    assert most == [16, 32, 48, 48, 48, 48]
+    # As long, and one after the other.
+    one = SendWindow()
+    for number in range(100):
+        request = Request(k=0, device="a", sent_s=0.0, ahead=7)
+        one.answered(request, 0.0, 0.05, 0.05 * number)
+    assert one.most == MOST_OUT
 
 
 # Any history.
@@ -478,7 +499,7 @@ def test_whatever_happens_order_is_kept_nothing_is_lost_and_no_more_is_out(
             driver.connect(device) if device in driver.gone else driver.lose(device)
         for each in devices:
             window = driver.book._windows.get(each)
-            assert len(driver.out[each]) <= most
+            assert len(driver.out[each]) <= max(most, window.most if window else 0)
             assert window is None or window.out == sum(
                 each in entry.requests for entry in driver.book._entries.values()
             )
