@@ -203,8 +203,7 @@ class InFlight(Generic[C]):
     def holds(self, number: int, request: Request) -> bool:
         """Whether `request` has to wait until `next_turn` gives it out."""
         window = self._windows.get(request.device) or self._new_window(request)
-        window.expect(request)
-        if window.admits(request.sent_s):
+        if window.admits(request):
             return False
         self._mark(request, self._entries[number].until_s)
         self._hold(number, request, window)
@@ -249,7 +248,8 @@ class InFlight(Generic[C]):
         """`request` of a call has gone out."""
         entry, device, now_s = self._entries[number], request.device, request.sent_s
         until_s = entry.until_s
-        self._mark(request, until_s)
+        if self._breakers or self._slow:
+            self._mark(request, until_s)
         (self._windows.get(device) or self._new_window(request)).sent(request)
         entry.requests[device] = request
         if until_s < self._next_end_s:
@@ -421,7 +421,7 @@ class InFlight(Generic[C]):
         """Have one request less out in the window of its device."""
         if request.ahead >= 0:
             window = self._windows[request.device]
-            window.ended()
+            window.out -= 1
             if window.line:
                 self._open[request.device] = None
 

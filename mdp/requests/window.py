@@ -78,8 +78,14 @@ class SendWindow:
         """Whether one more may be out."""
         return self.out < int(self.limit)
 
-    def admits(self, now_s: float) -> bool:
-        """Whether a new request may go out at once: there is room, and nobody before it."""
+    def admits(self, request: Request) -> bool:
+        """Whether a new request may go out at once: there is room, and nobody before it.
+
+        Notes when it is expected, after all that are before it.
+        """
+        now_s = request.asked_s = request.sent_s
+        # Also with nobody before it: deviations have to shrink where nobody is let in behind it.
+        request.expected_s = (self.out + len(self.line) + 1) * self.mean_s
         return not self.line and self.out < int(self.limit) and now_s >= self.paused_until_s
 
     def is_late(self, left_s: float) -> bool:
@@ -92,11 +98,6 @@ class SendWindow:
             return False
         off_s = max(0.0, self._error_s) + DEVIATIONS * self._deviation_s
         return (before + 1) * mean_s + off_s > left_s
-
-    def expect(self, request: Request) -> None:
-        """`request`, which is new, is expected after all that are before it."""
-        request.asked_s = request.sent_s
-        request.expected_s = (self.out + len(self.line) + 1) * self.mean_s
 
     def wait_s(self) -> float:
         """How long a new request is predicted to wait in line."""
@@ -128,17 +129,17 @@ class SendWindow:
         return self._order.copy()
 
     def sent(self, request: Request) -> None:
-        """`request` has gone out."""
+        """`request` has gone out; whoever ends it takes one off `out`."""
         request.ahead = self.out
         self.out += 1
 
-    def ended(self) -> None:
-        """A request is out no more."""
-        self.out -= 1
-
     def answered(self, request: Request, queue_s: float, compute_s: float, now_s: float) -> None:
         """`request` was answered, after so long in the agent's queue and its batch's computing."""
-        self._see_batch(compute_s, now_s)
+        if compute_s == self._batch_s and now_s - self._heard_s < compute_s / 2:
+            self._see_batch(self._batch + 1)
+        else:
+            self._batch = 1
+        self._batch_s, self._heard_s = compute_s, now_s
         if self._full_s < math.inf:
             took_s = max(0.0, now_s - self._full_s)
         else:
@@ -151,16 +152,14 @@ class SendWindow:
         self._total_s = keep * self._total_s + took_s
         self._weight = keep * self._weight + 1
         self._full_s = now_s if self.line else math.inf
-        self._learn_error(request, now_s)
+        if request.expected_s:
+            self._learn_error(request, now_s)
         self.limit = min(self.most, self.limit + 1 / self.limit)
         self._pause_s, self.paused_until_s = FIRST_PAUSE_S, -math.inf
 
-    def _see_batch(self, compute_s: float, now_s: float) -> None:
-        """Count the replies of one computation, and make room for two of its size."""
-        together = compute_s == self._batch_s and now_s - self._heard_s < compute_s / 2
-        self._batch = self._batch + 1 if together else 1
-        self._batch_s, self._heard_s = compute_s, now_s
-        most = min(BATCHES_OUT * self._batch, MOST_SEEN)
+    def _see_batch(self, size: int) -> None:
+        """Make room for two batches of this size, that of the replies of one computation."""
+        self._batch, most = size, min(BATCHES_OUT * size, MOST_SEEN)
         if most > self.most:
             # One that others have shrunk grows as before.
             if self.limit == self.most:
@@ -178,10 +177,10 @@ class SendWindow:
 
     def was_late(self, request: Request, until_s: float) -> None:
         """The device had no time for `request`, all of which ends at `until_s`."""
-        self._learn_error(request, until_s)
+        if request.expected_s:
+            self._learn_error(request, until_s)
 
     def _learn_error(self, request: Request, ended_s: float) -> None:
-        if request.expected_s:
-            off_s = ended_s - request.asked_s - request.expected_s - self._error_s
-            self._error_s += NEWEST * off_s
-            self._deviation_s += NEWEST * (abs(off_s) - self._deviation_s)
+        off_s = ended_s - request.asked_s - request.expected_s - self._error_s
+        self._error_s += NEWEST * off_s
+        self._deviation_s += NEWEST * (abs(off_s) - self._deviation_s)
