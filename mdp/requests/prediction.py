@@ -239,7 +239,7 @@ class AnswerBuilder:
         scored = rule.novelty
         novelty = None if scored is None else scored.of(contributions)
         known_rejected = None if scored is None else scored.known_rejected
-        used = tuple(arrival.device for arrival in finish.arrived.values())
+        used = tuple([arrival.device for arrival in finish.arrived.values()])
         suspects: dict[str, Suspicion] = {}
         if frames is not None:
             if self._drift is not None:
@@ -262,7 +262,7 @@ class AnswerBuilder:
             expected_accuracy_pictures=self._pictures,
             latency_ms=0.0,
             deadline_ms=deadline_ms,
-            members=tuple(self._member(k, one, frames) for k, one in finish.arrived.items()),
+            members=tuple([self._member(k, one, frames) for k, one in finish.arrived.items()]),
             bundle=self._bundle.digest,
             stage=finish.stage,
             frame_spread_ms=_spread_ms(finish, frames),
