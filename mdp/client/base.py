@@ -6,7 +6,6 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
@@ -127,14 +126,22 @@ class FleetConnection:
 
     def step(self, timeout_s: float = math.inf) -> None:
         """Wait for the next event or moment to decide, at most `timeout_s`, and take it in."""
+        if self.arrivals:
+            self.take_in()
         while self.arrivals:
-            # The thread may just have given up waiting.
-            with suppress(IndexError):
-                self.arrivals.popleft()()
+            self.arrivals.popleft()()
         left_s = min(timeout_s, self.dispatcher.next_wake_s() - self._clock())
         if events := self.transport.poll(max(0.0, left_s)):
             self.dispatcher.handle(events)
         self.dispatcher.tick()
+
+    def take_in(self) -> None:
+        """Settle connections that went or came since the last call, before any is asked.
+
+        Raises InputError if the sockets are closed.
+        """
+        if events := self.transport.poll(0):
+            self.dispatcher.handle(events)
 
     def settled(self) -> bool:
         """Whether every device is connected, or has said that it will not be."""

@@ -258,7 +258,6 @@ class Client(BaseClient, Closing):
         connection.arrivals.append(partial(waiting.begin, connection))
         if self._taken(0.0):
             with self._holding(connection):
-                self._take_in(connection)
                 connection.step(0.0)
         else:
             connection.transport.wake()
@@ -334,8 +333,9 @@ class Client(BaseClient, Closing):
         if self._process is this_process() and self._holder != threading.get_ident():
             self._claim()
             with self._holding(self._connection):
-                while self._followers:
+                while self._is_awaited():
                     self._connection.step(_TEND_S)
+                self._transport.close()
 
     def __enter__(self) -> Self:
         self._check_usable()
@@ -362,7 +362,7 @@ class Client(BaseClient, Closing):
             return self._awaited(connection, waiting)
         with self._holding(connection):
             self._check_usable()
-            self._take_in(connection)
+            connection.take_in()
             call = connection.dispatcher.submit(question, deadline)
             try:
                 while call.answer is None and not self._claims:
@@ -377,15 +377,11 @@ class Client(BaseClient, Closing):
             self._followers[waiting] = None
         return self._awaited(connection, waiting)
 
-    def _take_in(self, connection: FleetConnection) -> None:
-        """Settle connections that went or came since the last call, before any is asked."""
-        if events := connection.transport.poll(0):
-            connection.dispatcher.handle(events)
-
     @contextmanager
     def _in_turn(self, deadline: Deadline) -> Iterator[None]:
         self._check_usable()
         if not self._claim(deadline.left_s(self._clock())):
+            self._tell_follower()
             raise self._too_late(deadline, "another thread's call is under way")
         with self._holding(self._connection):
             self._check_usable()
@@ -411,7 +407,7 @@ class Client(BaseClient, Closing):
 
     def _end_turn(self, connection: FleetConnection) -> None:
         """Let another thread take its turn, if one waits."""
-        if self._closed and not self._followers:
+        if self._closed and not self._is_awaited():
             self._transport.close()
         self._holder = None
         self._turn.release()
@@ -423,6 +419,10 @@ class Client(BaseClient, Closing):
             # Of a stream, whose thread does not wait yet.
             with self._holding(connection):
                 connection.step(0.0)
+
+    def _is_awaited(self) -> bool:
+        """Whether another thread waits for a call that has not ended."""
+        return any(not waiting.over for waiting in tuple(self._followers))
 
     def _tell_follower(self) -> None:
         """Have one thread that waits take its turn: the last one, which has to wait longest."""

@@ -4,6 +4,7 @@ Alpha computes only while its gate is open, so that a test decides how long call
 """
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
@@ -164,6 +165,35 @@ def test_a_client_is_closed_with_threads_calls_waiting(gated: GatedFleet) -> Non
     # What had been begun has ended first; a thread may not have come so far.
     assert MOST_OUT <= whole(answers) == CALLS - len(errors)
     assert set(errors) <= {"this client is closed"}
+
+
+def test_a_signal_handler_closes_the_client_of_a_call_that_waits(gated: GatedFleet) -> None:
+    answers: list[Prediction] = []
+    main = threading.main_thread().ident
+    assert main is not None
+    with gated.client() as client:
+
+        def interrupt() -> None:
+            until(lambda: bool(client._followers), "the main thread waits for the other's turn")
+            signal.pthread_kill(main, signal.SIGUSR1)
+            until(lambda: client._closed, "the handler closes the client")
+            gated.gate.touch()
+
+        before = signal.signal(signal.SIGUSR1, lambda *_: client.close())
+        try:
+            with gated.held():
+                ask = lambda: answers.append(client.classify(RED, deadline_ms=AGES_MS))  # noqa: E731
+                (other,) = in_threads(ask, 1)
+                until(lambda: client._holder is not None, "the other thread has its turn")
+                (interrupting,) = in_threads(interrupt, 1)
+                ask()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        for thread in (other, interrupting):
+            thread.join(PATIENCE_S)
+        with pytest.raises(mdp.InputError, match="this client is closed"):
+            client.classify(RED)
+    assert whole(answers) == 2
 
 
 def test_an_async_client_is_closed_with_calls_waiting(gated: GatedFleet) -> None:
