@@ -15,7 +15,7 @@ need none of the machine's cores, and answer at most some 190 a second. Callers 
     slow         a loop of 32; one agent waits 15 ms
     dies         a loop of 32, in the middle of which one agent is killed
     full         a loop of 32; the queue of one agent is full of others' requests
-    one          one caller, for the milliseconds of a single call
+    one          one caller of a `Client` whose agents do not wait, for the time of a single call
 
 `whole` answers have every member. A call is `late` if its caller had to wait longer than its
 deadline. `fair` is the fewest whole answers of a client over the most. The capacity is that of
@@ -120,7 +120,7 @@ class Scenario(NamedTuple):
     deadline_ms: float = PLENTY_MS
     #: Of the capacity, for calls at random moments.
     times: float = 0.0
-    slow: bool = False
+    fleet: str = "even"
 
 
 SCENARIOS = {
@@ -135,14 +135,15 @@ SCENARIOS = {
     "twice": Scenario("random", deadline_ms=TIGHT_MS, times=2.0),
     "4 x twice": Scenario("random", clients=CLIENTS, deadline_ms=TIGHT_MS, times=2.0),
     "crowd": Scenario("loop", 64, deadline_ms=TIGHT_MS),
-    "slow": Scenario("loop", 32, slow=True),
-    "slow, twice": Scenario("random", deadline_ms=TIGHT_MS, times=2.0, slow=True),
+    "slow": Scenario("loop", 32, fleet="slow"),
+    "slow, twice": Scenario("random", deadline_ms=TIGHT_MS, times=2.0, fleet="slow"),
     "dies": Scenario("dies", 32, deadline_ms=1000.0),
     "full": Scenario("full", 32, deadline_ms=1000.0),
-    "one": Scenario("loop", 1),
+    "one": Scenario("threads", 1, fleet="idle"),
 }
-#: By whether one agent is slow: the load by which is known what fits.
-LOADS = {False: "loop 32", True: "slow"}
+#: Milliseconds that each agent of a fleet waits, and the load by which is known what fits.
+TIMES_MS = {"even": (WORK_MS,) * 3, "slow": (WORK_MS, WORK_MS, SLOW_MS), "idle": (0.0,) * 3}
+LOADS = {"even": "loop 32", "slow": "slow", "idle": "one"}
 
 
 @contextmanager
@@ -352,15 +353,15 @@ async def play(
 def serve() -> None:
     """Play what comes on standard input, a line of JSON each."""
     with ExitStack() as stack:
-        fleets: dict[bool, AgentFleet] = {}
+        fleets: dict[str, AgentFleet] = {}
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
             told = json.loads(line)
             asked = Scenario(*told["scenario"])
-            if asked.slow not in fleets:
-                times_ms = (WORK_MS, WORK_MS, SLOW_MS if asked.slow else WORK_MS)
-                fleets[asked.slow] = stack.enter_context(waiting_agents(times_ms))
-            fleet = fleets[asked.slow]
+            if asked.fleet not in fleets:
+                times_ms = TIMES_MS[asked.fleet]
+                fleets[asked.fleet] = stack.enter_context(waiting_agents(times_ms))
+            fleet = fleets[asked.fleet]
             row = asyncio.run(play(fleet, asked, told["seconds"], told["capacity"], told["seed"]))
             print(json.dumps(row), flush=True)
 
@@ -400,10 +401,10 @@ def run(
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Every scenario, all sides in turns; medians over the turns, totals of late calls."""
     turns, seconds = (1, 0.5) if quick else (turns, seconds)
-    capacity = {False: 1e3 / WORK_MS, True: 1e3 / SLOW_MS}
+    capacity = dict.fromkeys(LOADS, 1.0)
     wanted = only or tuple(SCENARIOS)
     # What fits is measured first.
-    bases = {LOADS[SCENARIOS[name].slow] for name in wanted}
+    bases = {LOADS[SCENARIOS[name].fleet] for name in wanted}
     with sides(before) as both:
         for name, asked in SCENARIOS.items():
             if name not in wanted and name not in bases:
@@ -411,14 +412,14 @@ def run(
             found: dict[str, list[dict[str, Any]]] = {one: [] for one in both}
             for turn in range(turns):
                 told = {
-                    "scenario": asked, "seconds": seconds, "capacity": capacity[asked.slow],
+                    "scenario": asked, "seconds": seconds, "capacity": capacity[asked.fleet],
                     "seed": turn,
                 }  # fmt: skip
                 for one, process in both.items():
                     process.say(json.dumps(told))
                     found[one].append(json.loads(process.line("a row", 20 * seconds + PATIENCE_S)))
             if name in bases:
-                capacity[asked.slow] = median(row["whole_per_s"] for row in found["now"])
+                capacity[asked.fleet] = median(row["whole_per_s"] for row in found["now"])
             for one, rows in found.items():
                 reasons = sum((Counter(row.pop("reasons")) for row in rows), Counter[str]())
                 middle = {key: float(np.median([row[key] for row in rows])) for key in rows[0]}
@@ -428,7 +429,7 @@ def run(
                     **middle,
                     "late": sum(row["late"] for row in rows),
                     "worst_ms": max(row["worst_ms"] for row in rows),
-                    "of_capacity": middle["whole_per_s"] / capacity[asked.slow],
+                    "of_capacity": middle["whole_per_s"] / capacity[asked.fleet],
                     "reasons": dict(reasons),
                     "turns": rows,
                 }
