@@ -1,12 +1,14 @@
 """Benchmarks of serving: what a call and the gateway cost beside computing.
 
-    python -m benchmarks.serving                         # all, 6 minutes
+    python -m benchmarks.serving                         # all, 16 minutes
     python -m benchmarks.serving --only gateway --quick
 
     overhead      2 min  a call against a bare ZeroMQ exchange of the same bytes
     gateway       1 min  answers over HTTP, beside the Python client's
     push          1 min  calls while a bundle is pushed, beside the same without
     servers       2 min  the gateway beside LitServe and MLServer (benchmarks/serving/servers.py)
+    load          7 min  whole answers under load, overload and with devices in trouble
+    simulated     2 min  whole answers as simulated, beside real agents with the same arrivals
 
 Each writes benchmarks/results/serving-<name>.json and its table in the page on serving. Nothing
 else should run on the machine.
@@ -19,10 +21,13 @@ from benchmarks.harness.options import arguments
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept, measured_on
 from benchmarks.harness.tables import table
-from benchmarks.serving import gateway, overhead, push, servers
+from benchmarks.serving import gateway, load, overhead, push, servers, simulated
 from mdp.files import write_json
 
-PARTS = {"overhead": overhead, "gateway": gateway, "push": push, "servers": servers}
+PARTS = {
+    "overhead": overhead, "gateway": gateway, "push": push, "servers": servers, "load": load,
+    "simulated": simulated,
+}  # fmt: skip
 
 
 def figures() -> str:

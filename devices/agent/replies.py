@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from devices.agent.counters import Counters
 from devices.agent.jobs import Job
-from mdp.protocol.messages import Buffer, Failure, FailureCode, Message, as_line, encode
+from mdp.protocol.messages import Buffer, FailureCode, Message, as_line, encode, failure
 from mdp.queueing.queue import Reason
 from mdp.tracing import trace_id
 from mdp.transport import Router
@@ -27,7 +27,7 @@ class Replies:
     def fail(self, route: bytes, request_id: int, code: FailureCode, text: str) -> None:
         """Send a failure; `request_id` is 0 for a request that could not be decoded."""
         self._counters.count(code)
-        self.send(route, Failure(request_id=request_id, code=code, text=as_line(text)))
+        self.send(route, failure(request_id, code, text))
 
     def fail_jobs(self, jobs: Iterable[Job], code: FailureCode, text: str) -> None:
         """Send the same failure for each of `jobs`."""

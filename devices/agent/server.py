@@ -347,7 +347,7 @@ class Agent:
             self._replies.fail(peer.route, request.request_id, *served)
             return
         if used_up := self.quotas.refusal(peer.client, len(buffer), now_s):
-            self._replies.fail(peer.route, request.request_id, "overloaded", used_up)
+            self._replies.fail(peer.route, request.request_id, "quota", used_up)
             return
         try:
             job = self._job(peer, request, buffer, served, now_s)

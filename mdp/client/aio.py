@@ -15,11 +15,11 @@ from mdp.client.crops import PictureOrScene, is_quick
 from mdp.client.dispatcher import Call
 from mdp.client.questions import PictureQuestion, Question
 from mdp.client.status import DeviceStatus
-from mdp.errors import InferenceError, PictureError
+from mdp.errors import InferenceError, InputError, PictureError
 from mdp.requests.capture import DEFAULT_WITHIN_MS, Moment
 from mdp.requests.deadline import Deadline
 from mdp.requests.prediction import Prediction
-from mdp.transport import this_process
+from mdp.transport import CLOSED, this_process
 
 #: How often a wait for devices polls those that are not there.
 _POLL_S = 0.1
@@ -93,8 +93,9 @@ class AsyncClient(base.BaseClient):
             self._leave(connection)
         self._connection.transport.close()
         if self._loop is not None and not self._loop.is_closed():
-            for pending in self._pending:
-                pending.cancel()
+            for pending in list(self._pending):
+                if not pending.done():
+                    pending.set_exception(InputError(CLOSED))
             self._something_happened.set()
 
     async def aclose(self) -> None:
@@ -160,11 +161,13 @@ class AsyncClient(base.BaseClient):
         self._check_usable()
         if self._connect_s or self._loop is None:
             await self._first_wait(deadline.left_s(self._clock()))
-        with self._in_use() as connection:
-            try:
-                yield connection
-            finally:
-                self._something_happened.set()
+        user = object()
+        connection = self._used_by(user)
+        try:
+            yield connection
+        finally:
+            connection.users.discard(user)
+            self._something_happened.set()
 
     async def _answered(
         self, connection: base.FleetConnection, question: Question, deadline: Deadline
@@ -181,16 +184,36 @@ class AsyncClient(base.BaseClient):
         self._drain(connection)
         call = connection.dispatcher.submit(question, deadline, done)
         self._drain(connection)
-        while not answered.done():
-            left_s = connection.dispatcher.next_wake_s() - self._clock()
-            if math.isfinite(left_s):
-                await asyncio.wait([answered], timeout=max(0.0, left_s))
+        self._set_alarm(connection)
+        try:
+            # Raises where closing the client has ended it.
+            await answered
+        except asyncio.CancelledError:
+            connection.dispatcher.abandon(call)
+            raise
+        return call.result()
+
+    def _set_alarm(self, connection: base.FleetConnection) -> None:
+        """Have the loop ring when the next call of `connection` has to be told the time."""
+        wake_s = connection.dispatcher.next_wake_s()
+        # One that rings too soon is set again then.
+        if connection.alarm_s <= wake_s < math.inf:
+            return
+        if connection.alarm is not None:
+            connection.alarm.cancel()
+        connection.alarm, connection.alarm_s = None, wake_s
+        if wake_s < math.inf:
+            left_s = max(0.0, wake_s - self._clock())
+            loop = asyncio.get_running_loop()
+            connection.alarm = loop.call_later(left_s, self._ring, connection)
+
+    def _ring(self, connection: base.FleetConnection) -> None:
+        connection.alarm, connection.alarm_s = None, math.inf
+        if connection in self._connections:
             # What is in hand counts, also if the loop was too busy to take it in.
             self._drain(connection)
             connection.dispatcher.tick()
-        # Raises where closing the client has cancelled it.
-        answered.result()
-        return call.result()
+            self._set_alarm(connection)
 
     async def _cut(
         self, connection: base.FleetConnection, picture: PictureOrScene, deadline: Deadline
@@ -319,6 +342,9 @@ class AsyncClient(base.BaseClient):
             self._connections.remove(connection)
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.remove_reader(connection.transport.fileno())
+            if connection.alarm is not None:
+                connection.alarm.cancel()
+                connection.alarm, connection.alarm_s = None, math.inf
             connection.transport.close()
 
     def _drain(self, connection: base.FleetConnection) -> None:
@@ -326,6 +352,7 @@ class AsyncClient(base.BaseClient):
         if events := connection.transport.poll(0):
             connection.dispatcher.handle(events)
             self._something_happened.set()
+            self._set_alarm(connection)
         if connection.transport.unfinished and not connection.goes_on:
             connection.goes_on = True
             asyncio.get_running_loop().call_soon(self._go_on, connection)

@@ -4,11 +4,11 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import numpy as np
 
@@ -44,6 +44,9 @@ from mdp.requests.hedging import DEFAULT_SHARE
 from mdp.requests.reason import NO_TIME
 from mdp.transport import CLOSED, FORKED, ClientKeys, Dealers, public_key_of, this_process
 
+if TYPE_CHECKING:
+    from asyncio import TimerHandle
+
 DEFAULT_DEADLINE_MS = 1000.0
 #: How long `connect` waits for devices that do not answer.
 CONNECT_TIMEOUT_S = 1.0
@@ -69,6 +72,11 @@ class FleetConnection:
         self.users: set[object] = set()
         #: Whether an event loop goes on taking in what has come in its next turn.
         self.goes_on = False
+        #: An event loop's timer for the next moment to decide, and that moment.
+        self.alarm: TimerHandle | None = None
+        self.alarm_s = math.inf
+        #: What begins calls of threads that have not got their turn.
+        self.arrivals: deque[Callable[[], None]] = deque()
         self._clock = clock
         for entry in exposed(self.fleet) if options.insecure else ():
             warnings.warn(
@@ -118,9 +126,22 @@ class FleetConnection:
 
     def step(self, timeout_s: float = math.inf) -> None:
         """Wait for the next event or moment to decide, at most `timeout_s`, and take it in."""
+        if self.arrivals:
+            self.take_in()
+        while self.arrivals:
+            self.arrivals.popleft()()
         left_s = min(timeout_s, self.dispatcher.next_wake_s() - self._clock())
-        self.dispatcher.handle(self.transport.poll(max(0.0, left_s)))
+        if events := self.transport.poll(max(0.0, left_s)):
+            self.dispatcher.handle(events)
         self.dispatcher.tick()
+
+    def take_in(self) -> None:
+        """Settle connections that went or came since the last call, before any is asked.
+
+        Raises InputError if the sockets are closed.
+        """
+        if events := self.transport.poll(0):
+            self.dispatcher.handle(events)
 
     def settled(self) -> bool:
         """Whether every device is connected, or has said that it will not be."""
@@ -281,21 +302,16 @@ class BaseClient:
         connection.dispatcher.left_out = former.dispatcher.left_out
         return former
 
-    @contextmanager
-    def _in_use(self) -> Iterator[FleetConnection]:
-        """The connection of a new call: its bundle and sockets stay until the end."""
+    def _used_by(self, user: object) -> FleetConnection:
+        """The connection of a new call: its bundle and sockets stay until `user` is discarded."""
         self._check_usable()
-        user = object()
         connection = self._connection
         connection.users.add(user)
         while connection is not self._connection:  # another thread has reloaded
             connection.users.discard(user)
             connection = self._connection
             connection.users.add(user)
-        try:
-            yield connection
-        finally:
-            connection.users.discard(user)
+        return connection
 
     def _deadline(self, deadline_ms: float) -> Deadline:
         """The deadline of a call that begins now; raises InputError."""

@@ -29,6 +29,7 @@ from mdp.protocol.messages import (
     Result,
     Status,
     StatusRequest,
+    code_and_text,
     contribution_of,
     decode,
     encode,
@@ -49,6 +50,7 @@ from mdp.requests.reason import (
     Suspicion,
 )
 from mdp.requests.replicas import Chance
+from mdp.requests.request import Request
 from mdp.requests.session import Action, Failed, Finish, Replied, Session, Stages, TimePassed
 from mdp.requests.stuck_output import CONSTANT, StuckOutputDetector
 from mdp.tracing import CallTrace, begin_call
@@ -85,6 +87,8 @@ class Call(Struct, eq=False):
     done: Callable[["Call"], None] | None = None
     answer: Answer | None = None
     trace: CallTrace | None = None
+    #: In the book.
+    number: int = 0
 
     def result(self) -> Prediction:
         """The prediction, once there is an answer; raises the InferenceError in its place."""
@@ -148,7 +152,10 @@ class Dispatcher:
             hedge_after_s=hedge_after_s,
             hedge_share=hedge_share,
             first=self._first,
+            batches={k: assignment.batch for k, assignment in self.assignments.items()},
         )
+        #: No call has to be told the time before.
+        self._wake_s = math.inf
         self._stuck = {entry.device: StuckOutputDetector() for entry in fleet.devices}
         #: Devices that the last call did not wait for.
         self._excluded: frozenset[str] = frozenset()
@@ -179,11 +186,25 @@ class Dispatcher:
             stages = Stages(self._first, by_s, self._builder.is_sure)
         session = Session(choice, decide_s=decide_s, hedge=self._book.hedge, stages=stages)
         call = Call(question, deadline, session, done, trace=begin_call(deadline.ms))
-        self._act(self._book.begin(call), session.start(now_s))
+        call.number = self._book.begin(call)
+        self._act(call.number, session.start(now_s))
+        if self._book.held:
+            self._give_turns()
         for device in self._book.due(now_s):
             if (number := self.ask(device)) is not None:
                 self._book.asked(number, device, now_s)
         return call
+
+    def abandon(self, call: Call) -> None:
+        """Ask nobody any more for a call whose caller has gone; its `done` is not called."""
+        if call.answer is not None or call.number not in self._book.calls:
+            return
+        self._book.decided(call.number, self._clock())
+        if not self._book.calls:
+            self._wake_s = math.inf
+        if call.trace is not None:
+            call.trace.ended({}, "cancelled")
+        self._give_turns()
 
     def _log_excluded(self, choice: Choice) -> None:
         """Log which devices are not waited for any more, and which are again."""
@@ -217,17 +238,39 @@ class Dispatcher:
                 case Disconnected(device):
                     LOG.info("%s: disconnected", device)
                     self._act_on(self._book.lost(device, self._clock()))
+        if self._book.held:
+            self._give_turns()
 
     def tick(self) -> None:
         """Let every call know the time."""
-        now_s = self._clock()
-        for number, call in list(self._book.calls.items()):
-            if call.session.wake_s <= now_s and call.answer is None:
-                self._act(number, call.session.handle(TimePassed(now_s=now_s)))
+        now_s, calls = self._clock(), self._book.calls
+        if now_s >= self._wake_s:
+            for number, call in list(calls.items()):
+                if call.session.wake_s <= now_s and call.answer is None:
+                    self._act(number, call.session.handle(TimePassed(now_s=now_s)))
+            self._wake_s = min([call.session.wake_s for call in calls.values()], default=math.inf)
+        if self._book.held:
+            self._give_turns()
 
     def next_wake_s(self) -> float:
-        """When `tick` has to be called at the latest; infinity with nothing in flight."""
-        return min([c.session.wake_s for c in self._book.calls.values()], default=math.inf)
+        """When `tick` has to be called at the latest, or sooner; infinity with nothing in flight.
+
+        It may be that of a call that has ended since.
+        """
+        return min(self._wake_s, self._book.wake_s()) if self._book.held else self._wake_s
+
+    def _give_turns(self) -> None:
+        """Send what has waited for its turn, or fail it."""
+        while turn := self._book.next_turn(self._clock()):
+            call = self._book.calls[turn.number]
+            device = turn.request.device
+            if not call.session.waits_for(device):
+                continue
+            if turn.reason is None:
+                self._send(turn.number, call, turn.request)
+            else:
+                failed = Failed(device=device, reason=turn.reason, now_s=self._clock())
+                self._act(turn.number, call.session.handle(failed))
 
     def _gone(self) -> dict[str, Reason]:
         """Device -> reason, for those left out or without a connection."""
@@ -252,7 +295,7 @@ class Dispatcher:
             case Result() | FrameReply():
                 self._settle(message.request_id, self._reply(device, message, envelope.buffers[0]))
             case Failure():
-                reason = Reason(message.code, message.text)
+                reason = Reason(*code_and_text(message))
                 if message.request_id == 0:
                     self._broken(device, reason)
                 else:
@@ -319,6 +362,9 @@ class Dispatcher:
             self._act(number, actions)
 
     def _act(self, number: int, actions: list[Action]) -> None:
+        known = self._book.calls.get(number)
+        if known is not None and known.session.wake_s < self._wake_s:
+            self._wake_s = known.session.wake_s
         for action in actions:
             call = self._book.calls.get(number)
             if call is None:
@@ -327,21 +373,27 @@ class Dispatcher:
             if isinstance(action, Finish):
                 self._finish(number, call, action)
                 return
-            device, now_s = action.device, self._clock()
-            traceparent = "" if call.trace is None else call.trace.asked(device, action.k)
-            message = call.question.message(number, self._digest, action, now_s, traceparent)
-            if self._transport.send(device, message):
-                self._book.sent(number, action)
-            else:
-                there = device in self._transport.connected
-                reason = BACKLOGGED if there else self._absence(device)
-                failed = Failed(device=device, reason=reason, now_s=now_s)
-                if call.trace is not None:
-                    call.trace.settled(device, str(reason))
-                self._act(number, call.session.handle(failed))
+            if not self._book.holds(number, action):
+                self._send(number, call, action)
+
+    def _send(self, number: int, call: Call, request: Request) -> None:
+        device, now_s = request.device, self._clock()
+        traceparent = "" if call.trace is None else call.trace.asked(device, request.k)
+        message = call.question.message(number, self._digest, request, now_s, traceparent)
+        if self._transport.send(device, message):
+            self._book.sent(number, request)
+            return
+        there = device in self._transport.connected
+        reason = BACKLOGGED if there else self._absence(device)
+        failed = Failed(device=device, reason=reason, now_s=now_s)
+        if call.trace is not None:
+            call.trace.settled(device, str(reason))
+        self._act(number, call.session.handle(failed))
 
     def _finish(self, number: int, call: Call, finish: Finish) -> None:
-        self._book.decided(number)
+        self._book.decided(number, self._clock())
+        if not self._book.calls:
+            self._wake_s = math.inf
         if self._not_in_fleet:
             finish = replace(finish, missing={**finish.missing, **self._not_in_fleet})
         frames = call.question.frames(finish.arrived, self._clock())

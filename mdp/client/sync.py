@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
 from typing import Any, Self, Unpack, overload
 
@@ -28,22 +29,72 @@ from mdp.client.dispatcher import Call
 from mdp.client.questions import PictureQuestion, Question
 from mdp.client.status import DeviceStatus
 from mdp.closing import Closing
-from mdp.errors import InferenceError, PictureError
+from mdp.errors import InferenceError, InputError, PictureError
 from mdp.pictures.decoders import Decoding
 from mdp.requests.capture import DEFAULT_WITHIN_MS, Moment
 from mdp.requests.deadline import Deadline, checked_deadline_ms
 from mdp.requests.prediction import Prediction
-from mdp.transport import this_process
+from mdp.transport import FORKED, this_process
 
-#: How often a thread checks whether another one's turn has also brought its own answer.
-_CHECK_S = 0.005
+#: A thread that waits for another one's turn looks up so often, though it is told.
+_CHECK_S = 0.25
+
+#: How long it waits at least.
+_SOON_S = 0.001
+#: How often a thread that decodes looks whether it has to see to calls under way.
+_TEND_S = 0.005
 
 #: The most of its deadline that `classify` waits for the agents.
 _CONNECT_SHARE = 0.5
 
 
+class _Waiting:
+    """A call of a thread that may have to wait while another one sees to all calls."""
+
+    __slots__ = ("_context", "call", "deadline", "error", "question", "told")
+
+    def __init__(self, question: Question, deadline: Deadline, call: Call | None = None) -> None:
+        """A call that is to be begun, or one that has been."""
+        self.question, self.deadline = question, deadline
+        self.call = call
+        if call is not None:
+            call.done = self._end
+        #: What kept it from being begun.
+        self.error: BaseException | None = None
+        #: Set as it has ended, or as this thread is to take its turn.
+        self.told = threading.Event()
+        # A trace goes on in this thread's own context.
+        self._context = copy_context()
+
+    def begin(self, connection: FleetConnection) -> None:
+        """Begin the call, in the turn of any thread."""
+        try:
+            submit = connection.dispatcher.submit
+            self.call = self._context.run(submit, self.question, self.deadline, self._end)
+        except Exception as error:
+            self.error = error
+            self.told.set()
+
+    def _end(self, _: Call) -> None:
+        self.told.set()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is an answer, or will be none."""
+        return self.error is not None or (self.call is not None and self.call.answer is not None)
+
+    def result(self) -> Prediction:
+        """The prediction; raises what stands in its place."""
+        if self.error is not None:
+            raise self.error
+        assert self.call is not None, "no answer yet"
+        return self.call.result()
+
+
 class Client(BaseClient, Closing):
-    """Classifies pictures with a fleet; calls from several threads take turns.
+    """Classifies pictures with a fleet; threads may share it, their calls are under way together.
+
+    One thread at a time has its turn, and sees to the calls of all.
 
     with mdp.Client.connect("fleet.toml") as client:
         prediction = client.classify("cat.jpg", deadline_ms=80)
@@ -56,6 +107,10 @@ class Client(BaseClient, Closing):
         self._turn = threading.RLock()
         #: The thread whose turn it is.
         self._holder: int | None = None
+        #: One object for each thread that waits for a turn of its own.
+        self._claims: set[object] = set()
+        #: Calls whose threads wait for another one's turn.
+        self._followers: dict[_Waiting, None] = {}
         try:
             self._wait(self._connection, self._options.timeout_s, self._connection.settled)
         except BaseException:  # Ctrl-C while it waits
@@ -90,8 +145,12 @@ class Client(BaseClient, Closing):
         """
         deadline = self._deadline(deadline_ms)
         question = self._camera_question(at, within_ms)
-        with self._in_use() as connection:
+        user = object()
+        connection = self._used_by(user)
+        try:
             return self._answered(connection, question, deadline)
+        finally:
+            connection.users.discard(user)
 
     @overload
     def watch(self, *, errors: Raising = ..., **how: Unpack[Watching]) -> Iterator[Prediction]: ...
@@ -182,25 +241,52 @@ class Client(BaseClient, Closing):
 
     def _begun(self, picture: PictureOrScene, deadline: Deadline) -> Callable[[], Prediction]:
         """Begin a call; returns what waits for its answer."""
+        user = object()
+        connection = self._used_by(user)
         try:
-            with self._in_use() as connection:
-                question = self._cut(connection, picture, deadline, tending=True)
-                with self._in_turn(deadline):
-                    return partial(
-                        self._awaited, connection, self._submit(connection, question, deadline)
-                    )
+            waiting = _Waiting(self._cut(connection, picture, deadline, tending=True), deadline)
         except (InferenceError, PictureError) as error:
             return partial(_raise, error)
+        finally:
+            connection.users.discard(user)
+        self._hand_in(connection, waiting)
+        return partial(self._awaited, connection, waiting)
 
-    def _awaited(self, connection: FleetConnection, call: Call) -> Prediction:
-        """The answer of a call under way, which another thread's turn may bring as well."""
-        while call.answer is None:
-            self._check_usable()
-            if self._taken(_CHECK_S):
-                with self._holding():
-                    while call.answer is None:
-                        connection.step()
-        return call.result()
+    def _hand_in(self, connection: FleetConnection, waiting: _Waiting) -> None:
+        """Have a call begun: in this thread's turn or, if another one has its turn, in that."""
+        self._check_usable()
+        connection.arrivals.append(partial(waiting.begin, connection))
+        if self._taken(0.0):
+            with self._holding(connection):
+                connection.step(0.0)
+        else:
+            connection.transport.wake()
+
+    def _awaited(self, connection: FleetConnection, waiting: _Waiting) -> Prediction:
+        """The answer of a call that was handed in; another thread's turn may bring it as well."""
+        self._followers[waiting] = None
+        try:
+            while not waiting.over:
+                if self._process is not this_process():
+                    raise InputError(FORKED)
+                if not self._claims and self._taken(0.0):
+                    with self._holding(connection):
+                        while not waiting.over and not self._claims:
+                            connection.step()
+                        if waiting.over:
+                            # Before the turn ends, so that another thread is told of that.
+                            del self._followers[waiting]
+                            return waiting.result()
+                left_s = waiting.deadline.left_s(self._clock())
+                if waiting.call is None and not left_s:
+                    raise self._too_late(waiting.deadline, "another thread's call is under way")
+                waiting.told.wait(min(max(left_s, _SOON_S), _CHECK_S))
+                waiting.told.clear()
+        finally:
+            if self._followers.pop(waiting, waiting) is None and self._holder is None:
+                # This thread may have been told to take its turn.
+                self._tell_follower()
+        return waiting.result()
 
     def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
         """How every device of the fleet is, waiting at most `timeout_s` for those that are slow.
@@ -224,11 +310,12 @@ class Client(BaseClient, Closing):
         connection = FleetConnection(self._options, self._clock, stacklevel=2)
         try:
             self._wait(connection, timeout_s, connection.settled)
-            self._turn.acquire()
-            with self._holding():
+            self._claim()
+            with self._holding(self._connection):
+                self._check_usable()
                 connection = self._adopt(connection)
                 # Each ends by its deadline.
-                while connection.dispatcher.busy:
+                while connection.dispatcher.busy or connection.arrivals:
                     connection.step()
         finally:
             # The former one or, if that failed, the new one. Where a call still cuts its picture,
@@ -244,7 +331,10 @@ class Client(BaseClient, Closing):
         """
         self._closed = True
         if self._process is this_process() and self._holder != threading.get_ident():
-            with self._turn:
+            self._claim()
+            with self._holding(self._connection):
+                while self._is_awaited():
+                    self._connection.step(_TEND_S)
                 self._transport.close()
 
     def __enter__(self) -> Self:
@@ -252,47 +342,94 @@ class Client(BaseClient, Closing):
         return self
 
     def _classify(self, picture: PictureOrScene, deadline: Deadline) -> Prediction:
-        with self._in_use() as connection:
-            return self._answered(connection, self._cut(connection, picture, deadline), deadline)
+        user = object()
+        connection = self._used_by(user)
+        try:
+            question = self._cut(connection, picture, deadline)
+            return self._answered(connection, question, deadline)
+        finally:
+            connection.users.discard(user)
 
     def _answered(
         self, connection: FleetConnection, question: Question, deadline: Deadline
     ) -> Prediction:
-        with self._in_turn(deadline):
-            call = self._submit(connection, question, deadline)
-            while call.answer is None:
-                connection.step()
-        return call.result()
-
-    def _submit(self, connection: FleetConnection, question: Question, deadline: Deadline) -> Call:
-        # Connections that went or came since the last call are settled before any is asked.
-        connection.step(0.0)
-        return connection.dispatcher.submit(question, deadline)
+        self._check_usable()
+        if not self._taken(0.0):
+            if self._holder == threading.get_ident():
+                raise self._too_late(deadline, "this thread's own call is under way")
+            waiting = _Waiting(question, deadline)
+            self._hand_in(connection, waiting)
+            return self._awaited(connection, waiting)
+        with self._holding(connection):
+            self._check_usable()
+            connection.take_in()
+            call = connection.dispatcher.submit(question, deadline)
+            try:
+                while call.answer is None and not self._claims:
+                    connection.step()
+            except BaseException:  # Ctrl-C
+                connection.dispatcher.abandon(call)
+                raise
+            if call.answer is not None:
+                return call.result()
+            waiting = _Waiting(question, deadline, call)
+            # Before the turn ends, so that its end is not the client's.
+            self._followers[waiting] = None
+        return self._awaited(connection, waiting)
 
     @contextmanager
     def _in_turn(self, deadline: Deadline) -> Iterator[None]:
         self._check_usable()
-        if not self._taken(deadline.left_s(self._clock())):
+        if not self._claim(deadline.left_s(self._clock())):
+            self._tell_follower()
             raise self._too_late(deadline, "another thread's call is under way")
-        with self._holding():
+        with self._holding(self._connection):
+            self._check_usable()
             yield
 
     def _taken(self, timeout_s: float) -> bool:
         """Whether this thread gets its turn; not in the middle of its own, in a signal handler."""
         return self._holder != threading.get_ident() and self._turn.acquire(timeout=timeout_s)
 
-    @contextmanager
-    def _holding(self) -> Iterator[None]:
-        """This thread's turn, which it has got, until the end."""
-        self._holder = threading.get_ident()
+    def _claim(self, timeout_s: float = -1.0) -> bool:
+        """Whether this thread gets its turn; one that sees to calls under way gives it up."""
+        own = object()
+        self._claims.add(own)
+        self._transport.wake()
         try:
-            self._check_usable()
-            yield
+            return self._taken(timeout_s)
         finally:
-            if self._closed:
-                self._transport.close()
-            self._holder = None
-            self._turn.release()
+            self._claims.discard(own)
+
+    def _holding(self, connection: FleetConnection) -> "_Turn":
+        """This thread's turn, which it has got, until the end."""
+        return _Turn(self, connection)
+
+    def _end_turn(self, connection: FleetConnection) -> None:
+        """Let another thread take its turn, if one waits."""
+        if self._closed and not self._is_awaited():
+            self._transport.close()
+        self._holder = None
+        self._turn.release()
+        if self._claims:
+            return
+        if self._followers:
+            self._tell_follower()
+        elif connection.arrivals and not self._closed and self._taken(0.0):
+            # Of a stream, whose thread does not wait yet.
+            with self._holding(connection):
+                connection.step(0.0)
+
+    def _is_awaited(self) -> bool:
+        """Whether another thread waits for a call that has not ended."""
+        return any(not waiting.over for waiting in tuple(self._followers))
+
+    def _tell_follower(self) -> None:
+        """Have one thread that waits take its turn: the last one, which has to wait longest."""
+        for waiting in reversed(tuple(self._followers)):
+            if not waiting.over:
+                waiting.told.set()
+                return
 
     def _cut(
         self,
@@ -328,8 +465,8 @@ class Client(BaseClient, Closing):
         """Take in what has come for calls under way; seconds until the next has to be decided."""
         if not self._taken(0.0):
             # The thread whose turn it is sees to all calls.
-            return _CHECK_S
-        with self._holding():
+            return _TEND_S
+        with self._holding(connection):
             connection.step(0.0)
             return max(0.0, connection.dispatcher.next_wake_s() - self._clock())
 
@@ -339,6 +476,21 @@ class Client(BaseClient, Closing):
         until_s = self._clock() + timeout_s
         while not reached() and (left_s := until_s - self._clock()) > 0:
             connection.step(left_s)
+
+
+class _Turn:
+    """A thread's turn to see to all calls, from entering to leaving the block."""
+
+    __slots__ = ("_client", "_connection")
+
+    def __init__(self, client: Client, connection: FleetConnection) -> None:
+        self._client, self._connection = client, connection
+
+    def __enter__(self) -> None:
+        self._client._holder = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._client._end_turn(self._connection)
 
 
 def _outcome(

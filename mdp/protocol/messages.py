@@ -62,8 +62,12 @@ FailureCode = Literal[
     "failed",
     "overloaded",
     "too_late",
+    "quota",
     "no_frame",
 ]
+#: With this before its text, a refusal for a client's quota travels as `overloaded`: clients that
+#: predate the code `quota` cannot read it.
+_QUOTA = "quota: "
 
 
 #: Outcomes of requests, and of changes of bundle, that an agent counts (`Status.counts`).
@@ -127,6 +131,20 @@ class Failure(Record, frozen=True):
 
     def __post_init__(self) -> None:
         check_printable(self, "text")
+
+
+def failure(request_id: int, code: FailureCode, text: str) -> Failure:
+    """The message that tells a client of `code`, in words that older clients understand too."""
+    if code == "quota":
+        return Failure(request_id=request_id, code="overloaded", text=as_line(_QUOTA + text))
+    return Failure(request_id=request_id, code=code, text=as_line(text))
+
+
+def code_and_text(message: Failure) -> tuple[FailureCode, str]:
+    """What a Failure tells."""
+    if message.code == "overloaded" and message.text.startswith(_QUOTA):
+        return "quota", message.text.removeprefix(_QUOTA)
+    return message.code, message.text
 
 
 class Status(Record, frozen=True, omit_defaults=True):

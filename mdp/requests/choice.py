@@ -19,6 +19,9 @@ class Choice(Struct, frozen=True):
     unavailable: Mapping[str, Reason]
     #: Half-open device -> k: to be asked beside the others, and not waited for.
     probing: Mapping[str, int]
+    #: Device -> why it is not asked, one for every member at least: the call as a whole would be
+    #: late. Empty: it would not.
+    too_late: Mapping[str, Reason] = {}
 
     def asked_first(self, k: int) -> str | None:
         """The device that member `k` will be asked of, and waited for; None if there is none."""

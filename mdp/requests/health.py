@@ -85,6 +85,12 @@ class CircuitBreaker:
         elif not self.owed:
             self.failures = max(0.0, self.failures - FORGIVEN_BY_LIFE)
 
+    def full(self) -> None:
+        """A request was refused as others fill the queue; it will be sent again."""
+        self.silences = 0
+        if self.cause == "silent":
+            self._half_open()
+
     def silent(self, now_s: float) -> None:
         """A request went unanswered until its deadline, or longer."""
         self.silences += 1
@@ -178,6 +184,8 @@ class CircuitBreakers(dict[str, CircuitBreaker]):
                 known.answered()
             case "late" | "refused" | "no_frame":
                 known.alive()
+            case "full":
+                known.full()
             case "silent":
                 known.silent(now_s)
             case "failed" if reason is not None:

@@ -51,6 +51,8 @@ class MemberTiming(Struct, frozen=True, kw_only=True):
     #: the answer was given. Known to half of `network_ms`.
     frame: int | None = None
     frame_age_ms: float | None = None
+    #: What the request waited in this client, behind its others, before it was sent.
+    held_ms: float = 0.0
 
     @property
     def spent_ms(self) -> float:
@@ -238,7 +240,7 @@ class AnswerBuilder:
         scored = rule.novelty
         novelty = None if scored is None else scored.of(contributions)
         known_rejected = None if scored is None else scored.known_rejected
-        used = tuple(arrival.device for arrival in finish.arrived.values())
+        used = tuple([arrival.device for arrival in finish.arrived.values()])
         suspects: dict[str, Suspicion] = {}
         if frames is not None:
             if self._drift is not None:
@@ -263,7 +265,7 @@ class AnswerBuilder:
             expected_accuracy_pictures=self._pictures,
             latency_ms=0.0,
             deadline_ms=deadline_ms,
-            members=tuple(self._member(k, one, frames) for k, one in finish.arrived.items()),
+            members=tuple([self._member(k, one, frames) for k, one in finish.arrived.items()]),
             bundle=self._bundle.digest,
             stage=finish.stage,
             frame_spread_ms=_spread_ms(finish, frames),
@@ -300,6 +302,7 @@ class AnswerBuilder:
             queue_ms=arrival.queue_ms,
             compute_ms=arrival.compute_ms,
             network_ms=arrival.network_ms,
+            held_ms=arrival.held_ms,
             label=label,
             probability=probability,
             frame=None if frame is None else frame.number,

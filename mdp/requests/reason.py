@@ -39,6 +39,8 @@ class Reason(Struct, frozen=True):
 LATE = Reason("late")
 #: The moment of decision had come before the device's turn.
 NO_TIME = Reason("not asked", "no time left")
+#: It had come before the request's turn among those of this client.
+NO_TURN = Reason("not asked", "this client's other requests were before it")
 #: The device is half-open: asked, and not waited for.
 PROBATION = Reason("on probation", "asked, not waited for")
 #: A cascade's first stage was sure.

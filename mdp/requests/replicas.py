@@ -44,13 +44,16 @@ class Replica(Struct):
     #: The running mean of its round trips; 0 before the first.
     usual_s: float = 0.0
 
-    def cost_s(self, turn: int, now_s: float) -> float:
-        """Requests in flight and one more, times what one takes, if it is given this `turn`."""
+    def cost_s(self, turn: int, now_s: float, held: int) -> float:
+        """Requests in flight, `held` ones and one more, times what one takes.
+
+        That is if it is given this `turn`.
+        """
         usual_s: float = self.usual_s * _FADE ** (turn - self.turn)
         if self.load:
             # A replica that has owed answers for so long is likely to take as long again.
             usual_s = max(usual_s, now_s - max(self.owes_s, self.seen_s))
-        return (self.load + 1) * usual_s
+        return (self.load + held + 1) * usual_s
 
     def asked(self, now_s: float, turn: int | None) -> None:
         """The client's `turn`-th request was sent; None: a status request."""
@@ -74,8 +77,14 @@ class ReplicaSelector:
     """Orders the replicas of the members that have several; `chance` gives numbers from 0 to 1."""
 
     def __init__(
-        self, members: Mapping[int, Sequence[str]], breakers: CircuitBreakers, chance: Chance
+        self,
+        members: Mapping[int, Sequence[str]],
+        breakers: CircuitBreakers,
+        chance: Chance,
+        held: Callable[[str], int],
     ) -> None:
+        """`held` says how many requests wait to be sent to a device."""
+        self._held = held
         self.members = {k: devices for k, devices in members.items() if len(devices) > 1}
         self._all, self._breakers, self._chance = members, breakers, chance
         #: Replicas that were asked or checked; how often any was asked.
@@ -132,7 +141,9 @@ class ReplicaSelector:
         known = self._breakers.get(device)
         # One that missed a request is last until it gives a sign of life.
         silent = known is not None and known.silences > 0
-        return silent, replica.cost_s(self._turn, now_s), replica.load, replica.turn
+        held = self._held(device)
+        cost_s = replica.cost_s(self._turn, now_s, held)
+        return silent, cost_s, replica.load + held, replica.turn
 
     def handle(self, event: DeviceEvent) -> None:
         """Follow one event."""
@@ -153,7 +164,7 @@ class ReplicaSelector:
                 replica.load -= 1
             if what in ("answered", "refused"):
                 replica.took(event.trip_s, now_s)
-            elif what in ("late", "no_frame", "told"):
+            elif what in ("late", "full", "no_frame", "told"):
                 replica.seen_s = now_s
 
     def knows(self, device: str) -> bool:

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from mdp.fusion.fuse import Contribution
 from mdp.requests.choice import Choice
-from mdp.requests.reason import LATE, NO_TIME, NOT_NEEDED, PROBATION, Reason
+from mdp.requests.reason import LATE, NO_TIME, NO_TURN, NOT_NEEDED, PROBATION, Reason
 from mdp.requests.request import Request
 
 #: How an answer came about: all members were asked at once; the first stage of a cascade was sure;
@@ -69,6 +69,8 @@ class Arrival(Struct, frozen=True, kw_only=True):
     compute_ms: float
     #: The round trip less the agent's own milliseconds.
     network_ms: float
+    #: What the request waited for its turn in the client, before it was sent.
+    held_ms: float = 0.0
 
 
 class Finish(Struct, frozen=True, kw_only=True):
@@ -149,11 +151,15 @@ class Session:
         #: Device -> the member for which it is being asked.
         self._waiting: dict[str, _Member] = {}
         self._unavailable, self._probing = choice.unavailable, choice.probing
+        self._too_late = choice.too_late
         self._arrived: dict[int, Arrival] = {}
         self._missing: dict[str, Reason] = {}
 
     def start(self, now_s: float) -> list[Action]:
-        """Ask one device per member, and those that are tested beside them."""
+        """Ask one device per member, and those that are tested beside them; or nobody at all."""
+        if self._too_late:
+            self.finished = True
+            return [Finish(arrived={}, missing=self._too_late, timed_out=False)]
         stages = self._stages
         if stages is not None and now_s < stages.others_by_s:
             self._later = {k: m for k, m in self._open.items() if k not in stages.first}
@@ -182,14 +188,21 @@ class Session:
         """Whether this session would still use a reply of `device`."""
         return not self.finished and device in self._waiting
 
+    def is_alone(self, device: str) -> bool:
+        """Whether no replica could take the place of `device`, which this session waits for."""
+        member = self._waiting[device]
+        return member.spare is None and len(member.asked) == 1
+
     def _arrive(self, member: _Member, event: Replied) -> None:
-        round_trip_ms = (event.now_s - member.asked[event.device].sent_s) * 1e3
+        request = member.asked[event.device]
+        round_trip_ms = (event.now_s - request.sent_s) * 1e3
         self._arrived[member.k] = Arrival(
             device=event.device,
             contribution=event.contribution,
             queue_ms=event.queue_ms,
             compute_ms=event.compute_ms,
             network_ms=max(0.0, round_trip_ms - event.queue_ms - event.compute_ms),
+            held_ms=request.held_s * 1e3,
         )
         for device in member.asked:
             del self._waiting[device]
@@ -335,7 +348,9 @@ class Session:
     def _give_up(self, member: _Member, reason: Reason) -> None:
         """Note why an open member's devices are missing, those that were never asked too."""
         self._missing |= member.reasons
-        self._missing |= dict.fromkeys(member.asked, reason)
+        for device, request in member.asked.items():
+            waited = reason is LATE and request.held
+            self._missing[device] = (request.refusal or NO_TURN) if waited else reason
         if self._unavailable:
             for device in member.rest:
                 if device in self._unavailable:

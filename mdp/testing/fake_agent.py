@@ -27,6 +27,7 @@ from mdp.protocol.messages import (
     as_line,
     decode,
     encode,
+    failure,
     logits_buffer,
     pixels_of,
 )
@@ -165,8 +166,7 @@ class FakeAgent:
             return None
         if behaviour.failure is not None:
             code, text = behaviour.failure
-            failure = Failure(request_id=message.request_id, code=code, text=as_line(text))
-            return encode(failure)
+            return encode(failure(message.request_id, code, text))
         return self._result(message, envelope.buffers[0], behaviour)
 
     def _result(self, infer: Infer, buffer: Buffer, behaviour: Behaviour) -> list[Buffer]:

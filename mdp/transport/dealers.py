@@ -9,7 +9,9 @@ After a failed handshake only `poll` dials.
 
 import contextlib
 import math
+import os
 import select
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,9 +49,9 @@ MOST_EVENTS = 256
 MOST_UNASKED, UNASKED_S = 256, 10.0
 #: Time between two lookups of a name without an address.
 LOOKUP_S = 0.02
-#: Descriptors of a context and this client's epoll; those of a device: its DEALER, both ends of the
-#: monitor, the connection.
-CONTEXT_DESCRIPTORS, DEVICE_DESCRIPTORS = 6, 4
+#: Descriptors of a context, this client's epoll and what wakes it; those of a device: its DEALER,
+#: both ends of the monitor, the connection.
+CONTEXT_DESCRIPTORS, DEVICE_DESCRIPTORS = 7, 4
 #: Consecutive failed handshakes before a diagnosis: a single one may be a stopped agent.
 CERTAIN_FAILURES = 2
 #: A reason that is not confirmed for so long after dialling expires.
@@ -91,6 +93,12 @@ class Dealers:
         require_descriptors(CONTEXT_DESCRIPTORS + DEVICE_DESCRIPTORS * len(addresses))
         #: Waits on the sockets' descriptors, at the same cost for one and for many devices.
         self._epoll = select.epoll()
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        #: Guards the waker, which another thread may use as it is closed.
+        self._waking = threading.Lock()
+        self._close_waker = weakref.finalize(self, os.close, self._waker)
+        self._close_waker.atexit = False
+        self._epoll.register(self._waker, select.EPOLLIN)
         self._context = zmq.Context()
         #: For a client that is not closed: pyzmq's destructor of a context waits for ever for
         #: sockets that were collected before it.
@@ -207,7 +215,11 @@ class Dealers:
         elif self._outages:
             timeout_s = self._until_redial_s(timeout_s)
         # Also where something is ready, so that a flooding device does not starve the others.
-        ready += [self._owned[number] for number, _ in poll_within(self._epoll, timeout_s)]
+        for number, _ in poll_within(self._epoll, timeout_s):
+            if number == self._waker:
+                os.eventfd_read(number)
+            else:
+                ready.append(self._owned[number])
         if ready:
             events += self._collect(ready)
         if self._outages:
@@ -381,8 +393,16 @@ class Dealers:
         ):
             outage.redial_s = now_s
 
+    def wake(self) -> None:
+        """Have the thread that waits in `poll`, or the next one, return at once. Any thread."""
+        with self._waking:
+            if self._process is this_process() and not self._epoll.closed:
+                os.eventfd_write(self._waker, 1)
+
     def close(self) -> None:
         """Close every socket; unsent messages are dropped."""
         if self._process is this_process() and not self._context.closed:
-            self._epoll.close()
+            with self._waking:
+                self._epoll.close()
+                self._close_waker()
             self._end()

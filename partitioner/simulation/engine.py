@@ -50,7 +50,7 @@ def _pusher(events: list[Event], number: Callable[[], int]) -> Push:
 class _Client:
     """One caller: its book of requests, with its own order of replicas, and its port."""
 
-    __slots__ = ("book", "port", "wakes")
+    __slots__ = ("book", "port", "turns_s", "wakes")
 
     def __init__(self, book: "InFlight[_Call]", port: ClientPort | None, cascade: bool) -> None:
         self.book = book
@@ -58,6 +58,8 @@ class _Client:
         self.wakes = book.hedge is not None or cascade
         #: None: as much as there is leaves at once.
         self.port = port
+        #: When requests that wait are to be looked at next.
+        self.turns_s = math.inf
 
 
 class _Call:
@@ -209,6 +211,7 @@ class Simulation:
         self._act(call, session.start(now_s), now_s)
         if not session.finished:
             self._wake_at(decide_s + self._late_s(), call)
+        self._give_turns(now_s, client)
         for name in book.due(now_s):
             if name not in self._gone:
                 number = book.number()
@@ -232,7 +235,7 @@ class Simulation:
         for action in actions:
             if isinstance(action, Finish):
                 self._finish(call, action, now_s)
-            elif not call.session.finished:
+            elif not call.session.finished and not call.client.book.holds(call.number, action):
                 self._send(call, action, now_s)
 
     def _send(self, call: _Call, request: Request, now_s: float) -> None:
@@ -249,6 +252,30 @@ class Simulation:
             client.book.sent(call.number, request)
             if client.wakes:
                 self._wake_before(call)
+
+    def _give_turns(self, now_s: float, client: _Client) -> None:
+        """Send what has waited for its turn, or fail it."""
+        book = client.book
+        if not book.held:
+            return
+        while turn := book.next_turn(now_s):
+            call, device = book.calls[turn.number], turn.request.device
+            if not call.session.waits_for(device):
+                continue
+            if turn.reason is None:
+                self._send(call, turn.request, now_s)
+            else:
+                failed = Failed(device=device, reason=turn.reason, now_s=now_s)
+                self._act(call, call.session.handle(failed), now_s)
+        wake_s = book.wake_s()
+        if wake_s < client.turns_s:
+            client.turns_s = wake_s
+            self._push(max(now_s, wake_s), self._look_at_turns, client)
+
+    def _look_at_turns(self, now_s: float, client: _Client) -> None:
+        if now_s >= client.turns_s:
+            client.turns_s = math.inf
+            self._give_turns(now_s, client)
 
     def _wake_before(self, call: _Call) -> None:
         session = call.session
@@ -283,6 +310,7 @@ class Simulation:
         if call.client.wakes and not call.session.finished:
             # Another member's hedge may be due later.
             self._wake_before(call)
+        self._give_turns(now_s, call.client)
 
     def _replied(self, now_s: float, job: Job) -> None:
         call, device = job.call, job.device
@@ -303,9 +331,10 @@ class Simulation:
             device.used += actions is not None
         if actions is not None:
             self._act(call, actions, now_s)
+        self._give_turns(now_s, call.client)
 
     def _finish(self, call: _Call, finish: Finish, now_s: float) -> None:
-        call.client.book.decided(call.number)
+        call.client.book.decided(call.number, now_s)
         # Its alarm keeps the call until the deadline; free the session now.
         call.session = _OVER
         trace = self.trace
@@ -354,6 +383,7 @@ class Simulation:
                 call = client.book.calls.get(number)
                 if call is not None:
                     self._act(call, actions, now_s)
+            self._give_turns(now_s, client)
 
     def _connect(self, now_s: float, life: tuple[SimulatedDevice, int]) -> None:
         device, epoch = life

@@ -160,11 +160,31 @@ def test_too_few_descriptors_are_an_error_and_leak_nothing() -> None:
         *_, limit = islice((number for number in count() if number not in taken), 6)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-            with pytest.raises(ConfigError, match=r"expected 14 free file descriptors, found \d"):
+            with pytest.raises(ConfigError, match=r"expected 15 free file descriptors, found \d"):
                 Dealers({"alpha": NOBODY, "beta": "tcp://127.0.0.1:2"})
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert before.poll(0.0) == []
+
+
+def test_another_thread_wakes_the_one_that_polls() -> None:
+    agent = Router(ANY_PORT)
+    with dealing(alpha=agent.address) as made:
+        events_until(made, Connected("alpha"))
+        found: list[list[TransportEvent]] = []
+        # Without an end of its own.
+        polling = threading.Thread(target=lambda: found.append(made.poll(None)), daemon=True)
+        polling.start()
+        made.wake()
+        polling.join(PATIENCE_S)
+        assert found == [[]]
+        # One before a poll is not lost, and several are one.
+        made.wake()
+        made.wake()
+        assert made.poll(None) == []
+        assert made.poll(0.0) == []
+    made.wake()
+    agent.close()
 
 
 def test_an_agent_that_sends_without_being_asked_is_cut_off() -> None:

@@ -18,12 +18,16 @@ from mdp.protocol.messages import (
     Result,
     StatusRequest,
     answered_by,
+    code_and_text,
     encode,
+    failure,
     logits_buffer,
 )
 from mdp.requests.deadline import MAX_DEADLINE_MS, Deadline, checked_deadline_ms, reserve_s
 from mdp.requests.health import FIRST_PAUSE_S, TOLERATED_FAILURES
 from mdp.requests.hedging import ENOUGH
+from mdp.requests.window import FIRST_PAUSE_S as WINDOW_PAUSE_S
+from mdp.requests.window import MOST_OUT
 from mdp.testing.bundles import (
     LABELS,
     SIZES,
@@ -47,6 +51,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def desk(folder: Path) -> Desk:
     return Desk(folder, THREE)
+
+
+def picture_question(desk: Desk) -> PictureQuestion:
+    return PictureQuestion(Cutter(desk.dispatcher.assignments).views(colour_picture("red")))
 
 
 def logits(*values: float) -> bytes:
@@ -537,8 +545,88 @@ def test_one_that_has_no_time_is_asked_again_at_once(desk: Desk) -> None:
         assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
         for device in ("alpha", "beta"):
             desk.reply(device, desk.last_id)
-        desk.fail("gamma", desk.last_id)
-        assert desk.prediction().missing == {"gamma": "overloaded: full"}
+        desk.fail("gamma", desk.last_id, code="too_late")
+        assert desk.prediction().missing == {"gamma": "too_late: full"}
+
+
+def test_a_request_refused_for_want_of_room_is_sent_again(desk: Desk) -> None:
+    desk.submit(deadline_ms=100.0)
+    desk.asked()
+    for device in ("alpha", "beta"):
+        desk.reply(device)
+    desk.fail("gamma")
+    assert not desk.answers
+    assert desk.dispatcher.next_wake_s() == pytest.approx(desk.clock() + WINDOW_PAUSE_S)
+    desk.pass_s(WINDOW_PAUSE_S)
+    ((device, infer),) = desk.asked()
+    assert (device, infer.request_id, infer.budget_ms) == ("gamma", 1, pytest.approx(93.0))
+    # Its first answer again is not taken for one to the second request.
+    desk.fail("gamma")
+    desk.reply("gamma")
+    assert desk.dispatcher.counters["duplicate"] == 1
+    desk.pass_s(10 * WINDOW_PAUSE_S)
+    assert [device for device, _ in desk.asked()] == ["gamma"]
+    desk.reply("gamma")
+    answer = desk.prediction()
+    assert answer.missing == {}
+    assert answer.members[2].held_ms == pytest.approx(55.0)
+
+
+def test_one_that_refuses_until_the_deadline_is_missing_for_that(desk: Desk) -> None:
+    desk.submit(deadline_ms=100.0)
+    for device in ("alpha", "beta"):
+        desk.reply(device)
+    desk.fail("gamma", text="16 requests wait already")
+    desk.pass_s(0.1)
+    assert desk.prediction().missing == {"gamma": "overloaded: 16 requests wait already"}
+
+
+def test_a_quota_has_a_code_of_its_own_that_older_clients_can_read(desk: Desk) -> None:
+    told = failure(1, "quota", "this client's 5% of the computing time are used up")
+    assert told.code == "overloaded"
+    assert code_and_text(told) == ("quota", "this client's 5% of the computing time are used up")
+    desk.submit()
+    for device in ("alpha", "beta"):
+        desk.reply(device)
+    desk.receive("gamma", told)
+    answer = desk.prediction()
+    assert answer.missing == {"gamma": "quota: this client's 5% of the computing time are used up"}
+    assert answer.missing_codes == {"gamma": "quota"}
+    # An older agent's has the code of a full queue: it is asked again.
+    desk.submit()
+    desk.receive("gamma", Failure(request_id=desk.last_id, code="overloaded", text="used up"))
+    for device in ("alpha", "beta"):
+        desk.reply(device, desk.last_id)
+    assert not desk.answers
+
+
+def test_calls_beyond_the_window_wait_and_go_as_replies_come(desk: Desk) -> None:
+    for _ in range(MOST_OUT + 2):
+        desk.submit(deadline_ms=1000.0)
+    assert len(desk.asked()) == 3 * MOST_OUT
+    desk.clock.now_s += 0.1
+    desk.reply("beta", request_id=3)
+    ((device, infer),) = desk.asked()
+    assert (device, infer.request_id) == ("beta", MOST_OUT + 1)
+    assert infer.budget_ms == pytest.approx(890.0)
+
+
+def test_nobody_is_asked_for_a_call_whose_caller_has_gone(desk: Desk) -> None:
+    for _ in range(MOST_OUT):
+        desk.submit(deadline_ms=1000.0)
+    gone = desk.ask(picture_question(desk), deadline_ms=1000.0)
+    desk.submit(deadline_ms=1000.0)
+    desk.asked()
+    desk.dispatcher.abandon(gone)
+    desk.dispatcher.abandon(gone)
+    desk.reply("alpha", request_id=1)
+    assert [(d, infer.request_id) for d, infer in desk.asked()] == [("alpha", MOST_OUT + 2)]
+    assert not desk.answers
+    # One of which requests are out: their replies are late.
+    out = desk.dispatcher._book.calls[2]
+    desk.dispatcher.abandon(out)
+    desk.reply("alpha", request_id=2)
+    assert desk.dispatcher.counters["late"] == 1
 
 
 def test_a_hedged_over_device_that_stays_silent_is_found_out(folder: Path) -> None:

@@ -52,7 +52,7 @@ class Play:
         number = self.book.begin(Asked(session))
         k = self.k_of[device]
         self.book.sent(number, Request(k=k, device=device, sent_s=self.now_s, hedged=hedged))
-        self.book.decided(number)
+        self.book.decided(number, self.now_s)
         return number
 
     def answer(self, number: int, device: str, took_s: float) -> None:

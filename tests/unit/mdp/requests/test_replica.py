@@ -22,9 +22,9 @@ def test_the_longer_ago_it_was_asked_before_the_more_its_newest_answer_tells() -
 
 def test_what_is_known_of_it_fades_while_others_are_asked() -> None:
     replica = Replica(seen_s=0.0)
-    assert replica.cost_s(7, 0.0) == 0.0
+    assert replica.cost_s(7, 0.0, 0) == 0.0
     asked_and_answered(replica, 1, 0.100)
-    costs = [replica.cost_s(turn, 1.0) for turn in (1, 50, 500)]
+    costs = [replica.cost_s(turn, 1.0, 0) for turn in (1, 50, 500)]
     assert costs[0] == 0.100
     assert costs == sorted(costs, reverse=True)
     assert costs[2] < 0.001
@@ -34,8 +34,8 @@ def test_it_costs_what_it_has_owed_for_so_long_unless_it_was_heard_of() -> None:
     replica = Replica(seen_s=0.0)
     asked_and_answered(replica, 1, 0.010)
     replica.asked(5.0, 2)
-    assert math.isclose(replica.cost_s(2, 6.0), 2 * 1.0)
+    assert math.isclose(replica.cost_s(2, 6.0, 0), 2 * 1.0)
     replica.seen_s = 5.9
-    assert math.isclose(replica.cost_s(2, 6.0), 2 * 0.1)
+    assert math.isclose(replica.cost_s(2, 6.0, 0), 2 * 0.1)
     replica.asked(6.0, None)
-    assert math.isclose(replica.cost_s(2, 6.0), 3 * 0.010)
+    assert math.isclose(replica.cost_s(2, 6.0, 0), 3 * 0.010)

@@ -456,7 +456,10 @@ def play(world: World, script: bytes) -> None:
         elif what == 12:
             world.frozen ^= {device}
         elif what == 13:
-            settled = [r for r in world.requests if r.settled and r.device in world.connected]
+            # One that was refused for want of room is asked again.
+            again = {(r.request_id, r.device) for r in world.requests if not r.settled}
+            there = [r for r in world.requests if r.device in world.connected]
+            settled = [r for r in there if r.settled and (r.request_id, r.device) not in again]
             if settled:
                 world.again(settled[number % len(settled)])
         elif what == 14:
