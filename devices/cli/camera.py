@@ -62,7 +62,8 @@ def camera(
     Example: mdp-agent camera --device doorbell --source camera:0 --bind tcp://0.0.0.0:7500
     --key keys/doorbell.secret --clients clients/
 
-    Exit codes: 0 stopped by a signal, 2 bad input (source, address, key), 1 unforeseen.
+    Exit codes: 0 stopped by a signal, 2 bad input (source, address, key), 5 the address is taken
+    or not there yet, 1 unforeseen.
     """
     quiet_libraries()
     if source.startswith("mdp:"):

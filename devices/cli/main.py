@@ -151,7 +151,7 @@ def run_agent(
     --key keys/raspberry-pi-5.secret --clients clients/
 
     Exit codes: 0 stopped by a signal, 2 bad input (bundle, device, provider, address, key, cores),
-    1 unforeseen.
+    5 the address is taken or not there yet, 1 unforeseen.
     """
     quiet_libraries()
     set_up("mdp-agent", **{"service.instance.id": device})
