@@ -146,7 +146,7 @@ def unit_text(service: Service) -> str:
         "RestrictAddressFamilies=AF_INET AF_INET6 AF_NETLINK AF_UNIX",
         "SystemCallArchitectures=native",
         "SystemCallFilter=@system-service",
-        f"SystemCallFilter={' '.join(['~@privileged', *_resources(service)])}",
+        *_denied_calls(service),
         "SystemCallErrorNumber=EPERM",
         "",
         "[Install]",
@@ -194,10 +194,12 @@ def check_memory(text: str) -> str:
     return text
 
 
-def _resources(service: Service) -> list[str]:
-    """Priorities and processors of threads: libraries of accelerators and cameras set them."""
-    plain = service.plain_cpu and not service.opencv and not service.pinned
-    return ["@resources"] if plain else []
+def _denied_calls(service: Service) -> list[str]:
+    """No system call of @resources (priorities, processors), where no library needs them."""
+    if not service.plain_cpu or service.opencv or service.pinned:
+        return ["SystemCallFilter=~@privileged"]
+    # ZeroMQ sets the policy of its thread, to what it is, and aborts where it may not.
+    return ["SystemCallFilter=~@privileged @resources", "SystemCallFilter=sched_setscheduler"]
 
 
 def _devices(service: Service, name: str) -> list[str]:

@@ -155,10 +155,11 @@ def _start(root: Path, path: Path, *, before: str | None, changed: bool) -> None
     ran = _does(systemctl, "is-active", name)
     # Else systemd remembers how often it has failed, and does not try.
     _does(systemctl, "reset-failed", name)
+    cursor = _journal_end()
     try:
         _systemctl(systemctl, ["restart" if changed else "start", name])
     except AgentError as error:
-        why = _last_line(systemctl, name) or console.one_line(error)
+        why = _last_line(name, cursor) or console.one_line(error)
         taken_back = _take_back(systemctl, path, before, changed=changed, ran=ran)
         raise AgentError(f"{name} does not start: {why}{taken_back}") from error
     said = "started" if not ran else "restarted" if changed else "runs as before"
@@ -183,17 +184,27 @@ def _take_back(systemctl: str, path: Path, before: str | None, *, changed: bool,
     return f"; the former unit is back{' and runs' if again else ''}"
 
 
-def _last_line(systemctl: str, name: str) -> str:
-    """The last line that the unit's program wrote in its last run, without its own name."""
-    journalctl = shutil.which("journalctl")
-    if journalctl is None:
-        return ""
-    show = [systemctl, "show", "--property=InvocationID", "--value", name]
-    run = subprocess.run(show, capture_output=True, text=True).stdout.strip()
-    subprocess.run([journalctl, "--sync"], capture_output=True)
-    words = ["--quiet", "--output=cat", "--lines=1", f"_SYSTEMD_INVOCATION_ID={run}"]
-    found = subprocess.run([journalctl, *words], capture_output=True, text=True).stdout
+def _journal_end() -> str:
+    """A cursor of the journal's end; empty where there is none."""
+    found = _journal("--lines=0", "--show-cursor")
+    return found.rpartition("-- cursor: ")[2].strip()
+
+
+def _last_line(name: str, cursor: str) -> str:
+    """The last line that the unit's program has written since, without its own name."""
+    # By the unit: of a process that has ended, the journal may know no more.
+    after = [f"--after-cursor={cursor}"] if cursor else []
+    found = _journal("--output=cat", "--lines=1", *after, f"_SYSTEMD_UNIT={name}.service")
     return console.one_line(Exception(found)).removeprefix("mdp-agent: ")
+
+
+def _journal(*words: str) -> str:
+    """What journalctl says; nothing where it is not installed."""
+    program = shutil.which("journalctl")
+    if program is None:
+        return ""
+    subprocess.run([program, "--sync"], capture_output=True)
+    return subprocess.run([program, "--quiet", *words], capture_output=True, text=True).stdout
 
 
 def uninstall(
