@@ -189,7 +189,7 @@ def check_memory(text: str) -> str:
     """`text` if it is a size as systemd writes it; raises InputError."""
     if not _MEMORY.fullmatch(text):
         raise InputError(
-            f"--memory-max {text}: expected bytes with K, M, G or T, a share as 50%, or infinity"
+            f"--memory-max {text!r}: expected bytes with K, M, G or T, a share as 50%, or infinity"
         )
     return text
 

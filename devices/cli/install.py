@@ -2,6 +2,7 @@
 
 import grp
 import inspect
+import json
 import os
 import shutil
 import subprocess
@@ -155,11 +156,13 @@ def _start(root: Path, path: Path, *, before: str | None, changed: bool) -> None
     ran = _does(systemctl, "is-active", name)
     # Else systemd remembers how often it has failed, and does not try.
     _does(systemctl, "reset-failed", name)
-    cursor = _journal_end()
+    before_start, _ = _last_entry(name)
     try:
         _systemctl(systemctl, ["restart" if changed else "start", name])
     except AgentError as error:
-        why = _last_line(name, cursor) or console.one_line(error)
+        place, line = _last_entry(name)
+        said = console.one_line(Exception(line)).removeprefix("mdp-agent: ")
+        why = said if place != before_start and said else console.one_line(error)
         taken_back = _take_back(systemctl, path, before, changed=changed, ran=ran)
         raise AgentError(f"{name} does not start: {why}{taken_back}") from error
     said = "started" if not ran else "restarted" if changed else "runs as before"
@@ -184,27 +187,20 @@ def _take_back(systemctl: str, path: Path, before: str | None, *, changed: bool,
     return f"; the former unit is back{' and runs' if again else ''}"
 
 
-def _journal_end() -> str:
-    """A cursor of the journal's end; empty where there is none."""
-    found = _journal("--lines=0", "--show-cursor")
-    return found.rpartition("-- cursor: ")[2].strip()
-
-
-def _last_line(name: str, cursor: str) -> str:
-    """The last line that the unit's program has written since, without its own name."""
-    # By the unit: of a process that has ended, the journal may know no more.
-    after = [f"--after-cursor={cursor}"] if cursor else []
-    found = _journal("--output=cat", "--lines=1", *after, f"_SYSTEMD_UNIT={name}.service")
-    return console.one_line(Exception(found)).removeprefix("mdp-agent: ")
-
-
-def _journal(*words: str) -> str:
-    """What journalctl says; nothing where it is not installed."""
+def _last_entry(name: str) -> tuple[str, str]:
+    """Place and text of the last line that the unit's program has written; empty without one."""
     program = shutil.which("journalctl")
     if program is None:
-        return ""
+        return "", ""
     subprocess.run([program, "--sync"], capture_output=True)
-    return subprocess.run([program, "--quiet", *words], capture_output=True, text=True).stdout
+    # By the unit: of a process that has ended, the journal may know no more.
+    words = ["--quiet", "--output=json", "--lines=1", f"_SYSTEMD_UNIT={name}.service"]
+    found = subprocess.run([program, *words], capture_output=True, text=True).stdout
+    try:
+        entry = json.loads(found)
+        return str(entry["__CURSOR"]), str(entry["MESSAGE"])
+    except (ValueError, KeyError, TypeError):
+        return "", ""
 
 
 def uninstall(

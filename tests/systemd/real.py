@@ -23,6 +23,8 @@ UNIT = f"/etc/systemd/system/{NAME}.service"
 DROP_IN = f"{UNIT}.d/test.conf"
 #: Tenths, of `systemd-analyze security`.
 MOST_EXPOSED = 15
+#: Of users that exist while their services run (systemd.exec(5)).
+DYNAMIC_USERS = range(61184, 65520)
 #: As a board's root would.
 INSTALL = (
     f"mdp-agent install --bundle /srv/bundle --device {DEVICE} --bind tcp://127.0.0.1:7500 "
@@ -259,8 +261,8 @@ def test_audit_log_and_pushed_bundles(board: Board) -> None:
     board.install(options)
     board.answers()
     board.run("mdp bundle push /srv/second --fleet /root/fleet.toml")
-    owner = board.run(f"stat -c %U /var/lib/{NAME}/ /var/log/{NAME}/audit.jsonl").split()
-    assert owner == [NAME, NAME], "the user that exists while it runs"
+    owners = board.run(f"stat -c %u /var/lib/{NAME}/ /var/log/{NAME}/audit.jsonl").split()
+    assert all(int(owner) in DYNAMIC_USERS for owner in owners), owners
     assert "push" in board.run(f"cat /var/log/{NAME}/audit.jsonl")
     board.run("ln -sfn second /srv/next && mv -T /srv/next /srv/bundle")
     board.run(f"systemctl restart {NAME}")
@@ -319,7 +321,7 @@ def test_a_taken_port(board: Board) -> None:
         board.drop_in("RestartSec=50ms\\n[Unit]\\nStartLimitBurst=3")
         assert board.tried(f"systemctl start {NAME}").returncode == 1
         board.until(f"test $(systemctl show -p ActiveState --value {NAME}) = failed")
-        assert board.shown("NRestarts") == "2"
+        assert 2 <= int(board.shown("NRestarts")) <= 3
         board.run("systemctl stop holder")
         # Also after that.
         assert "started" in board.install()
@@ -333,7 +335,7 @@ def test_what_cannot_work_is_not_tried_again(board: Board) -> None:
     try:
         assert board.tried(f"systemctl restart {NAME}").returncode == 1
         assert (board.shown("Result"), board.shown("NRestarts")) == ("exit-code", "0")
-        assert "/etc/mdp/clients: cannot be read: Permission denied" in board.journal()
+        assert "'/etc/mdp/clients' is not readable" in board.journal()
         board.refuses(INSTALL, "--clients: /etc/mdp/clients: expected rights for others to read")
     finally:
         board.run("chmod 0755 /etc/mdp/clients")
@@ -350,7 +352,7 @@ def test_what_cannot_work_is_not_tried_again(board: Board) -> None:
 
 
 def test_a_key_that_cannot_be_read(board: Board) -> None:
-    board.run("mkdir -p /etc/other; mdp keys new --out /etc/other --name n100 --force || true")
+    board.run(f"mkdir -p /etc/other; cp /etc/mdp/{DEVICE}.* /etc/other/")
     board.run("chmod 0644 /etc/other/n100.secret")
     other = INSTALL.replace(f"/etc/mdp/{DEVICE}.secret", "/etc/other/n100.secret")
     board.refuses(other, "expected mode 0600, got 0644: others may read this secret key")
@@ -376,22 +378,18 @@ def test_memory_is_bounded(board: Board) -> None:
     assert 300 * 2**20 < limit < 500 * 2**20
     assert board.shown("LimitCORE") == "0"
     group = board.shown("ControlGroup")
-    files = (
-        f"/sys/fs/cgroup/memory{group}/memory.limit_in_bytes",
-        f"/sys/fs/cgroup{group}/memory.max",
-    )
-    found = board.tried(f"cat {files[0]} || cat {files[1]}").stdout
+    version_1 = f"/sys/fs/cgroup/memory{group}/memory.limit_in_bytes"
+    found = board.tried(f"cat {version_1} /sys/fs/cgroup{group}/memory.max 2> /dev/null").stdout
+    if not found:
+        pytest.skip("this container's systemd is given no control group of memory")
     assert int(found) == limit
-    board.refuses(f"{INSTALL} --replace --memory-max 30M", "does not start: ")
-    assert "killed by the OOM killer" in board.journal() or "oom-kill" in board.journal()
+    board.refuses(f"{INSTALL} --replace --memory-max 30M", "the former unit is back and runs$")
+    assert "OOM killer" in board.journal()
     board.until_ready()
 
 
 def test_how_exposed_units_are(board: Board) -> None:
-    board.install(
-        f"--audit /var/log/{NAME}/audit.jsonl --allow-push /var/lib/{NAME} --announce || true"
-    )
-    board.tried(f"{INSTALL} --replace")
+    board.install(f"--audit /var/log/{NAME}/audit.jsonl --allow-push /var/lib/{NAME}")
     units = [UNIT, *(f"/deploy/mdp-{name}.service" for name in ("gateway", "mqtt", "watch"))]
     for unit in units:
         board.run(f"systemd-analyze verify --man=no {unit} 2>&1 | grep . && exit 1; true")
