@@ -170,8 +170,9 @@ def test_priorities_are_set_only_where_a_library_needs_it() -> None:
     # ZeroMQ aborts where it may not set its thread's policy.
     denied = ["@system-service", "~@privileged @resources", "sched_setscheduler"]
     assert filters(PLAIN) == denied
-    for service in ({"plain_cpu": False}, {"opencv": True}, {"pinned": True}):
-        assert filters(replace(PLAIN, **service)) == ["@system-service", "~@privileged"]
+    accelerated, streamed = replace(PLAIN, plain_cpu=False), replace(PLAIN, opencv=True)
+    for service in (accelerated, streamed, replace(PLAIN, pinned=True)):
+        assert filters(service) == ["@system-service", "~@privileged"]
 
 
 def test_units_of_the_same_options_may_read_other_things() -> None:
