@@ -16,7 +16,7 @@ KICAD  ?=
 MORE   ?=
 SEED   ?= 1
 
-.PHONY: demo test invariants scenes solids test-arm test-gpu gateway-clients manifests tutorials fuzz soak \
+.PHONY: demo test invariants scenes solids test-arm test-gpu gateway-clients systemd manifests tutorials fuzz soak \
 	truth check bench accuracy faults docs lock sbom format coverage clean
 
 # Four cameras on an item, in text; make demo PAGE=1 shows them in the browser. Without torch: in an
@@ -68,6 +68,11 @@ test-gpu: $(STAMP)
 	test -d runs/gpu || $(BIN)/pip install --quiet --constraint constraints.txt --target runs/gpu '$(GPU_ONNXRUNTIME)'
 	PYTHONPATH=runs/gpu $(BIN)/pytest tests/gpu/served.py
 	$(if $(KEEP),PYTHONPATH=runs/gpu $(BIN)/python -m benchmarks.keep gpu)
+
+# Units under a real systemd, PID 1 of a container: Debian, root, podman and mmdebstrap; fetches 150 MB into
+# runs/systemd once (4 minutes, then as long again as the tests). Skipped, with the reason, where podman runs nothing.
+systemd: $(STAMP)
+	$(BIN)/pytest -rs tests/systemd/real.py
 
 # The gateway asked by clients that are not ours, in an environment of their own of 500 MB.
 gateway-clients: $(STAMP)

@@ -6,15 +6,20 @@ measures without it, which its profile shows.
 
 import os
 import platform
+import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from mdp.load import cpu_seconds
 
 _MICRO, _MILLI = 1e-6, 1e-3
+#: A control group's limit and use of memory, and which of it is given back first (cgroups(7)); in
+#: version 1.
+_MEMORY_FILES = ("memory.max", "memory.current", "inactive_file")
+_MEMORY_FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +43,33 @@ class Machine:
         return "hypervisor" in (self._text("proc/cpuinfo") or "")
 
     def available_bytes(self) -> int | None:
-        """Memory that can be had without swapping."""
+        """Memory that this process can have without swapping, by its control groups' limits too."""
+        free = list(self._left_of_groups())
         for line in (self._text("proc/meminfo") or "").splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        return None
+                free.append(int(line.split()[1]) * 1024)
+        return min(free, default=None)
+
+    def _left_of_groups(self) -> Iterator[int]:
+        """What is left in each control group with a limit that this process is in."""
+        for line in (self._text("proc/self/cgroup") or "").splitlines():
+            _, controllers, inside = line.split(":", 2)
+            if controllers == "":
+                top, limit, used, cache = "sys/fs/cgroup", *_MEMORY_FILES
+            elif "memory" in controllers.split(","):
+                top, limit, used, cache = "sys/fs/cgroup/memory", *_MEMORY_FILES_1
+            else:
+                continue
+            # In a container, the path may be one of the machine's, and its files are at the top.
+            place = PurePosixPath(top, inside.lstrip("/"))
+            for group in (place, *place.parents[: len(place.parts) - len(Path(top).parts)]):
+                most, now = self._text(f"{group}/{limit}"), self._text(f"{group}/{used}")
+                if most is None or now is None or not most.strip().isdigit():
+                    continue
+                again = re.search(
+                    rf"^{cache} (\d+)$", self._text(f"{group}/memory.stat") or "", re.M
+                )
+                yield max(0, int(most) - int(now) + (int(again[1]) if again else 0))
 
     def busy_cpu_s(self) -> float | None:
         """CPU seconds used by all processes since boot, stolen time included."""

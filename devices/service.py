@@ -4,9 +4,11 @@ Options as in systemd.exec(5) and systemd.service(5). The service has a user tha
 it runs (DynamicUser), so that nothing but its files' rights for others lets it read them.
 """
 
+import hashlib
+import math
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +20,27 @@ MARK = "# Written by `mdp-agent install`; `mdp-agent uninstall` removes it."
 #: Seconds without a ping after which systemd restarts the agent, until which it has to have loaded
 #: its model (building engines of TensorRT takes minutes), and to have ended (draining takes 8).
 WATCHDOG_S, START_S, STOP_S = 60, 900, 15
+#: A unit that fails so often within so many seconds ends: with seconds between two starts, in some
+#: minutes, which a network may need after the machine's start.
+RESTART_S, MOST_STARTS, STARTS_WITHIN_S = 5, 30, 600
+#: Threads; an agent has 9 to 14, and libraries start some for each core.
+MOST_TASKS = 512
+#: An agent without a model, which was measured to take 80 MB, and as much again as messages that
+#: wait in connections; what its queue holds at most.
+BASE_BYTES, QUEUE_BYTES = 256 * 2**20, 64 * 2**20
+#: OpenCV with the buffers of a stream.
+CAMERA_BYTES = 256 * 2**20
+#: Where memory is not known beforehand: the machine keeps a fifth.
+MEMORY_SHARE = "80%"
+#: Of the options' form, and what systemd calls it.
+_MEMORY = re.compile(r"(?:[1-9]\d{0,14}[KMGT]?|(?:[1-9]\d?|100)%|infinity)")
 KEY = "agent.secret"
 #: The service sees the agent's secret key there, and no other file of its folder.
 KEY_WORD = "${CREDENTIALS_DIRECTORY}/" + KEY
+#: A line of the unit; with another digest, the agent has to start anew.
+_INPUTS = "# Reads: "
+#: Lines that follow from what it reads, not from options.
+_DERIVED = (_INPUTS, "MemoryMax=")
 _HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
 _PRIVATE = (Path("/tmp"), Path("/var/tmp"))
 #: Ports below need a privilege.
@@ -50,6 +70,12 @@ class Service:
     pushed: bool = False
     #: Groups of which the service's user is a member.
     groups: tuple[str, ...] = ()
+    #: Most memory, as systemd writes it.
+    memory: str = MEMORY_SHARE
+    #: Whether it pins itself to cores.
+    pinned: bool = False
+    #: Digest of what it reads when it starts (`digest_of`).
+    inputs: str = ""
 
 
 def name_of(device: str) -> str:
@@ -66,10 +92,13 @@ def unit_text(service: Service) -> str:
     in_home = any(path.is_relative_to(home) for path in service.reads for home in _HOMES)
     lines = [
         MARK,
+        *([f"{_INPUTS}{service.inputs}"] if service.inputs else []),
         "[Unit]",
         f"Description=MDP agent {service.device}",
         "Wants=network-online.target",
         "After=network-online.target",
+        f"StartLimitIntervalSec={STARTS_WITHIN_S}",
+        f"StartLimitBurst={MOST_STARTS}",
         "",
         "[Service]",
         "Type=notify",
@@ -78,7 +107,9 @@ def unit_text(service: Service) -> str:
         "# For MDP_SOURCE=rtsp://USER:PASSWORD@HOST/PATH, readable by root only.",
         f"EnvironmentFile=-/etc/default/{name}",
         "Restart=on-failure",
-        "RestartSec=5",
+        f"RestartSec={RESTART_S}",
+        # Bad input stays so; a taken address, or one that is not there yet, has another code.
+        f"RestartPreventExitStatus={InputError.exit_code}",
         f"TimeoutStartSec={START_S}",
         f"TimeoutStopSec={STOP_S}",
         f"WatchdogSec={WATCHDOG_S}",
@@ -89,6 +120,9 @@ def unit_text(service: Service) -> str:
         *([f"SupplementaryGroups={' '.join(service.groups)}"] if service.groups else []),
         *_devices(service, name),
         "UMask=0077",
+        f"MemoryMax={service.memory}",
+        "OOMPolicy=kill",
+        f"TasksMax={MOST_TASKS}",
         # A core would hold the key.
         "LimitCORE=0",
         "NoNewPrivileges=yes",
@@ -112,13 +146,60 @@ def unit_text(service: Service) -> str:
         "RestrictAddressFamilies=AF_INET AF_INET6 AF_NETLINK AF_UNIX",
         "SystemCallArchitectures=native",
         "SystemCallFilter=@system-service",
-        "SystemCallFilter=~@privileged",
+        *_denied_calls(service),
         "SystemCallErrorNumber=EPERM",
         "",
         "[Install]",
         "WantedBy=multi-user.target",
     ]
     return "\n".join(lines) + "\n"
+
+
+def is_same(text: str, other: str) -> bool:
+    """Tell whether two units have the same options, though they may read something else."""
+
+    def own(unit: str) -> list[str]:
+        return [line for line in unit.splitlines() if not line.startswith(_DERIVED)]
+
+    return own(text) == own(other)
+
+
+def digest_of(inputs: Iterable[tuple[str, bytes]]) -> str:
+    """The digest of names and contents, in any order; none of them may be a secret."""
+    found = hashlib.sha256()
+    for name, content in sorted(inputs):
+        for part in (name.encode(), content):
+            found.update(len(part).to_bytes(8, "big") + part)
+    return found.hexdigest()
+
+
+def memory_of(planned_bytes: int | None, *, batch: int, opencv: bool) -> str:
+    """Most memory of an agent whose sub-model is planned to take `planned_bytes`; None: unknown.
+
+    While it reloads, there are two models, and one that is read; activations grow with `batch`.
+    """
+    if planned_bytes is None:
+        return MEMORY_SHARE
+    camera_bytes = CAMERA_BYTES if opencv else 0
+    most_bytes = BASE_BYTES + QUEUE_BYTES + camera_bytes + (2 + batch) * planned_bytes
+    return f"{math.ceil(most_bytes / 2**20)}M"
+
+
+def check_memory(text: str) -> str:
+    """`text` if it is a size as systemd writes it; raises InputError."""
+    if not _MEMORY.fullmatch(text):
+        raise InputError(
+            f"--memory-max {text!r}: expected bytes with K, M, G or T, a share as 50%, or infinity"
+        )
+    return text
+
+
+def _denied_calls(service: Service) -> list[str]:
+    """No system call of @resources (priorities, processors), where no library needs them."""
+    if not service.plain_cpu or service.opencv or service.pinned:
+        return ["SystemCallFilter=~@privileged"]
+    # ZeroMQ sets the policy of its thread, to what it is, and aborts where it may not.
+    return ["SystemCallFilter=~@privileged @resources", "SystemCallFilter=sched_setscheduler"]
 
 
 def _devices(service: Service, name: str) -> list[str]:

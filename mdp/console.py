@@ -1,7 +1,7 @@
 """Shared by the command lines: exit codes, one-line errors, JSON on stdout, list options.
 
 Exit codes: 0 fine, 2 usage or bad input, 3 the fleet could not answer, 4 the plan was refused,
-130 interrupted by the user, 1 anything unforeseen.
+5 the address to listen on is taken, 130 interrupted by the user, 1 anything unforeseen.
 """
 
 import errno

@@ -5,7 +5,8 @@
     │   └── PictureError      a file or array is not a picture within the limits
     ├── ConfigError           a profile, plan, bundle or fleet file is wrong
     ├── WireError             frames that are not a message of this protocol version
-    ├── AgentError            a device cannot serve (provider missing, port taken)
+    ├── AgentError            a device cannot serve (a provider is missing)
+    │   └── AddressUnavailable  its address is taken, or not there yet
     ├── InferenceError        an answer cannot be given; carries every device's outcome
     │   ├── DeadlineExceeded  the deadline passed without an answer
     │   └── QuorumNotMet      no member answered, and none can any more
@@ -46,9 +47,15 @@ class WireError(MDPError):
 
 
 class AgentError(MDPError):
-    """This device cannot serve as requested: a provider is missing, an address is taken."""
+    """This device cannot serve as requested: a provider is missing, a service does not start."""
 
     exit_code = 2
+
+
+class AddressUnavailable(AgentError):
+    """The address to listen on is taken, or not this machine's (yet): it may be later."""
+
+    exit_code = 5
 
 
 class InferenceError(MDPError):

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from devices.agent.options import ServeOptions
 from devices.build import build_bundleless_agent
 from devices.camera.capture import DEFAULT_FPS
 from devices.events import Events, for_events_alone
+from devices.health import LifeSigns, told
 from mdp.errors import InputError
 from mdp.logs import BackgroundWriter, quiet_libraries
 
@@ -60,7 +62,8 @@ def camera(
     Example: mdp-agent camera --device doorbell --source camera:0 --bind tcp://0.0.0.0:7500
     --key keys/doorbell.secret --clients clients/
 
-    Exit codes: 0 stopped by a signal, 2 bad input (source, address, key), 1 unforeseen.
+    Exit codes: 0 stopped by a signal, 2 bad input (source, address, key), 5 the address is taken
+    or not there yet, 1 unforeseen.
     """
     quiet_libraries()
     if source.startswith("mdp:"):
@@ -79,8 +82,11 @@ def camera(
     with (
         BackgroundWriter(events.emit, "events") as writer,
         build_bundleless_agent(options, report=writer.put) as built,
+        ExitStack() as stack,
     ):
+        signs = LifeSigns(device)
+        told(built.address, lambda: signs.line(built.agent.state), writer.put, stack)
         for stop_signal in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop_signal, lambda *_: built.agent.stop())
         events.listen(built.address)
-        built.serve()
+        built.serve(signs.give)

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ from devices.camera.capture import DEFAULT_FPS
 from devices.cli import camera, install, probe
 from devices.cores import pin_to_cores
 from devices.events import Events, for_events_alone
+from devices.health import PORT, LifeSigns, report_health, told
 from devices.notify import Notifier
 from mdp import console
 from mdp.formats.fleet import PLAIN_TEXT
@@ -149,7 +151,7 @@ def run_agent(
     --key keys/raspberry-pi-5.secret --clients clients/
 
     Exit codes: 0 stopped by a signal, 2 bad input (bundle, device, provider, address, key, cores),
-    1 unforeseen.
+    5 the address is taken or not there yet, 1 unforeseen.
     """
     quiet_libraries()
     set_up("mdp-agent", **{"service.instance.id": device})
@@ -196,6 +198,28 @@ def run_agent(
 install.add_to(app, run_agent)
 
 
+@app.command("health")
+def health(
+    port: Annotated[
+        int, typer.Option(min=1, max=2**16 - 1, help="The port that the agent listens on.")
+    ] = PORT,
+    live: Annotated[
+        bool, typer.Option("--live", help="Be content with any state of an agent that is alive.")
+    ] = False,
+) -> None:
+    """Ask an agent of this machine, or of this container, for its state; no key is needed.
+
+    For health checks: prints `READY DEVICE`, or says what it is instead. HANGS is an agent that has
+    given no sign of life for 10 s. Any user of the machine may ask, and one could answer in the
+    place of an agent that is not there.
+
+    Example: mdp-agent health --port 7500
+
+    Exit codes: 0 READY, 3 in another state, or not there, 2 usage, 1 unforeseen.
+    """
+    raise typer.Exit(report_health(port, live=live))
+
+
 def _await_bundle(
     options: ServeOptions,
     events: Events,
@@ -204,7 +228,9 @@ def _await_bundle(
     stopped: list[bool],
 ) -> str:
     """Serve without a bundle until one is pushed, or a signal has `stopped` it; the address."""
-    with build_bundleless_agent(options, report=report) as built:
+    with build_bundleless_agent(options, report=report) as built, ExitStack() as stack:
+        signs = LifeSigns(options.device)
+        told(built.address, lambda: signs.line(built.agent.state), report, stack)
 
         def stop(*_: object) -> None:
             stopped.append(True)
@@ -217,6 +243,7 @@ def _await_bundle(
         events.listen(built.address)
 
         def periodic() -> None:
+            signs.give()
             if notifier is not None:
                 now_us = time.monotonic_ns() // 1000
                 notifier.send_due(built.agent.state, reloading=False, alive=True, now_us=now_us)
@@ -236,7 +263,7 @@ def _serve(
 
     `stopped` has an entry where a signal came before.
     """
-    with build_agent(options, report=report) as built:
+    with build_agent(options, report=report) as built, ExitStack() as stack:
         events.ready = lambda: built.agent.lifecycle.description
         reload_requests = _handle_signals(built.agent)
         if stopped:
@@ -246,14 +273,17 @@ def _serve(
         if built.public_key is None and not is_loopback(built.address):
             text = f"WARNING: {built.address} is {PLAIN_TEXT}"
             Events(sys.stderr, options.device, built.address).emit(text)
-        agent = built.agent
+        agent, signs = built.agent, LifeSigns(options.device)
+        told(built.address, lambda: signs.line(agent.state), report, stack)
 
         def notify() -> None:
+            if alive := agent.is_alive():
+                signs.give()
             if notifier is not None:
                 notifier.send_due(
                     agent.state,
                     reloading=agent.is_reloading,
-                    alive=agent.is_alive(),
+                    alive=alive,
                     now_us=time.monotonic_ns() // 1000,
                 )
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from mdp.closing import Closing
-from mdp.errors import AgentError
+from mdp.errors import AddressUnavailable, AgentError
 from mdp.protocol.messages import MAX_BUFFER_BYTES, Buffer
 from mdp.transport import zap
 from mdp.transport.admission.access import Access, AgentKeys, Audit
@@ -45,6 +45,8 @@ LINGER_S = 3.0
 BACKLOG = 1024
 #: Frames of fewer bytes are copied.
 _SMALL_BYTES = 1024
+#: Errors of an address that may be free, or of a network that may be there, a little later.
+_PASSING = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENODEV)
 #: Connection events that are handled before messages get their turn.
 WATCHED_AT_ONCE = 64
 
@@ -79,7 +81,10 @@ class Router(Closing):
         max_frame_bytes: int = MAX_BUFFER_BYTES,
         audit: Audit = lambda *_: None,
     ) -> None:
-        """Listen on `address`, in plain text without `keys`; raises AgentError."""
+        """Listen on `address`, in plain text without `keys`; raises AgentError.
+
+        That is an AddressUnavailable where `address` may be free later.
+        """
         self._context = zmq.Context()
         self._lock = threading.Lock()
         self._waker, self._wakee = socket.socketpair()
@@ -123,7 +128,8 @@ class Router(Closing):
         except zmq.ZMQError as error:
             self.close()
             reason = "in use" if error.errno == errno.EADDRINUSE else str(error)
-            raise AgentError(f"cannot listen on {address}: {reason}") from error
+            kind = AddressUnavailable if error.errno in _PASSING else AgentError
+            raise kind(f"cannot listen on {address}: {reason}") from error
         #: Descriptor -> handler of its events.
         self._handlers = {
             self._wakee.fileno(): self._clear_wake,

@@ -25,6 +25,7 @@ from mdp.transport import new_pair
 from tests.support import only_families
 from tests.support.command_lines import run_here
 from tests.support.fakes import StrangePeer
+from tests.support.fleet import BIN
 from tests.support.serving import Held, replies, request, serving
 from tests.support.serving import told as told_by
 
@@ -183,29 +184,146 @@ def test_a_password_in_the_environment_is_not_copied(monkeypatch: pytest.MonkeyP
     assert "s3cret" not in UNIT.read_text() + done.stderr
 
 
-def test_systemctl_starts_and_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, log = tmp_path / "bin/systemctl", tmp_path / "log"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    # A machine that runs systemd, and whose units are here.
+#: As systemd does: keeps which units run, and fails to start one where a file says so.
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >> log
+case $1 in
+is-active) test -e runs ;;
+start | restart) if test -e broken; then echo Job failed >&2; exit 1; fi; touch runs ;;
+disable) rm -f runs ;;
+esac
+"""
+JOURNALCTL = """#!/bin/sh
+case $* in
+*json*) echo '{"__CURSOR": "'$(wc -l < log)'", "MESSAGE": "mdp-agent: the port is taken"}' ;;
+esac
+"""
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The programs of a machine that runs systemd, and whose units are here; their folder."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, script in (("systemctl", SYSTEMCTL), ("journalctl", JOURNALCTL)):
+        (programs / name).write_text(script)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
     monkeypatch.setattr("devices.cli.install._BOOTED", tmp_path)
+    monkeypatch.setattr("devices.cli.install._STATE", (tmp_path / "var/lib", tmp_path / "var/log"))
     monkeypatch.setattr("devices.service.UNITS", tmp_path / UNIT.parent)
     monkeypatch.setattr("devices.service.check_readable", lambda paths: None)
-    assert install("--root", "/").returncode == 0
+    return programs
+
+
+def done_by_systemctl() -> list[str]:
+    """Its commands since the last call, without questions."""
+    log = Path("log")
+    lines = log.read_text().splitlines()
+    log.unlink()
+    return [line for line in lines if not line.startswith(("is-active", "reset-failed"))]
+
+
+def test_systemctl_starts_and_stops_it(
+    systemd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = UNIT.stem
-    done = ["daemon-reload", f"enable {name}", f"restart {name}"]
-    assert log.read_text().splitlines() == done
-    program.write_text("#!/bin/sh\necho Access denied >&2; exit 4\n")
+    begin = ["daemon-reload", f"enable {name}"]
+    done = install("--root", "/")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, f"mdp-agent: {name}: started")
+    assert done_by_systemctl() == [*begin, f"restart {name}"]
+    # Nothing has changed: a service that runs is left alone, and one that was stopped is started.
+    assert f"{name}: runs as before" in install("--root", "/").stderr
+    assert done_by_systemctl() == [*begin, f"start {name}"]
+    Path("runs").unlink()
+    assert f"{name}: started" in install("--root", "/").stderr
+    assert done_by_systemctl() == [*begin, f"start {name}"]
+    # What it reads has changed: no other unit, but a new start.
+    Path("bundle").rename("former")
+    write_bundle(tmp_path / "bundle", name="others")
+    assert f"{name}: restarted" in install("--root", "/").stderr
+    assert done_by_systemctl() == [*begin, f"restart {name}"]
+    (systemd / "systemctl").write_text("#!/bin/sh\necho Access denied >&2; exit 4\n")
     refused(uninstall("/"), f"systemctl disable --now {name}: Access denied")
     assert UNIT.exists()
-    program.unlink()
-    monkeypatch.setenv("PATH", str(program.parent))
+    (systemd / "systemctl").unlink()
+    monkeypatch.setenv("PATH", str(systemd))
     ended = uninstall("/")
     assert ended.returncode == 0
     assert f"run: systemctl disable --now {name}\n" in ended.stderr
     assert not UNIT.exists()
+
+
+@pytest.mark.usefixtures("systemd")
+def test_a_service_that_does_not_start_leaves_all_as_before() -> None:
+    name = UNIT.stem
+    Path("broken").touch()
+    done = install("--root", "/")
+    expected = f"mdp-agent: {name} does not start: the port is taken; the unit is removed"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, expected)
+    assert not UNIT.exists()
+    assert done_by_systemctl()[-2:] == [f"disable --now {name}", "daemon-reload"]
+    Path("broken").unlink()
+    assert install("--root", "/").returncode == 0
+    before = UNIT.read_text()
+    Path("broken").touch()
+    done = install("--root", "/", "--replace", "--threads", 1)
+    assert done.returncode == 2
+    assert done.stderr.endswith("the port is taken; the former unit is back\n")
+    assert UNIT.read_text() == before
+
+
+@pytest.mark.usefixtures("systemd")
+def test_uninstall_says_what_stays(tmp_path: Path) -> None:
+    assert install("--root", "/").returncode == 0
+    name = UNIT.stem
+    (tmp_path / f"var/log/private/{name}").mkdir(parents=True)
+    (tmp_path / f"var/log/private/{name}/audit.jsonl").touch()
+    (tmp_path / f"var/log/{name}").symlink_to(f"private/{name}")
+    done = uninstall("/")
+    assert done.returncode == 0
+    for place in (f"var/log/{name}", f"var/log/private/{name}"):
+        assert f"mdp-agent: {tmp_path}/{place}: stays\n" in done.stderr
+    assert done.stderr.endswith("mdp-agent: --purge removes what stays\n")
+    refused(uninstall("/"), "there is none")
+    words = ["uninstall", "--device", "alpha", "--root", "/", "--purge"]
+    done = run_here(main, "mdp-agent", *words)
+    assert done.returncode == 0
+    assert f"mdp-agent: {tmp_path}/var/log/{name}: removed\n" in done.stderr
+    assert list((tmp_path / "var/log").rglob("*")) == [tmp_path / "var/log/private"]
+    refused(run_here(main, "mdp-agent", *words), "there is none")
+
+
+def test_health_is_told_without_a_key(bundle: Path, tmp_path: Path) -> None:
+    def asked(agent: AgentProcess, *words: str) -> tuple[int, str]:
+        port = agent.address.rpartition(":")[2]
+        command = [str(BIN / "mdp-agent"), "health", "--port", port, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        return done.returncode, done.stdout + done.stderr
+
+    with AgentProcess("alpha", agent_command(bundle, "alpha"), tmp_path / "log") as agent:
+        agent.wait_for("READY")
+        assert asked(agent) == asked(agent, "--live") == (0, "READY alpha\n")
+        agent.signal(signal.SIGSTOP)
+        code, said = asked(agent, "--live")
+        assert (code, "says nothing within 2 s" in said) == (3, True)
+        agent.signal(signal.SIGCONT)
+        assert agent.terminate() == 0
+        port = agent.address.rpartition(":")[2]
+        assert asked(agent) == (3, f"mdp-agent: no agent is on port {port} of this machine\n")
+
+
+def test_an_agent_whose_name_is_taken_serves_and_says_so(bundle: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = agent_command(bundle, "alpha", bind=f"tcp://127.0.0.1:{port}")
+    with socket.socket(socket.AF_UNIX) as squatter:
+        squatter.bind(f"\0mdp-agent:{port}")
+        with AgentProcess("alpha", command, tmp_path / "log") as agent:
+            agent.wait_for("READY")
+            agent.wait_for("`mdp-agent health` is not answered: Address already in use")
+            assert agent.terminate() == 0
 
 
 @pytest.fixture

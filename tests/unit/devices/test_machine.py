@@ -55,6 +55,34 @@ def test_memory_and_busy_time(tmp_path: Path) -> None:
     assert found.resident_bytes() == 1200 * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.parametrize(
+    ("groups", "files", "left"),
+    [
+        # A service's own limit; a page that was read from a file can be had again.
+        ("0::/a.slice/b", {"a.slice/b": ("5000000", 1_000_000, 200_000)}, 4_200_000),
+        # A slice's.
+        ("0::/a/b", {"a": ("3000000", 1_000_000, 0), "a/b": ("max", 1_000_000, 0)}, 2_000_000),
+        # A container's, whose path is the machine's.
+        ("0::/of/the/machine", {".": ("2000000", 2_500_000, 0)}, 0),
+        ("0::/", {".": ("9000000", 0, 0)}, 6_144_000),
+        ("3:cpu:/x\n2:memory:/a", {"memory/a": ("4000000", 1_000_000, 100_000)}, 3_100_000),
+    ],
+)
+def test_memory_is_bounded_by_control_groups(
+    tmp_path: Path, groups: str, files: dict[str, tuple[str, int, int]], left: int
+) -> None:
+    found = machine(tmp_path, proc__meminfo="MemAvailable: 6000 kB\n", proc__self__cgroup=groups)
+    first = "memory:" in groups
+    for name, (limit, used, cache) in files.items():
+        folder = tmp_path / "sys/fs/cgroup" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ("memory.limit_in_bytes" if first else "memory.max")).write_text(f"{limit}\n")
+        (folder / ("memory.usage_in_bytes" if first else "memory.current")).write_text(f"{used}\n")
+        stat = f"active_file 5\n{'total_' if first else ''}inactive_file {cache}\nanon 7\n"
+        (folder / "memory.stat").write_text(stat)
+    assert found.available_bytes() == left
+
+
 def test_the_warmest_plausible_sensor_counts(tmp_path: Path) -> None:
     found = machine(
         tmp_path,

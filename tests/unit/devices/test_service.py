@@ -5,8 +5,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from devices.service import KEY_WORD, MARK, Service, check_port, check_readable, quoted, unit_text
+from devices.service import (
+    KEY_WORD,
+    MARK,
+    MOST_STARTS,
+    RESTART_S,
+    STARTS_WITHIN_S,
+    WATCHDOG_S,
+    Service,
+    check_memory,
+    check_port,
+    check_readable,
+    digest_of,
+    is_same,
+    memory_of,
+    quoted,
+    unit_text,
+)
 from mdp.errors import InputError
 
 PLAIN = Service(
@@ -20,6 +38,9 @@ PLAIN = Service(
     opencv=False,
     audited=False,
 )
+
+
+UNITS = Path(__file__).parents[3] / "deploy" / "systemd"
 
 
 def settings(service: Service) -> dict[str, str]:
@@ -102,3 +123,93 @@ def test_what_another_user_could_not_read(tmp_path: Path, monkeypatch: pytest.Mo
     expected = f"Python: {python}: {closed}: expected rights for others to read it, got mode"
     with pytest.raises(InputError, match=re.escape(expected)):
         check_readable({python: "Python"})
+
+
+def test_a_unit_that_cannot_work_ends() -> None:
+    unit = settings(PLAIN)
+    # Bad input; an address that is taken, or not there yet, has exit code 5.
+    assert unit["RestartPreventExitStatus"] == "2"
+    assert int(unit["StartLimitBurst"]) == MOST_STARTS
+    # Reached by starts that fail within 10 s, but not by restarts of the watchdog.
+    assert MOST_STARTS * (RESTART_S + 10) < STARTS_WITHIN_S < MOST_STARTS * WATCHDOG_S
+
+
+def test_memory_and_tasks_are_bounded() -> None:
+    unit = settings(replace(PLAIN, memory="600M"))
+    assert (unit["MemoryMax"], unit["OOMPolicy"], unit["TasksMax"]) == ("600M", "kill", "512")
+    assert settings(PLAIN)["MemoryMax"] == "80%"
+    assert memory_of(None, batch=1, opencv=False) == "80%"
+    # Agents of the examples, planned at 18 to 26 MB, took at most 125 MB after a reload.
+    assert memory_of(26_000_000, batch=1, opencv=False) == "395M"
+    assert memory_of(26_000_000, batch=1, opencv=True) == "651M"
+
+
+@given(st.integers(1, 2**40), st.integers(1, 64))
+def test_a_limit_has_room_for_two_models_and_a_batch(planned: int, batch: int) -> None:
+    limit = int(memory_of(planned, batch=batch, opencv=False).removesuffix("M")) * 2**20
+    assert limit > 2 * planned + batch * planned + 80_000_000
+    assert check_memory(memory_of(planned, batch=batch, opencv=False))
+
+
+@pytest.mark.parametrize("text", ["600M", "1G", "123456", "50%", "100%", "infinity"])
+def test_a_limit_as_systemd_writes_it(text: str) -> None:
+    assert check_memory(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1M", "1.5G", "600 MB", "101%", "600M\nUser=root"])
+def test_a_limit_that_is_none(text: str) -> None:
+    with pytest.raises(InputError, match=r"--memory-max .*: expected bytes with K, M, G or T"):
+        check_memory(text)
+
+
+def test_priorities_are_set_only_where_a_library_needs_it() -> None:
+    def filters(service: Service) -> list[str]:
+        lines = unit_text(service).splitlines()
+        return [line.partition("=")[2] for line in lines if line.startswith("SystemCallFilter=")]
+
+    # ZeroMQ aborts where it may not set its thread's policy.
+    denied = ["@system-service", "~@privileged @resources", "sched_setscheduler"]
+    assert filters(PLAIN) == denied
+    accelerated, streamed = replace(PLAIN, plain_cpu=False), replace(PLAIN, opencv=True)
+    for service in (accelerated, streamed, replace(PLAIN, pinned=True)):
+        assert filters(service) == ["@system-service", "~@privileged"]
+
+
+def test_units_of_the_same_options_may_read_other_things() -> None:
+    first = replace(PLAIN, inputs=digest_of([("bundle", b"1")]), memory="400M")
+    second = replace(PLAIN, inputs=digest_of([("bundle", b"2")]), memory="500M")
+    assert unit_text(first) != unit_text(second)
+    assert is_same(unit_text(first), unit_text(second))
+    assert not is_same(unit_text(first), unit_text(replace(first, words=("--threads", "1"))))
+    assert not is_same(unit_text(first), "[Service]\n")
+
+
+NAMED = st.lists(st.tuples(st.text(), st.binary()), max_size=5)
+
+
+@given(NAMED, NAMED)
+def test_a_digest_is_of_names_and_contents(
+    some: list[tuple[str, bytes]], others: list[tuple[str, bytes]]
+) -> None:
+    assert digest_of(some) == digest_of(reversed(some))
+    assert (digest_of(some) == digest_of(others)) == (sorted(some) == sorted(others))
+    assert re.fullmatch("[0-9a-f]{64}", digest_of(some))
+
+
+@pytest.mark.parametrize("name", ["gateway", "mqtt", "watch"])
+def test_units_of_clients_are_as_confined_as_an_agent_s(name: str) -> None:
+    lines = (UNITS / f"mdp-{name}.service").read_text().splitlines()
+    own = {
+        *("Type=notify", "ExecReload=/bin/kill -HUP $MAINPID", "TimeoutStartSec=900"),
+        "WatchdogSec=60",
+    }
+    agent = [line for line in unit_text(PLAIN).splitlines() if line and not line.startswith("#")]
+    differ = ("Description=", "ExecStart=", "EnvironmentFile=", "MemoryMax=")
+    assert [line for line in agent if not line.startswith(differ) and line not in own] == [
+        line
+        for line in lines
+        if line
+        and not line.startswith(
+            (*differ, "#", "Type=exec", "LoadCredential=client.secret:", "LogsDirectory=mdp-watch")
+        )
+    ]

@@ -12,6 +12,7 @@ import typer
 import yaml
 
 from devices.cli.main import app as agent_app
+from devices.health import PORT
 from mdp.cli.main import app as mdp_app
 from mdp.formats.bundle import Bundle
 from mdp.gateway.access import OPEN
@@ -57,7 +58,8 @@ def test_images_start_what_there_is() -> None:
     port = given["bind"].rpartition(":")[2]
     assert found["gateway"].last("EXPOSE") == port
     assert f"127.0.0.1:{port}/v2/health/live" in found["gateway"].words("HEALTHCHECK")[-1]
-    assert f", {found['agent'].last('EXPOSE')})," in found["agent"].words("HEALTHCHECK")[-1]
+    assert found["agent"].words("HEALTHCHECK") == ["mdp-agent", "health"]
+    assert found["agent"].last("EXPOSE") == str(PORT)
 
 
 def test_images_are_built_from_what_there_is() -> None:
@@ -93,6 +95,21 @@ def test_compose_serves_every_device() -> None:
         assert (given["device"], given["key"]) == (name, Path(f"/keys/{name}.secret"))
         assert given["bind"] == f"tcp://0.0.0.0:{stages()['agent'].last('EXPOSE')}"
         assert f"--device {name}=tcp://{name}:7500" in services["keys"]["command"][0]
+        # podman builds images that have none.
+        assert service["healthcheck"]["test"] == ["CMD", *stages()["agent"].words("HEALTHCHECK")]
+    checked = ["CMD", *stages()["gateway"].words("HEALTHCHECK")]
+    assert services["gateway"]["healthcheck"]["test"] == checked
+    # Each image is built once.
+    built = [s["build"]["target"] for s in services.values() if "build" in s]
+    assert sorted(built) == ["agent", "gateway"]
+    assert all("build" in s or s["pull_policy"] == "never" for s in services.values())
+
+
+def test_services_name_their_protocol() -> None:
+    """A server of before 1.21 refuses server-side apply without it, which Helm uses."""
+    found = [yaml.safe_load(path.read_text()) for path in KUBERNETES.rglob("service.yaml")]
+    assert len(found) == 2
+    assert all(port["protocol"] == "TCP" for one in found for port in one["spec"]["ports"])
 
 
 @pytest.mark.parametrize("pod", [one for _, one in pods()], ids=[name for name, _ in pods()])
@@ -107,6 +124,12 @@ def test_pods_start_what_there_is_and_have_no_rights(pod: dict[str, Any]) -> Non
         assert each is None or {str(each), str(each.parent)} & mounted
     for kind in ("readinessProbe", "livenessProbe"):
         probe = container[kind]
+        if "exec" in probe:
+            # Live in any state, ready in READY alone; asked at the default port.
+            live = ["--live"] if kind == "livenessProbe" else []
+            assert probe["exec"]["command"] == [*stage.words("ENTRYPOINT"), "health", *live]
+            assert bound == str(PORT)
+            continue
         checked = probe.get("httpGet", probe.get("tcpSocket"))
         names = (container["ports"][0].get("name"), container["ports"][0]["containerPort"])
         assert checked["port"] in names
