@@ -34,14 +34,23 @@ def trigger(moment_s: float, item: str | None = None, ticket: int = 0) -> Trigge
     return Trigger(moment_s=moment_s, time=f"at {moment_s:g}", item=item, ticket=ticket)
 
 
+def check_idle(book: ItemBook, now_s: float, wake_s: float) -> None:
+    """Nothing is due before `wake_s`."""
+    assert book.step(now_s) is None
+    assert book.wake_s(now_s) == pytest.approx(wake_s)
+
+
 def test_an_item_ends_with_enough_equal_looks() -> None:
     book = ItemBook(TIMING)
-    assert (book.step(0.0), book.wake_s(0.0)) == (None, math.inf)
+    check_idle(book, 0.0, math.inf)
     book.add(trigger(10.0, "17"), 10.0)
-    assert (book.step(10.0), book.wake_s(10.0)) == (None, 10.05)
-    assert book.step(10.06) == DueLook(10.05, pytest.approx(0.99))
+    check_idle(book, 10.0, 10.05)
+    due = book.step(10.06)
+    assert isinstance(due, DueLook)
+    assert due.at_s == 10.05
+    assert due.left_s == pytest.approx(0.99)
     book.looked(verdict("nut"), 10.07, "")
-    assert (book.step(10.07), book.wake_s(10.07)) == (None, pytest.approx(10.15))
+    check_idle(book, 10.07, 10.15)
     assert isinstance(book.step(10.15), DueLook)
     book.looked(verdict("washer"), 10.16, "")
     assert isinstance(book.step(10.26), DueLook)
@@ -61,21 +70,24 @@ def test_the_next_item_ends_one_that_is_not_settled() -> None:
     book.looked(verdict(), 0.06, "")
     book.add(trigger(0.08, "b"), 0.08)
     # The item is still there until the delay of the next one is over.
-    assert (book.step(0.09), book.wake_s(0.09)) == (None, pytest.approx(0.13))
+    check_idle(book, 0.09, 0.13)
     end = book.step(0.13)
     assert isinstance(end, Outcome)
     assert (end.trigger.item, end.judgement.decision) == ("a", "unsettled")
     assert not end.judgement.passed
     assert end.judgement.text == "nut, but only 1 of 2 equal looks: not passed"
     assert end.judgement.why_kept == "unsure"
-    assert book.step(0.13) == DueLook(pytest.approx(0.13), pytest.approx(1.0))
+    due = book.step(0.13)
+    assert isinstance(due, DueLook)
+    assert due.at_s == pytest.approx(0.13)
+    assert due.left_s == pytest.approx(1.0)
 
 
 def test_triggers_faster_than_looks_leave_an_outcome_each() -> None:
     book = ItemBook(Timing(verdict_s=1.0), most_waiting=3)
     for number in range(6):
         book.add(trigger(0.0, str(number)), 0.0)
-    ended = []
+    ended: list[Outcome] = []
     while isinstance(step := book.step(0.5), Outcome):
         ended.append(step)
     assert [(one.trigger.item, one.number, one.looks) for one in ended] == [
@@ -84,10 +96,10 @@ def test_triggers_faster_than_looks_leave_an_outcome_each() -> None:
     assert {one.judgement.decision for one in ended} == {"missed"}
     assert isinstance(step, DueLook)
     book.looked(verdict(), 2.0, "")
-    ended = [book.step(2.0) for _ in range(3)]
-    assert [one.judgement.decision for one in ended if isinstance(one, Outcome)] == [
-        "fused", "missed", "missed",
-    ]  # fmt: skip
+    decisions = []
+    while isinstance(step := book.step(2.0), Outcome):
+        decisions.append(step.judgement.decision)
+    assert decisions == ["fused", "missed", "missed"]
 
 
 def test_a_rest_without_an_item_has_no_outcome() -> None:
