@@ -11,7 +11,7 @@ is given once N looks in a row agree on something new.
 
 import math
 from collections import deque
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,7 +24,7 @@ MOST_WAITING = 1000
 #: counter of 8 bits has.
 REMEMBERED = 200
 #: A look with less time than this is not begun.
-LEAST_LOOK_S = 0.005
+LEAST_LOOK_S = 0.01
 
 
 class Trigger(Struct, frozen=True, kw_only=True):
@@ -60,6 +60,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     closed_s: float
     #: The moment of which it is, by which latency counts: the trigger with its delay.
     due_from_s: float
+    #: What the client gave for the last look.
+    seen: Any = None
 
 
 class Timing(Struct, frozen=True, kw_only=True):
@@ -81,8 +83,8 @@ class Book(Protocol):
     def step(self, now_s: float) -> DueLook | Outcome | None:
         """Return what is due: a look to take, or an item that has ended; None: nothing yet."""
 
-    def looked(self, judgement: Judgement, now_s: float, time: str) -> None:
-        """Take in the look that `step` asked for."""
+    def looked(self, judgement: Judgement, now_s: float, time: str, seen: Any = None) -> None:
+        """Take in the look that `step` asked for, begun at `time`; `seen` is handed on."""
 
     def wake_s(self, now_s: float) -> float:
         """When `step` has to be asked again at the latest; infinity without anything to do."""
@@ -112,12 +114,14 @@ class _Run:
 
     def __init__(self) -> None:
         self.judgement: Judgement | None = None
+        self.seen: Any = None
         self.length = 0
 
-    def add(self, judgement: Judgement) -> None:
+    def add(self, judgement: Judgement, seen: Any) -> None:
+        """Take in one look more."""
         same = self.judgement is not None and self.judgement.outcome == judgement.outcome
         self.length = self.length + 1 if same else 1
-        self.judgement = judgement
+        self.judgement, self.seen = judgement, seen
 
 
 class _OpenItem:
@@ -171,12 +175,12 @@ class ItemBook:
                 return None
         return self._ended.popleft()
 
-    def looked(self, judgement: Judgement, now_s: float, time: str) -> None:
-        """Take in the look that `step` asked for."""
+    def looked(self, judgement: Judgement, now_s: float, time: str, seen: Any = None) -> None:
+        """Take in the look that `step` asked for, begun at `time`; `seen` is handed on."""
         item = self._open
         assert item is not None, "no look was due"
         item.looks += 1
-        item.run.add(judgement)
+        item.run.add(judgement, seen)
         if item.run.length >= self._timing.equal:
             self._end(item, now_s)
         else:
@@ -214,6 +218,7 @@ class ItemBook:
                 equal=item.run.length,
                 closed_s=now_s,
                 due_from_s=item.moment_s,
+                seen=item.run.seen,
             )
         )
 
@@ -261,12 +266,12 @@ class StateBook:
             return self._ended.popleft()
         return DueLook(None, math.inf) if now_s >= self._next_s else None
 
-    def looked(self, judgement: Judgement, now_s: float, time: str) -> None:
-        """Take in the look that `step` asked for, which was begun at `time`."""
+    def looked(self, judgement: Judgement, now_s: float, time: str, seen: Any = None) -> None:
+        """Take in the look that `step` asked for, begun at `time`; `seen` is handed on."""
         began_s = self._next_s
         # Missed looks are not caught up.
         self._next_s = max(self._next_s + self._timing.every_s, now_s)
-        self._run.add(judgement)
+        self._run.add(judgement, seen)
         if self._run.length == 1:
             self._since = Trigger(moment_s=began_s, time=time)
         if self._run.length < self._timing.equal or judgement.outcome == self._state:
@@ -282,6 +287,7 @@ class StateBook:
                 equal=self._run.length,
                 closed_s=now_s,
                 due_from_s=self._since.moment_s,
+                seen=seen,
             )
         )
 
