@@ -8,8 +8,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from mdp.closing import Closing
 from mdp.client.scenes import Scene
+from mdp.closing import Closing
 from mdp.errors import MDPError
 from mdp.line.keeper import KeptFolder
 from mdp.line.record import ItemRecord, to_json

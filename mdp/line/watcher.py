@@ -1,4 +1,4 @@
-"""Drives a line: takes triggers, looks when a look is due, and publishes each item's record once."""
+"""Drives a line: takes triggers, looks when due, and publishes the record of each item once."""
 
 import time
 from collections.abc import Callable
