@@ -44,14 +44,14 @@ class LineWatcher:
         deadline_ms: float,
         cameras: Callable[[], int],
         prefix: str,
-        publish: Callable[[ItemRecord, Trigger], None],
+        publish: Callable[[ItemRecord, Outcome], None],
         utc: Callable[[], str],
         clock: Clock = time.monotonic,
     ) -> None:
         """Look with `looker`, for `deadline_ms` at most, as `book` says.
 
         `cameras` tells how many the fleet has. A counted item is called `prefix` and its number.
-        `publish` gets each record, and the trigger of its item.
+        `publish` gets each record, and what it was made of.
         """
         self._looker, self._book, self._triggers, self._rules = looker, book, triggers, rules
         self._kind, self._timing, self._deadline_ms = kind, timing, deadline_ms
@@ -102,4 +102,4 @@ class LineWatcher:
             published_s=self._clock(),
             verdict_s=self._timing.verdict_s,
         )
-        self._publish(record, outcome.trigger)
+        self._publish(record, outcome)
