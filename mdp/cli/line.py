@@ -52,6 +52,7 @@ class LineOptions:
     out: Path | None
     deadline_ms: float
     verdict_ms: float | None
+    within_ms: float
     delay: str
     equal: int
     rest: str
@@ -148,6 +149,7 @@ def watch_line(asked: LineOptions) -> None:
             kind=kind,
             timing=timing,
             deadline_ms=asked.deadline_ms,
+            within_ms=asked.within_ms,
             cameras=lambda: _cameras(client),
             prefix=f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-",
             publish=line.publish,
@@ -264,6 +266,7 @@ class _Line:
             lambda: FleetCameras(read_devices(asked.fleet), asked.client_options()),
             lambda: self._triggers.newest_s + seconds("delay", asked.delay),
             _say,
+            within_s=asked.within_ms / 1e3,
         )
         stack.enter_context(self._keeper)
         self._renewals.append(self._keeper.renew)

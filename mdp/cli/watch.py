@@ -41,6 +41,7 @@ from mdp.errors import InferenceError, InputError
 from mdp.fusion.fuse import Fusion
 from mdp.line.rules import SURE_FROM
 from mdp.line.still import REST_MS
+from mdp.line.watcher import WITHIN_MS
 from mdp.logs import quiet_libraries
 from mdp.requests.capture import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, checked_every_ms
 from mdp.requests.deadline import checked_deadline_ms
@@ -162,6 +163,10 @@ def watch(
             "may take."
         ),
     ] = None,
+    within_ms: Annotated[
+        float,
+        typer.Option(min=0, max=1e9, help="Largest difference of a frame from the item's moment."),
+    ] = WITHIN_MS,
     rest: Annotated[
         str, typer.Option(help="Of --trigger still: how long the scene has to rest.")
     ] = f"{REST_MS:g}ms",
@@ -251,6 +256,7 @@ def watch(
         out=out,
         deadline_ms=deadline_ms,
         verdict_ms=verdict_ms,
+        within_ms=within_ms,
         delay=delay,
         equal=equal,
         rest=rest,

@@ -271,8 +271,8 @@ def serve(
 ) -> None:
     """Serve `fleets` until SIGINT or SIGTERM; `started` is told the URL once it listens."""
     gateway = Gateway(fleets, deadline_ms)
-    place = bound(listening.bind)
     server = _server_of(gateway.app(listening.tokens), listening)
+    place = bound(listening.bind)
     gateway.ending = lambda: server.should_exit
     # uvicorn ends in order, and then has the signal do what it did before.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

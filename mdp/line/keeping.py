@@ -43,20 +43,25 @@ class _Task(Struct):
 
 
 def pictures_of_item(
-    scene: Scene, moment_s: float, next_s: float
+    scene: Scene, moment_s: float, next_s: float, within_s: float
 ) -> tuple[dict[str, bytes], dict[str, str]]:
-    """The pictures by device that were taken before the next item was there; why others were not.
+    """The pictures by device that show the item, and why others are missing.
 
-    `moment_s` is the item's moment, `next_s` the newest trigger's: the item's own, or a later one.
+    Taken `within_s` before the item's moment `moment_s` at the earliest, and before the moment of
+    the newest item, `next_s`, where that is another one.
     """
     later_s = next_s if next_s > moment_s else float("inf")
-    taken = {
-        device: content
-        for device, content in scene.pictures.items()
-        if scene.taken_s.get(device, moment_s) < later_s
-    }
-    late = scene.pictures.keys() - taken.keys()
-    return taken, {**scene.missing, **dict.fromkeys(late, "the next item was there already")}
+    taken: dict[str, bytes] = {}
+    missing = {**scene.missing}
+    for device, content in scene.pictures.items():
+        taken_s = scene.taken_s.get(device, moment_s)
+        if taken_s < moment_s - within_s:
+            missing[device] = "its newest picture is of before the item"
+        elif taken_s >= later_s:
+            missing[device] = "the next item was there already"
+        else:
+            taken[device] = content
+    return taken, missing
 
 
 class ItemKeeper(Closing):
@@ -68,15 +73,19 @@ class ItemKeeper(Closing):
         connect: Callable[[], PictureSource],
         newest_s: Callable[[], float],
         report: Callable[[str], None],
+        *,
+        within_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keep items in `folder`, with pictures of what `connect` gives, here and after `renew`.
 
-        `newest_s` is the moment of the newest item, by `clock`. Raises ConfigError where the
-        cameras cannot be asked.
+        `newest_s` is the moment of the newest item, by `clock`; `within_s` is how long before an
+        item's moment its pictures may be taken. Raises ConfigError where the cameras cannot be
+        asked.
         """
         self._folder, self._connect = folder, connect
         self._newest_s, self._report, self._clock = newest_s, report, clock
+        self._within_s = within_s
         self._cameras = connect()
         self._renewed = threading.Event()
         self._said: set[str] = set()
@@ -118,7 +127,9 @@ class ItemKeeper(Closing):
                 former, self._cameras = self._cameras, self._connect()
                 former.close()
             scene = self._cameras.take()
-            pictures, missing = pictures_of_item(scene, task.moment_s, self._newest_s())
+            pictures, missing = pictures_of_item(
+                scene, task.moment_s, self._newest_s(), self._within_s
+            )
             for device, reason in missing.items():
                 self._say(f"no picture of {device} is kept: {reason}")
             if not pictures:

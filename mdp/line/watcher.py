@@ -12,8 +12,9 @@ from mdp.line.triggers import TriggerQueue
 from mdp.requests.capture import Moment
 from mdp.requests.prediction import Prediction
 
-#: How far a frame may be from an item's moment: further off it shows another item.
-WITHIN_MS = 500.0
+#: How far a frame may be from an item's moment, unless told otherwise: further off, it shows
+#: another item.
+WITHIN_MS = 250.0
 #: Of an item's time, kept back for publishing its record.
 PUBLISH_MS = 5.0
 #: So often are connections tended while nothing is due.
@@ -42,19 +43,21 @@ class LineWatcher:
         kind: TriggerKind,
         timing: Timing,
         deadline_ms: float,
+        within_ms: float,
         cameras: Callable[[], int],
         prefix: str,
         publish: Callable[[ItemRecord, Outcome], None],
         utc: Callable[[], str],
         clock: Clock = time.monotonic,
     ) -> None:
-        """Look with `looker`, for `deadline_ms` at most, as `book` says.
+        """Look with `looker` as `book` says, for `deadline_ms` at most, at frames `within_ms`.
 
         `cameras` tells how many the fleet has. A counted item is called `prefix` and its number.
         `publish` gets each record, and what it was made of.
         """
         self._looker, self._book, self._triggers, self._rules = looker, book, triggers, rules
-        self._kind, self._timing, self._deadline_ms = kind, timing, deadline_ms
+        self._kind, self._timing = kind, timing
+        self._deadline_ms, self._within_ms = deadline_ms, within_ms
         self._cameras, self._prefix = cameras, prefix
         self._publish, self._utc, self._clock = publish, utc, clock
 
@@ -86,7 +89,7 @@ class LineWatcher:
             seen = self._looker.look(
                 deadline_ms=min(self._deadline_ms, left_ms),
                 at="latest" if due.at_s is None else due.at_s,
-                within_ms=WITHIN_MS,
+                within_ms=self._within_ms,
             )
         except InferenceError as error:
             seen = error
