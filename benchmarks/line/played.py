@@ -374,7 +374,8 @@ def tally(
             counts["called_unknown"] += answer["known"] is False
         else:
             counts["right"] += answer["class"] == truths[number]
-        counts[f"kept_{record['why_kept']}"] += record["why_kept"] is not None
+        if record["why_kept"] is not None:
+            counts[f"kept_{record['why_kept']}"] += 1
     latencies = sorted(record["latency_ms"] for record in records)
     return {
         "items": options.items,

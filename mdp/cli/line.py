@@ -29,7 +29,8 @@ from mdp.line.record import ItemRecord, TriggerKind, to_json
 from mdp.line.rests import RestWatch
 from mdp.line.rules import LineRules, read_rules
 from mdp.line.triggers import TriggerQueue, item_of
-from mdp.line.watcher import LineWatcher
+from mdp.line.watcher import WITHIN_MS, LineWatcher
+from mdp.requests.capture import DEFAULT_WITHIN_MS
 from mdp.requests.deadline import checked_deadline_ms
 
 #: From one look to the next: of states, and of one item.
@@ -38,8 +39,6 @@ LINE_BIND = "127.0.0.1:8090"
 #: Between two looks at whether the fleet file has changed.
 FOLLOW_S = 1.0
 _TRIGGERS = "expected interval, still, mqtt:TOPIC or http"
-#: Options that say something about items, as `watch` has them.
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ class LineOptions:
     out: Path | None
     deadline_ms: float
     verdict_ms: float | None
-    within_ms: float
+    within_ms: float | None
     delay: str
     equal: int
     rest: str
@@ -103,6 +102,13 @@ class LineOptions:
             equal=self.equal, every_s=every_s, delay_s=delay_s, verdict_s=verdict_ms / 1e3
         )
 
+    @property
+    def frame_within_ms(self) -> float:
+        """How far a frame may be from the moment that is looked at."""
+        if self.within_ms is not None:
+            return self.within_ms
+        return DEFAULT_WITHIN_MS if self.kind == "interval" else WITHIN_MS
+
     def line_rules(self) -> LineRules:
         """What the line asks of its items; raises InputError."""
         check_number("--sure", self.sure, "0 to 1", lambda share: 0 <= share <= 1)
@@ -149,7 +155,7 @@ def watch_line(asked: LineOptions) -> None:
             kind=kind,
             timing=timing,
             deadline_ms=asked.deadline_ms,
-            within_ms=asked.within_ms,
+            within_ms=asked.frame_within_ms,
             cameras=lambda: _cameras(client),
             prefix=f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-",
             publish=line.publish,
@@ -266,7 +272,7 @@ class _Line:
             lambda: FleetCameras(read_devices(asked.fleet), asked.client_options()),
             lambda: self._triggers.newest_s + seconds("delay", asked.delay),
             _say,
-            within_s=asked.within_ms / 1e3,
+            within_s=asked.frame_within_ms / 1e3,
         )
         stack.enter_context(self._keeper)
         self._renewals.append(self._keeper.renew)

@@ -164,9 +164,14 @@ def watch(
         ),
     ] = None,
     within_ms: Annotated[
-        float,
-        typer.Option(min=0, max=1e9, help="Largest difference of a frame from the item's moment."),
-    ] = WITHIN_MS,
+        float | None,
+        typer.Option(
+            min=0,
+            max=1e9,
+            help="Largest difference of a frame from the item's moment: by default "
+            f"{WITHIN_MS:g}, of states {DEFAULT_WITHIN_MS:g}.",
+        ),
+    ] = None,
     rest: Annotated[
         str, typer.Option(help="Of --trigger still: how long the scene has to rest.")
     ] = f"{REST_MS:g}ms",
