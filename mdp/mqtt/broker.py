@@ -33,6 +33,11 @@ MOST_IN_ORDER, MOST_UNCONFIRMED = 10_000, 20
 _REFUSED = (134, 135)
 
 
+def matches(topics: str, topic: str) -> bool:
+    """Tell whether messages of `topic` are heard by the filter `topics`."""
+    return bool(topic_matches_sub(topics, topic))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where a broker is, and how it is spoken to."""
@@ -261,7 +266,7 @@ class Broker:
 
     def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
         for topics, call in self._heard.items():
-            if topic_matches_sub(topics, message.topic):
+            if matches(topics, message.topic):
                 # A retained one is of before: nobody knows since when.
                 if not message.retain:
                     call(bytes(message.payload))
