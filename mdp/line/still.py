@@ -2,7 +2,8 @@
 
 More than half of the cameras that answer have to have changed since the last item, and to have
 rested for a while, all since about the same time: one camera that is covered, or lags behind, makes
-no item, and one whose picture never rests prevents none.
+no item, and one whose picture never rests prevents none. A camera that has seen none of the latest
+items, as it is covered or turned, does not count until it sees one.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from typing import NamedTuple
 REST_MS = 300.0
 #: Rests that belong to one change begin so close to each other.
 TOGETHER_MS = 1500.0
+#: A camera that has not changed for so many items sees none.
+BLIND_ITEMS = 3
 
 
 class CameraRest(NamedTuple):
@@ -32,6 +35,8 @@ class StillTrigger:
         self._before: dict[str, int] = {}
         #: Devices that were first heard since the last item: the next one may have come before.
         self._fresh: set[str] = set()
+        #: By device: the latest items in a row that it has not seen.
+        self._unseen: dict[str, int] = {}
 
     def saw(self, rests: Mapping[str, CameraRest]) -> bool:
         """Take in what all cameras that answer tell now; returns whether an item is there."""
@@ -47,15 +52,15 @@ class StillTrigger:
             for device, rest in rests.items()
             if rest.changes != self._before[device] and rest.still_ms >= self._rest_ms
         )
-        counted = [
-            device
-            for device, rest in rests.items()
-            if device not in self._fresh or rest.changes != self._before[device]
-        ]
+        sees = {device for device, rest in rests.items() if rest.changes != self._before[device]}
+        blind = {device for device, items in self._unseen.items() if items >= BLIND_ITEMS}
+        counted = sees | (rests.keys() - self._fresh - blind)
         needed = len(counted) // 2 + 1
         together = [still_ms for still_ms in changed if still_ms <= changed[0] + TOGETHER_MS]
         if len(together) < needed:
             return False
+        for device in rests:
+            self._unseen[device] = 0 if device in sees else self._unseen.get(device, 0) + 1
         # A device that is away now is heard anew: it may miss any number of items.
         self._before = {device: rest.changes for device, rest in rests.items()}
         self._fresh.clear()

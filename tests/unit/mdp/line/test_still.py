@@ -82,6 +82,22 @@ def test_a_camera_that_lags_behind_counts_no_item_twice() -> None:
     assert line.items == 10
 
 
+def test_a_covered_camera_does_not_count_and_counts_again() -> None:
+    line = PlayedLine()
+    line.play(1000)
+    for moving in ("bcd", "bcd", "bcd", "bd", "bc", "cd"):
+        line.play(200, moving=moving)
+        line.play(1000)
+    assert line.items == 6
+    # Two of four are not enough, where the fourth is there again.
+    line.play(200, moving=CAMERAS)
+    line.play(1000)
+    assert line.items == 7
+    line.play(200, moving="ab")
+    line.play(1000)
+    assert line.items == 7
+
+
 def test_changes_of_other_times_do_not_add_up() -> None:
     line = PlayedLine()
     line.play(200)
