@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from mdp.cli.main import main
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet
 from mdp.line.kept import list_kept
 from mdp.testing.bundles import DEVICES, write_bundle
 from mdp.testing.processes import PATIENCE_S, LineProcess, until
@@ -273,6 +275,11 @@ def test_what_is_asked_wrongly_is_one_line(line: Line, tmp_path: Path) -> None:
     file.touch()
     assert said("--trigger", "still", "--keep", file) == (
         f"mdp: {file}: expected a folder or nothing, found a file\n"
+    )
+    plain = tmp_path / "plain.toml"
+    new_fleet(Bundle.open(line.fleet.bundle), ["alpha=tcp://127.0.0.1:9"], plain)
+    assert said("--fleet", plain, "--trigger", "http", "--bind", "127.0.0.1:0", "--keep", "k") == (
+        f"mdp: {plain}: no `key` in the fleet file: pictures are sent with keys only\n"
     )
 
 
