@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from mdp import console
@@ -157,7 +156,7 @@ def watch_line(asked: LineOptions) -> None:
             deadline_ms=asked.deadline_ms,
             within_ms=asked.frame_within_ms,
             cameras=lambda: _cameras(client),
-            prefix=f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-",
+            prefix=_prefix(answers.utc_now()),
             publish=line.publish,
             utc=answers.utc_now,
         )
@@ -191,6 +190,12 @@ def _check(asked: LineOptions) -> None:
             raise InputError(
                 f"{module} is not installed; this way of mdp watch needs it: {install(extra)}"
             )
+
+
+def _prefix(now: str) -> str:
+    """The beginning of counted ids, from the time that the watcher starts at in UTC."""
+    day, _, clock = now.partition("T")
+    return f"{day.replace('-', '')}T{clock[:8].replace(':', '')}Z-"
 
 
 def _cameras(client: Client) -> int:

@@ -45,6 +45,10 @@ def test_a_verdict_has_the_time_of_all_its_looks() -> None:
     assert options(trigger="interval").timing().every_s == 1.0
 
 
+def test_counted_ids_begin_with_the_start() -> None:
+    assert line._prefix("2026-11-25T22:17:13.123+00:00") == "20261125T221713Z-"
+
+
 def test_frames_of_states_may_be_older_than_those_of_items() -> None:
     assert options().frame_within_ms == 250.0
     assert options(trigger="interval").frame_within_ms == 2000.0
