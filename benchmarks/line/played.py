@@ -204,7 +204,7 @@ def watching(
 
 
 class Faults:
-    """What goes wrong, item by item."""
+    """Faults of a played line, item by item."""
 
     def __init__(self, fleet: AgentFleet, cameras: FolderCameras, items: int) -> None:
         self._fleet, self._cameras, self._items = fleet, cameras, items
@@ -349,7 +349,7 @@ def tally(
     truths: Sequence[str],
     alone: Sequence[str],
 ) -> dict[str, Any]:
-    """How the records of a run compare with the items that came.
+    """Compare the records of a run with the items that came.
 
     Triggers name their items; what rests is counted, so that the n-th record is held against the
     n-th item, and one lost item shows in all that follow.

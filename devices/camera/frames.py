@@ -64,7 +64,7 @@ class FrameMatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestSeen:
-    """How long the camera's picture has stood still."""
+    """Rest of a camera's picture, as its newest frame shows it."""
 
     #: Of the newest frame.
     number: int

@@ -37,14 +37,14 @@ def grey_of(picture: Image.Image | Pixels) -> Grey:
 
 
 def difference(one: Grey, other: Grey) -> float:
-    """How much two grey pictures differ in the cells that differ most, beyond light."""
+    """Mean difference of two grey pictures in the cells that differ most, beyond light."""
     apart = one - other
     apart = np.abs(apart - np.clip(np.median(apart), -MOST_LIGHT, MOST_LIGHT))
     return float(np.sort(apart, axis=None)[-MOST_CELLS:].mean())
 
 
 class SceneRest:
-    """How long the scene before one camera has rested, and how often it has changed.
+    """Rest of the scene before one camera: its length, and the changes before it.
 
     Each frame is compared with the picture of the present rest, so that also what moves slowly is
     seen; one that differs is a change, and begins a rest of its own.

@@ -42,7 +42,7 @@ _TRIGGERS = "expected interval, still, mqtt:TOPIC or http"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineOptions:
-    """What `mdp watch` was asked for with --trigger."""
+    """Options of `mdp watch` with --trigger."""
 
     fleet: Path
     trigger: str
@@ -75,7 +75,7 @@ class LineOptions:
 
     @property
     def kind(self) -> TriggerKind:
-        """Where triggers come from; raises InputError."""
+        """Source of triggers; raises InputError."""
         if self.trigger.startswith("mqtt:") and self.topic:
             return "mqtt"
         if self.trigger in ("interval", "still", "http"):
@@ -89,7 +89,7 @@ class LineOptions:
         return topic if topic.isprintable() else ""
 
     def timing(self) -> Timing:
-        """When items are looked at; raises InputError."""
+        """Times of looks and verdicts; raises InputError."""
         every = self.every or (STATE_EVERY if self.kind == "interval" else ITEM_EVERY)
         every_s, delay_s = seconds("every", every), seconds("delay", self.delay)
         verdict_ms = self.verdict_ms
@@ -103,13 +103,13 @@ class LineOptions:
 
     @property
     def frame_within_ms(self) -> float:
-        """How far a frame may be from the moment that is looked at."""
+        """Largest difference of a frame from the moment that is looked at."""
         if self.within_ms is not None:
             return self.within_ms
         return DEFAULT_WITHIN_MS if self.kind == "interval" else WITHIN_MS
 
     def line_rules(self) -> LineRules:
-        """What the line asks of its items; raises InputError."""
+        """Rules of the line; raises InputError."""
         check_number("--sure", self.sure, "0 to 1", lambda share: 0 <= share <= 1)
         return LineRules(
             needed=read_rules(self.rules),

@@ -44,7 +44,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 class ServedLine:
-    """What the routes share; records come from another thread."""
+    """Routes of a line, and what they share; records come from another thread."""
 
     def __init__(self, trigger: Callable[[str | None], Trigger] | None, verdict_s: float) -> None:
         """`trigger` begins an item; None where triggers come from elsewhere.
@@ -101,7 +101,7 @@ class ServedLine:
                 reader.put_nowait((number, record))
 
     async def live(self, request: Request) -> Response:
-        """Whether the line is watched."""
+        """Tell that the line is watched."""
         return _told({"live": True})
 
     async def trigger(self, request: Request) -> Response:

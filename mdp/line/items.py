@@ -65,7 +65,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class Timing(Struct, frozen=True, kw_only=True):
-    """When items are looked at."""
+    """Times of looks and verdicts, in seconds."""
 
     #: Looks in a row with the same outcome that make it the item's.
     equal: int = 1
@@ -78,7 +78,7 @@ class Timing(Struct, frozen=True, kw_only=True):
 
 
 class Book(Protocol):
-    """What drives a line needs of both books."""
+    """Interface of both books."""
 
     def step(self, now_s: float) -> DueLook | Outcome | None:
         """Return what is due: a look to take, or an item that has ended; None: nothing yet."""
@@ -87,7 +87,7 @@ class Book(Protocol):
         """Take in the look that `step` asked for, begun at `time`; `seen` is handed on."""
 
     def wake_s(self, now_s: float) -> float:
-        """When `step` has to be asked again at the latest; infinity without anything to do."""
+        """Latest time of the next `step`; infinity without anything to do."""
 
 
 class RecentIds:
@@ -187,7 +187,7 @@ class ItemBook:
             item.next_s = max(item.next_s + self._timing.every_s, now_s)
 
     def wake_s(self, now_s: float) -> float:
-        """When `step` has to be asked again at the latest; infinity without anything to do."""
+        """Latest time of the next `step`; infinity without anything to do."""
         if self._ended:
             return now_s
         if self._open is None:
@@ -292,5 +292,5 @@ class StateBook:
         )
 
     def wake_s(self, now_s: float) -> float:
-        """When `step` has to be asked again at the latest."""
+        """Latest time of the next `step`."""
         return now_s if self._ended else self._next_s

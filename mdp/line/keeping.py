@@ -25,7 +25,7 @@ _MOST_SAID = 100
 
 
 class PictureSource(Protocol):
-    """What keeping needs of `mdp.client.cameras.FleetCameras`."""
+    """Interface of `mdp.client.cameras.FleetCameras`, as far as keeping needs it."""
 
     def take(self) -> Scene:
         """A picture of every camera."""

@@ -17,7 +17,7 @@ TriggerKind = Literal["interval", "still", "mqtt", "http"]
 
 
 class RuleRecord(Struct, frozen=True, kw_only=True):
-    """How a class's rule came out."""
+    """Outcome of a class's rule."""
 
     needed: int
     #: Cameras of the fleet.

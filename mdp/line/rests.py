@@ -18,7 +18,7 @@ _MOST_SAID = 100
 
 
 class RestSource(Protocol):
-    """What triggering needs of `mdp.client.cameras.FleetRests`."""
+    """Interface of `mdp.client.cameras.FleetRests`, as far as triggering needs it."""
 
     def ask(self) -> tuple[Mapping[str, RestReply], Mapping[str, str]]:
         """Each device's rest, and why others tell none."""

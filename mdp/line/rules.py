@@ -31,7 +31,7 @@ _UNSURE: frozenset[Decision] = frozenset(
 
 
 class OwnAnswer(Struct, frozen=True):
-    """What one camera alone would have answered."""
+    """Answer of one camera alone."""
 
     label: str
     probability: float
@@ -88,12 +88,12 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> tuple[str | None, bool, bool]:
-        """What has to be the same in equal looks: class, passed, and whether it is unknown."""
+        """Class, verdict and being unknown, which are the same in equal looks."""
         return self.label, self.passed, self.decision == "unknown"
 
 
 class LineRules(Struct, frozen=True, kw_only=True):
-    """What a line asks of its items."""
+    """Rules of a line: how classes are seen, and which pass."""
 
     #: Class -> how many cameras have to see it; by others the fused answer decides.
     needed: Mapping[str, int] = {}
@@ -151,7 +151,7 @@ def read_rules(texts: Sequence[str]) -> dict[str, int]:
 
 
 def look_of(seen: Prediction | InferenceError, cameras: int) -> Look:
-    """What rules need of a client's answer with `opinions`, in a fleet of so many cameras."""
+    """Make a look of a client's answer with `opinions`, in a fleet of so many cameras."""
     if isinstance(seen, InferenceError):
         why = " ".join(str(seen).split())
         return Look(label=None, cameras=cameras, missing=tuple(seen.outcomes), error=why)

@@ -24,7 +24,7 @@ Clock = Callable[[], float]
 
 
 class Looker(Protocol):
-    """What a line needs of a client, which was connected with `opinions`."""
+    """Interface of a client that was connected with `opinions`, as far as a line needs it."""
 
     def look(self, *, deadline_ms: float, at: Moment, within_ms: float) -> Prediction:
         """Look at a moment; raises InferenceError."""

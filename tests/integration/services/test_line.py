@@ -161,7 +161,7 @@ def test_items_by_mqtt_have_one_record_each(line: Line, tmp_path: Path) -> None:
 
 
 def _triggered(broker: Mosquitto, process: LineProcess) -> bool:
-    """Whether an item that is published now has a record; it has one id, however often."""
+    """Tell whether an item that is published now has a record; it has one id, however often."""
     publish(broker, "back")
     try:
         return bool(told_within(process, 0.5)["item"] == "back")
@@ -318,7 +318,7 @@ def test_what_rests_is_an_item_and_a_board_that_comes_back_is_none(
 
 
 def _rests(line: Line, process: LineProcess, label: str) -> bool:
-    """Whether a first item has a record; if not, it goes away for a moment."""
+    """Tell whether a first item has a record; if not, it goes away for a moment."""
     line.put(label)
     try:
         return bool(told_within(process, 2.0)["class"] == label)

@@ -1,4 +1,4 @@
-"""What `mdp watch --trigger` makes of its options, and of a fleet file that changes."""
+"""Options of `mdp watch --trigger`, and a fleet file that changes under it."""
 
 from pathlib import Path
 from types import SimpleNamespace
