@@ -25,6 +25,7 @@ PAGES = {
     "crew-star": "crew.star",
     "fuzzing": "keep.__main__:fuzz",
     "latency": "latency.page",
+    "line": "line.page",
     "measured-builds": "pilot.builds",
     "pilot-predictions": "pilot.predictions",
     "planning": "planning.plans",

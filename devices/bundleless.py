@@ -11,6 +11,7 @@ from devices.agent.record import NOT_HERE as NOT_RECORDED
 from devices.agent.record import RecordAccess, Recording
 from devices.agent.reload import NewBundle, Rejected, Reloader
 from devices.agent.replies import Replies
+from devices.agent.rest import answer_rest
 from devices.camera.frames import FrameBuffer
 from mdp.errors import AgentError, WireError
 from mdp.protocol.messages import (
@@ -25,6 +26,7 @@ from mdp.protocol.messages import (
     decode,
 )
 from mdp.protocol.recording import PictureRequest
+from mdp.protocol.rest import RestRequest
 from mdp.protocol.transfer import BundlePiece, BundleRead, BundleRefusal, BundleRequest
 from mdp.transport import Peer, Router
 
@@ -139,6 +141,8 @@ class BundlelessAgent:
                 self._replies.fail(peer.route, request_id, "no_frame", NOT_RECORDED)
             case StatusRequest(request_id=request_id):
                 self._replies.send(peer.route, self._status(request_id))
+            case RestRequest() as asked:
+                answer_rest(self._replies, peer, asked, self._frames)
             case Infer(request_id=request_id) | FrameRequest(request_id=request_id):
                 self._replies.fail(peer.route, request_id, "wrong_bundle", self._reason)
             case BundleRequest() | BundlePiece() | BundleRead() as message:

@@ -22,11 +22,13 @@ from devices.agent.record import NOT_HERE as NOT_RECORDED
 from devices.agent.record import RecordAccess, Recording
 from devices.agent.reload import NewBundle, Rejected, Reload, Reloader, Unchanged
 from devices.agent.replies import Replies
+from devices.agent.rest import NO_SOURCE, answer_rest
 from devices.camera.frames import FrameBuffer, NoFrameError, view_of
 from devices.events import LOG
 from mdp.errors import WireError
 from mdp.protocol.messages import Buffer, FrameRequest, Infer, State, StatusRequest, decode
 from mdp.protocol.recording import PictureRequest
+from mdp.protocol.rest import RestRequest
 from mdp.protocol.transfer import BundlePiece, BundleRead, BundleRefusal, BundleRequest
 from mdp.queueing.queue import AgentQueue
 from mdp.transport import Peer, Router
@@ -316,6 +318,8 @@ class Agent:
                 self._replies.send(peer.route, status)
             case BundleRequest() | BundlePiece() | BundleRead() as message:
                 self._receive_bundle(peer, message, envelope.buffers)
+            case RestRequest() as asked:
+                answer_rest(self._replies, peer, asked, self._frames)
             case PictureRequest() as wanted if self.recording is not None:
                 self.recording.receive(peer, wanted)
             case PictureRequest(request_id=request_id):
@@ -384,7 +388,7 @@ class Agent:
                 buffer=buffer,
             )
         if self._frames is None:
-            raise NoFrameError("this agent has no source (--source)")
+            raise NoFrameError(NO_SOURCE)
         self._frames.note(peer.route, suspected=request.suspect)
         frame = self._frames.match(
             view_of(served.source.assignment),

@@ -16,6 +16,7 @@ from zlib import crc32
 import numpy as np
 from PIL import Image
 
+from devices.camera.rest import SceneRest, grey_of
 from mdp.cameras import LEAVE_S, Camera, Source
 from mdp.closing import Closing
 from mdp.errors import AgentError, PictureError
@@ -59,6 +60,20 @@ class FrameMatch:
     frozen: bool = False
     #: Whether the looks of another client suspect the camera.
     suspected: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestSeen:
+    """Rest of a camera's picture, as its newest frame shows it."""
+
+    #: Of the newest frame.
+    number: int
+    #: Of that frame, when the request arrived.
+    age_ms: float
+    #: From the first frame that looks like it to that frame.
+    still_ms: float
+    #: Frames since the start that were unlike those before.
+    changes: int
 
 
 class Stillness:
@@ -187,8 +202,9 @@ class FrameBuffer(Closing):
         #: Why there is no newer frame; empty if there is one.
         self._problem = ""
         self._frozen = False
+        self._still_s, self._changes = 0.0, 0
         self._notes = SuspicionNotes()
-        self._stillness = Stillness()
+        self._stillness, self._rest = Stillness(), SceneRest()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._capture, name="camera", daemon=True)
 
@@ -229,6 +245,24 @@ class FrameBuffer(Closing):
             frozen=frozen,
             suspected=suspected,
         )
+
+    def rest(self, *, within_ms: float) -> RestSeen:
+        """Tell how long the picture has stood still. Any thread; never waits.
+
+        Raises NoFrameError if the newest frame is older than `within_ms`, or there is none.
+        """
+        now_s = self._clock()
+        with self._lock:
+            newest = self._ring[-1] if self._ring else None
+            still_s, changes = self._still_s, self._changes
+            why = f" ({self._problem})" if self._problem else ""
+        if newest is None:
+            raise self._none_yet(why)
+        age_ms = max(0.0, (now_s - newest.taken_s) * 1e3)
+        if age_ms > within_ms:
+            raise self._too_far("newest frame is", age_ms, " old", within_ms, why)
+        still_ms = still_s * 1e3
+        return RestSeen(number=newest.number, age_ms=age_ms, still_ms=still_ms, changes=changes)
 
     def newest(self, *, within_ms: float) -> tuple[WholeFrame, float]:
         """The newest whole picture and its age in milliseconds. Any thread; never waits.
@@ -322,8 +356,10 @@ class FrameBuffer(Closing):
         frozen = self.source.is_live and self._stillness.saw(picture, taken_s)
         if frozen and not self._frozen:
             self._report(f"{self.source}: {FROZEN}")
+        self._rest.saw(grey_of(picture), taken_s)
         with self._lock:
             self._taken += 1
+            self._still_s, self._changes = self._rest.still_s, self._rest.changes
             self._problem, self._frozen = "", frozen
             self._ring.append(Frame(number=self._taken, taken_s=taken_s, crops=crops))
             if self.whole_side:

@@ -43,13 +43,20 @@ Cascade = Annotated[
 
 @contextmanager
 def connected(
-    fleet: Path, key: Path | None, insecure: bool, fusion: Fusion = "stacked", cascade: bool = False
+    fleet: Path,
+    key: Path | None,
+    insecure: bool,
+    fusion: Fusion = "stacked",
+    cascade: bool = False,
+    opinions: bool = False,
 ) -> Iterator[Client]:
     """A client of `fleet`; warns on stderr of plain text over a network."""
     with warnings.catch_warnings():
         # Printed below, in one line each.
         warnings.simplefilter("ignore", InsecureWarning)
-        client = Client.connect(fleet, fusion=fusion, key=key, insecure=insecure, cascade=cascade)
+        client = Client.connect(
+            fleet, fusion=fusion, key=key, insecure=insecure, cascade=cascade, opinions=opinions
+        )
     with client:
         for entry in exposed(client.fleet):
             text = f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}"

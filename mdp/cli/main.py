@@ -18,7 +18,7 @@ COMMANDS = {
         "sent.",
     ),
     "watch": (
-        "mdp.cli.watch:watch",
+        "mdp.cli.watch:watch_app",
         "Show what the devices' own cameras see, until Ctrl-C: a table, or lines to a pipe or "
         "file.",
     ),

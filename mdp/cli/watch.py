@@ -16,6 +16,7 @@ import typer
 
 from mdp import console
 from mdp.arguments import seconds
+from mdp.cli import brokers
 from mdp.cli.answers import (
     PICTURES,
     Cascade,
@@ -32,10 +33,15 @@ from mdp.cli.answers import (
     summary,
     utc_now,
 )
+from mdp.cli.line import ITEM_EVERY, LINE_BIND, STATE_EVERY, LineOptions, watch_line
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.client.status import DeviceStatus
 from mdp.client.sync import Client
 from mdp.errors import InferenceError, InputError
+from mdp.fusion.fuse import Fusion
+from mdp.line.rules import SURE_FROM
+from mdp.line.still import REST_MS
+from mdp.line.watcher import WITHIN_MS
 from mdp.logs import quiet_libraries
 from mdp.requests.capture import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, checked_every_ms
 from mdp.requests.deadline import checked_deadline_ms
@@ -44,6 +50,8 @@ from mdp.requests.reason import SUSPECT
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+watch_app = console.new_app("")
 
 #: Changes of the label that the table keeps.
 KEPT_CHANGES = 6
@@ -118,13 +126,101 @@ def look(
     raise typer.Exit(exit_code)
 
 
+@watch_app.command("watch", cls=console.list_options("--rule", "--pass"))
 def watch(
     fleet: FleetFile,
-    every: Annotated[str, typer.Option(help="From one look to the next: 1s, 200ms.")] = "1s",
+    every: Annotated[
+        str | None,
+        typer.Option(
+            help=f"From one look to the next: 1s, 200ms. By default {STATE_EVERY}; of looks at one "
+            f"item, {ITEM_EVERY}."
+        ),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Also append every answer to this .csv or .jsonl file.")
+        Path | None,
+        typer.Option(
+            help="Also append every answer to this .csv or .jsonl file; with --trigger, every "
+            "item's record to this .jsonl file."
+        ),
     ] = None,
     deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
+    trigger: Annotated[
+        str | None,
+        typer.Option(
+            metavar="interval|still|mqtt:TOPIC|http",
+            help="Publish one record per item. An item is: a state that N looks agree on; what "
+            "rests after the scene has changed; what is there at a message, or a request.",
+        ),
+    ] = None,
+    equal: Annotated[
+        int, typer.Option(min=1, max=1000, help="Looks in a row that have to agree on an item.")
+    ] = 1,
+    delay: Annotated[str, typer.Option(help="From the trigger to the item's moment.")] = "0ms",
+    verdict_ms: Annotated[
+        float | None,
+        typer.Option(
+            help="From the item's moment to its verdict, at most; by default what --equal looks "
+            "may take."
+        ),
+    ] = None,
+    within_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1e9,
+            help="Largest difference of a frame from the item's moment: by default "
+            f"{WITHIN_MS:g}, of states {DEFAULT_WITHIN_MS:g}.",
+        ),
+    ] = None,
+    rest: Annotated[
+        str, typer.Option(help="Of --trigger still: how long the scene has to rest.")
+    ] = f"{REST_MS:g}ms",
+    rule: Annotated[
+        list[str],
+        typer.Option(
+            metavar="CLASS=any|K|fused",
+            help="See a class once any, or K, of the cameras say it alone, instead of by the fused "
+            "answer.",
+        ),
+    ] = [],  # noqa: B006
+    passing: Annotated[
+        list[str], typer.Option("--pass", help="Classes whose items pass; by default all.")
+    ] = [],  # noqa: B006
+    empty: Annotated[str | None, typer.Option(help="The class of a scene without an item.")] = None,
+    sure: Annotated[
+        float, typer.Option(help="Probability from which on an answer is sure.")
+    ] = SURE_FROM,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for pictures and records of items that are unknown or unsure, or of which "
+            "cameras disagree; of agents that allow this client to record."
+        ),
+    ] = None,
+    keep_mb: Annotated[
+        float, typer.Option(help="Megabytes in that folder; the oldest items make room.")
+    ] = 500.0,
+    broker: Annotated[
+        str | None, typer.Option(help=f"MQTT broker for records: {brokers.ADDRESS}")
+    ] = None,
+    login: brokers.Login = None,
+    ca: brokers.Authority = None,
+    name: Annotated[
+        str | None, typer.Option(help="The line's name in topics; by default its bundle's.")
+    ] = None,
+    bind: Annotated[
+        str | None,
+        typer.Option(help=f"HOST:PORT for records over HTTP; {LINE_BIND} with --trigger http."),
+    ] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(help="File of bearer tokens that are let in there, one a line.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="PEM file with the certificate and its chain, for HTTPS.")
+    ] = None,
+    private_key: Annotated[
+        Path | None, typer.Option(help="PEM file with the certificate's private key.")
+    ] = None,
     fusion: FusionChoice = "stacked",
     cascade: Cascade = False,
     key: KeyFile = None,
@@ -133,16 +229,76 @@ def watch(
 ) -> None:
     """Show what the devices' own cameras see, until Ctrl-C: a table, or lines to a pipe or file.
 
-    A fleet that cannot answer is shown, and watched on, unless no agent has a camera.
+    A fleet that cannot answer is shown, and watched on, unless no agent has a camera. With
+    --trigger, each item has one record, in --out, at --broker, and over HTTP (--bind).
 
     Example: mdp watch --fleet fleet.toml --out seen.csv
 
-    Exit codes: 0 the reader of the lines has left, 2 bad input, 3 no agent has a camera,
-    130 interrupted, 1 unforeseen.
+    Exit codes: 0 the reader of the lines has left, or told to end, 2 bad input or a full disk, 3 no
+    agent has a camera, 130 interrupted, 1 unforeseen.
     """
     quiet_libraries()
     checked_deadline_ms(deadline_ms)
-    every_s = seconds("every", every)
+    if trigger is None:
+        given = {
+            "--rule": rule, "--pass": passing, "--empty": empty, "--keep": keep, "--bind": bind,
+            "--broker": broker, "--verdict-ms": verdict_ms,
+        }  # fmt: skip
+        for option, value in given.items():
+            if value:
+                raise InputError(f"{option}: expected --trigger too, as it is about items")
+        _watch_looks(
+            fleet, seconds("every", every or STATE_EVERY), out, deadline_ms, fusion, cascade, key,
+            insecure, json,
+        )  # fmt: skip
+        return
+    if cascade:
+        raise InputError("--cascade: expected none with --trigger, as rules count all cameras")
+    asked = LineOptions(
+        fleet=fleet,
+        trigger=trigger,
+        every=every,
+        out=out,
+        deadline_ms=deadline_ms,
+        verdict_ms=verdict_ms,
+        within_ms=within_ms,
+        delay=delay,
+        equal=equal,
+        rest=rest,
+        rules=rule,
+        passing=passing,
+        empty=empty,
+        sure=sure,
+        keep=keep,
+        keep_mb=keep_mb,
+        broker=broker,
+        login=login,
+        ca=ca,
+        name=name,
+        bind=bind,
+        tokens=tokens,
+        certificate=certificate,
+        private_key=private_key,
+        fusion=fusion,
+        key=key,
+        insecure=insecure,
+        json=json,
+    )
+    watch_line(asked)
+
+
+def _watch_looks(
+    fleet: Path,
+    every_s: float,
+    out: Path | None,
+    deadline_ms: float,
+    fusion: Fusion,
+    cascade: bool,
+    key: Path | None,
+    insecure: bool,
+    json: bool,
+) -> None:
+    """Show every look."""
     with (
         connected(fleet, key, insecure, fusion, cascade) as client,
         written(out) as write,

@@ -1,4 +1,4 @@
-"""Pictures of the cameras of a fleet's agents, all of one moment, and the agents' statuses."""
+"""What a fleet's cameras give beside answers: pictures of one moment, statuses, and rests."""
 
 import time
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from mdp.formats.fleet import Fleet
 from mdp.pictures.crop import load_picture
 from mdp.protocol.messages import MAX_BUFFER_BYTES, Failure, Status, StatusRequest, decode, encode
 from mdp.protocol.recording import PictureReply, PictureRequest
+from mdp.protocol.rest import RestReply, RestRequest
 from mdp.transport import Dealers, Disconnected, Received
 
 #: Longest side of the pictures in pixels: quarters of them are finer than common networks' 224.
@@ -23,67 +24,44 @@ SIDE = 1280
 #: Largest age of a picture at its device, and how long its reply may take.
 WITHIN_MS, REPLY_S = 1000.0, 2.0
 T = TypeVar("T")
+#: Of rests: both are short, as they are asked for many times a second.
+REST_WITHIN_MS, REST_REPLY_S = 1000.0, 0.25
+CameraRequest = PictureRequest | StatusRequest | RestRequest
 NO_KEY = "no `key` in the fleet file: pictures are sent with keys only"
 
 
-class FleetCameras(Closing):
-    """The cameras of all agents of a fleet that have a key; for one thread."""
+class _AgentConnections(Closing):
+    """Connections to agents of a fleet, and requests to all of them at once; for one thread."""
 
     def __init__(self, fleet: Fleet, options: Options, *, clock: Clock = time.monotonic) -> None:
-        """Connect to the agents; raises ConfigError, also where no agent has a key."""
-        keyed = [entry for entry in fleet.devices if entry.key is not None]
-        if not keyed:
-            raise ConfigError(f"{options.fleet}: {NO_KEY}")
-        self._entries = fleet.devices
-        self._without_key = [entry.device for entry in fleet.devices if entry.key is None]
+        """Connect to the devices of `fleet`; raises ConfigError."""
         self._clock = clock
         self._request_id = 0
+        self._sent_s = 0.0
         self._dealers = Dealers(
-            {entry.device: entry.address for entry in keyed},
-            keys=client_keys(msgspec.structs.replace(fleet, devices=keyed), options),
+            {entry.device: entry.address for entry in fleet.devices},
+            keys=client_keys(fleet, options),
             max_frame_bytes=MAX_BUFFER_BYTES,
         )
-        self.devices = [entry.device for entry in keyed]
+        self.devices = [entry.device for entry in fleet.devices]
         until_s = clock() + options.timeout_s
-        while clock() < until_s and len(self._dealers.connected) < len(keyed):
+        while clock() < until_s and len(self._dealers.connected) < len(self.devices):
             if self._dealers.connected | self._dealers.refused.keys() >= set(self.devices):
                 break
             self._dealers.poll(until_s - clock())
 
-    def take(self) -> Scene:
-        """A picture of every camera, as far as they are given within `REPLY_S`."""
-        self._request_id += 1
-        request = PictureRequest(request_id=self._request_id, within_ms=WITHIN_MS, side=SIDE)
-        pictures, missing = self._collect(request, self._picture)
-        return Scene(pictures=pictures, missing=missing)
-
-    def status(self) -> list[DeviceStatus]:
-        """The status of every device, as far as they tell within `REPLY_S`."""
-        self._request_id += 1
-        told, _ = self._collect(StatusRequest(request_id=self._request_id), self._status)
-        refused = {**self._dealers.refused, **dict.fromkeys(self._without_key, NO_KEY)}
-        return [
-            device_status(
-                entry,
-                told.get(entry.device),
-                None,
-                silent=entry.device in self._dealers.connected,
-                refused=refused.get(entry.device),
-            )
-            for entry in self._entries
-        ]
-
     def _collect(
-        self, request: PictureRequest | StatusRequest, read: Callable[[Received], T | None]
+        self, request: CameraRequest, read: Callable[[Received], T | None], reply_s: float
     ) -> tuple[dict[str, T], dict[str, str]]:
         """The outcomes of `read` for every device's reply to `request`, and why others have none.
 
         `read` returns None for a reply to an earlier request, and raises MDPError.
         """
-        until_s = self._clock() + REPLY_S
+        self._sent_s = self._clock()
+        until_s = self._sent_s + reply_s
         frames = encode(request)
         found: dict[str, T] = {}
-        missing = dict.fromkeys(self._without_key, NO_KEY)
+        missing: dict[str, str] = {}
         awaited = set()
         for device in self.devices:
             if self._dealers.send(device, frames):
@@ -108,8 +86,57 @@ class FleetCameras(Closing):
                             continue
                         found[event.device] = content
                 awaited.discard(event.device)
-        missing |= dict.fromkeys(awaited, f"no answer within {REPLY_S:g} s")
+        missing |= dict.fromkeys(awaited, f"no answer within {reply_s:g} s")
         return found, missing
+
+    def wait(self, until_s: float) -> None:
+        """Keep the connections until then, by this object's clock."""
+        while (left_s := until_s - self._clock()) > 0:
+            self._dealers.poll(left_s)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._dealers.close()
+
+
+class FleetCameras(_AgentConnections):
+    """The cameras of all agents of a fleet that have a key; for one thread."""
+
+    def __init__(self, fleet: Fleet, options: Options, *, clock: Clock = time.monotonic) -> None:
+        """Connect to the agents; raises ConfigError, also where no agent has a key."""
+        keyed = [entry for entry in fleet.devices if entry.key is not None]
+        if not keyed:
+            raise ConfigError(f"{options.fleet}: {NO_KEY}")
+        self._entries = fleet.devices
+        without_key = [entry.device for entry in fleet.devices if entry.key is None]
+        self._without_key = dict.fromkeys(without_key, NO_KEY)
+        self._taken_s: dict[str, float] = {}
+        super().__init__(msgspec.structs.replace(fleet, devices=keyed), options, clock=clock)
+
+    def take(self) -> Scene:
+        """A picture of every camera, as far as they are given within `REPLY_S`."""
+        self._request_id += 1
+        request = PictureRequest(request_id=self._request_id, within_ms=WITHIN_MS, side=SIDE)
+        self._taken_s = {}
+        pictures, missing = self._collect(request, self._picture, REPLY_S)
+        missing = {**self._without_key, **missing}
+        return Scene(pictures=pictures, missing=missing, taken_s=self._taken_s)
+
+    def status(self) -> list[DeviceStatus]:
+        """The status of every device, as far as they tell within `REPLY_S`."""
+        self._request_id += 1
+        told, _ = self._collect(StatusRequest(request_id=self._request_id), self._status, REPLY_S)
+        refused = {**self._dealers.refused, **self._without_key}
+        return [
+            device_status(
+                entry,
+                told.get(entry.device),
+                None,
+                silent=entry.device in self._dealers.connected,
+                refused=refused.get(entry.device),
+            )
+            for entry in self._entries
+        ]
 
     def _status(self, event: Received) -> Status | None:
         message = decode(event.frames).message
@@ -127,19 +154,39 @@ class FleetCameras(Closing):
                 request_id == self._request_id
             ):
                 raise WireError(f"{code}: {text}")
-            case PictureReply(request_id=request_id) if request_id == self._request_id:
+            case PictureReply(request_id=request_id, age_ms=age_ms) if (
+                request_id == self._request_id
+            ):
                 content = bytes(envelope.buffers[0])
                 if not content.startswith(b"\xff\xd8"):
                     raise PictureError("expected a JPEG")
                 load_picture(content)
+                self._taken_s[event.device] = self._sent_s - age_ms / 1e3
                 return content
         return None
 
-    def wait(self, until_s: float) -> None:
-        """Keep the connections until then, by this object's clock."""
-        while (left_s := until_s - self._clock()) > 0:
-            self._dealers.poll(left_s)
 
-    def close(self) -> None:
-        """Close every connection."""
-        self._dealers.close()
+class FleetRests(_AgentConnections):
+    """How long the pictures of all cameras of a fleet have stood still; for one thread."""
+
+    def ask(self) -> tuple[dict[str, RestReply], dict[str, str]]:
+        """Each device's rest, and why others tell none; an agent too old for it is one of those."""
+        self._request_id += 1
+        request = RestRequest(request_id=self._request_id, within_ms=REST_WITHIN_MS)
+        return self._collect(request, self._rest, REST_REPLY_S)
+
+    def _rest(self, event: Received) -> RestReply | None:
+        """The rest in a reply, None for one to an earlier request; raises MDPError."""
+        match decode(event.frames).message:
+            case Failure(request_id=0, text=text):
+                raise WireError(
+                    f"its mdp-agent cannot tell whether its picture rests: expected a newer one "
+                    f"({text})"
+                )
+            case Failure(request_id=request_id, code=code, text=text) if (
+                request_id == self._request_id
+            ):
+                raise WireError(f"{code}: {text}")
+            case RestReply(request_id=request_id) as reply if request_id == self._request_id:
+                return reply
+        return None

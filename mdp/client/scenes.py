@@ -27,6 +27,8 @@ class Scene:
     pictures: Mapping[str, bytes]
     #: By device: why there is none.
     missing: Mapping[str, str]
+    #: By device: when its picture was taken, on the client's clock, known to the time of one way.
+    taken_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from mdp.formats.keys import host_and_port
 from mdp.gateway.access import Tokens, address_of
 from mdp.gateway.app import Gateway
 from mdp.gateway.fleets import ServedFleet
+from mdp.gateway.line import ServedLine
 from mdp.gateway.places import Claim, ConnectionPlaces
 from mdp.logs import BackgroundWriter, ErrorLog
 
@@ -269,14 +271,25 @@ def serve(
 ) -> None:
     """Serve `fleets` until SIGINT or SIGTERM; `started` is told the URL once it listens."""
     gateway = Gateway(fleets, deadline_ms)
+    server = _server_of(gateway.app(listening.tokens), listening)
+    place = bound(listening.bind)
+    gateway.ending = lambda: server.should_exit
+    # uvicorn ends in order, and then has the signal do what it did before.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with place, _errors_written():
+        started(_url_of(place, listening))
+        server.run(sockets=[place])
+
+
+def _server_of(app: Any, listening: Listening) -> _Server:
+    """A server of an ASGI application, with limits on slow clients; raises ConfigError."""
     certificate, private_key = listening.certificate, listening.private_key
     places = ConnectionPlaces(most_connections())
     protocol: Any = partial(_Protocol, places)
     if certificate is not None and private_key is not None:
         protocol = partial(_Handshake, tls_context(certificate, private_key), places)
-    place = bound(listening.bind)
     config = uvicorn.Config(
-        gateway.app(listening.tokens),
+        app,
         http=protocol,
         ws="none",
         loop="asyncio",
@@ -289,12 +302,33 @@ def serve(
         timeout_graceful_shutdown=ENDING_S,
         backlog=AT_ONCE,
     )
-    server = _Server(config)
-    gateway.ending = lambda: server.should_exit
+    return _Server(config)
+
+
+def _url_of(place: socket.socket, listening: Listening) -> str:
     host, port = place.getsockname()[:2]
-    scheme = "http" if certificate is None else "https"
-    # uvicorn ends in order, and then has the signal do what it did before.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with place, _errors_written():
-        started(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
-        server.run(sockets=[place])
+    scheme = "http" if listening.certificate is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+@contextmanager
+def serving_line(served: ServedLine, listening: Listening) -> Iterator[str]:
+    """Serve a line in a thread of its own until the block ends; yields the URL.
+
+    Raises InputError where the address is taken, ConfigError for a wrong certificate.
+    """
+    server = _server_of(served.app(listening.tokens), listening)
+    served.ending = lambda: server.should_exit
+    with bound(listening.bind) as place, _errors_written():
+        # Outside the main thread uvicorn leaves signals alone.
+        thread = threading.Thread(
+            target=server.run, kwargs={"sockets": [place]}, name="http", daemon=True
+        )
+        thread.start()
+        while not server.started and thread.is_alive():
+            time.sleep(0.005)
+        try:
+            yield _url_of(place, listening)
+        finally:
+            server.should_exit = True
+            thread.join(ENDING_S + 1)

@@ -5,13 +5,14 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from paho.mqtt.client import Client, ConnectFlags, MQTTMessage
+from paho.mqtt.client import Client, ConnectFlags, MQTTMessage, MQTTMessageInfo, topic_matches_sub
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
@@ -26,8 +27,15 @@ KEEPALIVE_S = 15
 _TURN_S = 0.1
 #: How long the last messages may take.
 _ENDING_S = 2.0
+#: Messages in order that wait for the broker, and that it may have without a receipt.
+MOST_IN_ORDER, MOST_UNCONFIRMED = 10_000, 20
 #: MQTT 5's numbers of the answers to a wrong password; paho translates those of MQTT 3.1.1.
 _REFUSED = (134, 135)
+
+
+def matches(topics: str, topic: str) -> bool:
+    """Tell whether messages of `topic` are heard by the filter `topics`."""
+    return bool(topic_matches_sub(topics, topic))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +57,8 @@ class Broker:
     """Keeps a connection, and the newest message of each topic until it is sent.
 
     All of it happens in one thread, so that whoever publishes never waits. Messages have quality of
-    service 0: retained ones are sent again whenever the connection is new.
+    service 0: retained ones are sent again whenever the connection is new. Messages in order have
+    quality of service 1: each is sent until the broker has it, perhaps twice.
     """
 
     def __init__(
@@ -57,7 +66,8 @@ class Broker:
         place: Place,
         *,
         will: tuple[str, str],
-        own: str,
+        own: str | None = None,
+        heard: Mapping[str, Callable[[bytes], None]] = MappingProxyType({}),
         connected: Callable[[], None],
         report: Callable[[str], None],
     ) -> None:
@@ -65,15 +75,22 @@ class Broker:
 
         `will` is a topic and the retained payload that the broker publishes when this process is
         gone; retained messages of the filter `own` that this process does not publish are removed.
+        `heard` are filters and what is called, in the network thread, with each payload that is
+        published there from then on; retained ones are not.
         `connected` is called on every connection, `report` once when it is lost, and once when it
         is back.
         """
         self._place, self._will, self._own = place, will, own
+        self._heard = dict(heard)
         self._connected, self._report = connected, report
         self._lock = threading.Lock()
         #: Topic -> payload that waits; retained ones, which are sent again.
         self._waiting: dict[str, str] = {}
         self._retained: dict[str, str] = {}
+        #: Topics and payloads in order; those that were sent without a receipt yet.
+        self._in_order: deque[tuple[str, str]] = deque()
+        self._unconfirmed: list[MQTTMessageInfo] = []
+        self._dropped = 0
         self._over = threading.Event()
         #: Whether there was a connection, and is one, since when; why none was ever let in.
         self._ever = self._is_up = False
@@ -112,6 +129,19 @@ class Broker:
             self._waiting[topic] = payload
             if retain:
                 self._retained[topic] = payload
+
+    def append(self, topic: str, payload: str) -> None:
+        """Send this behind all that was appended before; of too many, the oldest is dropped."""
+        with self._lock:
+            self._in_order.append((topic, payload))
+            dropped = len(self._in_order) > MOST_IN_ORDER
+            if dropped:
+                self._in_order.popleft()
+                self._dropped += 1
+        if dropped and self._dropped in (1, MOST_IN_ORDER):
+            self._report(
+                f"broker {self._place}: away for too long: messages dropped {self._dropped:,}"
+            )
 
     def retract(self, topic: str) -> None:
         """Have the broker forget a retained message."""
@@ -168,6 +198,7 @@ class Broker:
         goes_on = self._client.loop(_TURN_S) == MQTTErrorCode.MQTT_ERR_SUCCESS
         if goes_on and self._is_up:
             self._send()
+            self._send_in_order()
         return goes_on
 
     def _send(self) -> None:
@@ -181,6 +212,16 @@ class Broker:
                 retain = topic in self._retained or not payload
             self._client.publish(topic, payload, retain=retain)
 
+    def _send_in_order(self) -> None:
+        """Send what waits in order, as far as the broker confirms it."""
+        self._unconfirmed = [one for one in self._unconfirmed if not one.is_published()]
+        while len(self._unconfirmed) < MOST_UNCONFIRMED and not self._client.want_write():
+            with self._lock:
+                if not self._in_order:
+                    return
+                topic, payload = self._in_order.popleft()
+            self._unconfirmed.append(self._client.publish(topic, payload, qos=1))
+
     def _leave(self) -> None:
         if not self._is_up:
             return
@@ -188,7 +229,8 @@ class Broker:
         until_s = time.monotonic() + _ENDING_S
         with contextlib.suppress(OSError, ValueError):
             while self._turn() and time.monotonic() < until_s:
-                if not self._client.want_write() and not self._waiting:
+                waits = self._waiting or self._in_order or self._unconfirmed
+                if not self._client.want_write() and not waits:
                     break
             # In order, so that the broker does not publish the will again.
             self._client.disconnect()
@@ -208,7 +250,10 @@ class Broker:
             return
         with self._lock:
             self._waiting = {**self._retained, **self._waiting}
-        client.subscribe(self._own)
+        if self._own is not None:
+            client.subscribe(self._own)
+        for topics in self._heard:
+            client.subscribe(topics, qos=1)
         self._ever = self._is_up = True
         self._since_s = time.monotonic()
         self._connected()
@@ -220,6 +265,12 @@ class Broker:
             self._refusal = ConfigError(f"broker {self._place}: {why}")
 
     def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
+        for topics, call in self._heard.items():
+            if matches(topics, message.topic):
+                # A retained one is of before: nobody knows since when.
+                if not message.retain:
+                    call(bytes(message.payload))
+                return
         with self._lock:
             known = message.topic in self._retained
         if message.retain and message.payload and not known:

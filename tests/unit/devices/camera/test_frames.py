@@ -441,3 +441,20 @@ def test_suspicions_of_many_connections_take_no_more_memory_each_time() -> None:
         assert notes.stands(1.0)
         notes.note(route, 1.0, suspected=False)
     assert not notes.stands(1.0)
+
+
+def test_how_long_the_picture_stands_still(camera: ToyCamera) -> None:
+    buffer = buffer_of(camera)
+    with pytest.raises(NoFrameError, match="has given no frame yet"):
+        buffer.rest(within_ms=1000)
+    for colour in ("red", "red", "green", "green", "green"):
+        camera.pictures.append(colour_picture(colour))
+        buffer.step()
+        camera.clock.now_s += 0.1
+    rest = buffer.rest(within_ms=1000)
+    assert (rest.number, rest.changes) == (5, 1)
+    assert rest.still_ms == pytest.approx(200)
+    assert rest.age_ms == pytest.approx(100)
+    camera.clock.now_s += 5
+    with pytest.raises(NoFrameError, match="the newest frame is 5100 ms old"):
+        buffer.rest(within_ms=1000)

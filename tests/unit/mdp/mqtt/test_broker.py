@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from paho.mqtt.client import MQTTMessage
 
 from mdp.errors import ConfigError
-from mdp.mqtt.broker import Broker, Place
+from mdp.mqtt.broker import MOST_IN_ORDER, MOST_UNCONFIRMED, Broker, Place
 
 
 def broker(ca: Path | None = None) -> Broker:
@@ -39,3 +40,68 @@ def test_a_place_is_named_without_its_password() -> None:
 def test_a_file_without_certificates(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.pem: expected a PEM file of certificates: No su"):
         broker(tmp_path / "none.pem")
+
+
+class Sent:
+    """A network client of which the broker has some messages, and confirms as many."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, str, int]] = []
+        self.confirmed = 0
+
+    def want_write(self) -> bool:
+        return False
+
+    def publish(self, topic: str, payload: str, qos: int = 0, retain: bool = False) -> "Info":
+        self.messages.append((topic, payload, qos))
+        return Info(self, len(self.messages))
+
+
+class Info:
+    """What is known of a message that was sent."""
+
+    def __init__(self, sent: Sent, number: int) -> None:
+        self._sent, self._number = sent, number
+
+    def is_published(self) -> bool:
+        return self._number <= self._sent.confirmed
+
+
+def test_messages_in_order_are_sent_as_far_as_they_are_confirmed() -> None:
+    kept, sent = broker(), Sent()
+    kept._client = sent  # type: ignore[assignment]
+    for number in range(50):
+        kept.append("items", str(number))
+    kept._send_in_order()
+    assert len(sent.messages) == MOST_UNCONFIRMED
+    while sent.confirmed < len(sent.messages):
+        sent.confirmed = len(sent.messages)
+        kept._send_in_order()
+    assert sent.messages == [("items", str(number), 1) for number in range(50)]
+
+
+def test_of_too_many_messages_in_order_the_oldest_are_dropped() -> None:
+    said: list[str] = []
+    kept = Broker(
+        Place(host="home", port=1883), will=("a", "b"), connected=lambda: None, report=said.append
+    )
+    for number in range(MOST_IN_ORDER + 5):
+        kept.append("items", str(number))
+    assert len(kept._in_order) == MOST_IN_ORDER
+    assert kept._in_order[0] == ("items", "5")
+    assert said == ["broker home:1883: away for too long: messages dropped 1"]
+
+
+def test_what_is_heard_is_handed_on_unless_it_is_retained() -> None:
+    heard: list[bytes] = []
+    kept = Broker(
+        Place(host="home", port=1883), will=("a", "b"), heard={"belt/+": heard.append},
+        connected=lambda: None, report=lambda text: None,
+    )  # fmt: skip
+    for topic, payload, retain in (
+        ("belt/item", b"17", False), ("belt/item", b"16", True), ("other", b"18", False),
+    ):  # fmt: skip
+        message = MQTTMessage(topic=topic.encode())
+        message.payload, message.retain = payload, retain
+        kept._on_message(kept._client, None, message)
+    assert heard == [b"17"]

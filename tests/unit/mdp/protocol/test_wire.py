@@ -31,6 +31,7 @@ from mdp.protocol.messages import (
     pixels_of,
 )
 from mdp.protocol.recording import PictureReply, PictureRequest
+from mdp.protocol.rest import RestReply, RestRequest
 from mdp.protocol.transfer import (
     PIECE_BYTES,
     BundleContent,
@@ -104,6 +105,8 @@ VALID: list[tuple[wire.Message, list[Buffer]]] = [
     (BundleRefusal(request_id=15, text="no room"), []),
     (PictureRequest(request_id=16, within_ms=500.0, side=1280), []),
     (PictureReply(request_id=16, frame=3, age_ms=20.5), [b"\xff\xd8\xff"]),
+    (RestRequest(request_id=17, within_ms=500.0), []),
+    (RestReply(request_id=17, frame=3, age_ms=20.5, still_ms=310.0, changes=7), []),
 ]
 KINDS = [type(message).__name__ for message, _ in VALID]
 As = Callable[[Sequence[Buffer]], Sequence[Buffer]]
@@ -177,8 +180,8 @@ def of(message: wire.Message, *, without: str = "", **changes: Any) -> bytes:
         ([b"GET / HTTP/1.1"], "begins with 'MDP', version and kind"),
         ([head(2, {"request_id": 1}, version=0)], "expected protocol version 1, got 0"),
         ([head(2, {"request_id": 1}, version=2)], "expected protocol version 1, got 2"),
-        ([head(0, {})], "expected a message kind from 1 to 15, got 0"),
-        ([head(16, {})], "expected a message kind from 1 to 15, got 16"),
+        ([head(0, {})], "expected a message kind from 1 to 17, got 0"),
+        ([head(18, {})], "expected a message kind from 1 to 17, got 18"),
         ([head(2, {"x": "y" * MAX_HEADER_BYTES})], "expected a header up to 16384 bytes, got 1"),
         ([b"MDP\x01\x02"], "StatusRequest header: "),
         ([b"MDP\x01\x02\xc1\xc1"], "StatusRequest header: "),

@@ -1,0 +1,176 @@
+"""A line over HTTP: triggers in, records of its items out, one by one or as events."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from mdp.errors import MDPError
+from mdp.gateway.access import Tokens
+from mdp.gateway.app import MAX_WATCHERS, QUIET_S, Guard, refused
+from mdp.gateway.bodies import Bodies
+from mdp.gateway.refusals import Refusal, busy, refusal_of
+from mdp.line.items import Trigger
+from mdp.line.triggers import MAX_PAYLOAD_BYTES, DuplicateItemError, item_of
+
+#: Records that a reader who comes back can still get, by `Last-Event-ID`.
+KEPT_RECORDS = 1000
+#: Records that wait for a reader who does not read; then its stream ends, and it can come back.
+MOST_UNREAD = 1000
+#: Triggers whose callers wait for the record.
+MOST_AWAITED = 100
+
+
+def _told(content: object, status: int = 200) -> Response:
+    body = msgspec.json.encode(content) + b"\n"
+    return Response(body, status, media_type="application/json")
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        return refused(Refusal(error.status_code, error.detail, error.headers or {}))
+    if isinstance(error, MDPError):
+        return refused(refusal_of(error))
+    # What it was goes to the log.
+    return refused(Refusal(500, "unforeseen error: the log says more"))
+
+
+class ServedLine:
+    """Routes of a line, and what they share; records come from another thread."""
+
+    def __init__(self, trigger: Callable[[str | None], Trigger] | None, verdict_s: float) -> None:
+        """`trigger` begins an item; None where triggers come from elsewhere.
+
+        A caller that waits for its item's record waits for `verdict_s` and a little.
+        """
+        self._trigger, self._verdict_s = trigger, verdict_s
+        self._bodies = Bodies()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        #: Numbers and records of the latest items.
+        self._records: deque[tuple[int, bytes]] = deque(maxlen=KEPT_RECORDS)
+        self._readers: set[asyncio.Queue[tuple[int, bytes] | None]] = set()
+        #: By the trigger's ticket.
+        self._awaited: dict[int, asyncio.Future[bytes]] = {}
+        #: Whether the server is ending, which streams of events would hold up.
+        self.ending: Callable[[], bool] = lambda: False
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self._loop = asyncio.get_running_loop()
+        yield
+        self._loop = None
+
+    def app(self, tokens: Tokens) -> Guard:
+        """The ASGI application."""
+        routes = [
+            Route("/trigger", self.trigger, methods=["POST"]),
+            Route("/items", self.items),
+            Route("/v2/health/live", self.live),
+        ]
+        handlers: Any = {MDPError: _refuse, HTTPException: _refuse, Exception: _refuse}
+        app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+        app.router.redirect_slashes = False
+        return Guard(app, tokens)
+
+    def publish(self, number: int, record: bytes, ticket: int) -> None:
+        """Hand out a record, JSON in one line; any thread, never waits."""
+        if (loop := self._loop) is not None:
+            # The loop may have been closed since.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._hand_out, number, record, ticket)
+
+    def _hand_out(self, number: int, record: bytes, ticket: int) -> None:
+        self._records.append((number, record))
+        awaited = self._awaited.pop(ticket, None)
+        if awaited is not None and not awaited.done():
+            awaited.set_result(record)
+        for reader in self._readers:
+            if reader.qsize() >= MOST_UNREAD:
+                while not reader.empty():
+                    reader.get_nowait()
+                reader.put_nowait(None)
+            else:
+                reader.put_nowait((number, record))
+
+    async def live(self, request: Request) -> Response:
+        """Tell that the line is watched."""
+        return _told({"live": True})
+
+    async def trigger(self, request: Request) -> Response:
+        """Begin an item, its id in the body or none; with `?wait=1` its record is the answer."""
+        if self._trigger is None:
+            raise Refusal(409, "this line is triggered otherwise: expected --trigger http")
+        async with self._bodies.held(request, MAX_PAYLOAD_BYTES) as body:
+            item = item_of(bytes(body))
+        wait = request.query_params.get("wait", "0")
+        if wait not in ("0", "1"):
+            raise Refusal(400, f"wait: expected 0 or 1, got {wait[:20]!r}")
+        if wait == "1" and len(self._awaited) >= MOST_AWAITED:
+            raise busy(f"expected at most {MOST_AWAITED} callers that wait")
+        try:
+            trigger = self._trigger(item)
+        except DuplicateItemError as error:
+            raise Refusal(409, str(error)) from error
+        if wait == "0":
+            return _told({"item": item, "time": trigger.time}, 202)
+        # The record comes by this loop, and so not before this is in place.
+        future = asyncio.get_running_loop().create_future()
+        self._awaited[trigger.ticket] = future
+        try:
+            async with asyncio.timeout(self._verdict_s + 1.0):
+                record = await future
+        except TimeoutError as error:
+            raise busy("no record in time: expected fewer triggers") from error
+        finally:
+            self._awaited.pop(trigger.ticket, None)
+        return Response(record + b"\n", media_type="application/json")
+
+    async def items(self, request: Request) -> Response:
+        """Server-sent events: each item's record, from now on or behind `Last-Event-ID`."""
+        last = request.headers.get("last-event-id", "")
+        if last and not (last.isascii() and last.isdecimal() and len(last) < 19):
+            raise Refusal(400, f"Last-Event-ID: expected a number, got {last[:20]!r}")
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        if len(self._readers) >= MAX_WATCHERS:
+            raise busy(f"expected at most {MAX_WATCHERS} readers of items at a time")
+        return StreamingResponse(
+            self._events(int(last) if last else None), media_type="text/event-stream"
+        )
+
+    async def _events(self, last: int | None) -> AsyncIterator[bytes]:
+        reader: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
+        for number, record in self._records:
+            if last is not None and number > last:
+                reader.put_nowait((number, record))
+        self._readers.add(reader)
+        loop = asyncio.get_running_loop()
+        # Proxies and clients see that the stream has begun.
+        yield b":\n\n"
+        sent_s = loop.time()
+        try:
+            while not self.ending():
+                # Looks around now and then whether the server is ending.
+                try:
+                    async with asyncio.timeout(1.0):
+                        told = await reader.get()
+                except TimeoutError:
+                    if loop.time() - sent_s > QUIET_S:
+                        yield b":\n\n"
+                        sent_s = loop.time()
+                    continue
+                if told is None:
+                    return
+                number, record = told
+                yield b"id: %d\nevent: item\ndata: %s\n\n" % (number, record)
+                sent_s = loop.time()
+        finally:
+            self._readers.discard(reader)

@@ -1,0 +1,163 @@
+"""The record of an item: what is published of it, once. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, field
+
+from mdp.errors import InferenceError
+from mdp.line.items import Outcome
+from mdp.line.kept import WhyKept
+from mdp.line.rules import Decision, VoteState
+from mdp.protocol.messages import as_line
+from mdp.requests.prediction import Prediction
+
+TriggerKind = Literal["interval", "still", "mqtt", "http"]
+
+
+class RuleRecord(Struct, frozen=True, kw_only=True):
+    """Outcome of a class's rule."""
+
+    needed: int
+    #: Cameras of the fleet.
+    of: int
+    #: Devices that see the class.
+    seen: tuple[str, ...]
+    #: How many cameras had no vote: not in the answer, or suspected.
+    missing: int
+    state: VoteState
+
+
+class DeviceRecord(Struct, frozen=True, kw_only=True):
+    """One device's own answer."""
+
+    label: str | None = field(name="class")
+    probability: float | None
+    frame: int | None
+    frame_age_ms: float | None
+
+
+class AnswerRecord(Struct, frozen=True, kw_only=True):
+    """The fused answer of an item's last look, all null and empty without one."""
+
+    #: The likeliest class; of an unknown item the nearest one.
+    label: str | None = field(default=None, name="class")
+    probability: float | None = None
+    known: bool | None = None
+    novelty: float | None = None
+    known_rejected: float | None = None
+    mode: str | None = None
+    expected_accuracy: float | None = None
+    used: tuple[str, ...] = ()
+    #: Device -> why it is not in the answer.
+    missing: Mapping[str, str] = {}
+    suspects: Mapping[str, str] = {}
+    devices: Mapping[str, DeviceRecord] = {}
+    bundle: str | None = None
+    #: Why there is no answer.
+    error: str | None = None
+
+
+class ItemRecord(Struct, frozen=True, kw_only=True):
+    """One item, as published."""
+
+    item: str
+    #: From 1, in this run of the watcher.
+    number: int
+    #: Of the trigger, in UTC (ISO 8601).
+    time: str
+    trigger: TriggerKind
+    #: Null where there is none, or no single one.
+    label: str | None = field(name="class")
+    passed: bool
+    sure: bool
+    decision: Decision
+    #: For people.
+    verdict: str
+    rules: Mapping[str, RuleRecord]
+    answer: AnswerRecord
+    #: Looks taken, and how many at the end had the same outcome.
+    looks: int
+    equal: int
+    #: From the item's moment to its verdict, and how long that may take.
+    latency_ms: float
+    deadline_ms: float
+    why_kept: WhyKept | None
+
+
+def answer_record(seen: Prediction | InferenceError | None) -> AnswerRecord:
+    """The record of an answer, or of the error in its place."""
+    if seen is None:
+        return AnswerRecord()
+    if isinstance(seen, InferenceError):
+        return AnswerRecord(missing=seen.outcomes, error=as_line(str(seen)))
+    devices = {
+        one.device: DeviceRecord(
+            label=one.label,
+            probability=_rounded(one.probability),
+            frame=one.frame,
+            frame_age_ms=_rounded(one.frame_age_ms, 1),
+        )
+        for one in seen.members
+    }
+    return AnswerRecord(
+        label=seen.label,
+        probability=_rounded(seen.probability),
+        known=seen.known,
+        novelty=seen.novelty,
+        known_rejected=seen.known_rejected,
+        mode=seen.mode,
+        expected_accuracy=seen.expected_accuracy,
+        used=seen.used,
+        missing=seen.missing,
+        suspects={**seen.suspects},
+        devices=devices,
+        bundle=seen.bundle,
+    )
+
+
+def record_of(
+    outcome: Outcome, *, item: str, trigger: TriggerKind, published_s: float, verdict_s: float
+) -> ItemRecord:
+    """The record of an item that has ended, published at `published_s` of the books' clock."""
+    judgement = outcome.judgement
+    rules = {
+        label: RuleRecord(
+            needed=votes.needed,
+            of=votes.of,
+            seen=votes.seen,
+            missing=votes.missing,
+            state=votes.state,
+        )
+        for label, votes in judgement.votes.items()
+    }
+    return ItemRecord(
+        item=item,
+        number=outcome.number,
+        time=outcome.trigger.time,
+        trigger=trigger,
+        label=judgement.label,
+        passed=judgement.passed,
+        sure=judgement.sure,
+        decision=judgement.decision,
+        verdict=as_line(judgement.text),
+        rules=rules,
+        answer=answer_record(outcome.seen),
+        looks=outcome.looks,
+        equal=outcome.equal,
+        latency_ms=round((published_s - outcome.due_from_s) * 1e3, 2),
+        deadline_ms=round(verdict_s * 1e3, 2),
+        why_kept=judgement.why_kept,
+    )
+
+
+def to_json(record: ItemRecord, more: Mapping[str, Any] | None = None) -> bytes:
+    """`record` as JSON in one line, with the keys of `more` behind its own."""
+    if not more:
+        return msgspec.json.encode(record)
+    return msgspec.json.encode({**msgspec.to_builtins(record), **more})
+
+
+def _rounded(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else round(value, digits)

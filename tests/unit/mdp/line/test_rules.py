@@ -1,0 +1,216 @@
+"""Verdicts on one look at an item: fused, any camera, k of n, and what is missing."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from mdp.errors import DeadlineExceeded, InputError
+from mdp.line.rules import (
+    LineRules,
+    Look,
+    OwnAnswer,
+    count_votes,
+    disagree,
+    judge,
+    look_of,
+    read_rules,
+)
+
+CAMERAS = ("a", "b", "c", "d", "e")
+LABELS = ("good", "scratch", "dent", "empty")
+LINE = LineRules(needed={"scratch": 1, "dent": 2}, passing=frozenset(("good",)), empty="empty")
+
+
+def look(
+    label: str | None = "good",
+    own: Mapping[str, str] | None = None,
+    probability: float = 0.9,
+    known: bool | None = True,
+    suspects: tuple[str, ...] = (),
+) -> Look:
+    """A look of five cameras, of which those without an own label are missing."""
+    named = dict.fromkeys(CAMERAS, label) if own is None else own
+    answers = {device: OwnAnswer(one, 0.8) for device, one in named.items() if one is not None}
+    missing = tuple(device for device in CAMERAS if device not in answers)
+    return Look(
+        label=label, probability=probability, known=known, own=answers, cameras=len(CAMERAS),
+        missing=missing, suspects=frozenset(suspects),
+    )  # fmt: skip
+
+
+def test_without_rules_the_fused_answer_decides() -> None:
+    verdict = judge(look(), LineRules())
+    assert (verdict.label, verdict.passed, verdict.sure) == ("good", True, True)
+    assert verdict.text == "good (90%): passed"
+    assert verdict.why_kept is None
+
+
+def test_any_camera_stops_an_item() -> None:
+    own = {**dict.fromkeys(CAMERAS, "good"), "d": "scratch"}
+    verdict = judge(look("good", own), LINE)
+    assert (verdict.label, verdict.passed, verdict.decision) == ("scratch", False, "rule")
+    assert verdict.text == "scratch, seen by 1 of 5, 1 needed: not passed"
+    assert judge(look("good", {**own, "d": "dent"}), LINE).passed
+
+
+def test_a_missing_camera_leaves_a_rule_open() -> None:
+    own = {"a": "good", "b": "good", "c": "dent", "d": "good"}
+    verdict = judge(look("good", own), LineRules(needed={"dent": 2}, passing=frozenset(["good"])))
+    assert (verdict.label, verdict.passed, verdict.sure) == ("good", False, False)
+    assert verdict.text == (
+        "good (90%), but dent may be there: seen by 1 of 5, 1 missing, 2 needed: not passed"
+    )
+    assert verdict.decision == "open"
+    assert verdict.why_kept == "disagreement"
+    # A board that is away all day does not fill the folder.
+    away = judge(look("good", dict.fromkeys("abcd", "good")), LINE)
+    assert (away.decision, away.passed, away.why_kept) == ("open", False, None)
+
+
+def test_a_class_that_has_to_be_seen_by_several() -> None:
+    rules = LineRules(needed={"good": 3})
+    two = {"a": "good", "b": "good", "c": "dent", "d": "dent"}
+    verdict = judge(look("good", two), rules)
+    assert verdict.text == "good, seen by 2 of 5, 1 missing, 3 needed: not passed"
+    assert verdict.decision == "open"
+    verdict = judge(look("good", {**two, "e": "dent"}), rules)
+    assert (verdict.decision, verdict.passed, verdict.why_kept) == ("unconfirmed", False, "unsure")
+    verdict = judge(look("good", {**two, "e": "good"}), rules)
+    assert (verdict.decision, verdict.passed) == ("rule", True)
+    # The fused label has a rule of its own that it does not fulfil; another class has.
+    verdict = judge(look("dent", {**two, "e": "good"}), LineRules(needed={"good": 3, "dent": 3}))
+    assert (verdict.label, verdict.passed) == ("good", True)
+
+
+def test_suspects_have_no_vote() -> None:
+    own = {**dict.fromkeys(CAMERAS, "good"), "d": "scratch"}
+    verdict = judge(look("good", own, suspects=("d",)), LINE)
+    assert verdict.votes["scratch"].seen == ()
+    assert (verdict.passed, verdict.decision) == (False, "open")
+
+
+def test_unknown_unsure_empty_and_no_answer_do_not_pass() -> None:
+    for seen, decision, why in (
+        (look(known=False), "unknown", "unknown"),
+        (look(probability=0.4), "unsure", "unsure"),
+        (look("empty"), "empty", None),
+        (look_of(DeadlineExceeded("none\nin time", {"a": "late"}), 5), "no_answer", "unsure"),
+    ):
+        verdict = judge(seen, LINE)
+        assert (verdict.passed, verdict.decision, verdict.why_kept) == (False, decision, why)
+    assert verdict.text == "no answer (none in time): not passed"
+    # What stops an item is said even of one that is unknown.
+    assert judge(look("good", dict.fromkeys(CAMERAS, "dent"), known=False), LINE).label == "dent"
+
+
+def test_two_classes_at_once_are_a_conflict() -> None:
+    own = {"a": "good", "b": "good", "c": "dent", "d": "dent", "e": "good"}
+    both = LineRules(needed={"good": 2, "dent": 2})
+    assert judge(look("good", own), both).decision == "conflict"
+    assert judge(look("scratch", own), LineRules(needed={"dent": 2})).decision == "conflict"
+
+
+def test_cameras_disagree_where_both_are_sure() -> None:
+    own = {"a": OwnAnswer("good", 0.8), "b": OwnAnswer("dent", 0.4)}
+    seen = replace(look(), own=own)
+    assert not disagree(seen, 0.5)
+    assert disagree(seen, 0.4)
+    assert judge(seen, LineRules(sure_from=0.4)).why_kept == "disagreement"
+
+
+def test_rules_are_read() -> None:
+    assert read_rules(["a=any", "b=2", "c=d=3", "e=fused"]) == {"a": 1, "b": 2, "c=d": 3}
+    for text in ("a", "=any", "a=", "a=0", "a=-1", "a=some", "a=1.5", "a=1000", "a=²"):
+        with pytest.raises(InputError, match="expected CLASS=any, CLASS=fused or CLASS=2"):
+            read_rules([text])
+    with pytest.raises(InputError, match="expected one rule for a, got two"):
+        read_rules(["a=any", "a=2"])
+
+
+def test_rules_are_held_against_the_bundle() -> None:
+    LINE.check(LABELS, 5)
+    for rules, text in (
+        (LineRules(needed={"x": 1}), "--rule x: expected a class of the bundle: good, scratch"),
+        (LineRules(passing=frozenset(["x"])), "--pass x: expected a class"),
+        (LineRules(empty="x"), "--empty x: expected a class"),
+        (LineRules(needed={"good": 6}), "--rule good=6: expected at most 5, the cameras"),
+    ):
+        with pytest.raises(InputError, match=text):
+            rules.check(LABELS, 5)
+
+
+def looks() -> st.SearchStrategy[Look]:
+    labels = st.sampled_from(LABELS)
+    answers = st.builds(OwnAnswer, labels, st.floats(0, 1))
+    return st.builds(
+        lambda label, probability, known, own, suspects: Look(
+            label=label,
+            probability=probability,
+            known=known,
+            own=own,
+            cameras=len(CAMERAS),
+            missing=tuple(one for one in CAMERAS if one not in own),
+            suspects=suspects,
+        ),
+        st.none() | labels,
+        st.floats(0, 1),
+        st.sampled_from((True, False, None)),
+        st.dictionaries(st.sampled_from(CAMERAS), answers),
+        st.frozensets(st.sampled_from(CAMERAS)),
+    )
+
+
+def line_rules() -> st.SearchStrategy[LineRules]:
+    return st.builds(
+        LineRules,
+        needed=st.dictionaries(st.sampled_from(LABELS), st.integers(1, len(CAMERAS))),
+        passing=st.none() | st.frozensets(st.sampled_from(LABELS)),
+        empty=st.none() | st.just("empty"),
+        sure_from=st.floats(0, 1),
+    )
+
+
+@given(looks(), line_rules())
+def test_what_passes_is_known_seen_and_stopped_by_nobody(seen: Look, rules: LineRules) -> None:
+    verdict = judge(seen, rules)
+    assert verdict.text.endswith(": passed") == verdict.passed
+    if verdict.passed:
+        assert verdict.sure
+        assert verdict.label is not None
+        assert rules.passes(verdict.label)
+        assert seen.known is not False
+        own = verdict.votes.get(verdict.label)
+        assert own.state == "seen" if own else seen.label == verdict.label
+        stopping = [one for label, one in verdict.votes.items() if rules.stops(label)]
+        assert all(one.state == "unseen" for one in stopping)
+    assert (verdict.why_kept == "unknown") == (verdict.decision == "unknown")
+
+
+@given(looks(), line_rules(), st.sampled_from(LABELS))
+def test_a_camera_that_comes_back_never_makes_a_stopped_item_pass_unseen(
+    seen: Look, rules: LineRules, label: str
+) -> None:
+    if not judge(seen, rules).passed or not seen.missing:
+        return
+    back = replace(
+        seen,
+        own={**seen.own, seen.missing[0]: OwnAnswer(label, 0.9)},
+        missing=seen.missing[1:],
+        suspects=seen.suspects - {seen.missing[0]},
+    )
+    stopped = judge(back, rules)
+    for name, votes in stopped.votes.items():
+        if rules.stops(name):
+            assert votes.state == "unseen"
+
+
+@given(looks(), st.sampled_from(LABELS), st.integers(1, 5))
+def test_votes_add_up(seen: Look, label: str, needed: int) -> None:
+    votes = count_votes(label, needed, seen)
+    assert len(votes.seen) + votes.missing <= votes.of
+    assert not set(votes.seen) & seen.suspects
+    assert (votes.state == "seen") == (len(votes.seen) >= needed)
+    assert (votes.state == "unseen") == (len(votes.seen) + votes.missing < needed)
