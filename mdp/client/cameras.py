@@ -1,7 +1,7 @@
 """Pictures of the cameras of a fleet's agents, all of one moment, and the agents' statuses."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 import msgspec
@@ -13,7 +13,9 @@ from mdp.client.status import DeviceStatus, device_status
 from mdp.closing import Closing
 from mdp.errors import ConfigError, MDPError, PictureError, WireError
 from mdp.formats.fleet import Fleet
+from mdp.formats.mask import CameraMask
 from mdp.pictures.crop import load_picture
+from mdp.protocol.masking import MaskReply, MaskRequest
 from mdp.protocol.messages import MAX_BUFFER_BYTES, Failure, Status, StatusRequest, decode, encode
 from mdp.protocol.recording import PictureReply, PictureRequest
 from mdp.transport import Dealers, Disconnected, Received
@@ -50,12 +52,33 @@ class FleetCameras(Closing):
                 break
             self._dealers.poll(until_s - clock())
 
-    def take(self) -> Scene:
-        """A picture of every camera, as far as they are given within `REPLY_S`."""
+    def take(self, side: int = SIDE) -> Scene:
+        """A picture of every camera, as far as they are given within `REPLY_S`.
+
+        Of at most `side` pixels on the longest side.
+        """
         self._request_id += 1
-        request = PictureRequest(request_id=self._request_id, within_ms=WITHIN_MS, side=SIDE)
+        request = PictureRequest(request_id=self._request_id, within_ms=WITHIN_MS, side=side)
         pictures, missing = self._collect(request, self._picture)
         return Scene(pictures=pictures, missing=missing)
+
+    def masks(self) -> tuple[dict[str, MaskReply], dict[str, str]]:
+        """The mask of every camera, and why others tell none, within `REPLY_S`."""
+        self._request_id += 1
+        request = MaskRequest(request_id=self._request_id, action="tell")
+        return self._collect(request, self._mask)
+
+    def set_mask(self, device: str, mask: CameraMask | None) -> MaskReply:
+        """Have an agent use another mask; raises WireError with the agent's reason if it does not.
+
+        From its reply on, no picture leaves the device that it does not hold for.
+        """
+        self._request_id += 1
+        request = MaskRequest(request_id=self._request_id, action="set", mask=mask)
+        told, missing = self._collect(request, self._mask, [device])
+        if device not in told:
+            raise WireError(f"{device}: {missing[device]}")
+        return told[device]
 
     def status(self) -> list[DeviceStatus]:
         """The status of every device, as far as they tell within `REPLY_S`."""
@@ -74,18 +97,24 @@ class FleetCameras(Closing):
         ]
 
     def _collect(
-        self, request: PictureRequest | StatusRequest, read: Callable[[Received], T | None]
+        self,
+        request: PictureRequest | StatusRequest | MaskRequest,
+        read: Callable[[Received], T | None],
+        devices: Collection[str] | None = None,
     ) -> tuple[dict[str, T], dict[str, str]]:
         """The outcomes of `read` for every device's reply to `request`, and why others have none.
 
-        `read` returns None for a reply to an earlier request, and raises MDPError.
+        `read` returns None for a reply to an earlier request, and raises MDPError. Only `devices`
+        are asked, by default all.
         """
         until_s = self._clock() + REPLY_S
         frames = encode(request)
         found: dict[str, T] = {}
         missing = dict.fromkeys(self._without_key, NO_KEY)
         awaited = set()
-        for device in self.devices:
+        for device in self.devices if devices is None else devices:
+            if device in missing:
+                continue
             if self._dealers.send(device, frames):
                 awaited.add(device)
             else:
@@ -115,6 +144,18 @@ class FleetCameras(Closing):
         message = decode(event.frames).message
         if isinstance(message, Status) and message.request_id == self._request_id:
             return message
+        return None
+
+    def _mask(self, event: Received) -> MaskReply | None:
+        """The mask in a reply, None for one of an earlier request; raises MDPError."""
+        message = decode(event.frames).message
+        match message:
+            case Failure(request_id=0, text=text):
+                raise WireError(f"its mdp-agent knows no masks: expected a newer one ({text})")
+            case Failure(request_id=request_id, text=text) if request_id == self._request_id:
+                raise WireError(text)
+            case MaskReply(request_id=request_id) if request_id == self._request_id:
+                return message
         return None
 
     def _picture(self, event: Received) -> bytes | None:

@@ -6,8 +6,8 @@ from typing import get_args
 
 import pytest
 
+from mdp.protocol import masking, recording, transfer
 from mdp.protocol import messages as wire
-from mdp.protocol import recording, transfer
 from mdp.transport import sockets, zap
 from mdp.transport.admission import pending as pending
 
@@ -28,6 +28,8 @@ KINDS = (
     transfer.BundleRefusal,
     recording.PictureRequest,
     recording.PictureReply,
+    masking.MaskRequest,
+    masking.MaskReply,
 )
 
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from mdp.errors import WireError
 from mdp.formats.bundle import FileEntry
 from mdp.formats.device_part import Version
+from mdp.formats.mask import CameraMask, PictureBox
 from mdp.fusion.fuse import Contribution
 from mdp.protocol import messages as wire
+from mdp.protocol.masking import MaskReply, MaskRequest
 from mdp.protocol.messages import (
     MAX_HEADER_BYTES,
     Buffer,
@@ -85,6 +87,9 @@ STATE = BundleState(
     switching=True,
     error="",
 )
+MASK = CameraMask(
+    width=1280, height=720, region=PictureBox(left=0.25), hidden=[PictureBox(bottom=0.5)]
+)
 VALID: list[tuple[wire.Message, list[Buffer]]] = [
     (INFER, [PIXELS]),
     (msgspec.structs.replace(INFER, encoding="jpeg"), [b"\xff\xd8\xff"]),
@@ -104,6 +109,9 @@ VALID: list[tuple[wire.Message, list[Buffer]]] = [
     (BundleRefusal(request_id=15, text="no room"), []),
     (PictureRequest(request_id=16, within_ms=500.0, side=1280), []),
     (PictureReply(request_id=16, frame=3, age_ms=20.5), [b"\xff\xd8\xff"]),
+    (MaskRequest(request_id=17, action="tell"), []),
+    (MaskRequest(request_id=18, action="set", mask=MASK), []),
+    (MaskReply(request_id=18, mask=MASK, width=640, height=360, settable=True), []),
 ]
 KINDS = [type(message).__name__ for message, _ in VALID]
 As = Callable[[Sequence[Buffer]], Sequence[Buffer]]
@@ -177,8 +185,8 @@ def of(message: wire.Message, *, without: str = "", **changes: Any) -> bytes:
         ([b"GET / HTTP/1.1"], "begins with 'MDP', version and kind"),
         ([head(2, {"request_id": 1}, version=0)], "expected protocol version 1, got 0"),
         ([head(2, {"request_id": 1}, version=2)], "expected protocol version 1, got 2"),
-        ([head(0, {})], "expected a message kind from 1 to 15, got 0"),
-        ([head(16, {})], "expected a message kind from 1 to 15, got 16"),
+        ([head(0, {})], "expected a message kind from 1 to 17, got 0"),
+        ([head(18, {})], "expected a message kind from 1 to 17, got 18"),
         ([head(2, {"x": "y" * MAX_HEADER_BYTES})], "expected a header up to 16384 bytes, got 1"),
         ([b"MDP\x01\x02"], "StatusRequest header: "),
         ([b"MDP\x01\x02\xc1\xc1"], "StatusRequest header: "),
