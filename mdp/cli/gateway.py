@@ -47,6 +47,30 @@ def gateway(
         Path | None,
         typer.Option(help="This gateway's secret key file, instead of fleet.toml's `key`."),
     ] = None,
+    teach: Annotated[
+        Path | None,
+        typer.Option(
+            help="Teach in the page: folder of scenes to record into and build from; needs "
+            "--teach-tokens."
+        ),
+    ] = None,
+    teach_tokens: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of bearer tokens that may teach and see the cameras' pictures, one a line; "
+            "those of --tokens may not."
+        ),
+    ] = None,
+    teach_kept: Annotated[
+        Path | None,
+        typer.Option(help="Folder that `mdp watch --keep` fills, to look through in the page."),
+    ] = None,
+    teach_config: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file of settings for the page's builds (`mdp-partition build --config`)."
+        ),
+    ] = None,
     insecure: Annotated[
         bool,
         typer.Option(
@@ -75,6 +99,7 @@ def gateway(
     from mdp.gateway.access import Tokens, check_exposure, read_tokens
     from mdp.gateway.fleets import ServedFleet
     from mdp.gateway.server import Listening, serve
+    from mdp.teach.teacher import Teacher, TeachOptions
 
     checked_deadline_ms(deadline_ms)
     set_up("mdp-gateway")
@@ -84,12 +109,32 @@ def gateway(
     if risk := check_exposure(bind, tokens=with_tokens, encrypted=with_tls, insecure=insecure):
         print(f"mdp: WARNING: {risk}", file=sys.stderr)
     allowed = Tokens([]) if tokens is None else read_tokens(tokens)
-    listening = Listening(bind, allowed, certificate, private_key)
+    teachers = Tokens([]) if teach_tokens is None else read_tokens(teach_tokens)
+    listening = Listening(bind, allowed, certificate, private_key, teachers)
+    named = named_fleets(fleet)
+    teacher = None
+    if teach is not None:
+        if teach_tokens is None:
+            raise InputError(
+                "--teach: expected --teach-tokens: a file of tokens for those who may teach"
+            )
+        if len(named) > 1:
+            raise InputError(f"--teach: expected one --fleet, got {len(named)}")
+        (file,) = named.values()
+        teacher = Teacher(
+            TeachOptions(fleet=file, scenes=teach, kept=teach_kept, config=teach_config, key=key)
+        )
+    for name, given in (
+        ("--teach-tokens", teach_tokens), ("--teach-kept", teach_kept),
+        ("--teach-config", teach_config),
+    ):  # fmt: skip
+        if given is not None and teach is None:
+            raise InputError(f"{name}: expected --teach FOLDER beside it")
     served: dict[str, ServedFleet] = {}
     with warnings.catch_warnings():
         # Said below, in one line each.
         warnings.simplefilter("ignore", InsecureWarning)
-        for name, path in named_fleets(fleet).items():
+        for name, path in named.items():
             served[name] = ServedFleet(
                 name, path, fusion=fusion, key=key, insecure=insecure, cascade=cascade
             )
@@ -103,7 +148,7 @@ def gateway(
             else:
                 print(f"{url} serves {', '.join(served)}; Ctrl-C ends it", flush=True)
 
-        serve(served, listening, deadline_ms=deadline_ms, started=started)
+        serve(served, listening, deadline_ms=deadline_ms, started=started, teacher=teacher)
 
 
 def named_fleets(words: list[str]) -> dict[str, Path]:

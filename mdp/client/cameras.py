@@ -1,14 +1,16 @@
 """Pictures of the cameras of a fleet's agents, all of one moment, and the agents' statuses."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from mdp.client.base import Options, client_keys
 from mdp.client.dispatcher import Clock
-from mdp.client.scenes import Scene
+from mdp.client.scenes import LEAST_CAMERAS, Scene, SceneFolder, Tally
 from mdp.client.status import DeviceStatus, device_status
 from mdp.closing import Closing
 from mdp.errors import ConfigError, MDPError, PictureError, WireError
@@ -61,6 +63,34 @@ class FleetCameras(Closing):
         request = PictureRequest(request_id=self._request_id, within_ms=WITHIN_MS, side=side)
         pictures, missing = self._collect(request, self._picture)
         return Scene(pictures=pictures, missing=missing)
+
+    def record(
+        self,
+        folder: SceneFolder,
+        tally: Tally,
+        moment: Callable[[], datetime],
+        *,
+        every_s: float,
+        count: int | None,
+        due_s: float,
+    ) -> Iterator[tuple[Path | None, Scene]]:
+        """Write a scene each `every_s` into `folder`, the first at `due_s` by this object's clock.
+
+        Yields each moment's path and scene; None for one of too few cameras, which is not kept.
+        Ends after `count` moments of `tally`, which counts them; None: never. Raises InputError on
+        a full disk.
+        """
+        while count is None or tally.moments < count:
+            self.wait(due_s)
+            # Missed moments are not caught up, and two are never closer than `every_s`: an agent
+            # refuses pictures above its rate.
+            due_s = max(due_s, self._clock()) + every_s
+            at, scene = moment(), self.take()
+            path = None
+            if len(scene.pictures) >= LEAST_CAMERAS:
+                path = folder.write(at, scene.pictures)
+            tally.add(scene)
+            yield path, scene
 
     def masks(self) -> tuple[dict[str, MaskReply], dict[str, str]]:
         """The mask of every camera, and why others tell none, within `REPLY_S`."""

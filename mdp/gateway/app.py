@@ -32,19 +32,29 @@ from mdp.gateway.bodies import (
 from mdp.gateway.fleets import IN_FLIGHT, MAX_REQUEST_MS, ServedFleet
 from mdp.gateway.metrics import Metrics
 from mdp.gateway.refusals import Refusal, busy, refusal_of
+from mdp.gateway.replies import json_response as _json
+from mdp.gateway.teach import TeachRoutes
 from mdp.pictures.crop import Picture
 from mdp.requests.capture import DEFAULT_EVERY_MS, checked_every_ms
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.requests.prediction import Prediction
+from mdp.teach.teacher import Teacher
 from mdp.tracing import served
 
 #: What of the room's data is sent, and as what.
 PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/common.js": ("common.js", "text/javascript; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/openapi.json": ("openapi.json", "application/json"),
+}
+#: The same, where the gateway teaches.
+TEACH_PAGE = {
+    "/teach": ("teach.html", "text/html; charset=utf-8"),
+    "/teach.css": ("teach.css", "text/css; charset=utf-8"),
+    "/teach.js": ("teach.js", "text/javascript; charset=utf-8"),
 }
 #: The page loads nothing from, and sends nothing to, any other host.
 HEADERS = {
@@ -70,9 +80,9 @@ _JSON = "JSON, which binary tensors may follow,"
 class Guard:
     """Lets in what may be answered, and adds the headers that every answer has."""
 
-    def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
+    def __init__(self, app: ASGIApp, tokens: Tokens, teachers: Tokens | None = None) -> None:
         self.inside = app
-        self._tokens = tokens
+        self._tokens, self._teachers = tokens, teachers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -91,8 +101,9 @@ class Guard:
         host, _ = scope.get("client") or ("127.0.0.1", 0)
         state = scope.setdefault("state", {})
         try:
-            check_request(scope["method"], path, headers, self._tokens, scope.get("scheme", "http"))
-            state["caller"] = caller = caller_of(path, headers, self._tokens, host)
+            scheme = scope.get("scheme", "http")
+            check_request(scope["method"], path, headers, self._tokens, scheme, self._teachers)
+            state["caller"] = caller = caller_of(path, headers, self._tokens, host, self._teachers)
             # The connection's own, where a server has set it.
             admit = state.get("admit", lambda caller: True)
             if caller and not admit(caller):
@@ -103,12 +114,6 @@ class Guard:
             await refused(refusal)(scope, receive, with_headers)
         else:
             await self.inside(scope, receive, with_headers)
-
-
-def _json(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    # As a file of text: curl leaves a terminal's cursor where the answer ends.
-    body = msgspec.json.encode(content) + b"\n"
-    return Response(body, status, headers=headers, media_type="application/json")
 
 
 def refused(refusal: Refusal) -> Response:
@@ -175,9 +180,15 @@ def _counted(metrics: Metrics, model: str, request: Request) -> Iterator[None]:
 class Gateway:
     """Everything that the routes share."""
 
-    def __init__(self, fleets: Mapping[str, ServedFleet], deadline_ms: float) -> None:
-        """Serve `fleets`, by their models' names, with `deadline_ms` for a picture."""
+    def __init__(
+        self, fleets: Mapping[str, ServedFleet], deadline_ms: float, teacher: Teacher | None = None
+    ) -> None:
+        """Serve `fleets`, by their models' names, with `deadline_ms` for a picture.
+
+        With a `teacher`, the page teaches the only fleet.
+        """
         self._fleets = fleets
+        self._teacher = teacher
         self._deadline_ms = deadline_ms
         self._bodies = Bodies()
         self._reading = asyncio.Lock()
@@ -195,9 +206,13 @@ class Gateway:
         for fleet in self._fleets.values():
             fleet.changed = self._wake
         watches = [asyncio.create_task(fleet.watch()) for fleet in self._fleets.values()]
+        if self._teacher is not None:
+            watches.append(asyncio.create_task(self._teacher.watch()))
         try:
             yield
         finally:
+            if self._teacher is not None:
+                await self._teacher.close()
             for watch in watches:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
@@ -208,8 +223,8 @@ class Gateway:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def app(self, tokens: Tokens) -> Guard:
-        """The ASGI application."""
+    def app(self, tokens: Tokens, teachers: Tokens | None = None) -> Guard:
+        """The ASGI application; `teachers` may also teach."""
         model = "/v2/models/{model}"
         routes = [
             Route("/v2", self.server),
@@ -227,6 +242,12 @@ class Gateway:
             Route("/metrics", self.metrics),
             *(Route(path, _file(name, kind)) for path, (name, kind) in PAGE.items()),
         ]
+        if self._teacher is not None:
+            teaching = TeachRoutes(
+                self._teacher, self._bodies, self._streamed, lambda: self.ending()
+            )
+            routes += teaching.routes()
+            routes += [Route(path, _file(name, kind)) for path, (name, kind) in TEACH_PAGE.items()]
         handlers: Any = {
             MDPError: _on_error,
             HTTPException: _on_http_error,
@@ -234,7 +255,7 @@ class Gateway:
         }
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self.lifespan)
         app.router.redirect_slashes = False
-        return Guard(app, tokens)
+        return Guard(app, tokens, teachers)
 
     def _fleet(self, request: Request) -> ServedFleet:
         name = request.path_params["model"]
@@ -395,7 +416,8 @@ class Gateway:
         return _json(self._shown())
 
     def _shown(self) -> list[dict[str, Any]]:
-        return [fleet.shown() for fleet in self._fleets.values()]
+        teaches = self._teacher is not None
+        return [{**fleet.shown(), "teaches": teaches} for fleet in self._fleets.values()]
 
     async def events(self, request: Request) -> Response:
         """Server-sent events: `/fleets` again whenever something in it changes."""

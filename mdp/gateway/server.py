@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from mdp.gateway.app import Gateway
 from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.places import Claim, ConnectionPlaces
 from mdp.logs import BackgroundWriter, ErrorLog
+from mdp.teach.teacher import Teacher
 
 #: Seconds for a request's headers, from the connection or the request before.
 HEADERS_S = 10
@@ -50,6 +51,8 @@ class Listening:
     #: PEM files of the certificate with its chain, and of its key; both or neither.
     certificate: Path | None = None
     private_key: Path | None = None
+    #: Who may teach.
+    teachers: Tokens = field(default_factory=lambda: Tokens([]))
 
 
 class _Protocol(H11Protocol):
@@ -266,9 +269,13 @@ def serve(
     *,
     deadline_ms: float,
     started: Callable[[str], None],
+    teacher: Teacher | None = None,
 ) -> None:
-    """Serve `fleets` until SIGINT or SIGTERM; `started` is told the URL once it listens."""
-    gateway = Gateway(fleets, deadline_ms)
+    """Serve `fleets` until SIGINT or SIGTERM; `started` is told the URL once it listens.
+
+    With a `teacher`, the page teaches.
+    """
+    gateway = Gateway(fleets, deadline_ms, teacher)
     certificate, private_key = listening.certificate, listening.private_key
     places = ConnectionPlaces(most_connections())
     protocol: Any = partial(_Protocol, places)
@@ -276,7 +283,7 @@ def serve(
         protocol = partial(_Handshake, tls_context(certificate, private_key), places)
     place = bound(listening.bind)
     config = uvicorn.Config(
-        gateway.app(listening.tokens),
+        gateway.app(listening.tokens, listening.teachers),
         http=protocol,
         ws="none",
         loop="asyncio",

@@ -16,6 +16,7 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import read_fleet
 from mdp.formats.keys import load_pair, load_public
 from mdp.formats.mask import CameraMask, PictureBox, read_mask, write_mask
+from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import Buffer, FrameReply, FrameRequest, StatusRequest, decode, encode
 from mdp.protocol.recording import PictureReply, PictureRequest
 from mdp.testing.bundles import colour_picture, write_bundle
@@ -53,7 +54,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield fleet
 
 
-def noise(draws: np.random.Generator) -> np.ndarray:  # type: ignore[type-arg]
+def noise(draws: np.random.Generator) -> Pixels:
     return draws.integers(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
 
 
@@ -199,8 +200,8 @@ def test_a_mask_of_another_shape_lets_no_picture_out(fleet: Fleet) -> None:
     ("options", "content", "expected"),
     [
         (("--mask", "mask.toml"), None, "mask.toml: "),
-        (("--mask", "mask.toml"), "width = 9\n", "mask.toml: key `height`: "),
-        (("--mask", "mask.toml"), "width = 0\nheight = 9\n", "mask.toml: key `width`: "),
+        (("--mask", "mask.toml"), "width = 9\n", "mask.toml: Object missing required field `height`"),
+        (("--mask", "mask.toml"), "width = 0\nheight = 9\n", "mask.toml: Expected `int` >= 1 - at `$.width`"),
         (("--allow-mask",), None, "--allow-mask: expected --mask FILE, --key and --clients"),
     ],
 )
