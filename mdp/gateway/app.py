@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mdp import __version__
-from mdp.errors import MDPError
+from mdp.errors import ConfigError, MDPError
 from mdp.gateway import infer
 from mdp.gateway.access import Tokens, caller_of, check_request
 from mdp.gateway.bodies import (
@@ -72,6 +72,8 @@ HEADERS = {
 MAX_WATCHERS, MAX_WATCHERS_OF_ONE = 32, 16
 #: Between two events at least, and between two signs of life at most.
 EVENT_S, QUIET_S = 0.25, 10.0
+#: Between two looks for a first bundle.
+FIRST_S = 1.0
 #: Between two looks of one reader at least.
 LEAST_EVERY_MS = 50.0
 _JSON = "JSON, which binary tensors may follow,"
@@ -181,18 +183,23 @@ class Gateway:
     """Everything that the routes share."""
 
     def __init__(
-        self, fleets: Mapping[str, ServedFleet], deadline_ms: float, teacher: Teacher | None = None
+        self,
+        fleets: Mapping[str, ServedFleet],
+        deadline_ms: float,
+        teacher: Teacher | None = None,
+        first: Callable[[], ServedFleet] | None = None,
     ) -> None:
         """Serve `fleets`, by their models' names, with `deadline_ms` for a picture.
 
-        With a `teacher`, the page teaches the only fleet.
+        With a `teacher`, the page teaches the only fleet. Where that has no bundle yet it is opened
+        by `first`, which raises ConfigError as long as that is so.
         """
-        self._fleets = fleets
-        self._teacher = teacher
+        self._fleets = dict(fleets)
+        self._teacher, self._first = teacher, first
         self._deadline_ms = deadline_ms
         self._bodies = Bodies()
         self._reading = asyncio.Lock()
-        self._metrics = Metrics(fleets)
+        self._metrics = Metrics(self._fleets)
         #: Set, and replaced, whenever something changes that the page shows.
         self._changed = asyncio.Event()
         #: Readers of events by caller.
@@ -208,6 +215,8 @@ class Gateway:
         watches = [asyncio.create_task(fleet.watch()) for fleet in self._fleets.values()]
         if self._teacher is not None:
             watches.append(asyncio.create_task(self._teacher.watch()))
+        if self._first is not None:
+            watches.append(asyncio.create_task(self._watch_first(self._first)))
         try:
             yield
         finally:
@@ -218,6 +227,19 @@ class Gateway:
             await asyncio.gather(*watches, return_exceptions=True)
             for fleet in self._fleets.values():
                 fleet.close()
+
+    async def _watch_first(self, first: Callable[[], ServedFleet]) -> None:
+        """Serve a fleet as soon as it has a bundle."""
+        while True:
+            with suppress(ConfigError):
+                fleet = first()
+                break
+            await asyncio.sleep(FIRST_S)
+        fleet.changed = self._wake
+        self._fleets[fleet.name] = fleet
+        self._metrics.add(fleet)
+        self._wake()
+        await fleet.watch()
 
     def _wake(self) -> None:
         self._changed.set()
@@ -277,7 +299,7 @@ class Gateway:
 
     async def ready(self, request: Request) -> Response:
         """Whether a device of every fleet can answer."""
-        ready = all(fleet.ready for fleet in self._fleets.values())
+        ready = bool(self._fleets) and all(fleet.ready for fleet in self._fleets.values())
         return _json({"ready": ready}, 200 if ready else 503)
 
     async def model(self, request: Request) -> Response:

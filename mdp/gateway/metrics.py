@@ -97,14 +97,19 @@ class Metrics:
             "mdp_requests_under_way", "Requests being answered.", ["model"], registry=registry
         )
         registry.register(_Devices(fleets))
-        for name, fleet in fleets.items():
-            for outcome in ("answered", "degraded", "deadline", "unavailable", "refused"):
-                self._requests.labels(name, outcome)
-            for device in fleet.roll.devices:
-                self._late.labels(name, device)
-            self._answer.labels(name)
-            self._unknown.labels(name)
-            self._under_way.labels(name)
+        for fleet in fleets.values():
+            self.add(fleet)
+
+    def add(self, fleet: ServedFleet) -> None:
+        """Begin the series of a fleet."""
+        name = fleet.name
+        for outcome in ("answered", "degraded", "deadline", "unavailable", "refused"):
+            self._requests.labels(name, outcome)
+        for device in fleet.roll.devices:
+            self._late.labels(name, device)
+        self._answer.labels(name)
+        self._unknown.labels(name)
+        self._under_way.labels(name)
 
     def began(self, model: str) -> None:
         """A request for `model` is being answered."""

@@ -270,12 +270,13 @@ def serve(
     deadline_ms: float,
     started: Callable[[str], None],
     teacher: Teacher | None = None,
+    first: Callable[[], ServedFleet] | None = None,
 ) -> None:
     """Serve `fleets` until SIGINT or SIGTERM; `started` is told the URL once it listens.
 
-    With a `teacher`, the page teaches.
+    With a `teacher`, the page teaches; `first` is as of `Gateway`.
     """
-    gateway = Gateway(fleets, deadline_ms, teacher)
+    gateway = Gateway(fleets, deadline_ms, teacher, first)
     certificate, private_key = listening.certificate, listening.private_key
     places = ConnectionPlaces(most_connections())
     protocol: Any = partial(_Protocol, places)

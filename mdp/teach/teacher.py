@@ -47,6 +47,8 @@ class TeachOptions:
     config: Path | None = None
     #: The client's secret key file, instead of the fleet file's.
     key: Path | None = None
+    #: Of a first bundle.
+    name: str = "taught"
 
     @property
     def builds(self) -> Path:
@@ -164,7 +166,9 @@ class Teacher:
                 "looks": self._review is not None,
                 "total": len(self._kept),
                 "reasons": reasons,
-                "undo": None if last is None else {"item": last.item, "label": last.label},
+                "undo": None
+                if last is None
+                else {"item": last.item, "name": last.name, "label": last.label},
             },
             "build": {
                 "why_not": self._why_no_build,
@@ -326,7 +330,7 @@ class Teacher:
         try:
             return read_fleet(self.options.fleet)[1].manifest.name
         except MDPError:
-            return "taught"
+            return self.options.name
 
     async def cancel_build(self) -> None:
         """End the build that is under way."""

@@ -45,6 +45,15 @@ function live(kind, words) {
 
 function show(fleets) {
   state.fleets = fleets;
+  if (!fleets.length) {
+    // A gateway that teaches begins without a bundle.
+    $("tabs").hidden = false;
+    text("label", "No bundle yet");
+    text("note", "Teach the fleet its classes first: record, build, and push.");
+    live("warn", "No bundle yet");
+    return;
+  }
+  if (state.team === null && !state.blob) showNoAnswer("No picture yet", "The fused answer of all devices, and what it is made of, appear here.");
   if (!fleets.some((fleet) => fleet.name === state.chosen)) state.chosen = fleets[0].name;
   $("pick").hidden = fleets.length < 2;
   $("tabs").hidden = !fleets[0].teaches;

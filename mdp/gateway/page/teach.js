@@ -9,7 +9,7 @@ const UNKNOWN = "unknown";
 // Scenes of a class below which a build knows little.
 const FEW = 10;
 
-const state = { told: null, model: null, offset_s: 0, items: [], place: 0, shown: null, stamp: "", keys: [], looking: null, mask: null, devices: [] };
+const state = { told: null, model: null, offset_s: 0, items: [], place: 0, shown: null, wanted: null, stamp: "", keys: [], looking: null, mask: null, devices: [] };
 const device = (name) => name.split("/").map(encodeURIComponent).join("/");
 
 async function change(path, method, content) {
@@ -165,6 +165,14 @@ function showRecording({ recording, removable }) {
 
 // Counts.
 
+// What is not the same in all names.
+function short(name, names) {
+  const parts = (each) => each.split(/(?<=[_/-])/);
+  let same = 0;
+  while (names.every((each) => parts(each).length > same + 1 && parts(each)[same] === parts(names[0])[same])) same += 1;
+  return names.length > 1 && same ? `…${parts(name).slice(same).join("")}` : name;
+}
+
 function showClasses({ classes, cameras, recording, served }) {
   const key = JSON.stringify([classes, recording?.label, recording?.state, served]);
   if ($("classes").dataset.key === key) return;
@@ -174,7 +182,7 @@ function showClasses({ classes, cameras, recording, served }) {
   const names = [...new Set([...cameras, ...classes.flatMap((each) => Object.keys(each.cameras))])];
   $("classes-head").replaceChildren(
     el("th", { scope: "col" }, "Class"), el("th", { scope: "col", class: "number" }, "Scenes"),
-    ...names.map((name) => el("th", { scope: "col", class: "number" }, ...breakable(name))));
+    ...names.map((name) => el("th", { scope: "col", class: "number", title: name, "aria-label": name }, short(name, names))));
   const going = recording && ["countdown", "recording"].includes(recording.state) ? recording.label : null;
   $("classes-body").replaceChildren(...classes.map((each) => {
     const fresh = served.length > 0 && !served.includes(each.label) && each.label !== UNKNOWN;
@@ -209,7 +217,8 @@ async function showReview({ kept, classes, served }) {
   }
   try {
     const { items } = await told(await request("teach/kept"));
-    const before = state.shown;
+    const before = items.some((each) => each.name === state.wanted) ? state.wanted : state.shown;
+    state.wanted = null;
     state.items = items;
     const place = items.findIndex((each) => each.name === before);
     state.place = place >= 0 ? place : Math.min(state.place, items.length - 1);
@@ -262,15 +271,23 @@ async function putRight(label) {
   const item = state.items[state.place];
   if (!item) return;
   leave(item);
-  await attempt(`kept/${encodeURIComponent(item.name)}`, "PUT", { label });
-  $("item").focus({ preventScroll: true });
+  await settle(item, await attempt(`kept/${encodeURIComponent(item.name)}`, "PUT", { label }));
 }
 
 async function discard() {
   const item = state.items[state.place];
   if (!item) return;
   leave(item);
-  await attempt(`kept/${encodeURIComponent(item.name)}`, "DELETE");
+  await settle(item, await attempt(`kept/${encodeURIComponent(item.name)}`, "DELETE"));
+}
+
+// An item that the gateway left where it was is shown again.
+async function settle(item, answer) {
+  if (!answer) {
+    state.wanted = item.name;
+    state.stamp = "";
+    await showReview(state.told);
+  }
   $("item").focus({ preventScroll: true });
 }
 
@@ -284,6 +301,7 @@ function leave(item) {
 }
 
 async function undo() {
+  state.wanted = state.told.kept.undo?.name;
   const answer = await attempt("moved", "DELETE");
   if (answer) $("item").focus({ preventScroll: true });
 }
@@ -381,7 +399,8 @@ $("rollback").addEventListener("click", () => attempt("rollout", "PUT", { action
 
 function showRollout({ rollout, build, cameras }) {
   const going = ["pushing", "rolling back"].includes(rollout.state);
-  $("push").disabled = going || !build.pushable || build.state === "running";
+  const served = rollout.state === "done" && rollout.bundle === build.report?.bundle;
+  $("push").disabled = going || !build.pushable || served || build.state === "running";
   $("rollback").disabled = going || build.state === "running";
   text("rollout-text", {
     none: "Boards serve on while they get it, and keep the bundle before.",
