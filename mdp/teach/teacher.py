@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,8 +27,8 @@ from mdp.teach.taught import TaughtClass, class_folder, count_classes, remove_sc
 
 #: Kept items that the page gets at a time.
 MOST_SHOWN = 60
-#: Between two looks at what was kept, and at the classes.
-SCAN_S = 3.0
+#: Between two looks at what was kept, and at the classes; at least, where something was recorded.
+SCAN_S, LEAST_SCAN_S = 3.0, 0.5
 MOST_MINUTES = 24 * 60.0
 #: In the folder of builds: the bundles that the fleet file has named, one a line.
 SERVED = "served.txt"
@@ -103,7 +104,8 @@ class Teacher:
         #: Called when something has changed that the page shows.
         self.changed: Callable[[], None] = lambda: None
         self.devices = [entry.device for entry in read_devices(options.fleet).devices]
-        self._desk = CameraDesk(options.fleet, options.key, self._wake)
+        self._desk = CameraDesk(options.fleet, options.key, self._note_recording)
+        self._scan_soon = asyncio.Event()
         self._builder = Builder(options.builds, self._wake)
         self._review = None if options.kept is None else Review(options.kept, options.scenes)
         self._classes: list[TaughtClass] = []
@@ -118,13 +120,21 @@ class Teacher:
     def _wake(self) -> None:
         self.changed()
 
+    def _note_recording(self) -> None:
+        self._scan_soon.set()
+        self._wake()
+
     # What there is.
 
     async def watch(self) -> None:
         """Count scenes and kept items, over and over."""
         while True:
+            self._scan_soon.clear()
             await self.scan()
-            await asyncio.sleep(SCAN_S)
+            await asyncio.sleep(LEAST_SCAN_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SCAN_S - LEAST_SCAN_S):
+                    await self._scan_soon.wait()
 
     async def scan(self) -> None:
         """Count scenes and kept items again."""

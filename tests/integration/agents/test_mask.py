@@ -200,8 +200,8 @@ def test_a_mask_of_another_shape_lets_no_picture_out(fleet: Fleet) -> None:
     ("options", "content", "expected"),
     [
         (("--mask", "mask.toml"), None, "mask.toml: "),
-        (("--mask", "mask.toml"), "width = 9\n", "mask.toml: Object missing required field `height`"),
-        (("--mask", "mask.toml"), "width = 0\nheight = 9\n", "mask.toml: Expected `int` >= 1 - at `$.width`"),
+        (("--mask", "mask.toml"), "width = 9\n", "mask.toml: Object missing required field"),
+        (("--mask", "mask.toml"), "width = 0\nheight = 9\n", "mask.toml: Expected `int` >= 1"),
         (("--allow-mask",), None, "--allow-mask: expected --mask FILE, --key and --clients"),
     ],
 )
