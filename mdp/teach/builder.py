@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Struct, field
@@ -57,6 +57,37 @@ class BuildReport(Struct, frozen=True, kw_only=True):
     #: Device -> share of these that it is right on alone.
     alone: dict[str, float]
     seconds: float = 0.0
+
+
+class _Together(Struct, frozen=True):
+    accuracy: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class _Pilot(Struct, frozen=True):
+    together: _Together = _Together()
+
+
+class _Subset(Struct, frozen=True):
+    members: list[int]
+    stacked: float | None
+    bagged: float | None
+
+
+class _Member(Struct, frozen=True):
+    device: str
+    accuracy: float
+
+
+class _Printed(Struct, frozen=True):
+    """The part that is read of what `mdp-partition build --json` prints."""
+
+    digest: str
+    subsets: list[_Subset]
+    pictures: int
+    members: list[_Member]
+    pilot: _Pilot | None = None
 
 
 class BuildProgress(Struct, kw_only=True):
@@ -151,22 +182,22 @@ def build_words(
 def read_report(out: Path, content: bytes, seconds: float) -> BuildReport:
     """The report in a build's standard output; raises InputError."""
     try:
-        told: dict[str, Any] = msgspec.json.decode(content)
-        together = (told.get("pilot") or {}).get("together") or {}
-        whole = max(told["subsets"], key=lambda subset: len(subset["members"]))
-        return BuildReport(
-            bundle=out.name,
-            digest=told["digest"],
-            predicted=together.get("accuracy"),
-            low=together.get("low"),
-            high=together.get("high"),
-            measured=whole["stacked"] if whole["stacked"] is not None else whole["bagged"],
-            scenes=told["pictures"],
-            alone={member["device"]: member["accuracy"] for member in told["members"]},
-            seconds=round(seconds, 1),
-        )
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{PROGRAM} build printed no report: {error!r}") from error
+        printed = msgspec.json.decode(content, type=_Printed)
+        whole = max(printed.subsets, key=lambda subset: len(subset.members))
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise InputError(f"{PROGRAM} build printed no report: {error}") from error
+    together = _Together() if printed.pilot is None else printed.pilot.together
+    return BuildReport(
+        bundle=out.name,
+        digest=printed.digest,
+        predicted=together.accuracy,
+        low=together.low,
+        high=together.high,
+        measured=whole.bagged if whole.stacked is None else whole.stacked,
+        scenes=printed.pictures,
+        alone={member.device: member.accuracy for member in printed.members},
+        seconds=round(seconds, 1),
+    )
 
 
 class Builder:

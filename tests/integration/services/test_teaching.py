@@ -186,7 +186,7 @@ def test_two_people_teach_at_once(room: Room, served: Gateway) -> None:
     replies: list[Reply] = []
     people = [
         threading.Thread(
-            target=lambda label=label: replies.append(  # type: ignore[misc]
+            target=lambda label=label: replies.append(
                 ask(served, "/teach/kept/17", {"label": label}, "PUT")
             )
         )
