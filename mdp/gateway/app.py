@@ -237,7 +237,7 @@ class Gateway:
             await asyncio.sleep(FIRST_S)
         fleet.changed = self._wake
         self._fleets[fleet.name] = fleet
-        self._metrics.add(fleet)
+        self._metrics.add(fleet.name, fleet)
         self._wake()
         await fleet.watch()
 

@@ -97,12 +97,11 @@ class Metrics:
             "mdp_requests_under_way", "Requests being answered.", ["model"], registry=registry
         )
         registry.register(_Devices(fleets))
-        for fleet in fleets.values():
-            self.add(fleet)
+        for name, fleet in fleets.items():
+            self.add(name, fleet)
 
-    def add(self, fleet: ServedFleet) -> None:
-        """Begin the series of a fleet."""
-        name = fleet.name
+    def add(self, name: str, fleet: ServedFleet) -> None:
+        """Begin the series of a fleet that is served as `name`."""
         for outcome in ("answered", "degraded", "deadline", "unavailable", "refused"):
             self._requests.labels(name, outcome)
         for device in fleet.roll.devices:
