@@ -1,6 +1,7 @@
 """Everything that is taught through a gateway's page, and what forbids what meanwhile."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -333,7 +334,9 @@ class Teacher:
             profiles=profiles,
             config=config,
         )
-        self._builder.start([program, *words], out)
+        # What the gateway answers meanwhile comes first.
+        gently = [nice, "-n", "10"] if (nice := shutil.which("nice")) else []
+        self._builder.start([*gently, program, *words], out)
 
     def _name(self) -> str:
         """The bundle's name: that of the served one, so that the gateway's model keeps its."""

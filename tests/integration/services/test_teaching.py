@@ -17,7 +17,7 @@ from mdp.testing.bundles import LABELS, write_bundle
 from mdp.testing.processes import until
 from tests.support.faults.stage import Stage, jpeg, with_cameras
 from tests.support.fleet import PLENTY_MS, Fleet
-from tests.support.web.browser import Browser, browser, why_no_browser
+from tests.support.web.browser import LOW_CONTRAST, Browser, browser, why_no_browser
 from tests.support.web.gateway import Gateway, Reply, gateway
 
 CAMERAS = ("laptop-cpu", "n100")
@@ -312,6 +312,33 @@ def test_kept_items_are_put_right_with_one_key_each(room: Room, page: Browser) -
         page.press("#item", "x")
     page.wait_for("#no-review", "Nothing is left")
     page.log()
+
+
+@needs_browser
+def test_what_can_be_read_in_light_dark_and_on_a_phone(room: Room, page: Browser) -> None:
+    room.keep("31", "red")
+    recorded_once = {"label": "lid", "count": 1, "every_s": 0.5, "countdown_s": 0}
+    page.run(
+        "fetch('teach/recording', {method: 'PUT', body: "
+        f"'{json.dumps(recorded_once)}', headers: "
+        "{Authorization: `Bearer ${sessionStorage.getItem('token')}`}})"
+    )
+    page.wait_for("#recording-text", "recorded$|are kept$")
+    page.wait_for("#item-name", "^Item 31$")
+    for width, dark in ((1280, False), (1280, True), (390, False), (390, True)):
+        page.emulate(width=width, dark=dark)
+        assert page.run(LOW_CONTRAST) == []
+        # Nothing is beyond the edge of the screen.
+        assert page.run("return document.documentElement.scrollWidth") <= width
+    page.emulate()
+    named = {f"{node['role']} {node['name']}" for node in page.tree()}
+    for wanted in (
+        "button Record", "button Push to all boards", "button Region and mask of n100",
+        "spinbutton Scenes", "image Item 31 as n100 saw it",
+    ):  # fmt: skip
+        assert wanted in named
+    page.press("#item", "x")
+    page.wait_for("#no-review", "Nothing is left")
 
 
 @needs_browser
