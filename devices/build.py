@@ -12,6 +12,7 @@ from devices.access.audit import AuditLog
 from devices.access.watch import ClientWatch, agent_keys, raise_descriptor_limit
 from devices.agent.bundles import LoadableBundle
 from devices.agent.lifecycle import Report
+from devices.agent.masking import MaskAccess
 from devices.agent.options import ServeOptions
 from devices.agent.push import PushAccess
 from devices.agent.quotas import Quotas
@@ -128,6 +129,9 @@ def build_agent(
         record = None
         if options.allow_record and clients is not None:
             record = RecordAccess(may_record=clients.may_record, name_of=clients.name, audit=audit)
+        mask = None
+        if clients is not None:
+            mask = _mask_access(options, clients, audit)
         agent = Agent(
             source,
             router,
@@ -135,6 +139,7 @@ def build_agent(
             frames=frames,
             push=push,
             record=record,
+            mask=mask,
             grace_s=options.grace_s,
             report=report,
             clock=clock,
@@ -209,7 +214,13 @@ def build_bundleless_agent(
         if options.allow_record:
             record = RecordAccess(may_record=clients.may_record, name_of=clients.name, audit=audit)
         agent = BundlelessAgent(
-            options.device, router, report, frames=frames, record=record, push=push
+            options.device,
+            router,
+            report,
+            frames=frames,
+            record=record,
+            mask=_mask_access(options, clients, audit),
+            push=push,
         )
         watch = ClientWatch(clients, keys.allowed, router, Quotas(), agent, report)
         yield BuiltBundlelessAgent(agent=agent, address=router.address, _watch=watch, _audit=log)
@@ -230,8 +241,25 @@ def _check_rights(options: ServeOptions) -> None:
             "--allow-record: expected --source, --key and --clients: `record = true` in a client's "
             ".limits file says who may record"
         )
+    if options.mask is not None and options.source is None:
+        raise InputError("--mask: expected --source beside it")
+    if options.allow_mask and (options.mask is None or options.key is None):
+        raise InputError(
+            "--allow-mask: expected --mask FILE, --key and --clients: `mask = true` in a client's "
+            ".limits file says who may change it"
+        )
     if options.allow_record and (options.source or "").startswith("mdp:"):
         raise InputError("--allow-record: expected a camera of this device's own, got another's")
+
+
+def _mask_access(options: ServeOptions, clients: AllowedClients, audit: Audit) -> MaskAccess:
+    return MaskAccess(
+        may_see=lambda key: options.allow_record and clients.may_record(key),
+        may_change=clients.may_mask,
+        name_of=clients.name,
+        file=options.mask if options.allow_mask else None,
+        audit=audit,
+    )
 
 
 def _push_access(

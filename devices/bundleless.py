@@ -6,6 +6,8 @@ from contextlib import ExitStack
 
 from devices.agent.bundles import LoadableBundle, ServedBundles
 from devices.agent.counters import Counters
+from devices.agent.masking import NOT_HERE as NOT_MASKED
+from devices.agent.masking import MaskAccess, Masking
 from devices.agent.push import NOT_HERE, BundleMessage, BundlePush, PushAccess
 from devices.agent.record import NOT_HERE as NOT_RECORDED
 from devices.agent.record import RecordAccess, Recording
@@ -14,6 +16,7 @@ from devices.agent.replies import Replies
 from devices.agent.rest import answer_rest
 from devices.camera.frames import FrameBuffer
 from mdp.errors import AgentError, WireError
+from mdp.protocol.masking import MaskRequest
 from mdp.protocol.messages import (
     NO_DIGEST,
     Buffer,
@@ -47,6 +50,7 @@ class BundlelessAgent:
         *,
         frames: FrameBuffer | None = None,
         record: RecordAccess | None = None,
+        mask: MaskAccess | None = None,
         push: PushAccess | None = None,
     ) -> None:
         #: This device's name in the plan of a bundle.
@@ -65,6 +69,9 @@ class BundlelessAgent:
         self._recording: Recording | None = None
         if record is not None and frames is not None:
             self._recording = Recording(record, frames, self._replies, report, time.monotonic)
+        self._masking: Masking | None = None
+        if mask is not None and frames is not None:
+            self._masking = Masking(mask, frames, self._replies, report)
         self._reloader = Reloader(self._read_nothing, clock=time.monotonic)
         self._push: BundlePush | None = None
         if push is not None:
@@ -87,6 +94,8 @@ class BundlelessAgent:
                 stack.enter_context(self._push.worker)
             if self._recording is not None:
                 stack.enter_context(self._recording.worker)
+            if self._masking is not None:
+                stack.enter_context(self._masking.worker)
             if self._frames is not None:
                 stack.enter_context(self._frames)
             self._report("READY")
@@ -139,6 +148,10 @@ class BundlelessAgent:
                 self._recording.receive(peer, wanted)
             case PictureRequest(request_id=request_id):
                 self._replies.fail(peer.route, request_id, "no_frame", NOT_RECORDED)
+            case MaskRequest() as wanted if self._masking is not None:
+                self._masking.receive(peer, wanted)
+            case MaskRequest(request_id=request_id):
+                self._replies.fail(peer.route, request_id, "no_frame", NOT_MASKED)
             case StatusRequest(request_id=request_id):
                 self._replies.send(peer.route, self._status(request_id))
             case RestRequest() as asked:

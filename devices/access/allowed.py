@@ -84,6 +84,11 @@ class AllowedClients:
         client = self._clients.get(key)
         return client is not None and client.limits.record
 
+    def may_mask(self, key: str) -> bool:
+        """Tell whether a client may change the camera's mask. Any thread."""
+        client = self._clients.get(key)
+        return client is not None and client.limits.mask
+
     def connections(self) -> dict[str, int]:
         """Connection limits by key, where a key has one of its own."""
         limits = self.limits().items()

@@ -1,5 +1,6 @@
 """How an operator wants a device's part of a bundle served."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from devices.camera.capture import DEFAULT_FPS, open_frame_buffer
 from devices.camera.frames import FrameBuffer
 from mdp.errors import AgentError, InputError
 from mdp.formats.bundle import Bundle
+from mdp.formats.mask import CameraMask, read_mask
 from mdp.formats.signing import BundleKey
 from mdp.protocol.messages import request_frame_bytes
 from mdp.runtimes.base import Execution, NotHereError, Runtime
@@ -54,6 +56,9 @@ class ServeOptions:
     source_key: Path | None = None
     #: Whether clients may fetch its pictures.
     allow_record: bool = False
+    #: The file of the camera's mask, and whether clients may change it.
+    mask: Path | None = None
+    allow_mask: bool = False
     audit: Path | None = None
     #: Whether the agent is announced on the local network.
     announce: bool = False
@@ -80,9 +85,19 @@ class ServeOptions:
             raise InputError("--source-key: expected --source mdp://HOST:PORT beside it")
         if self.source is None:
             return None
-        return open_frame_buffer(
+        # Read first: no picture is taken without it.
+        mask = self._mask()
+        buffer = open_frame_buffer(
             self.source, self.source_fps, key=self.key, source_key=self.source_key
         )
+        buffer.set_mask(mask)
+        return buffer
+
+    def _mask(self) -> CameraMask | None:
+        """The mask to begin with; raises ConfigError."""
+        if self.mask is None or (self.allow_mask and not os.path.lexists(self.mask)):
+            return None
+        return read_mask(self.mask)
 
     def loadable(
         self, max_frame_bytes: int | None = None, folder: Path | None = None

@@ -140,6 +140,9 @@ class Recording:
 
     def _send(self, item: tuple[Peer, PictureRequest, WholeFrame, float]) -> None:
         peer, request, whole, age_ms = item
+        if whole.mask is not self._frames.mask:
+            self._fail(peer, request, "no_frame", "the mask was changed: ask again")
+            return
         try:
             content = encoded(whole.picture, request.side)
         except Exception as error:  # Pillow's encoders raise any type

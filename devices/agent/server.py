@@ -16,6 +16,8 @@ from devices.agent.executor import Batch, Executor
 from devices.agent.jobs import FrameJob, Job, PictureJob
 from devices.agent.lifecycle import Lifecycle, Report
 from devices.agent.main_loop import MainLoop
+from devices.agent.masking import NOT_HERE as NOT_MASKED
+from devices.agent.masking import MaskAccess, Masking
 from devices.agent.push import NOT_HERE, BundleMessage, BundlePush, PushAccess
 from devices.agent.quotas import Quotas
 from devices.agent.record import NOT_HERE as NOT_RECORDED
@@ -26,6 +28,7 @@ from devices.agent.rest import NO_SOURCE, answer_rest
 from devices.camera.frames import FrameBuffer, NoFrameError, view_of
 from devices.events import LOG
 from mdp.errors import WireError
+from mdp.protocol.masking import MaskRequest
 from mdp.protocol.messages import Buffer, FrameRequest, Infer, State, StatusRequest, decode
 from mdp.protocol.recording import PictureRequest
 from mdp.protocol.rest import RestRequest
@@ -58,6 +61,7 @@ class Agent:
         frames: FrameBuffer | None = None,
         push: PushAccess | None = None,
         record: RecordAccess | None = None,
+        mask: MaskAccess | None = None,
         grace_s: float = GRACE_S,
         report: Report = LOG.info,
         clock: Callable[[], float] = time.monotonic,
@@ -66,8 +70,8 @@ class Agent:
 
         `reloader` prepares other bundles; the previous one is served for `grace_s` after its last
         request, or after it was replaced if a further one is to take its place. Frame requests are
-        answered from `frames`, which clients may record as `record` says; they may push bundles as
-        `push` says, which needs `reloader`.
+        answered from `frames`, which clients may record as `record` says, and mask as `mask` does;
+        they may push bundles as `push` says, which needs `reloader`.
         """
         self._first = source
         self._router = router
@@ -86,6 +90,9 @@ class Agent:
         self.recording: Recording | None = None
         if record is not None and frames is not None:
             self.recording = Recording(record, frames, self._replies, report, clock)
+        self._masking: Masking | None = None
+        if mask is not None and frames is not None:
+            self._masking = Masking(mask, frames, self._replies, report)
         self._executor = Executor(self.lifecycle, self._replies, self._counters, clock)
         self.quotas = Quotas()
         self.main_loop = MainLoop()
@@ -324,6 +331,10 @@ class Agent:
                 self.recording.receive(peer, wanted)
             case PictureRequest(request_id=request_id):
                 self._replies.fail(peer.route, request_id, "no_frame", NOT_RECORDED)
+            case MaskRequest() as wanted if self._masking is not None:
+                self._masking.receive(peer, wanted)
+            case MaskRequest(request_id=request_id):
+                self._replies.fail(peer.route, request_id, "no_frame", NOT_MASKED)
             case message:
                 text = f"{type(message).__name__} is for clients"
                 self._replies.fail(peer.route, 0, "bad_message", text)

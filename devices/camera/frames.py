@@ -2,7 +2,8 @@
 
 A thread grabs frames, cuts each to this device's crop and buffers the last few. Requests are
 answered from the buffer, so that a camera that hangs or is gone delays none. Whole pictures are
-kept only where clients may record them, and then the newest alone.
+kept only where clients may record them, and then the newest alone. A mask is applied to a picture
+before anything else is done with it.
 """
 
 import threading
@@ -20,8 +21,10 @@ from devices.camera.rest import SceneRest, grey_of
 from mdp.cameras import LEAVE_S, Camera, Source
 from mdp.closing import Closing
 from mdp.errors import AgentError, PictureError
+from mdp.formats.mask import CameraMask
 from mdp.formats.plan import Assignment, Region
 from mdp.pictures.crop import Pixels, crop, load_picture, side_for
+from mdp.pictures.masking import check_fits, mask_picture, side_before, size_of
 from mdp.protocol.messages import Suspicion, as_line
 
 #: Frames that are kept: so many, in at most so many bytes (but two at least).
@@ -38,6 +41,7 @@ _COMPARED = 4
 #: How long a client's suspicion is kept after its latest look, and of how many connections.
 SUSPECTED_S, MAX_SUSPECTING = 60.0, 64
 FROZEN = f"the same picture for {FROZEN_S:g} s and more: frozen?"
+MASKED = "masked"
 SUSPECTED = "a client's looks disagree: covered, turned or moved?"
 
 #: One device's view: what is cut from a picture, and to how many pixels.
@@ -135,13 +139,15 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeFrame:
-    """The newest picture, as the camera gave it."""
+    """The newest picture, as the camera gave it but for what the mask hides."""
 
     #: From 1, over all openings of the source.
     number: int
     #: By this device's clock.
     taken_s: float
     picture: Image.Image | Pixels
+    #: What it was cut and blackened by.
+    mask: CameraMask | None = None
 
 
 def view_of(assignment: Assignment) -> ViewKey:
@@ -197,6 +203,9 @@ class FrameBuffer(Closing):
         self._lock = threading.Lock()
         self._ring: deque[Frame] = deque(maxlen=RING_FRAMES)
         self._whole: WholeFrame | None = None
+        self._mask: CameraMask | None = None
+        #: Width and height of the newest picture as the camera gave it; zeros before a first one.
+        self._given = (0, 0)
         self._taken = 0
         self._unreadable = 0
         #: Why there is no newer frame; empty if there is one.
@@ -291,6 +300,28 @@ class FrameBuffer(Closing):
             f"at most {within_ms:.0f} ms were asked for{why}"
         )
 
+    @property
+    def mask(self) -> CameraMask | None:
+        """What of the camera's pictures is used; None: all. Any thread."""
+        return self._mask
+
+    @property
+    def given_size(self) -> tuple[int, int]:
+        """Width and height of the newest picture as the camera gave it, or zeros. Any thread."""
+        with self._lock:
+            return self._given
+
+    def set_mask(self, mask: CameraMask | None) -> None:
+        """Use another mask; what was kept under the former one is dropped. Any thread.
+
+        Raises MaskError if the newest picture has another shape.
+        """
+        with self._lock:
+            if mask is not None and self._given != (0, 0):
+                check_fits(mask, *self._given)
+            self._mask, self._whole = mask, None
+            self._ring.clear()
+
     def note(self, route: bytes, *, suspected: bool) -> None:
         """Take in whether the looks of the client at `route` suspect the camera. Any thread."""
         now_s = self._clock()
@@ -317,6 +348,7 @@ class FrameBuffer(Closing):
             if self._unreadable:
                 parts.append(f"{self._unreadable} could not be read")
             parts += [FROZEN] * self._frozen + [SUSPECTED] * self._notes.stands(now_s)
+            parts += [MASKED] * (self._mask is not None)
         seen = "no frame yet"
         if newest is not None:
             seen = f"frame {newest.number}, {(now_s - newest.taken_s) * 1e3:.0f} ms old"
@@ -349,8 +381,15 @@ class FrameBuffer(Closing):
         behind = taken_s > self._due_s + self._period_s
         self._due_s = (taken_s if behind else self._due_s) + self._period_s
         views = self._views_now()
-        side = max((side_for(*view) for view in views), default=1)
-        picture = load_picture(camera.picture(smallest_side=max(side, self.whole_side)))
+        side = max(max((side_for(*view) for view in views), default=1), self.whole_side)
+        mask = self._mask
+        given = load_picture(
+            camera.picture(smallest_side=side if mask is None else side_before(side, mask))
+        )
+        with self._lock:
+            self._given = size_of(given)
+        # Nothing below sees what it hides.
+        picture = given if mask is None else mask_picture(given, mask)
         taken_s -= camera.age_s
         crops = {view: crop(picture, *view) for view in views}
         frozen = self.source.is_live and self._stillness.saw(picture, taken_s)
@@ -358,12 +397,17 @@ class FrameBuffer(Closing):
             self._report(f"{self.source}: {FROZEN}")
         self._rest.saw(grey_of(picture), taken_s)
         with self._lock:
+            if self._mask is not mask:
+                # It was changed meanwhile: the next picture is the first under the new one.
+                return
             self._taken += 1
             self._still_s, self._changes = self._rest.still_s, self._rest.changes
             self._problem, self._frozen = "", frozen
             self._ring.append(Frame(number=self._taken, taken_s=taken_s, crops=crops))
             if self.whole_side:
-                self._whole = WholeFrame(number=self._taken, taken_s=taken_s, picture=picture)
+                self._whole = WholeFrame(
+                    number=self._taken, taken_s=taken_s, picture=picture, mask=mask
+                )
         if self._reported:
             self._reported = ""
             self._report(f"pictures again: {self.source}")

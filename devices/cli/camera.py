@@ -46,6 +46,21 @@ def camera(
     source_fps: Annotated[
         float, typer.Option(min=0.01, max=240, help="Frames a second to take of --source.")
     ] = DEFAULT_FPS,
+    mask: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of --source, use only what this file leaves, before anything leaves the device: "
+            "mask.toml, as the gateway's page draws it."
+        ),
+    ] = None,
+    allow_mask: Annotated[
+        bool,
+        typer.Option(
+            "--allow-mask",
+            help="Let clients change --mask, which need not exist yet, whose keys may: "
+            "`mask = true` in NAME.limits.",
+        ),
+    ] = False,
     audit: Annotated[
         Path | None,
         typer.Option(help="Append connections, refusals, recordings, revoked keys: JSON lines."),
@@ -77,6 +92,8 @@ def camera(
         source=source,
         source_fps=source_fps,
         allow_record=True,
+        mask=mask,
+        allow_mask=allow_mask,
         audit=audit,
     )
     with (

@@ -117,10 +117,25 @@ def run_agent(
             "`record = true` in NAME.limits.",
         ),
     ] = False,
+    mask: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of --source, use only what this file leaves, before anything leaves the device: "
+            "mask.toml, as the gateway's page draws it."
+        ),
+    ] = None,
+    allow_mask: Annotated[
+        bool,
+        typer.Option(
+            "--allow-mask",
+            help="Let clients change --mask, which need not exist yet, whose keys may: "
+            "`mask = true` in NAME.limits.",
+        ),
+    ] = False,
     audit: Annotated[
         Path | None,
         typer.Option(
-            help="Append connections, refusals, pushes, recordings, revoked keys: JSON lines."
+            help="Append connections, refusals, pushes, recordings, masks, lost keys: JSON lines."
         ),
     ] = None,
     announce: Annotated[
@@ -175,6 +190,8 @@ def run_agent(
         source_fps=source_fps,
         source_key=source_key,
         allow_record=allow_record,
+        mask=mask,
+        allow_mask=allow_mask,
         audit=audit,
         announce=announce,
         allow_push=allow_push,

@@ -2,6 +2,8 @@
 
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +13,21 @@ from mdp import console
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.errors import ConfigError, InputError, InsecureWarning
 from mdp.extras import GATEWAY, install, missing
-from mdp.formats.fleet import FLEET_NAME_FORM, PLAIN_TEXT, exposed, is_fleet_name, read_fleet
+from mdp.formats.fleet import (
+    FLEET_NAME_FORM,
+    PLAIN_TEXT,
+    exposed,
+    is_fleet_name,
+    read_devices,
+    read_fleet,
+)
 from mdp.fusion.fuse import Fusion
 from mdp.logs import quiet_libraries
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.tracing import set_up
+
+#: What a fleet without a bundle is served as, once it has one, and what that is called.
+TAUGHT = "taught"
 
 
 def gateway(
@@ -47,6 +59,30 @@ def gateway(
         Path | None,
         typer.Option(help="This gateway's secret key file, instead of fleet.toml's `key`."),
     ] = None,
+    teach: Annotated[
+        Path | None,
+        typer.Option(
+            help="Teach in the page: folder of scenes to record into and build from; needs "
+            "--teach-tokens."
+        ),
+    ] = None,
+    teach_tokens: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of bearer tokens that may teach and see the cameras' pictures, one a line; "
+            "those of --tokens may not."
+        ),
+    ] = None,
+    teach_kept: Annotated[
+        Path | None,
+        typer.Option(help="Folder that `mdp watch --keep` fills, to look through in the page."),
+    ] = None,
+    teach_config: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file of settings for the page's builds (`mdp-partition build --config`)."
+        ),
+    ] = None,
     insecure: Annotated[
         bool,
         typer.Option(
@@ -75,6 +111,7 @@ def gateway(
     from mdp.gateway.access import Tokens, check_exposure, read_tokens
     from mdp.gateway.fleets import ServedFleet
     from mdp.gateway.server import Listening, serve
+    from mdp.teach.teacher import Teacher, TeachOptions
 
     checked_deadline_ms(deadline_ms)
     set_up("mdp-gateway")
@@ -84,15 +121,43 @@ def gateway(
     if risk := check_exposure(bind, tokens=with_tokens, encrypted=with_tls, insecure=insecure):
         print(f"mdp: WARNING: {risk}", file=sys.stderr)
     allowed = Tokens([]) if tokens is None else read_tokens(tokens)
-    listening = Listening(bind, allowed, certificate, private_key)
+    teachers = Tokens([]) if teach_tokens is None else read_tokens(teach_tokens)
+    listening = Listening(bind, allowed, certificate, private_key, teachers)
+    for name, given in (
+        ("--teach-tokens", teach_tokens),
+        ("--teach-kept", teach_kept),
+        ("--teach-config", teach_config),
+    ):
+        if given is not None and teach is None:
+            raise InputError(f"{name}: expected --teach FOLDER beside it")
+    named, teacher = named_fleets(fleet, taught=teach is not None), None
+    if teach is not None:
+        if not teachers:
+            raise InputError(
+                "--teach: expected --teach-tokens: a file of tokens for those who may teach"
+            )
+        if len(named) > 1:
+            raise InputError(f"--teach: expected one --fleet, got {len(named)}")
+        ((name, file),) = named.items()
+        teacher = Teacher(
+            TeachOptions(
+                fleet=file, scenes=teach, kept=teach_kept, config=teach_config, key=key, name=name
+            )
+        )
+
+    def open_fleet(name: str, path: Path) -> ServedFleet:
+        return ServedFleet(name, path, fusion=fusion, key=key, insecure=insecure, cascade=cascade)
+
     served: dict[str, ServedFleet] = {}
+    first: Callable[[], ServedFleet] | None = None
     with warnings.catch_warnings():
         # Said below, in one line each.
         warnings.simplefilter("ignore", InsecureWarning)
-        for name, path in named_fleets(fleet).items():
-            served[name] = ServedFleet(
-                name, path, fusion=fusion, key=key, insecure=insecure, cascade=cascade
-            )
+        for name, path in named.items():
+            if teacher is not None and not read_devices(path).bundle:
+                first = partial(open_fleet, name, path)
+                continue
+            served[name] = open_fleet(name, path)
             for entry in exposed(read_fleet(path)[0]):
                 text = f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}"
                 print(f"mdp: WARNING: {text}", file=sys.stderr)
@@ -101,18 +166,31 @@ def gateway(
             if json:
                 console.print_json({"event": "listening", "url": url, "models": list(served)})
             else:
-                print(f"{url} serves {', '.join(served)}; Ctrl-C ends it", flush=True)
+                what = f"serves {', '.join(served)}" if served else "serves no bundle yet"
+                print(f"{url} {what}; Ctrl-C ends it", flush=True)
 
-        serve(served, listening, deadline_ms=deadline_ms, started=started)
+        serve(
+            served,
+            listening,
+            deadline_ms=deadline_ms,
+            started=started,
+            teacher=teacher,
+            first=first,
+        )
 
 
-def named_fleets(words: list[str]) -> dict[str, Path]:
-    """Model -> fleet file, from `FILE` or `NAME=FILE` each; raises InputError or ConfigError."""
+def named_fleets(words: list[str], *, taught: bool = False) -> dict[str, Path]:
+    """Model -> fleet file, from `FILE` or `NAME=FILE` each; raises InputError or ConfigError.
+
+    A fleet that is to be `taught` needs no bundle.
+    """
     found: dict[str, Path] = {}
     for word in words:
         name, separator, file = word.partition("=")
         path = Path(file if separator else word)
-        if not separator:
+        if not separator and taught and not read_devices(path).bundle:
+            name = TAUGHT
+        elif not separator:
             name = read_fleet(path)[1].manifest.name
         elif not is_fleet_name(name):
             raise InputError(f"--fleet {word}: expected NAME=FILE, NAME being {FLEET_NAME_FORM}")

@@ -68,16 +68,9 @@ def record(
                 due_s = _await_enter(folder.path.name) + WITHIN_MS / 1e3
             tally = Tally()
             try:
-                while count is None or tally.moments < count:
-                    cameras.wait(due_s)
-                    # Missed moments are not caught up, and two are never closer than `every`: an
-                    # agent refuses pictures above its rate.
-                    due_s = max(due_s, time.monotonic()) + every_s
-                    at, scene = datetime.fromisoformat(utc_now()), cameras.take()
-                    path = None
-                    if len(scene.pictures) >= LEAST_CAMERAS:
-                        path = folder.write(at, scene.pictures)
-                    tally.add(scene)
+                for path, scene in cameras.record(
+                    folder, tally, _moment, every_s=every_s, count=count, due_s=due_s
+                ):
                     for text in suspicions.of(scene.pictures):
                         print(f"mdp: {text}", file=sys.stderr, flush=True)
                     _show_scene(path, scene, json)
@@ -87,6 +80,10 @@ def record(
             print(f"mdp: {folder.path}: {tally}", file=sys.stderr, flush=True)
             empty = empty or not tally.kept
     raise typer.Exit(InferenceError.exit_code if empty else 0)
+
+
+def _moment() -> datetime:
+    return datetime.fromisoformat(utc_now())
 
 
 def _await_enter(label: str) -> float:

@@ -1,19 +1,23 @@
-"""What a fleet's cameras give beside answers: pictures of one moment, statuses, and rests."""
+"""Pictures, statuses, masks and rests of a fleet's cameras, beside its answers."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from mdp.client.base import Options, client_keys
 from mdp.client.dispatcher import Clock
-from mdp.client.scenes import Scene
+from mdp.client.scenes import LEAST_CAMERAS, Scene, SceneFolder, Tally
 from mdp.client.status import DeviceStatus, device_status
 from mdp.closing import Closing
 from mdp.errors import ConfigError, MDPError, PictureError, WireError
 from mdp.formats.fleet import Fleet
+from mdp.formats.mask import CameraMask
 from mdp.pictures.crop import load_picture
+from mdp.protocol.masking import MaskReply, MaskRequest
 from mdp.protocol.messages import MAX_BUFFER_BYTES, Failure, Status, StatusRequest, decode, encode
 from mdp.protocol.recording import PictureReply, PictureRequest
 from mdp.protocol.rest import RestReply, RestRequest
@@ -26,7 +30,7 @@ WITHIN_MS, REPLY_S = 1000.0, 2.0
 T = TypeVar("T")
 #: Of rests: both are short, as they are asked for many times a second.
 REST_WITHIN_MS, REST_REPLY_S = 1000.0, 0.25
-CameraRequest = PictureRequest | StatusRequest | RestRequest
+CameraRequest = PictureRequest | StatusRequest | RestRequest | MaskRequest
 NO_KEY = "no `key` in the fleet file: pictures are sent with keys only"
 
 
@@ -51,11 +55,16 @@ class _AgentConnections(Closing):
             self._dealers.poll(until_s - clock())
 
     def _collect(
-        self, request: CameraRequest, read: Callable[[Received], T | None], reply_s: float
+        self,
+        request: CameraRequest,
+        read: Callable[[Received], T | None],
+        reply_s: float,
+        devices: Collection[str] | None = None,
     ) -> tuple[dict[str, T], dict[str, str]]:
         """The outcomes of `read` for every device's reply to `request`, and why others have none.
 
-        `read` returns None for a reply to an earlier request, and raises MDPError.
+        `read` returns None for a reply to an earlier request, and raises MDPError. Only `devices`
+        are asked, by default all.
         """
         self._sent_s = self._clock()
         until_s = self._sent_s + reply_s
@@ -63,7 +72,7 @@ class _AgentConnections(Closing):
         found: dict[str, T] = {}
         missing: dict[str, str] = {}
         awaited = set()
-        for device in self.devices:
+        for device in self.devices if devices is None else devices:
             if self._dealers.send(device, frames):
                 awaited.add(device)
             else:
@@ -113,14 +122,66 @@ class FleetCameras(_AgentConnections):
         self._taken_s: dict[str, float] = {}
         super().__init__(msgspec.structs.replace(fleet, devices=keyed), options, clock=clock)
 
-    def take(self) -> Scene:
-        """A picture of every camera, as far as they are given within `REPLY_S`."""
+    def take(self, side: int = SIDE) -> Scene:
+        """A picture of every camera, as far as they are given within `REPLY_S`.
+
+        Of at most `side` pixels on the longest side.
+        """
         self._request_id += 1
-        request = PictureRequest(request_id=self._request_id, within_ms=WITHIN_MS, side=SIDE)
+        request = PictureRequest(request_id=self._request_id, within_ms=WITHIN_MS, side=side)
         self._taken_s = {}
         pictures, missing = self._collect(request, self._picture, REPLY_S)
         missing = {**self._without_key, **missing}
         return Scene(pictures=pictures, missing=missing, taken_s=self._taken_s)
+
+    def record(
+        self,
+        folder: SceneFolder,
+        tally: Tally,
+        moment: Callable[[], datetime],
+        *,
+        every_s: float,
+        count: int | None,
+        due_s: float,
+    ) -> Iterator[tuple[Path | None, Scene]]:
+        """Write a scene each `every_s` into `folder`, the first at `due_s` by this object's clock.
+
+        Yields each moment's path and scene; None for one of too few cameras, which is not kept.
+        Ends after `count` moments of `tally`, which counts them; None: never. Raises InputError on
+        a full disk.
+        """
+        while count is None or tally.moments < count:
+            self.wait(due_s)
+            # Missed moments are not caught up, and two are never closer than `every_s`: an agent
+            # refuses pictures above its rate.
+            due_s = max(due_s, self._clock()) + every_s
+            at, scene = moment(), self.take()
+            path = None
+            if len(scene.pictures) >= LEAST_CAMERAS:
+                path = folder.write(at, scene.pictures)
+            tally.add(scene)
+            yield path, scene
+
+    def masks(self) -> tuple[dict[str, MaskReply], dict[str, str]]:
+        """The mask of every camera, and why others tell none, within `REPLY_S`."""
+        self._request_id += 1
+        request = MaskRequest(request_id=self._request_id, action="tell")
+        found, missing = self._collect(request, self._mask, REPLY_S)
+        return found, {**self._without_key, **missing}
+
+    def set_mask(self, device: str, mask: CameraMask | None) -> MaskReply:
+        """Have an agent use another mask; raises WireError with the agent's reason if it does not.
+
+        From its reply on, no picture leaves the device that it does not hold for.
+        """
+        if device in self._without_key:
+            raise WireError(f"{device}: {NO_KEY}")
+        self._request_id += 1
+        request = MaskRequest(request_id=self._request_id, action="set", mask=mask)
+        told, missing = self._collect(request, self._mask, REPLY_S, [device])
+        if device not in told:
+            raise WireError(f"{device}: {missing[device]}")
+        return told[device]
 
     def status(self) -> list[DeviceStatus]:
         """The status of every device, as far as they tell within `REPLY_S`."""
@@ -142,6 +203,18 @@ class FleetCameras(_AgentConnections):
         message = decode(event.frames).message
         if isinstance(message, Status) and message.request_id == self._request_id:
             return message
+        return None
+
+    def _mask(self, event: Received) -> MaskReply | None:
+        """The mask in a reply, None for one of an earlier request; raises MDPError."""
+        message = decode(event.frames).message
+        match message:
+            case Failure(request_id=0, text=text):
+                raise WireError(f"its mdp-agent knows no masks: expected a newer one ({text})")
+            case Failure(request_id=request_id, text=text) if request_id == self._request_id:
+                raise WireError(text)
+            case MaskReply(request_id=request_id) if request_id == self._request_id:
+                return message
         return None
 
     def _picture(self, event: Received) -> bytes | None:

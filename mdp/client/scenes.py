@@ -15,6 +15,7 @@ from mdp.files import replacing_folder
 LEAST_CAMERAS = 2
 #: A camera that gives the same bytes so many times in a row stands still.
 FROZEN_AFTER = 3
+_PNG = b"\x89PNG\r\n"
 #: Names that data folders have for splits.
 _SPLITS = ("train", "val", "test")
 
@@ -89,14 +90,17 @@ class Tally:
 
 
 class SceneFolder:
-    """Writes scenes of one class: OUT/LABEL/TIME/DEVICE.jpg."""
+    """Writes scenes of one class: OUT/LABEL/TIME/DEVICE.jpg, or .png."""
 
-    def __init__(self, out: Path, label: str) -> None:
-        """Raises InputError unless `label` can be a class's folder; writes nothing yet."""
+    def __init__(self, out: Path, label: str, name: str = "--label") -> None:
+        """Writes nothing yet; `name` is that of the label in errors.
+
+        Raises InputError unless `label` can be a class's folder.
+        """
         if not label.isprintable() or "/" in label or label.startswith(".") or not label.strip():
-            raise InputError(f"--label {label!r}: expected the name of a folder")
+            raise InputError(f"{name} {label!r}: expected the name of a folder")
         if label in _SPLITS:
-            raise InputError(f"--label {label}: expected a class, {label}/ would be a split")
+            raise InputError(f"{name} {label}: expected a class, {label}/ would be a split")
         self.path = out / label
 
     def write(self, at: datetime, pictures: Mapping[str, bytes]) -> Path:
@@ -108,7 +112,8 @@ class SceneFolder:
             with replacing_folder(scene) as folder:
                 for device, content in pictures.items():
                     # A replica's name has a slash; no name has a plus.
-                    (folder / f"{device.replace('/', '+')}.jpg").write_bytes(content)
+                    suffix = ".png" if content.startswith(_PNG) else ".jpg"
+                    (folder / f"{device.replace('/', '+')}{suffix}").write_bytes(content)
         except BaseException as error:
             # A class without a picture would be refused.
             with contextlib.suppress(OSError):

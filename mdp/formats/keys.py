@@ -72,6 +72,8 @@ class Limits(Record, frozen=True):
     push: bool = False
     #: Whether it may fetch pictures of the agent's camera.
     record: bool = False
+    #: Whether it may change what of the camera's pictures leaves the device.
+    mask: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

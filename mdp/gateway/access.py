@@ -15,7 +15,16 @@ from mdp.transport import network_of
 MIN_TOKEN = 16
 _MAX_TOKENS_BYTES = 2**20
 #: Answered without a token: probes and the page itself, which asks for one.
-OPEN = frozenset(("/", "/page.css", "/page.js", "/icon.svg", "/v2/health/live", "/v2/health/ready"))
+OPEN = frozenset(
+    (
+        "/", "/page.css", "/page.js", "/common.js", "/icon.svg",
+        "/teach", "/teach.css", "/teach.js",
+        "/v2/health/live", "/v2/health/ready",
+    )
+)  # fmt: skip
+#: Below it are pictures of cameras, and what changes a fleet.
+TEACHING = "/teach/"
+_BEARER = {"www-authenticate": "Bearer"}
 _SAFE = ("GET", "HEAD", "OPTIONS")
 #: `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`, and nothing else.
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{1,5})?")
@@ -100,19 +109,32 @@ def address_of(host: str) -> str:
 
 
 def check_request(
-    method: str, path: str, headers: Mapping[str, str], tokens: Tokens, scheme: str = "http"
+    method: str,
+    path: str,
+    headers: Mapping[str, str],
+    tokens: Tokens,
+    scheme: str = "http",
+    teachers: Tokens | None = None,
 ) -> None:
     """Raise Refusal for a request that may not be answered.
+
+    `tokens` may ask, `teachers` may ask and teach. Nobody teaches without a token, on loopback
+    neither: any local process could watch.
 
     Without tokens, whoever can connect to loopback is let in; that is also a browser, on behalf of
     any page that it shows. So the name that it asked has to be this machine's, which a page cannot
     bring about by DNS, and what changes or computes anything may not come from another page.
     """
+    authorization = headers.get("authorization", "")
+    may_teach = teachers is not None and teachers.allow(authorization)
+    may_ask = may_teach or tokens.allow(authorization)
+    if path.startswith(TEACHING) and not may_teach:
+        if may_ask:
+            raise Refusal(403, "expected a token that may teach (--teach-tokens), got another")
+        raise Refusal(401, "expected Authorization: Bearer TOKEN, one of --teach-tokens", _BEARER)
     if tokens:
-        if path not in OPEN and not tokens.allow(headers.get("authorization", "")):
-            raise Refusal(
-                401, "expected Authorization: Bearer TOKEN", {"www-authenticate": "Bearer"}
-            )
+        if path not in OPEN and not may_ask:
+            raise Refusal(401, "expected Authorization: Bearer TOKEN", _BEARER)
     elif not is_local(_host_of(headers.get("host", ""))):
         raise Refusal(403, "expected the Host localhost, 127.0.0.1 or [::1]")
     asked, origin = headers.get("host", ""), headers.get("origin")
@@ -125,14 +147,19 @@ def check_request(
         raise Refusal(403, "expected a request of this gateway's own page")
 
 
-def caller_of(path: str, headers: Mapping[str, str], tokens: Tokens, host: str) -> str:
-    """The caller of a request that is let in: its token, or without tokens its `host`'s network.
+def caller_of(
+    path: str, headers: Mapping[str, str], tokens: Tokens, host: str, teachers: Tokens | None = None
+) -> str:
+    """The caller of a request that is let in: its token, or without one its `host`'s network.
 
     Empty for what anybody gets with or without a token.
     """
+    authorization = headers.get("authorization", "")
+    if path not in OPEN and teachers is not None and teachers.allow(authorization):
+        return teachers.caller(authorization)
     if not tokens:
         return address_of(host)
-    return "" if path in OPEN else tokens.caller(headers.get("authorization", ""))
+    return "" if path in OPEN else tokens.caller(authorization)
 
 
 def _host_of(header: str) -> str:

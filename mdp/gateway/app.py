@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mdp import __version__
-from mdp.errors import MDPError
+from mdp.errors import ConfigError, MDPError
 from mdp.gateway import infer
 from mdp.gateway.access import Tokens, caller_of, check_request
 from mdp.gateway.bodies import (
@@ -32,19 +32,29 @@ from mdp.gateway.bodies import (
 from mdp.gateway.fleets import IN_FLIGHT, MAX_REQUEST_MS, ServedFleet
 from mdp.gateway.metrics import Metrics
 from mdp.gateway.refusals import Refusal, busy, refusal_of
+from mdp.gateway.replies import json_response as _json
+from mdp.gateway.teach import TeachRoutes
 from mdp.pictures.crop import Picture
 from mdp.requests.capture import DEFAULT_EVERY_MS, checked_every_ms
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.requests.prediction import Prediction
+from mdp.teach.teacher import Teacher
 from mdp.tracing import served
 
 #: What of the room's data is sent, and as what.
 PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/common.js": ("common.js", "text/javascript; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/openapi.json": ("openapi.json", "application/json"),
+}
+#: The same, where the gateway teaches.
+TEACH_PAGE = {
+    "/teach": ("teach.html", "text/html; charset=utf-8"),
+    "/teach.css": ("teach.css", "text/css; charset=utf-8"),
+    "/teach.js": ("teach.js", "text/javascript; charset=utf-8"),
 }
 #: The page loads nothing from, and sends nothing to, any other host.
 HEADERS = {
@@ -62,6 +72,8 @@ HEADERS = {
 MAX_WATCHERS, MAX_WATCHERS_OF_ONE = 32, 16
 #: Between two events at least, and between two signs of life at most.
 EVENT_S, QUIET_S = 0.25, 10.0
+#: Between two looks for a first bundle.
+FIRST_S = 1.0
 #: Between two looks of one reader at least.
 LEAST_EVERY_MS = 50.0
 _JSON = "JSON, which binary tensors may follow,"
@@ -70,9 +82,9 @@ _JSON = "JSON, which binary tensors may follow,"
 class Guard:
     """Lets in what may be answered, and adds the headers that every answer has."""
 
-    def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
+    def __init__(self, app: ASGIApp, tokens: Tokens, teachers: Tokens | None = None) -> None:
         self.inside = app
-        self._tokens = tokens
+        self._tokens, self._teachers = tokens, teachers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -91,8 +103,9 @@ class Guard:
         host, _ = scope.get("client") or ("127.0.0.1", 0)
         state = scope.setdefault("state", {})
         try:
-            check_request(scope["method"], path, headers, self._tokens, scope.get("scheme", "http"))
-            state["caller"] = caller = caller_of(path, headers, self._tokens, host)
+            scheme = scope.get("scheme", "http")
+            check_request(scope["method"], path, headers, self._tokens, scheme, self._teachers)
+            state["caller"] = caller = caller_of(path, headers, self._tokens, host, self._teachers)
             # The connection's own, where a server has set it.
             admit = state.get("admit", lambda caller: True)
             if caller and not admit(caller):
@@ -103,12 +116,6 @@ class Guard:
             await refused(refusal)(scope, receive, with_headers)
         else:
             await self.inside(scope, receive, with_headers)
-
-
-def _json(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    # As a file of text: curl leaves a terminal's cursor where the answer ends.
-    body = msgspec.json.encode(content) + b"\n"
-    return Response(body, status, headers=headers, media_type="application/json")
 
 
 def refused(refusal: Refusal) -> Response:
@@ -175,13 +182,24 @@ def _counted(metrics: Metrics, model: str, request: Request) -> Iterator[None]:
 class Gateway:
     """Everything that the routes share."""
 
-    def __init__(self, fleets: Mapping[str, ServedFleet], deadline_ms: float) -> None:
-        """Serve `fleets`, by their models' names, with `deadline_ms` for a picture."""
-        self._fleets = fleets
+    def __init__(
+        self,
+        fleets: Mapping[str, ServedFleet],
+        deadline_ms: float,
+        teacher: Teacher | None = None,
+        first: Callable[[], ServedFleet] | None = None,
+    ) -> None:
+        """Serve `fleets`, by their models' names, with `deadline_ms` for a picture.
+
+        With a `teacher`, the page teaches the only fleet. Where that has no bundle yet it is opened
+        by `first`, which raises ConfigError as long as that is so.
+        """
+        self._fleets = dict(fleets)
+        self._teacher, self._first = teacher, first
         self._deadline_ms = deadline_ms
         self._bodies = Bodies()
         self._reading = asyncio.Lock()
-        self._metrics = Metrics(fleets)
+        self._metrics = Metrics(self._fleets)
         #: Set, and replaced, whenever something changes that the page shows.
         self._changed = asyncio.Event()
         #: Readers of events by caller.
@@ -195,21 +213,40 @@ class Gateway:
         for fleet in self._fleets.values():
             fleet.changed = self._wake
         watches = [asyncio.create_task(fleet.watch()) for fleet in self._fleets.values()]
+        if self._teacher is not None:
+            watches.append(asyncio.create_task(self._teacher.watch()))
+        if self._first is not None:
+            watches.append(asyncio.create_task(self._watch_first(self._first)))
         try:
             yield
         finally:
+            if self._teacher is not None:
+                await self._teacher.close()
             for watch in watches:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
             for fleet in self._fleets.values():
                 fleet.close()
 
+    async def _watch_first(self, first: Callable[[], ServedFleet]) -> None:
+        """Serve a fleet as soon as it has a bundle."""
+        while True:
+            with suppress(ConfigError):
+                fleet = first()
+                break
+            await asyncio.sleep(FIRST_S)
+        fleet.changed = self._wake
+        self._fleets[fleet.name] = fleet
+        self._metrics.add(fleet.name, fleet)
+        self._wake()
+        await fleet.watch()
+
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def app(self, tokens: Tokens) -> Guard:
-        """The ASGI application."""
+    def app(self, tokens: Tokens, teachers: Tokens | None = None) -> Guard:
+        """The ASGI application; `teachers` may also teach."""
         model = "/v2/models/{model}"
         routes = [
             Route("/v2", self.server),
@@ -227,6 +264,12 @@ class Gateway:
             Route("/metrics", self.metrics),
             *(Route(path, _file(name, kind)) for path, (name, kind) in PAGE.items()),
         ]
+        if self._teacher is not None:
+            teaching = TeachRoutes(
+                self._teacher, self._bodies, self._streamed, lambda: self.ending()
+            )
+            routes += teaching.routes()
+            routes += [Route(path, _file(name, kind)) for path, (name, kind) in TEACH_PAGE.items()]
         handlers: Any = {
             MDPError: _on_error,
             HTTPException: _on_http_error,
@@ -234,7 +277,7 @@ class Gateway:
         }
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self.lifespan)
         app.router.redirect_slashes = False
-        return Guard(app, tokens)
+        return Guard(app, tokens, teachers)
 
     def _fleet(self, request: Request) -> ServedFleet:
         name = request.path_params["model"]
@@ -256,7 +299,7 @@ class Gateway:
 
     async def ready(self, request: Request) -> Response:
         """Whether a device of every fleet can answer."""
-        ready = all(fleet.ready for fleet in self._fleets.values())
+        ready = bool(self._fleets) and all(fleet.ready for fleet in self._fleets.values())
         return _json({"ready": ready}, 200 if ready else 503)
 
     async def model(self, request: Request) -> Response:
@@ -395,7 +438,8 @@ class Gateway:
         return _json(self._shown())
 
     def _shown(self) -> list[dict[str, Any]]:
-        return [fleet.shown() for fleet in self._fleets.values()]
+        teaches = self._teacher is not None
+        return [{**fleet.shown(), "teaches": teaches} for fleet in self._fleets.values()]
 
     async def events(self, request: Request) -> Response:
         """Server-sent events: `/fleets` again whenever something in it changes."""

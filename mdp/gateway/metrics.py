@@ -98,13 +98,17 @@ class Metrics:
         )
         registry.register(_Devices(fleets))
         for name, fleet in fleets.items():
-            for outcome in ("answered", "degraded", "deadline", "unavailable", "refused"):
-                self._requests.labels(name, outcome)
-            for device in fleet.roll.devices:
-                self._late.labels(name, device)
-            self._answer.labels(name)
-            self._unknown.labels(name)
-            self._under_way.labels(name)
+            self.add(name, fleet)
+
+    def add(self, name: str, fleet: ServedFleet) -> None:
+        """Begin the series of a fleet that is served as `name`."""
+        for outcome in ("answered", "degraded", "deadline", "unavailable", "refused"):
+            self._requests.labels(name, outcome)
+        for device in fleet.roll.devices:
+            self._late.labels(name, device)
+        self._answer.labels(name)
+        self._unknown.labels(name)
+        self._under_way.labels(name)
 
     def began(self, model: str) -> None:
         """A request for `model` is being answered."""

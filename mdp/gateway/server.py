@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.line import ServedLine
 from mdp.gateway.places import Claim, ConnectionPlaces
 from mdp.logs import BackgroundWriter, ErrorLog
+from mdp.teach.teacher import Teacher
 
 #: Seconds for a request's headers, from the connection or the request before.
 HEADERS_S = 10
@@ -52,6 +53,8 @@ class Listening:
     #: PEM files of the certificate with its chain, and of its key; both or neither.
     certificate: Path | None = None
     private_key: Path | None = None
+    #: Who may teach.
+    teachers: Tokens = field(default_factory=lambda: Tokens([]))
 
 
 class _Protocol(H11Protocol):
@@ -268,10 +271,15 @@ def serve(
     *,
     deadline_ms: float,
     started: Callable[[str], None],
+    teacher: Teacher | None = None,
+    first: Callable[[], ServedFleet] | None = None,
 ) -> None:
-    """Serve `fleets` until SIGINT or SIGTERM; `started` is told the URL once it listens."""
-    gateway = Gateway(fleets, deadline_ms)
-    server = _server_of(gateway.app(listening.tokens), listening)
+    """Serve `fleets` until SIGINT or SIGTERM; `started` is told the URL once it listens.
+
+    With a `teacher`, the page teaches; `first` is as of `Gateway`.
+    """
+    gateway = Gateway(fleets, deadline_ms, teacher, first)
+    server = _server_of(gateway.app(listening.tokens, listening.teachers), listening)
     place = bound(listening.bind)
     gateway.ending = lambda: server.should_exit
     # uvicorn ends in order, and then has the signal do what it did before.

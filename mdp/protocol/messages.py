@@ -23,6 +23,7 @@ from mdp.formats.plan import MAX_MEMBERS, Encoding
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from mdp.protocol.fields import Digest, Milliseconds, RequestId, Text, check_printable
+from mdp.protocol.masking import MaskReply, MaskRequest
 from mdp.protocol.recording import PictureReply, PictureRequest
 from mdp.protocol.rest import RestReply, RestRequest
 from mdp.protocol.transfer import (
@@ -239,7 +240,7 @@ def as_line(text: str) -> str:
 Message = (
     Infer | StatusRequest | Result | Failure | Status | FrameRequest | FrameReply
     | BundleRequest | BundlePiece | BundleRead | BundleState | BundleContent | BundleRefusal
-    | PictureRequest | PictureReply | RestRequest | RestReply
+    | PictureRequest | PictureReply | RestRequest | RestReply | MaskRequest | MaskReply
 )  # fmt: skip
 _KINDS: dict[int, type[Message]] = {kind.kind: kind for kind in get_args(Message)}
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _KINDS.items()}

@@ -61,7 +61,7 @@ def main() -> None:
             ("demo-dark", {"dark": True}),
             ("demo-phone", {"width": 390, "height": 844, "scale": 1.5}),
         ):
-            page.emulate(**emulated)  # type: ignore[arg-type]
+            page.emulate(**emulated)
             page.wait_for("#label", r"\w")
             _shot(page).save(PICTURES / f"{shown}.webp", quality=78, method=6)
     for path in sorted(PICTURES.glob("demo*.webp")):

@@ -1,8 +1,7 @@
 // The fleet live, and answers to pictures. Asks its own gateway and nobody else.
 
-const $ = (id) => document.getElementById(id);
-const percent = (value, digits = 1) => (value == null ? "–" : `${(value * 100).toFixed(digits)} %`);
-const width = (share) => `${((share || 0) * 100).toFixed(2)}%`;
+import { $, alertOf, breakable, eachEvent, el, percent, request, text, told, width } from "./common.js";
+
 const MODES = {
   stacked: "Stacked: weights that were fitted for exactly these devices.",
   boosted: "Boosted: the devices' parts of one sum.",
@@ -22,94 +21,8 @@ const REFUSED = {
 const NO_PICTURE = "This file is no picture that can be read (JPEG, PNG, WebP, GIF, BMP, TIFF ...).";
 const CAMERA_MS = 400;
 const MAX_SIDE = 640;
-// The gateway gives a sign of life every ten seconds: a connection without one is half-open.
-const SILENT_MS = 25_000;
 
 const state = { fleets: [], chosen: null, blob: null, camera: null, looking: null, asking: false, again: false, team: null };
-
-function el(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
-
-function text(id, value) {
-  if ($(id).textContent !== value) $(id).textContent = value;
-}
-
-// Requests.
-
-function askToken() {
-  return new Promise((resolve) => {
-    const dialog = $("ask-token");
-    $("wrong-token").hidden = !sessionStorage.getItem("token");
-    $("token").value = "";
-    // Several requests may wait for the same token.
-    dialog.addEventListener("close", () => {
-      // No other is a header: Escape closes the dialog unchecked.
-      if ($("token").checkValidity()) sessionStorage.setItem("token", $("token").value.trim());
-      resolve();
-    }, { once: true });
-    if (!dialog.open) dialog.showModal();
-  });
-}
-
-async function request(path, options = {}, asking = () => {}) {
-  for (;;) {
-    const token = sessionStorage.getItem("token");
-    const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
-    const response = await fetch(path, { ...options, headers });
-    if (response.status !== 401) return response;
-    asking();
-    await askToken();
-  }
-}
-
-async function told(response) {
-  const content = await response.json().catch(() => ({ error: `${response.status} ${response.statusText}` }));
-  if (!response.ok) throw new Error(content.error);
-  return content;
-}
-
-// A label that may break where its words end, as in `english_springer`, and nowhere else.
-const breakable = (label) => label.split(/(?<=[_/-])/).flatMap((part) => [part, el("wbr")]);
-
-function alertOf(message) {
-  $("alert").hidden = !message;
-  text("alert", message || "");
-}
-
-// Server-sent events; EventSource sends no token.
-async function eachEvent(path, heard, left) {
-  const watch = new AbortController();
-  left?.addEventListener("abort", () => watch.abort());
-  let timer;
-  const alive = () => {
-    clearTimeout(timer);
-    timer = setTimeout(() => watch.abort(new Error("the gateway is silent")), SILENT_MS);
-  };
-  try {
-    alive();
-    const response = await request(path, { signal: watch.signal }, () => clearTimeout(timer));
-    if (!response.ok) await told(response);
-    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "";
-    for (;;) {
-      alive();
-      const { value, done } = await reader.read();
-      if (done) return;
-      const parts = (rest + value).split("\n\n");
-      rest = parts.pop();
-      for (const part of parts) {
-        const [, kind, data] = /^event: (.*)\ndata: (.*)$/s.exec(part) || [];
-        if (kind) heard(kind, JSON.parse(data));
-      }
-    }
-  } finally {
-    clearTimeout(timer);
-  }
-}
 
 // The fleet, as it changes.
 
@@ -132,8 +45,18 @@ function live(kind, words) {
 
 function show(fleets) {
   state.fleets = fleets;
+  if (!fleets.length) {
+    // A gateway that teaches begins without a bundle.
+    $("tabs").hidden = false;
+    text("label", "No bundle yet");
+    text("note", "Teach the fleet its classes first: record, build, and push.");
+    live("warn", "No bundle yet");
+    return;
+  }
+  if (state.team === null && !state.blob) showNoAnswer("No picture yet", "The fused answer of all devices, and what it is made of, appear here.");
   if (!fleets.some((fleet) => fleet.name === state.chosen)) state.chosen = fleets[0].name;
   $("pick").hidden = fleets.length < 2;
+  $("tabs").hidden = !fleets[0].teaches;
   const names = fleets.map((fleet) => fleet.name);
   if ([...$("fleet").options].map((option) => option.value).join() !== names.join()) {
     $("fleet").replaceChildren(...names.map((name) => el("option", { value: name }, name)));

@@ -14,33 +14,12 @@ from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_
 from mdp.testing.processes import until
 from tests.support.bundles import with_novelty
 from tests.support.fleet import PLENTY_MS, Fleet
-from tests.support.web.browser import Browser, browser, why_no_browser
+from tests.support.web.browser import LOW_CONTRAST, Browser, browser, why_no_browser
 from tests.support.web.gateway import Gateway, gateway
 
 pytestmark = pytest.mark.skipif(why_no_browser() != "", reason=why_no_browser())
 
 SPACE = "\ue00d"
-#: Texts whose contrast with their ground is below WCAG's level AA (1.4.3).
-LOW_CONTRAST = """
-const rgb = (colour) => colour.match(/[\\d.]+/g).map(Number);
-const light = (colour) => rgb(colour).slice(0, 3)
-  .map((part) => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
-  .reduce((sum, part, place) => sum + part * [0.2126, 0.7152, 0.0722][place], 0);
-const ground = (node) => {
-  for (; node; node = node.parentElement) {
-    const colour = getComputedStyle(node).backgroundColor;
-    if (!(rgb(colour)[3] < 1)) return colour;
-  }
-};
-return [...document.querySelectorAll("body *")].filter((node) => {
-  const own = [...node.childNodes].some((each) => each.nodeType === 3 && each.data.trim());
-  if (!own || !node.checkVisibility()) return false;
-  const { color, fill, fontSize, fontWeight } = getComputedStyle(node);
-  const pair = [light(node.matches("svg *") ? fill : color), light(ground(node))].sort();
-  const large = parseFloat(fontSize) >= (fontWeight >= 700 ? 18.66 : 24);
-  return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05) < (large ? 3 : 4.5);
-}).map((node) => `${node.tagName} ${node.className} ${node.textContent}`);
-"""
 STRANGE_IS_HIDDEN = "return document.querySelector('#strange').hidden"
 #: Answers have long labels in the place of `red` and `blue`.
 LONG_LABELS = """

@@ -15,6 +15,27 @@ from mdp.testing.processes import PATIENCE_S, LineProcess, until
 
 #: How an element is named in the protocol.
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+#: Texts whose contrast with their ground is below WCAG's level AA (1.4.3).
+LOW_CONTRAST = """
+const rgb = (colour) => colour.match(/[\\d.]+/g).map(Number);
+const light = (colour) => rgb(colour).slice(0, 3)
+  .map((part) => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, part, place) => sum + part * [0.2126, 0.7152, 0.0722][place], 0);
+const ground = (node) => {
+  for (; node; node = node.parentElement) {
+    const colour = getComputedStyle(node).backgroundColor;
+    if (!(rgb(colour)[3] < 1)) return colour;
+  }
+};
+return [...document.querySelectorAll("body *")].filter((node) => {
+  const own = [...node.childNodes].some((each) => each.nodeType === 3 && each.data.trim());
+  if (!own || !node.checkVisibility()) return false;
+  const { color, fill, fontSize, fontWeight } = getComputedStyle(node);
+  const pair = [light(node.matches("svg *") ? fill : color), light(ground(node))].sort();
+  const large = parseFloat(fontSize) >= (fontWeight >= 700 ? 18.66 : 24);
+  return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05) < (large ? 3 : 4.5);
+}).map((node) => `${node.tagName} ${node.className} ${node.textContent}`);
+"""
 _FLAGS = (
     "--headless=new",
     "--disable-gpu",

@@ -69,3 +69,25 @@ def test_names_of_fleets(fleet: Path, tmp_path: Path) -> None:
         "porch": fleet,
         "colours": fleet,
     }
+
+
+def test_teaching_that_lacks_something(fleet: Path, tmp_path: Path) -> None:
+    teach = ("--fleet", fleet, "--teach", tmp_path / "scenes")
+    assert refused(*teach) == (
+        "mdp: --teach: expected --teach-tokens: a file of tokens for those who may teach\n"
+    )
+    tokens = tmp_path / "tokens"
+    assert "tokens: cannot be read" in refused(*teach, "--teach-tokens", tokens)
+    tokens.touch(0o600)
+    tokens.write_text("0123456789abcdef\n")
+    several = ("--fleet", f"other={fleet}", "--teach-tokens", tokens)
+    assert refused(*teach, *several) == "mdp: --teach: expected one --fleet, got 2\n"
+    for option in ("--teach-tokens", "--teach-kept", "--teach-config"):
+        expected = f"mdp: {option}: expected --teach FOLDER beside it\n"
+        assert refused("--fleet", fleet, option, tokens) == expected
+
+
+def test_only_a_fleet_that_is_taught_needs_no_bundle(fleet: Path) -> None:
+    fleet.write_text(fleet.read_text().replace('bundle = "bundle"\n', ""))
+    assert "key `bundle`: expected a bundle folder" in refused("--fleet", fleet)
+    assert gateway.named_fleets([str(fleet)], taught=True) == {"taught": fleet}

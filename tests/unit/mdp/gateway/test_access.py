@@ -138,3 +138,44 @@ def test_refused_token_files(tmp_path: Path, content: str | None, mode: int, sai
         path.write_text(content)
     with pytest.raises(ConfigError, match=said):
         read_tokens(path)
+
+
+TEACHER = "fedcba9876543210"
+
+
+def asked(path: str, token: str, tokens: Tokens, teachers: Tokens | None, **more: str) -> int:
+    """The status of the refusal; 200 if it is let in."""
+    headers = {"host": "localhost", **more}
+    if token:
+        headers["authorization"] = f"Bearer {token}"
+    try:
+        check_request("PUT", path, headers, tokens, "http", teachers)
+    except Refusal as refusal:
+        return refusal.status
+    return 200
+
+
+@pytest.mark.parametrize("tokens", [ANYONE, Tokens([TOKEN])])
+def test_only_who_may_teach_does(tokens: Tokens) -> None:
+    teachers = Tokens([TEACHER])
+    path = "/teach/recording"
+    assert asked(path, TEACHER, tokens, teachers) == 200
+    # On loopback neither: any local process could watch.
+    assert asked(path, "", tokens, teachers) == 401
+    assert asked(path, "0" * 16, tokens, teachers) == 401
+    assert asked(path, TOKEN, tokens, teachers) == (403 if tokens else 401)
+    for without in (None, Tokens([])):
+        assert asked(path, TEACHER, tokens, without) == 401
+    # A page of another site has no token, and could not use one.
+    assert asked(path, TEACHER, tokens, teachers, origin="http://elsewhere") == 403
+    assert asked("/teach", "", tokens, teachers) == asked("/teach.js", "", tokens, None) == 200
+    assert asked("/v2", TEACHER, tokens, teachers) == 200
+
+
+def test_a_teacher_is_a_caller_of_its_own() -> None:
+    headers = {"authorization": f"Bearer {TEACHER}"}
+    teachers = Tokens([TEACHER])
+    for tokens in (ANYONE, Tokens([TOKEN])):
+        caller = caller_of("/teach/state", headers, tokens, "127.0.0.1", teachers)
+        assert caller == teachers.caller(headers["authorization"])
+    assert caller_of("/v2", {}, ANYONE, "127.0.0.1", teachers) == "127.0.0.1/32"

@@ -3,15 +3,20 @@
 import json
 import re
 from importlib.resources import files
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from starlette.applications import Starlette
+from starlette.responses import Response
 from starlette.routing import Route
 
 from mdp.gateway.access import Tokens
 from mdp.gateway.app import PAGE, Gateway
+from mdp.gateway.bodies import Bodies
 from mdp.gateway.infer import OUTPUTS
+from mdp.gateway.teach import TeachRoutes
 from mdp.requests.prediction import Prediction
+from mdp.teach.teacher import Teacher
 
 DESCRIBED: dict[str, Any] = json.loads(
     files("mdp.gateway").joinpath("page", "openapi.json").read_bytes()
@@ -21,9 +26,11 @@ DESCRIBED: dict[str, Any] = json.loads(
 def test_every_route_is_described_and_no_other() -> None:
     app = Gateway({}, 1000.0).app(Tokens([])).inside
     assert isinstance(app, Starlette)
+    teacher = cast(Teacher, SimpleNamespace())
+    teaching = TeachRoutes(teacher, Bodies(), lambda request, events: Response(), lambda: False)
     routes = {
         (re.sub(r":path}", "}", route.path), method.lower())
-        for route in app.routes
+        for route in (*app.routes, *teaching.routes())
         if isinstance(route, Route)
         for method in route.methods or ()
         if method != "HEAD"

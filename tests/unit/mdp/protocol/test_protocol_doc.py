@@ -6,8 +6,8 @@ from typing import get_args
 
 import pytest
 
+from mdp.protocol import masking, recording, rest, transfer
 from mdp.protocol import messages as wire
-from mdp.protocol import recording, rest, transfer
 from mdp.transport import sockets, zap
 from mdp.transport.admission import pending as pending
 
@@ -30,6 +30,8 @@ KINDS = (
     recording.PictureReply,
     rest.RestRequest,
     rest.RestReply,
+    masking.MaskRequest,
+    masking.MaskReply,
 )
 
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from mdp.errors import WireError
 from mdp.formats.bundle import FileEntry
 from mdp.formats.device_part import Version
+from mdp.formats.mask import CameraMask, PictureBox
 from mdp.fusion.fuse import Contribution
 from mdp.protocol import messages as wire
+from mdp.protocol.masking import MaskReply, MaskRequest
 from mdp.protocol.messages import (
     MAX_HEADER_BYTES,
     Buffer,
@@ -86,6 +88,9 @@ STATE = BundleState(
     switching=True,
     error="",
 )
+MASK = CameraMask(
+    width=1280, height=720, region=PictureBox(left=0.25), hidden=[PictureBox(bottom=0.5)]
+)
 VALID: list[tuple[wire.Message, list[Buffer]]] = [
     (INFER, [PIXELS]),
     (msgspec.structs.replace(INFER, encoding="jpeg"), [b"\xff\xd8\xff"]),
@@ -107,6 +112,9 @@ VALID: list[tuple[wire.Message, list[Buffer]]] = [
     (PictureReply(request_id=16, frame=3, age_ms=20.5), [b"\xff\xd8\xff"]),
     (RestRequest(request_id=17, within_ms=500.0), []),
     (RestReply(request_id=17, frame=3, age_ms=20.5, still_ms=310.0, changes=7), []),
+    (MaskRequest(request_id=17, action="tell"), []),
+    (MaskRequest(request_id=18, action="set", mask=MASK), []),
+    (MaskReply(request_id=18, mask=MASK, width=640, height=360, settable=True), []),
 ]
 KINDS = [type(message).__name__ for message, _ in VALID]
 As = Callable[[Sequence[Buffer]], Sequence[Buffer]]

@@ -1,0 +1,220 @@
+"""The routes of the page that teaches: only for tokens that may, whatever others may."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mdp.errors import MDPError
+from mdp.formats.mask import CameraMask
+from mdp.gateway.bodies import MAX_SWITCH_BYTES, Bodies
+from mdp.gateway.refusals import Refusal
+from mdp.gateway.replies import json_response
+from mdp.teach.recorder import BusyError, RecordRequest
+from mdp.teach.review import GoneError
+from mdp.teach.teacher import BuildRequest, Teacher
+
+#: Of a request about teaching: masks have at most 32 boxes.
+MAX_TEACH_BYTES = 8 * MAX_SWITCH_BYTES
+#: Between two events at least, and between two signs of life at most.
+EVENT_S, QUIET_S = 0.25, 10.0
+_KINDS = {".jpg": "image/jpeg", ".png": "image/png"}
+
+T = TypeVar("T")
+Streamed = Callable[[Request, AsyncIterator[bytes]], Response]
+
+
+class PutRight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The class of a kept item, as somebody says."""
+
+    label: str
+
+
+class WantedRollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rollout that somebody wants."""
+
+    action: str
+
+
+class WantedMask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A camera's mask that somebody wants; None: none."""
+
+    mask: CameraMask | None
+
+
+class TeachRoutes:
+    """What the page asks and changes."""
+
+    def __init__(
+        self, teacher: Teacher, bodies: Bodies, streamed: Streamed, ending: Callable[[], bool]
+    ) -> None:
+        """`streamed` answers with events, within the gateway's limits of readers."""
+        self._teacher, self._bodies, self._streamed = teacher, bodies, streamed
+        self._ending = ending
+        self._changed = asyncio.Event()
+        teacher.changed = self._wake
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def routes(self) -> list[Route]:
+        """All of them, below /teach/."""
+        device, item = "{device:path}", "/teach/kept/{item}"
+        return [
+            Route("/teach/state", _refused(self.state)),
+            Route("/teach/events", _refused(self.events)),
+            Route("/teach/cameras", _refused(self.cameras)),
+            Route(f"/teach/cameras/{device}", _refused(self.picture)),
+            Route("/teach/masks", _refused(self.masks)),
+            Route(f"/teach/masks/{device}", _refused(self.set_mask), methods=["PUT"]),
+            Route("/teach/recording", _refused(self.record), methods=["PUT", "DELETE"]),
+            Route("/teach/recording/scenes", _refused(self.remove), methods=["DELETE"]),
+            Route("/teach/kept", _refused(self.kept)),
+            Route("/teach/moved", _refused(self.undo), methods=["DELETE"]),
+            Route(item, _refused(self.put_right), methods=["PUT", "DELETE"]),
+            Route(f"{item}/{device}", _refused(self.kept_picture)),
+            Route("/teach/build", _refused(self.build), methods=["PUT", "DELETE"]),
+            Route("/teach/rollout", _refused(self.roll_out), methods=["PUT"]),
+        ]
+
+    async def _wanted(self, request: Request, kind: type[T]) -> T:
+        async with self._bodies.held(request, MAX_TEACH_BYTES) as body:
+            try:
+                return msgspec.json.decode(body, type=kind)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise Refusal(400, f"{request.url.path}: {error}"[:400]) from error
+
+    def _shown(self) -> Response:
+        return json_response(self._teacher.shown())
+
+    async def state(self, request: Request) -> Response:
+        """Classes, recording, kept items, build and rollout: one event of `/teach/events`."""
+        return self._shown()
+
+    async def events(self, request: Request) -> Response:
+        """Server-sent events: `/teach/state` again whenever something in it changes."""
+        return self._streamed(request, self._changes())
+
+    async def _changes(self) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        sent_s = float("-inf")
+        while not self._ending():
+            changed = self._changed
+            yield b"event: teach\ndata: " + msgspec.json.encode(self._teacher.shown()) + b"\n\n"
+            sent_s = loop.time()
+            await asyncio.sleep(EVENT_S)
+            while not (changed.is_set() or self._ending()):
+                if loop.time() - sent_s > QUIET_S:
+                    yield b":\n\n"
+                    sent_s = loop.time()
+                # Looks around now and then whether the server is ending.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await changed.wait()
+
+    async def cameras(self, request: Request) -> Response:
+        """Which cameras give pictures, and why others do not."""
+        scene = await self._teacher.preview()
+        return json_response({"pictures": sorted(scene.pictures), "missing": dict(scene.missing)})
+
+    async def picture(self, request: Request) -> Response:
+        """What one camera sees now."""
+        device = request.path_params["device"]
+        scene = await self._teacher.preview()
+        content = scene.pictures.get(device)
+        if content is None:
+            raise Refusal(404, f"{device[:60]}: {scene.missing.get(device, 'no such camera')}")
+        return Response(content, media_type="image/jpeg")
+
+    async def masks(self, request: Request) -> Response:
+        """Each camera's mask, and the size of what it is drawn on."""
+        return json_response(await self._teacher.masks())
+
+    async def set_mask(self, request: Request) -> Response:
+        """Have one agent use another mask."""
+        wanted = await self._wanted(request, WantedMask)
+        await self._teacher.set_mask(request.path_params["device"], wanted.mask)
+        return json_response(await self._teacher.masks())
+
+    async def record(self, request: Request) -> Response:
+        """Begin to record, or end it."""
+        if request.method == "DELETE":
+            await self._teacher.stop_recording()
+        else:
+            self._teacher.record(await self._wanted(request, RecordRequest))
+        return self._shown()
+
+    async def remove(self, request: Request) -> Response:
+        """Remove the scenes of the newest recording."""
+        await self._teacher.remove_recorded()
+        return self._shown()
+
+    async def kept(self, request: Request) -> Response:
+        """The kept items, unsure first."""
+        return json_response(self._teacher.items())
+
+    async def put_right(self, request: Request) -> Response:
+        """Make a kept item a scene of a class, or remove it."""
+        name = request.path_params["item"]
+        if request.method == "DELETE":
+            await self._teacher.discard(name)
+        else:
+            await self._teacher.put_right(name, (await self._wanted(request, PutRight)).label)
+        return self._shown()
+
+    async def undo(self, request: Request) -> Response:
+        """Take the last move back."""
+        await self._teacher.undo()
+        return self._shown()
+
+    async def kept_picture(self, request: Request) -> Response:
+        """A picture of a kept item."""
+        parameters = request.path_params
+        content, suffix = await self._teacher.kept_picture(parameters["item"], parameters["device"])
+        return Response(content, media_type=_KINDS[suffix])
+
+    async def build(self, request: Request) -> Response:
+        """Begin to build, or cancel it."""
+        if request.method == "DELETE":
+            await self._teacher.cancel_build()
+        else:
+            self._teacher.build(await self._wanted(request, BuildRequest))
+        return self._shown()
+
+    async def roll_out(self, request: Request) -> Response:
+        """Begin to push the newest build, or to roll back."""
+        action = (await self._wanted(request, WantedRollout)).action
+        if action == "push":
+            self._teacher.push()
+        elif action == "rollback":
+            self._teacher.roll_back()
+        else:
+            raise Refusal(400, 'expected {"action": "push"} or "rollback"')
+        return self._shown()
+
+
+def _refused(
+    answer: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """`answer`, with 409 for what is under way, and 404 for what is not there any more."""
+
+    async def answer_or_refuse(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except BusyError as error:
+            raise Refusal(409, str(error)) from error
+        except GoneError as error:
+            raise Refusal(404, str(error)) from error
+        except MDPError as error:
+            if isinstance(error, Refusal):
+                raise
+            # What an agent or a folder says is no fault of the gateway.
+            raise Refusal(400, str(error)) from error
+
+    return answer_or_refuse

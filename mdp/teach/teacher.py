@@ -1,0 +1,437 @@
+"""Everything that is taught through a gateway's page, and what forbids what meanwhile."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
+
+from mdp.client.scenes import Scene
+from mdp.errors import InputError, MDPError
+from mdp.files import write_bytes
+from mdp.formats.fleet import read_devices, read_fleet
+from mdp.formats.mask import CameraMask
+from mdp.line.kept import KeptItem
+from mdp.teach import builder
+from mdp.teach.builder import Builder
+from mdp.teach.recorder import BusyError, CameraDesk, RecordRequest
+from mdp.teach.review import GoneError, Move, Review
+from mdp.teach.rollout import FleetRollout
+from mdp.teach.taught import TaughtClass, class_folder, count_classes, remove_scenes
+
+#: Kept items that the page gets at a time.
+MOST_SHOWN = 60
+#: Between two looks at what was kept, and at the classes; at least, where something was recorded.
+SCAN_S, LEAST_SCAN_S = 3.0, 0.5
+MOST_MINUTES = 24 * 60.0
+#: In the folder of builds: the bundles that the fleet file has named, one a line.
+SERVED = "served.txt"
+
+RolloutState = Literal["none", "pushing", "rolling back", "done", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeachOptions:
+    """Where a gateway's page teaches, and what builds are made of."""
+
+    fleet: Path
+    scenes: Path
+    #: What `mdp watch --keep` keeps; None: nothing is looked through.
+    kept: Path | None = None
+    #: A file of `mdp-partition build`'s settings.
+    config: Path | None = None
+    #: The client's secret key file, instead of the fleet file's.
+    key: Path | None = None
+    #: Of a first bundle.
+    name: str = "taught"
+
+    @property
+    def builds(self) -> Path:
+        """Where bundles are written."""
+        return self.scenes.with_name(f"{self.scenes.resolve().name}.builds")
+
+
+class BuildRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A build that somebody wants."""
+
+    #: 0 trains nothing.
+    minutes: float = 0.0
+    #: Of one answer; None: as the settings file or the served bundle says.
+    latency_ms: float | None = None
+
+    def check(self) -> None:
+        """Raise InputError for numbers out of bounds."""
+        # False for NaN too.
+        if not 0 <= self.minutes <= MOST_MINUTES:
+            raise InputError(f"minutes: expected 0 to {MOST_MINUTES:g}, got {self.minutes:g}")
+        if self.latency_ms is not None and not 0 < self.latency_ms <= 60_000:
+            raise InputError(f"latency_ms: expected more than 0, got {self.latency_ms:g}")
+
+
+class Rollout(Struct, kw_only=True):
+    """A push or a rollback as the page shows it."""
+
+    state: RolloutState = "none"
+    #: The device that is under way, and the share of its bytes that are there.
+    device: str = ""
+    share: float = 0.0
+    #: Devices that serve it already.
+    done: list[str] = field(default_factory=list)
+    #: The bundle, by folder or name.
+    bundle: str = ""
+    error: str = ""
+    started_s: float = 0.0
+    ended_s: float = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        """Tell whether it has not ended."""
+        return self.state in ("pushing", "rolling back")
+
+
+class Teacher:
+    """Teaches one fleet; for one event loop."""
+
+    def __init__(self, options: TeachOptions) -> None:
+        """Raises ConfigError or InputError for files that cannot be used."""
+        self.options = options
+        #: Called when something has changed that the page shows.
+        self.changed: Callable[[], None] = lambda: None
+        self.devices = [entry.device for entry in read_devices(options.fleet).devices]
+        self._desk = CameraDesk(options.fleet, options.key, self._note_recording)
+        self._scan_soon = asyncio.Event()
+        self._builder = Builder(options.builds, self._wake)
+        self._review = None if options.kept is None else Review(options.kept, options.scenes)
+        self._classes: list[TaughtClass] = []
+        #: The classes of the served bundle; none without one.
+        self._labels: list[str] = []
+        self._kept: list[KeptItem] = []
+        self._problem = ""
+        self.rollout = Rollout()
+        self._rollout_task: asyncio.Task[None] | None = None
+        self._why_no_build = builder.why_no_build()
+
+    def _wake(self) -> None:
+        self.changed()
+
+    def _note_recording(self) -> None:
+        self._scan_soon.set()
+        self._wake()
+
+    # What there is.
+
+    async def watch(self) -> None:
+        """Count scenes and kept items, over and over."""
+        while True:
+            self._scan_soon.clear()
+            await self.scan()
+            await asyncio.sleep(LEAST_SCAN_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SCAN_S - LEAST_SCAN_S):
+                    await self._scan_soon.wait()
+
+    async def scan(self) -> None:
+        """Count scenes and kept items again."""
+        try:
+            classes = await asyncio.to_thread(count_classes, self.options.scenes)
+            kept = [] if self._review is None else await asyncio.to_thread(self._review.items)
+            problem = ""
+        except MDPError as error:
+            classes, kept, problem = self._classes, [], str(error)
+        labels = await asyncio.to_thread(self._served_labels)
+        found = (classes, kept, problem, labels)
+        if found != (self._classes, self._kept, self._problem, self._labels):
+            self._classes, self._kept, self._problem, self._labels = found
+            self._wake()
+
+    def _served_labels(self) -> list[str]:
+        try:
+            return list(read_fleet(self.options.fleet)[1].manifest.labels)
+        except MDPError:
+            return []
+
+    def shown(self) -> dict[str, Any]:
+        """Everything that the page shows, for msgspec to encode."""
+        recording, build = self._desk.recording, self._builder.progress
+        ended = recording is not None and not recording.under_way
+        reasons: dict[str, int] = {}
+        for item in self._kept:
+            reasons[item.record.why_kept] = reasons.get(item.record.why_kept, 0) + 1
+        last = None if self._review is None else self._review.last
+        return {
+            "cameras": self.devices,
+            "scenes": self.options.scenes.name,
+            "classes": self._classes,
+            "served": self._labels,
+            "problem": self._problem,
+            "recording": None if recording is None else asdict(recording),
+            "removable": len(self._desk.recorded) if ended else 0,
+            "kept": {
+                "looks": self._review is not None,
+                "total": len(self._kept),
+                "reasons": reasons,
+                "undo": None
+                if last is None
+                else {"item": last.item, "name": last.name, "label": last.label},
+            },
+            "build": {
+                "why_not": self._why_no_build,
+                "latency_ms": self._latency_ms(),
+                "pushable": self._pushable() is not None,
+                **asdict(build),
+                "lines": list(build.lines)[-30:],
+            },
+            "rollout": asdict(self.rollout),
+            "now_s": time.time(),
+        }
+
+    def _latency_ms(self) -> float | None:
+        """The target that a build has unless somebody says another one."""
+        if self.options.config is not None:
+            return None
+        try:
+            return read_fleet(self.options.fleet)[1].manifest.plan.target_ms
+        except MDPError:
+            return builder.DEFAULT_LATENCY_MS
+
+    # Cameras.
+
+    async def preview(self) -> Scene:
+        """What the cameras see; raises ConfigError."""
+        return await self._desk.preview()
+
+    async def masks(self) -> dict[str, Any]:
+        """Each camera's mask, for msgspec to encode."""
+        told, missing = await self._desk.masks()
+        return {
+            "masks": {
+                name: {
+                    "mask": reply.mask,
+                    "width": reply.width,
+                    "height": reply.height,
+                    "settable": reply.settable,
+                }
+                for name, reply in told.items()
+            },
+            "missing": missing,
+        }
+
+    async def set_mask(self, device: str, mask: CameraMask | None) -> None:
+        """Have an agent use another mask; raises GoneError, BusyError or WireError."""
+        if device not in self.devices:
+            raise GoneError(f"no device {device[:60]!r}: expected one of {', '.join(self.devices)}")
+        self._refuse_while(recording=True)
+        await self._desk.set_mask(device, mask)
+
+    def record(self, wanted: RecordRequest) -> None:
+        """Begin to record; raises InputError or BusyError."""
+        self._desk.record(wanted, class_folder(self.options.scenes, wanted.label))
+
+    async def stop_recording(self) -> None:
+        """End the recording that is under way; its scenes stay."""
+        await self._desk.stop()
+        await self.scan()
+
+    async def remove_recorded(self) -> int:
+        """Remove the scenes of the newest recording; raises BusyError."""
+        self._refuse_while(recording=True, build=True)
+        recorded, self._desk.recorded = self._desk.recorded, []
+        removed = await asyncio.to_thread(remove_scenes, recorded)
+        await self.scan()
+        return removed
+
+    def _refuse_while(self, *, recording: bool = False, build: bool = False) -> None:
+        """Raise BusyError while one of these is under way."""
+        now = self._desk.recording
+        if recording and now is not None and now.under_way:
+            raise BusyError(f"{now.label} is being recorded: expected its end first")
+        if build and self._builder.running:
+            raise BusyError("a build reads the scenes: expected its end first")
+
+    # What was kept.
+
+    def items(self) -> dict[str, Any]:
+        """The first kept items, unsure first, for msgspec to encode."""
+        return {
+            "total": len(self._kept),
+            "items": [
+                {
+                    "name": item.folder.name,
+                    "item": item.record.item,
+                    "time": item.record.time,
+                    "why": item.record.why_kept,
+                    "label": item.record.answer.label,
+                    "probability": item.record.answer.probability,
+                    "known": item.record.answer.known,
+                    "devices": {
+                        name: {"label": own.label, "probability": own.probability}
+                        for name, own in item.record.answer.devices.items()
+                    },
+                    "pictures": list(item.pictures),
+                }
+                for item in self._kept[:MOST_SHOWN]
+            ],
+        }
+
+    async def kept_picture(self, name: str, device: str) -> tuple[bytes, str]:
+        """A kept picture and its suffix; raises GoneError."""
+        return await asyncio.to_thread(self._reviewed().picture, name, device)
+
+    async def put_right(self, name: str, label: str) -> Move:
+        """Make a kept item a scene of a class; raises GoneError or InputError."""
+        move = await asyncio.to_thread(self._reviewed().put_right, name, label)
+        await self.scan()
+        return move
+
+    async def discard(self, name: str) -> None:
+        """Remove a kept item; raises GoneError."""
+        await asyncio.to_thread(self._reviewed().discard, name)
+        await self.scan()
+
+    async def undo(self) -> Move:
+        """Take the last move back; raises GoneError, InputError or BusyError."""
+        self._refuse_while(build=True)
+        move = await asyncio.to_thread(self._reviewed().undo)
+        await self.scan()
+        return move
+
+    def _reviewed(self) -> Review:
+        if self._review is None:
+            raise GoneError("nothing is looked through here: expected --teach-kept DIR")
+        return self._review
+
+    # Builds.
+
+    def build(self, wanted: BuildRequest) -> None:
+        """Begin to build; raises InputError or BusyError."""
+        wanted.check()
+        if self._why_no_build:
+            raise InputError(self._why_no_build)
+        self._refuse_while(recording=True, build=True)
+        if self.rollout.under_way:
+            raise BusyError("a bundle is being rolled out: expected its end first")
+        options, program = self.options, builder.program()
+        assert program is not None
+        config, latency_ms = options.config, wanted.latency_ms or self._latency_ms()
+        profiles: list[str] = []
+        if config is None:
+            entries = read_devices(options.fleet).devices
+            profiles = builder.profiles_of(list(dict.fromkeys(e.plan_device for e in entries)))
+        out = options.builds / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
+        words = builder.build_words(
+            scenes=options.scenes,
+            out=out,
+            name=self._name(),
+            minutes=wanted.minutes,
+            latency_ms=latency_ms,
+            profiles=profiles,
+            config=config,
+        )
+        # What the gateway answers meanwhile comes first.
+        gently = [nice, "-n", "10"] if (nice := shutil.which("nice")) else []
+        self._builder.start([*gently, program, *words], out)
+
+    def _name(self) -> str:
+        """The bundle's name: that of the served one, so that the gateway's model keeps its."""
+        try:
+            return read_fleet(self.options.fleet)[1].manifest.name
+        except MDPError:
+            return self.options.name
+
+    async def cancel_build(self) -> None:
+        """End the build that is under way."""
+        await self._builder.cancel()
+
+    def _pushable(self) -> Path | None:
+        """The bundle of the newest build that was finished."""
+        report = self._builder.progress.report
+        return None if report is None else self.options.builds / report.bundle
+
+    def push(self) -> None:
+        """Begin to push the newest build; raises InputError or BusyError."""
+        folder = self._pushable()
+        if folder is None:
+            raise InputError("expected a build that is done")
+        self._start_rollout("pushing", folder.name, lambda: self._push(folder))
+
+    def roll_back(self) -> None:
+        """Begin to roll back; raises BusyError."""
+        self._start_rollout("rolling back", "", self._roll_back)
+
+    def _start_rollout(
+        self, state: Literal["pushing", "rolling back"], bundle: str, work: Callable[[], str]
+    ) -> None:
+        if self.rollout.under_way:
+            raise BusyError("a bundle is being rolled out: expected its end first")
+        self._refuse_while(build=True)
+        self.rollout = Rollout(state=state, bundle=bundle, started_s=time.time())
+        self._rollout_task = asyncio.create_task(self._roll_out(self.rollout, work))
+        self._wake()
+
+    async def _roll_out(self, rollout: Rollout, work: Callable[[], str]) -> None:
+        ticking = asyncio.create_task(self._tick())
+        try:
+            rollout.bundle = await asyncio.to_thread(work)
+            rollout.state, rollout.done = "done", list(self.devices)
+        except (MDPError, OSError) as error:
+            rollout.state, rollout.error = "failed", str(error)
+        finally:
+            ticking.cancel()
+            rollout.ended_s = time.time()
+            self._wake()
+
+    async def _tick(self) -> None:
+        """Show the progress that a thread makes."""
+        while True:
+            await asyncio.sleep(0.2)
+            self._wake()
+
+    def _told(self, device: str, share: float) -> None:
+        rollout = self.rollout
+        if rollout.device not in ("", device) and rollout.device not in rollout.done:
+            rollout.done = [*rollout.done, rollout.device]
+        rollout.device, rollout.share = device, share
+
+    def _push(self, folder: Path) -> str:
+        options = self.options
+        before = self._served()
+        FleetRollout(options.fleet, options.key).push(folder, self._told)
+        served = list(dict.fromkeys([*before, *self._served()]))[-2 * builder.KEPT_BUNDLES :]
+        text = "".join(f"{path}\n" for path in served)
+        write_bytes(options.builds / SERVED, text.encode())
+        self._builder.tidy(served)
+        return folder.name
+
+    def _roll_back(self) -> str:
+        options = self.options
+        folders = [*reversed(self._served()), *self._built()]
+        return FleetRollout(options.fleet, options.key).roll_back(folders, self._told).name
+
+    def _built(self) -> list[Path]:
+        return [path for path in self.options.builds.glob("*") if path.is_dir()]
+
+    def _served(self) -> list[Path]:
+        """The bundles that the fleet file has named, the present one last."""
+        found: list[Path] = []
+        file = self.options.builds / SERVED
+        if file.is_file():
+            found = [Path(line) for line in file.read_text().splitlines() if line]
+        fleet = read_devices(self.options.fleet)
+        if fleet.bundle:
+            present = (self.options.fleet.parent / fleet.bundle).resolve()
+            found = [*(path for path in found if path != present), present]
+        return found
+
+    async def close(self) -> None:
+        """End recording and build, and wait for a rollout."""
+        await self._desk.close()
+        await self._builder.close()
+        if self._rollout_task is not None:
+            await asyncio.wait([self._rollout_task])
