@@ -6,7 +6,7 @@ from mdp import console
 COMMANDS = {
     "demo": (
         "mdp.demo.command:demo",
-        "Show four cameras round an item, on this machine: cover one, unplug a board.",
+        "Show four cameras round an item: cover one, unplug a board, put something else there.",
     ),
     "classify": (
         "mdp.cli.classify:classify",

@@ -218,7 +218,7 @@ class Builder:
 
     def start(self, command: Sequence[str], out: Path) -> None:
         """Run `command`, which writes the bundle `out`; in the running event loop."""
-        self.progress = BuildProgress(state="running", started_s=time.time())
+        self.progress = BuildProgress(state="running", started_s=time.monotonic())
         self._task = asyncio.create_task(self._run(command, out))
         self._changed()
 
@@ -247,7 +247,7 @@ class Builder:
                 last = progress.lines[-1] if progress.lines else "it printed nothing"
                 progress.state, progress.error = "failed", f"{last} (exit code {code})"
             else:
-                seconds = time.time() - progress.started_s
+                seconds = time.monotonic() - progress.started_s
                 progress.report = read_report(out, content, seconds)
                 progress.state = "done"
         except (OSError, InputError) as error:
@@ -256,7 +256,7 @@ class Builder:
             self._process = None
             if progress.state == "running":
                 progress.state, progress.error = "failed", "the gateway has ended"
-            progress.ended_s = time.time()
+            progress.ended_s = time.monotonic()
             progress.step, progress.share, progress.rest = "", None, ""
             # What is measured there holds for these scenes alone.
             await asyncio.to_thread(shutil.rmtree, f"{out}.run", True)

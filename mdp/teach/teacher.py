@@ -189,7 +189,7 @@ class Teacher:
                 "lines": list(build.lines)[-30:],
             },
             "rollout": asdict(self.rollout),
-            "now_s": time.time(),
+            "now_s": time.monotonic(),
         }
 
     def _latency_ms(self) -> float | None:
@@ -371,7 +371,7 @@ class Teacher:
         if self.rollout.under_way:
             raise BusyError("a bundle is being rolled out: expected its end first")
         self._refuse_while(build=True)
-        self.rollout = Rollout(state=state, bundle=bundle, started_s=time.time())
+        self.rollout = Rollout(state=state, bundle=bundle, started_s=time.monotonic())
         self._rollout_task = asyncio.create_task(self._roll_out(self.rollout, work))
         self._wake()
 
@@ -384,7 +384,7 @@ class Teacher:
             rollout.state, rollout.error = "failed", str(error)
         finally:
             ticking.cancel()
-            rollout.ended_s = time.time()
+            rollout.ended_s = time.monotonic()
             self._wake()
 
     async def _tick(self) -> None:

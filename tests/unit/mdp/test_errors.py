@@ -23,6 +23,7 @@ CLASSES = [
         (errors.ConfigError, errors.MDPError, 2),
         (errors.WireError, errors.MDPError, 1),
         (errors.AgentError, errors.MDPError, 2),
+        (errors.AddressUnavailable, errors.AgentError, 5),
         (errors.InferenceError, errors.MDPError, 3),
         (errors.DeadlineExceeded, errors.InferenceError, 3),
         (errors.QuorumNotMet, errors.InferenceError, 3),
@@ -37,7 +38,7 @@ def test_place_in_the_tree(kind: type[errors.MDPError], parent: type, exit_code:
 
 
 def test_the_docstring_draws_every_class() -> None:
-    assert len(CLASSES) == 11
+    assert len(CLASSES) == 12
     for kind in CLASSES:
         assert kind.__name__ in (errors.__doc__ or "")
 

@@ -206,7 +206,7 @@ def test_every_command_has_an_example_and_its_exit_codes(command_line: typer.Typ
     if command_line is app:
         commands += [["fleet", "new"], ["fleet", "discover"], ["keys", "new"]]
         commands += [["bundle", name] for name in ("key", "sign", "verify")]
-        assert len(commands) == 15
+        assert len(commands) == 16
     for command in commands:
         result = runner.invoke(command_line, [*command, "--help"])
         assert result.exit_code == 0
