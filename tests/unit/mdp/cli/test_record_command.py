@@ -11,24 +11,25 @@ import pytest
 
 from mdp.cli.main import main
 from mdp.client.cameras import WITHIN_MS
+from mdp.client.cameras import FleetCameras
 from mdp.client.scenes import Scene
 from mdp.protocol.recording import PICTURES_PER_S
 from tests.support.clock import Clock
 from tests.support.command_lines import run_here
 
 
-class SlowCameras:
+class SlowCameras(FleetCameras):
     """Two cameras, the third picture of which takes longer than two moments."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+        self.clock = self._clock = clock
         self.asked_s: list[float] = []
 
     def wait(self, until_s: float) -> None:
         # Woken a little too late, as on every machine.
         self.clock.now_s = max(self.clock.now_s, until_s) + 0.001
 
-    def take(self) -> Scene:
+    def take(self, side: int = 0) -> Scene:
         self.asked_s.append(self.clock.now_s)
         self.clock.now_s += 1.2 if len(self.asked_s) == 3 else 0.01
         number = len(self.asked_s)
