@@ -10,8 +10,7 @@ from typing import Self
 import pytest
 
 from mdp.cli.main import main
-from mdp.client.cameras import WITHIN_MS
-from mdp.client.cameras import FleetCameras
+from mdp.client.cameras import WITHIN_MS, FleetCameras
 from mdp.client.scenes import Scene
 from mdp.protocol.recording import PICTURES_PER_S
 from tests.support.clock import Clock
