@@ -1,7 +1,6 @@
 """Everything that is taught through a gateway's page, and what forbids what meanwhile."""
 
 import asyncio
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -334,9 +333,7 @@ class Teacher:
             profiles=profiles,
             config=config,
         )
-        # What the gateway answers meanwhile comes first.
-        gently = [nice, "-n", "10"] if (nice := shutil.which("nice")) else []
-        self._builder.start([*gently, program, *words], out)
+        self._builder.start([program, *words], out)
 
     def _name(self) -> str:
         """The bundle's name: that of the served one, so that the gateway's model keeps its."""

@@ -2,7 +2,7 @@
 
 import { $, alertOf, breakable, eachEvent, el, percent, request, text, told, width } from "./common.js";
 
-const WHY = { unknown: "unknown", unsure: "unsure", disagreement: "cameras disagree" };
+const WHY = { unknown: "unknown", unsure: "unsure", disagreement: "in disagreement" };
 //: Between two rounds of pictures.
 const PREVIEW_MS = 700;
 const UNKNOWN = "unknown";
