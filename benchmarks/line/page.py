@@ -62,9 +62,9 @@ def played() -> str:
         ("items", "{words}"),
         ("records", "{records}"),
         ("in time", "{in_time}"),
-        ("with all four cameras", "{whole}"),
         ("with a suspect", "{with_suspects}"),
-        ("class as the scene has alone", "{as_alone}"),
+        ("with all four cameras", "{whole}"),
+        ("of these, class as the scene has alone", "{whole_as_alone}"),
         ("right, of a class", "{right} of {known}"),
         ("called unknown, of no class", "{called_unknown} of {of_no_class}"),
     )

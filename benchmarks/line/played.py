@@ -365,9 +365,11 @@ def tally(
         counts["records"] += 1
         counts["in_time"] += record["latency_ms"] <= record["deadline_ms"]
         counts["missed"] += record["decision"] == "missed"
-        counts["whole"] += not answer["missing"]
+        whole = bool(answer["used"]) and not answer["missing"]
+        counts["whole"] += whole
         counts["with_suspects"] += bool(answer["suspects"])
         counts["as_alone"] += answer["class"] == alone[number]
+        counts["whole_as_alone"] += whole and answer["class"] == alone[number]
         counts["passed"] += record["passed"]
         if truths[number] == "unknown":
             counts["of_no_class"] += 1

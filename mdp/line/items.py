@@ -232,7 +232,7 @@ def _final(looks: int, run: _Run, equal: int) -> Judgement:
             passed=False,
             sure=False,
             decision="missed",
-            text="no look in time, as items come faster than looks: not passed",
+            text="no look in its time: not passed",
         )
     if run.length >= equal:
         return last
