@@ -168,7 +168,7 @@ def test_the_role_installs_with_options_that_there_are() -> None:
     assert words[:2] == ["/opt/mdp/bin/mdp-agent", "install"]
     # Each variable has a default but the board's device, which the inventory names.
     defaults = yaml.safe_load((role / "defaults" / "main.yml").read_text())
-    used = set(re.findall(r"\bmdp_[a-z_]+", yaml.safe_dump([t for t in tasks])))
+    used = set(re.findall(r"\bmdp_[a-z_]+", yaml.safe_dump(tasks)))
     assert used - {"mdp_device"} == defaults.keys()
     # What it says of an agent that was left alone decides whether the task has changed anything.
     assert "runs as before" in written["changed_when"]
