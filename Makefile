@@ -69,10 +69,10 @@ test-gpu: $(STAMP)
 	PYTHONPATH=runs/gpu $(BIN)/pytest tests/gpu/served.py
 	$(if $(KEEP),PYTHONPATH=runs/gpu $(BIN)/python -m benchmarks.keep gpu)
 
-# Units under a real systemd, PID 1 of a container: Debian, root, podman and mmdebstrap; fetches 150 MB into
-# runs/systemd once (4 minutes, then as long again as the tests). Skipped, with the reason, where podman runs nothing.
+# Units under a real systemd, PID 1 of a container, and the Ansible role on two such: Debian, root, podman and
+# mmdebstrap (and ansible); fetches 150 MB into runs/systemd once. Skipped, with the reason, where podman runs nothing.
 systemd: $(STAMP)
-	$(BIN)/pytest -rs tests/systemd/real.py
+	$(BIN)/pytest -rs tests/systemd/real.py tests/systemd/playbook.py
 
 # The gateway asked by clients that are not ours, in an environment of their own of 500 MB.
 gateway-clients: $(STAMP)

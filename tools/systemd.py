@@ -71,6 +71,8 @@ class Prepared:
 
     podman: Podman
     image: str
+    #: A folder of wheels of what the package requires.
+    wheels: Path
     #: Of this checkout; of the same with a later version.
     wheel: Path
     later: Path
@@ -93,7 +95,7 @@ def prepare(folder: Path = FOLDER) -> Prepared:
     image = f"{IMAGE}:{requirements}"
     if not _has(podman, image):
         _install(podman, folder / "wheels", wheel, image)
-    return Prepared(podman=podman, image=image, wheel=wheel, later=later)
+    return Prepared(podman=podman, image=image, wheels=folder / "wheels", wheel=wheel, later=later)
 
 
 def _make_base(tree: Path) -> None:

@@ -7,13 +7,13 @@ says, where no such container can be run.
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
-from mdp.testing.processes import PATIENCE_S
-from tools.systemd import ROOT, MissingError, Podman, Prepared, prepare
+from tests.systemd.boards import Board, booted_board
+from tools.systemd import ROOT, MissingError, Prepared, prepare
 
 pytestmark = pytest.mark.timeout(600)
 BUNDLES = ROOT / "examples" / "bundles"
@@ -32,25 +32,8 @@ INSTALL = (
 )
 
 
-class Board:
-    """A container with systemd as PID 1."""
-
-    def __init__(self, podman: Podman, name: str) -> None:
-        self._podman, self._name = podman, name
-
-    def tried(self, script: str) -> subprocess.CompletedProcess[str]:
-        """What bash does with `script` there."""
-        words = ["exec", "--env=PATH=/opt/mdp/bin:/usr/sbin:/usr/bin:/sbin:/bin", self._name]
-        command = self._podman.command(*words, "bash", "-c", script)
-        return subprocess.run(
-            command, env=self._podman.environment, capture_output=True, text=True, timeout=120
-        )
-
-    def run(self, script: str) -> str:
-        """Its output; fails unless it succeeds."""
-        done = self.tried(script)
-        assert done.returncode == 0, f"{script}: {done.returncode}: {done.stdout}{done.stderr}"
-        return done.stdout.strip()
+class AgentBoard(Board):
+    """A board on which an agent is installed."""
 
     def install(self, options: str = "", command: str = INSTALL) -> str:
         """What `mdp-agent install` says."""
@@ -62,10 +45,6 @@ class Board:
         assert done.returncode == 2, f"{done.returncode}: {done.stdout}{done.stderr}"
         assert re.search(expected, done.stderr.splitlines()[-1]), done.stderr
 
-    def shown(self, setting: str, unit: str = NAME) -> str:
-        """A property of a unit."""
-        return self.run(f"systemctl show --property={setting} --value {unit}")
-
     def journal(self, unit: str = NAME) -> str:
         """What a unit and systemd about it have written since the last `forget`."""
         return self.run(f"journalctl --sync; journalctl --unit={unit} --output=cat --quiet")
@@ -73,11 +52,6 @@ class Board:
     def forget(self) -> None:
         """Empty the journal."""
         self.run("journalctl --sync --rotate --quiet; journalctl --vacuum-time=1us --quiet")
-
-    def until(self, condition: str) -> None:
-        """Wait until a command succeeds."""
-        tried = f"for i in $(seq {int(PATIENCE_S * 5)}); do {condition} && exit; sleep .2; done"
-        self.run(f"{{ {tried}; }} > /dev/null 2>&1; {condition}")
 
     def until_ready(self, port: int = 7500) -> None:
         self.until(f"mdp-agent health --port {port}")
@@ -98,14 +72,6 @@ class Board:
         )
         assert json.loads(said)["used"] == [DEVICE]
 
-    def restart(self) -> None:
-        """Boot again."""
-        self._podman.run("restart", "--time=20", self._name)
-        self.until_booted()
-
-    def until_booted(self) -> None:
-        self.until("systemctl is-system-running --wait")
-
 
 @pytest.fixture(scope="module")
 def prepared() -> Prepared:
@@ -116,24 +82,14 @@ def prepared() -> Prepared:
 
 
 @pytest.fixture(scope="module")
-def booted(prepared: Prepared) -> Iterator[Board]:
-    podman = prepared.podman
-    mounts = [
-        f"--volume={prepared.wheel.parent}:/now:ro",
-        f"--volume={prepared.later.parent}:/later:ro",
-        f"--volume={BUNDLES}:/bundles:ro",
-        f"--volume={ROOT / 'deploy' / 'systemd'}:/deploy:ro",
-    ]
-    # Credentials are mounted, and have to be seen from the services' own mounts.
-    start = ["sh", "-c", "mount --make-rshared / && exec /sbin/init"]
-    options = ["--systemd=always", "--privileged", "--network=none", "--pids-limit=2000"]
-    try:
-        name = podman.run("run", "--detach", *options, *mounts, prepared.image, *start)
-    except MissingError as error:
-        pytest.skip(str(error))
-    board = Board(podman, name)
-    try:
-        board.until_booted()
+def booted(prepared: Prepared) -> Iterator[AgentBoard]:
+    mounts = [f"{BUNDLES}:/bundles", f"{ROOT / 'deploy' / 'systemd'}:/deploy"]
+    with ExitStack() as stack:
+        try:
+            plain = stack.enter_context(booted_board(prepared, mounts))
+        except MissingError as error:
+            pytest.skip(str(error))
+        board = AgentBoard(plain.podman, plain.name)
         board.run("pip install --quiet --no-index --no-deps --force-reinstall /now/*.whl")
         board.run(
             "cp -r /bundles/cifar10 /srv/first; cp -r /bundles/imagenette /srv/second; "
@@ -143,12 +99,10 @@ def booted(prepared: Prepared) -> Iterator[Board]:
             'python3 -c \'from PIL import Image; Image.new("RGB", (64, 64)).save("/srv/p.png")\''
         )
         yield board
-    finally:
-        podman.run("rm", "--force", "--time=1", name)
 
 
 @pytest.fixture
-def board(booted: Board) -> Iterator[Board]:
+def board(booted: AgentBoard) -> Iterator[AgentBoard]:
     """The container without a unit, and with an empty journal."""
     booted.run("ln -sfn first /srv/next && mv -T /srv/next /srv/bundle")
     booted.run("printf 'push = true\\n' > /etc/mdp/clients/client.limits")
@@ -169,7 +123,7 @@ def board(booted: Board) -> Iterator[Board]:
         "tcp://lo:7500",
     ],
 )
-def test_every_form_of_bind(board: Board, bind: str) -> None:
+def test_every_form_of_bind(board: AgentBoard, bind: str) -> None:
     command = INSTALL.replace("tcp://127.0.0.1:7500", f"'{bind}'")
     said = board.install(command=command)
     assert f"{NAME}: started" in said
@@ -177,16 +131,16 @@ def test_every_form_of_bind(board: Board, bind: str) -> None:
     # Any user may ask.
     assert board.run("setpriv --reuid=nobody mdp-agent health --live") == f"READY {DEVICE}"
     board.answers("tcp://[::1]:7500" if "::" in bind else "tcp://127.0.0.1:7500")
-    assert board.shown("StatusText") == "READY"
+    assert board.shown("StatusText", NAME) == "READY"
 
 
-def test_an_unchanged_agent_is_left_alone(board: Board) -> None:
+def test_an_unchanged_agent_is_left_alone(board: AgentBoard) -> None:
     board.install()
-    first = board.shown("MainPID")
+    first = board.shown("MainPID", NAME)
 
     def next_pid(expected: str) -> str:
         assert f"{NAME}: {expected}" in board.install()
-        return board.shown("MainPID")
+        return board.shown("MainPID", NAME)
 
     assert next_pid("runs as before") == first
     # Its clients' keys it reads again by itself.
@@ -203,26 +157,26 @@ def test_an_unchanged_agent_is_left_alone(board: Board) -> None:
     fourth = next_pid("restarted")
     assert fourth != third
     board.refuses(f"{INSTALL} --threads 1", "another unit exists: expected --replace")
-    assert board.shown("MainPID") == fourth
+    assert board.shown("MainPID", NAME) == fourth
     assert "restarted" in board.install("--threads 1 --replace")
 
 
-def test_it_comes_back_when_killed(board: Board) -> None:
+def test_it_comes_back_when_killed(board: AgentBoard) -> None:
     board.install()
     board.drop_in("RestartSec=100ms")
-    killed = board.shown("MainPID")
+    killed = board.shown("MainPID", NAME)
     board.run(f"kill -9 {killed}")
     board.until(f"test $(systemctl show -p NRestarts --value {NAME}) = 1")
     board.until_ready()
-    assert board.shown("MainPID") != killed
+    assert board.shown("MainPID", NAME) != killed
     board.answers()
 
 
-def test_it_comes_back_when_it_hangs(board: Board) -> None:
+def test_it_comes_back_when_it_hangs(board: AgentBoard) -> None:
     board.install()
     board.drop_in("WatchdogSec=3\\nRestartSec=100ms")
     board.run(f"systemctl restart {NAME}")
-    hung = board.shown("MainPID")
+    hung = board.shown("MainPID", NAME)
     board.run(f"kill -STOP {hung}")
     done = board.tried("mdp-agent health")
     assert done.returncode == 3
@@ -233,30 +187,30 @@ def test_it_comes_back_when_it_hangs(board: Board) -> None:
     board.answers()
 
 
-def test_reload_and_stop(board: Board) -> None:
+def test_reload_and_stop(board: AgentBoard) -> None:
     board.install()
-    before = board.shown("MainPID")
+    before = board.shown("MainPID", NAME)
     board.run("ln -sfn second /srv/next && mv -T /srv/next /srv/bundle")
     board.run(f"systemctl reload {NAME}")
     board.until(f"journalctl -u {NAME} -o cat | grep 'serves imagenette'")
-    assert board.shown("MainPID") == before
+    assert board.shown("MainPID", NAME) == before
     board.answers()
     board.run(f"systemctl stop {NAME}")
-    assert board.shown("Result") == "success"
+    assert board.shown("Result", NAME) == "success"
     assert "DRAINING" in board.journal()
     done = board.tried("mdp-agent health")
     assert (done.returncode, done.stdout) == (3, "")
     assert "no agent is on port 7500" in done.stderr
 
 
-def test_it_starts_with_the_machine(board: Board) -> None:
+def test_it_starts_with_the_machine(board: AgentBoard) -> None:
     board.install()
     board.restart()
     board.until_ready()
     board.answers()
 
 
-def test_audit_log_and_pushed_bundles(board: Board) -> None:
+def test_audit_log_and_pushed_bundles(board: AgentBoard) -> None:
     options = f"--audit /var/log/{NAME}/audit.jsonl --allow-push /var/lib/{NAME}"
     board.install(options)
     board.answers()
@@ -270,7 +224,7 @@ def test_audit_log_and_pushed_bundles(board: Board) -> None:
     board.answers()
 
 
-def test_uninstall_says_what_stays(board: Board) -> None:
+def test_uninstall_says_what_stays(board: AgentBoard) -> None:
     board.install(f"--audit /var/log/{NAME}/audit.jsonl --allow-push /var/lib/{NAME}")
     board.run(f"echo MDP_SOURCE= > /etc/default/{NAME}")
     places = [f"/var/{kind}{sub}/{NAME}" for kind in ("lib", "log") for sub in ("", "/private")]
@@ -278,30 +232,30 @@ def test_uninstall_says_what_stays(board: Board) -> None:
     said = board.run(f"mdp-agent uninstall --device {DEVICE} 2>&1")
     assert [f"mdp-agent: {place}: stays" in said for place in places] == [True] * 5, said
     board.run(" && ".join(f"test -e {place}" for place in places))
-    assert board.shown("LoadState") == "not-found"
+    assert board.shown("LoadState", NAME) == "not-found"
     said = board.run(f"mdp-agent uninstall --purge --device {DEVICE} 2>&1")
     assert [f"mdp-agent: {place}: removed" in said for place in places] == [True] * 5, said
     board.run(" && ".join(f"! test -e {place}" for place in places))
     board.refuses(f"mdp-agent uninstall --purge --device {DEVICE}", "there is none")
 
 
-def test_an_upgrade_of_the_package_and_its_way_back(board: Board) -> None:
+def test_an_upgrade_of_the_package_and_its_way_back(board: AgentBoard) -> None:
     board.install()
     versions = "/opt/mdp/bin/pip list --format=json"
     pip = "pip install --quiet --no-index --no-deps --force-reinstall"
     for folder, major in (("later", "9"), ("now", "0")):
-        before = board.shown("MainPID")
+        before = board.shown("MainPID", NAME)
         board.run(f"{pip} /{folder}/*.whl")
         found = {one["name"]: one["version"] for one in json.loads(board.run(versions))}
         assert found["mdp-edge"].startswith(f"{major}.")
         board.answers()
-        assert board.shown("MainPID") == before
+        assert board.shown("MainPID", NAME) == before
         assert "restarted" in board.install()
         board.answers()
         assert "runs as before" in board.install()
 
 
-def test_a_taken_port(board: Board) -> None:
+def test_a_taken_port(board: AgentBoard) -> None:
     hold = (
         "systemd-run --quiet --unit=holder python3 -c 'import socket, time; "
         's = socket.create_server(("127.0.0.1", 7500)); time.sleep(600)\''
@@ -321,7 +275,7 @@ def test_a_taken_port(board: Board) -> None:
         board.drop_in("RestartSec=50ms\\n[Unit]\\nStartLimitBurst=3")
         assert board.tried(f"systemctl start {NAME}").returncode == 1
         board.until(f"test $(systemctl show -p ActiveState --value {NAME}) = failed")
-        assert 2 <= int(board.shown("NRestarts")) <= 3
+        assert 2 <= int(board.shown("NRestarts", NAME)) <= 3
         board.run("systemctl stop holder")
         # Also after that.
         assert "started" in board.install()
@@ -329,12 +283,12 @@ def test_a_taken_port(board: Board) -> None:
         board.tried("systemctl stop holder")
 
 
-def test_what_cannot_work_is_not_tried_again(board: Board) -> None:
+def test_what_cannot_work_is_not_tried_again(board: AgentBoard) -> None:
     board.install()
     board.run("chmod 0700 /etc/mdp/clients")
     try:
         assert board.tried(f"systemctl restart {NAME}").returncode == 1
-        assert (board.shown("Result"), board.shown("NRestarts")) == ("exit-code", "0")
+        assert (board.shown("Result", NAME), board.shown("NRestarts", NAME)) == ("exit-code", "0")
         assert "'/etc/mdp/clients' is not readable" in board.journal()
         board.refuses(INSTALL, "--clients: /etc/mdp/clients: expected rights for others to read")
     finally:
@@ -348,10 +302,10 @@ def test_what_cannot_work_is_not_tried_again(board: Board) -> None:
     board.run("ln -sfn foreign /srv/next && mv -T /srv/next /srv/bundle")
     board.refuses(INSTALL, f"no assignment for device '{DEVICE}'")
     assert board.tried(f"systemctl restart {NAME}").returncode == 1
-    assert (board.shown("Result"), board.shown("NRestarts")) == ("exit-code", "0")
+    assert (board.shown("Result", NAME), board.shown("NRestarts", NAME)) == ("exit-code", "0")
 
 
-def test_a_key_that_cannot_be_read(board: Board) -> None:
+def test_a_key_that_cannot_be_read(board: AgentBoard) -> None:
     board.run(f"mkdir -p /etc/other; cp /etc/mdp/{DEVICE}.* /etc/other/")
     board.run("chmod 0644 /etc/other/n100.secret")
     other = INSTALL.replace(f"/etc/mdp/{DEVICE}.secret", "/etc/other/n100.secret")
@@ -362,7 +316,7 @@ def test_a_key_that_cannot_be_read(board: Board) -> None:
     board.refuses(other, "/etc/other/n100.secret: cannot be read: No such file or directory")
 
 
-def test_a_replaced_unit_that_does_not_start_is_taken_back(board: Board) -> None:
+def test_a_replaced_unit_that_does_not_start_is_taken_back(board: AgentBoard) -> None:
     board.install()
     before = board.run(f"cat {UNIT}")
     said = "; the former unit is back and runs$"
@@ -372,12 +326,12 @@ def test_a_replaced_unit_that_does_not_start_is_taken_back(board: Board) -> None
     board.answers()
 
 
-def test_memory_is_bounded(board: Board) -> None:
+def test_memory_is_bounded(board: AgentBoard) -> None:
     board.install()
-    limit = int(board.shown("MemoryMax"))
+    limit = int(board.shown("MemoryMax", NAME))
     assert 300 * 2**20 < limit < 500 * 2**20
-    assert board.shown("LimitCORE") == "0"
-    group = board.shown("ControlGroup")
+    assert board.shown("LimitCORE", NAME) == "0"
+    group = board.shown("ControlGroup", NAME)
     version_1 = f"/sys/fs/cgroup/memory{group}/memory.limit_in_bytes"
     found = board.tried(f"cat {version_1} /sys/fs/cgroup{group}/memory.max 2> /dev/null").stdout
     if not found:
@@ -388,7 +342,7 @@ def test_memory_is_bounded(board: Board) -> None:
     board.until_ready()
 
 
-def test_how_exposed_units_are(board: Board) -> None:
+def test_how_exposed_units_are(board: AgentBoard) -> None:
     board.install(f"--audit /var/log/{NAME}/audit.jsonl --allow-push /var/lib/{NAME}")
     units = [UNIT, *(f"/deploy/mdp-{name}.service" for name in ("gateway", "mqtt", "watch"))]
     for unit in units:
@@ -397,7 +351,7 @@ def test_how_exposed_units_are(board: Board) -> None:
         board.run(f"{rated} {unit}")
 
 
-def test_units_of_clients(board: Board) -> None:
+def test_units_of_clients(board: AgentBoard) -> None:
     """Gateway, watch and MQTT, as their files say."""
     board.run("mkdir -p /srv/pictures && cp /srv/p.png /srv/pictures/")
     board.install("--source folder:/srv/pictures")

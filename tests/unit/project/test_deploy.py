@@ -155,3 +155,22 @@ def test_every_device_has_a_folder() -> None:
         assert made["labels"][0]["pairs"] == {"mdp/device": device}
         assert f"value: {device}}}" in made["patches"][0]["patch"]
         assert f"value: agent-{device}" in made["patches"][0]["patch"]
+
+
+def test_the_role_installs_with_options_that_there_are() -> None:
+    role = DEPLOY / "ansible" / "roles" / "mdp_agent"
+    tasks = yaml.safe_load((role / "tasks" / "main.yml").read_text())
+    written = next(task for task in tasks if "restarted" in task["name"])
+    words = re.findall(r"'([^']*)'", written["ansible.builtin.command"]["argv"])
+    command: Any = typer.main.get_command(agent_app)
+    known = {name for each in command.commands["install"].params for name in each.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+    assert words[:2] == ["/opt/mdp/bin/mdp-agent", "install"]
+    # Each variable has a default but the board's device, which the inventory names.
+    defaults = yaml.safe_load((role / "defaults" / "main.yml").read_text())
+    used = set(re.findall(r"\bmdp_[a-z_]+", yaml.safe_dump(tasks)))
+    assert used - {"mdp_device"} == defaults.keys()
+    # What it says of an agent that was left alone decides whether the task has changed anything.
+    assert "runs as before" in written["changed_when"]
+    playbook = yaml.safe_load((DEPLOY / "ansible" / "agents.yml").read_text())
+    assert playbook[0]["serial"][0] == 1

@@ -1,0 +1,74 @@
+"""A machine of a test whose PID 1 is systemd, in a container."""
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from mdp.testing.processes import PATIENCE_S
+from tools.systemd import Podman, Prepared
+
+#: Wheels of this package and of what it requires are there.
+NOW, LATER, WHEELS = "/now", "/later", "/wheels"
+
+
+class Board:
+    """A container with systemd as PID 1."""
+
+    def __init__(self, podman: Podman, name: str) -> None:
+        self.podman, self.name = podman, name
+
+    def tried(self, script: str) -> subprocess.CompletedProcess[str]:
+        """What bash does with `script` there."""
+        words = ["exec", "--env=PATH=/opt/mdp/bin:/usr/sbin:/usr/bin:/sbin:/bin", self.name]
+        command = self.podman.command(*words, "bash", "-c", script)
+        return subprocess.run(
+            command, env=self.podman.environment, capture_output=True, text=True, timeout=120
+        )
+
+    def run(self, script: str) -> str:
+        """Its output; fails unless it succeeds."""
+        done = self.tried(script)
+        assert done.returncode == 0, f"{script}: {done.returncode}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def until(self, condition: str) -> None:
+        """Wait until a command succeeds."""
+        tried = f"for i in $(seq {int(PATIENCE_S * 5)}); do {condition} && exit; sleep .2; done"
+        self.run(f"{{ {tried}; }} > /dev/null 2>&1; {condition}")
+
+    def shown(self, setting: str, unit: str) -> str:
+        """A property of a unit."""
+        return self.run(f"systemctl show --property={setting} --value {unit}")
+
+    def until_booted(self) -> None:
+        """Wait until all units have started."""
+        self.until("systemctl is-system-running --wait")
+
+    def restart(self) -> None:
+        """Boot again."""
+        self.podman.run("restart", "--time=20", self.name)
+        self.until_booted()
+
+
+@contextmanager
+def booted_board(
+    prepared: Prepared, mounts: Sequence[str] = (), network: str = "none"
+) -> Iterator[Board]:
+    """A board that has booted; removed with the block. Raises MissingError."""
+    podman = prepared.podman
+    folders = [
+        f"--volume={prepared.wheel.parent}:{NOW}:ro",
+        f"--volume={prepared.later.parent}:{LATER}:ro",
+        f"--volume={prepared.wheels}:{WHEELS}:ro",
+        *(f"--volume={mount}:ro" for mount in mounts),
+    ]
+    # Credentials are mounted, and have to be seen from the services' own mounts.
+    start = ["sh", "-c", "mount --make-rshared / && exec /sbin/init"]
+    options = ["--systemd=always", "--privileged", f"--network={network}", "--pids-limit=2000"]
+    name = podman.run("run", "--detach", *options, *folders, prepared.image, *start)
+    board = Board(podman, name)
+    try:
+        board.until_booted()
+        yield board
+    finally:
+        podman.run("rm", "--force", "--time=1", name)

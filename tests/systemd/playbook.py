@@ -1,0 +1,112 @@
+"""The Ansible role on two boards with systemd: `make systemd`. Not collected by `make test`."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.systemd.boards import WHEELS, Board, booted_board
+from tools.systemd import ROOT, MissingError, Prepared, prepare
+
+pytestmark = pytest.mark.timeout(900)
+DEVICES = ("n100", "laptop-cpu")
+PLAYBOOK = ROOT / "deploy" / "ansible" / "agents.yml"
+BUNDLE = ROOT / "examples" / "bundles" / "cifar10"
+
+
+class Shelf:
+    """Two boards, and what this machine has of them."""
+
+    def __init__(self, prepared: Prepared, boards: dict[str, Board], folder: Path) -> None:
+        self.boards, self.folder, self._podman = boards, folder, prepared.podman
+        self._wheel = prepared.wheel
+
+    def play(self, **variables: object) -> subprocess.CompletedProcess[str]:
+        """What ansible-playbook does."""
+        podman = self._podman
+        extra = " ".join(podman.command()[1:])
+        hosts = [
+            f"{device} ansible_host={board.name} mdp_device={device}"
+            for device, board in self.boards.items()
+        ]
+        inventory = self.folder / "boards.ini"
+        inventory.write_text("[boards]\n" + "\n".join(hosts) + "\n")
+        values = {
+            "ansible_connection": "containers.podman.podman",
+            "ansible_podman_extra_args": extra,
+            "ansible_python_interpreter": "/usr/bin/python3",
+            "ansible_become": "false",
+            "mdp_wheel": self._wheel,
+            "mdp_bundle": self.folder / "cifar10",
+            "mdp_clients": self.folder / "clients",
+            "mdp_public_keys": self.folder / "keys",
+            "mdp_pip_options": f"--no-index --find-links {WHEELS}",
+            **variables,
+        }
+        words = [word for name, value in values.items() for word in ("-e", f"{name}='{value}'")]
+        settings = {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(self.folder / "tmp")}
+        return subprocess.run(
+            ["ansible-playbook", "-i", str(inventory), str(PLAYBOOK), *words],
+            env=podman.environment | settings,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+
+    def pids(self) -> list[str]:
+        """The agents' processes."""
+        return [board.shown("MainPID", f"mdp-agent-{name}") for name, board in self.boards.items()]
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
+    if shutil.which("ansible-playbook") is None:
+        pytest.skip("ansible-playbook is not installed")
+    folder = tmp_path_factory.mktemp("shelf")
+    try:
+        prepared = prepare()
+        with booted_board(prepared) as first, booted_board(prepared) as second:
+            shutil.copytree(BUNDLE, folder / "cifar10")
+            first.run("pip install --quiet --no-index --no-deps --force-reinstall /now/*.whl")
+            first.run("mdp keys new --out /root --name client")
+            (folder / "clients").mkdir()
+            public = first.run("cat /root/client.public")
+            (folder / "clients" / "client.public").write_text(f"{public}\n")
+            yield Shelf(prepared, dict(zip(DEVICES, (first, second), strict=True)), folder)
+    except MissingError as error:
+        pytest.skip(str(error))
+
+
+def changed(done: subprocess.CompletedProcess[str]) -> list[int]:
+    """How many tasks changed something, for each board."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [int(number) for number in re.findall(r"ok=\d+\s+changed=(\d+)", done.stdout)]
+
+
+def test_two_boards(shelf: Shelf) -> None:
+    first = changed(shelf.play())
+    assert len(first) == 2
+    assert min(first) > 3
+    for device, board in shelf.boards.items():
+        assert board.run("mdp-agent health") == f"READY {device}"
+        assert (shelf.folder / "keys" / f"{device}.public").exists()
+    before = shelf.pids()
+    assert changed(shelf.play()) == [0, 0]
+    assert shelf.pids() == before, "nothing was interrupted"
+    # Another bundle restarts each once; an option, too.
+    manifest = shelf.folder / "cifar10" / "manifest.json"
+    good = manifest.read_bytes()
+    manifest.write_bytes(good.replace(b"airplane", b"aeroplan"))
+    assert changed(shelf.play()) == [2, 2]
+    assert not set(shelf.pids()) & set(before)
+    assert changed(shelf.play()) == [0, 0]
+    # The first board that does not get READY keeps the others as they are.
+    last = shelf.pids()
+    done = shelf.play(mdp_port="80")
+    assert done.returncode != 0
+    assert "expected a port from 1024" in done.stdout
+    assert f"{DEVICES[1]}:" not in done.stdout.partition("PLAY RECAP")[2].replace(" ", "")
+    assert shelf.pids() == last
