@@ -286,7 +286,14 @@ class InFlight(Generic[C]):
         if request is not None or what in ("unready", "failed"):
             in_time = ended.in_flight and now_s <= ended.until_s
             if request is not None and ended.in_flight and request.ahead >= 0:
-                self._learn(request, event, ended.until_s)
+                window = self._windows[device]
+                if isinstance(event, Replied):
+                    queue_s, compute_s = event.queue_ms / 1e3, event.compute_ms / 1e3
+                    window.answered(request, queue_s, compute_s, now_s)
+                elif event.reason.code == "overloaded":
+                    window.refused(request, now_s)
+                elif event.reason.code == "too_late":
+                    window.was_late(request, ended.until_s)
             ended.what = what if in_time or what not in ("answered", "refused") else "late"
             if again:
                 ended.what = "full"
@@ -313,16 +320,6 @@ class InFlight(Generic[C]):
             request.is_test = breaker.half_open
         if self._slow and (slow := self._slow.get(device)) is not None:
             request.is_test = request.is_test or slow.is_late_for(until_s - request.sent_s)
-
-    def _learn(self, request: Request, event: Replied | Failed, until_s: float) -> None:
-        """Have the window of a device follow the end of `request`."""
-        window = self._windows[request.device]
-        if isinstance(event, Replied):
-            window.answered(request, event.queue_ms / 1e3, event.compute_ms / 1e3, event.now_s)
-        elif event.reason.code == "overloaded":
-            window.refused(request, event.now_s)
-        elif event.reason.code == "too_late":
-            window.was_late(request, until_s)
 
     def _hold(self, number: int, request: Request, window: SendWindow) -> None:
         device = request.device
