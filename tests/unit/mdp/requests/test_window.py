@@ -1,6 +1,7 @@
 """The window of requests out at each device: who waits, who goes, and whole calls that are late."""
 
 import math
+import os
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -463,12 +464,14 @@ def test_batches_that_are_seen_widen_the_window() -> None:
 
 # Any history.
 
+#: `make invariants` plays the nightly number.
+HISTORIES = 25_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 300
 FLEETS = ({0: ["a"], 1: ["b"]}, {0: ["a"]}, {0: ["a", "c"], 1: ["b"]})
 STEPS_S = (0.0, 0.001, 0.005, 0.02, 0.1, 0.7)
 CODES: tuple[Code, ...] = ("overloaded", "overloaded", "too_late", "failed", "quota")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=HISTORIES, deadline=None)
 @given(
     fleet=st.sampled_from(FLEETS),
     batch=st.sampled_from((1, 6)),
