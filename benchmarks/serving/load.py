@@ -14,7 +14,7 @@ need none of the machine's cores, and answer at most some 190 a second. Callers 
     crowd        64 callers with 200 ms each, of which about 35 fit; refused ones ask again at once
     slow         a loop of 32; one agent waits 15 ms
     dies         a loop of 32, in the middle of which one agent is killed
-    full         a loop of 32; the queue of one agent is full of others' requests
+    full         a loop of 8; the queue of one agent is full of others' requests
     one          one caller of a `Client` whose agents do not wait, for the time of a single call
 
 `whole` answers have every member. A call is `late` if its caller had to wait longer than its
@@ -138,7 +138,7 @@ SCENARIOS = {
     "slow": Scenario("loop", 32, fleet="slow"),
     "slow, twice": Scenario("random", deadline_ms=TIGHT_MS, times=2.0, fleet="slow"),
     "dies": Scenario("dies", 32, deadline_ms=1000.0),
-    "full": Scenario("full", 32),
+    "full": Scenario("full", 8),
     "one": Scenario("threads", 1, fleet="idle"),
 }
 #: Milliseconds that each agent of a fleet waits, and the load by which is known what fits.

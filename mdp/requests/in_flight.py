@@ -187,14 +187,8 @@ class InFlight(Generic[C]):
         """The call needs no more answers; requests in flight still tell of their devices."""
         del self.calls[number]
         entry = self._entries[number]
-        if entry.held:
-            held, entry.held = entry.held, {}
-            for device, request in held.items():
-                self._windows[device].leave(number)
-                self.held -= 1
-                # One that refuses until the end is as bad as one that fails.
-                if request.refusal is not None and now_s >= entry.until_s:
-                    self._tell(DeviceEvent("failed", device, now_s, reason=request.refusal))
+        for device in list(entry.held):
+            self._drop(number, device, now_s)
         if not entry.requests:
             del self._entries[number]
 
@@ -231,11 +225,16 @@ class InFlight(Generic[C]):
             window = self._windows[device]
             number = window.next(now_s)
             if number is not None:
-                return self._turn(number, device, now_s, None)
+                if now_s < self._entries[number].until_s:
+                    return self._turn(number, device, now_s, None)
+                # Its call will be decided as soon as it is told the time.
+                self._drop(number, device, now_s)
+                continue
             del self._open[device]
             if window.line and window.has_room:
                 self._paused[device] = None
-        return None
+        # One that was dropped may have been the last straw.
+        return self.next_turn(now_s) if self._stranded else None
 
     def wake_s(self) -> float:
         """When `next_turn` has to be asked at the latest; infinity while nothing waits."""
@@ -328,6 +327,16 @@ class InFlight(Generic[C]):
         self.held += 1
         if window.has_room:
             self._paused[device] = None
+
+    def _drop(self, number: int, device: str, now_s: float) -> None:
+        """End the waiting of a request that will not go out."""
+        entry = self._entries[number]
+        self._windows[device].leave(number)
+        request = entry.held.pop(device)
+        self.held -= 1
+        # One that refuses until the end is as bad as one that fails.
+        if request.refusal is not None and now_s >= entry.until_s:
+            self._tell(DeviceEvent("failed", device, now_s, reason=request.refusal))
 
     def _turn(self, number: int, device: str, now_s: float, reason: Reason | None) -> Turn:
         """The end of a request's waiting."""

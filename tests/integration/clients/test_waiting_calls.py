@@ -173,6 +173,9 @@ def test_a_signal_handler_closes_the_client_of_a_call_that_waits(gated: GatedFle
     assert main is not None
     with gated.client() as client:
 
+        def ask() -> None:
+            answers.append(client.classify(RED, deadline_ms=AGES_MS))
+
         def interrupt() -> None:
             until(lambda: bool(client._followers), "the main thread waits for the other's turn")
             signal.pthread_kill(main, signal.SIGUSR1)
@@ -182,7 +185,6 @@ def test_a_signal_handler_closes_the_client_of_a_call_that_waits(gated: GatedFle
         before = signal.signal(signal.SIGUSR1, lambda *_: client.close())
         try:
             with gated.held():
-                ask = lambda: answers.append(client.classify(RED, deadline_ms=AGES_MS))  # noqa: E731
                 (other,) = in_threads(ask, 1)
                 until(lambda: client._holder is not None, "the other thread has its turn")
                 (interrupting,) = in_threads(interrupt, 1)
