@@ -70,7 +70,7 @@ class Metrics:
         )
         self._member = Histogram(
             "mdp_member_seconds",
-            "Of one device in one answer: held here, waiting in its queue, computing, on the network.",
+            "Of one device in one answer: held here, in its queue, computing, on the network.",
             ["model", "device", "part"],
             buckets=SECONDS,
             registry=registry,
