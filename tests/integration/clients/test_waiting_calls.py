@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import mdp
+from mdp.gateway.fleets import ServedFleet
 from mdp.requests.prediction import Prediction
 from mdp.requests.window import MOST_OUT
 from mdp.testing.bundles import DEVICES, colour_picture, write_bundle
@@ -140,6 +141,22 @@ def test_a_stream_waits_in_the_window(gated: GatedFleet) -> None:
         full(queued)
     thread.join(PATIENCE_S)
     assert whole(answers) == CALLS
+
+
+def test_a_gateway_s_calls_wait_in_the_window(gated: GatedFleet) -> None:
+    async def ask() -> list[Prediction]:
+        served = ServedFleet("colours", gated.write(), timeout_s=PATIENCE_S)
+        try:
+            with gated.held() as queued:
+                requests = [
+                    asyncio.create_task(served.classify([RED], AGES_MS)) for _ in range(CALLS)
+                ]
+                await asyncio.to_thread(full, queued)
+            return [answer for (answer,) in await asyncio.gather(*requests)]
+        finally:
+            served.close()
+
+    assert whole(asyncio.run(ask())) == CALLS
 
 
 def test_a_client_is_closed_with_threads_calls_waiting(gated: GatedFleet) -> None:
