@@ -116,7 +116,7 @@ truth: $(STAMP)
 # What may never happen to a call, or to a crew of trainers, over 100,000 histories each.
 invariants: $(STAMP)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest --timeout 0 \
-		tests/unit/mdp/requests/test_session_invariants.py \
+		tests/unit/mdp/requests/test_session_invariants.py tests/unit/mdp/requests/test_window.py \
 		tests/unit/partitioner/crew/machine/test_crew_histories.py
 
 # Several cameras with real agents, from the recording to 1,000 looks and a covered camera: minutes.

@@ -14,7 +14,7 @@ need none of the machine's cores, and answer at most some 190 a second. Callers 
     crowd        64 callers with 200 ms each, of which about 35 fit; refused ones ask again at once
     slow         a loop of 32; one agent waits 15 ms
     dies         a loop of 32, in the middle of which one agent is killed
-    full         a loop of 32; the queue of one agent is full of others' requests
+    full         a loop of 8; the queue of one agent is full of others' requests
     one          one caller of a `Client` whose agents do not wait, for the time of a single call
 
 `whole` answers have every member. A call is `late` if its caller had to wait longer than its
@@ -51,7 +51,7 @@ from mdp.formats.bundle import Bundle
 from mdp.protocol.messages import Infer, encode
 from mdp.testing.agents import AgentFleet
 from mdp.testing.bundles import write_bundle
-from mdp.testing.processes import PATIENCE_S, LineProcess
+from mdp.testing.processes import PATIENCE_S, LineProcess, until
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB = (sys.executable, str(ROOT / "benchmarks" / "harness" / "stub_agent.py"))
@@ -59,7 +59,7 @@ SIDE, WORK_MS, SLOW_MS = 224, 5.0, 15.0
 PLENTY_MS, TIGHT_MS = 3000.0, 200.0
 CLIENTS = 4
 #: Requests that four strangers keep in the queue of one agent.
-STRANGERS, THEIRS = 4, 150
+STRANGERS, THEIRS, LEAST_FULL = 4, 150, 400
 TURNS, SECONDS = 5, 4.0
 
 
@@ -138,7 +138,7 @@ SCENARIOS = {
     "slow": Scenario("loop", 32, fleet="slow"),
     "slow, twice": Scenario("random", deadline_ms=TIGHT_MS, times=2.0, fleet="slow"),
     "dies": Scenario("dies", 32, deadline_ms=1000.0),
-    "full": Scenario("full", 32, deadline_ms=1000.0),
+    "full": Scenario("full", 8),
     "one": Scenario("threads", 1, fleet="idle"),
 }
 #: Milliseconds that each agent of a fleet waits, and the load by which is known what fits.
@@ -271,44 +271,49 @@ def threaded(path: Path, threads: int, seconds: float, deadline_ms: float, tally
             each.join()
 
 
-@contextmanager
-def strangers(fleet: AgentFleet, device: str) -> Iterator[None]:
-    """Bare clients that keep the queue of an agent full."""
-    bundle = Bundle.open(fleet.bundle)
+def flood(folder: Path, device: str, address: str) -> None:
+    """Keep the queue of an agent full until standard input ends, as clients of another kind."""
+    bundle, context = Bundle.open(folder), zmq.Context()
     infer = Infer(
         request_id=1, digest=bundle.digest, k=bundle.assignment(device).k,
         budget_ms=3_600_000.0, image_size=SIDE, encoding="raw",
     )  # fmt: skip
     request = encode(infer, bytes(SIDE * SIDE * 3))
-    over, context = threading.Event(), zmq.Context()
+    dealers = [context.socket(zmq.DEALER) for _ in range(STRANGERS)]
+    out = dict.fromkeys(dealers, 0)
+    poller = zmq.Poller()
+    poller.register(sys.stdin, zmq.POLLIN)
+    for dealer in dealers:
+        dealer.linger = 0
+        dealer.connect(address)
+        poller.register(dealer, zmq.POLLIN)
+    while True:
+        for dealer in dealers:
+            with suppress(zmq.Again):
+                while out[dealer] < THEIRS:
+                    dealer.send_multipart(request, zmq.NOBLOCK)
+                    out[dealer] += 1
+        for ready, _ in poller.poll(10):
+            if not isinstance(ready, zmq.Socket):
+                return
+            ready.recv_multipart()
+            out[ready] -= 1
 
-    def flood() -> None:
-        with context.socket(zmq.DEALER) as dealer:
-            dealer.linger = 0
-            dealer.connect(fleet.agents[device].address)
-            out = 0
-            while not over.is_set():
-                while out < THEIRS:
-                    try:
-                        dealer.send_multipart(request, zmq.NOBLOCK)
-                    except zmq.Again:
-                        break
-                    out += 1
-                if dealer.poll(10):
-                    dealer.recv_multipart()
-                    out -= 1
 
-    threads = [threading.Thread(target=flood) for _ in range(STRANGERS)]
-    for thread in threads:
-        thread.start()
-    try:
-        time.sleep(1.0)
+@contextmanager
+def strangers(fleet: AgentFleet, device: str) -> Iterator[None]:
+    """Bare clients that keep the queue of an agent full."""
+    where = ["--flood", device, "--bundle", fleet.bundle, "--at", fleet.agents[device].address]
+    command = [sys.executable, str(Path(__file__).resolve()), *where]
+    with LineProcess("strangers", command):
+        with fleet.client() as client:
+            until(lambda: full(client, device), "the queue is full")
         yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-        context.term()
+
+
+def full(client: mdp.Client, device: str) -> bool:
+    statuses = {status.device: status for status in client.status(timeout_s=PATIENCE_S)}
+    return (statuses[device].queued or 0) >= LEAST_FULL
 
 
 async def play(
@@ -452,10 +457,14 @@ COLUMNS = (
 
 def main() -> None:
     asked = arguments(
-        __doc__, "quick", "serve", before="", only=tuple(SCENARIOS), turns=TURNS, seconds=SECONDS
-    )
+        __doc__, "quick", "serve", before="", only=tuple(SCENARIOS), turns=TURNS,
+        seconds=SECONDS, flood="", bundle="", at="",
+    )  # fmt: skip
     if asked.serve:
         serve()
+        return
+    if asked.flood:
+        flood(Path(asked.bundle), asked.flood, asked.at)
         return
     only = () if asked.only == tuple(SCENARIOS) else asked.only
     rows = run(

@@ -70,7 +70,7 @@ class Metrics:
         )
         self._member = Histogram(
             "mdp_member_seconds",
-            "Of one device in one answer: waiting in its queue, computing, on the network.",
+            "Of one device in one answer: held here, in its queue, computing, on the network.",
             ["model", "device", "part"],
             buckets=SECONDS,
             registry=registry,
@@ -130,6 +130,7 @@ class Metrics:
                     "queue": member.queue_ms,
                     "compute": member.compute_ms,
                     "network": member.network_ms,
+                    "held": member.held_ms,
                 }
                 for part, spent_ms in parts.items():
                     self._member.labels(model, member.device, part).observe(spent_ms / 1e3)

@@ -187,14 +187,8 @@ class InFlight(Generic[C]):
         """The call needs no more answers; requests in flight still tell of their devices."""
         del self.calls[number]
         entry = self._entries[number]
-        if entry.held:
-            held, entry.held = entry.held, {}
-            for device, request in held.items():
-                self._windows[device].leave(number)
-                self.held -= 1
-                # One that refuses until the end is as bad as one that fails.
-                if request.refusal is not None and now_s >= entry.until_s:
-                    self._tell(DeviceEvent("failed", device, now_s, reason=request.refusal))
+        for device in list(entry.held):
+            self._drop(number, device, now_s)
         if not entry.requests:
             del self._entries[number]
 
@@ -231,11 +225,16 @@ class InFlight(Generic[C]):
             window = self._windows[device]
             number = window.next(now_s)
             if number is not None:
-                return self._turn(number, device, now_s, None)
+                if now_s < self._entries[number].until_s:
+                    return self._turn(number, device, now_s, None)
+                # Its call will be decided as soon as it is told the time.
+                self._drop(number, device, now_s)
+                continue
             del self._open[device]
             if window.line and window.has_room:
                 self._paused[device] = None
-        return None
+        # One that was dropped may have been the last straw.
+        return self.next_turn(now_s) if self._stranded else None
 
     def wake_s(self) -> float:
         """When `next_turn` has to be asked at the latest; infinity while nothing waits."""
@@ -286,7 +285,14 @@ class InFlight(Generic[C]):
         if request is not None or what in ("unready", "failed"):
             in_time = ended.in_flight and now_s <= ended.until_s
             if request is not None and ended.in_flight and request.ahead >= 0:
-                self._learn(request, event, ended.until_s)
+                window = self._windows[device]
+                if isinstance(event, Replied):
+                    queue_s, compute_s = event.queue_ms / 1e3, event.compute_ms / 1e3
+                    window.answered(request, queue_s, compute_s, now_s)
+                elif event.reason.code == "overloaded":
+                    window.refused(request, now_s)
+                elif event.reason.code == "too_late":
+                    window.was_late(request, ended.until_s)
             ended.what = what if in_time or what not in ("answered", "refused") else "late"
             if again:
                 ended.what = "full"
@@ -314,16 +320,6 @@ class InFlight(Generic[C]):
         if self._slow and (slow := self._slow.get(device)) is not None:
             request.is_test = request.is_test or slow.is_late_for(until_s - request.sent_s)
 
-    def _learn(self, request: Request, event: Replied | Failed, until_s: float) -> None:
-        """Have the window of a device follow the end of `request`."""
-        window = self._windows[request.device]
-        if isinstance(event, Replied):
-            window.answered(request, event.queue_ms / 1e3, event.compute_ms / 1e3, event.now_s)
-        elif event.reason.code == "overloaded":
-            window.refused(request, event.now_s)
-        elif event.reason.code == "too_late":
-            window.was_late(request, until_s)
-
     def _hold(self, number: int, request: Request, window: SendWindow) -> None:
         device = request.device
         window.hold(number, request)
@@ -331,6 +327,16 @@ class InFlight(Generic[C]):
         self.held += 1
         if window.has_room:
             self._paused[device] = None
+
+    def _drop(self, number: int, device: str, now_s: float) -> None:
+        """End the waiting of a request that will not go out."""
+        entry = self._entries[number]
+        self._windows[device].leave(number)
+        request = entry.held.pop(device)
+        self.held -= 1
+        # One that refuses until the end is as bad as one that fails.
+        if request.refusal is not None and now_s >= entry.until_s:
+            self._tell(DeviceEvent("failed", device, now_s, reason=request.refusal))
 
     def _turn(self, number: int, device: str, now_s: float, reason: Reason | None) -> Turn:
         """The end of a request's waiting."""

@@ -44,7 +44,7 @@ class SendWindow:
 
     __slots__ = (
         "_batch", "_batch_s", "_cut_s", "_deviation_s", "_error_s", "_full_s", "_heard_s",
-        "_order", "_pause_s", "_total_s", "_weight", "limit", "line", "most", "out",
+        "_order", "_pause_s", "_total_s", "_weight", "limit", "line", "mean_s", "most", "out",
         "paused_until_s",
     )  # fmt: skip
 
@@ -63,20 +63,17 @@ class SendWindow:
         self._full_s = math.inf
         #: Sums over replies, of which older ones count less: their times, and their weights.
         self._total_s = self._weight = 0.0
+        #: What one request takes while others wait; 0 as long as too few have been answered.
+        self.mean_s = 0.0
         #: The last reply, its computing time, and how many with that time came together.
         self._heard_s, self._batch_s, self._batch = -math.inf, 0.0, 0
         #: By how much replies came later than expected, and the mean deviation from that.
         self._error_s = self._deviation_s = 0.0
 
     @property
-    def mean_s(self) -> float:
-        """What one request takes while others wait; 0 as long as too few have been answered."""
-        return self._total_s / self._weight if self._weight >= ENOUGH else 0.0
-
-    @property
     def has_room(self) -> bool:
         """Whether one more may be out."""
-        return self.out < int(self.limit)
+        return self.out + 1 <= self.limit
 
     def admits(self, request: Request) -> bool:
         """Whether a new request may go out at once: there is room, and nobody before it.
@@ -86,7 +83,7 @@ class SendWindow:
         now_s = request.asked_s = request.sent_s
         # Also with nobody before it: deviations have to shrink where nobody is let in behind it.
         request.expected_s = (self.out + len(self.line) + 1) * self.mean_s
-        return not self.line and self.out < int(self.limit) and now_s >= self.paused_until_s
+        return not self.line and self.out + 1 <= self.limit and now_s >= self.paused_until_s
 
     def is_late(self, left_s: float) -> bool:
         """Whether one more request would be late with so much time, for those before it alone.
@@ -145,16 +142,19 @@ class SendWindow:
         else:
             took_s = (queue_s + compute_s) / (request.ahead + 1)
         memory = 2 * self.most
-        if self._weight >= ENOUGH:
-            # The clock may have jumped, or the machine slept. A batch comes at one moment.
-            took_s = min(took_s, memory * self._total_s / self._weight)
+        # The clock may have jumped, or the machine slept. A batch comes at one moment.
+        if self.mean_s and took_s > memory * self.mean_s:
+            took_s = memory * self.mean_s
         keep = 1 - 1 / memory
         self._total_s = keep * self._total_s + took_s
         self._weight = keep * self._weight + 1
+        if self._weight >= ENOUGH:
+            self.mean_s = self._total_s / self._weight
         self._full_s = now_s if self.line else math.inf
         if request.expected_s:
             self._learn_error(request, now_s)
-        self.limit = min(self.most, self.limit + 1 / self.limit)
+        if self.limit < self.most:
+            self.limit = min(self.most, self.limit + 1 / self.limit)
         self._pause_s, self.paused_until_s = FIRST_PAUSE_S, -math.inf
 
     def _see_batch(self, size: int) -> None:
@@ -183,4 +183,6 @@ class SendWindow:
     def _learn_error(self, request: Request, ended_s: float) -> None:
         off_s = ended_s - request.asked_s - request.expected_s - self._error_s
         self._error_s += NEWEST * off_s
-        self._deviation_s += NEWEST * (abs(off_s) - self._deviation_s)
+        if off_s < 0:
+            off_s = -off_s
+        self._deviation_s += NEWEST * (off_s - self._deviation_s)

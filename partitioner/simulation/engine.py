@@ -211,7 +211,8 @@ class Simulation:
         self._act(call, session.start(now_s), now_s)
         if not session.finished:
             self._wake_at(decide_s + self._late_s(), call)
-        self._give_turns(now_s, client)
+        if book.held:
+            self._give_turns(now_s, client)
         for name in book.due(now_s):
             if name not in self._gone:
                 number = book.number()
@@ -256,8 +257,6 @@ class Simulation:
     def _give_turns(self, now_s: float, client: _Client) -> None:
         """Send what has waited for its turn, or fail it."""
         book = client.book
-        if not book.held:
-            return
         while turn := book.next_turn(now_s):
             call, device = book.calls[turn.number], turn.request.device
             if not call.session.waits_for(device):
@@ -310,7 +309,8 @@ class Simulation:
         if call.client.wakes and not call.session.finished:
             # Another member's hedge may be due later.
             self._wake_before(call)
-        self._give_turns(now_s, call.client)
+        if call.client.book.held:
+            self._give_turns(now_s, call.client)
 
     def _replied(self, now_s: float, job: Job) -> None:
         call, device = job.call, job.device
@@ -331,7 +331,8 @@ class Simulation:
             device.used += actions is not None
         if actions is not None:
             self._act(call, actions, now_s)
-        self._give_turns(now_s, call.client)
+        if call.client.book.held:
+            self._give_turns(now_s, call.client)
 
     def _finish(self, call: _Call, finish: Finish, now_s: float) -> None:
         call.client.book.decided(call.number, now_s)
@@ -383,7 +384,8 @@ class Simulation:
                 call = client.book.calls.get(number)
                 if call is not None:
                     self._act(call, actions, now_s)
-            self._give_turns(now_s, client)
+            if client.book.held:
+                self._give_turns(now_s, client)
 
     def _connect(self, now_s: float, life: tuple[SimulatedDevice, int]) -> None:
         device, epoch = life

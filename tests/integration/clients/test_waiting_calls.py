@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import mdp
+from mdp.gateway.fleets import ServedFleet
 from mdp.requests.prediction import Prediction
 from mdp.requests.window import MOST_OUT
 from mdp.testing.bundles import DEVICES, colour_picture, write_bundle
@@ -142,6 +143,22 @@ def test_a_stream_waits_in_the_window(gated: GatedFleet) -> None:
     assert whole(answers) == CALLS
 
 
+def test_a_gateway_s_calls_wait_in_the_window(gated: GatedFleet) -> None:
+    async def ask() -> list[Prediction]:
+        served = ServedFleet("colours", gated.write(), timeout_s=PATIENCE_S)
+        try:
+            with gated.held() as queued:
+                requests = [
+                    asyncio.create_task(served.classify([RED], AGES_MS)) for _ in range(CALLS)
+                ]
+                await asyncio.to_thread(full, queued)
+            return [answer for (answer,) in await asyncio.gather(*requests)]
+        finally:
+            served.close()
+
+    assert whole(asyncio.run(ask())) == CALLS
+
+
 def test_a_client_is_closed_with_threads_calls_waiting(gated: GatedFleet) -> None:
     answers: list[Prediction] = []
     errors: list[str] = []
@@ -173,6 +190,9 @@ def test_a_signal_handler_closes_the_client_of_a_call_that_waits(gated: GatedFle
     assert main is not None
     with gated.client() as client:
 
+        def ask() -> None:
+            answers.append(client.classify(RED, deadline_ms=AGES_MS))
+
         def interrupt() -> None:
             until(lambda: bool(client._followers), "the main thread waits for the other's turn")
             signal.pthread_kill(main, signal.SIGUSR1)
@@ -182,7 +202,6 @@ def test_a_signal_handler_closes_the_client_of_a_call_that_waits(gated: GatedFle
         before = signal.signal(signal.SIGUSR1, lambda *_: client.close())
         try:
             with gated.held():
-                ask = lambda: answers.append(client.classify(RED, deadline_ms=AGES_MS))  # noqa: E731
                 (other,) = in_threads(ask, 1)
                 until(lambda: client._holder is not None, "the other thread has its turn")
                 (interrupting,) = in_threads(interrupt, 1)

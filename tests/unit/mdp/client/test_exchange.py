@@ -559,7 +559,8 @@ def test_a_request_refused_for_want_of_room_is_sent_again(desk: Desk) -> None:
     assert desk.dispatcher.next_wake_s() == pytest.approx(desk.clock() + WINDOW_PAUSE_S)
     desk.pass_s(WINDOW_PAUSE_S)
     ((device, infer),) = desk.asked()
-    assert (device, infer.request_id, infer.budget_ms) == ("gamma", 1, pytest.approx(93.0))
+    assert (device, infer.request_id) == ("gamma", 1)
+    assert infer.budget_ms == pytest.approx(93.0)
     # Its first answer again is not taken for one to the second request.
     desk.fail("gamma")
     desk.reply("gamma")

@@ -1,6 +1,7 @@
 """The window of requests out at each device: who waits, who goes, and whole calls that are late."""
 
 import math
+import os
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -85,6 +86,7 @@ class Driver:
         assert request.sent_s == self.now_s, "the time of sending"
         left_s = self.book.calls[number].session.decide_s - self.now_s
         assert request.budget_ms == pytest.approx(left_s * 1e3), "the budget of that moment"
+        assert left_s > 0, "with time left"
         self.out[device].append((number, request))
         self.sent[device].append(number)
         self.book.sent(number, request)
@@ -198,6 +200,21 @@ def test_calls_that_end_while_they_wait_are_asked_of_nobody() -> None:
         driver.answer("a")
     assert gone.number not in driver.sent["a"]
     assert driver.book.held == 1, "the last one, at the other device"
+
+
+def test_a_turn_that_comes_after_the_deadline_is_none() -> None:
+    driver = Driver({0: ["a"]})
+    for _ in range(MOST_OUT):
+        driver.submit(deadline_s=5.0)
+    hasty = driver.submit(deadline_s=0.1)
+    last = driver.submit(deadline_s=5.0)
+    # A reply is taken in before the call is told the time.
+    driver.now_s += 0.1
+    driver.answer("a")
+    assert driver.sent["a"][-1] == last.number
+    assert not hasty.ends
+    driver.pass_s(0.0)
+    assert hasty.missing == {"a": "not asked"}
 
 
 def test_silence_makes_room_by_the_deadline_of_what_is_out() -> None:
@@ -463,12 +480,14 @@ def test_batches_that_are_seen_widen_the_window() -> None:
 
 # Any history.
 
+#: `make invariants` plays the nightly number.
+HISTORIES = 25_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 300
 FLEETS = ({0: ["a"], 1: ["b"]}, {0: ["a"]}, {0: ["a", "c"], 1: ["b"]})
 STEPS_S = (0.0, 0.001, 0.005, 0.02, 0.1, 0.7)
 CODES: tuple[Code, ...] = ("overloaded", "overloaded", "too_late", "failed", "quota")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=HISTORIES, deadline=None)
 @given(
     fleet=st.sampled_from(FLEETS),
     batch=st.sampled_from((1, 6)),
