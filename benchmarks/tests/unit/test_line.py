@@ -3,6 +3,9 @@
 from argparse import Namespace
 from typing import Any
 
+import pytest
+
+from benchmarks.line import played
 from benchmarks.line.played import PARTS, scenes, share_of, tally
 from benchmarks.line.rules import TWINS, rules_for, twin_of
 from mdp.formats.bundle import Bundle
@@ -22,7 +25,7 @@ def record(item: str, label: str | None, **more: Any) -> dict[str, Any]:
 
 
 def count(trigger: str, *records: dict[str, Any]) -> dict[str, Any]:
-    options = Namespace(trigger=trigger, items=len(TRUTHS))
+    options = Namespace(trigger=trigger, items=len(TRUTHS), every=1.0)
     return tally(options, records, TRUTHS, ALONE)
 
 
@@ -48,8 +51,18 @@ def test_what_is_lost_twice_late_or_of_another_item() -> None:
     assert (first["in_time"], first["whole_as_alone"], first["records"]) == (1, 1, 2)
     last = found["parts"]["killed"]
     assert (last["missed"], last["whole"]) == (1, 0)
-    assert count("still", record("a", "nut"))["lost"] == 3
-    assert count("still", *[record("a", "nut")] * 5)["twice"] == 1
+
+
+def test_what_rests_is_told_by_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(played, "TIMED", 2)
+
+    def at(second: float) -> dict[str, Any]:
+        return record("a", "nut", time=f"2026-11-25T23:00:{second:06.3f}+00:00")
+
+    found = count("still", at(0.4), at(1.39), at(3.6))
+    assert (found["records"], found["lost"], found["twice"]) == (3, 1, 0)
+    found = count("still", at(0.4), at(1.5), at(1.9), at(2.45), at(3.5), at(9.0))
+    assert (found["lost"], found["twice"]) == (0, 2)
 
 
 def test_every_part_of_a_run_has_its_items() -> None:
