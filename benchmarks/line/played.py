@@ -24,6 +24,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ STOPPED, COVERED, KILLED, BACK = 0.2, 0.35, 0.6, 0.8
 #: Frames a second of each folder; a trigger's moment is so much later than the item's coming.
 FPS, DELAY_S = 20, 0.25
 STOPPED_S, STOP_EVERY = 0.7, 4
+#: How long an item has rested when it is found, and of how many records the first one is timed.
+REST_S, TIMED = 0.3, 20
 #: From the item's moment to its verdict.
 VERDICT_MS, DEADLINE_MS = 700.0, 500.0
 KEEP_MB = 20.0
@@ -349,16 +352,12 @@ def tally(
     truths: Sequence[str],
     alone: Sequence[str],
 ) -> dict[str, Any]:
-    """Compare the records of a run with the items that came.
-
-    Triggers name their items; what rests is counted, so that the n-th record is held against the
-    n-th item, and one lost item shows in all that follow.
-    """
-    ids = Counter(record["item"] for record in records)
+    """Compare the records of a run with the items that came."""
+    numbers = numbers_of(options, records)
+    ids = Counter(number for number in numbers if 0 <= number < len(truths))
     parts: dict[str, Counter[str]] = {}
-    for place, record in enumerate(records):
-        number = place if options.trigger == "still" else int(record["item"])
-        if number >= len(truths):
+    for number, record in zip(numbers, records, strict=True):
+        if number not in ids:
             continue
         counts = parts.setdefault(share_of(number, options.items), Counter())
         answer = record["answer"]
@@ -382,19 +381,28 @@ def tally(
     return {
         "items": options.items,
         "records": len(records),
-        "lost": options.items - len(ids) if options.trigger != "still" else max(
-            0, options.items - len(records)
-        ),
-        "twice": sum(count > 1 for count in ids.values()) if options.trigger != "still" else max(
-            0, len(records) - options.items
-        ),
+        "lost": options.items - len(ids),
+        "twice": len(records) - len(ids),
         "latency_ms": {
             "median": latencies[len(latencies) // 2],
             "p99": latencies[int(0.99 * len(latencies))],
             "most": latencies[-1],
         },
         "parts": {name: dict(counts) for name, counts in parts.items()},
-    }  # fmt: skip
+    }
+
+
+def numbers_of(options: Namespace, records: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The item of each record.
+
+    Triggers name their items. What rests is told by the time: it has rested before the next item
+    came, at a steady rate. The earliest records but for that rate say when the first item came.
+    """
+    if options.trigger != "still":
+        return [int(record["item"]) for record in records]
+    times_s = [datetime.fromisoformat(record["time"]).timestamp() for record in records]
+    began_s = min(time_s - place * options.every for place, time_s in enumerate(times_s[:TIMED]))
+    return [int((time_s - began_s + REST_S) // options.every) for time_s in times_s]
 
 
 def main() -> None:

@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from mdp.closing import Closing
+from mdp.console import say_count
 from mdp.errors import ConfigError, MDPError
-from mdp.line.still import CameraRest, StillTrigger
+from mdp.line.still import BlindSpells, CameraRest, StillTrigger
 from mdp.protocol.rest import RestReply
 
 #: Between two questions, as a share of the rest that makes an item, within bounds in seconds.
 ASK_SHARE, ASK_S = 0.25, (0.025, 0.1)
 LEAVE_S = 3.0
+#: Between two lines on spells without frames, at least.
+SPELLS_S = 10.0
 #: Different lines on cameras that tell nothing, of which each is said once.
 _MOST_SAID = 100
 
@@ -43,7 +46,10 @@ class RestWatch(Closing):
     ) -> None:
         """Ask what `connect` gives; raises ConfigError where every agent is too old to tell."""
         self._connect, self._found, self._report, self._clock = connect, found, report, clock
-        self._trigger = StillTrigger(rest_ms)
+        self._trigger, self._blind = StillTrigger(rest_ms), BlindSpells(rest_ms)
+        #: Spells that are not said yet, and when they may be.
+        self._spells_s: list[float] = []
+        self._say_spells_s = float("-inf")
         least_s, most_s = ASK_S
         self._every_s = min(max(ASK_SHARE * rest_ms / 1e3, least_s), most_s)
         self._said: set[str] = set()
@@ -82,6 +88,17 @@ class RestWatch(Closing):
             # Those that are away are in the records.
             if "expected a newer one" in reason:
                 self._say(f"{device}: {reason}")
+        spell_s = self._blind.saw({name: one.age_ms for name, one in told.items()}, self._clock())
+        if spell_s is not None:
+            self._spells_s.append(spell_s)
+        if self._spells_s and self._clock() >= self._say_spells_s:
+            times, longest_s = len(self._spells_s), max(self._spells_s)
+            self._report(
+                f"most cameras gave no new frame {say_count(times, 'time')}, for up to "
+                f"{longest_s:.1f} s: items may have been missed"
+            )
+            self._spells_s.clear()
+            self._say_spells_s = self._clock() + SPELLS_S
         rests = {name: CameraRest(one.still_ms, one.changes) for name, one in told.items()}
         if self._trigger.saw(rests):
             self._found()

@@ -65,3 +65,29 @@ class StillTrigger:
         self._before = {device: rest.changes for device, rest in rests.items()}
         self._fresh.clear()
         return True
+
+
+class BlindSpells:
+    """Finds the times in which items may have been missed, as cameras gave no new frames.
+
+    The cameras are seen by as long as more than half of those that ever told anything have a frame
+    of the latest `rest_ms`, and as they are asked that often.
+    """
+
+    def __init__(self, rest_ms: float = REST_MS) -> None:
+        #: A spell is said from this length on: an item that rests may be there for no longer.
+        self._least_s = 2 * rest_ms / 1e3
+        self._rest_ms = rest_ms
+        self._known: set[str] = set()
+        self._seen_s: float | None = None
+
+    def saw(self, ages_ms: Mapping[str, float], now_s: float) -> float | None:
+        """Take in the ages of all newest frames; returns the seconds of a spell that ends now."""
+        self._known.update(ages_ms)
+        fresh = sum(age_ms <= self._rest_ms for age_ms in ages_ms.values())
+        if 2 * fresh <= len(self._known):
+            return None
+        before_s, self._seen_s = self._seen_s, now_s
+        if before_s is None or now_s - before_s < self._least_s:
+            return None
+        return now_s - before_s

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdp.line.still import CameraRest, StillTrigger
+from mdp.line.still import BlindSpells, CameraRest, StillTrigger
 
 REST_MS = 300.0
 CAMERAS = "abcd"
@@ -156,3 +156,20 @@ def test_each_item_that_rests_is_found_once(items: list[tuple[int, int, str, str
         line.play(lag * 50, "c" if not (noisy or away) else noisy, away)
         line.play(resting * 50, noisy, away)
     assert line.items == len(items)
+
+
+def test_cameras_without_new_frames_are_a_spell() -> None:
+    blind = BlindSpells(REST_MS)
+    new, old = dict.fromkeys("abc", 50.0), 900.0
+    assert blind.saw({}, 0.0) is None
+    assert blind.saw(new, 5.0) is None
+    assert blind.saw(new, 5.1) is None
+    # One camera that is late, or away, is none.
+    assert blind.saw({**new, "a": old}, 5.6) is None
+    assert blind.saw({"a": 50.0, "b": 50.0}, 6.1) is None
+    # Two are; and so is a watcher that was held up.
+    assert blind.saw({**new, "a": old, "b": old}, 6.2) is None
+    assert blind.saw({"a": 50.0}, 7.0) is None
+    assert blind.saw(new, 7.35) == 7.35 - 6.1
+    assert blind.saw(new, 8.35) == 1.0
+    assert blind.saw(new, 8.4) is None

@@ -279,10 +279,27 @@ def test_a_scene_that_rests_triggers_once() -> None:
         (rests(0, 1000), old), (rests(3, 0), old), (rests(3, 200), old), (rests(3, 300), old),
         (rests(3, 400), old), (rests(5, 500), {"c": "no answer within 0.25 s"}),
     )  # fmt: skip
-    with RestWatch(lambda: source, 300.0, lambda: found.append(1), said.append):
+    with RestWatch(lambda: source, 300.0, lambda: found.append(1), said.append, Clock()):
         until(lambda: len(found) == 2 and len(source.told) == 1, "both items")
     assert source.closed == 1
     assert said == [f"c: {TOO_OLD}"]
+
+
+def test_items_that_may_have_been_missed_are_said_now_and_then() -> None:
+    said, clock = list[str](), Clock()
+
+    class SlowRests(PlayedRests):
+        def wait(self, until_s: float) -> None:
+            # Held up in two of three turns.
+            clock.now_s += 0.05 if len(self.told) % 3 == 0 else 1.5
+
+    source = SlowRests(*[(rests(0, 1000), dict[str, str]())] * 12)
+    with RestWatch(lambda: source, 300.0, lambda: None, said.append, clock):
+        until(lambda: len(source.told) == 1 and len(said) >= 2, "two lines")
+    assert said[0] == (
+        "most cameras gave no new frame 1 time, for up to 1.5 s: items may have been missed"
+    )
+    assert all(", for up to 1.5 s: items" in text for text in said)
 
 
 def test_agents_that_are_all_too_old_are_one_line() -> None:
