@@ -31,11 +31,13 @@ KEPT_LINES, MAX_LINE = 200, 400
 MAX_REPORT_BYTES = 16 * 2**20
 #: Seconds for a build that was told to end.
 END_S = 10.0
+_STARTING_S = 0.02
 #: Milliseconds of an answer where neither a settings file nor a served bundle says any.
 DEFAULT_LATENCY_MS = 40.0
 #: Bundles that are kept beside those that are served.
 KEPT_BUNDLES = 3
 
+CANCELLED = "what is served goes on"
 BuildState = Literal["none", "running", "done", "failed", "cancelled"]
 _NUMBERED = re.compile(r"(.+)-([0-9]+)")
 _PROGRESS = re.compile(r"(.*): ([0-9]{1,3})%(?:, (.*))?")
@@ -214,7 +216,7 @@ class Builder:
     @property
     def running(self) -> bool:
         """Tell whether a build is under way."""
-        return self.progress.state == "running"
+        return self._task is not None and not self._task.done()
 
     def start(self, command: Sequence[str], out: Path) -> None:
         """Run `command`, which writes the bundle `out`; in the running event loop."""
@@ -242,8 +244,8 @@ class Builder:
             )
             code = await process.wait()
             if progress.state == "cancelled":
-                progress.error = "it was cancelled; the bundle that is served goes on"
-            elif code != 0:
+                return
+            if code != 0:
                 last = progress.lines[-1] if progress.lines else "it printed nothing"
                 progress.state, progress.error = "failed", f"{last} (exit code {code})"
             else:
@@ -275,10 +277,17 @@ class Builder:
 
     async def cancel(self) -> None:
         """Have the build end, and wait until it has."""
-        if self._process is None or self._task is None:
+        task = self._task
+        if task is None or task.done():
             return
-        self.progress.state = "cancelled"
-        task, process = self._task, self._process
+        self.progress.state, self.progress.error = "cancelled", CANCELLED
+        self._changed()
+        while self._process is None and not task.done():
+            # It is being started.
+            await asyncio.sleep(_STARTING_S)
+        process = self._process
+        if process is None:
+            return
         _signal(process.pid, signal.SIGINT)
         done, _ = await asyncio.wait([task], timeout=END_S)
         if not done:

@@ -184,6 +184,7 @@ class Teacher:
                 "why_not": self._why_no_build,
                 "latency_ms": self._latency_ms(),
                 "pushable": self._pushable() is not None,
+                "running": self._builder.running,
                 **asdict(build),
                 "lines": list(build.lines)[-30:],
             },

@@ -57,7 +57,7 @@ function show(content) {
   const { recording, build, rollout } = content;
   if (content.problem) live("warn", content.problem);
   else if (recording && ["countdown", "recording"].includes(recording.state)) live("warn", `Recording ${recording.label}`);
-  else if (build.state === "running") live("warn", "Building");
+  else if (build.running) live("warn", "Building");
   else if (["pushing", "rolling back"].includes(rollout.state)) live("warn", "Rolling out");
   else live("good", "Ready");
   showCameras(content);
@@ -356,7 +356,7 @@ $("build-cancel").addEventListener("click", () => attempt("build", "DELETE"));
 const clock = (seconds) => `${Math.floor(seconds / 60)}:${`${Math.floor(seconds % 60)}`.padStart(2, "0")}`;
 
 function showBuild({ build, recording }) {
-  const running = build.state === "running";
+  const { running } = build;
   $("no-build").hidden = !build.why_not;
   text("no-build", build.why_not && `This gateway cannot build: ${build.why_not}`);
   $("build-form").hidden = Boolean(build.why_not);
@@ -366,12 +366,13 @@ function showBuild({ build, recording }) {
     $("latency").dataset.set = "1";
   }
   $("building").hidden = !running;
-  text("build-step", build.step ? `${build.step}${build.rest ? `: ${build.rest}` : ""}` : "Starting");
+  $("build-cancel").hidden = build.state === "cancelled";
+  text("build-step", build.state === "cancelled" ? "Cancelling" : build.step ? `${build.step}${build.rest ? `: ${build.rest}` : ""}` : "Starting");
   $("build-meter").classList.toggle("unknown", build.share == null);
   $("build-share").style.width = width(build.share);
   text("build-time", running ? clock(Date.now() / 1000 + state.offset_s - build.started_s) : "");
-  $("build-error").hidden = !build.error;
-  text("build-error", build.state === "cancelled" ? `Cancelled: ${build.error}` : build.error && `The build failed: ${build.error}. The bundle that is served goes on.`);
+  $("build-error").hidden = running || !build.error;
+  text("build-error", build.state === "cancelled" ? `Cancelled; ${build.error}.` : build.error && `The build failed: ${build.error}. The bundle that is served goes on.`);
   $("build-log").hidden = !build.lines.length;
   const lines = build.lines.join("\n");
   if ($("build-lines").textContent !== lines) {
@@ -400,8 +401,8 @@ $("rollback").addEventListener("click", () => attempt("rollout", "PUT", { action
 function showRollout({ rollout, build, cameras }) {
   const going = ["pushing", "rolling back"].includes(rollout.state);
   const served = rollout.state === "done" && rollout.bundle === build.report?.bundle;
-  $("push").disabled = going || !build.pushable || served || build.state === "running";
-  $("rollback").disabled = going || build.state === "running";
+  $("push").disabled = going || !build.pushable || served || build.running;
+  $("rollback").disabled = going || build.running;
   text("rollout-text", {
     none: "Boards serve on while they get it, and keep the bundle before.",
     pushing: `Pushing ${rollout.bundle}`,

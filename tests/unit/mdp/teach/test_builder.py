@@ -10,6 +10,7 @@ import pytest
 
 from mdp.errors import InputError
 from mdp.teach.builder import (
+    CANCELLED,
     KEPT_BUNDLES,
     Builder,
     BuildProgress,
@@ -141,6 +142,12 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     assert "No such file" in asyncio.run(run()).progress.error
 
 
+def test_a_build_is_cancelled_before_it_has_begun(tmp_path: Path) -> None:
+    program = "import time; time.sleep(600)"
+    builder = ran(tmp_path, program, lambda builder: builder.cancel())
+    assert (builder.progress.state, builder.running) == ("cancelled", False)
+
+
 def test_a_build_is_cancelled_with_all_that_it_started(tmp_path: Path) -> None:
     program = (
         "import os, subprocess, sys, time\n"
@@ -156,7 +163,7 @@ def test_a_build_is_cancelled_with_all_that_it_started(tmp_path: Path) -> None:
 
     builder = ran(tmp_path, program, cancel)
     assert builder.progress.state == "cancelled"
-    assert "cancelled" in builder.progress.error
+    assert builder.progress.error == CANCELLED
     child = int(builder.progress.lines[0].removeprefix("child "))
     until(lambda: not runs(child), "the child has ended")
 
