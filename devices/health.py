@@ -141,6 +141,8 @@ def report_health(port: int, *, live: bool) -> int:
     except (TimeoutError, BlockingIOError):
         # So many ask in vain that no more are queued.
         said = f"an agent is on port {port}, and says nothing within {PATIENCE_S:g} s"
+    except ConnectionResetError:
+        said = f"an agent was on port {port}, and has ended"
     except ConnectionRefusedError:
         said = f"no agent is on port {port} of this machine"
     except OSError as error:

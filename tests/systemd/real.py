@@ -174,13 +174,16 @@ def test_it_comes_back_when_killed(board: AgentBoard) -> None:
 
 def test_it_comes_back_when_it_hangs(board: AgentBoard) -> None:
     board.install()
-    board.drop_in("WatchdogSec=3\\nRestartSec=100ms")
-    board.run(f"systemctl restart {NAME}")
     hung = board.shown("MainPID", NAME)
     board.run(f"kill -STOP {hung}")
-    done = board.tried("mdp-agent health")
+    done = board.tried("mdp-agent health --live")
     assert done.returncode == 3
     assert "says nothing within 2 s" in done.stderr
+    board.run(f"kill -CONT {hung}")
+    board.until_ready()
+    board.drop_in("WatchdogSec=3\\nRestartSec=100ms")
+    board.run(f"systemctl restart {NAME}")
+    board.run(f"kill -STOP {board.shown('MainPID', NAME)}")
     board.until(f"test $(systemctl show -p NRestarts --value {NAME}) = 1")
     board.until_ready()
     assert "Watchdog timeout" in board.journal()
