@@ -60,6 +60,8 @@ PLENTY_MS, TIGHT_MS = 3000.0, 200.0
 CLIENTS = 4
 #: Requests that four strangers keep in the queue of one agent.
 STRANGERS, THEIRS, LEAST_FULL = 4, 150, 400
+#: How often they fill it again.
+REFILL_S = 0.05
 TURNS, SECONDS = 5, 4.0
 
 
@@ -287,8 +289,12 @@ def flood(folder: Path, device: str, address: str) -> None:
         dealer.linger = 0
         dealer.connect(address)
         poller.register(dealer, zmq.POLLIN)
+    due_s = time.monotonic()
     while True:
-        for dealer in dealers:
+        # What is refused is not asked again at once, which would cost the agent all of its time.
+        due = time.monotonic() >= due_s
+        due_s += due * REFILL_S
+        for dealer in dealers if due else ():
             with suppress(zmq.Again):
                 while out[dealer] < THEIRS:
                     dealer.send_multipart(request, zmq.NOBLOCK)
