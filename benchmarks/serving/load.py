@@ -381,8 +381,9 @@ def side(root: Path, log: Path) -> LineProcess:
     """This script with the packages of `root`."""
     command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
     process = LineProcess(
-        str(root), command, log, environment={"PYTHONPATH": str(root)}, patience_s=PATIENCE_S * 2
-    )
+        str(root), command, log, environment={"PYTHONPATH": str(root)}, patience_s=PATIENCE_S * 2,
+        own_session=True,
+    )  # fmt: skip
     process.line("ready")
     return process
 
@@ -400,10 +401,14 @@ def sides(before: str) -> Iterator[dict[str, LineProcess]]:
             roots["before"] = folder / "before"
             with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
                 tar.extractall(roots["before"], filter="data")
-        yield {
+        both = {
             side_: stack.enter_context(side(root, folder / f"{side_}.log"))
             for side_, root in roots.items()
         }
+        yield both
+        for process in both.values():
+            # It ends its agents.
+            process.finish()
 
 
 def run(
