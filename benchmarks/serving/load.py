@@ -60,6 +60,8 @@ PLENTY_MS, TIGHT_MS = 3000.0, 200.0
 CLIENTS = 4
 #: Requests that four strangers keep in the queue of one agent.
 STRANGERS, THEIRS, LEAST_FULL = 4, 150, 400
+#: How often they fill it again.
+REFILL_S = 0.05
 TURNS, SECONDS = 5, 4.0
 
 
@@ -287,8 +289,12 @@ def flood(folder: Path, device: str, address: str) -> None:
         dealer.linger = 0
         dealer.connect(address)
         poller.register(dealer, zmq.POLLIN)
+    due_s = time.monotonic()
     while True:
-        for dealer in dealers:
+        # What is refused is not asked again at once, which would cost the agent all of its time.
+        due = time.monotonic() >= due_s
+        due_s += due * REFILL_S
+        for dealer in dealers if due else ():
             with suppress(zmq.Again):
                 while out[dealer] < THEIRS:
                     dealer.send_multipart(request, zmq.NOBLOCK)
@@ -375,8 +381,9 @@ def side(root: Path, log: Path) -> LineProcess:
     """This script with the packages of `root`."""
     command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
     process = LineProcess(
-        str(root), command, log, environment={"PYTHONPATH": str(root)}, patience_s=PATIENCE_S * 2
-    )
+        str(root), command, log, environment={"PYTHONPATH": str(root)}, patience_s=PATIENCE_S * 2,
+        own_session=True,
+    )  # fmt: skip
     process.line("ready")
     return process
 
@@ -394,10 +401,14 @@ def sides(before: str) -> Iterator[dict[str, LineProcess]]:
             roots["before"] = folder / "before"
             with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
                 tar.extractall(roots["before"], filter="data")
-        yield {
+        both = {
             side_: stack.enter_context(side(root, folder / f"{side_}.log"))
             for side_, root in roots.items()
         }
+        yield both
+        for process in both.values():
+            # It ends its agents.
+            process.finish()
 
 
 def run(
