@@ -259,9 +259,9 @@ class _Line:
         """Begin an item now; any thread. Raises DuplicateItemError."""
         return self._triggers.add(item, time.monotonic(), answers.utc_now())
 
-    def _rested(self) -> None:
-        """Begin an item of a scene that rests."""
-        self._begin(None)
+    def _rested(self, moment_s: float) -> None:
+        """Begin an item of a scene that rested at `moment_s`."""
+        self._triggers.add(None, moment_s, answers.utc_now(), time.monotonic())
 
     def _heard(self, payload: bytes) -> None:
         """Take in a trigger that a broker has sent."""

@@ -34,6 +34,8 @@ class Trigger(Struct, frozen=True, kw_only=True):
     #: In UTC (ISO 8601).
     time: str
     item: str | None = None
+    #: When it was found out, where that is later: its time counts from then.
+    heard_s: float = -math.inf
     #: A number of its own, by which whoever triggered finds the outcome.
     ticket: int = 0
 
@@ -58,7 +60,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     #: Looks at the end that had the same outcome.
     equal: int
     closed_s: float
-    #: The moment of which it is, by which latency counts: the trigger with its delay.
+    #: From when on latency counts: the trigger with its delay, or when it was found out.
     due_from_s: float
     #: What the client gave for the last look.
     seen: Any = None
@@ -130,7 +132,8 @@ class _OpenItem:
     def __init__(self, trigger: Trigger, timing: Timing) -> None:
         self.trigger = trigger
         self.moment_s = trigger.moment_s + timing.delay_s
-        self.over_s = self.moment_s + timing.verdict_s
+        self.due_from_s = max(self.moment_s, trigger.heard_s)
+        self.over_s = self.due_from_s + timing.verdict_s
         #: From then on no look is begun.
         self.last_s = self.over_s - LEAST_LOOK_S
         self.next_s = self.moment_s
@@ -217,7 +220,7 @@ class ItemBook:
                 looks=item.looks,
                 equal=item.run.length,
                 closed_s=now_s,
-                due_from_s=item.moment_s,
+                due_from_s=item.due_from_s,
                 seen=item.run.seen,
             )
         )

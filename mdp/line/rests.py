@@ -34,13 +34,13 @@ class RestSource(Protocol):
 
 
 class RestWatch(Closing):
-    """Calls `found` whenever the scene has changed and rests again."""
+    """Calls `found` whenever the scene has changed and rests again, with the moment of that."""
 
     def __init__(
         self,
         connect: Callable[[], RestSource],
         rest_ms: float,
-        found: Callable[[], None],
+        found: Callable[[float], None],
         report: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -55,12 +55,13 @@ class RestWatch(Closing):
         self._said: set[str] = set()
         self._over, self._renewed = threading.Event(), threading.Event()
         self._rests = connect()
+        asked_s = clock()
         told, missing = self._rests.ask()
         too_old = [device for device, why in missing.items() if "expected a newer one" in why]
         if too_old and not told:
             self._rests.close()
             raise ConfigError(f"--trigger still: {too_old[0]}: {missing[too_old[0]]}")
-        self._take_in(told, missing)
+        self._take_in(told, missing, asked_s)
         self._thread = threading.Thread(target=self._run, name="rests", daemon=True)
         self._thread.start()
 
@@ -78,12 +79,15 @@ class RestWatch(Closing):
                     former, self._rests = self._rests, self._connect()
                     former.close()
                 self._rests.wait(due_s)
-                self._take_in(*self._rests.ask())
+                asked_s = self._clock()
+                self._take_in(*self._rests.ask(), asked_s)
             except MDPError as error:
                 self._say(str(error))
         self._rests.close()
 
-    def _take_in(self, told: Mapping[str, RestReply], missing: Mapping[str, str]) -> None:
+    def _take_in(
+        self, told: Mapping[str, RestReply], missing: Mapping[str, str], asked_s: float
+    ) -> None:
         for device, reason in missing.items():
             # Those that are away are in the records.
             if "expected a newer one" in reason:
@@ -99,9 +103,13 @@ class RestWatch(Closing):
             )
             self._spells_s.clear()
             self._say_spells_s = self._clock() + SPELLS_S
-        rests = {name: CameraRest(one.still_ms, one.changes) for name, one in told.items()}
-        if self._trigger.saw(rests):
-            self._found()
+        rests = {
+            name: CameraRest(one.still_ms, one.changes, one.age_ms) for name, one in told.items()
+        }
+        age_ms = self._trigger.saw(rests)
+        if age_ms is not None:
+            # Ages are those at the questions' arrival.
+            self._found(asked_s - age_ms / 1e3)
 
     def _say(self, text: str) -> None:
         if text not in self._said and len(self._said) < _MOST_SAID:

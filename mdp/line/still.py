@@ -24,6 +24,8 @@ class CameraRest(NamedTuple):
     still_ms: float
     #: Frames so far that were unlike those before; fewer than before: the agent was restarted.
     changes: int
+    #: Of the newest frame.
+    age_ms: float = 0.0
 
 
 class StillTrigger:
@@ -38,8 +40,12 @@ class StillTrigger:
         #: By device: the latest items in a row that it has not seen.
         self._unseen: dict[str, int] = {}
 
-    def saw(self, rests: Mapping[str, CameraRest]) -> bool:
-        """Take in what all cameras that answer tell now; returns whether an item is there."""
+    def saw(self, rests: Mapping[str, CameraRest]) -> float | None:
+        """Take in what all cameras that answer tell now; returns how old an item's moment is.
+
+        In milliseconds; None: no item is there. At that moment all cameras that have found it saw
+        it rest: by now the next one may have come.
+        """
         for device, rest in rests.items():
             # Where an agent is new, or was restarted, nobody knows what it has missed.
             if rest.changes < self._before.get(device, rest.changes + 1):
@@ -48,7 +54,7 @@ class StillTrigger:
         if self._fresh >= rests.keys():
             self._fresh.clear()
         changed = sorted(
-            rest.still_ms
+            rest
             for device, rest in rests.items()
             if rest.changes != self._before[device] and rest.still_ms >= self._rest_ms
         )
@@ -56,15 +62,16 @@ class StillTrigger:
         blind = {device for device, items in self._unseen.items() if items >= BLIND_ITEMS}
         counted = sees | (rests.keys() - self._fresh - blind)
         needed = len(counted) // 2 + 1
-        together = [still_ms for still_ms in changed if still_ms <= changed[0] + TOGETHER_MS]
+        latest_ms = changed[0].still_ms + TOGETHER_MS if changed else 0.0
+        together = [rest.age_ms for rest in changed if rest.still_ms <= latest_ms]
         if len(together) < needed:
-            return False
+            return None
         for device in rests:
             self._unseen[device] = 0 if device in sees else self._unseen.get(device, 0) + 1
         # A device that is away now is heard anew: it may miss any number of items.
         self._before = {device: rest.changes for device, rest in rests.items()}
         self._fresh.clear()
-        return True
+        return max(together)
 
 
 class BlindSpells:

@@ -1,6 +1,7 @@
 """Triggers as they come from outside: an id or none, from any thread, an item once."""
 
 import itertools
+import math
 import threading
 from collections import deque
 
@@ -58,12 +59,17 @@ class TriggerQueue:
         #: The moment of the newest trigger.
         self.newest_s = float("-inf")
 
-    def add(self, item: str | None, moment_s: float, time: str) -> Trigger:
+    def add(
+        self, item: str | None, moment_s: float, time: str, heard_s: float = -math.inf
+    ) -> Trigger:
         """Add a trigger; raises DuplicateItemError for the id of one of the latest items."""
         with self._lock:
             if item is not None and not self._ids.add(item):
                 raise DuplicateItemError(f"item {item} came twice: it has one record")
-            trigger = Trigger(moment_s=moment_s, time=time, item=item, ticket=next(self._tickets))
+            number = next(self._tickets)
+            trigger = Trigger(
+                moment_s=moment_s, time=time, item=item, heard_s=heard_s, ticket=number
+            )
             self._waiting.append(trigger)
             self.newest_s = max(self.newest_s, moment_s)
             self._lock.notify()

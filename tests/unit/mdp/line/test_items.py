@@ -63,6 +63,19 @@ def test_an_item_ends_with_enough_equal_looks() -> None:
     assert book.step(11.0) is None
 
 
+def test_an_item_that_was_found_out_late_is_looked_at_as_it_was() -> None:
+    book = ItemBook(Timing(verdict_s=0.5))
+    book.add(Trigger(moment_s=9.0, heard_s=10.0, time=""), 10.0)
+    due = book.step(10.0)
+    assert isinstance(due, DueLook)
+    assert due.at_s == 9.0
+    assert due.left_s == pytest.approx(0.5)
+    book.looked(verdict(), 10.1, "")
+    end = book.step(10.1)
+    assert isinstance(end, Outcome)
+    assert end.due_from_s == 10.0
+
+
 def test_the_next_item_ends_one_that_is_not_settled() -> None:
     book = ItemBook(TIMING)
     book.add(trigger(0.0, "a"), 0.0)

@@ -41,7 +41,7 @@ class PlayedLine:
             for name, camera in self.cameras.items():
                 camera.passes(self.STEP_MS, name in moving)
             told = {n: c.rest for n, c in self.cameras.items() if n not in away}
-            self.items += self.trigger.saw(told)
+            self.items += self.trigger.saw(told) is not None
 
 
 def test_an_item_is_found_once_it_rests() -> None:
@@ -128,10 +128,22 @@ def test_a_camera_that_comes_back_counts_no_item() -> None:
 
 def test_nobody_there_is_no_item() -> None:
     trigger = StillTrigger()
-    assert not trigger.saw({})
-    assert not trigger.saw({"a": CameraRest(1e6, 0)})
-    assert trigger.saw({"a": CameraRest(300.0, 1)})
-    assert not trigger.saw({})
+    assert trigger.saw({}) is None
+    assert trigger.saw({"a": CameraRest(1e6, 0)}) is None
+    assert trigger.saw({"a": CameraRest(300.0, 1)}) == 0.0
+    assert trigger.saw({}) is None
+
+
+def test_the_moment_is_one_at_which_all_that_found_it_saw_it_rest() -> None:
+    trigger = StillTrigger()
+    assert trigger.saw(dict.fromkeys("abc", CameraRest(1e6, 0, 10.0))) is None
+    rests = {
+        "a": CameraRest(320.0, 2, 80.0),
+        "b": CameraRest(400.0, 1, 40.0),
+        # The next item moves before this one already, or it has stood still for long.
+        "c": CameraRest(0.0, 5, 900.0),
+    }
+    assert trigger.saw(rests) == 80.0
 
 
 @given(

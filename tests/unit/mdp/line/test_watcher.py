@@ -273,16 +273,18 @@ TOO_OLD = "its mdp-agent cannot tell whether its picture rests: expected a newer
 
 
 def test_a_scene_that_rests_triggers_once() -> None:
-    found, said = list[int](), list[str]()
+    found, said = list[float](), list[str]()
     old = {"c": TOO_OLD}
     source = PlayedRests(
         (rests(0, 1000), old), (rests(3, 0), old), (rests(3, 200), old), (rests(3, 300), old),
         (rests(3, 400), old), (rests(5, 500), {"c": "no answer within 0.25 s"}),
     )  # fmt: skip
-    with RestWatch(lambda: source, 300.0, lambda: found.append(1), said.append, Clock()):
+    with RestWatch(lambda: source, 300.0, found.append, said.append, Clock()):
         until(lambda: len(found) == 2 and len(source.told) == 1, "both items")
     assert source.closed == 1
     assert said == [f"c: {TOO_OLD}"]
+    # Where the newest frames are a millisecond old.
+    assert found == [pytest.approx(99.999)] * 2
 
 
 def test_items_that_may_have_been_missed_are_said_now_and_then() -> None:
@@ -294,7 +296,7 @@ def test_items_that_may_have_been_missed_are_said_now_and_then() -> None:
             clock.now_s += 0.05 if len(self.told) % 3 == 0 else 1.5
 
     source = SlowRests(*[(rests(0, 1000), dict[str, str]())] * 12)
-    with RestWatch(lambda: source, 300.0, lambda: None, said.append, clock):
+    with RestWatch(lambda: source, 300.0, lambda moment_s: None, said.append, clock):
         until(lambda: len(source.told) == 1 and len(said) >= 2, "two lines")
     assert said[0] == (
         "most cameras gave no new frame 1 time, for up to 1.5 s: items may have been missed"
@@ -305,7 +307,7 @@ def test_items_that_may_have_been_missed_are_said_now_and_then() -> None:
 def test_agents_that_are_all_too_old_are_one_line() -> None:
     source = PlayedRests(({}, dict.fromkeys(CAMERAS, TOO_OLD)))
     with pytest.raises(ConfigError, match=r"--trigger still: a: its mdp-agent cannot tell"):
-        RestWatch(lambda: source, 300.0, lambda: None, lambda text: None)
+        RestWatch(lambda: source, 300.0, lambda moment_s: None, lambda text: None)
     assert source.closed == 1
 
 
