@@ -12,7 +12,7 @@ from mdp.protocol.fields import RequestId
 class MaskRequest(Record, frozen=True, omit_defaults=True):
     """Client -> agent: tell the mask of the camera, or set it. No buffer."""
 
-    kind: ClassVar[int] = 16
+    kind: ClassVar[int] = 18
     buffers: ClassVar[int] = 0
 
     request_id: RequestId
@@ -24,7 +24,7 @@ class MaskRequest(Record, frozen=True, omit_defaults=True):
 class MaskReply(Record, frozen=True, omit_defaults=True):
     """Agent -> client: the reply to a MaskRequest. No buffer."""
 
-    kind: ClassVar[int] = 17
+    kind: ClassVar[int] = 19
     buffers: ClassVar[int] = 0
 
     request_id: RequestId
