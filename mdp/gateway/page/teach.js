@@ -461,6 +461,7 @@ const asBox = ([left, top, right, bottom]) => ({ left, top, right, bottom });
 const asList = ({ left = 0, top = 0, right = 1, bottom = 1 }) => [left, top, right, bottom];
 
 async function openMask(name) {
+  if ($("mask").open) return;
   try {
     const { masks, missing } = await told(await request("teach/masks"));
     if (!masks[name]) throw new Error(`${name}: ${missing[name] || "no mask can be drawn"}`);

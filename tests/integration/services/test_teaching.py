@@ -354,13 +354,19 @@ def test_a_mask_is_drawn_and_applied(room: Room, page: Browser) -> None:
     mask = read_mask(kept)
     assert (mask.width, mask.height) == (60, 40)
     assert [(box.left, box.right) for box in mask.hidden] == [(0.25, 0.6)]
+    until(lambda: not is_open(page), "it closes")
     # As it is, it is shown again.
-    page.wait_for("#cameras", "n100")
     click(page, "#cameras [data-name=n100] button")
+    until(lambda: is_open(page), "it opens again")
     page.wait_for("#boxes", "Hidden 1")
     click(page, "#mask-clear")
     until(lambda: not kept.exists(), "it is gone")
-    until(lambda: page.run("return document.querySelector('#mask').open") is False, "it closes")
+    until(lambda: not is_open(page), "it closes again")
+
+
+def is_open(page: Browser) -> bool:
+    """Tell whether the dialog of a mask is."""
+    return bool(page.run("return document.querySelector('#mask').open"))
 
 
 @needs_browser

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -146,8 +147,13 @@ class Browser:
 def _call(url: str, content: object, method: str) -> Any:
     data = None if content is None else json.dumps(content).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
-        return json.load(response)["value"]
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+            return json.load(response)["value"]
+    except urllib.error.HTTPError as error:
+        # What the driver says of it.
+        told = json.loads(error.read())["value"]
+        raise AssertionError(f"{url}: {told['error']}: {told['message'][:400]}") from error
 
 
 @contextmanager
