@@ -178,7 +178,7 @@ def _take_back(systemctl: str, path: Path, before: str | None, *, changed: bool,
         _does(systemctl, "daemon-reload")
         _does(systemctl, "reset-failed", name)
         return "; the unit is removed"
-    if not changed or service.is_same(before, path.read_text()):
+    if not changed:
         return ""
     write_bytes(path, before.encode())
     _does(systemctl, "daemon-reload")
@@ -371,7 +371,7 @@ def _inputs(
         yield "settings", str(settings.stat().st_mtime_ns).encode()
     yield "Python", sys.version.encode()
     for package in metadata.distributions():
-        yield f"package {package.name}", package.version.encode()
+        yield f"package {package.name}", str(package.version).encode()
     with suppress(metadata.PackageNotFoundError):
         # Also one of the same version that was built anew.
         files = metadata.distribution(_PROJECT).read_text("RECORD") or ""
