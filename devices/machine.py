@@ -39,7 +39,7 @@ class Machine:
         return platform.processor() or platform.machine()
 
     def is_virtual(self) -> bool:
-        """Whether the processor reports a hypervisor."""
+        """Tell whether the processor reports a hypervisor."""
         return "hypervisor" in (self._text("proc/cpuinfo") or "")
 
     def available_bytes(self) -> int | None:

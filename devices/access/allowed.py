@@ -36,7 +36,7 @@ class AllowedClients:
         return as_line(f"{len(self._clients)} clients allowed, no new ones: {'; '.join(problems)}")
 
     def have_changed(self) -> bool:
-        """Whether the files are others than were read, and the same as at the last call.
+        """Tell whether the files are others than were read, and the same as at the last call.
 
         So that a file which is being copied is read when it is complete.
         """
@@ -75,12 +75,12 @@ class AllowedClients:
         return {key: client.limits for key, client in self._clients.items()}
 
     def may_push(self, key: str) -> bool:
-        """Whether a client may push bundles. Any thread."""
+        """Tell whether a client may push bundles. Any thread."""
         client = self._clients.get(key)
         return client is not None and client.limits.push
 
     def may_record(self, key: str) -> bool:
-        """Whether a client may fetch pictures of the camera. Any thread."""
+        """Tell whether a client may fetch pictures of the camera. Any thread."""
         client = self._clients.get(key)
         return client is not None and client.limits.record
 

@@ -28,7 +28,7 @@ BUSY = "changes of the mask wait already"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskAccess:
-    """Who may see the mask, who may change it, and where it is kept."""
+    """The rights to see and to change the mask, and where it is kept."""
 
     may_see: Callable[[str], bool]
     may_change: Callable[[str], bool]

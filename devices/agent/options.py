@@ -1,4 +1,4 @@
-"""How an operator wants a device's part of a bundle served."""
+"""An operator's options for serving a device's part of a bundle."""
 
 import os
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ MAX_PUSH_MB = 500.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What `mdp-agent run` takes; where None is possible for a setting, the plan decides."""
+    """Options of `mdp-agent run`; where None is possible for a setting, the plan decides."""
 
     #: This device's name in the plan.
     device: str

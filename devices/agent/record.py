@@ -39,7 +39,7 @@ TOO_MANY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordAccess:
-    """Who may record, and who is told."""
+    """The right to record, and who is told."""
 
     may_record: Callable[[str], bool]
     #: The name of a client's key.
@@ -84,7 +84,7 @@ class Recording:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether a client records. Any thread."""
+        """Tell whether a client records. Any thread."""
         return bool(self._recorders)
 
     def receive(self, peer: Peer, request: PictureRequest) -> None:

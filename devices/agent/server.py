@@ -127,11 +127,11 @@ class Agent:
 
     @property
     def is_reloading(self) -> bool:
-        """Whether a reload is requested or runs."""
+        """Tell whether a reload is requested or runs."""
         return self._reloader is not None and self._reloader.busy
 
     def is_alive(self) -> bool:
-        """Whether a thread has been at the socket since the last call, and no computation hangs."""
+        """Tell whether a thread was at the socket since the last call, and no computation hangs."""
         attended, self._attended = self._attended, False
         self._router.wake()
         return attended and self._clock() - self._started_s < HUNG_S

@@ -87,7 +87,7 @@ class Stillness:
         self._checksum, self._since_s, self._frames = -1, 0.0, 0
 
     def saw(self, picture: Image.Image | Pixels, taken_s: float) -> bool:
-        """Whether the source is frozen, by its newest frame."""
+        """Tell whether the source is frozen, by its newest frame."""
         pixels = np.asarray(picture)[::_COMPARED, ::_COMPARED]
         checksum = crc32(pixels.tobytes())
         if checksum != self._checksum:
@@ -156,7 +156,7 @@ def view_of(assignment: Assignment) -> ViewKey:
 
 
 def capacity_for(views: Iterable[ViewKey]) -> int:
-    """How many frames with crops of these views fit into the buffer."""
+    """The number of frames with crops of these views that fit into the buffer."""
     frame_bytes = sum(3 * image_size**2 for _, image_size in views)
     return max(2, min(RING_FRAMES, RING_BYTES // max(1, frame_bytes)))
 
@@ -302,7 +302,7 @@ class FrameBuffer(Closing):
 
     @property
     def mask(self) -> CameraMask | None:
-        """What of the camera's pictures is used; None: all. Any thread."""
+        """The part of the camera's pictures that is used; None: all. Any thread."""
         return self._mask
 
     @property

@@ -1,4 +1,4 @@
-"""What commands share: options, a client, picture files, lines and JSON."""
+"""Parts that commands share: options, a client, picture files, lines and JSON."""
 
 import os
 import sys
@@ -120,7 +120,7 @@ STAGES = {"all": "", "first": " (first stage, sure)", "escalated": " (escalated)
 
 
 def measured_on(bundle: Bundle) -> str:
-    """What the accuracies of a look were measured on."""
+    """The kind of items that the accuracies of a look were measured on."""
     return "test scenes" if bundle.manifest.plan.cameras else PICTURES
 
 

@@ -339,7 +339,7 @@ def cells(now: str, seen: Seen) -> list[object]:
 
 @contextmanager
 def written(path: Path | None) -> Iterator[Callable[[str, Seen], None]]:
-    """What appends a look to `path`; raises InputError for a file that is of another kind."""
+    """A function that appends a look to `path`; raises InputError for a file of another kind."""
     if path is None:
         yield lambda now, seen: None
         return
@@ -390,7 +390,7 @@ def _row(values: Any) -> str:
 
 @contextmanager
 def _shown(client: Client, json: bool) -> Iterator[Callable[[str, Seen], None]]:
-    """What shows a look: on a terminal in place of the one before."""
+    """A function that shows a look: on a terminal in place of the one before."""
     on = measured_on(client.bundle)
     if json:
         yield lambda now, seen: console.print_json(facts(now, seen))

@@ -121,7 +121,7 @@ class AsyncClient(base.BaseClient):
         at: Moment = "latest",
         within_ms: float = DEFAULT_WITHIN_MS,
     ) -> Prediction:
-        """What the devices' own cameras see; see `Client.look`."""
+        """Classify what the devices' own cameras see; see `Client.look`."""
         deadline = self._deadline(deadline_ms)
         question = self._camera_question(at, within_ms)
         async with self._connection_for(deadline) as connection:
@@ -300,7 +300,7 @@ class AsyncClient(base.BaseClient):
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def status(self, *, timeout_s: float = base.CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
-        """How every device of the fleet is, waiting at most `timeout_s` for those that are slow."""
+        """The status of every device of the fleet, waiting at most `timeout_s` for slow ones."""
         check_timeout_s(timeout_s)
         self._check_usable()
         await self._first_wait(timeout_s)

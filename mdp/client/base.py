@@ -1,4 +1,4 @@
-"""What both clients are made of: a fleet, its bundle, the sockets, and the calls in flight."""
+"""Parts of both clients: a fleet, its bundle, the sockets, and the calls in flight."""
 
 import math
 import os
@@ -144,7 +144,7 @@ class FleetConnection:
             self.dispatcher.handle(events)
 
     def settled(self) -> bool:
-        """Whether every device is connected, or has said that it will not be."""
+        """Tell whether every device is connected, or has said that it will not be."""
         settled = self.transport.connected | self.transport.refused.keys()
         return len(settled) == len(self.fleet.devices)
 
@@ -164,7 +164,7 @@ class Connecting(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a client was asked for, which holds whatever its fleet file says later."""
+    """Options of a client, which hold whatever its fleet file says later."""
 
     fleet: Path
     fusion: Fusion = "stacked"
@@ -188,7 +188,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchOptions:
-    """What `watch` was asked for."""
+    """Options of `watch`."""
 
     every_ms: float = DEFAULT_EVERY_MS
     deadline_ms: float = DEFAULT_DEADLINE_MS
@@ -202,7 +202,7 @@ class WatchOptions:
         frame_query("latest", within_ms=self.within_ms, now_s=0.0)
 
     def pause_s(self, since_s: float, *, answered: bool) -> float:
-        """How long to wait for the next look, `since_s` after the last one's start.
+        """Seconds to wait for the next look, `since_s` after the last one's start.
 
         A look without an answer may end at once: the next comes `RETRY_MS` later or more.
         """
@@ -212,7 +212,7 @@ class WatchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """What `stream` was asked for."""
+    """Options of `stream`."""
 
     deadline_ms: float = DEFAULT_DEADLINE_MS
     in_flight: int = 2
@@ -225,7 +225,7 @@ class StreamOptions:
 
 
 class BaseClient:
-    """What both clients hold: the connection for new calls, and what was asked for."""
+    """The base of both clients: the connection for new calls, and the options."""
 
     def __init__(self, fleet: str | os.PathLike[str], **options: Unpack[Connecting]) -> None:
         self._options = Options(fleet=checked_path("fleet", fleet), **options)

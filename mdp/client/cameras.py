@@ -240,7 +240,7 @@ class FleetCameras(_AgentConnections):
 
 
 class FleetRests(_AgentConnections):
-    """How long the pictures of all cameras of a fleet have stood still; for one thread."""
+    """Times for which the pictures of all cameras of a fleet have stood still; for one thread."""
 
     def ask(self) -> tuple[dict[str, RestReply], dict[str, str]]:
         """Each device's rest, and why others tell none; an agent too old for it is one of those."""

@@ -67,7 +67,7 @@ Outcome = Answer | PictureError
 
 
 class Transport(Protocol):
-    """What a dispatcher needs of `mdp.transport.Dealers`."""
+    """The methods that a dispatcher needs of `mdp.transport.Dealers`."""
 
     connected: set[str]
     #: Devices that are there, but not for this client, with the reason.
@@ -169,7 +169,7 @@ class Dispatcher:
 
     @property
     def busy(self) -> bool:
-        """Whether any call is in flight."""
+        """Tell whether any call is in flight."""
         return bool(self._book.calls)
 
     def submit(

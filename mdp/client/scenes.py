@@ -22,7 +22,7 @@ _SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What a fleet's cameras gave at one moment."""
+    """Pictures of a fleet's cameras at one moment."""
 
     #: By device: a JPEG.
     pictures: Mapping[str, bytes]
@@ -41,7 +41,7 @@ class Suspicions:
     _said: set[tuple[str, ...]] = field(default_factory=set)
 
     def of(self, pictures: Mapping[str, bytes]) -> list[str]:
-        """What is wrong with the pictures of one more moment; each is said once."""
+        """Faults of the pictures of one more moment; each is said once."""
         found: list[tuple[tuple[str, ...], str]] = []
         for device, content in pictures.items():
             same = self._last.get(device) == content
@@ -62,7 +62,7 @@ class Suspicions:
 
 @dataclass(slots=True)
 class Tally:
-    """What was recorded so far."""
+    """Counts of what was recorded so far."""
 
     kept: int = 0
     #: Moments with fewer pictures than a scene needs.

@@ -80,7 +80,7 @@ class _Waiting:
 
     @property
     def over(self) -> bool:
-        """Whether there is an answer, or will be none."""
+        """Tell whether there is an answer, or will be none."""
         return self.error is not None or (self.call is not None and self.call.answer is not None)
 
     def result(self) -> Prediction:
@@ -161,7 +161,7 @@ class Client(BaseClient, Closing):
     ) -> Iterator[Prediction | InferenceError]: ...
 
     def watch(self, *, errors: Errors = "raise", **how: Unpack[Watching]) -> Iterator[Any]:
-        """What the devices' own cameras see, again and again: one look every `every_ms` (100).
+        """Classify what the devices' own cameras see, again and again, every `every_ms` (100).
 
         One look is under way at a time; a slow one delays the next. `deadline_ms` and `within_ms`
         are those of `look`. With `errors="yield"` an InferenceError takes the place of its look's
@@ -289,7 +289,7 @@ class Client(BaseClient, Closing):
         return waiting.result()
 
     def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
-        """How every device of the fleet is, waiting at most `timeout_s` for those that are slow.
+        """The status of every device of the fleet, waiting at most `timeout_s` for slow ones.
 
         Raises DeadlineExceeded if another thread's call is under way for longer than that.
         """
@@ -388,11 +388,11 @@ class Client(BaseClient, Closing):
             yield
 
     def _taken(self, timeout_s: float) -> bool:
-        """Whether this thread gets its turn; not in the middle of its own, in a signal handler."""
+        """Tell whether this thread gets its turn; not amid its own, in a signal handler."""
         return self._holder != threading.get_ident() and self._turn.acquire(timeout=timeout_s)
 
     def _claim(self, timeout_s: float = -1.0) -> bool:
-        """Whether this thread gets its turn; one that sees to calls under way gives it up."""
+        """Tell whether this thread gets its turn; one that sees to calls under way gives it up."""
         own = object()
         self._claims.add(own)
         self._transport.wake()
@@ -421,7 +421,7 @@ class Client(BaseClient, Closing):
                 connection.step(0.0)
 
     def _is_awaited(self) -> bool:
-        """Whether another thread waits for a call that has not ended."""
+        """Tell whether another thread waits for a call that has not ended."""
         return any(not waiting.over for waiting in tuple(self._followers))
 
     def _tell_follower(self) -> None:

@@ -115,7 +115,7 @@ def fingerprint(public: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether tcp://HOST:PORT is reachable from this machine only, without a lookup of names."""
+    """Tell whether only this machine reaches tcp://HOST:PORT, without a lookup of names."""
     match = _ADDRESS.fullmatch(address)
     if match is None:
         return False
@@ -137,7 +137,7 @@ def host_and_port(bind: str) -> tuple[str, int]:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine can connect to `host`."""
+    """Tell whether only this machine can connect to `host`."""
     return is_loopback(f"tcp://[{host}]:1" if ":" in host else f"tcp://{host}:1")
 
 

@@ -72,7 +72,7 @@ class Tokens:
         return f"token {_digest(authorization.partition(' ')[2].strip()).hex()}"
 
     def allow(self, authorization: str) -> bool:
-        """Whether a request with this `Authorization` header is let in."""
+        """Tell whether a request with this `Authorization` header is let in."""
         scheme, _, token = authorization.partition(" ")
         found = _digest(token.strip())
         # Each is compared in constant time, and all of them are.

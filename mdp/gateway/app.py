@@ -294,11 +294,11 @@ class Gateway:
         return _json({"name": "mdp", "version": __version__, "extensions": ["binary_tensor_data"]})
 
     async def live(self, request: Request) -> Response:
-        """Whether the gateway runs."""
+        """Tell whether the gateway runs."""
         return _json({"live": True})
 
     async def ready(self, request: Request) -> Response:
-        """Whether a device of every fleet can answer."""
+        """Tell whether a device of every fleet can answer."""
         ready = bool(self._fleets) and all(fleet.ready for fleet in self._fleets.values())
         return _json({"ready": ready}, 200 if ready else 503)
 
@@ -308,7 +308,7 @@ class Gateway:
         return _json(infer.metadata(fleet.name, len(fleet.bundle.manifest.labels)))
 
     async def model_ready(self, request: Request) -> Response:
-        """Whether a device of this fleet can answer."""
+        """Tell whether a device of this fleet can answer."""
         fleet = self._fleet(request)
         return _json({"name": fleet.name, "ready": fleet.ready}, 200 if fleet.ready else 503)
 
@@ -371,7 +371,7 @@ class Gateway:
         return wanted
 
     async def look(self, request: Request) -> Response:
-        """What the devices' own cameras see."""
+        """Classify what the devices' own cameras see."""
         fleet = self._fleet(request)
         deadline_ms = self._checked(request.query_params.get("deadline_ms"))
         return _json(await self._looked(request, fleet, deadline_ms))

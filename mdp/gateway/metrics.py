@@ -158,7 +158,7 @@ class Metrics:
 
 
 class _Devices(Collector):
-    """What the devices said last."""
+    """Gauges of what the devices said last."""
 
     def __init__(self, fleets: Mapping[str, ServedFleet]) -> None:
         self._fleets = fleets

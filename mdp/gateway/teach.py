@@ -48,7 +48,7 @@ class WantedMask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TeachRoutes:
-    """What the page asks and changes."""
+    """Routes by which the page asks and changes."""
 
     def __init__(
         self, teacher: Teacher, bodies: Bodies, streamed: Streamed, ending: Callable[[], bool]
@@ -119,12 +119,12 @@ class TeachRoutes:
                         await changed.wait()
 
     async def cameras(self, request: Request) -> Response:
-        """Which cameras give pictures, and why others do not."""
+        """Cameras that give pictures, and why others do not."""
         scene = await self._teacher.preview()
         return json_response({"pictures": sorted(scene.pictures), "missing": dict(scene.missing)})
 
     async def picture(self, request: Request) -> Response:
-        """What one camera sees now."""
+        """The picture before one camera now."""
         device = request.path_params["device"]
         scene = await self._teacher.preview()
         content = scene.pictures.get(device)

@@ -143,7 +143,7 @@ def failure(request_id: int, code: FailureCode, text: str) -> Failure:
 
 
 def code_and_text(message: Failure) -> tuple[FailureCode, str]:
-    """What a Failure tells."""
+    """The code and the text of a Failure."""
     if message.code == "overloaded" and message.text.startswith(_QUOTA):
         return "quota", message.text.removeprefix(_QUOTA)
     return message.code, message.text

@@ -1,4 +1,4 @@
-"""Which devices a new call may ask, and when a cascade's second stage has to be asked. Pure."""
+"""Devices that a new call may ask, and when a cascade's second stage has to be asked. Pure."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from mdp.requests.reason import PROBATION, Reason
 
 
 class Choice(Struct, frozen=True):
-    """Which devices a new call may ask."""
+    """The devices that a new call may ask."""
 
     #: Index k -> the devices that serve it, best first.
     members: Mapping[int, Iterable[str]]

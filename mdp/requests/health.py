@@ -56,12 +56,12 @@ class CircuitBreaker:
 
     @property
     def well(self) -> bool:
-        """Whether there is nothing to remember about the device."""
+        """Tell whether there is nothing to remember about the device."""
         return not (self.failures or self.cause or self.owed or self.relapses or self.lost)
 
     @property
     def half_open(self) -> bool:
-        """Whether the device is asked without being waited for."""
+        """Tell whether the device is asked without being waited for."""
         return self.cause is None and self.owed > 0
 
     def answered(self) -> None:
@@ -135,7 +135,7 @@ class CircuitBreaker:
             self.failures = failures
 
     def due(self, now_s: float) -> bool:
-        """Whether it is open and the time has come for a status request."""
+        """Tell whether it is open and the time has come for a status request."""
         return self.cause is not None and now_s >= self.ask_s
 
     def asked(self, now_s: float) -> None:
@@ -202,6 +202,6 @@ class CircuitBreakers(dict[str, CircuitBreaker]):
             del self[event.device]
 
     def is_open(self, device: str) -> bool:
-        """Whether `device` is excluded."""
+        """Tell whether `device` is excluded."""
         known = self.get(device)
         return known is not None and known.cause is not None

@@ -115,7 +115,7 @@ class InFlight(Generic[C]):
     # Calls.
 
     def choose(self, now_s: float, gone: Mapping[str, Reason], decide_s: float) -> Choice:
-        """Which devices a call may ask; `gone` (device -> reason) are not connected."""
+        """The devices that a call may ask; `gone` (device -> reason) are not connected."""
         self._expire(now_s)
         unavailable: Mapping[str, Reason] = gone
         probing: Mapping[str, int] = {}
@@ -195,7 +195,7 @@ class InFlight(Generic[C]):
     # Requests.
 
     def holds(self, number: int, request: Request) -> bool:
-        """Whether `request` has to wait until `next_turn` gives it out."""
+        """Tell whether `request` has to wait until `next_turn` gives it out."""
         window = self._windows.get(request.device) or self._new_window(request)
         if window.admits(request):
             return False
@@ -361,7 +361,7 @@ class InFlight(Generic[C]):
     def lost(
         self, device: str, now_s: float, reason: Reason = DISCONNECTED
     ) -> list[tuple[int, list[Action]]]:
-        """What the calls do, by number, now that no answer of `device` will come.
+        """Actions of the calls, by number, now that no answer of `device` will come.
 
         Its connection was lost or, for any other reason, its messages cannot be read.
         """
@@ -468,7 +468,7 @@ class InFlight(Generic[C]):
             self._stranded[event.device] = None
 
     def _slow_s(self, device: str) -> float:
-        """What `device` may well take: longer where it was late lately; infinity if unknown."""
+        """Seconds that `device` may take: longer where it was late lately; infinity if unknown."""
         slow = self._slow.get(device)
         takes_s = self._hedging.slow_s(device) if slow is None else max(slow.trips)
         return takes_s + self._windows[device].wait_s() if self._held_at(device) else takes_s

@@ -1,4 +1,4 @@
-"""What a call returns: one labelled answer, made from whatever a session collected. Pure."""
+"""The outcome of a call: one labelled answer, made from whatever a session collected. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -124,12 +124,12 @@ class Prediction(Struct, frozen=True, kw_only=True):
 
     @property
     def partial(self) -> bool:
-        """Whether any member is missing."""
+        """Tell whether any member is missing."""
         return bool(self.missing)
 
     @property
     def degraded(self) -> bool:
-        """Whether a member is missing that was needed; a cascade's first stage may be enough."""
+        """Tell whether a needed member is missing; a cascade's first stage may be enough."""
         return any(reason != str(NOT_NEEDED) for reason in self.missing.values())
 
     @property
@@ -215,7 +215,7 @@ class AnswerBuilder:
         self._threshold = 1.0 if cascade is None else cascade.threshold(fusion)
 
     def is_sure(self, arrived: Mapping[int, Contribution]) -> bool:
-        """Whether the answer of a cascade's first stage is final."""
+        """Tell whether the answer of a cascade's first stage is final."""
         _, shares = likeliest(fuse(arrived, self._rule(self._first).weights))
         return shares[0] > self._threshold
 
@@ -310,7 +310,7 @@ class AnswerBuilder:
         )
 
     def _rule(self, members: tuple[int, ...]) -> "_Rule":
-        """How ascending `members` are combined and what that is worth; worked out once."""
+        """The rule that combines ascending `members`, and its accuracy; worked out once."""
         known = self._rules.get(members)
         if known is None:
             if len(self._rules) >= KEPT_RULES:

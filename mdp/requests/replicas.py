@@ -30,7 +30,7 @@ Chance = Callable[[], float]
 
 
 class Replica(Struct):
-    """What one client has seen of one replica."""
+    """One client's observations of one replica."""
 
     #: Last message, or creation time if there was none.
     seen_s: float
@@ -168,7 +168,7 @@ class ReplicaSelector:
                 replica.seen_s = now_s
 
     def knows(self, device: str) -> bool:
-        """Whether `device` is a replica that was asked or checked."""
+        """Tell whether `device` is a replica that was asked or checked."""
         return device in self._replicas
 
     def idle(self, now_s: float) -> list[str]:

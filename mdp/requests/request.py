@@ -49,7 +49,7 @@ class Request(Struct, eq=False, kw_only=True):
 
 
 class DeviceEvent(Struct):
-    """What has happened at a device, or to a request in flight to it."""
+    """An event at a device, or to a request in flight to it."""
 
     what: What
     device: str

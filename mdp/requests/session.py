@@ -100,10 +100,10 @@ class Hedge(Protocol):
     """When a second device is asked beside a first one, and whether it may be."""
 
     def after_s(self, device: str) -> float:
-        """How long `device` is given; infinity if nothing is known: then half of what is left."""
+        """Seconds that `device` is given; infinity if unknown: then half of what is left."""
 
     def allowed(self) -> bool:
-        """Whether one more request may be spent now; True spends it."""
+        """Tell whether one more request may be spent now; True spends it."""
 
 
 class _Member(Struct, eq=False):
@@ -168,7 +168,7 @@ class Session:
         return self._ask_all(self._open, now_s) + self._go_on(now_s)
 
     def handle(self, event: Event) -> list[Action]:
-        """What to do about `event`; nothing once the session has finished."""
+        """Actions on `event`; none once the session has finished."""
         if self.finished:
             return []
         actions: list[Action] = []
@@ -185,11 +185,11 @@ class Session:
         return actions + self._go_on(event.now_s)
 
     def waits_for(self, device: str) -> bool:
-        """Whether this session would still use a reply of `device`."""
+        """Tell whether this session would still use a reply of `device`."""
         return not self.finished and device in self._waiting
 
     def is_alone(self, device: str) -> bool:
-        """Whether no replica could take the place of `device`, which this session waits for."""
+        """Tell whether no replica could replace `device`, which this session waits for."""
         member = self._waiting[device]
         return member.spare is None and len(member.asked) == 1
 
@@ -325,7 +325,7 @@ class Session:
         return not self._arrived or any(self._waited_for(member) for member in self._open.values())
 
     def _is_sure(self) -> bool:
-        """Whether the first stage alone has arrived, others could follow, and it needs none."""
+        """Tell whether the first stage alone has arrived, others could follow, and none is needed."""
         stages = self._stages
         if stages is None or self._arrived.keys() != stages.first:
             return False
@@ -336,7 +336,7 @@ class Session:
         return self._sure
 
     def _is_unsure(self, now_s: float) -> bool:
-        """Whether the second stage has to be asked now."""
+        """Tell whether the second stage has to be asked now."""
         if self._stages is None or now_s >= self._stages.others_by_s:
             return True
         for k in self._stages.first:

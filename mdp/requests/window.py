@@ -72,11 +72,11 @@ class SendWindow:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may be out."""
+        """Tell whether one more may be out."""
         return self.out + 1 <= self.limit
 
     def admits(self, request: Request) -> bool:
-        """Whether a new request may go out at once: there is room, and nobody before it.
+        """Tell whether a new request may go out at once: there is room, and nobody before it.
 
         Notes when it is expected, after all that are before it.
         """
@@ -86,7 +86,7 @@ class SendWindow:
         return not self.line and self.out + 1 <= self.limit and now_s >= self.paused_until_s
 
     def is_late(self, left_s: float) -> bool:
-        """Whether one more request would be late with so much time, for those before it alone.
+        """Tell whether one more request would be late with so much time, for those before it alone.
 
         One that would be late by itself is for the agent to refuse.
         """
@@ -97,7 +97,7 @@ class SendWindow:
         return (before + 1) * mean_s + off_s > left_s
 
     def wait_s(self) -> float:
-        """How long a new request is predicted to wait in line."""
+        """Seconds that a new request is predicted to wait in line."""
         return len(self.line) * self.mean_s
 
     def hold(self, number: int, request: Request) -> None:

@@ -44,7 +44,7 @@ _PROGRESS = re.compile(r"(.*): ([0-9]{1,3})%(?:, (.*))?")
 
 
 class BuildReport(Struct, frozen=True, kw_only=True):
-    """What a build says of its bundle."""
+    """A build's report of its bundle."""
 
     #: Name of the bundle's folder, and the bundle's digest.
     bundle: str

@@ -107,7 +107,7 @@ class CameraDesk:
         self.recorded: list[Path] = []
 
     async def _use(self, work: Callable[[FleetCameras], T]) -> T:
-        """What `work` returns, in a thread, while nobody else uses the connection."""
+        """The outcome of `work`, in a thread, while nobody else uses the connection."""
         async with self._lock:
             return await self._work(work)
 
@@ -138,7 +138,7 @@ class CameraDesk:
             cameras.close()
 
     async def preview(self) -> Scene:
-        """What the cameras see, at most a moment ago; raises ConfigError."""
+        """Pictures of the cameras, at most a moment ago; raises ConfigError."""
         if self._is_fresh() or (self.recording is not None and self.recording.under_way):
             return self._scene
         async with self._lock:

@@ -45,7 +45,7 @@ class Review:
                 claimed.rename(place)
 
     def items(self) -> list[KeptItem]:
-        """What there is to look through, unsure first; raises ConfigError."""
+        """Items to look through, unsure first; raises ConfigError."""
         return list_kept(self._kept)
 
     def picture(self, name: str, device: str) -> tuple[bytes, str]:

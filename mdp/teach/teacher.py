@@ -204,7 +204,7 @@ class Teacher:
     # Cameras.
 
     async def preview(self) -> Scene:
-        """What the cameras see; raises ConfigError."""
+        """Pictures of the cameras; raises ConfigError."""
         return await self._desk.preview()
 
     async def masks(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ SURE = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """What an agent does with each request for inference."""
+    """The behaviour of an agent at each request for inference."""
 
     #: The answer to a crop.
     answer: Callable[[Pixels], Answer]

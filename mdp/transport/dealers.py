@@ -169,7 +169,7 @@ class Dealers:
 
     @property
     def unfinished(self) -> bool:
-        """Whether `poll` may have more, without an event of the descriptor."""
+        """Tell whether `poll` may have more, without an event of the descriptor."""
         return bool(self._unsure or self._early)
 
     def send(self, device: str, frames: Sequence[Buffer]) -> bool:

@@ -192,7 +192,7 @@ class Router(Closing):
                     return
 
     def was_woken(self) -> bool:
-        """Whether a `poll` since the last call timed out or was ended by something but messages.
+        """Tell whether a `poll` since the last call timed out or ended without messages.
 
         That is `wake`, or a connection that came, ended or was refused. For the thread that polls.
         """
@@ -220,7 +220,7 @@ class Router(Closing):
             self._woken |= not events and not self._unsure
 
     def _has_more(self) -> bool:
-        """Whether a message waits; if none does, the descriptor announces the next one."""
+        """Tell whether a message waits; if none does, the descriptor announces the next one."""
         self._unsure = bool(zmq.zmq_poll(self._poll_items, 0))
         return self._unsure
 
@@ -302,7 +302,7 @@ class Router(Closing):
             self._waker.send(b"\0")
 
     def delivered(self) -> bool:
-        """Whether the peers' kernels have all that libzmq has written."""
+        """Tell whether the peers' kernels have all that libzmq has written."""
         with self._lock:
             return all(map(is_delivered, self._access.connections.all))
 

@@ -1,1 +1,1 @@
-"""What a fleet would do: the product's own sessions, health and fusion, driven in virtual time."""
+"""Simulation of a fleet: the product's own sessions, health and fusion, driven in virtual time."""

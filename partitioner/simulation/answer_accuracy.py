@@ -48,7 +48,7 @@ class MeasuredSubsets:
         return self._bundle.expected_accuracy(members, self.rule(members))
 
     def rule(self, members: tuple[int, ...]) -> Fusion:
-        """How ascending `members` are combined, as `mdp.requests.prediction` decides it."""
+        """The rule that combines ascending `members`, as `mdp.requests.prediction` decides it."""
         return rule_for(members, "stacked", self._weights)
 
     def mode(self, members: tuple[int, ...]) -> Mode:

@@ -24,7 +24,7 @@ LATE_S = 1e-3
 
 
 class Assumptions(Record, frozen=True):
-    """What neither plan nor profiles contain."""
+    """Assumptions that neither plan nor profiles contain."""
 
     #: Standard deviation of the logarithm of computing times, and mean delay of a message, which is
     #: exponential; None: from the profile, else `ASSUMED_SIGMA` and `ASSUMED_JITTER_MS`.

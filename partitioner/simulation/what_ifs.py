@@ -1,4 +1,4 @@
-"""What-ifs: changes to a scenario, each simulated beside it for every deadline."""
+"""Changes to a scenario, each simulated beside it for every deadline."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
