@@ -325,7 +325,7 @@ class Session:
         return not self._arrived or any(self._waited_for(member) for member in self._open.values())
 
     def _is_sure(self) -> bool:
-        """Tell whether the first stage alone has arrived, others could follow, and none is needed."""
+        """Tell whether only the first stage has arrived, others could follow, and none has to."""
         stages = self._stages
         if stages is None or self._arrived.keys() != stages.first:
             return False
