@@ -332,7 +332,8 @@ def play(options: Namespace, folder: Path) -> dict[str, Any]:
         **told,
         "kept": {"items": kept, "bytes": kept_bytes, "bound_bytes": int(KEEP_MB * 1e6)},
         "memory_mib": {name: round(value, 1) for name, value in memory.items()},
-        "said": log.splitlines()[:20],
+        # Without where on this machine it was played.
+        "said": log.replace(f"{folder}/", "").splitlines()[:20],
     }
 
 
