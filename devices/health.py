@@ -42,7 +42,7 @@ class LifeSigns:
         self._seen_s = self._clock()
 
     def line(self, state: str) -> str:
-        """What is said of an agent in `state`."""
+        """The line about an agent in `state`."""
         hangs = self._clock() - self._seen_s > SILENT_S
         return f"{HANGS if hangs else state} {self._device}"
 
@@ -106,7 +106,7 @@ def told(
 
 
 def ask(port: int, patience_s: float = PATIENCE_S) -> str:
-    """What the agent at `port` of this machine says; raises OSError, TimeoutError among them."""
+    """The answer of the agent at `port` of this machine; raises OSError, TimeoutError among them."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
         asker.settimeout(patience_s)
         asker.connect(_name(port))

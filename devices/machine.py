@@ -51,7 +51,7 @@ class Machine:
         return min(free, default=None)
 
     def _left_of_groups(self) -> Iterator[int]:
-        """What is left in each control group with a limit that this process is in."""
+        """Bytes left in each control group with a limit that this process is in."""
         for line in (self._text("proc/self/cgroup") or "").splitlines():
             _, controllers, inside = line.split(":", 2)
             if controllers == "":

@@ -49,7 +49,7 @@ _FIRST_PORT = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What the unit of one agent depends on; paths are absolute."""
+    """Facts that the unit of one agent depends on; paths are absolute."""
 
     device: str
     program: Path
@@ -203,7 +203,7 @@ def _denied_calls(service: Service) -> list[str]:
 
 
 def _devices(service: Service, name: str) -> list[str]:
-    """Which devices it may open, and whether it may write code into its memory."""
+    """The devices that it may open, and whether it may write code into its memory."""
     if not service.plain_cpu:
         # The device files of accelerators have no common class.
         return [

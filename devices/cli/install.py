@@ -258,7 +258,7 @@ def _remove_unit(root: Path, path: Path) -> None:
 
 
 def _left_of(root: Path, name: str) -> Iterator[Path]:
-    """What a unit leaves behind, and its settings; a link comes before what it leads to."""
+    """Folders that a unit leaves behind, and its settings; a link comes before what it leads to."""
     folders = [root / place for place in _STATE]
     candidates = [one for folder in folders for one in (folder / name, folder / "private" / name)]
     candidates += [root / "etc/default" / name, root / service.UNITS / f"{name}.service.d"]
@@ -295,7 +295,7 @@ def _service(
     loadable: LoadableBundle | None,
     memory_max: str | None,
 ) -> Service:
-    """What the unit depends on; raises InputError for what a service cannot do."""
+    """The facts that the unit depends on; raises InputError for what a service cannot do."""
     name = service.name_of(options.device)
     service.check_port(options.bind)
     if options.audit is not None and options.audit.absolute().parent != Path(f"/var/log/{name}"):
@@ -351,7 +351,7 @@ def _service(
 def _inputs(
     name: str, options: ServeOptions, given: Mapping[str, Any]
 ) -> Iterator[tuple[str, bytes]]:
-    """What the agent reads when it starts, and not again by itself, as its clients' keys.
+    """Files that the agent reads when it starts, and not again by itself, as its clients' keys.
 
     Not what was pushed to it. Raises ConfigError.
     """
