@@ -106,7 +106,7 @@ def told(
 
 
 def ask(port: int, patience_s: float = PATIENCE_S) -> str:
-    """The answer of the agent at `port` of this machine; raises OSError, TimeoutError among them."""
+    """The answer of the agent at `port` of this machine; raises OSError, also TimeoutError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
         asker.settimeout(patience_s)
         asker.connect(_name(port))
