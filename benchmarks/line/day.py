@@ -26,7 +26,7 @@ from benchmarks.harness.results import RESULTS
 from mdp.client.scenes import Scene
 from mdp.files import write_json
 from mdp.line.file import RecordFile
-from mdp.line.items import ItemBook, Outcome, Timing
+from mdp.line.items import ItemBook, ItemOutcome, ItemTiming
 from mdp.line.keeper import KeptFolder
 from mdp.line.keeping import ItemKeeper
 from mdp.line.record import ItemRecord, to_json
@@ -97,7 +97,7 @@ def main() -> None:
     folder.mkdir(parents=True)
     clock = itertools.count()
     now_s = [0.0]
-    timing, triggers = Timing(equal=1, verdict_s=0.5), TriggerQueue()
+    timing, triggers = ItemTiming(equal=1, verdict_s=0.5), TriggerQueue()
     published = 0
     process, points = psutil.Process(), []
     kept_folder = KeptFolder(folder / "kept", int(options.keep_mb * 1e6))
@@ -110,7 +110,7 @@ def main() -> None:
         ) as keeper,
     ):
 
-        def publish(record: ItemRecord, outcome: Outcome) -> None:
+        def publish(record: ItemRecord, outcome: ItemOutcome) -> None:
             nonlocal published
             published += 1
             file.append(to_json(record))

@@ -111,7 +111,7 @@ def gateway(
     from mdp.gateway.access import Tokens, check_exposure, read_tokens
     from mdp.gateway.fleets import ServedFleet
     from mdp.gateway.server import Listening, serve
-    from mdp.teach.teacher import Teacher, TeachOptions
+    from mdp.teach.teacher import FleetTeacher, TeachOptions
 
     checked_deadline_ms(deadline_ms)
     set_up("mdp-gateway")
@@ -139,7 +139,7 @@ def gateway(
         if len(named) > 1:
             raise InputError(f"--teach: expected one --fleet, got {len(named)}")
         ((name, file),) = named.items()
-        teacher = Teacher(
+        teacher = FleetTeacher(
             TeachOptions(
                 fleet=file, scenes=teach, kept=teach_kept, config=teach_config, key=key, name=name
             )

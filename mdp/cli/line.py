@@ -21,7 +21,7 @@ from mdp.formats.fleet import FLEET_NAME_FORM, PLAIN_TEXT, files_stamp, is_fleet
 from mdp.formats.keys import is_local
 from mdp.fusion.fuse import Fusion
 from mdp.line.file import RecordFile
-from mdp.line.items import Book, ItemBook, Outcome, StateBook, Timing, Trigger
+from mdp.line.items import Book, ItemBook, ItemOutcome, ItemTiming, StateBook, Trigger
 from mdp.line.keeper import KeptFolder
 from mdp.line.keeping import ItemKeeper
 from mdp.line.record import ItemRecord, TriggerKind, to_json
@@ -88,7 +88,7 @@ class LineOptions:
         topic = self.trigger.partition(":")[2]
         return topic if topic.isprintable() else ""
 
-    def timing(self) -> Timing:
+    def timing(self) -> ItemTiming:
         """Times of looks and verdicts; raises InputError."""
         every = self.every or (STATE_EVERY if self.kind == "interval" else ITEM_EVERY)
         every_s, delay_s = seconds("every", every), seconds("delay", self.delay)
@@ -97,7 +97,7 @@ class LineOptions:
             # Each look may take all of its time.
             verdict_ms = self.deadline_ms + (self.equal - 1) * max(every_s * 1e3, self.deadline_ms)
         checked_deadline_ms(verdict_ms)
-        return Timing(
+        return ItemTiming(
             equal=self.equal, every_s=every_s, delay_s=delay_s, verdict_s=verdict_ms / 1e3
         )
 
@@ -225,13 +225,13 @@ class _Line:
         asked: LineOptions,
         client: Client,
         triggers: TriggerQueue,
-        timing: Timing,
+        timing: ItemTiming,
         stack: ExitStack,
     ) -> None:
         """Open what `asked` names, to be closed with `stack`; raises MDPError."""
         self._asked, self._client, self._triggers = asked, client, triggers
         # Imported below where they are wanted, hence these types.
-        self._sinks: list[Callable[[ItemRecord, bytes, Outcome], None]] = []
+        self._sinks: list[Callable[[ItemRecord, bytes, ItemOutcome], None]] = []
         self._checks: list[Callable[[], None]] = []
         self._renewals: list[Callable[[], None]] = []
         self._keeper: ItemKeeper | None = None
@@ -299,7 +299,7 @@ class _Line:
         self._sinks.append(lambda record, content, outcome: line.publish(content))
         self._checks.append(line.broker.check)
 
-    def _open_http(self, timing: Timing, stack: ExitStack) -> None:
+    def _open_http(self, timing: ItemTiming, stack: ExitStack) -> None:
         # Loading starlette and uvicorn takes a third of a second, which no other way needs.
         from mdp.gateway.access import Tokens, check_exposure, read_tokens
         from mdp.gateway.line import ServedLine
@@ -324,12 +324,12 @@ class _Line:
         else:
             print(f"{url} serves items; Ctrl-C ends it", flush=True)
 
-        def publish(record: ItemRecord, content: bytes, outcome: Outcome) -> None:
+        def publish(record: ItemRecord, content: bytes, outcome: ItemOutcome) -> None:
             served.publish(record.number, content, outcome.trigger.ticket)
 
         self._sinks.append(publish)
 
-    def publish(self, record: ItemRecord, outcome: Outcome) -> None:
+    def publish(self, record: ItemRecord, outcome: ItemOutcome) -> None:
         """Publish a record everywhere, once; raises InputError where it cannot be written."""
         content = to_json(record)
         for sink in self._sinks:

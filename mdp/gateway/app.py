@@ -38,7 +38,7 @@ from mdp.pictures.crop import Picture
 from mdp.requests.capture import DEFAULT_EVERY_MS, checked_every_ms
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.requests.prediction import Prediction
-from mdp.teach.teacher import Teacher
+from mdp.teach.teacher import FleetTeacher
 from mdp.tracing import served
 
 #: What of the room's data is sent, and as what.
@@ -186,7 +186,7 @@ class Gateway:
         self,
         fleets: Mapping[str, ServedFleet],
         deadline_ms: float,
-        teacher: Teacher | None = None,
+        teacher: FleetTeacher | None = None,
         first: Callable[[], ServedFleet] | None = None,
     ) -> None:
         """Serve `fleets`, by their models' names, with `deadline_ms` for a picture.

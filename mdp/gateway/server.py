@@ -27,7 +27,7 @@ from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.line import ServedLine
 from mdp.gateway.places import Claim, ConnectionPlaces
 from mdp.logs import BackgroundWriter, ErrorLog
-from mdp.teach.teacher import Teacher
+from mdp.teach.teacher import FleetTeacher
 
 #: Seconds for a request's headers, from the connection or the request before.
 HEADERS_S = 10
@@ -271,7 +271,7 @@ def serve(
     *,
     deadline_ms: float,
     started: Callable[[str], None],
-    teacher: Teacher | None = None,
+    teacher: FleetTeacher | None = None,
     first: Callable[[], ServedFleet] | None = None,
 ) -> None:
     """Serve `fleets` until SIGINT or SIGTERM; `started` is told the URL once it listens.

@@ -17,7 +17,7 @@ from mdp.gateway.refusals import Refusal
 from mdp.gateway.replies import json_response
 from mdp.teach.recorder import BusyError, RecordRequest
 from mdp.teach.review import GoneError
-from mdp.teach.teacher import BuildRequest, Teacher
+from mdp.teach.teacher import BuildRequest, FleetTeacher
 
 #: Of a request about teaching: masks have at most 32 boxes.
 MAX_TEACH_BYTES = 8 * MAX_SWITCH_BYTES
@@ -51,7 +51,7 @@ class TeachRoutes:
     """Routes by which the page asks and changes."""
 
     def __init__(
-        self, teacher: Teacher, bodies: Bodies, streamed: Streamed, ending: Callable[[], bool]
+        self, teacher: FleetTeacher, bodies: Bodies, streamed: Streamed, ending: Callable[[], bool]
     ) -> None:
         """`streamed` answers with events, within the gateway's limits of readers."""
         self._teacher, self._bodies, self._streamed = teacher, bodies, streamed

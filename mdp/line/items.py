@@ -49,7 +49,7 @@ class DueLook(NamedTuple):
     left_s: float
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class ItemOutcome(Struct, frozen=True, kw_only=True):
     """The end of one item."""
 
     trigger: Trigger
@@ -66,7 +66,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     seen: Any = None
 
 
-class Timing(Struct, frozen=True, kw_only=True):
+class ItemTiming(Struct, frozen=True, kw_only=True):
     """Times of looks and verdicts, in seconds."""
 
     #: Looks in a row with the same outcome that make it the item's.
@@ -82,7 +82,7 @@ class Timing(Struct, frozen=True, kw_only=True):
 class Book(Protocol):
     """Interface of both books."""
 
-    def step(self, now_s: float) -> DueLook | Outcome | None:
+    def step(self, now_s: float) -> DueLook | ItemOutcome | None:
         """Return what is due: a look to take, or an item that has ended; None: nothing yet."""
 
     def looked(self, judgement: Judgement, now_s: float, time: str, seen: Any = None) -> None:
@@ -129,7 +129,7 @@ class _Run:
 class _OpenItem:
     """The item that is looked at."""
 
-    def __init__(self, trigger: Trigger, timing: Timing) -> None:
+    def __init__(self, trigger: Trigger, timing: ItemTiming) -> None:
         self.trigger = trigger
         self.moment_s = trigger.moment_s + timing.delay_s
         self.due_from_s = max(self.moment_s, trigger.heard_s)
@@ -145,12 +145,12 @@ class ItemBook:
     """Items that triggers begin."""
 
     def __init__(
-        self, timing: Timing, *, most_waiting: int = MOST_WAITING, skip_empty: bool = False
+        self, timing: ItemTiming, *, most_waiting: int = MOST_WAITING, skip_empty: bool = False
     ) -> None:
         """With `skip_empty`, a scene without an item has no outcome: its trigger was a rest."""
         self._timing, self._most_waiting, self._skip_empty = timing, most_waiting, skip_empty
         self._waiting: deque[Trigger] = deque()
-        self._ended: deque[Outcome] = deque()
+        self._ended: deque[ItemOutcome] = deque()
         self._open: _OpenItem | None = None
         self._number = 0
 
@@ -162,7 +162,7 @@ class ItemBook:
                 self._end(self._open, now_s)
             self._end(_OpenItem(self._waiting.popleft(), self._timing), now_s)
 
-    def step(self, now_s: float) -> DueLook | Outcome | None:
+    def step(self, now_s: float) -> DueLook | ItemOutcome | None:
         """Return what is due: a look to take, or an item that has ended; None: nothing yet."""
         while not self._ended:
             if self._open is None:
@@ -213,7 +213,7 @@ class ItemBook:
             return
         self._number += 1
         self._ended.append(
-            Outcome(
+            ItemOutcome(
                 trigger=item.trigger,
                 number=self._number,
                 judgement=judgement,
@@ -253,17 +253,17 @@ def _final(looks: int, run: _Run, equal: int) -> Judgement:
 class StateBook:
     """Items that are states: one begins where N looks in a row agree on something new."""
 
-    def __init__(self, timing: Timing, begins_s: float) -> None:
+    def __init__(self, timing: ItemTiming, begins_s: float) -> None:
         """The first look is due at `begins_s`, each further one `every_s` after the last."""
         self._timing = timing
         self._next_s = begins_s
         self._run = _Run()
         self._since = Trigger(moment_s=begins_s, time="")
         self._state: tuple[str | None, bool, bool] | None = None
-        self._ended: deque[Outcome] = deque()
+        self._ended: deque[ItemOutcome] = deque()
         self._number = 0
 
-    def step(self, now_s: float) -> DueLook | Outcome | None:
+    def step(self, now_s: float) -> DueLook | ItemOutcome | None:
         """Return what is due: a look to take, or a state that has begun; None: nothing yet."""
         if self._ended:
             return self._ended.popleft()
@@ -282,7 +282,7 @@ class StateBook:
         self._state = judgement.outcome
         self._number += 1
         self._ended.append(
-            Outcome(
+            ItemOutcome(
                 trigger=self._since,
                 number=self._number,
                 judgement=judgement,

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct, field
 
 from mdp.errors import InferenceError
-from mdp.line.items import Outcome
+from mdp.line.items import ItemOutcome
 from mdp.line.kept import WhyKept
 from mdp.line.rules import Decision, VoteState
 from mdp.protocol.messages import as_line
@@ -118,7 +118,7 @@ def answer_record(seen: Prediction | InferenceError | None) -> AnswerRecord:
 
 
 def record_of(
-    outcome: Outcome, *, item: str, trigger: TriggerKind, published_s: float, verdict_s: float
+    outcome: ItemOutcome, *, item: str, trigger: TriggerKind, published_s: float, verdict_s: float
 ) -> ItemRecord:
     """The record of an item that has ended, published at `published_s` of the books' clock."""
     judgement = outcome.judgement

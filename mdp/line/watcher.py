@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mdp.errors import InferenceError
-from mdp.line.items import Book, DueLook, ItemBook, Outcome, Timing, Trigger
+from mdp.line.items import Book, DueLook, ItemBook, ItemOutcome, ItemTiming, Trigger
 from mdp.line.record import ItemRecord, TriggerKind, record_of
 from mdp.line.rules import LineRules, judge, look_of
 from mdp.line.triggers import TriggerQueue
@@ -41,12 +41,12 @@ class LineWatcher:
         rules: LineRules,
         *,
         kind: TriggerKind,
-        timing: Timing,
+        timing: ItemTiming,
         deadline_ms: float,
         within_ms: float,
         cameras: Callable[[], int],
         prefix: str,
-        publish: Callable[[ItemRecord, Outcome], None],
+        publish: Callable[[ItemRecord, ItemOutcome], None],
         utc: Callable[[], str],
         clock: Clock = time.monotonic,
     ) -> None:
@@ -66,7 +66,7 @@ class LineWatcher:
         self._add(self._triggers.take(0.0))
         now_s = self._clock()
         step = self._book.step(now_s)
-        if isinstance(step, Outcome):
+        if isinstance(step, ItemOutcome):
             self._end(step)
         elif isinstance(step, DueLook):
             self._look(step)
@@ -96,7 +96,7 @@ class LineWatcher:
         judgement = judge(look_of(seen, self._cameras()), self._rules)
         self._book.looked(judgement, self._clock(), began, seen)
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: ItemOutcome) -> None:
         item = outcome.trigger.item
         record = record_of(
             outcome,

@@ -77,7 +77,7 @@ class _Subset(Struct, frozen=True):
     bagged: float | None
 
 
-class _Member(Struct, frozen=True):
+class _BuiltMember(Struct, frozen=True):
     device: str
     accuracy: float
 
@@ -88,7 +88,7 @@ class _Printed(Struct, frozen=True):
     digest: str
     subsets: list[_Subset]
     pictures: int
-    members: list[_Member]
+    members: list[_BuiltMember]
     pilot: _Pilot | None = None
 
 

@@ -95,7 +95,7 @@ class Rollout(Struct, kw_only=True):
         return self.state in ("pushing", "rolling back")
 
 
-class Teacher:
+class FleetTeacher:
     """Teaches one fleet; for one event loop."""
 
     def __init__(self, options: TeachOptions) -> None:

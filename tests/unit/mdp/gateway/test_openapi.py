@@ -16,7 +16,7 @@ from mdp.gateway.bodies import Bodies
 from mdp.gateway.infer import OUTPUTS
 from mdp.gateway.teach import TeachRoutes
 from mdp.requests.prediction import Prediction
-from mdp.teach.teacher import Teacher
+from mdp.teach.teacher import FleetTeacher
 
 DESCRIBED: dict[str, Any] = json.loads(
     files("mdp.gateway").joinpath("page", "openapi.json").read_bytes()
@@ -26,7 +26,7 @@ DESCRIBED: dict[str, Any] = json.loads(
 def test_every_route_is_described_and_no_other() -> None:
     app = Gateway({}, 1000.0).app(Tokens([])).inside
     assert isinstance(app, Starlette)
-    teacher = cast(Teacher, SimpleNamespace())
+    teacher = cast(FleetTeacher, SimpleNamespace())
     teaching = TeachRoutes(teacher, Bodies(), lambda request, events: Response(), lambda: False)
     routes = {
         (re.sub(r":path}", "}", route.path), method.lower())

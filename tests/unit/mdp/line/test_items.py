@@ -11,15 +11,15 @@ from mdp.line.items import (
     LEAST_LOOK_S,
     DueLook,
     ItemBook,
-    Outcome,
+    ItemOutcome,
+    ItemTiming,
     RecentIds,
     StateBook,
-    Timing,
     Trigger,
 )
 from mdp.line.rules import Judgement
 
-TIMING = Timing(equal=2, every_s=0.1, delay_s=0.05, verdict_s=1.0)
+TIMING = ItemTiming(equal=2, every_s=0.1, delay_s=0.05, verdict_s=1.0)
 
 
 def verdict(label: str = "nut", passed: bool = True, **more: Any) -> Judgement:
@@ -56,7 +56,7 @@ def test_an_item_ends_with_enough_equal_looks() -> None:
     assert isinstance(book.step(10.26), DueLook)
     book.looked(verdict("washer"), 10.27, "")
     end = book.step(10.27)
-    assert isinstance(end, Outcome)
+    assert isinstance(end, ItemOutcome)
     assert (end.trigger.item, end.number, end.looks, end.equal) == ("17", 1, 3, 2)
     assert (end.judgement.label, end.judgement.passed) == ("washer", True)
     assert end.due_from_s == pytest.approx(10.05)
@@ -64,7 +64,7 @@ def test_an_item_ends_with_enough_equal_looks() -> None:
 
 
 def test_an_item_that_was_found_out_late_is_looked_at_as_it_was() -> None:
-    book = ItemBook(Timing(verdict_s=0.5))
+    book = ItemBook(ItemTiming(verdict_s=0.5))
     book.add(Trigger(moment_s=9.0, heard_s=10.0, time=""), 10.0)
     due = book.step(10.0)
     assert isinstance(due, DueLook)
@@ -72,7 +72,7 @@ def test_an_item_that_was_found_out_late_is_looked_at_as_it_was() -> None:
     assert due.left_s == pytest.approx(0.5)
     book.looked(verdict(), 10.1, "")
     end = book.step(10.1)
-    assert isinstance(end, Outcome)
+    assert isinstance(end, ItemOutcome)
     assert end.due_from_s == 10.0
 
 
@@ -85,7 +85,7 @@ def test_the_next_item_ends_one_that_is_not_settled() -> None:
     # The item is still there until the delay of the next one is over.
     check_idle(book, 0.09, 0.13)
     end = book.step(0.13)
-    assert isinstance(end, Outcome)
+    assert isinstance(end, ItemOutcome)
     assert (end.trigger.item, end.judgement.decision) == ("a", "unsettled")
     assert not end.judgement.passed
     assert end.judgement.text == "nut, but only 1 of 2 equal looks: not passed"
@@ -97,11 +97,11 @@ def test_the_next_item_ends_one_that_is_not_settled() -> None:
 
 
 def test_triggers_faster_than_looks_leave_an_outcome_each() -> None:
-    book = ItemBook(Timing(verdict_s=1.0), most_waiting=3)
+    book = ItemBook(ItemTiming(verdict_s=1.0), most_waiting=3)
     for number in range(6):
         book.add(trigger(0.0, str(number)), 0.0)
-    ended: list[Outcome] = []
-    while isinstance(step := book.step(0.5), Outcome):
+    ended: list[ItemOutcome] = []
+    while isinstance(step := book.step(0.5), ItemOutcome):
         ended.append(step)
     assert [(one.trigger.item, one.number, one.looks) for one in ended] == [
         ("0", 1, 0), ("1", 2, 0), ("2", 3, 0),
@@ -110,7 +110,7 @@ def test_triggers_faster_than_looks_leave_an_outcome_each() -> None:
     assert isinstance(step, DueLook)
     book.looked(verdict(), 2.0, "")
     decisions = []
-    while isinstance(step := book.step(2.0), Outcome):
+    while isinstance(step := book.step(2.0), ItemOutcome):
         decisions.append(step.judgement.decision)
     assert decisions == ["fused", "missed", "missed"]
 
@@ -118,13 +118,13 @@ def test_triggers_faster_than_looks_leave_an_outcome_each() -> None:
 def test_a_rest_without_an_item_has_no_outcome() -> None:
     empty = verdict("belt", passed=False, decision="empty")
     for skip_empty in (True, False):
-        book = ItemBook(Timing(), skip_empty=skip_empty)
+        book = ItemBook(ItemTiming(), skip_empty=skip_empty)
         numbers = []
         for moment_s, seen in ((0.0, empty), (1.0, verdict())):
             book.add(trigger(moment_s), moment_s)
             assert isinstance(book.step(moment_s), DueLook)
             book.looked(seen, moment_s, "")
-            while isinstance(step := book.step(moment_s), Outcome):
+            while isinstance(step := book.step(moment_s), ItemOutcome):
                 numbers.append(step.number)
         assert numbers == ([1] if skip_empty else [1, 2])
 
@@ -137,29 +137,29 @@ def test_a_camera_that_comes_back_in_the_middle_counts_no_item_twice() -> None:
         assert isinstance(book.step(at_s), DueLook)
         book.looked(verdict(label, passed), at_s, "")
     end = book.step(0.3)
-    assert isinstance(end, Outcome)
+    assert isinstance(end, ItemOutcome)
     assert (end.looks, end.equal, end.judgement.passed) == (3, 2, True)
     assert book.step(5.0) is None
 
 
 def test_a_state_changes_after_equal_looks() -> None:
-    book = StateBook(Timing(equal=3, every_s=1.0), 100.0)
+    book = StateBook(ItemTiming(equal=3, every_s=1.0), 100.0)
     assert (book.step(99.0), book.wake_s(99.0)) == (None, 100.0)
     began = []
     for number, label in enumerate("osbossssoooo"):
         now_s = 100.0 + number
         assert book.step(now_s) == DueLook(None, math.inf)
         book.looked(verdict(label), now_s + 0.1, f"at {number}")
-        while isinstance(step := book.step(now_s + 0.1), Outcome):
+        while isinstance(step := book.step(now_s + 0.1), ItemOutcome):
             began.append((step.judgement.label, step.number, step.trigger.time))
     assert began == [("s", 1, "at 4"), ("o", 2, "at 8")]
 
 
 def test_states_miss_looks_without_catching_up() -> None:
-    book = StateBook(Timing(every_s=1.0), 0.0)
+    book = StateBook(ItemTiming(every_s=1.0), 0.0)
     assert book.step(0.0)
     book.looked(verdict(), 7.5, "")
-    assert isinstance(book.step(7.5), Outcome)
+    assert isinstance(book.step(7.5), ItemOutcome)
     assert book.wake_s(7.5) == 7.5
     assert isinstance(book.step(7.5), DueLook)
     book.looked(verdict(), 7.6, "")
@@ -195,9 +195,9 @@ def test_every_trigger_has_one_outcome_in_order_and_in_time(
     verdict_s: float,
     most_waiting: int,
 ) -> None:
-    timing = Timing(equal=equal, every_s=0.1, delay_s=delay_s, verdict_s=verdict_s)
+    timing = ItemTiming(equal=equal, every_s=0.1, delay_s=delay_s, verdict_s=verdict_s)
     book = ItemBook(timing, most_waiting=most_waiting)
-    ended: list[Outcome] = []
+    ended: list[ItemOutcome] = []
     now_s = 0.0
     takes = [(took_s, label, passed) for _, took_s, label, passed in events] or [(0.1, "a", True)]
     turn = 0
@@ -207,7 +207,7 @@ def test_every_trigger_has_one_outcome_in_order_and_in_time(
         nonlocal now_s, turn
         while True:
             step = book.step(now_s)
-            if isinstance(step, Outcome):
+            if isinstance(step, ItemOutcome):
                 ended.append(step)
             elif isinstance(step, DueLook):
                 assert step.left_s > 0.99 * LEAST_LOOK_S

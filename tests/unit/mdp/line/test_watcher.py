@@ -11,7 +11,7 @@ import pytest
 from mdp.client.scenes import Scene
 from mdp.errors import ConfigError, InferenceError, InputError, QuorumNotMet
 from mdp.line.file import RecordFile
-from mdp.line.items import Book, ItemBook, Outcome, StateBook, Timing
+from mdp.line.items import Book, ItemBook, ItemOutcome, ItemTiming, StateBook
 from mdp.line.keeper import KeptFolder
 from mdp.line.keeping import MOST_WAITING, ItemKeeper, pictures_of_item
 from mdp.line.kept import list_kept
@@ -70,8 +70,8 @@ class PlayedLine:
     def __init__(
         self,
         *answers: Prediction | InferenceError,
-        book: Callable[[Timing], Book] = ItemBook,
-        timing: Timing | None = None,
+        book: Callable[[ItemTiming], Book] = ItemBook,
+        timing: ItemTiming | None = None,
         rules: LineRules | None = None,
         kind: TriggerKind = "mqtt",
     ) -> None:
@@ -79,7 +79,7 @@ class PlayedLine:
         self.triggers = TriggerQueue()
         self.client = PlayedClient(self.clock, *answers)
         self.records: list[ItemRecord] = []
-        timing = timing or Timing(verdict_s=1.0)
+        timing = timing or ItemTiming(verdict_s=1.0)
         self.watcher = LineWatcher(
             self.client, book(timing), self.triggers, rules or LineRules(), kind=kind,
             timing=timing, deadline_ms=80.0, within_ms=250.0, cameras=lambda: len(CAMERAS),
@@ -125,7 +125,7 @@ def test_each_item_has_one_record_with_all_of_its_answer() -> None:
 
 def test_a_look_has_no_more_time_than_its_item() -> None:
     nobody = QuorumNotMet("no device can answer", dict.fromkeys(CAMERAS, "unreachable"))
-    line = PlayedLine(nobody, timing=Timing(verdict_s=0.05))
+    line = PlayedLine(nobody, timing=ItemTiming(verdict_s=0.05))
     line.come("a")
     (record,) = line.drive()
     assert line.client.looks == [(45.0, 100.0)]
@@ -141,7 +141,7 @@ def test_states_are_looked_at_without_triggers() -> None:
     line = PlayedLine(
         answer("open"), answer("open"), answer("shut"), answer("open"), answer("shut"),
         answer("shut"), book=lambda timing: StateBook(timing, 100.0),
-        timing=Timing(equal=2, every_s=1.0), kind="interval",
+        timing=ItemTiming(equal=2, every_s=1.0), kind="interval",
     )  # fmt: skip
     for _ in range(8):
         line.drive(3)
@@ -337,7 +337,7 @@ def test_records_are_whole_lines_of_a_file(tmp_path: Path) -> None:
 
 
 def test_outcomes_are_handed_on_with_their_records() -> None:
-    outcomes: list[Outcome] = []
+    outcomes: list[ItemOutcome] = []
     line = PlayedLine(answer())
     line.watcher._publish = lambda record, outcome: outcomes.append(outcome)
     ticket = line.triggers.add("a", 0.0, "").ticket
