@@ -117,7 +117,8 @@ def test_agents_serve_a_quantized_bundle_as_accurately_as_stated(tmp_path: Path)
         "CPUExecutionProvider", "openvino:CPU", "openvino:CPU",
     ]  # fmt: skip
     assert {answer.mode for answer in answers} == {"stacked"}
-    assert {answer.expected_accuracy for answer in answers} == {expected}
+    # A picture that is taken for one of no class has none.
+    assert {answer.expected_accuracy for answer in answers if answer.known} == {expected}
     labels = [made.manifest.labels[target] for target in test.targets]
     right = sum(a.label == label for a, label in zip(answers, labels, strict=True))
     assert right / len(labels) == pytest.approx(expected)
