@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
+from zlib import crc32
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
@@ -175,6 +176,10 @@ class FleetTeacher:
             "kept": {
                 "looks": self._review is not None,
                 "total": len(self._kept),
+                # Another one where an item has gone and a new one has come.
+                "digest": crc32(
+                    "/".join(item.folder.name for item in self._kept).encode(errors="replace")
+                ),
                 "reasons": reasons,
                 "undo": None
                 if last is None
