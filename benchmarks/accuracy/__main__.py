@@ -21,8 +21,8 @@ from benchmarks.accuracy.networks import (
     BRIEF,
     PUBLIC,
     TRAININGS,
-    Job,
     Store,
+    TrainingJob,
     networks_of,
     public,
     read_jobs,
@@ -53,7 +53,7 @@ def latencies(asked: argparse.Namespace) -> dict[Backbone, float]:
     return times_ms(asked.scratch / "latency", [*planned, *map(public, PUBLIC)])
 
 
-def opened(asked: argparse.Namespace, name: str) -> tuple[Store, list[Job], Field]:
+def opened(asked: argparse.Namespace, name: str) -> tuple[Store, list[TrainingJob], Field]:
     """One data set, the jobs whose networks were trained whole, and all networks."""
     planned = [job for job in read_jobs(asked.jobs) if job.data == name]
     store = Store(asked.scratch, str(asked.data / name), asked.weights)

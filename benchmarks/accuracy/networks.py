@@ -73,7 +73,7 @@ DETAILED_PX = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """One training of the list."""
 
     name: str
@@ -86,10 +86,10 @@ class Job:
     teacher: str
 
 
-def read_jobs(path: Path) -> list[Job]:
+def read_jobs(path: Path) -> list[TrainingJob]:
     """The trainings of a list."""
     return [
-        Job(
+        TrainingJob(
             name=entry["name"],
             data=entry["data"],
             backbone=Backbone(*entry["backbone"]),
@@ -169,7 +169,7 @@ class Store:
         )
 
     def of_trained(
-        self, job: Job, weights: Path, split: SplitName, seen: str = WHOLE
+        self, job: TrainingJob, weights: Path, split: SplitName, seen: str = WHOLE
     ) -> Contribution:
         """Logits of a trained network, by the product's export and crops."""
 
@@ -249,7 +249,7 @@ def times_ms(folder: Path, backbones: Iterable[Backbone]) -> dict[Backbone, floa
     return {backbone: found[name] for name, backbone in wanted.items()}
 
 
-def came(jobs: Sequence[Job], folder: Path) -> dict[str, str]:
+def came(jobs: Sequence[TrainingJob], folder: Path) -> dict[str, str]:
     """The kinds of the networks that came, by name; a taught one that was cut short is `BRIEF`.
 
     Cut short, other kinds say nothing: what they are compared with was not.
@@ -268,7 +268,7 @@ def came(jobs: Sequence[Job], folder: Path) -> dict[str, str]:
 
 
 def networks_of(
-    store: Store, jobs: Sequence[Job], folder: Path, ms: Mapping[Backbone, float]
+    store: Store, jobs: Sequence[TrainingJob], folder: Path, ms: Mapping[Backbone, float]
 ) -> list[Network]:
     """The networks of one data set, trained and untouched, with what each takes here.
 
@@ -311,7 +311,7 @@ def came_with(place: Path, split: SplitName) -> Contribution | None:
 
 
 def logits_of(
-    store: Store, job: Job, folder: Path, split: SplitName, seen: str = WHOLE
+    store: Store, job: TrainingJob, folder: Path, split: SplitName, seen: str = WHOLE
 ) -> Contribution:
     """What came with the network, or what its weights give here where not both splits came."""
     came = came_with(folder / job.name, split)

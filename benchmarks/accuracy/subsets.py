@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.accuracy.__main__ import opened, parser
 from benchmarks.accuracy.compare import FLEET, FLEETS, SEEDS, Field
-from benchmarks.accuracy.networks import Job, parts_of, read_jobs
+from benchmarks.accuracy.networks import TrainingJob, parts_of, read_jobs
 from benchmarks.harness.results import RESULTS
 from mdp.files import write_json
 from mdp.formats.plan import NetworkSpec, SubModelSpec
@@ -32,7 +32,7 @@ KINDS = ("", "short", "scratch")
 UNTOUCHED_TEACHER = ("vit-224-untouched", 224)
 
 
-def member(job: Job, pictures: int, epochs: float, num_classes: int) -> RecordedMember:
+def member(job: TrainingJob, pictures: int, epochs: float, num_classes: int) -> RecordedMember:
     """A trained network as the accuracy law knows it."""
     name, size, depth = job.backbone.name, job.backbone.image_size, job.backbone.depth
     plain = name.startswith("vit")
@@ -59,7 +59,12 @@ def tiny(size: int, depth: int = 12) -> SubModelSpec:
 
 
 def run_of(
-    own: Field, jobs: Sequence[Job], name: str, pictures: int, num_classes: int, folder: Path
+    own: Field,
+    jobs: Sequence[TrainingJob],
+    name: str,
+    pictures: int,
+    num_classes: int,
+    folder: Path,
 ) -> RecordedRun:
     """One data set's networks, and fleets of those that have one seed and were trained alike."""
     chosen = [

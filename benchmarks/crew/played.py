@@ -22,7 +22,7 @@ from partitioner.crew.exchange.codecs import CodecName
 from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
 from partitioner.crew.exchange.flat import Flat
 from partitioner.crew.exchange.gradients import Gradients
-from partitioner.crew.exchange.groups import Groups
+from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.mean import Mean, Means, Meeting, Route, Shards
 from partitioner.crew.exchange.parameters import Rounds
 from partitioner.crew.machine.events import Accepted
@@ -189,7 +189,9 @@ class Trainer:
             self.store = serve_store(host, self.cases.port + 1, "")
         distributed.barrier()
         store = connect(host, self.cases.port + 1, "", timeout=timedelta(seconds=60))
-        groups = Groups(store, self.rank, self.cases.hosts[self.rank], lambda network: 0, 60.0)
+        groups = TrainerGroups(
+            store, self.rank, self.cases.hosts[self.rank], lambda network: 0, 60.0
+        )
         for pairs in tournament(list(map(str, range(n)))):
             pair = next(sorted(map(int, one)) for one in pairs if str(self.rank) in one)
             group = groups.of("{}-{}".format(*pair), 0, pair)
@@ -235,7 +237,7 @@ class Trainer:
         hand.join(str(self.rank), "d")
         while not isinstance(hand.poll(1.0), Accepted):
             pass
-        groups = Groups(
+        groups = TrainerGroups(
             joined.another(timedelta(seconds=600)), hand.rank,
             self.cases.hosts[self.rank], hand.committed, 600.0,
         )  # fmt: skip

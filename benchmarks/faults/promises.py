@@ -73,7 +73,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ObservedCall:
     """One call and its outcome."""
 
     phase: Phase
@@ -132,7 +132,7 @@ def matches(patterns: Iterable[str], reason: str) -> bool:
     return any(re.fullmatch(pattern, reason) for pattern in patterns)
 
 
-def broken(call: Call, promise: Promise, checks: Checks) -> list[str]:
+def broken(call: ObservedCall, promise: Promise, checks: Checks) -> list[str]:
     """Each promise that one call breaks, in words."""
     wrong = []
     if call.overshoot_ms > checks.grace_ms:
@@ -144,7 +144,7 @@ def broken(call: Call, promise: Promise, checks: Checks) -> list[str]:
     return wrong + _broken_answer(call, call.outcome, promise, checks)
 
 
-def _broken_error(call: Call, promise: Promise, checks: Checks) -> list[str]:
+def _broken_error(call: ObservedCall, promise: Promise, checks: Checks) -> list[str]:
     error = call.outcome
     if checks.kind != "alone":
         return [f"{type(error).__name__} instead of an answer: {error}"]
@@ -155,7 +155,9 @@ def _broken_error(call: Call, promise: Promise, checks: Checks) -> list[str]:
     return _broken_reasons(call, promise, checks)
 
 
-def _broken_answer(call: Call, answer: Prediction, promise: Promise, checks: Checks) -> list[str]:
+def _broken_answer(
+    call: ObservedCall, answer: Prediction, promise: Promise, checks: Checks
+) -> list[str]:
     setting, wrong = checks.setting, []
     there = [member for member in setting.members if _serves(member, answer.used)]
     lost = [member for member in setting.members if member not in {*there, setting.faulty}]
@@ -184,7 +186,7 @@ def _broken_answer(call: Call, answer: Prediction, promise: Promise, checks: Che
     return wrong
 
 
-def _broken_reasons(call: Call, promise: Promise, checks: Checks) -> list[str]:
+def _broken_reasons(call: ObservedCall, promise: Promise, checks: Checks) -> list[str]:
     faulty, missing = checks.setting.faulty, call.missing
     if set(missing) != {faulty}:
         return [f"missing {dict(missing)}, expected just {faulty}"]
@@ -194,7 +196,7 @@ def _broken_reasons(call: Call, promise: Promise, checks: Checks) -> list[str]:
     return []
 
 
-def broken_together(calls: Sequence[Call], promise: Promise, checks: Checks) -> list[str]:
+def broken_together(calls: Sequence[ObservedCall], promise: Promise, checks: Checks) -> list[str]:
     """Each promise that all calls of one fault break together, in words."""
     faulty = checks.setting.faulty
     under = [call for call in calls if call.phase in ("turning", "faulty")]
@@ -215,7 +217,7 @@ def broken_together(calls: Sequence[Call], promise: Promise, checks: Checks) -> 
     return wrong + _unsteady(calls, faulty)
 
 
-def _unsteady(calls: Sequence[Call], faulty: str) -> list[str]:
+def _unsteady(calls: Sequence[ObservedCall], faulty: str) -> list[str]:
     """Differing answers of one picture and the same healthy devices."""
     seen: dict[tuple[int, tuple[str, ...]], float] = {}
     for call in calls:
@@ -233,7 +235,7 @@ def _serves(member: str, used: tuple[str, ...]) -> bool:
     return any(device.partition("/")[0] == member for device in used)
 
 
-def summary(calls: Sequence[Call]) -> str:
+def summary(calls: Sequence[ObservedCall]) -> str:
     """Counts of outcomes and of reasons, in a line."""
     answers: Counter[str] = Counter()
     reasons: Counter[str] = Counter()

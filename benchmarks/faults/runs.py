@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from benchmarks.faults.calling_client import ProcessCaller, timed
-from benchmarks.faults.promises import Call, Checks, Kind, Phase, broken, broken_together, matches
+from benchmarks.faults.promises import (
+    Checks,
+    Kind,
+    ObservedCall,
+    Phase,
+    broken,
+    broken_together,
+    matches,
+)
 from benchmarks.faults.scene import PICTURES, Scene, picture
 from benchmarks.faults.table import Fault
 from mdp.client.sync import Client
@@ -46,7 +54,7 @@ class Pace:
 class Run:
     """One cell of the matrix."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ObservedCall] = field(default_factory=list)
     #: Every broken promise, in words.
     broken: list[str] = field(default_factory=list)
     #: From the fault to the first answer with a known reason; None where none is promised.
@@ -54,7 +62,7 @@ class Run:
     #: From the healing until the device answers again.
     back_s: float | None = None
 
-    def of(self, *phases: Phase) -> list[Call]:
+    def of(self, *phases: Phase) -> list[ObservedCall]:
         """The calls of these phases."""
         return [call for call in self.calls if call.phase in phases]
 
@@ -126,10 +134,10 @@ class _Runner:
             if text and text not in self.run.broken:
                 self.run.broken.append(text)
 
-    def _one(self, phase: Phase) -> Call:
+    def _one(self, phase: Phase) -> ObservedCall:
         number = len(self.run.calls) % PICTURES
         outcome, elapsed_ms = self._call(number, self._pace.deadline_ms)
-        call = Call(
+        call = ObservedCall(
             phase=phase, picture=number, label=picture(number)[1], elapsed_ms=elapsed_ms,
             deadline_ms=self._pace.deadline_ms, outcome=outcome,
         )  # fmt: skip

@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks.harness.options import arguments
 from benchmarks.soak.over_http import Callers
 from benchmarks.soak.pictures import LEVELS, draw, picture_of
-from benchmarks.soak.tally import Answer, Failed, Outcome, Tally
+from benchmarks.soak.tally import Answer, CallFailed, Outcome, Tally
 from mdp import AsyncClient, Client
 from mdp.errors import ConfigError, InferenceError
 from mdp.files import read_json
@@ -62,11 +62,11 @@ class Asker:
     counters: Callable[[], object] = dict
 
 
-def outcome(answer: Prediction | InferenceError | Exception) -> Answer | Failed:
+def outcome(answer: Prediction | InferenceError | Exception) -> Answer | CallFailed:
     """A client's answer, or the name of the error in its place."""
     if isinstance(answer, Prediction):
         return Answer.of(answer)
-    return Failed(type(answer).__name__)
+    return CallFailed(type(answer).__name__)
 
 
 async def play(load: dict[str, Any], tally: Tally, asker: Asker, numbers: Iterator[int]) -> None:

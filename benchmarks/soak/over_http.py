@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.soak.pictures import DEVICES, LEVELS, picture_of
-from benchmarks.soak.tally import Answer, Failed, Outcome
+from benchmarks.soak.tally import Answer, CallFailed, Outcome
 
 #: The name of the fleet at the gateway.
 MODEL = "colours"
@@ -53,7 +53,7 @@ class Callers:
                 content = response.read()
         except (OSError, http.client.HTTPException):
             # The gateway has ended, or is not there.
-            answers: Sequence[Answer | Failed] = [Failed("connection")] * len(numbers)
+            answers: Sequence[Answer | CallFailed] = [CallFailed("connection")] * len(numbers)
         else:
             took = response.status == 200
             answers = (
@@ -83,8 +83,8 @@ def _png(number: int) -> bytes:
     return file.getvalue()
 
 
-def refusal(status: int) -> Failed:
-    return Failed(f"HTTP {status}")
+def refusal(status: int) -> CallFailed:
+    return CallFailed(f"HTTP {status}")
 
 
 def tensor(numbers: Sequence[int], deadline_ms: float) -> tuple[bytes, dict[str, str]]:

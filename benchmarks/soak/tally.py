@@ -39,14 +39,14 @@ class Answer(Struct, frozen=True, kw_only=True):
         )
 
 
-class Failed(Struct, frozen=True):
+class CallFailed(Struct, frozen=True):
     """A call that ended without an answer."""
 
     reason: str
 
 
 #: What came of one picture, and the seconds that took.
-Outcome = tuple[Answer | Failed, float]
+Outcome = tuple[Answer | CallFailed, float]
 
 
 def verdict(number: int, answer: Answer, truth: Mapping[str, str]) -> str:
@@ -114,7 +114,7 @@ class Tally:
         self.open[self.counts["begun"]] = number
         return self.counts["begun"]
 
-    def end(self, ticket: int, answer: Answer | Failed, took_s: float) -> None:
+    def end(self, ticket: int, answer: Answer | CallFailed, took_s: float) -> None:
         """Count a call's end; a second end, or another picture's answer, is wrong."""
         number = self.open.pop(ticket, None)
         if number is None:
@@ -126,7 +126,7 @@ class Tally:
         if late_ms > 0:
             self.counts["late"] += 1
             self._late.add(late_ms)
-        if isinstance(answer, Failed):
+        if isinstance(answer, CallFailed):
             self.counts["error"] += 1
             self.reasons[answer.reason] += 1
             return

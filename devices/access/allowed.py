@@ -6,7 +6,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from mdp.formats.keys import LIMITS, PUBLIC, AllowedClient, Limits, load_allowed, load_clients
+from mdp.formats.keys import LIMITS, PUBLIC, AllowedClient, ClientLimits, load_allowed, load_clients
 from mdp.protocol.messages import as_line
 
 
@@ -70,7 +70,7 @@ class AllowedClients:
             if client.limits.expires is None or now < client.limits.expires
         )
 
-    def limits(self) -> dict[str, Limits]:
+    def limits(self) -> dict[str, ClientLimits]:
         """Limits by key."""
         return {key: client.limits for key, client in self._clients.items()}
 

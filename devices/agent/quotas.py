@@ -7,11 +7,11 @@ so far is paid for. Its burst is what it may use in a second.
 import threading
 from collections.abc import Mapping, Sequence
 
-from mdp.formats.keys import Limits
+from mdp.formats.keys import ClientLimits
 
 #: How much of its share, in seconds, a client may use at once.
 BURST_S = 1.0
-_UNLIMITED = Limits()
+_UNLIMITED = ClientLimits()
 
 
 class Quotas:
@@ -19,12 +19,12 @@ class Quotas:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._limits: dict[str, Limits] = {}
+        self._limits: dict[str, ClientLimits] = {}
         #: By client: when its bytes, and its computing time, are paid for.
         self._bytes_s: dict[str, float] = {}
         self._computing_s: dict[str, float] = {}
 
-    def limit(self, limits: Mapping[str, Limits]) -> None:
+    def limit(self, limits: Mapping[str, ClientLimits]) -> None:
         """Replace the limits, by client."""
         with self._lock:
             self._limits = {

@@ -16,7 +16,7 @@ import typer
 from devices.machine import Machine, NvidiaMachine, free_disk_bytes, usable_cores
 from devices.probe.encoders import extract, read_index
 from devices.probe.link import measure_link, peer_keys
-from devices.probe.profile import MIN_POINTS, Device, profile_of
+from devices.probe.profile import MIN_POINTS, SystemReport, profile_of
 from devices.probe.report import report, warnings
 from devices.probe.run import Models, Probe, ProbeOptions, ProbeResult
 from devices.probe.schedule import fitting, thread_counts
@@ -140,11 +140,11 @@ def _checked_name(name: str | None, out: Path) -> str:
     return out.stem
 
 
-def _measure(name: str, options: ProbeOptions) -> tuple[ProbeResult, Device, bool]:
+def _measure(name: str, options: ProbeOptions) -> tuple[ProbeResult, SystemReport, bool]:
     """The measurements, and whether they were interrupted."""
     machine = Machine()
     index = read_index()
-    device = Device(
+    device = SystemReport(
         name=name,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         processor=machine.processor(),

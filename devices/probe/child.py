@@ -64,14 +64,14 @@ class StillRunning(Record, frozen=True, tag=True):
     seconds: float
 
 
-class Failed(Record, frozen=True, tag=True):
+class ChildFailed(Record, frozen=True, tag=True):
     """Reply: why there is no result."""
 
     reason: str
 
 
 Request = ListCapabilities | MeasureRun | SustainRun
-Reply = Capabilities | Measured | Load | Failed
+Reply = Capabilities | Measured | Load | ChildFailed
 _REQUEST = msgspec.json.Decoder(Request)
 Send = Callable[[Reply | StillRunning], None]
 
@@ -91,7 +91,7 @@ def answer(line: bytes, send: Send) -> None:
 
                 send(sustain(*_arguments(run, model, seconds), passed))
     except Exception as error:  # runtimes raise types of their own, without a common base
-        send(Failed(reason=" ".join(f"{error}".split())[:500] or type(error).__name__))
+        send(ChildFailed(reason=" ".join(f"{error}".split())[:500] or type(error).__name__))
 
 
 def capabilities() -> Capabilities:
@@ -152,7 +152,7 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:
-            send(Failed(reason=_ending(status)))
+            send(ChildFailed(reason=_ending(status)))
 
 
 def _ending(status: int) -> str:

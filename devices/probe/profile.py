@@ -23,7 +23,7 @@ MIN_POINTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class SystemReport:
     """The system's report of itself."""
 
     name: str
@@ -35,7 +35,9 @@ class Device:
     idle_temperature_c: float | None
 
 
-def profile_of(result: ProbeResult, device: Device, link: MeasuredLink | None) -> DeviceProfile:
+def profile_of(
+    result: ProbeResult, device: SystemReport, link: MeasuredLink | None
+) -> DeviceProfile:
     """The profile of the measurements so far; raises AgentError for fewer than MIN_POINTS."""
     points, left_out = consistent(result.points)
     networks, networks_left_out = consistent(result.networks)
@@ -95,13 +97,13 @@ def _digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _tool(result: ProbeResult, device: Device) -> str:
+def _tool(result: ProbeResult, device: SystemReport) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     return f"mdp-agent probe with {versions} on {device.processor}, {device.date}"
 
 
 def _provenance(
-    result: ProbeResult, device: Device, link: MeasuredLink | None, threads: int
+    result: ProbeResult, device: SystemReport, link: MeasuredLink | None, threads: int
 ) -> dict[str, Provenance]:
     free = (
         f"half of the {device.available_bytes / 1e9:.1f} GB that were free when probed"
@@ -132,7 +134,7 @@ def _estimated(source: str) -> Provenance:
     return Provenance(method="estimated", source=source)
 
 
-def _link_provenance(link: MeasuredLink | None, device: Device) -> Provenance:
+def _link_provenance(link: MeasuredLink | None, device: SystemReport) -> Provenance:
     if link is None:
         return _estimated(
             "not measured: gigabit Ethernet less framing, 940 Mbit/s, and 0.5 ms for an empty "
@@ -149,7 +151,7 @@ def _link_provenance(link: MeasuredLink | None, device: Device) -> Provenance:
 
 
 def _record(
-    result: ProbeResult, device: Device, dropped: dict[str, str], points: int
+    result: ProbeResult, device: SystemReport, dropped: dict[str, str], points: int
 ) -> ProbeRecord:
     others = [m.others_cores for m in result.measured.values() if m.others_cores is not None]
     return ProbeRecord(

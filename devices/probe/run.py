@@ -164,21 +164,23 @@ class Probe:
         here = self._request(child.ListCapabilities(), LIMIT_S)
         if isinstance(here, child.Capabilities) and (here.providers or here.openvino):
             return here
-        reason = f": {here.reason}" if isinstance(here, child.Failed) else ""
+        reason = f": {here.reason}" if isinstance(here, child.ChildFailed) else ""
         raise AgentError(
             "neither onnxruntime nor openvino can be used here"
             f"{reason}; {install('agent')} installs onnxruntime"
         )
 
-    def _measure(self, task: schedule.Task, seconds: float) -> Measured | child.Failed:
+    def _measure(self, task: schedule.Task, seconds: float) -> Measured | child.ChildFailed:
         try:
             model = self._models.path(task.encoder)
         except OSError as error:
-            return child.Failed(reason=f"the model cannot be written: {error.strerror or error}")
+            return child.ChildFailed(
+                reason=f"the model cannot be written: {error.strerror or error}"
+            )
         reply = self._request(child.MeasureRun(run=task.run, model=model, seconds=seconds), LIMIT_S)
-        if isinstance(reply, Measured | child.Failed):
+        if isinstance(reply, Measured | child.ChildFailed):
             return reply
-        return child.Failed(reason="the measuring process sent an unexpected reply")
+        return child.ChildFailed(reason="the measuring process sent an unexpected reply")
 
     def _take(self, task: schedule.Task, seconds: float) -> None:
         reply = self._measure(task, seconds)
@@ -259,7 +261,7 @@ class Probe:
         reply = self._request(child.SustainRun(run=run, model=model, seconds=seconds), LIMIT_S)
         if isinstance(reply, Load):
             self.result.load, self.result.load_run = reply, run
-        elif isinstance(reply, child.Failed):
+        elif isinstance(reply, child.ChildFailed):
             self.result.dropped["sustained load"] = reply.reason
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from devices.probe.child import Failed, Reply, Request, StillRunning
+from devices.probe.child import ChildFailed, Reply, Request, StillRunning
 from mdp.closing import Closing
 
 _REPLY: msgspec.json.Decoder[Reply | StillRunning] = msgspec.json.Decoder(Reply | StillRunning)
@@ -38,7 +38,7 @@ class Worker(Closing):
         reply = self._reply_to(request, limit_s)
         if reply is None and used:
             reply = self._reply_to(request, limit_s)
-        return reply or Failed(reason=f"the measuring process ended: {self._last_words()}")
+        return reply or ChildFailed(reason=f"the measuring process ended: {self._last_words()}")
 
     def _reply_to(self, request: Request, limit_s: float) -> Reply | None:
         """The reply, or None if the process ended without one."""
@@ -55,7 +55,7 @@ class Worker(Closing):
                 line = self._lines.get(timeout=limit_s)
             except queue.Empty:
                 self.stop()
-                return Failed(reason=f"nothing was heard for {limit_s:g} s")
+                return ChildFailed(reason=f"nothing was heard for {limit_s:g} s")
             if not line:
                 self.stop()
                 return None

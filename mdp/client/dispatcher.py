@@ -51,7 +51,7 @@ from mdp.requests.reason import (
 )
 from mdp.requests.replicas import Chance
 from mdp.requests.request import Request
-from mdp.requests.session import Action, Failed, Finish, Replied, Session, Stages, TimePassed
+from mdp.requests.session import Action, DeviceFailed, Finish, Replied, Session, Stages, TimePassed
 from mdp.requests.stuck_output import CONSTANT, StuckOutputDetector
 from mdp.tracing import CallTrace, begin_call
 from mdp.transport import Connected, Disconnected, Received, TransportEvent
@@ -269,7 +269,7 @@ class Dispatcher:
             if turn.reason is None:
                 self._send(turn.number, call, turn.request)
             else:
-                failed = Failed(device=device, reason=turn.reason, now_s=self._clock())
+                failed = DeviceFailed(device=device, reason=turn.reason, now_s=self._clock())
                 self._act(turn.number, call.session.handle(failed))
 
     def _gone(self) -> dict[str, Reason]:
@@ -299,7 +299,7 @@ class Dispatcher:
                 if message.request_id == 0:
                     self._broken(device, reason)
                 else:
-                    failed = Failed(device=device, reason=reason, now_s=self._clock())
+                    failed = DeviceFailed(device=device, reason=reason, now_s=self._clock())
                     self._settle(message.request_id, failed)
             case Status():
                 self.statuses[device] = message
@@ -312,13 +312,15 @@ class Dispatcher:
             case Infer() | StatusRequest() | FrameRequest():
                 self.counters["malformed"] += 1
 
-    def _reply(self, device: str, message: Result | FrameReply, logits: Buffer) -> Replied | Failed:
+    def _reply(
+        self, device: str, message: Result | FrameReply, logits: Buffer
+    ) -> Replied | DeviceFailed:
         """The event that a reply means; one that can be no answer to its call is a failure."""
         now_s = self._clock()
         try:
             contribution = self._contribution(device, message, logits, now_s)
         except WireError as error:
-            return Failed(device=device, reason=Reason("bad_output", str(error)), now_s=now_s)
+            return DeviceFailed(device=device, reason=Reason("bad_output", str(error)), now_s=now_s)
         return Replied(
             device=device,
             contribution=contribution,
@@ -342,11 +344,13 @@ class Dispatcher:
                 raise WireError(CONSTANT)
         return contribution
 
-    def _settle(self, number: int, event: Replied | Failed) -> None:
+    def _settle(self, number: int, event: Replied | DeviceFailed) -> None:
         """Take in the end of a request; a reply that no call waits for is counted."""
         call = self._book.calls.get(number)
         if call is not None and call.trace is not None:
-            call.trace.settled(event.device, str(event.reason) if isinstance(event, Failed) else "")
+            call.trace.settled(
+                event.device, str(event.reason) if isinstance(event, DeviceFailed) else ""
+            )
         actions = self._book.handle(number, event)
         if actions is None:
             self.counters["late" if call is None else "duplicate"] += 1
@@ -385,7 +389,7 @@ class Dispatcher:
             return
         there = device in self._transport.connected
         reason = BACKLOGGED if there else self._absence(device)
-        failed = Failed(device=device, reason=reason, now_s=now_s)
+        failed = DeviceFailed(device=device, reason=reason, now_s=now_s)
         if call.trace is not None:
             call.trace.settled(device, str(reason))
         self._act(number, call.session.handle(failed))

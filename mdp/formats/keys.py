@@ -58,7 +58,7 @@ class KeyFile(Record, frozen=True):
             check_key("secret", self.secret)
 
 
-class Limits(Record, frozen=True):
+class ClientLimits(Record, frozen=True):
     """The content of NAME.limits: a client's limits and rights at one agent; None: no limit."""
 
     #: When the key expires.
@@ -81,7 +81,7 @@ class AllowedClient:
     """An allowed client: the stem of its file's name, and its limits."""
 
     name: str
-    limits: Limits
+    limits: ClientLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,9 @@ def load_clients(path: Path) -> tuple[dict[str, AllowedClient], list[str]]:
         try:
             limits = file.with_suffix(LIMITS)
             content = (
-                _read(limits, Limits)[0] if limits.is_symlink() or limits.exists() else Limits()
+                _read(limits, ClientLimits)[0]
+                if limits.is_symlink() or limits.exists()
+                else ClientLimits()
             )
             clients[load_public(file)] = AllowedClient(name=file.stem, limits=content)
         except ConfigError as error:

@@ -42,7 +42,7 @@ class Fault(Struct, frozen=True):
     over: bool = False
 
 
-class Device(Struct):
+class DeviceFacts(Struct):
     """One entry of a fleet file, as the gateway has seen it."""
 
     name: str
@@ -72,7 +72,7 @@ class Device(Struct):
     fault: str = ""
 
 
-class Choice(Struct, frozen=True):
+class DeviceChoice(Struct, frozen=True):
     """Devices to answer with, what they take and what they are worth."""
 
     devices: list[str]
@@ -87,11 +87,11 @@ class Roll:
 
     def __init__(self, fleet: Fleet, bundle: Bundle, fusion: Fusion) -> None:
         """Devices of which nothing is known yet; their answers are fused by `fusion`."""
-        self.devices: dict[str, Device] = {}
+        self.devices: dict[str, DeviceFacts] = {}
         for entry in fleet.devices:
             assignment = bundle.manifest.plan.assignments[entry.k]
             region = assignment.region
-            self.devices[entry.device] = Device(
+            self.devices[entry.device] = DeviceFacts(
                 name=entry.device,
                 k=entry.k,
                 submodel=assignment.spec.words,
@@ -106,11 +106,11 @@ class Roll:
             device.accuracy = self._accuracy({device.k})
         self._front = self._pareto()
 
-    def _pareto(self) -> list[Choice]:
+    def _pareto(self) -> list[DeviceChoice]:
         """The sets of members of which none is both quicker and more accurate, quickest first."""
         plan = self._bundle.manifest.plan.assignments
         quickest = sorted({d.k for d in self.devices.values()}, key=_latency_of(plan))
-        found: list[Choice] = []
+        found: list[DeviceChoice] = []
         for place, k in enumerate(quickest):
             others, latency_ms = quickest[:place], plan[k].predicted_ms.total
             # Of many devices, the quickest few alone.
@@ -123,7 +123,7 @@ class Roll:
             if found and found[-1].latency_ms == latency_ms:
                 found.pop()
             devices = [plan[member].device for member in sorted(best)]
-            found.append(Choice(devices=devices, latency_ms=latency_ms, accuracy=accuracy))
+            found.append(DeviceChoice(devices=devices, latency_ms=latency_ms, accuracy=accuracy))
         return found
 
     def told(self, statuses: Iterable[DeviceStatus], now_s: float) -> None:
@@ -166,7 +166,7 @@ class Roll:
             if device is not None and device.usable and reason not in _NO_FAULT:
                 self._fault(device, reason, now_s)
 
-    def _fault(self, device: Device, fault: str, now_s: float) -> None:
+    def _fault(self, device: DeviceFacts, fault: str, now_s: float) -> None:
         if kind_of(fault) == kind_of(device.fault):
             return
         over = not fault

@@ -21,7 +21,7 @@ from mdp.requests.latency import SlowDevices
 from mdp.requests.reason import DISCONNECTED, PROBATION, Code, Reason
 from mdp.requests.replicas import HEARTBEAT_S, Chance, ReplicaSelector
 from mdp.requests.request import DeviceEvent, Request, What
-from mdp.requests.session import Action, Failed, Hedge, Replied, Session
+from mdp.requests.session import Action, DeviceFailed, Hedge, Replied, Session
 from mdp.requests.window import SendWindow, most_out
 
 #: What a failure of a code means; any other one is `failed`.
@@ -256,7 +256,7 @@ class InFlight(Generic[C]):
         if self._selects or self._observes or self._slow:
             self._tell(DeviceEvent("sent", device, now_s, request, until_s))
 
-    def handle(self, number: int, event: Replied | Failed) -> list[Action] | None:
+    def handle(self, number: int, event: Replied | DeviceFailed) -> list[Action] | None:
         """A device has answered a request, or said that it will not; None: no call waits for that.
 
         A request that had ended as silent was late. An answer to nothing is no sign of life: a
@@ -265,7 +265,7 @@ class InFlight(Generic[C]):
         device, now_s = event.device, event.now_s
         what: What = "answered"
         reason = None
-        if isinstance(event, Failed):
+        if isinstance(event, DeviceFailed):
             reason = event.reason
             what = _MEANING.get(reason.code, "failed")
         ended = self._close(number, device, now_s)
@@ -378,7 +378,7 @@ class InFlight(Generic[C]):
             for number in self._windows[device].numbers:
                 self._turn(number, device, now_s, reason)
                 numbers.append(number)
-        failed = Failed(device=device, reason=reason, now_s=now_s)
+        failed = DeviceFailed(device=device, reason=reason, now_s=now_s)
         return [
             (number, self.calls[number].session.handle(failed))
             for number in numbers

@@ -43,7 +43,7 @@ class Replied(Struct, frozen=True, kw_only=True):
     now_s: float
 
 
-class Failed(Struct, frozen=True, kw_only=True):
+class DeviceFailed(Struct, frozen=True, kw_only=True):
     """A device will not answer this request."""
 
     device: str
@@ -57,7 +57,7 @@ class TimePassed(Struct, frozen=True, kw_only=True):
     now_s: float
 
 
-Event = Replied | Failed | TimePassed
+Event = Replied | DeviceFailed | TimePassed
 
 
 class Arrival(Struct, frozen=True, kw_only=True):
@@ -208,7 +208,7 @@ class Session:
             del self._waiting[device]
         del self._open[member.k]
 
-    def _fail(self, member: _Member, event: Failed) -> list[Action]:
+    def _fail(self, member: _Member, event: DeviceFailed) -> list[Action]:
         member.reasons[event.device] = event.reason
         del member.asked[event.device], self._waiting[event.device]
         return [] if self._waited_for(member) else self._ask_next(member, event.now_s)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from partitioner.crew.exchange.gradients import Gradients
-from partitioner.crew.exchange.groups import Groups
+from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.mean import Means
 from partitioner.crew.exchange.parameters import Rounds
 from partitioner.crew.exchange.store import SignedStore
@@ -13,7 +13,7 @@ from partitioner.crew.machine.events import Trainer
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.flows import Links
 from partitioner.crew.planning.syncplan import BUCKET_BYTES, SyncPlan
-from partitioner.crew.progress import Account, Patient
+from partitioner.crew.progress import Patient, WorkAccount
 from partitioner.training.distributed import Crew
 from partitioner.training.synchroniser import Synchroniser
 
@@ -27,11 +27,11 @@ class Crews:
     plan: SyncPlan
     facts: Facts
     control: Trainer
-    groups: Groups
+    groups: TrainerGroups
     #: Where trainers say their names.
     store: SignedStore
     #: What this trainer does and costs.
-    account: Account
+    account: WorkAccount
 
     def rounds(self, network: str) -> Synchroniser:
         """Means of parameters."""

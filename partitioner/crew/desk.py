@@ -28,7 +28,7 @@ from partitioner.crew.begin import Begin, Ending, begin_of
 from partitioner.crew.exchange.address import checked, exposed, own_address
 from partitioner.crew.exchange.control import Desk, Hand, log_lines
 from partitioner.crew.exchange.files import StoreFiles
-from partitioner.crew.exchange.groups import Groups, timeout_s
+from partitioner.crew.exchange.groups import TrainerGroups, timeout_s
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.exchange.store import SignedStore, connect, serve_store
 from partitioner.crew.folder import CrewFolder
@@ -177,7 +177,7 @@ def train_together(
                 if not path.exists():  # another trainer made it
                     ends.files.fetch(path.relative_to(run.path).as_posix(), path)
 
-    call = Call(facts.trainer[0].address, folder, begin, data_digest(work.data), wait_s)
+    call = DeskListening(facts.trainer[0].address, folder, begin, data_digest(work.data), wait_s)
     said = _lead(call, jobs, finished, schedule_of, take_part, work.progress)
     for network, outcome in said.items():
         curve = msgspec.json.decode(outcome, type=Outcome).curve
@@ -191,7 +191,7 @@ def train_together(
     return dataclasses.replace(work, exported=exported)
 
 
-class Call(NamedTuple):
+class DeskListening(NamedTuple):
     """Where a desk listens, and for whom."""
 
     address: str
@@ -202,7 +202,7 @@ class Call(NamedTuple):
 
 
 def _lead(
-    call: Call,
+    call: DeskListening,
     jobs: Sequence[Job],
     finished: Sequence[str],
     schedule_of: Callable[[str, set[int]], Everyone | Exact],
@@ -319,14 +319,16 @@ def _ends(
 
 
 @contextmanager
-def _groups(control: Hand, store: SignedStore, begin: Begin, name: str = "") -> Iterator[Groups]:
+def _groups(
+    control: Hand, store: SignedStore, begin: Begin, name: str = ""
+) -> Iterator[TrainerGroups]:
     """This trainer's groups, by default the desk's; says its name to the others."""
     name, meeting_s = name or begin.names[0], begin.meeting_s
     own = store.another(timedelta(seconds=meeting_s))
     store.set(f"name/{control.rank}", name.encode())
     store.set(f"rank/{name}", str(control.rank).encode())
     host = own_address(*control.address)
-    groups = Groups(own, control.rank, host, control.committed, meeting_s)
+    groups = TrainerGroups(own, control.rank, host, control.committed, meeting_s)
     try:
         yield groups
     finally:
@@ -409,7 +411,7 @@ def probe(
         with _groups(ends.control, store, begin) as groups:
             measure(ends.control, groups, store, plan, settings)
 
-    call = Call(address, folder, begin, digest, wait_s)
+    call = DeskListening(address, folder, begin, digest, wait_s)
     said = _lead(
         call, probe_jobs(names), (), lambda network, _: Exact(network, 1), take_part, progress
     )

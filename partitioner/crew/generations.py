@@ -12,16 +12,16 @@ import torch
 from torch.distributed import ProcessGroup
 
 from mdp.files import write_bytes
-from partitioner.crew.exchange.groups import Groups
+from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.parameters import CrewEnded
 from partitioner.crew.machine.events import (
     AnyAction,
     Commit,
     Done,
-    Failed,
     Finished,
     GoOn,
     Meet,
+    MeetingFailed,
     Refused,
     Trainer,
     Waiting,
@@ -35,7 +35,7 @@ _POLL_S = 1.0
 def train_in_generations(
     network: str,
     control: Trainer,
-    groups: Groups,
+    groups: TrainerGroups,
     checkpoint: Path,
     train: Callable[[Crew, tuple[int, ...]], None],
 ) -> None:
@@ -65,7 +65,7 @@ def train_in_generations(
 
 
 def _met(
-    network: str, control: Trainer, groups: Groups, checkpoint: Path
+    network: str, control: Trainer, groups: TrainerGroups, checkpoint: Path
 ) -> tuple[Crew, tuple[int, ...]]:
     """The next generation, whose members all have the checkpoint of those furthest on."""
     meet = _next(network, control)
@@ -81,7 +81,7 @@ def _met(
             _give(group, place, giver, checkpoint)
         except RuntimeError:
             groups.drop(network)
-            control.report(Failed(rank=control.rank, network=network, seq=meet.seq))
+            control.report(MeetingFailed(rank=control.rank, network=network, seq=meet.seq))
             meet = _next(network, control)
             continue
         control.report(Done(rank=control.rank, network=network, seq=meet.seq))

@@ -11,7 +11,7 @@ from partitioner.crew.planning.costs import Span
 from partitioner.crew.worker import Outcome
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
+class TrainerCost(msgspec.Struct, frozen=True, kw_only=True):
     """Costs of a training for one trainer; seconds of waiting are those without work."""
 
     trainer: str
@@ -28,7 +28,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def costs(path: Path) -> list[Cost]:
+def costs(path: Path) -> list[TrainerCost]:
     """Of the last training whose log is `path`, by trainer; none where there is no log."""
     return costs_of(log_lines(path)) if path.exists() else []
 
@@ -38,7 +38,7 @@ def spans_of(log: Iterable[Line]) -> list[Span]:
     return [span for span, _ in _jobs(log)]
 
 
-def costs_of(log: Iterable[Line]) -> list[Cost]:
+def costs_of(log: Iterable[Line]) -> list[TrainerCost]:
     """Seconds and bytes of every trainer that joined, in their order."""
     entries = list(log)
     joined: dict[str, float] = {}
@@ -51,7 +51,7 @@ def costs_of(log: Iterable[Line]) -> list[Cost]:
         work[span.trainer] += span.end_s - span.start_s - outcome.waited_s
         sent[span.trainer] += outcome.sent_bytes
     return [
-        Cost(
+        TrainerCost(
             trainer=name,
             work_s=round(work[name], 3),
             waited_s=round(max(0.0, end_s - start_s - work[name]), 3),

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from mdp.formats.plan import Plan
 from partitioner.crew.exchange.address import own_address
 from partitioner.crew.exchange.control import Hand
-from partitioner.crew.exchange.groups import Groups
+from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.store import SignedStore
 from partitioner.crew.machine.events import Made
 from partitioner.crew.machine.jobs import Job
@@ -157,7 +157,7 @@ def probe_jobs(names: Sequence[str]) -> list[Job]:
 
 
 def measure(
-    control: Hand, groups: Groups, store: SignedStore, plan: Plan, settings: Settings
+    control: Hand, groups: TrainerGroups, store: SignedStore, plan: Plan, settings: Settings
 ) -> None:
     """Do the jobs of a probe as the desk gives them out; raises RunRefused."""
     while (start := next_job(control)) is not None:

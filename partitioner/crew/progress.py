@@ -39,7 +39,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     sent_bytes: int = 0
 
 
-class Account:
+class WorkAccount:
     """The work of one trainer and its costs; written by its main thread, read by another."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -110,7 +110,7 @@ class Account:
 class Patient:
     """A trainer's end of the control whose waits are counted."""
 
-    def __init__(self, control: Trainer, account: Account) -> None:
+    def __init__(self, control: Trainer, account: WorkAccount) -> None:
         self._control, self._account = control, account
 
     @property
@@ -137,7 +137,7 @@ class Patient:
 class Told(Progress):
     """Progress of which the desk is told, beside what `shown` shows; with None that is notes."""
 
-    def __init__(self, account: Account, note: Callable[[str], None], shown: Progress | None):
+    def __init__(self, account: WorkAccount, note: Callable[[str], None], shown: Progress | None):
         super().__init__()
         self._account, self._note, self._shown = account, note, shown
 

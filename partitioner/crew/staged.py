@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from mdp.errors import MDPError
 from mdp.files import replacing
-from partitioner.crew.exchange.groups import Groups
+from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.generations import train_in_generations
 from partitioner.crew.machine.events import Trainer
 from partitioner.crew.pipeline import (
@@ -87,7 +87,7 @@ def train_in_stages(
     work: Work,
     sync: NetworkSync,
     control: Trainer,
-    groups: Groups,
+    groups: TrainerGroups,
     name_of: Callable[[int], str],
     files: Files,
 ) -> bool:

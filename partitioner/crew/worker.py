@@ -14,7 +14,7 @@ from partitioner.crew.crews import Crews
 from partitioner.crew.exchange.answers import FrozenPass, contribute, shared_out
 from partitioner.crew.exchange.answers import Refused as OutputsRefused
 from partitioner.crew.exchange.control import Hand
-from partitioner.crew.exchange.groups import Groups
+from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.parameters import CrewEnded
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.exchange.store import DeskLost, SignedStore
@@ -35,7 +35,7 @@ from partitioner.crew.passes import (
 )
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import SyncPlan
-from partitioner.crew.progress import Account, Patient, Told
+from partitioner.crew.progress import Patient, Told, WorkAccount
 from partitioner.crew.staged import LOST, Files, StageLost, forget_stages, train_in_stages
 from partitioner.data.memmaps import Index, load
 from partitioner.export.write import export_member
@@ -372,7 +372,7 @@ def worker_of(
     ends: Ends,
     plan: SyncPlan,
     facts: Facts,
-    groups: Groups,
+    groups: TrainerGroups,
     store: SignedStore,
     checkpoint: Path | None,
     note: Callable[[str], None],
@@ -380,7 +380,7 @@ def worker_of(
     bundle: str = "",
 ) -> Worker:
     """A trainer that tells the desk what it does; the desk itself shows that of all alone."""
-    account = Account()
+    account = WorkAccount()
     ends.control.told = account.told
     crews = Crews(
         plan=plan, facts=facts, control=ends.control, groups=groups, store=store, account=account

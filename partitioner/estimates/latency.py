@@ -242,7 +242,7 @@ class LatencyModel:
         return ", ".join(outside)
 
 
-class Latency(Protocol[AnySpec]):
+class LatencyPredictor(Protocol[AnySpec]):
     """Predicts the milliseconds of sub-models of some kinds."""
 
     def predict_ms(self, spec: AnySpec, num_classes: int) -> float:
@@ -295,7 +295,7 @@ def sustained_factor(profile: DeviceProfile) -> float:
 
 
 def predict(
-    profile: DeviceProfile, model: Latency[AnySpec], spec: AnySpec, num_classes: int
+    profile: DeviceProfile, model: LatencyPredictor[AnySpec], spec: AnySpec, num_classes: int
 ) -> PredictedMs:
     """Predicted milliseconds of one picture on one device, to the microsecond."""
     encoding = choose_encoding(profile.link, spec.image_size, num_classes)

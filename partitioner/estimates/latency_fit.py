@@ -25,7 +25,7 @@ _LEAST_ERROR = 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fitted:
+class FittedTerms:
     """Coefficients `[terms]`, covariance and error; see `LatencyModel`."""
 
     coefficients: Array
@@ -33,7 +33,7 @@ class Fitted:
     error: float
 
 
-def fit_terms(relative: Array) -> Fitted:
+def fit_terms(relative: Array) -> FittedTerms:
     """The non-negative coefficients whose `relative @ coefficients` is closest to one.
 
     `relative` `[points, terms]` are the terms over the measured milliseconds.
@@ -51,11 +51,11 @@ def fit_terms(relative: Array) -> Fitted:
     if count < _MANY_POINTS:
         unsure = groups @ _inverse(grouped) @ groups.T
         error = _left_out_error(grouped, grouped, per_group)
-        return Fitted(coarse / unit, unsure / np.outer(unit, unit), error)
+        return FittedTerms(coarse / unit, unsure / np.outer(unit, unit), error)
     system = np.vstack([shares, _HOLD * np.eye(len(NAMES))])
     solution = non_negative_least_squares(system, np.append(np.ones(count), _HOLD * coarse))
     error = _left_out_error(shares, system, solution)
-    return Fitted(solution / unit, _inverse(system) / np.outer(unit, unit), error)
+    return FittedTerms(solution / unit, _inverse(system) / np.outer(unit, unit), error)
 
 
 def _mixture(groups: Sequence[dict[str, float]]) -> Array:

@@ -22,7 +22,7 @@ from partitioner.estimates.network import (
     request_bytes,
 )
 from partitioner.planner.design_space import DesignSpace, words
-from partitioner.planner.limits import Limits
+from partitioner.planner.limits import PlanLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class CostTable:
         """Milliseconds `[n]` of an answer at this quantile, without a wait for other crops."""
         return quantile.latency_ms(self.compute_ms, self.network_ms, self.sigma, self.jitter)
 
-    def within(self, limits: Limits) -> NDArray[np.bool_]:
+    def within(self, limits: PlanLimits) -> NDArray[np.bool_]:
         """Choices that meet the target, with the wait for other crops at the client's port."""
         waits_ms = limits.port_wait_ms(self.request_bytes)
         total_ms = np.round(self.latency_ms(limits.quantile) + waits_ms, 3)
@@ -135,7 +135,7 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fitted:
+class FittedProfile:
     """A profile with its latency models, for any choice of a design space."""
 
     profile: DeviceProfile
@@ -236,7 +236,7 @@ class Fitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Device(Fitted):
+class DeviceCandidates(FittedProfile):
     """A device with the choices that are worth considering on it."""
 
     #: Of each group of choices the Pareto front in time and capability, and the front without it.
@@ -247,16 +247,16 @@ class Device(Fitted):
     #: Whether other devices have cameras, and this one neither has nor may compute one.
     blind: bool = False
     #: Devices that compute this one's camera instead, where any of them can in time.
-    before: tuple["Device", ...] = ()
+    before: tuple["DeviceCandidates", ...] = ()
 
-    def within(self, limits: Limits, *, per_view: int | None = None) -> list[Candidate]:
+    def within(self, limits: PlanLimits, *, per_view: int | None = None) -> list[Candidate]:
         """Candidates that meet target and energy limit alone; of each view the best `per_view`."""
         places = self.places(limits)
         if per_view is not None:
             places = self._best_few(places, per_view)
         return [self.candidate(self.costs, place, self.rows[place]) for place in places.tolist()]
 
-    def places(self, limits: Limits) -> NDArray[np.int64]:
+    def places(self, limits: PlanLimits) -> NDArray[np.int64]:
         """Their indices in `rows`."""
         if self.blind or self.computed_by(limits):
             return np.empty(0, dtype=np.int64)
@@ -266,7 +266,7 @@ class Device(Fitted):
             met &= power_w * np.round(self.costs.compute_ms, 3) / 1e3 <= limits.max_energy_j
         return np.flatnonzero(met)
 
-    def computed_by(self, limits: Limits) -> str:
+    def computed_by(self, limits: PlanLimits) -> str:
         """The device that computes this one's camera instead of it; empty where none can."""
         return next((other.name for other in self.before if len(other.places(limits))), "")
 
@@ -286,9 +286,9 @@ def evaluate_device(
     choices: DesignSpace,
     quantile: LatencyQuantile = MEDIAN,
     sight: Sight | None = None,
-) -> Device:
+) -> DeviceCandidates:
     """Cost every choice on a device, and keep those on the Pareto front and just below it."""
-    fitted = Fitted(profile=profile, models=models, choices=choices, sight=sight)
+    fitted = FittedProfile(profile=profile, models=models, choices=choices, sight=sight)
     rows = np.arange(len(choices))
     table = fitted.cost_table(rows)
     total_ms, capability, group = table.latency_ms(quantile), choices.capability, choices.group
@@ -300,7 +300,7 @@ def evaluate_device(
     places = np.concatenate([best, pareto_front(others, group, capability)])
     measured = np.where(table.way >= 0, total_ms, np.inf)
     quickest = int(np.argmin(np.where(choices.fast_on(profile), measured, np.inf)))
-    return Device(
+    return DeviceCandidates(
         profile=profile,
         models=models,
         rows=places,

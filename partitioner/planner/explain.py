@@ -8,8 +8,8 @@ import numpy as np
 from mdp.formats.profile import DeviceProfile
 from partitioner.estimates.latency import sustained_factor
 from partitioner.estimates.latency_quantiles import LatencyQuantile
-from partitioner.planner.candidates import Candidate, Device
-from partitioner.planner.limits import Limits
+from partitioner.planner.candidates import Candidate, DeviceCandidates
+from partitioner.planner.limits import PlanLimits
 from partitioner.planner.placement import Placement
 from partitioner.planner.problem import Problem, Solution, accuracy_unknown, expected_accuracy
 
@@ -23,7 +23,7 @@ class Explanation:
     sentences: list[str]
 
 
-def limit_broken(device: Device, c: Candidate, limits: Limits) -> str:
+def limit_broken(device: DeviceCandidates, c: Candidate, limits: PlanLimits) -> str:
     """The limit that a candidate exceeds on a device, and by how much; empty if none."""
     over_bytes = c.memory_bytes - device.profile.memory_bytes
     if over_bytes > 0:
@@ -40,7 +40,9 @@ def limit_broken(device: Device, c: Candidate, limits: Limits) -> str:
     return ""
 
 
-def next_bigger(device: Device, pick: Candidate, quantile: LatencyQuantile) -> Candidate | None:
+def next_bigger(
+    device: DeviceCandidates, pick: Candidate, quantile: LatencyQuantile
+) -> Candidate | None:
     """The fastest more capable choice with the same view; None if there is none."""
     choices = device.choices
     same = (choices.view + device.beyond == pick.view) & choices.fast_on(device.profile)
@@ -56,7 +58,7 @@ def next_bigger(device: Device, pick: Candidate, quantile: LatencyQuantile) -> C
     return bigger.with_wait(pick.wait_ms)
 
 
-def why(problem: Problem, placements: Sequence[Placement], k: int, limits: Limits) -> str:
+def why(problem: Problem, placements: Sequence[Placement], k: int, limits: PlanLimits) -> str:
     """One sentence: the choice, and the limit that the next larger one exceeds."""
     placement = placements[k]
     device, pick = problem.devices[placement.device], placement.candidate
@@ -77,7 +79,7 @@ def why(problem: Problem, placements: Sequence[Placement], k: int, limits: Limit
     return f"{text} would change the expected accuracy by {100 * gain:+.2f} points"
 
 
-def taken(c: Candidate, limits: Limits) -> str:
+def taken(c: Candidate, limits: PlanLimits) -> str:
     """The share of the target that a sub-model takes, slow answers included with a percentile."""
     text = f"{c.predicted_ms.total:.2f} of {limits.target_ms:g} ms"
     if limits.quantile.median:
@@ -127,7 +129,7 @@ def explain(problem: Problem, solution: Solution) -> list[Explanation]:
 
 
 def _member_sentences(
-    problem: Problem, placements: Sequence[Placement], k: int, limits: Limits, why_this: str
+    problem: Problem, placements: Sequence[Placement], k: int, limits: PlanLimits, why_this: str
 ) -> list[str]:
     placement = placements[k]
     device, pick = problem.devices[placement.device], placement.candidate
@@ -161,7 +163,7 @@ def _worth(problem: Problem, placements: Sequence[Placement], k: int) -> str:
     )
 
 
-def _waits(pick: Candidate, limits: Limits) -> str:
+def _waits(pick: Candidate, limits: PlanLimits) -> str:
     """The member's wait at the client's port; empty where there is none."""
     if round(pick.wait_ms, 2) == 0:
         return ""
@@ -172,7 +174,7 @@ def _waits(pick: Candidate, limits: Limits) -> str:
     )
 
 
-def _sureness(device: Device, pick: Candidate) -> str:
+def _sureness(device: DeviceCandidates, pick: Candidate) -> str:
     """The interval of the latency, and the dimensions in which it extrapolates."""
     estimate = device.model_of(pick).estimate(pick.spec, device.choices.num_classes)
     how = device.profile.provenance["latency"].method

@@ -11,7 +11,7 @@ from partitioner.estimates.network import wait_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PlanLimits:
     """Latency target, energy, members and the client's network port."""
 
     target_ms: float

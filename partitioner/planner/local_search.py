@@ -15,8 +15,8 @@ import numpy as np
 from partitioner.estimates.accuracy import Predictor
 from partitioner.estimates.accuracy_law import capability_of
 from partitioner.planner.availability import Objective, PartSums, arrivals
-from partitioner.planner.candidates import Candidate, Device
-from partitioner.planner.limits import Limits
+from partitioner.planner.candidates import Candidate, DeviceCandidates
+from partitioner.planner.limits import PlanLimits
 from partitioner.planner.placement import (
     Placement,
     Placements,
@@ -44,7 +44,10 @@ MOST_ACCURATE = 128
 
 
 def choose(
-    devices: Sequence[Device], predictor: Predictor, limits: Limits, start: Placements = ()
+    devices: Sequence[DeviceCandidates],
+    predictor: Predictor,
+    limits: PlanLimits,
+    start: Placements = (),
 ) -> tuple[Placements, float]:
     """Placements with the highest expected accuracy found, and that accuracy.
 
@@ -61,7 +64,7 @@ _Valued = tuple[Placements, float]
 
 
 def _with_port(
-    devices: Sequence[Device], predictor: Predictor, limits: Limits, start: Placements
+    devices: Sequence[DeviceCandidates], predictor: Predictor, limits: PlanLimits, start: Placements
 ) -> _Valued:
     """`choose` where crops wait for each other at the client's port.
 
@@ -97,7 +100,9 @@ def _with_port(
     return max(improved, key=lambda one: one[1])
 
 
-def _most_accurate(devices: Sequence[Device], predictor: Predictor, limits: Limits) -> set[int]:
+def _most_accurate(
+    devices: Sequence[DeviceCandidates], predictor: Predictor, limits: PlanLimits
+) -> set[int]:
     """The devices with the highest expected accuracy alone."""
     if len(devices) <= MOST_ACCURATE:
         return set(range(len(devices)))
@@ -108,7 +113,7 @@ def _most_accurate(devices: Sequence[Device], predictor: Predictor, limits: Limi
     return set(np.argsort(-np.array(right), kind="stable")[:MOST_ACCURATE].tolist())
 
 
-def _totals(devices: Sequence[Device], limits: Limits) -> list[float]:
+def _totals(devices: Sequence[DeviceCandidates], limits: PlanLimits) -> list[float]:
     """Totals of bytes to plan with, about evenly spread among the sums of crops."""
     # The target leaves no time to send more.
     longest = limits.target_ms * limits.client_bps / 8e3
@@ -143,9 +148,9 @@ class _Search:
 
     def __init__(
         self,
-        devices: Sequence[Device],
+        devices: Sequence[DeviceCandidates],
         predictor: Predictor,
-        limits: Limits,
+        limits: PlanLimits,
         among: Container[int] | None = None,
     ) -> None:
         self.devices, self.limits = devices, limits

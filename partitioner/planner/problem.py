@@ -26,10 +26,10 @@ from partitioner.estimates.latency_quantiles import (
 from partitioner.estimates.macs import memory_bytes
 from partitioner.estimates.network import choose_encoding, network_ms, through_port
 from partitioner.planner.availability import Objective, PartSums, exact_arrivals
-from partitioner.planner.candidates import Device, Run, Sight, evaluate_device, fit_ways
+from partitioner.planner.candidates import DeviceCandidates, Run, Sight, evaluate_device, fit_ways
 from partitioner.planner.design_space import make_design_space, quantised
 from partitioner.planner.families import Families
-from partitioner.planner.limits import Limits
+from partitioner.planner.limits import PlanLimits
 from partitioner.planner.placement import Placement, Placements, with_waits
 
 FP32: tuple[Precision, ...] = ("fp32",)
@@ -43,9 +43,9 @@ class Problem:
 
     teacher: TeacherSpec
     predictor: Predictor
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceCandidates, ...]
     #: Each device with the teacher as its only choice, if its memory suffices.
-    with_teacher: tuple[Device, ...]
+    with_teacher: tuple[DeviceCandidates, ...]
     #: Public networks that each device can run, the most capable first; none where the teacher's
     #: pictures are smaller than theirs.
     public_networks: tuple[tuple[Run, ...], ...]
@@ -60,10 +60,10 @@ class Problem:
         """Most members of a plan."""
         return min(PLANNED_MEMBERS, len(self.devices))
 
-    def limits(self, target_ms: float, members: int | None = None) -> Limits:
+    def limits(self, target_ms: float, members: int | None = None) -> PlanLimits:
         """The limits of a plan for this target with at most so many members."""
         most = self.max_members if members is None else members
-        return Limits(
+        return PlanLimits(
             target_ms=target_ms,
             max_energy_j=self.max_energy_j,
             quantile=quantile_for(self.percentile, most),
@@ -173,7 +173,9 @@ def sights_of(cameras: Mapping[str, str], profiles: Sequence[DeviceProfile]) -> 
     }
 
 
-def _seeing(device: Device, able: Mapping[str, Device], cameras: Mapping[str, str]) -> Device:
+def _seeing(
+    device: DeviceCandidates, able: Mapping[str, DeviceCandidates], cameras: Mapping[str, str]
+) -> DeviceCandidates:
     """A device that leaves its camera to those before it that can compute it."""
     if not cameras:
         return device

@@ -16,10 +16,10 @@ from mdp.errors import PlanRefused
 from mdp.formats.plan import Assignment, NetworkSpec, Plan, Replica, SubModelSpec
 from partitioner.estimates.batching import with_batches
 from partitioner.estimates.network import waits_ms
-from partitioner.planner.candidates import Candidate, Device
+from partitioner.planner.candidates import Candidate, DeviceCandidates
 from partitioner.planner.deadline import deadline_ms
 from partitioner.planner.explain import limit_broken, why, why_replica
-from partitioner.planner.limits import Limits
+from partitioner.planner.limits import PlanLimits
 from partitioner.planner.local_search import LEAST_GAIN, choose
 from partitioner.planner.placement import Placement, Placements, total_bytes, with_waits
 from partitioner.planner.problem import (
@@ -51,7 +51,7 @@ def plan_within(problem: Problem, target_ms: float) -> Solution:
 
 def placements_within(
     problem: Problem, target_ms: float, start: Placements = ()
-) -> tuple[Placements, Limits]:
+) -> tuple[Placements, PlanLimits]:
     """The best placements found for one target, at least as good as `start`, and their limits.
 
     With a percentile, each of fewer members may be later.
@@ -81,7 +81,7 @@ def _member_counts(problem: Problem) -> list[int]:
 
 
 def solution_of(
-    problem: Problem, placements: Placements, limits: Limits, floor: float = 0.0
+    problem: Problem, placements: Placements, limits: PlanLimits, floor: float = 0.0
 ) -> Solution:
     """The plan of some placements, marked as refused where one device is at least as good.
 
@@ -133,7 +133,7 @@ def _boosting_order(problem: Problem, placement: Placement) -> tuple[float, floa
     return (-dependable, -placement.candidate.capability, name)
 
 
-def _assignment(problem: Problem, placements: Placements, k: int, limits: Limits) -> Assignment:
+def _assignment(problem: Problem, placements: Placements, k: int, limits: PlanLimits) -> Assignment:
     c, sight = placements[k].candidate, problem.devices[placements[k].device].sight
     reason = why(problem, placements, k, limits)
     if sight is not None and sight.owner:
@@ -166,7 +166,9 @@ def _run_of(problem: Problem, device: int, c: Candidate) -> dict[str, Any]:
     }
 
 
-def _left_out(problem: Problem, placements: Sequence[Placement], limits: Limits) -> dict[str, str]:
+def _left_out(
+    problem: Problem, placements: Sequence[Placement], limits: PlanLimits
+) -> dict[str, str]:
     """Unused devices, each with the reason."""
     busy = {device for placement in placements for device in placement.devices}
     taken = {placement.candidate.identity for placement in placements}
@@ -193,7 +195,7 @@ def _left_out(problem: Problem, placements: Sequence[Placement], limits: Limits)
     return reasons
 
 
-def _elsewhere(problem: Problem, device: Device, busy: Collection[int]) -> str:
+def _elsewhere(problem: Problem, device: DeviceCandidates, busy: Collection[int]) -> str:
     """The one of the `busy` devices that computes an unused device's camera; empty if none."""
     for index in sorted(busy):
         sight = problem.devices[index].sight
@@ -202,7 +204,7 @@ def _elsewhere(problem: Problem, device: Device, busy: Collection[int]) -> str:
     return ""
 
 
-def _joins(device: Device, placements: Sequence[Placement], limits: Limits) -> bool:
+def _joins(device: DeviceCandidates, placements: Sequence[Placement], limits: PlanLimits) -> bool:
     """Tell whether one more crop at the client's port leaves these members in time."""
     if limits.client_bps == math.inf:
         return True
@@ -215,7 +217,7 @@ def _joins(device: Device, placements: Sequence[Placement], limits: Limits) -> b
     return bool(np.any(last_ms <= limits.target_ms))
 
 
-def why_left_out(device: Device, limits: Limits) -> str:
+def why_left_out(device: DeviceCandidates, limits: PlanLimits) -> str:
     """Why a device is unused: its fastest choice, and the limit that it exceeds."""
     if device.blind:
         return "it has no camera (--camera)"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from mdp.formats.plan import NetworkSpec, PredictedAccuracy, SingleDevice, Spec, SubModelSpec
 from partitioner.estimates.accuracy import Predictor
 from partitioner.planner.candidates import Candidate, Run, Sight
-from partitioner.planner.limits import Limits
+from partitioner.planner.limits import PlanLimits
 from partitioner.planner.placement import Placement
 from partitioner.planner.problem import Problem, availability, exact_objective
 
@@ -16,7 +16,7 @@ from partitioner.planner.problem import Problem, availability, exact_objective
 LEAST_LEAD = 5e-4
 
 
-def single_device(problem: Problem, limits: Limits) -> SingleDevice | None:
+def single_device(problem: Problem, limits: PlanLimits) -> SingleDevice | None:
     """The device with the highest expected accuracy alone; the fastest of equals.
 
     A device that runs the teacher in time counts with it, any other with its best plain ViT or
@@ -70,7 +70,7 @@ def reason_to_refuse(
     placements: Sequence[Placement],
     accuracy: PredictedAccuracy,
     single: SingleDevice | None,
-    limits: Limits,
+    limits: PlanLimits,
     floor: float,
 ) -> str:
     """Why one device is at least as good, or an empty text.
@@ -114,7 +114,7 @@ def reason_to_refuse(
     return ""
 
 
-def _only_one(problem: Problem, limits: Limits) -> str:
+def _only_one(problem: Problem, limits: PlanLimits) -> str:
     """The reason that no other device can take part; empty where any can."""
     able = [device for device in problem.devices if len(device.places(limits))]
     if len(able) == 1:
@@ -127,7 +127,7 @@ def _reason_without_accuracy(
     placements: Sequence[Placement],
     single: SingleDevice,
     there: float,
-    limits: Limits,
+    limits: PlanLimits,
 ) -> str:
     """Why one device is at least as good, or an empty text, where no accuracy is known.
 
@@ -157,7 +157,7 @@ def _teacher_instead(
     there: float,
     counted: float,
     expected: float,
-    limits: Limits,
+    limits: PlanLimits,
     sight: Sight | None,
 ) -> str:
     """The reason that one device runs the teacher, with the plan's accuracy where that leads.
@@ -178,7 +178,7 @@ def _teacher_instead(
     )
 
 
-def _runs_teacher(single: SingleDevice, limits: Limits, sight: Sight | None) -> str:
+def _runs_teacher(single: SingleDevice, limits: PlanLimits, sight: Sight | None) -> str:
     quantised = "" if single.spec.precision == "fp32" else f" in {single.spec.precision}"
     return (
         f"{single.device} runs the teacher itself{quantised}{_seen(sight)} in "

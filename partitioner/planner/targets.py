@@ -7,7 +7,7 @@ from mdp.errors import InputError, PlanRefused
 from mdp.formats.plan import Plan, PredictedAccuracy
 from partitioner.estimates.latency_quantiles import LatencyQuantile
 from partitioner.estimates.network import waits_ms
-from partitioner.planner.limits import Limits
+from partitioner.planner.limits import PlanLimits
 from partitioner.planner.local_search import LEAST_GAIN, evenly_spread
 from partitioner.planner.placement import Placements
 from partitioner.planner.problem import (
@@ -54,7 +54,7 @@ def plan_with_accuracy(problem: Problem, floor: float, limit_ms: float | None = 
     targets = _targets(problem, limit_ms)
     if not targets:
         raise PlanRefused(nothing_fits(problem, limit_ms or 1.0))
-    known: dict[int, tuple[Placements, Limits, float]] = {}
+    known: dict[int, tuple[Placements, PlanLimits, float]] = {}
 
     def reaches(index: int) -> bool:
         if index not in known:

@@ -29,7 +29,7 @@ _COSTS = 16
 Push = Callable[[float, Callable[[float, Any], None], Any], None]
 
 
-class Job(Struct, eq=False):
+class QueuedRequest(Struct, eq=False):
     """One request in its agent's queue."""
 
     #: For the queue: one client and one bundle.
@@ -68,7 +68,7 @@ class SimulatedDevice:
         model: models.DeviceModel,
         streams: models.RandomStreams,
         push: Push,
-        reply: Callable[[float, Job], None],
+        reply: Callable[[float, QueuedRequest], None],
         client_bps: float = math.inf,
     ) -> None:
         """Replies arrive at most at `client_bps`, the rate of a client's port."""
@@ -80,7 +80,7 @@ class SimulatedDevice:
         #: Its requests, by outcome.
         self.asked = self.used = self.late = self.too_late = self.overloaded = 0
         self._push, self._reply = push, reply
-        self._queue: AgentQueue[Job] = AgentQueue()
+        self._queue: AgentQueue[QueuedRequest] = AgentQueue()
         self._there_s = model.request_bytes * 8 / model.bandwidth_bps
         delay = model.delay
         self._ask_s = (
@@ -93,7 +93,7 @@ class SimulatedDevice:
         self._link_free_s = _PAST
         self._turnaround_s = model.turnaround_s
         #: The job being computed, the end of computing, and of sending the reply; -inf: idle.
-        self._running: Job | None = None
+        self._running: QueuedRequest | None = None
         self._done_s = self._free_s = _PAST
 
     @property
@@ -111,7 +111,7 @@ class SimulatedDevice:
         # Drawn even if never computed, so that the n-th request always costs the same.
         cost_s = self._cost_s
         there_s = cost_s()
-        job = Job(call, self, budget_s, cost_s(), cost_s())
+        job = QueuedRequest(call, self, budget_s, cost_s(), cost_s())
         self._push(link_free_s + there_s, self._arrive, job)
 
     def ask(self, now_s: float, replied: Callable[[float, Any], None], client: Any) -> None:
@@ -142,7 +142,7 @@ class SimulatedDevice:
             self.busy_s += job.took_s
             self._queue.done(job.took_s)
 
-    def _arrive(self, now_s: float, job: Job) -> None:
+    def _arrive(self, now_s: float, job: QueuedRequest) -> None:
         if not self.up:
             return
         if self._running is not None:
@@ -167,7 +167,7 @@ class SimulatedDevice:
         for job in jobs:
             self._begin(now_s, job)
 
-    def _begin(self, now_s: float, job: Job) -> None:
+    def _begin(self, now_s: float, job: QueuedRequest) -> None:
         job.queue_s = now_s - job.arrived_s
         self._running, self._done_s = job, now_s + job.took_s
         self._free_s = self._done_s + self._turnaround_s
@@ -182,7 +182,7 @@ class SimulatedDevice:
         if self._queue.waiting:
             self._push(self._free_s, self._freed, epoch)
 
-    def _deliver(self, now_s: float, job: Job) -> None:
+    def _deliver(self, now_s: float, job: QueuedRequest) -> None:
         if job.is_lost:
             return
         if job is self._running:
@@ -193,7 +193,7 @@ class SimulatedDevice:
                     self._link_free_s = _PAST
         self._reply(now_s, job)
 
-    def _send_back(self, now_s: float, job: Job, refusal: Refusal) -> None:
+    def _send_back(self, now_s: float, job: QueuedRequest, refusal: Refusal) -> None:
         if refusal == "too_late":
             self.too_late += 1
         else:

@@ -19,9 +19,9 @@ from mdp.requests.deadline import Deadline, checked_deadline_ms, reserve_s
 from mdp.requests.in_flight import InFlight
 from mdp.requests.reason import UNREACHABLE, Reason
 from mdp.requests.request import Request
-from mdp.requests.session import Action, Failed, Finish, Replied, Session, Stages, TimePassed
+from mdp.requests.session import Action, DeviceFailed, Finish, Replied, Session, Stages, TimePassed
 from partitioner.simulation import models
-from partitioner.simulation.device import Job, Push, SimulatedDevice, UpDownTimes
+from partitioner.simulation.device import Push, QueuedRequest, SimulatedDevice, UpDownTimes
 from partitioner.simulation.port import ClientPort
 from partitioner.simulation.trace import Trace
 
@@ -242,7 +242,7 @@ class Simulation:
     def _send(self, call: _Call, request: Request, now_s: float) -> None:
         if request.device in self._gone:
             # It failed after this request had begun.
-            failed = Failed(device=request.device, reason=UNREACHABLE, now_s=now_s)
+            failed = DeviceFailed(device=request.device, reason=UNREACHABLE, now_s=now_s)
             self._act(call, call.session.handle(failed), now_s)
         else:
             device, client = self._devices[request.device], call.client
@@ -264,7 +264,7 @@ class Simulation:
             if turn.reason is None:
                 self._send(call, turn.request, now_s)
             else:
-                failed = Failed(device=device, reason=turn.reason, now_s=now_s)
+                failed = DeviceFailed(device=device, reason=turn.reason, now_s=now_s)
                 self._act(call, call.session.handle(failed), now_s)
         wake_s = book.wake_s()
         if wake_s < client.turns_s:
@@ -312,11 +312,11 @@ class Simulation:
         if call.client.book.held:
             self._give_turns(now_s, call.client)
 
-    def _replied(self, now_s: float, job: Job) -> None:
+    def _replied(self, now_s: float, job: QueuedRequest) -> None:
         call, device = job.call, job.device
-        event: Replied | Failed
+        event: Replied | DeviceFailed
         if job.refusal is not None:
-            event = Failed(device=device.name, reason=Reason(job.refusal), now_s=now_s)
+            event = DeviceFailed(device=device.name, reason=Reason(job.refusal), now_s=now_s)
         else:
             event = Replied(
                 device=device.name,

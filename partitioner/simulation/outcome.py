@@ -35,7 +35,7 @@ class DeviceOutcome(Record, frozen=True):
     falls: int
 
 
-class Latency(Record, frozen=True, rename={"p999": "p99.9"}):
+class LatencyPercentiles(Record, frozen=True, rename={"p999": "p99.9"}):
     """Percentiles of the latency of answers, in milliseconds."""
 
     p50: float
@@ -59,7 +59,7 @@ class Outcome(Record, frozen=True):
     #: With every member, and with some missing.
     complete: Share
     partial: Share
-    latency_ms: Latency
+    latency_ms: LatencyPercentiles
     throughput_per_s: float
     modes: dict[str, float]
     #: Virtual duration.
@@ -105,9 +105,9 @@ def outcome_of(scenario: Scenario, trace: Trace, accuracy: AnswerAccuracy) -> Ou
     )
 
 
-def _latency(given_ms: NDArray[np.float64]) -> Latency:
+def _latency(given_ms: NDArray[np.float64]) -> LatencyPercentiles:
     p50, p90, p99, p999, most = np.percentile(given_ms, [50, 90, 99, 99.9, 100]).tolist()
-    return Latency(p50=p50, p90=p90, p99=p99, p999=p999, max=most)
+    return LatencyPercentiles(p50=p50, p90=p90, p99=p99, p999=p999, max=most)
 
 
 def _devices(scenario: Scenario, trace: Trace) -> dict[str, DeviceOutcome]:

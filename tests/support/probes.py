@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from devices.probe.child import (
     Capabilities,
-    Failed,
+    ChildFailed,
     ListCapabilities,
     MeasureRun,
     Reply,
@@ -149,7 +149,7 @@ class FakeDevice:
     def __init__(
         self, providers: Sequence[str] = (CPU,), openvino: Mapping[str, Sequence[str]] | None = None
     ) -> None:
-        self.here: Capabilities | Failed = Capabilities(
+        self.here: Capabilities | ChildFailed = Capabilities(
             providers=list(providers),
             openvino=None if openvino is None else {d: list(a) for d, a in openvino.items()},
             versions={"onnxruntime": "1.0"},
@@ -177,7 +177,7 @@ class FakeDevice:
             case MeasureRun(run=run):
                 reason = self.failing(run, len(self.asked))
                 if reason is not None:
-                    return Failed(reason=reason)
+                    return ChildFailed(reason=reason)
                 found = measured(self.latency_ms(run), self.others_cores(len(self.asked)))
                 return replace(found, start_up_ms=self.start_up_ms(run))
 

@@ -7,7 +7,15 @@ import pytest
 from msgspec.structs import replace as changed
 
 from benchmarks.faults.calling_client import decoded, encoded
-from benchmarks.faults.promises import Call, Checks, Kind, Phase, Promise, broken, broken_together
+from benchmarks.faults.promises import (
+    Checks,
+    Kind,
+    ObservedCall,
+    Phase,
+    Promise,
+    broken,
+    broken_together,
+)
 from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
 from mdp.requests.prediction import Prediction
 
@@ -34,14 +42,14 @@ NO_QUORUM = QuorumNotMet("no", {"alpha": "unreachable"})
 
 def call(
     outcome: Prediction | InferenceError, phase: Phase = "faulty", took_ms: float = 3.0
-) -> Call:
-    return Call(
+) -> ObservedCall:
+    return ObservedCall(
         phase=phase, picture=2, label="red", deadline_ms=100.0, elapsed_ms=took_ms, outcome=outcome
     )
 
 
 INCOMPLETE = "incomplete: {'beta': 'unreachable'}"
-CASES: list[tuple[Kind, Call, Promise, str]] = [
+CASES: list[tuple[Kind, ObservedCall, Promise, str]] = [
     ("stacked", call(LESS), GONE, ""),
     ("stacked", call(WHOLE, "turning"), GONE, ""),
     ("stacked", call(WHOLE, "after", 104.0), GONE, ""),
@@ -78,7 +86,7 @@ CASES: list[tuple[Kind, Call, Promise, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "made", "promise", "expected"), CASES)
-def test_a_call_is_checked(kind: Kind, made: Call, promise: Promise, expected: str) -> None:
+def test_a_call_is_checked(kind: Kind, made: ObservedCall, promise: Promise, expected: str) -> None:
     found = broken(made, promise, checks(kind))
     assert expected in found if expected else found == []
 
@@ -103,7 +111,9 @@ ONE_WRONG = Promise(used="perhaps", wrong_labels=1)
         ([ODD, ODD], ONE_WRONG, ["2 wrong labels, at most 1 may be"]),
     ],
 )
-def test_calls_are_checked_together(calls: list[Call], promise: Promise, expected: Any) -> None:
+def test_calls_are_checked_together(
+    calls: list[ObservedCall], promise: Promise, expected: Any
+) -> None:
     assert broken_together(calls, promise, checks()) == expected
 
 

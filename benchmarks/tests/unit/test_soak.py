@@ -16,7 +16,7 @@ from benchmarks.soak.client import Asker, numbers_of, play
 from benchmarks.soak.faults import LASTS_S, QUIET_S, counted, schedule
 from benchmarks.soak.over_http import inferred
 from benchmarks.soak.pictures import DEVICES, SIZES, draw, label_of, picture_of, write_colour_bundle
-from benchmarks.soak.tally import Answer, Failed, Outcome, Tally, unaccounted, verdict
+from benchmarks.soak.tally import Answer, CallFailed, Outcome, Tally, unaccounted, verdict
 from benchmarks.soak.watch import Held, grown, trends
 from mdp.formats.bundle import Bundle, model_path
 from mdp.fusion.fuse import Contribution, fuse, listed_subsets, probabilities, weights_for
@@ -90,7 +90,7 @@ def test_wrong_mixed_doubled_and_lost_calls_are_counted() -> None:
     tally.end(mixed, answer(2, 0.9), 0.01)
     tally.end(doubled, answer(3), 0.01)
     tally.end(doubled, answer(3), 0.01)
-    tally.end(failed, Failed("DeadlineExceeded"), 0.25)
+    tally.end(failed, CallFailed("DeadlineExceeded"), 0.25)
     result = tally.result({})
     assert list(tally.open) == [lost]
     assert result["counts"] == {

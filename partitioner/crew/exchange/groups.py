@@ -31,7 +31,7 @@ def timeout_s(predicted_s: float) -> float:
     return TIMEOUT_S + PREDICTED * predicted_s
 
 
-class Groups:
+class TrainerGroups:
     """One trainer's groups, one a network; used by one thread.
 
     A group serves the next meeting of the same members if its last one was committed: all of them

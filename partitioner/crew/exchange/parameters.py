@@ -23,10 +23,10 @@ from partitioner.crew.machine.events import (
     Close,
     Commit,
     Done,
-    Failed,
     Finished,
     GoOn,
     Meet,
+    MeetingFailed,
     Ready,
     Refused,
     Trainer,
@@ -52,7 +52,7 @@ class CrewEnded(MDPError):
     """The desk tells this trainer to take no further part."""
 
 
-class Groups(Protocol):
+class ProcessGroups(Protocol):
     """Makes process groups of trainers that meet."""
 
     def of(
@@ -92,7 +92,7 @@ class Rounds:
         self,
         network: str,
         trainer: Trainer,
-        groups: Groups,
+        groups: ProcessGroups,
         trainers: int,
         *,
         first: bool,
@@ -276,7 +276,7 @@ class Rounds:
         if self._result is not None:
             self._trainer.report(Done(rank=rank, network=self._network, seq=meet.seq))
         else:
-            failed = Failed(rank=rank, network=self._network, seq=meet.seq, blamed=blamed)
+            failed = MeetingFailed(rank=rank, network=self._network, seq=meet.seq, blamed=blamed)
             self._trainer.report(failed)
 
     def _averaged(self, meet: Meet) -> _Result:

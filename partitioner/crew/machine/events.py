@@ -74,7 +74,7 @@ class Done(Event, frozen=True, tag="done"):
     seq: Count
 
 
-class Failed(Event, frozen=True, tag="failed"):
+class MeetingFailed(Event, frozen=True, tag="failed"):
     """A trainer could not finish meeting `seq`; `blamed` sent a number that is not finite."""
 
     network: str
@@ -161,7 +161,7 @@ class Refused(Action, frozen=True, tag="refused"):
 
 
 AnyReport = Ready | Waiting | Finished
-AnyEvent = Joined | Gone | AnyReport | Done | Failed | Made | Waited
+AnyEvent = Joined | Gone | AnyReport | Done | MeetingFailed | Made | Waited
 AnyAction = Accepted | Start | Leave | Close | Meet | Commit | GoOn | Refused
 
 

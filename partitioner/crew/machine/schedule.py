@@ -18,11 +18,11 @@ from partitioner.crew.machine.events import (
     Close,
     Commit,
     Done,
-    Failed,
     Finished,
     Gone,
     GoOn,
     Meet,
+    MeetingFailed,
     Rank,
     Ready,
     Refused,
@@ -116,11 +116,11 @@ class _Rounds(ABC):
                 if event.since != member.since or member.rests:
                     return []
                 self._reported(member, event)
-            case Done() | Failed() if self._meeting and event.seq == self._meeting.seq:
+            case Done() | MeetingFailed() if self._meeting and event.seq == self._meeting.seq:
                 if rank not in self._meeting.weights:
                     return []
                 self._meeting.answers[rank] = isinstance(event, Done)
-                if isinstance(event, Failed) and event.blamed in self._meeting.weights:
+                if isinstance(event, MeetingFailed) and event.blamed in self._meeting.weights:
                     self._meeting.blamed.add(event.blamed)
             case _:
                 return []

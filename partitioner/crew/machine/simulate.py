@@ -19,11 +19,11 @@ from partitioner.crew.machine.events import (
     Close,
     Commit,
     Done,
-    Failed,
     Finished,
     Gone,
     GoOn,
     Meet,
+    MeetingFailed,
     Rank,
     Ready,
     Refused,
@@ -272,7 +272,7 @@ class _Simulation:
         def failed() -> None:
             if _meets(self._trainers[rank], meet) and not self._trainers[rank].lost:
                 self._leave(rank)
-                self._log(Failed(rank=rank, network=self.NETWORK, seq=meet.seq))
+                self._log(MeetingFailed(rank=rank, network=self.NETWORK, seq=meet.seq))
 
         self._at(self._now_s + self._scenario.fails_s, failed)
 

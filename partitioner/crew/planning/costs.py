@@ -110,7 +110,7 @@ def answers_per_s(pace: float, bytes_per_s: float, numbers: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CrewJob:
     """Something that a crew does together."""
 
     name: str
@@ -134,7 +134,7 @@ def member_index(name: str) -> int | None:
     return int(number) if kind == "member" and number.isdecimal() else None
 
 
-def timeline(jobs: Sequence[Job], chain: Chain = "strict") -> list[Span]:
+def timeline(jobs: Sequence[CrewJob], chain: Chain = "strict") -> list[Span]:
     """When each trainer does which of `jobs`; a trainer does one after another, in their order.
 
     Jobs other than members come one after another, before the members or after the one that they

@@ -7,7 +7,7 @@ from functools import cache
 
 from mdp.errors import PlanRefused
 from partitioner.crew.planning.assign import EXACT, best_crew, side_by_side
-from partitioner.crew.planning.costs import Chain, Job, Span, makespan_s, timeline
+from partitioner.crew.planning.costs import Chain, CrewJob, Span, makespan_s, timeline
 from partitioner.crew.planning.facts import ANSWERS, Facts
 from partitioner.crew.planning.methods import Allowed, Method, Methods
 from partitioner.crew.planning.syncplan import Answers, SyncPlan, contradictions
@@ -238,7 +238,7 @@ def _proposal(
     That includes no measured line to the desk. Frozen passes are of `answering`, or of all; a
     trainer alone is its own desk.
     """
-    jobs: list[Job] = []
+    jobs: list[CrewJob] = []
     predicting = Methods(facts)
     crews = [method.sync.crew or facts.names for method in methods.values() if method]
     several = len(set(answering).union(*crews)) > 1
@@ -252,7 +252,7 @@ def _proposal(
         sending_s = predicting.hand_in_s(network, method.sync) if several else 0.0
         if sending_s == math.inf:
             return None
-        jobs.append(Job(network.name, crew, network.seen / method.pictures_per_s + sending_s))
+        jobs.append(CrewJob(network.name, crew, network.seen / method.pictures_per_s + sending_s))
     by: tuple[str, ...] = ()
     if work.answers is not None:
         # Who answers has the whole of a teacher that was trained in stages.
@@ -263,14 +263,14 @@ def _proposal(
         if not by:
             return None
         place = sum(job.name == "teacher" for job in jobs)
-        jobs.insert(place, Job(ANSWERS, by, work.answers.pictures / rate))
+        jobs.insert(place, CrewJob(ANSWERS, by, work.answers.pictures / rate))
         for passes in work.outputs[: 1 if chain == "star" else None]:
             _, rate = Methods(facts).answers(passes, by, desk)
             if not rate:
                 return None
             place = [job.name for job in jobs].index(passes.network) + 1
             seconds = passes.pictures / rate
-            jobs.insert(place, Job(f"outputs of {passes.network}", by, seconds))
+            jobs.insert(place, CrewJob(f"outputs of {passes.network}", by, seconds))
     plan = SyncPlan(
         facts=facts.digest,
         chain=chain,

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from devices.probe.child import Capabilities, Failed, ListCapabilities, MeasureRun, SustainRun
+from devices.probe.child import Capabilities, ChildFailed, ListCapabilities, MeasureRun, SustainRun
 from devices.probe.encoders import complete, extract, read_index
 from devices.probe.measure import Load, Measured, Run
 from devices.probe.worker import Worker
@@ -170,7 +170,7 @@ def test_a_network_of_a_family_is_measured(worker: Worker, graphs: Path, precisi
 def test_an_absent_provider_fails_one_point_only(worker: Worker, model: Path) -> None:
     absent = MeasureRun(run=a_run("CUDAExecutionProvider"), model=str(model), seconds=0.01)
     reply = worker.request(absent, PATIENCE_S)
-    assert isinstance(reply, Failed)
+    assert isinstance(reply, ChildFailed)
     assert "CUDAExecutionProvider, this device has" in reply.reason
     sustain = SustainRun(run=a_run(), model=str(model), seconds=0.1)
     assert isinstance(worker.request(sustain, PATIENCE_S), Load)
@@ -180,7 +180,7 @@ def test_a_silent_or_ended_process_is_replaced(worker: Worker, model: Path) -> N
     endless = SustainRun(run=a_run(), model=str(model), seconds=1e6)
     worker.request(ListCapabilities(), PATIENCE_S)
     reply = worker.request(endless, 0.05)
-    assert reply == Failed(reason="nothing was heard for 0.05 s")
+    assert reply == ChildFailed(reason="nothing was heard for 0.05 s")
     assert isinstance(worker.request(ListCapabilities(), PATIENCE_S), Capabilities)
     # It also ends by itself after each reply, where points cannot be measured in forks.
     assert worker._process is not None
@@ -194,7 +194,7 @@ def test_a_silent_or_ended_process_is_replaced(worker: Worker, model: Path) -> N
 def test_no_process_starts(worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "msgspec.py").write_text("raise ImportError('broken installation')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert worker.request(ListCapabilities(), PATIENCE_S) == Failed(
+    assert worker.request(ListCapabilities(), PATIENCE_S) == ChildFailed(
         reason="the measuring process ended: ImportError: broken installation"
     )
 
@@ -204,5 +204,5 @@ def test_a_file_that_is_no_model_is_a_point_that_failed(worker: Worker, tmp_path
     reply = worker.request(
         MeasureRun(run=a_run(), model=str(tmp_path / "model.onnx"), seconds=0.01), PATIENCE_S
     )
-    assert isinstance(reply, Failed)
+    assert isinstance(reply, ChildFailed)
     assert "model.onnx: expected an ONNX model" in reply.reason

@@ -28,7 +28,7 @@ from partitioner.crew.exchange.files import (
     forget_file,
     send_file,
 )
-from partitioner.crew.exchange.groups import GroupBroken, Groups, timeout_s
+from partitioner.crew.exchange.groups import GroupBroken, TrainerGroups, timeout_s
 from partitioner.crew.exchange.store import (
     MAX_BYTES,
     DeskLost,
@@ -269,7 +269,7 @@ def test_a_torch_that_cannot_list_what_strangers_set(monkeypatch: pytest.MonkeyP
 def test_a_group_serves_until_a_mean_is_not_committed() -> None:
     server = serve_store(HOST, 0, TOKEN)
     committed = 0
-    groups = Groups(server.another(), 4, HOST, lambda network: committed, 5.0)
+    groups = TrainerGroups(server.another(), 4, HOST, lambda network: committed, 5.0)
     first = groups.of(NET, 1, (4,))
     committed = 1
     assert groups.of(NET, 2, (4,)) is first
@@ -277,7 +277,7 @@ def test_a_group_serves_until_a_mean_is_not_committed() -> None:
     assert groups.of(NET, 3, (4,)) is not first
     assert groups.made == 2
     groups.close()
-    short = Groups(server.another(timedelta(seconds=0.2)), 4, HOST, lambda _: 0, 0.2)
+    short = TrainerGroups(server.another(timedelta(seconds=0.2)), 4, HOST, lambda _: 0, 0.2)
     with pytest.raises(GroupBroken, match="member-0: meeting 4 of 4, 5: "):
         short.of(NET, 4, (4, 5))
     assert timeout_s(2.5) == 30.0

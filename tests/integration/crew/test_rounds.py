@@ -20,9 +20,9 @@ from partitioner.crew.exchange.parameters import CrewEnded, Rounds  # noqa: E402
 from partitioner.crew.machine.events import (  # noqa: E402
     AnyAction,
     AnyEvent,
-    Failed,
     Finished,
     GoOn,
+    MeetingFailed,
     Ready,
     Waiting,
 )  # fmt: skip
@@ -148,7 +148,7 @@ def test_all_end_with_the_same_bits(codec: CodecName) -> None:
 
 def test_a_round_is_repeated_without_who_sent_what_is_no_number() -> None:
     desk, found = trained("int8", odd=2)
-    failed = [event for event in desk.log if isinstance(event, Failed)]
+    failed = [event for event in desk.log if isinstance(event, MeetingFailed)]
     assert {event.blamed for event in failed} == {2}
     assert len(failed) == TRAINERS
     assert desk.schedule.ended == "net is trained"

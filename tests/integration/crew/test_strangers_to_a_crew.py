@@ -25,7 +25,7 @@ from mdp.testing.processes import until  # noqa: E402
 from partitioner.crew.exchange.authentication import sign_name  # noqa: E402
 from partitioner.crew.exchange.control import Desk, Hand  # noqa: E402
 from partitioner.crew.exchange.files import EVERYBODY, Head, StoreFiles  # noqa: E402
-from partitioner.crew.exchange.groups import Groups  # noqa: E402
+from partitioner.crew.exchange.groups import TrainerGroups  # noqa: E402
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer  # noqa: E402
 from partitioner.crew.exchange.store import SignedStore, Tampered, serve_store  # noqa: E402
 from partitioner.crew.machine.events import Accepted, Leave, Refused  # noqa: E402
@@ -273,7 +273,7 @@ def test_where_members_of_a_mean_listen_is_signed(store: SignedStore) -> None:
     other: Any = stranger(store.port)
     addresses = own.another()
     # A group of one has said where it listens.
-    groups = Groups(own, 0, HOST, lambda _: 0, 5.0)
+    groups = TrainerGroups(own, 0, HOST, lambda _: 0, 5.0)
     groups.of("member-0", 1, (0,))
     [name] = [text for text in addresses.names() if text.startswith("g/member-0/1/")]
     assert "~" in name

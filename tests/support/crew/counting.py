@@ -25,15 +25,15 @@ import torch
 
 from mdp import console
 from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
-from partitioner.crew.exchange.groups import Groups
+from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.machine.events import (
     Close,
     Commit,
     Done,
-    Failed,
     Finished,
     GoOn,
     Meet,
+    MeetingFailed,
     Ready,
     Refused,
     Report,
@@ -64,7 +64,7 @@ class Counting:
         store = connect(HOST, port, TOKEN, wait_s=20.0, timeout=timedelta(seconds=GROUP_S))
         self.hand = Hand(store)
         self.hand.join(name, DIGEST)
-        self.groups = Groups(store, self.hand.rank, HOST, self.hand.committed, GROUP_S)
+        self.groups = TrainerGroups(store, self.hand.rank, HOST, self.hand.committed, GROUP_S)
         self.name, self.meetings = name, 0
         self.batches, self.epochs, self.epoch = batches, epochs, 0
         self.counts = torch.zeros(epochs * batches)
@@ -127,7 +127,7 @@ class Counting:
             group.allreduce([total]).wait()
         except RuntimeError:
             self.groups.drop(NETWORK)
-            self.hand.report(Failed(rank=rank, network=NETWORK, seq=seq))
+            self.hand.report(MeetingFailed(rank=rank, network=NETWORK, seq=seq))
         else:
             self.mean = total.sum(0)
             self.hand.report(Done(rank=rank, network=NETWORK, seq=seq))

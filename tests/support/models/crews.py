@@ -22,7 +22,7 @@ from partitioner.crew.exchange.codecs import CodecName
 from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
 from partitioner.crew.exchange.flat import CodecOf
 from partitioner.crew.exchange.gradients import Gradients
-from partitioner.crew.exchange.groups import Groups
+from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.mean import Means
 from partitioner.crew.exchange.parameters import Rounds
 from partitioner.crew.machine.events import Accepted, Gone, Refused
@@ -189,7 +189,7 @@ def machine() -> Machine:
 class Dying:
     """Groups of a trainer that is killed in its fourth meeting, as its peers wait for it."""
 
-    def __init__(self, groups: Groups, hand: Hand) -> None:
+    def __init__(self, groups: TrainerGroups, hand: Hand) -> None:
         self.groups, self.hand, self.meetings = groups, hand, 0
 
     def of(self, network: str, seq: int, members: Any) -> ProcessGroupGloo:
@@ -220,7 +220,7 @@ def rounds(out: Path, name: str, rank: int, port: int) -> None:
     hand.join(str(rank), "d")
     while not isinstance(hand.poll(1.0), Accepted):
         pass
-    groups: Any = Groups(
+    groups: Any = TrainerGroups(
         joined.another(timedelta(seconds=20)), hand.rank, "127.0.0.1", hand.committed, 20.0
     )  # fmt: skip
     if name == "killed" and rank == 2:

@@ -2,19 +2,19 @@
 
 from devices.access.audit import Rate
 from devices.agent.quotas import Quotas
-from mdp.formats.keys import Limits
+from mdp.formats.keys import ClientLimits
 
 
 def test_a_client_without_limits_uses_what_it_likes() -> None:
     quotas = Quotas()
-    quotas.limit({"office": Limits(), "phone": Limits(bytes_per_s=1.0)})
+    quotas.limit({"office": ClientLimits(), "phone": ClientLimits(bytes_per_s=1.0)})
     quotas.computed(["office"], 0.0, 1e6)
     assert quotas.refusal("office", 10**9, 1e6) == quotas.refusal("other", 10**9, 1e6) == ""
 
 
 def test_bytes_are_bounded_in_the_long_run() -> None:
     quotas = Quotas()
-    quotas.limit({"phone": Limits(bytes_per_s=1000.0)})
+    quotas.limit({"phone": ClientLimits(bytes_per_s=1000.0)})
     let_through = sum(not quotas.refusal("phone", 100, now / 100) for now in range(1000))
     # Ten seconds' worth, and what may be used at once.
     assert 100 <= let_through <= 111
@@ -24,7 +24,7 @@ def test_bytes_are_bounded_in_the_long_run() -> None:
 
 def test_computing_time_is_bounded_in_the_long_run() -> None:
     quotas = Quotas()
-    quotas.limit({"phone": Limits(computing_share=0.25)})
+    quotas.limit({"phone": ClientLimits(computing_share=0.25)})
     now_s = used_s = 0.0
     while now_s < 100.0:
         if quotas.refusal("phone", 1, now_s):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from devices.probe.child import Failed, ListCapabilities, MeasureRun, SustainRun
+from devices.probe.child import ChildFailed, ListCapabilities, MeasureRun, SustainRun
 from devices.probe.encoders import Encoder
 from devices.probe.run import Probe, ProbeOptions
 from devices.probe.schedule import best_provider
@@ -201,7 +201,7 @@ def test_nothing_to_measure_with_is_said() -> None:
         AgentError, match=r"^neither onnxruntime nor openvino can be used here; pip"
     ):
         run(device)
-    device.here = Failed(reason="the measuring process ended: Illegal instruction")
+    device.here = ChildFailed(reason="the measuring process ended: Illegal instruction")
     with pytest.raises(AgentError, match=r"here: the measuring process ended: Illegal instruction"):
         run(device)
 

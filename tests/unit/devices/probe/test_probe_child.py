@@ -7,9 +7,9 @@ import sys
 import msgspec
 import pytest
 
-from devices.probe.child import Failed, _ending, _openvino_devices, serve
+from devices.probe.child import ChildFailed, _ending, _openvino_devices, serve
 
-REPLY = msgspec.json.Decoder(Failed)
+REPLY = msgspec.json.Decoder(ChildFailed)
 
 
 def served(lines: bytes) -> list[str]:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from devices.probe.link import MeasuredLink
 from devices.probe.measure import Run
-from devices.probe.profile import Device, profile_of
+from devices.probe.profile import SystemReport, profile_of
 from devices.probe.report import report, throttling, warnings
 from devices.probe.run import Probe, ProbeOptions, ProbeResult
 from mdp.errors import AgentError
@@ -16,7 +16,7 @@ from mdp.formats.profile import DeviceProfile, Sustained, read_profile
 from tests.support.clock import Clock
 from tests.support.probes import CPU, CUDA, ENCODERS, FakeDevice, FakeModels, measured, spec
 
-DEVICE = Device(
+DEVICE = SystemReport(
     name="here",
     date="2026-11-20",
     processor="Test Processor 9",

@@ -10,9 +10,9 @@ import pytest
 from mdp.errors import ConfigError, InputError
 from mdp.formats.keys import (
     AllowedClient,
+    ClientLimits,
     KeyFile,
     KeyPair,
-    Limits,
     check_bind_address,
     check_key,
     fingerprint,
@@ -218,7 +218,7 @@ def test_a_client_whose_files_are_wrong_is_left_out_alone(tmp_path: Path) -> Non
     (tmp_path / "odd.public").write_text("?")
     clients, problems = load_clients(tmp_path)
     expires = datetime.datetime(2031, 1, 31, tzinfo=datetime.UTC)
-    limits = Limits(expires=expires, connections=2)
+    limits = ClientLimits(expires=expires, connections=2)
     assert clients == {office: AllowedClient(name="office", limits=limits)}
     odd, phone, tablet = problems
     assert "odd.public: " in odd

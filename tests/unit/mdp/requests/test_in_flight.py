@@ -17,7 +17,7 @@ from mdp.requests.in_flight import OVERDUE, InFlight
 from mdp.requests.reason import PROBATION, UNREACHABLE, Code, Reason
 from mdp.requests.replicas import CHECKED, HEARTBEAT_S
 from mdp.requests.request import Request
-from mdp.requests.session import Failed, Replied, Session
+from mdp.requests.session import DeviceFailed, Replied, Session
 
 PAIR = {0: ["a", "b"]}
 BUDGET_S = 1.0
@@ -63,7 +63,7 @@ class Play:
         assert self.book.handle(number, replied) is None
 
     def fail(self, number: int, device: str, code: Code) -> None:
-        failed = Failed(device=device, reason=Reason(code), now_s=self.now_s)
+        failed = DeviceFailed(device=device, reason=Reason(code), now_s=self.now_s)
         assert self.book.handle(number, failed) is None
 
     def tell(self, device: str) -> None:

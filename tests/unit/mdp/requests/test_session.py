@@ -14,8 +14,8 @@ from mdp.requests.reason import LATE, NO_TIME, NOT_NEEDED, PROBATION, Reason
 from mdp.requests.request import Request
 from mdp.requests.session import (
     Action,
+    DeviceFailed,
     Event,
-    Failed,
     Finish,
     Replied,
     Session,
@@ -78,8 +78,8 @@ def replied(device: str, now_s: float, contribution: Contribution = SOME) -> Rep
     )
 
 
-def failed(device: str, now_s: float, reason: str = "broken") -> Failed:
-    return Failed(device=device, reason=Reason("failed", reason), now_s=now_s)
+def failed(device: str, now_s: float, reason: str = "broken") -> DeviceFailed:
+    return DeviceFailed(device=device, reason=Reason("failed", reason), now_s=now_s)
 
 
 def passed(now_s: float) -> TimePassed:

@@ -17,7 +17,7 @@ from mdp.requests.health import TOLERATED_FAILURES
 from mdp.requests.in_flight import InFlight
 from mdp.requests.reason import NO_TURN, UNREACHABLE, Code, Reason
 from mdp.requests.request import Request
-from mdp.requests.session import Action, Failed, Finish, Replied, Session, TimePassed
+from mdp.requests.session import Action, DeviceFailed, Finish, Replied, Session, TimePassed
 from mdp.requests.window import FIRST_PAUSE_S, LONGEST_PAUSE_S, MOST_OUT, SendWindow, most_out
 
 NOTHING = Contribution(np.zeros(0, np.float32), np.zeros(0, np.float32))
@@ -80,7 +80,7 @@ class Driver:
     def send(self, number: int, request: Request) -> None:
         device = request.device
         if device in self.gone:
-            failed = Failed(device=device, reason=UNREACHABLE, now_s=self.now_s)
+            failed = DeviceFailed(device=device, reason=UNREACHABLE, now_s=self.now_s)
             self.act(number, self.book.calls[number].session.handle(failed))
             return
         assert request.sent_s == self.now_s, "the time of sending"
@@ -99,7 +99,9 @@ class Driver:
             if turn.reason is None:
                 self.send(turn.number, turn.request)
             else:
-                failed = Failed(device=turn.request.device, reason=turn.reason, now_s=self.now_s)
+                failed = DeviceFailed(
+                    device=turn.request.device, reason=turn.reason, now_s=self.now_s
+                )
                 self.act(turn.number, session.handle(failed))
 
     def answer(self, device: str, place: int = 0, compute_s: float = 0.01) -> None:
@@ -113,7 +115,7 @@ class Driver:
 
     def refuse(self, device: str, place: int = 0, reason: Reason = FULL) -> None:
         number, _ = self.out[device].pop(place)
-        failed = Failed(device=device, reason=reason, now_s=self.now_s)
+        failed = DeviceFailed(device=device, reason=reason, now_s=self.now_s)
         self.act(number, self.book.handle(number, failed) or [])
         self.give_turns()
 

@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("torch")
 
 from partitioner.crew.exchange.control import Line
-from partitioner.crew.history import Cost, costs_of, spans_of
+from partitioner.crew.history import TrainerCost, costs_of, spans_of
 from partitioner.crew.machine.events import Accepted, AnyAction, Gone, Joined, Leave, Made, Start
 from partitioner.crew.planning.costs import Span
-from partitioner.crew.progress import Account, State, Told, lines, rows
+from partitioner.crew.progress import State, Told, WorkAccount, lines, rows
 from partitioner.crew.worker import Outcome
 from partitioner.run.progress import Progress
 
@@ -51,7 +51,7 @@ def test_a_row_says_job_share_pace_and_what_it_waits_for() -> None:
 
 def test_an_account_counts_a_job_and_its_waits_and_bytes() -> None:
     now_s = 100.0
-    account, notes = Account(lambda: now_s), list[str]()
+    account, notes = WorkAccount(lambda: now_s), list[str]()
     account.sent(7)
     account.begin("teacher")
     account.follow(lambda: 30)
@@ -113,7 +113,7 @@ def test_the_schedule_and_what_it_cost_follow_from_the_log() -> None:
         Span("desk", 20.0, 30.0, "member-1"),
     ]
     assert costs_of(log()) == [
-        Cost(trainer="desk", work_s=27.0, waited_s=3.0, sent_bytes=55),
-        Cost(trainer="tower", work_s=11.0, waited_s=17.0, sent_bytes=70),
+        TrainerCost(trainer="desk", work_s=27.0, waited_s=3.0, sent_bytes=55),
+        TrainerCost(trainer="tower", work_s=11.0, waited_s=17.0, sent_bytes=70),
     ]
     assert costs_of([]) == []

@@ -17,7 +17,7 @@ from partitioner.crew.exchange.store import DeskLost
 from partitioner.crew.machine.events import Accepted, AnyAction, Refused
 from partitioner.crew.planning.costs import Chain
 from partitioner.crew.planning.syncplan import Answers, NetworkSync, SyncPlan
-from partitioner.crew.progress import Account
+from partitioner.crew.progress import WorkAccount
 from partitioner.crew.worker import Ends, RunRefused, Worker, enter, jobs_of, next_job
 
 pytestmark = pytest.mark.torch
@@ -119,7 +119,7 @@ def sharing(monkeypatch: pytest.MonkeyPatch, desk: Any, one: FrozenPass, kept: P
     work = SimpleNamespace(progress=SimpleNamespace(note=notes.append))
     unused, rows = cast(Any, None), SimpleNamespace(sent_bytes=0)
     ends = Ends(unused, unused, unused, cast(Any, rows), share=desk)
-    Worker(cast(Any, work), ends, cast(Any, SimpleNamespace(account=Account())))._shared("job")
+    Worker(cast(Any, work), ends, cast(Any, SimpleNamespace(account=WorkAccount())))._shared("job")
     return notes
 
 

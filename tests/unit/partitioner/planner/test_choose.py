@@ -13,9 +13,9 @@ from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import capability_of
 from partitioner.estimates.network import waits_ms
 from partitioner.planner.availability import Objective, exact_arrivals
-from partitioner.planner.candidates import Candidate, Device, evaluate_device, fit_ways
+from partitioner.planner.candidates import Candidate, DeviceCandidates, evaluate_device, fit_ways
 from partitioner.planner.design_space import make_design_space, sub_model_grid
-from partitioner.planner.limits import Limits
+from partitioner.planner.limits import PlanLimits
 from partitioner.planner.local_search import choose
 from partitioner.planner.placement import Placement, Placements, total_energy_j
 from tests.support.models.planning import TINY, device
@@ -25,7 +25,7 @@ PREDICTOR = predictor_for(shipped_law(), TINY.shape, num_classes=10)
 
 def some_devices(
     seed: int, count: int, shapes: int, availability: tuple[float, ...] = (0.5, 0.8, 0.95, 1.0)
-) -> list[Device]:
+) -> list[DeviceCandidates]:
     """Unequal devices with a few shapes each, drawn from the teacher's grid."""
     draw = np.random.default_rng(seed)
     grid = sub_model_grid(TINY.shape)
@@ -43,7 +43,7 @@ def some_devices(
     return [evaluate_device(p, fit_ways(p, ["fp32"]), choices) for p in profiles]
 
 
-def exhaustive(devices: Sequence[Device], limits: Limits) -> float:
+def exhaustive(devices: Sequence[DeviceCandidates], limits: PlanLimits) -> float:
     """The best expected accuracy of all plans without replicas, over every shape everywhere."""
     there = exact_arrivals([d.profile.availability for d in devices])
     objective = Objective(PREDICTOR.law, capability_of(PREDICTOR.teacher_accuracy), there)
@@ -73,7 +73,7 @@ def test_two_or_three_devices_get_the_best_plan_there_is(seed: int) -> None:
     count, shapes = (2, 24) if seed % 2 else (3, 10)
     devices = some_devices(seed, count, shapes)
     target_ms = float(np.random.default_rng(seed).uniform(2, 20))
-    limits = Limits(target_ms=target_ms)
+    limits = PlanLimits(target_ms=target_ms)
     placements, found = choose(devices, PREDICTOR, limits)
     best = exhaustive(devices, limits)
     # Devices that add next to nothing are left out; replicas may even be better.
@@ -84,9 +84,9 @@ def test_two_or_three_devices_get_the_best_plan_there_is(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_an_energy_limit_is_kept_and_nearly_used_up(seed: int) -> None:
     devices = some_devices(100 + seed, 3, 9)
-    unlimited, _ = choose(devices, PREDICTOR, Limits(target_ms=20.0))
+    unlimited, _ = choose(devices, PREDICTOR, PlanLimits(target_ms=20.0))
     limit_j = 0.6 * total_energy_j(unlimited)
-    limits = Limits(target_ms=20.0, max_energy_j=limit_j)
+    limits = PlanLimits(target_ms=20.0, max_energy_j=limit_j)
     placements, found = choose(devices, PREDICTOR, limits)
     assert total_energy_j(placements) <= limit_j * (1 + 1e-9)
     assert found >= 0.98 * exhaustive(devices, limits)
@@ -97,12 +97,12 @@ def test_more_time_is_never_worse() -> None:
     start: Placements = ()
     before = 0.0
     for target_ms in (2.0, 3.0, 5.0, 8.0, 13.0, 21.0):
-        start, found = choose(devices, PREDICTOR, Limits(target_ms=target_ms), start)
+        start, found = choose(devices, PREDICTOR, PlanLimits(target_ms=target_ms), start)
         assert found >= before
         before = found
 
 
-def same_shape(count: int, availability: Sequence[float]) -> list[Device]:
+def same_shape(count: int, availability: Sequence[float]) -> list[DeviceCandidates]:
     """Devices that can run one and the same shape only."""
     shape = sub_model_grid(TINY.shape)[40]
     choices = make_design_space(TINY.shape, PREDICTOR, shapes=[shape])
@@ -111,20 +111,20 @@ def same_shape(count: int, availability: Sequence[float]) -> list[Device]:
 
 
 def test_a_second_device_replicates_one_that_is_often_away() -> None:
-    placements, found = choose(same_shape(2, [0.6, 0.9]), PREDICTOR, Limits(target_ms=50.0))
+    placements, found = choose(same_shape(2, [0.6, 0.9]), PREDICTOR, PlanLimits(target_ms=50.0))
     assert [placement.devices for placement in placements] == [[1, 0]]
     alone = PREDICTOR.accuracy(placements[0].candidate.capability)
     assert found == pytest.approx(alone * (1 - 0.4 * 0.1))
 
 
 def test_nobody_replicates_a_device_that_is_always_there() -> None:
-    placements, _ = choose(same_shape(2, [1.0, 1.0]), PREDICTOR, Limits(target_ms=50.0))
+    placements, _ = choose(same_shape(2, [1.0, 1.0]), PREDICTOR, PlanLimits(target_ms=50.0))
     assert [placement.devices for placement in placements] in ([[0]], [[1]])
 
 
 def test_of_many_devices_some_become_replicas() -> None:
     devices = some_devices(3, 24, 200, availability=(0.3,))
-    placements, _ = choose(devices, PREDICTOR, Limits(target_ms=15.0))
+    placements, _ = choose(devices, PREDICTOR, PlanLimits(target_ms=15.0))
     busy = [d for placement in placements for d in placement.devices]
     assert len(placements) <= PLANNED_MEMBERS
     assert len(busy) == len(set(busy)) > len(placements)
@@ -133,8 +133,8 @@ def test_of_many_devices_some_become_replicas() -> None:
 
 def test_the_same_search_finds_the_same_plan() -> None:
     devices = some_devices(11, 14, 80)
-    first: tuple[Placements, float] = choose(devices, PREDICTOR, Limits(target_ms=10.0))
-    assert choose(devices, PREDICTOR, Limits(target_ms=10.0)) == first
+    first: tuple[Placements, float] = choose(devices, PREDICTOR, PlanLimits(target_ms=10.0))
+    assert choose(devices, PREDICTOR, PlanLimits(target_ms=10.0)) == first
     assert isinstance(first[0][0], Placement)
     assert isinstance(PREDICTOR, Predictor)
 

@@ -15,7 +15,7 @@ from mdp.formats.profile import DeviceProfile, Link
 from partitioner.estimates.network import through_port, waits_ms
 from partitioner.planner.candidates import evaluate_device
 from partitioner.planner.explain import explain
-from partitioner.planner.limits import Limits
+from partitioner.planner.limits import PlanLimits
 from partitioner.planner.local_search import choose
 from partitioner.planner.placement import with_waits
 from partitioner.planner.problem import make_problem
@@ -45,12 +45,12 @@ def test_a_crop_waits_for_the_bytes_of_all_others() -> None:
 
 
 def test_a_port_that_is_planned_for_a_total_keeps_a_crop_from_the_rest_of_it() -> None:
-    limits = Limits(target_ms=20.0, client_bps=8 * MBIT, port_bytes=10_000.0)
+    limits = PlanLimits(target_ms=20.0, client_bps=8 * MBIT, port_bytes=10_000.0)
     assert limits.port_wait_ms(np.array([1000.0, 4000.0])).tolist() == [9.0, 6.0]
 
 
 def test_another_wait_replaces_the_one_before() -> None:
-    limits = Limits(target_ms=50.0, client_bps=8 * MBIT)
+    limits = PlanLimits(target_ms=50.0, client_bps=8 * MBIT)
     placements, _ = choose(some_devices(0, 2, 24), PREDICTOR, limits)
     alone = placements[0].candidate.with_wait(0.0)
     waiting = alone.with_wait(5.0).with_wait(3.0)
@@ -79,7 +79,7 @@ def test_a_shared_port_costs_at_most_two_percent_of_the_best_plan(seed: int) -> 
         )
         for d in some_devices(seed, *((2, 24) if seed % 2 else (3, 10)))
     ]
-    limits = Limits(target_ms=float(draw.uniform(4, 25)), client_bps=client_bps)
+    limits = PlanLimits(target_ms=float(draw.uniform(4, 25)), client_bps=client_bps)
     placements, found = choose(devices, PREDICTOR, limits)
     assert found >= 0.98 * exhaustive(devices, limits)
     together = with_waits(placements, client_bps)

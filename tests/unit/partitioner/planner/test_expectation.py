@@ -17,7 +17,7 @@ from partitioner.planner.availability import (
     arrivals,
     exact_arrivals,
 )
-from partitioner.planner.limits import Limits
+from partitioner.planner.limits import PlanLimits
 from tests.unit.partitioner.planner.test_choose import PREDICTOR, some_devices
 
 LAW = PREDICTOR.law
@@ -25,7 +25,7 @@ LAW = PREDICTOR.law
 
 def candidates(count: int) -> list[Any]:
     """As many different candidates, of some device."""
-    found = some_devices(5, 1, 200)[0].within(Limits(target_ms=1e9))
+    found = some_devices(5, 1, 200)[0].within(PlanLimits(target_ms=1e9))
     return found[:: max(1, len(found) // count)][:count]
 
 

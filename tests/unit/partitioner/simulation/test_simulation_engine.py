@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mdp.errors import InputError
 from mdp.requests.deadline import reserve_s
-from partitioner.simulation.device import Job, SimulatedDevice
+from partitioner.simulation.device import QueuedRequest, SimulatedDevice
 from partitioner.simulation.engine import Simulation, simulate
 from partitioner.simulation.models import (
     RETRANSMIT_S,
@@ -426,7 +426,7 @@ def test_a_cascade_whose_first_member_is_lost_or_late_asks_the_others() -> None:
 def test_a_device_that_is_back_has_forgotten_what_it_was_asked() -> None:
     """Its queue, what it computed and how long that takes."""
     pushed: list[tuple[float, Callable[[float, Any], None], Any]] = []
-    replied: list[Job] = []
+    replied: list[QueuedRequest] = []
     one = SimulatedDevice(
         device("alpha", compute_s=0.5, delay=Jittered(round_trip_s=0.0)),
         RandomStreams(0),

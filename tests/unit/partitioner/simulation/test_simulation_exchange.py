@@ -34,7 +34,7 @@ from mdp.requests.deadline import Deadline
 from mdp.requests.prediction import Prediction
 from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from mdp.transport import Received
-from partitioner.simulation.device import Job, SimulatedDevice
+from partitioner.simulation.device import QueuedRequest, SimulatedDevice
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import (
     DeviceModel,
@@ -136,7 +136,7 @@ class RealClient:
         )
         self._dispatcher.handle([Received(device, encode(status))])
 
-    def _reply(self, now_s: float, job: Job) -> None:
+    def _reply(self, now_s: float, job: QueuedRequest) -> None:
         if job.refusal is not None:
             code: Any = job.refusal
             frames = encode(Failure(request_id=job.call, code=code, text="no"))

@@ -18,12 +18,12 @@ from partitioner.crew.machine.events import (
     Close,
     Commit,
     Done,
-    Failed,
     Finished,
     Gone,
     GoOn,
     Joined,
     Meet,
+    MeetingFailed,
     Ready,
     Refused,
     Waiting,
@@ -209,7 +209,7 @@ class World:
             there.discard(trainer.rank)
             blamed = self.random.choice(meet.members) if self.random.random() < 0.2 else None
             trainer.sent.append(
-                Failed(rank=trainer.rank, network=NETWORK, seq=meet.seq, blamed=blamed)
+                MeetingFailed(rank=trainer.rank, network=NETWORK, seq=meet.seq, blamed=blamed)
             )
             return
         trainer.mean = meet.seq, self.means[meet.seq]

@@ -7,13 +7,13 @@ from partitioner.crew.machine.events import (
     Close,
     Commit,
     Done,
-    Failed,
     Finished,
     Gone,
     Joined,
     Leave,
     Made,
     Meet,
+    MeetingFailed,
     Ready,
     Refused,
     Start,
@@ -122,7 +122,7 @@ def test_a_network_that_cannot_be_trained_ends_the_run() -> None:
     for seq in range(1, ATTEMPTS + 1):
         assert [action.rank for action in actions if isinstance(action, Meet)] == [0, 1]
         for rank in (0, 1):
-            actions = run.handle(Failed(rank=rank, network="member-0", seq=seq))
+            actions = run.handle(MeetingFailed(rank=rank, network="member-0", seq=seq))
     reason = "member-0: 5 means of 0, 1 failed: they do not all reach each other"
     assert actions == [
         *(Refused(rank=rank, network="member-0", reason=reason) for rank in (0, 1)),

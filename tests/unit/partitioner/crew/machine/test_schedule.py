@@ -12,12 +12,12 @@ from partitioner.crew.machine.events import (
     Close,
     Commit,
     Done,
-    Failed,
     Finished,
     Gone,
     GoOn,
     Joined,
     Meet,
+    MeetingFailed,
     Ready,
     Refused,
     Waiting,
@@ -52,8 +52,8 @@ def done(rank: int, seq: int) -> Done:
     return Done(rank=rank, network=NET, seq=seq)
 
 
-def failed(rank: int, seq: int, blamed: int | None = None) -> Failed:
-    return Failed(rank=rank, network=NET, seq=seq, blamed=blamed)
+def failed(rank: int, seq: int, blamed: int | None = None) -> MeetingFailed:
+    return MeetingFailed(rank=rank, network=NET, seq=seq, blamed=blamed)
 
 
 def met(actions: Sequence[AnyAction]) -> tuple[int, dict[int, float]]:

@@ -11,7 +11,7 @@ from partitioner.crew.planning.costs import (
     RATIO,
     Chain,
     Codec,
-    Job,
+    CrewJob,
     activation_bytes,
     answers_per_s,
     encoded_bytes,
@@ -147,37 +147,37 @@ def test_answers_over_a_link() -> None:
 
 @pytest.mark.parametrize(("chain", "seconds"), [("strict", 3.1), ("star", 1.7)])
 def test_makespans_of_four_members_on_four_trainers(chain: Chain, seconds: float) -> None:
-    jobs = [Job(f"member-{k}", (f"t{k}",), 0.7 if k else 1.0) for k in range(4)]
+    jobs = [CrewJob(f"member-{k}", (f"t{k}",), 0.7 if k else 1.0) for k in range(4)]
     assert makespan_s(timeline(jobs, chain)) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("efficiency", [1.0, 0.5])
 def test_star_beats_four_on_each_below_three_quarters(efficiency: float) -> None:
     everyone = tuple(f"t{k}" for k in range(4))
-    first = Job("member-0", everyone, 0.25 / efficiency)
-    star = [first, *(Job(f"member-{k}", (f"t{k}",), 0.7) for k in range(1, 4))]
+    first = CrewJob("member-0", everyone, 0.25 / efficiency)
+    star = [first, *(CrewJob(f"member-{k}", (f"t{k}",), 0.7) for k in range(1, 4))]
     assert makespan_s(timeline(star, "star")) == pytest.approx(0.25 / efficiency + 0.7)
-    later = [Job(f"member-{k}", everyone, 0.7 / 4 / efficiency) for k in range(1, 4)]
+    later = [CrewJob(f"member-{k}", everyone, 0.7 / 4 / efficiency) for k in range(1, 4)]
     assert makespan_s(timeline([first, *later])) == pytest.approx(0.775 / efficiency)
     # All epochs for later members.
-    whole = [Job(f"member-{k}", (f"t{k}",), 1.0) for k in range(4)]
+    whole = [CrewJob(f"member-{k}", (f"t{k}",), 1.0) for k in range(4)]
     assert makespan_s(timeline(whole, "star")) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("chain", "seconds"), [("strict", 3.2), ("star", 2.2)])
 def test_successors_wait_for_the_outputs_that_they_learn_from(chain: Chain, seconds: float) -> None:
-    jobs = [Job("member-0", ("a",), 1.0), Job("outputs of member-0", ("a",), 0.2)]
-    jobs += [Job(f"member-{k}", (f"t{k}",), 1.0) for k in (1, 2)]
+    jobs = [CrewJob("member-0", ("a",), 1.0), CrewJob("outputs of member-0", ("a",), 0.2)]
+    jobs += [CrewJob(f"member-{k}", (f"t{k}",), 1.0) for k in (1, 2)]
     assert makespan_s(timeline(jobs, chain)) == pytest.approx(seconds)
 
 
 def test_one_trainer_does_one_thing_at_a_time() -> None:
     jobs = [
-        Job("teacher", ("a", "b"), 2.0),
-        Job("answers", ("b",), 3.0),
-        Job("member-0", ("a",), 1.0),
-        Job("member-1", ("a",), 1.0),
-        Job("member-2", ("a", "b"), 1.0),
+        CrewJob("teacher", ("a", "b"), 2.0),
+        CrewJob("answers", ("b",), 3.0),
+        CrewJob("member-0", ("a",), 1.0),
+        CrewJob("member-1", ("a",), 1.0),
+        CrewJob("member-2", ("a", "b"), 1.0),
     ]
     spans = timeline(jobs, "star")
     assert makespan_s(spans) == 8.0
