@@ -25,7 +25,7 @@ from mdp.files import write_json
 from partitioner.crew.planning.assign import Labels, Seconds, search, side_by_side
 from partitioner.crew.planning.facts import Facts, Line, Trainer
 from partitioner.crew.planning.methods import Methods
-from partitioner.crew.planning.work import Network
+from partitioner.crew.planning.work import NetworkWork
 
 RESULT = RESULTS / "crew-assignment.json"
 SITES, PER_SITE, RANDOM, SEEDS = 8, 8, 1000, (0, 1, 2)
@@ -121,7 +121,7 @@ def seconds_of_members(seed: int) -> tuple[list[str], list[str], Seconds]:
     names = [f"t{i}" for i in range(len(late))]
     members = [f"member-{k}" for k in range(1, 1 + SITES)]
     networks = {
-        name: Network(name=name, size_bytes=GRADIENTS, pictures=50_000, epochs=14)
+        name: NetworkWork(name=name, size_bytes=GRADIENTS, pictures=50_000, epochs=14)
         for name in members
     }
     facts = Facts(

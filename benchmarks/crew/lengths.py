@@ -37,7 +37,7 @@ from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule
 from partitioner.training.cached_outputs import batch
-from partitioner.training.loop import Index, Stage, fit
+from partitioner.training.loop import Index, TrainingStage, fit
 from partitioner.training.synchroniser import Synchroniser
 
 RESULT = RESULTS / "crew-lengths.json"
@@ -105,7 +105,7 @@ class Learner(Trainer):
         schedule = MemberSchedule(
             epochs=case.epochs, batch_size=BATCH, learning_rate=RATES[case.start]
         )
-        stage = Stage(
+        stage = TrainingStage(
             name="learning", pictures=len(self.labels), schedule=schedule, seed=SEED,
             autocast="bf16", checkpoint=self.folder / f"{case.name}-{self.rank}.pt", sync=sync,
         )  # fmt: skip

@@ -20,7 +20,7 @@ from mdp.files import write_json
 from partitioner.crew.planning.facts import Facts, Line, Trainer
 from partitioner.crew.planning.propose import Proposal, choose, propose, quickest_alone
 from partitioner.crew.planning.syncplan import is_exact_plan
-from partitioner.crew.planning.work import Network, Work
+from partitioner.crew.planning.work import NetworkWork, Work
 
 RESULT = RESULTS / "crew-links.json"
 PICTURES, BATCH, TRAINERS = 50_000, 64, 4
@@ -62,7 +62,7 @@ def work(network: str) -> Work:
     names = ["teacher"] if is_teacher else [f"member-{k}" for k in range(4)]
     return Work(
         networks=tuple(
-            Network(
+            NetworkWork(
                 name=name,
                 size_bytes=megabytes * 1e6,
                 pictures=PICTURES,

@@ -31,7 +31,7 @@ from mdp.files import write_json
 from partitioner.crew.planning.facts import Facts, Line, Trainer
 from partitioner.crew.planning.methods import Methods
 from partitioner.crew.planning.syncplan import NetworkSync
-from partitioner.crew.planning.work import Network
+from partitioner.crew.planning.work import NetworkWork
 
 RESULT = RESULTS / "crew-net.json"
 TRAINERS, MBIT, PORT = 4, 20, 29400
@@ -149,7 +149,7 @@ def predicted_s(case: Case, facts: Facts) -> float:
         every_pictures=case.every or None,
         bucket_bytes=case.bucket_bytes if case.how == "gradients" else None,
     )  # fmt: skip
-    network = Network(
+    network = NetworkWork(
         name=NETWORK, size_bytes=SIZE, pictures=case.steps * n * PICTURES, epochs=1,
         batch=n * PICTURES,
     )  # fmt: skip

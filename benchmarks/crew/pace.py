@@ -30,7 +30,7 @@ from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept
 from benchmarks.harness.tables import table
 from mdp.files import write_json
-from partitioner.crew.machine.simulate import Paced, Scenario, simulate, spells
+from partitioner.crew.machine.simulate import CrewScenario, Paced, simulate, spells
 
 RESULT = RESULTS / "crew-pace.json"
 #: Seconds of a quick trainer's equal share of a step, and its pictures.
@@ -114,7 +114,7 @@ def virtual(case: Case) -> float:
         ideal_s(case)
         / UNIT_S
         / simulate(
-            Scenario(
+            CrewScenario(
                 trainers=paced, every_pictures=length, batches=STEPS * TRAINERS, slowed=spells()
             )
         ).seconds

@@ -26,7 +26,7 @@ from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.mean import Mean, Means, Meeting, Route, Shards
 from partitioner.crew.exchange.parameters import Rounds
 from partitioner.crew.machine.events import Accepted
-from partitioner.crew.machine.membership import Machine
+from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
 from partitioner.crew.planning.facts import tournament
@@ -34,7 +34,7 @@ from partitioner.crew.probe import line_speed
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule
 from partitioner.training.distributed import Crew
-from partitioner.training.loop import Index, Stage, fit
+from partitioner.training.loop import Index, TrainingStage, fit
 from partitioner.training.synchroniser import EveryStep, Synchroniser
 
 NETWORK = "member-0"
@@ -172,7 +172,7 @@ class Trainer:
         schedule = MemberSchedule(
             epochs=case.epochs, batch_size=case.pictures * len(case.picture_s), learning_rate=1e-4
         )
-        stage = Stage(
+        stage = TrainingStage(
             name=case.name, pictures=count, schedule=schedule, seed=3, autocast="fp32",
             checkpoint=self.folder / f"{case.name}-{self.rank}.pt", sync=sync,
         )  # fmt: skip
@@ -230,7 +230,9 @@ class Trainer:
         if self.rank == 0:
             store = serve_store(host, port, "")
             everyone = Everyone(NETWORK, case.every, case.steps * n, case.epochs, expected=range(n))
-            machine = Machine("d", {NETWORK: tuple(map(str, range(n)))}, {NETWORK: everyone})
+            machine = MembershipMachine(
+                "d", {NETWORK: tuple(map(str, range(n)))}, {NETWORK: everyone}
+            )
             self.desk = Desk(store, machine, Watch(600.0, 600.0), self.folder / "log.jsonl")
         joined = connect(host, port, "", wait_s=60.0)
         hand = Hand(joined)

@@ -109,7 +109,7 @@ class Ground(NamedTuple):
             TeacherSchedule,
             TrainingConfig,
         )
-        from partitioner.training.context import Work
+        from partitioner.training.context import TrainingContext
 
         run = RunFolder(self.folder / name.replace(", ", "-").replace(" ", "-"))
         cache = self.folder / "cache"
@@ -135,7 +135,7 @@ class Ground(NamedTuple):
         run.start_or_continue(settings, plan())
         if self.teacher.exists() and not run.teacher.exists():
             shutil.copy(self.teacher, run.teacher)
-        return Work(run, settings, plan(), self.data, self.progress)
+        return TrainingContext(run, settings, plan(), self.data, self.progress)
 
 
 def contributions(work: Any, split: Any) -> dict[int, Contribution]:

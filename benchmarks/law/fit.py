@@ -18,7 +18,7 @@ from partitioner.estimates.accuracy_law import (
     AccuracyLaw,
     AloneLaw,
     Array,
-    Member,
+    LawMember,
     Start,
     Training,
     area_of,
@@ -248,7 +248,7 @@ class Fused:
         return round(sharpness, 4), round(view, 4), round(model, 4)
 
 
-def _sums(members: Sequence[Member], sharpness: float) -> tuple[float, float, float]:
+def _sums(members: Sequence[LawMember], sharpness: float) -> tuple[float, float, float]:
     """Parts relative to the best: of all, of the best per view and per family."""
     best = max(member.capability for member in members)
     parts = [(member.capability / best) ** sharpness for member in members]

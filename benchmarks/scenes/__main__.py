@@ -25,7 +25,7 @@ from mdp.files import write_bytes, write_json
 from mdp.formats.bundle import Bundle, SubsetAccuracy
 from partitioner.cli.assemble import assemble
 from partitioner.estimates.accuracy import fit_views, shipped_law
-from partitioner.estimates.accuracy_law import Member, capability_of, together
+from partitioner.estimates.accuracy_law import LawMember, capability_of, together
 from partitioner.estimates.accuracy_records import RecordedSubset
 
 RESULT = RESULTS / "scenes.json"
@@ -163,7 +163,7 @@ def law_errors(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
             if len(subset.members) == 1:
                 continue
             parts = [alone[k] for k in subset.members]
-            members = [Member(capability=c, view=k, model=0) for k, c in enumerate(parts)]
+            members = [LawMember(capability=c, view=k, model=0) for k, c in enumerate(parts)]
             one.append(abs(-np.expm1(-together(law, members)) - subset.accuracy))
             several.append(abs(views.accuracy(parts) - subset.accuracy))
     return 100 * float(np.mean(one)), 100 * float(np.mean(several))

@@ -40,7 +40,7 @@ from partitioner.networks.teacher import Teacher, teacher_spec
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Augmentation, MemberSchedule, RunOptions, TrainingConfig
-from partitioner.training.context import Work
+from partitioner.training.context import TrainingContext
 from partitioner.training.members import train_members
 from partitioner.training.teacher import ensure_targets, ensure_teacher
 
@@ -77,7 +77,7 @@ def plan_of(cameras: tuple[str, ...]) -> Plan:
     )  # fmt: skip
 
 
-def answers_of(work: Work) -> dict[int, Logits]:
+def answers_of(work: TrainingContext) -> dict[int, Logits]:
     """Every sub-model's answers `[N, C]` to the held-out scenes."""
     found = {}
     for assignment in work.plan.assignments:
@@ -133,7 +133,7 @@ def measured(answers: Mapping[int, Logits], targets: Index) -> dict[str, Any]:
 
 def begun(
     name: str, cameras: tuple[str, ...], data: Dataset, options: argparse.Namespace, **schedule: Any
-) -> Work:
+) -> TrainingContext:
     """A run before its training; all of a seed have one cache."""
     scratch = options.scratch / f"trained-{options.seed}"
     folder, cache = RunFolder(scratch / name), scratch / "cache"
@@ -157,10 +157,10 @@ def begun(
     settings = run_settings(inputs, weights)
     folder.start_or_continue(settings, plan)
     starts = {assignment.k: weights[NETWORK] for assignment in plan.assignments}
-    return Work(folder, settings, plan, data, Progress(), starts)
+    return TrainingContext(folder, settings, plan, data, Progress(), starts)
 
 
-def targets_of(work: Work, options: argparse.Namespace) -> tuple[Teacher, list[Array]]:
+def targets_of(work: TrainingContext, options: argparse.Namespace) -> tuple[Teacher, list[Array]]:
     """The teacher, and its logits of the training pictures."""
     # Measured on one thread: bf16 makes the teacher three times as fast, Lite0 slower.
     quick = replace(work, settings=msgspec.structs.replace(work.settings, autocast="bf16"))
@@ -168,7 +168,7 @@ def targets_of(work: Work, options: argparse.Namespace) -> tuple[Teacher, list[A
     return teacher, ensure_targets(quick, teacher)
 
 
-def teacher_accuracy(work: Work) -> dict[str, float]:
+def teacher_accuracy(work: TrainingContext) -> dict[str, float]:
     """Percent that the teacher has right with one view and with all."""
     pictures, where = work.singles.test, places(work.data.test, work.data.cameras)
     logits: Logits = np.load(work.run.answers(pictures.digest[:16]))

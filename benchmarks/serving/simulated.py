@@ -34,7 +34,7 @@ from mdp.cli.bench import noise_picture
 from mdp.testing.agents import AgentFleet
 from partitioner.estimates.latency_quantiles import CLIENT_FUSE_MS
 from partitioner.simulation.engine import simulate
-from partitioner.simulation.models import DeviceModel, Load, Measured, Scenario
+from partitioner.simulation.models import DeviceModel, Load, MeasuredSeconds, Scenario
 from partitioner.simulation.setup import LATE_S
 
 #: Calls as a share of what fits.
@@ -64,8 +64,8 @@ def scenario_of(answers: Sequence[Prediction], capacity: float) -> Scenario:
             DeviceModel(
                 name=f"device-{k}",
                 k=k,
-                compute=Measured(values_s=tuple(compute_s[k])),
-                delay=Measured(values_s=tuple(trips_s[k])),
+                compute=MeasuredSeconds(values_s=tuple(compute_s[k])),
+                delay=MeasuredSeconds(values_s=tuple(trips_s[k])),
                 waiting_bytes=SIDE * SIDE * 3,
                 turnaround_s=max(1e-4, 1 / capacity - float(np.mean(compute_s[k]))),
             )
@@ -73,7 +73,7 @@ def scenario_of(answers: Sequence[Prediction], capacity: float) -> Scenario:
         ),
         load=Load(requests=1),
         deadline_ms=TIGHT_MS,
-        before=Measured(values_s=tuple(before_s)),
+        before=MeasuredSeconds(values_s=tuple(before_s)),
         after_s=CLIENT_FUSE_MS / 1e3,
         late_s=LATE_S,
     )

@@ -18,9 +18,9 @@ from devices.probe.encoders import extract, read_index
 from devices.probe.link import measure_link, peer_keys
 from devices.probe.profile import MIN_POINTS, SystemReport, profile_of
 from devices.probe.report import report, warnings
-from devices.probe.run import Models, Probe, ProbeOptions, ProbeResult
+from devices.probe.run import EncoderModels, Probe, ProbeOptions, ProbeResult
 from devices.probe.schedule import fitting, thread_counts
-from devices.probe.worker import Worker
+from devices.probe.worker import ProbeWorker
 from mdp import console
 from mdp.console import Interrupted
 from mdp.errors import InputError
@@ -155,11 +155,11 @@ def _measure(name: str, options: ProbeOptions) -> tuple[ProbeResult, SystemRepor
     )
     # SIGTERM, as service managers send it, keeps the points as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="mdp-probe-") as temporary, Worker() as worker:
+    with tempfile.TemporaryDirectory(prefix="mdp-probe-") as temporary, ProbeWorker() as worker:
         folder = Path(temporary)
         extract(folder)
         encoders, large = fitting(index.encoders, device.available_bytes, free_disk_bytes(folder))
-        run = Probe(worker.request, Models(folder), time.monotonic, _progress)
+        run = Probe(worker.request, EncoderModels(folder), time.monotonic, _progress)
         run.result.dropped |= {e.name: "too large for this device's memory or disk" for e in large}
         try:
             run.run(encoders, index.num_classes, options)

@@ -17,7 +17,15 @@ from typing import Any, BinaryIO
 import msgspec
 
 from devices.machine import Machine, NvidiaMachine
-from devices.probe.measure import Instruments, Load, Measured, Run, execution_of, measure, sustain
+from devices.probe.measure import (
+    EncoderRun,
+    Instruments,
+    MeasuredPoint,
+    SustainedLoad,
+    execution_of,
+    measure,
+    sustain,
+)
 from mdp.errors import AgentError
 from mdp.files import Record
 from mdp.formats.model_file import ModelFile
@@ -36,7 +44,7 @@ class ListCapabilities(Record, frozen=True, tag=True):
 class MeasureRun(Record, frozen=True, tag=True):
     """Request: measure this point."""
 
-    run: Run
+    run: EncoderRun
     model: str
     seconds: float
 
@@ -44,7 +52,7 @@ class MeasureRun(Record, frozen=True, tag=True):
 class SustainRun(Record, frozen=True, tag=True):
     """Request: run this point under sustained load."""
 
-    run: Run
+    run: EncoderRun
     model: str
     seconds: float
 
@@ -71,7 +79,7 @@ class ChildFailed(Record, frozen=True, tag=True):
 
 
 Request = ListCapabilities | MeasureRun | SustainRun
-Reply = Capabilities | Measured | Load | ChildFailed
+Reply = Capabilities | MeasuredPoint | SustainedLoad | ChildFailed
 _REQUEST = msgspec.json.Decoder(Request)
 Send = Callable[[Reply | StillRunning], None]
 
@@ -122,8 +130,8 @@ def _openvino_devices(core: Any) -> dict[str, list[str]]:
 
 
 def _arguments(
-    run: Run, model: str, seconds: float
-) -> tuple[Run, Callable[[], Any], float, Instruments]:
+    run: EncoderRun, model: str, seconds: float
+) -> tuple[EncoderRun, Callable[[], Any], float, Instruments]:
     """Arguments of `measure` and `sustain`."""
     execution = execution_of(run)
 

@@ -37,7 +37,7 @@ _DTYPES: dict[int, type[np.generic]] = {
 _DRAWN = 1 << 20
 
 
-class Tensor(Record, frozen=True, array_like=True):
+class LeftOutTensor(Record, frozen=True, array_like=True):
     """A tensor that was left out of a graph, and its range."""
 
     name: str
@@ -108,7 +108,9 @@ def extract(into: Path, where: Path | None = None) -> None:
 
 def complete(graph: Path, out: Path, seed: int = 0) -> None:
     """Write the graph with all its tensors drawn, as a bundle's model.onnx is written."""
-    tensors = msgspec.msgpack.decode(graph.with_suffix(".tensors").read_bytes(), type=list[Tensor])
+    tensors = msgspec.msgpack.decode(
+        graph.with_suffix(".tensors").read_bytes(), type=list[LeftOutTensor]
+    )
     drawn = np.random.default_rng(seed).random(_DRAWN, dtype=np.float32)
     parts = [_initializer(tensor, drawn, at) for at, tensor in enumerate(tensors)]
     with out.open("wb") as file:
@@ -120,7 +122,7 @@ def complete(graph: Path, out: Path, seed: int = 0) -> None:
             file.write(part)
 
 
-def draw(tensor: Tensor, drawn: NDArray[np.float32], at: int) -> NDArray[np.generic]:
+def draw(tensor: LeftOutTensor, drawn: NDArray[np.float32], at: int) -> NDArray[np.generic]:
     """Uniform values in the tensor's range; `at` makes tensors differ.
 
     In the original's range scales stay positive and activations finite, and subnormal values, which
@@ -133,7 +135,7 @@ def draw(tensor: Tensor, drawn: NDArray[np.float32], at: int) -> NDArray[np.gene
     return (np.rint(values) if dtype.kind in "iu" else values).astype(dtype)
 
 
-def _initializer(tensor: Tensor, drawn: NDArray[np.float32], at: int) -> bytes:
+def _initializer(tensor: LeftOutTensor, drawn: NDArray[np.float32], at: int) -> bytes:
     """GraphProto.initializer = 5: a TensorProto with dims 1, data_type 2, name 8, raw_data 9."""
     name, values = tensor.name.encode(), draw(tensor, drawn, at)
     little_endian = values.astype(values.dtype.newbyteorder("<")).tobytes()

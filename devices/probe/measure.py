@@ -36,7 +36,7 @@ AS_FAST = 1.1
 READ_EVERY_S = 2.0
 
 
-class Run(Record, frozen=True):
+class EncoderRun(Record, frozen=True):
     """One point to measure: an encoder and how it is run."""
 
     runtime: RuntimeName
@@ -56,7 +56,7 @@ class Run(Record, frozen=True):
         return one_spec(self.submodel, self.network)
 
 
-class Measured(Record, frozen=True, tag=True):
+class MeasuredPoint(Record, frozen=True, tag=True):
     """The measurements of one point."""
 
     latency_ms: float
@@ -69,7 +69,7 @@ class Measured(Record, frozen=True, tag=True):
     others_cores: float | None
 
 
-class Load(Record, frozen=True, tag=True):
+class SustainedLoad(Record, frozen=True, tag=True):
     """One encoder under sustained load."""
 
     seconds: float
@@ -107,7 +107,7 @@ class Instruments:
     own_cpu_s: Callable[[], float] = time.process_time
 
 
-def execution_of(run: Run) -> Execution:
+def execution_of(run: EncoderRun) -> Execution:
     """As the encoder would be served."""
     return Execution(
         runtime=run.runtime,
@@ -120,8 +120,8 @@ def execution_of(run: Run) -> Execution:
 
 
 def measure(
-    run: Run, open_runtime: Callable[[], Runtime], seconds: float, around: Instruments
-) -> Measured:
+    run: EncoderRun, open_runtime: Callable[[], Runtime], seconds: float, around: Instruments
+) -> MeasuredPoint:
     """Measure for about `seconds`; raises what the runtime raises, and ValueError without logits.
 
     Loading is timed as an agent does it, from opening the file. `memory_bytes` is the growth of
@@ -142,7 +142,7 @@ def measure(
     grown = system.resident_bytes()
     median_s = statistics.median(steady_s)
     tenths = statistics.quantiles(steady_s, n=10, method="inclusive")
-    return Measured(
+    return MeasuredPoint(
         latency_ms=_ms(median_s),
         p10_ms=_ms(tenths[0]),
         p90_ms=_ms(tenths[-1]),
@@ -165,12 +165,12 @@ def warm_up_s(times_s: list[float], median_s: float) -> float:
 
 
 def sustain(
-    run: Run,
+    run: EncoderRun,
     open_runtime: Callable[[], Runtime],
     seconds: float,
     around: Instruments,
     report: Callable[[float], None] = lambda passed_s: None,
-) -> Load:
+) -> SustainedLoad:
     """Run without a pause for `seconds`; compares the first minute with the last.
 
     In less than three minutes each is a third of the time. `report` gets the seconds passed.
@@ -192,7 +192,7 @@ def sustain(
             last.append(took_s)
         if sensors.read():
             report(passed_s)
-    return Load(
+    return SustainedLoad(
         seconds=round(clock() - start_s, 1),
         first_ms=_ms(statistics.median(first)),
         last_ms=_ms(statistics.median(last)),
@@ -237,7 +237,7 @@ class _Sensors:
         return round(statistics.fmean(self._watts), 1) if self._watts else None
 
 
-def _pixels(run: Run) -> Pixels:
+def _pixels(run: EncoderRun) -> Pixels:
     shape = (run.batch, run.spec.image_size, run.spec.image_size, 3)
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 

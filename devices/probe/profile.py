@@ -8,14 +8,14 @@ from typing import Literal
 from msgspec.structs import replace
 
 from devices.probe.link import MeasuredLink
-from devices.probe.measure import ON_PROCESSOR, Run
+from devices.probe.measure import ON_PROCESSOR, EncoderRun
 from devices.probe.run import ProbeResult
 from devices.probe.schedule import Point, best_provider, consistent, describe_run
 from mdp.errors import AgentError
-from mdp.formats.profile import DeviceProfile, Link, ProbeRecord, Provenance, Sustained
+from mdp.formats.profile import DeviceProfile, NetworkLink, ProbeRecord, Provenance, Sustained
 
 #: A link that was not measured: gigabit Ethernet, as in the shipped profiles.
-DEFAULT_LINK = Link(bandwidth_bps=940e6, round_trip_s=0.0005)
+DEFAULT_LINK = NetworkLink(bandwidth_bps=940e6, round_trip_s=0.0005)
 DEFAULT_AVAILABILITY = 0.98
 #: Share of the free memory that a sub-model may take.
 MEMORY_SHARE = 0.5
@@ -67,7 +67,7 @@ def profile_of(
         memory_bytes=int(MEMORY_SHARE * (device.available_bytes or 1 << 30)),
         link=DEFAULT_LINK
         if link is None
-        else Link(
+        else NetworkLink(
             bandwidth_bps=_digits(link.bandwidth_bps),
             round_trip_s=_digits(link.round_trip_s),
             round_trip_p90_s=_digits(link.p90_s),
@@ -187,7 +187,7 @@ def _sustained(result: ProbeResult) -> Sustained | None:
     )
 
 
-def _shape(run: Run | None) -> str:
+def _shape(run: EncoderRun | None) -> str:
     if run is None:
         return "nothing"
     return f"{describe_run(run)}, {run.spec.precision} in {run.runtime}, {run.threads} threads"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from devices.probe import child, schedule
 from devices.probe.encoders import Encoder, complete
-from devices.probe.measure import Load, Measured, Run
+from devices.probe.measure import EncoderRun, MeasuredPoint, SustainedLoad
 from mdp.errors import AgentError
 from mdp.extras import install
 from mdp.formats.profile import LatencyPoint, NetworkPoint
@@ -51,12 +51,12 @@ class ProbeResult:
     """The results so far, also after an interruption."""
 
     planned: int = 0
-    measured: dict[Run, Measured] = field(default_factory=dict)
+    measured: dict[EncoderRun, MeasuredPoint] = field(default_factory=dict)
     #: Point, backend or encoder that is not in the table -> why.
     dropped: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    load: Load | None = None
-    load_run: Run | None = None
+    load: SustainedLoad | None = None
+    load_run: EncoderRun | None = None
     complete: bool = False
     shared: bool = False
     spin: bool = False
@@ -85,7 +85,7 @@ class ProbeResult:
         )
 
 
-class Models:
+class EncoderModels:
     """Completed models on disk, one at a time: the largest has 343 MB."""
 
     def __init__(self, folder: Path) -> None:
@@ -110,7 +110,7 @@ class Probe:
     def __init__(
         self,
         request: RequestReply,
-        models: Models,
+        models: EncoderModels,
         clock: Callable[[], float],
         progress: Progress = lambda done, planned, words: None,
     ) -> None:
@@ -119,9 +119,9 @@ class Probe:
         self._models = models
         self._clock = clock
         self._progress = progress
-        self._tasks: dict[Run, schedule.Task] = {}
+        self._tasks: dict[EncoderRun, schedule.PlannedPoint] = {}
         #: What is still planned or was measured, less what turned out to be impossible.
-        self._possible: list[schedule.Task] = []
+        self._possible: list[schedule.PlannedPoint] = []
 
     def run(self, encoders: Sequence[Encoder], num_classes: int, options: ProbeOptions) -> None:
         """Measure everything; raises AgentError if nothing can be measured."""
@@ -153,7 +153,7 @@ class Probe:
         self._sustain(options.load_s)
         self.result.complete = True
 
-    def _plan(self, possible: list[schedule.Task]) -> None:
+    def _plan(self, possible: list[schedule.PlannedPoint]) -> None:
         self._possible = possible
         self.result.planned = len(possible)
 
@@ -170,7 +170,9 @@ class Probe:
             f"{reason}; {install('agent')} installs onnxruntime"
         )
 
-    def _measure(self, task: schedule.Task, seconds: float) -> Measured | child.ChildFailed:
+    def _measure(
+        self, task: schedule.PlannedPoint, seconds: float
+    ) -> MeasuredPoint | child.ChildFailed:
         try:
             model = self._models.path(task.encoder)
         except OSError as error:
@@ -178,14 +180,14 @@ class Probe:
                 reason=f"the model cannot be written: {error.strerror or error}"
             )
         reply = self._request(child.MeasureRun(run=task.run, model=model, seconds=seconds), LIMIT_S)
-        if isinstance(reply, Measured | child.ChildFailed):
+        if isinstance(reply, MeasuredPoint | child.ChildFailed):
             return reply
         return child.ChildFailed(reason="the measuring process sent an unexpected reply")
 
-    def _take(self, task: schedule.Task, seconds: float) -> None:
+    def _take(self, task: schedule.PlannedPoint, seconds: float) -> None:
         reply = self._measure(task, seconds)
         earlier = [run for run in self.result.measured if self._tasks[run].backend == task.backend]
-        if isinstance(reply, Measured):
+        if isinstance(reply, MeasuredPoint):
             self._tasks[task.run] = task
             self.result.measured[task.run] = reply
             # TensorRT compiles during the first run.
@@ -198,7 +200,7 @@ class Probe:
             return
         # Either the model is too large or the provider is gone: repeat a point that has worked.
         again = self._measure(self._tasks[earlier[0]], 0.0)
-        if isinstance(again, Measured):
+        if isinstance(again, MeasuredPoint):
             self._plan([other for other in self._possible if other != task])
             self.result.dropped[_describe(task)] = reply.reason
         else:
@@ -229,7 +231,7 @@ class Probe:
             for run in repetitions:
                 self._report(f"{_describe(self._tasks[run])}, round {number} of {options.rounds}")
                 reply = self._measure(self._tasks[run], options.point_s)
-                if isinstance(reply, Measured):
+                if isinstance(reply, MeasuredPoint):
                     repetitions[run].append(reply)
                     self.result.measured[run] = schedule.representative(repetitions[run])
 
@@ -244,7 +246,7 @@ class Probe:
             task = self._tasks[run]
             self._report(f"{_describe(task)}, again")
             reply = self._measure(task, options.point_s)
-            if isinstance(reply, Measured):
+            if isinstance(reply, MeasuredPoint):
                 self.result.measured[run] = schedule.quieter(self.result.measured[run], reply)
 
     def _sustain(self, seconds: float) -> None:
@@ -259,7 +261,7 @@ class Probe:
         self._report(f"sustained load, {seconds:g} s")
         model = self._models.path(self._tasks[run].encoder)
         reply = self._request(child.SustainRun(run=run, model=model, seconds=seconds), LIMIT_S)
-        if isinstance(reply, Load):
+        if isinstance(reply, SustainedLoad):
             self.result.load, self.result.load_run = reply, run
         elif isinstance(reply, child.ChildFailed):
             self.result.dropped["sustained load"] = reply.reason
@@ -270,7 +272,7 @@ class Probe:
 _SUSTAINED_MS = 10.0
 
 
-def _to_sustain(measured: dict[Run, Measured]) -> Run:
+def _to_sustain(measured: dict[EncoderRun, MeasuredPoint]) -> EncoderRun:
     threads = max(run.threads for run in measured)
     return min(
         (run for run in measured if run.threads == threads),
@@ -278,7 +280,7 @@ def _to_sustain(measured: dict[Run, Measured]) -> Run:
     )
 
 
-def _describe(task: schedule.Task) -> str:
+def _describe(task: schedule.PlannedPoint) -> str:
     run = task.run
     batch = f", {run.batch} pictures" if run.batch > 1 else ""
     threads = f"{run.threads} thread{'s' if run.threads > 1 else ''}"

@@ -9,7 +9,7 @@ from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from devices.probe.encoders import Encoder, Tier
-from devices.probe.measure import ON_PROCESSOR, Measured, Run
+from devices.probe.measure import ON_PROCESSOR, EncoderRun, MeasuredPoint
 from mdp.formats.plan import NetworkSpec
 from mdp.formats.profile import LatencyPoint, NetworkPoint, Precision, RuntimeName, contradictions
 from mdp.load import is_busy
@@ -58,11 +58,11 @@ class Backend:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PlannedPoint:
     """One planned point."""
 
     encoder: Encoder
-    run: Run
+    run: EncoderRun
     backend: Backend
 
 
@@ -115,7 +115,7 @@ def tasks(
     quick: bool = False,
     shapes: int | None = None,
     spin: bool = False,
-) -> list[Task]:
+) -> list[PlannedPoint]:
     """Every point, tier by tier, so that each prefix of the list spans all shapes and backends.
 
     The last tier is for the processor's onnxruntime with its fewest and most threads; `shapes`
@@ -161,7 +161,7 @@ def _runs(
     *,
     batch: bool,
     spin: bool,
-) -> list[Task]:
+) -> list[PlannedPoint]:
     counts = list(threads) if way.provider in ON_PROCESSOR else [1]
     main = way.runtime == "onnxruntime" and way.provider == CPU
     if encoder.tier == "full":
@@ -172,9 +172,9 @@ def _runs(
     if batch and way.runtime == "onnxruntime":
         runs.append((counts[-1], BATCH))
     return [
-        Task(
+        PlannedPoint(
             encoder,
-            Run(
+            EncoderRun(
                 submodel=submodel and replace(submodel, precision=way.precision),
                 network=network and replace(network, precision=way.precision),
                 runtime=way.runtime,
@@ -190,7 +190,7 @@ def _runs(
     ]
 
 
-def describe_run(run: Run) -> str:
+def describe_run(run: EncoderRun) -> str:
     """The encoder or network in messages."""
     if run.submodel is None:
         return run.spec.words
@@ -198,12 +198,12 @@ def describe_run(run: Run) -> str:
     return f"{spec.image_size} px, {spec.embed_dim} wide, {spec.depth} deep"
 
 
-def quieter(one: Measured, other: Measured) -> Measured:
+def quieter(one: MeasuredPoint, other: MeasuredPoint) -> MeasuredPoint:
     """The one of two measurements of a point that was disturbed less."""
     return min(one, other, key=lambda m: (m.others_cores or 0.0, m.latency_ms))
 
 
-def representative(repetitions: Sequence[Measured]) -> Measured:
+def representative(repetitions: Sequence[MeasuredPoint]) -> MeasuredPoint:
     """The median of a point's measurements, of two middle ones the faster.
 
     Disturbed ones count only where there are no others.
@@ -212,19 +212,19 @@ def representative(repetitions: Sequence[Measured]) -> Measured:
     return sorted(quiet, key=lambda each: each.latency_ms)[(len(quiet) - 1) // 2]
 
 
-def point_of(run: Run, measured: Measured) -> LatencyPoint:
+def point_of(run: EncoderRun, measured: MeasuredPoint) -> LatencyPoint:
     """A point of a profile's table of encoders."""
     return convert(_how(run, measured) | to_builtins(run.submodel), LatencyPoint)
 
 
-def network_point_of(run: Run, measured: Measured) -> NetworkPoint:
+def network_point_of(run: EncoderRun, measured: MeasuredPoint) -> NetworkPoint:
     """A point of a profile's table of networks."""
     spec = run.spec
     shape = {"name": spec.outline, "image_size": spec.image_size, "precision": spec.precision}
     return convert(_how(run, measured) | shape, NetworkPoint)
 
 
-def _how(run: Run, measured: Measured) -> dict[str, object]:
+def _how(run: EncoderRun, measured: MeasuredPoint) -> dict[str, object]:
     """The keys of points of both tables."""
     keys: dict[str, object] = to_builtins(measured)
     del keys["type"]

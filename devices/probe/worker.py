@@ -19,7 +19,7 @@ _REPLY: msgspec.json.Decoder[Reply | StillRunning] = msgspec.json.Decoder(Reply 
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
 
 
-class Worker(Closing):
+class ProbeWorker(Closing):
     """Starts `devices.probe.child` at the first request, and again after it has ended."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mdp import console
-from mdp.discovery.announcements import DIGEST_DIGITS, Proposal, fleet_text, propose
+from mdp.discovery.announcements import DIGEST_DIGITS, FleetProposal, fleet_text, propose
 from mdp.discovery.mdns import MAX_FOUND, listen
 from mdp.errors import ConfigError, InferenceError, InputError
 from mdp.files import write_new
@@ -98,7 +98,7 @@ def _public_keys(folder: Path) -> dict[str, str]:
     return {file.stem: load_public(file) for file in files}
 
 
-def _print(bundle: Bundle, proposal: Proposal, more: int, written: Path | None) -> None:
+def _print(bundle: Bundle, proposal: FleetProposal, more: int, written: Path | None) -> None:
     print(f"agents of bundle {bundle.manifest.name} {bundle.digest[:DIGEST_DIGITS]}:")
     for entry in proposal.entries:
         how = "plain text" if entry.key is None else "its key is in --keys"

@@ -22,7 +22,7 @@ def is_quick(picture: PictureOrScene) -> bool:
     return isinstance(picture, np.ndarray) and picture.size <= 3 * QUICK_PIXELS
 
 
-class View(Struct, frozen=True):
+class SentCrop(Struct, frozen=True):
     """One member's crop as it travels."""
 
     image_size: int
@@ -48,19 +48,19 @@ class Cutter:
             for camera, wanted in self._wanted.items()
         }
 
-    def views(self, picture: PictureOrScene) -> dict[int, View]:
+    def views(self, picture: PictureOrScene) -> dict[int, SentCrop]:
         """Every member's view of `picture`, equal ones cut once; raises PictureError.
 
         Raises InputError for one picture where members have cameras, a scene where they have none,
         and a scene that lacks a camera.
         """
-        views: dict[int, View] = {}
+        views: dict[int, SentCrop] = {}
         for camera, picture_of_camera in self._by_camera(picture).items():
             loaded = load_picture(picture_of_camera, smallest_side=self._finest[camera])
             for (region, size, encoding), members in self._wanted[camera].items():
                 pixels = crop(loaded, region, size)
                 buffer = encode_jpeg(pixels) if encoding == "jpeg" else pixels.data.cast("B")
-                views.update(dict.fromkeys(members, View(size, encoding, buffer)))
+                views.update(dict.fromkeys(members, SentCrop(size, encoding, buffer)))
         return views
 
     def _by_camera(self, picture: PictureOrScene) -> dict[str | None, Picture]:

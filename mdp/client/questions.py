@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from mdp.client.crops import View
+from mdp.client.crops import SentCrop
 from mdp.errors import WireError
 from mdp.protocol.messages import Buffer, FrameReply, FrameRequest, Infer, Result, encode
 from mdp.requests.capture import FrameQuery, FrameSeen, FramesSeen, frames_of
@@ -31,7 +31,7 @@ class Question(Protocol):
 class PictureQuestion:
     """Every member's crop of one picture, by k."""
 
-    def __init__(self, views: Mapping[int, View]) -> None:
+    def __init__(self, views: Mapping[int, SentCrop]) -> None:
         self._views = views
 
     def message(

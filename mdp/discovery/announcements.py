@@ -72,7 +72,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
+class FleetProposal:
     """Entries of a fleet file."""
 
     entries: tuple[FleetEntry, ...]
@@ -134,7 +134,7 @@ def _address(addresses: Sequence[str]) -> str:
 
 def propose(
     bundle: Bundle, found: Sequence[Found], *, keys: Mapping[str, str], on_loopback: bool
-) -> Proposal:
+) -> FleetProposal:
     """Entries for `found`, and why others were left out.
 
     `keys` are the user's public keys by their file's stem; `on_loopback` is whether announcements
@@ -164,7 +164,7 @@ def propose(
     entries, shared = _without_shared_addresses(entries)
     there = {entry.k for entry in entries}
     absent = [a.device for a in bundle.manifest.plan.assignments if a.k not in there]
-    return Proposal(
+    return FleetProposal(
         entries=tuple(sorted(entries, key=lambda entry: (entry.k, entry.device))),
         left_out=tuple(left_out + shared),
         absent=tuple(absent),

@@ -44,7 +44,7 @@ def is_openvino_device(provider: str) -> bool:
     return re.fullmatch(OPENVINO_DEVICE, provider) is not None
 
 
-class Link(Record, frozen=True):
+class NetworkLink(Record, frozen=True):
     """The network between client and device."""
 
     #: Decimal bits per second, in the slower direction.
@@ -171,7 +171,7 @@ class DeviceProfile(Record, frozen=True):
     threads: Threads
     #: Memory a sub-model may take, in bytes.
     memory_bytes: PositiveInt
-    link: Link
+    link: NetworkLink
     latency: Annotated[list[LatencyPoint], Meta(min_length=3)]
     provenance: dict[str, Provenance]
     #: Watts while computing.

@@ -36,7 +36,7 @@ QUICK_BYTES = 16 * 1024
 JSON_LENGTH = "inference-header-content-length"
 
 
-class Tensor(Struct):
+class RequestTensor(Struct):
     """One input as a request names it."""
 
     name: str
@@ -54,7 +54,7 @@ class WantedOutput(Struct):
 
 
 class _Request(Struct):
-    inputs: list[Tensor]
+    inputs: list[RequestTensor]
     outputs: list[WantedOutput] = field(default_factory=list)
     id: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -133,7 +133,7 @@ def read_request(body: bytes | bytearray, json_length: str | None) -> InferReque
     )
 
 
-def _pictures(tensor: Tensor, rest: memoryview) -> Pixels:
+def _pictures(tensor: RequestTensor, rest: memoryview) -> Pixels:
     if tensor.datatype != "UINT8":
         raise Refusal(400, f"input {INPUT!r}: expected datatype UINT8, got {tensor.datatype[:20]}")
     shape = tensor.shape

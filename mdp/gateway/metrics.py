@@ -96,7 +96,7 @@ class Metrics:
         self._under_way = Gauge(
             "mdp_requests_under_way", "Requests being answered.", ["model"], registry=registry
         )
-        registry.register(_Devices(fleets))
+        registry.register(_DeviceGauges(fleets))
         for name, fleet in fleets.items():
             self.add(name, fleet)
 
@@ -157,7 +157,7 @@ class Metrics:
         return encode(self._registry), content_type
 
 
-class _Devices(Collector):
+class _DeviceGauges(Collector):
     """Gauges of what the devices said last."""
 
     def __init__(self, fleets: Mapping[str, ServedFleet]) -> None:

@@ -22,7 +22,7 @@ from mdp.formats.plan import Region
 from mdp.pictures.complete import check_complete
 from mdp.pictures.decoders import memory_for
 from mdp.pictures.headers import HeaderReader, check_crop, check_header
-from mdp.pictures.sources import EXPECTED, Tensor, array_of, name_of, reader_of
+from mdp.pictures.sources import EXPECTED, TensorLike, array_of, name_of, reader_of
 from mdp.pictures.sources import MAX_PIXELS as MAX_PIXELS
 from mdp.pictures.sources import Picture as Picture
 from mdp.pictures.sources import Pixels as Pixels
@@ -82,7 +82,7 @@ def load_picture(source: Picture, *, smallest_side: int = 0) -> Image.Image | Pi
         return _from_array(source)
     if isinstance(source, Image.Image):
         return _usable(source, "the given picture", smallest_side)
-    if isinstance(source, Tensor):
+    if isinstance(source, TensorLike):
         return _from_array(array_of(source))
     encoded = isinstance(source, str | os.PathLike | bytes | bytearray | memoryview)
     if not encoded and not hasattr(source, "read"):

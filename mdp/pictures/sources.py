@@ -28,7 +28,7 @@ class Readable(Protocol):
 
 
 @runtime_checkable
-class Tensor(Protocol):
+class TensorLike(Protocol):
     """The used part of a `torch.Tensor`, without an import of torch."""
 
     def is_floating_point(self) -> bool:
@@ -45,11 +45,11 @@ Encoded = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
 #: image; a uint8 array `[H, W]`, `[H, W, 1]`, `[H, W, 3]` or `[H, W, 4]`; a torch tensor
 #: `[1, H, W]`, `[3, H, W]` or `[4, H, W]` of uint8, or of floats from 0 to 1. Four channels are
 #: RGBA and are laid on white.
-Picture = Encoded | Image.Image | Pixels | Tensor
+Picture = Encoded | Image.Image | Pixels | TensorLike
 EXPECTED = "expected a path, bytes, a binary file, a Pillow image, a uint8 array or a torch tensor"
 
 
-def array_of(tensor: Tensor) -> Pixels:
+def array_of(tensor: TensorLike) -> Pixels:
     """`tensor[C, H, W]` as an array `[H, W, C]` of uint8; raises PictureError."""
     values = tensor.detach()
     shape, dtype = list(values.shape), str(values.dtype)

@@ -39,7 +39,7 @@ _used_s = attrgetter("used_s")
 Reason = Literal["overloaded", "too_late"]
 
 
-class Request(Protocol):
+class WaitingRequest(Protocol):
     """A waiting request."""
 
     @property
@@ -59,10 +59,10 @@ class Request(Protocol):
         """Memory that it holds while it waits."""
 
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=WaitingRequest)
 
 
-def counted_bytes(request: Request) -> int:
+def counted_bytes(request: WaitingRequest) -> int:
     """Memory that a waiting request counts as."""
     return max(request.size_bytes, LEAST_BYTES)
 

@@ -29,7 +29,7 @@ _FADE = 0.98
 Chance = Callable[[], float]
 
 
-class Replica(Struct):
+class ObservedReplica(Struct):
     """One client's observations of one replica."""
 
     #: Last message, or creation time if there was none.
@@ -88,7 +88,7 @@ class ReplicaSelector:
         self.members = {k: devices for k, devices in members.items() if len(devices) > 1}
         self._all, self._breakers, self._chance = members, breakers, chance
         #: Replicas that were asked or checked; how often any was asked.
-        self._replicas: dict[str, Replica] = {}
+        self._replicas: dict[str, ObservedReplica] = {}
         self._turn = 0
         self._next_check_s = float("-inf")
         self._in_turn = self._round()
@@ -153,7 +153,7 @@ class ReplicaSelector:
             if request is not None and request.k in self.members:
                 self._turn += 1
                 if replica is None:
-                    replica = self._replicas[event.device] = Replica(seen_s=now_s)
+                    replica = self._replicas[event.device] = ObservedReplica(seen_s=now_s)
                 replica.asked(now_s, self._turn)
         elif replica is None:
             return
@@ -180,7 +180,7 @@ class ReplicaSelector:
         for device in islice(self._in_turn, self._checked):
             replica = self._replicas.get(device)
             if replica is None:
-                self._replicas[device] = Replica(seen_s=now_s)
+                self._replicas[device] = ObservedReplica(seen_s=now_s)
             elif now_s >= replica.seen_s + IDLE_S and not replica.load:
                 idle.append(device)
         return idle

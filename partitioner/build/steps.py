@@ -22,10 +22,10 @@ from partitioner.export.try_precision import MAX_LOSS, QuantizeRequest, needed_p
 from partitioner.export.write import export_bundle
 from partitioner.run.folder import RunFolder, default_run
 from partitioner.run.progress import Progress
-from partitioner.training.context import Work
+from partitioner.training.context import TrainingContext
 
 
-def reopen(run: RunFolder, progress: Progress) -> Work:
+def reopen(run: RunFolder, progress: Progress) -> TrainingContext:
     """The run of a folder; raises InputError if its pictures have changed."""
     settings, plan = run.settings(), run.plan()
     facts = settings.data
@@ -38,7 +38,7 @@ def reopen(run: RunFolder, progress: Progress) -> Work:
     for name in ("train", "calibration", "test"):
         if not data.split(name).digest.startswith(getattr(facts, name)):
             raise InputError(f"{facts.source}: the {name} split changed since {run.path} was made")
-    return Work(run, settings, plan, data, progress)
+    return TrainingContext(run, settings, plan, data, progress)
 
 
 def check_target(out: Path) -> None:
@@ -65,7 +65,7 @@ def check_members(plan: Plan, data: Dataset) -> None:
             ) from error
 
 
-def export_step(work: Work, out: Path, name: str) -> dict[int, float] | None:
+def export_step(work: TrainingContext, out: Path, name: str) -> dict[int, float] | None:
     """Write the bundle; None if `out` is a whole bundle of this very run already."""
     check_target(out)
     if (out / MANIFEST).is_file():

@@ -21,7 +21,7 @@ from partitioner.networks.weight_init import check_source
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule, Settings, differences
-from partitioner.training.context import Work
+from partitioner.training.context import TrainingContext
 from partitioner.training.distributed import first_then_others, is_first, on_first, together
 from partitioner.training.members import train_members
 from partitioner.training.teacher import ensure_targets, ensure_teacher
@@ -35,7 +35,7 @@ def train_plan(
     *,
     crew: Path | None = None,
     bundle: str = "",
-) -> Work:
+) -> TrainingContext:
     """Finish the training of `plan` in the run folder; raises InputError.
 
     `crew` is the folder of a crew, whose desk this process is. It evaluates the sub-models of a
@@ -51,7 +51,7 @@ def train_plan(
     networks = _networks(plan)
     weights = inputs.pretrained.of(networks.values())
     starts = {k: weights[name] for k, name in networks.items() if name in weights}
-    work = Work(run, settings, plan, inputs.data, progress, starts)
+    work = TrainingContext(run, settings, plan, inputs.data, progress, starts)
     if remark := remark_on(inputs.data):
         progress.note(remark)
     if not work.trained:
@@ -109,13 +109,13 @@ def _first_settings(mine: Settings, plan: Plan, run: RunFolder, data: Dataset) -
 
 
 @first_then_others()
-def _cut_first(work: Work) -> None:
+def _cut_first(work: TrainingContext) -> None:
     """Cut every picture once, so that unreadable ones are reported before hours of training."""
     cut_views(work.first_pixels, work.progress)
 
 
 @first_then_others()
-def _targets(work: Work, teacher: Teacher) -> list[Array]:
+def _targets(work: TrainingContext, teacher: Teacher) -> list[Array]:
     return ensure_targets(work, teacher)
 
 

@@ -9,7 +9,7 @@ from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.mean import Means
 from partitioner.crew.exchange.parameters import Rounds
 from partitioner.crew.exchange.store import SignedStore
-from partitioner.crew.machine.events import Trainer
+from partitioner.crew.machine.events import TrainerControl
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.flows import Links
 from partitioner.crew.planning.syncplan import BUCKET_BYTES, SyncPlan
@@ -26,7 +26,7 @@ class Crews:
 
     plan: SyncPlan
     facts: Facts
-    control: Trainer
+    control: TrainerControl
     groups: TrainerGroups
     #: Where trainers say their names.
     store: SignedStore

@@ -35,8 +35,8 @@ from partitioner.crew.folder import CrewFolder
 from partitioner.crew.history import costs_of, spans_of
 from partitioner.crew.machine.events import Rank, Waited
 from partitioner.crew.machine.jobs import Job, Jobs
-from partitioner.crew.machine.membership import Machine
-from partitioner.crew.machine.run import Run
+from partitioner.crew.machine.membership import MembershipMachine
+from partitioner.crew.machine.run import CrewRun
 from partitioner.crew.machine.schedule import Everyone, Exact
 from partitioner.crew.machine.watch import Watch
 from partitioner.crew.passes import OUTPUTS
@@ -46,7 +46,7 @@ from partitioner.crew.planning.syncplan import SyncPlan, is_exact
 from partitioner.crew.probe import facts_of, measure, probe_jobs
 from partitioner.crew.progress import board
 from partitioner.crew.staged import hand_out_start
-from partitioner.crew.worker import Ends, Outcome, enter, finished_jobs, jobs_of, made, worker_of
+from partitioner.crew.worker import Ends, JobOutcome, enter, finished_jobs, jobs_of, made, worker_of
 from partitioner.crew.workload import longest_s, workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from partitioner.run.folder import RunFolder
@@ -54,7 +54,7 @@ from partitioner.run.progress import Progress
 from partitioner.run.settings import Schedule as Epochs
 from partitioner.run.settings import Settings, TrainingConfig
 from partitioner.training.checkpoint import epochs_of
-from partitioner.training.context import Work
+from partitioner.training.context import TrainingContext
 from partitioner.training.members import twins
 from partitioner.training.world import world
 
@@ -99,20 +99,20 @@ class Together(NamedTuple):
         """Of what gives other weights than one process; empty where nothing does."""
         return "" if all(map(is_exact, self.plan.network)) else self.plan.digest
 
-    def train(self, work: Work, checkpoint: Path | None, bundle: str) -> Work:
+    def train(self, work: TrainingContext, checkpoint: Path | None, bundle: str) -> TrainingContext:
         """Finish the training; `checkpoint` is the user's teacher. See `train_together`."""
         return train_together(work, self.folder, self.plan, checkpoint, bundle=bundle)
 
 
 def train_together(
-    work: Work,
+    work: TrainingContext,
     folder: CrewFolder,
     plan: SyncPlan,
     checkpoint: Path | None,
     *,
     bundle: str = "",
     wait_s: float = WAIT_S,
-) -> Work:
+) -> TrainingContext:
     """Finish the training of `work` with the trainers of a crew, as its desk.
 
     With a name of a `bundle` its sub-models are exported, and evaluated by all, unless all were
@@ -180,7 +180,7 @@ def train_together(
     call = DeskListening(facts.trainer[0].address, folder, begin, data_digest(work.data), wait_s)
     said = _lead(call, jobs, finished, schedule_of, take_part, work.progress)
     for network, outcome in said.items():
-        curve = msgspec.json.decode(outcome, type=Outcome).curve
+        curve = msgspec.json.decode(outcome, type=JobOutcome).curve
         if curve and network not in run.kept_curves():
             run.keep_curve(network, curve)
     log = list(log_lines(folder.log))
@@ -212,8 +212,10 @@ def _lead(
     """Be the desk of `jobs` until all are done; returns what was said of each outcome."""
     address, folder, begin, digest, wait_s = call
     token = folder.token()
-    machine = Run(
-        Machine(digest, {job.name: job.by for job in jobs}, {}), Jobs(jobs, finished), schedule_of
+    machine = CrewRun(
+        MembershipMachine(digest, {job.name: job.by for job in jobs}, {}),
+        Jobs(jobs, finished),
+        schedule_of,
     )
     host, port = checked(address)
     if said := exposed(host):
@@ -245,7 +247,7 @@ def _lead(
     return machine.said
 
 
-def _given(work: Work, checkpoint: Path | None) -> dict[str, Path]:
+def _given(work: TrainingContext, checkpoint: Path | None) -> dict[str, Path]:
     """The user's files that networks start from, by their names for trainers."""
     found = {f"weights-{k}": path for k, path in work.weights.items()}
     if checkpoint is not None and _trains_teacher(work.settings):
@@ -253,11 +255,11 @@ def _given(work: Work, checkpoint: Path | None) -> dict[str, Path]:
     return found
 
 
-def _trained(work: Work) -> bool:
+def _trained(work: TrainingContext) -> bool:
     return all(work.run.member(a.k).exists() for a in work.plan.assignments)
 
 
-def _longest_s(work: Work, plan: SyncPlan, facts: Facts) -> float:
+def _longest_s(work: TrainingContext, plan: SyncPlan, facts: Facts) -> float:
     """Seconds that trainers may wait for each other in a group."""
     settings, data = work.settings, work.data
     validated = len(data.calibration) if settings.schedule.patience else 0
@@ -269,7 +271,7 @@ def _trains_teacher(settings: Settings) -> bool:
 
 
 def _schedule(
-    work: Work, plan: SyncPlan, facts: Facts, network: str, members: set[int]
+    work: TrainingContext, plan: SyncPlan, facts: Facts, network: str, members: set[int]
 ) -> Everyone | Exact:
     """The rounds of a network that several trainers share."""
     sync = plan.of(network)
@@ -290,10 +292,10 @@ def _schedule(
     return Everyone(network, sync.round_pictures, batches, schedule.epochs, epoch, expected=members)
 
 
-def _digest_of(run: Run, name: str) -> str:
+def _digest_of(run: CrewRun, name: str) -> str:
     """The SHA-256 of a file as the trainer told that made it; empty where none did."""
     for said in list(run.said.values()):
-        if digest := msgspec.json.decode(said, type=Outcome).files.get(name):
+        if digest := msgspec.json.decode(said, type=JobOutcome).files.get(name):
             return digest
     return ""
 
@@ -385,7 +387,7 @@ def join(
             suffix = Path(settings.teacher.file or "").suffix
             checkpoint = folder.cache / f"{_CHECKPOINT}{suffix}"
             ends.files.fetch(_CHECKPOINT, checkpoint)
-        work = Work(folder, settings, begin.plan, pictures, progress, weights)
+        work = TrainingContext(folder, settings, begin.plan, pictures, progress, weights)
         plan, facts = begin.crew, begin.facts
         worker_of(work, ends, plan, facts, groups, store, checkpoint, progress.note, progress).run()
 

@@ -23,7 +23,7 @@ from partitioner.crew.machine.events import (
     Meet,
     MeetingFailed,
     Refused,
-    Trainer,
+    TrainerControl,
     Waiting,
 )
 from partitioner.training.checkpoint import epochs_of
@@ -34,7 +34,7 @@ _POLL_S = 1.0
 
 def train_in_generations(
     network: str,
-    control: Trainer,
+    control: TrainerControl,
     groups: TrainerGroups,
     checkpoint: Path,
     train: Callable[[Crew, tuple[int, ...]], None],
@@ -65,7 +65,7 @@ def train_in_generations(
 
 
 def _met(
-    network: str, control: Trainer, groups: TrainerGroups, checkpoint: Path
+    network: str, control: TrainerControl, groups: TrainerGroups, checkpoint: Path
 ) -> tuple[Crew, tuple[int, ...]]:
     """The next generation, whose members all have the checkpoint of those furthest on."""
     meet = _next(network, control)
@@ -109,7 +109,7 @@ def _give(group: ProcessGroup, place: int, giver: int, checkpoint: Path) -> None
         checkpoint.unlink(missing_ok=True)
 
 
-def _next(network: str, control: Trainer) -> AnyAction:
+def _next(network: str, control: TrainerControl) -> AnyAction:
     """The next action for this network."""
     while True:
         action = control.poll(_POLL_S)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from partitioner.crew.exchange.control import Line, log_lines
+from partitioner.crew.exchange.control import LogLine, log_lines
 from partitioner.crew.machine.events import Gone, Joined, Leave, Made, Rank, Refused, Start
 from partitioner.crew.planning.costs import Span
-from partitioner.crew.worker import Outcome
+from partitioner.crew.worker import JobOutcome
 
 
 class TrainerCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,12 +33,12 @@ def costs(path: Path) -> list[TrainerCost]:
     return costs_of(log_lines(path)) if path.exists() else []
 
 
-def spans_of(log: Iterable[Line]) -> list[Span]:
+def spans_of(log: Iterable[LogLine]) -> list[Span]:
     """When each trainer did which job, in seconds since the first event."""
     return [span for span, _ in _jobs(log)]
 
 
-def costs_of(log: Iterable[Line]) -> list[TrainerCost]:
+def costs_of(log: Iterable[LogLine]) -> list[TrainerCost]:
     """Seconds and bytes of every trainer that joined, in their order."""
     entries = list(log)
     joined: dict[str, float] = {}
@@ -61,7 +61,7 @@ def costs_of(log: Iterable[Line]) -> list[TrainerCost]:
     ]
 
 
-def _jobs(log: Iterable[Line]) -> Iterator[tuple[Span, Outcome]]:
+def _jobs(log: Iterable[LogLine]) -> Iterator[tuple[Span, JobOutcome]]:
     """Jobs in the order of their ends, each with what was said of it."""
     names: dict[Rank, str] = {}
     began: dict[Rank, tuple[str, float]] = {}
@@ -71,15 +71,15 @@ def _jobs(log: Iterable[Line]) -> Iterator[tuple[Span, Outcome]]:
         at_s, event = entry.at_s - first_s, entry.event
         if isinstance(event, Joined):
             names[event.rank] = event.name
-        ended: dict[Rank, Outcome] = {}
+        ended: dict[Rank, JobOutcome] = {}
         if isinstance(event, Made):
-            said = msgspec.json.decode(event.said, type=Outcome) if event.said else Outcome()
+            said = msgspec.json.decode(event.said, type=JobOutcome) if event.said else JobOutcome()
             ended[event.rank] = said
         elif isinstance(event, Gone):
-            ended[event.rank] = Outcome()
+            ended[event.rank] = JobOutcome()
         for action in entry.actions:
             if isinstance(action, Leave) or (isinstance(action, Refused) and not action.network):
-                ended.setdefault(action.rank, Outcome())
+                ended.setdefault(action.rank, JobOutcome())
         for rank, outcome in ended.items():
             if rank in began:
                 job, start_s = began.pop(rank)

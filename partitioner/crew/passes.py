@@ -22,7 +22,7 @@ from partitioner.data.memmaps import Index
 from partitioner.export.sessions import contribution, logits_file, open_member
 from partitioner.run.settings import Autocast
 from partitioner.training.compute import training_device
-from partitioner.training.context import Work
+from partitioner.training.context import TrainingContext
 from partitioner.training.members import kept_outputs, outputs_of, remove_outputs
 from partitioner.training.teacher import (
     ensure_teacher,
@@ -58,12 +58,12 @@ def shared_members(plan: Plan) -> list[Assignment]:
     return [a for a in plan.assignments if a.spec.precision == "fp32"]
 
 
-def model_of(work: Work, k: int) -> Path:
+def model_of(work: TrainingContext, k: int) -> Path:
     """The exported sub-model `k`, for trainers to evaluate."""
     return work.run.cache / f"model-{k}.onnx"
 
 
-def passes_of(work: Work, job: str) -> Iterator[Pass]:
+def passes_of(work: TrainingContext, job: str) -> Iterator[Pass]:
     """The frozen passes of a job, one after another; each is over before the next one is asked for.
 
     The folder has the networks.
@@ -81,7 +81,7 @@ def passes_of(work: Work, job: str) -> Iterator[Pass]:
             remove_outputs(work, k - 1)
 
 
-def _answers(work: Work) -> Iterator[Pass]:
+def _answers(work: TrainingContext) -> Iterator[Pass]:
     teacher, variants = ensure_teacher(work, None).to(training_device()), work.variants
 
     def answers(variant: int) -> Outputs:
@@ -101,7 +101,7 @@ def _answers(work: Work) -> Iterator[Pass]:
             note_accuracy(work, split)
 
 
-def _evaluation(work: Work) -> Iterator[Pass]:
+def _evaluation(work: TrainingContext) -> Iterator[Pass]:
     members = {a.k: a for a in shared_members(work.plan)}
     models = {k: ModelFile.read(model_of(work, k)) for k in members}
 

@@ -123,7 +123,7 @@ class _Piece(nn.Module):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pictures:
+class StagePictures:
     """The training pictures, by variant: pixels for the first stage, labels for the last."""
 
     pixels: Sequence[Views]
@@ -145,7 +145,12 @@ class Pipeline(EveryStep):
     """
 
     def __init__(
-        self, crew: Crew, cut: Cut, pictures: Pictures, between: tuple[int, int], checkpoint: Path
+        self,
+        crew: Crew,
+        cut: Cut,
+        pictures: StagePictures,
+        between: tuple[int, int],
+        checkpoint: Path,
     ) -> None:
         super().__init__(crew)
         self._between = between

@@ -14,7 +14,7 @@ from rich.text import Text
 from torch.distributed import DistError
 
 from partitioner.crew.exchange.store import SignedStore, Tampered
-from partitioner.crew.machine.events import AnyAction, AnyEvent, Rank, Trainer
+from partitioner.crew.machine.events import AnyAction, AnyEvent, Rank, TrainerControl
 from partitioner.run.progress import LINE_EVERY_S, Advance, Progress
 
 #: Seconds between two looks at what trainers tell.
@@ -110,7 +110,7 @@ class WorkAccount:
 class Patient:
     """A trainer's end of the control whose waits are counted."""
 
-    def __init__(self, control: Trainer, account: WorkAccount) -> None:
+    def __init__(self, control: TrainerControl, account: WorkAccount) -> None:
         self._control, self._account = control, account
 
     @property

@@ -13,11 +13,11 @@ from mdp.errors import MDPError
 from mdp.files import replacing
 from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.generations import train_in_generations
-from partitioner.crew.machine.events import Trainer
+from partitioner.crew.machine.events import TrainerControl
 from partitioner.crew.pipeline import (
     Cut,
-    Pictures,
     Pipeline,
+    StagePictures,
     begun,
     gathered,
     part_of,
@@ -27,7 +27,7 @@ from partitioner.crew.pipeline import (
 from partitioner.crew.planning.syncplan import NetworkSync
 from partitioner.data.memmaps import load_weights
 from partitioner.run.curves import Curve
-from partitioner.training.context import Work
+from partitioner.training.context import TrainingContext
 from partitioner.training.distributed import Crew
 from partitioner.training.loop import fit
 from partitioner.training.teacher import untrained
@@ -63,7 +63,7 @@ class Files(Protocol):
 
 
 def hand_out_start(
-    work: Work, sync: NetworkSync, checkpoint: Path | None, desk: str, files: Files
+    work: TrainingContext, sync: NetworkSync, checkpoint: Path | None, desk: str, files: Files
 ) -> None:
     """Give every stage its first weights, which are those of one process.
 
@@ -84,9 +84,9 @@ def hand_out_start(
 
 
 def train_in_stages(
-    work: Work,
+    work: TrainingContext,
     sync: NetworkSync,
-    control: Trainer,
+    control: TrainerControl,
     groups: TrainerGroups,
     name_of: Callable[[int], str],
     files: Files,
@@ -146,7 +146,7 @@ def train_in_stages(
     return index == 0
 
 
-def forget_stages(work: Work) -> None:
+def forget_stages(work: TrainingContext) -> None:
     """Delete what stages keep, as the whole teacher is there."""
     for path in work.run.path.glob("checkpoint-teacher-*.pt"):
         path.unlink(missing_ok=True)
@@ -154,10 +154,10 @@ def forget_stages(work: Work) -> None:
         path.unlink(missing_ok=True)
 
 
-def _pictures(work: Work, *, is_first: bool, is_last: bool) -> Pictures:
+def _pictures(work: TrainingContext, *, is_first: bool, is_last: bool) -> StagePictures:
     variants, schedule = work.variants, work.settings.teacher_schedule
     every, count = range(variants.count), len(work.singles.train)
-    return Pictures(
+    return StagePictures(
         pixels=[variants.view(work.teacher_view, v) for v in every if is_first],
         labels=[variants.labels(v) for v in every if is_last],
         batch_size=math.ceil(count / math.ceil(count / schedule.batch_size)),
@@ -168,7 +168,9 @@ def _pictures(work: Work, *, is_first: bool, is_last: bool) -> Pictures:
     )
 
 
-def _trained(work: Work, crew: Crew, cut: Cut, pictures: Pictures, start: Path, end: Path) -> Curve:
+def _trained(
+    work: TrainingContext, crew: Crew, cut: Cut, pictures: StagePictures, start: Path, end: Path
+) -> Curve:
     """Train one stage and write its weights to `end`."""
     spec = work.plan.require_teacher()
     module, between = part_of(spec, pictures.classes, cut, load_weights(start))
@@ -187,7 +189,7 @@ def _trained(work: Work, crew: Crew, cut: Cut, pictures: Pictures, start: Path, 
     return curve
 
 
-def _file(work: Work, what: str, blocks: tuple[int, ...], index: int) -> Path:
+def _file(work: TrainingContext, what: str, blocks: tuple[int, ...], index: int) -> Path:
     return work.run.cache / f"teacher-stage-{_words(blocks)}-{index}-{what}.safetensors"
 
 

@@ -11,15 +11,14 @@ from torch import Tensor
 
 from mdp.errors import AgentError, InputError, MDPError
 from partitioner.crew.crews import Crews
-from partitioner.crew.exchange.answers import FrozenPass, contribute, shared_out
-from partitioner.crew.exchange.answers import Refused as OutputsRefused
+from partitioner.crew.exchange.answers import FrozenPass, OutputsRefused, contribute, shared_out
 from partitioner.crew.exchange.control import Hand
 from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.parameters import CrewEnded
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.exchange.store import DeskLost, SignedStore
 from partitioner.crew.generations import train_in_generations
-from partitioner.crew.machine.events import Accepted, Leave, Made, Refused, Start, Trainer
+from partitioner.crew.machine.events import Accepted, Leave, Made, Refused, Start, TrainerControl
 from partitioner.crew.machine.jobs import Job
 from partitioner.crew.passes import (
     ANSWERS,
@@ -41,7 +40,7 @@ from partitioner.data.memmaps import Index, load
 from partitioner.export.write import export_member
 from partitioner.run.curves import Curve
 from partitioner.run.progress import Progress
-from partitioner.training.context import Work
+from partitioner.training.context import TrainingContext
 from partitioner.training.distributed import Crew
 from partitioner.training.members import kept_outputs, train_members, twins
 from partitioner.training.synchroniser import Synchroniser
@@ -98,7 +97,7 @@ def jobs_of(
     return jobs
 
 
-def made(work: Work, job: str) -> list[Path]:
+def made(work: TrainingContext, job: str) -> list[Path]:
     """Files that a job makes, for others to read."""
     if job == "teacher":
         return [work.run.teacher]
@@ -111,7 +110,7 @@ def made(work: Work, job: str) -> list[Path]:
     return [work.run.member(number_of(job))] if job != EVALUATION else []
 
 
-def finished_jobs(work: Work, jobs: Sequence[Job]) -> list[str]:
+def finished_jobs(work: TrainingContext, jobs: Sequence[Job]) -> list[str]:
     """The jobs whose files are there, and those whose files no other job needs any more."""
     found = list[str]()
     for job in reversed(jobs):
@@ -123,7 +122,7 @@ def finished_jobs(work: Work, jobs: Sequence[Job]) -> list[str]:
     return found
 
 
-class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JobOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A trainer's report of a job to the desk, beside its files."""
 
     curve: Curve = []
@@ -146,14 +145,14 @@ class Ends:
     share: StoreDesk | None = None
 
 
-def enter(control: Trainer) -> None:
+def enter(control: TrainerControl) -> None:
     """Wait until the desk accepts this trainer; raises InputError where it does not."""
     while not isinstance(action := control.poll(LOOK_S), Accepted):
         if isinstance(action, Refused):
             raise InputError(action.reason)
 
 
-def next_job(control: Trainer) -> Start | None:
+def next_job(control: TrainerControl) -> Start | None:
     """Wait for the next job; None when all is done. Raises RunRefused."""
     while True:
         action = control.poll(LOOK_S)
@@ -169,12 +168,17 @@ class Worker:
     """One trainer, from its acceptance to the end of the run."""
 
     def __init__(
-        self, work: Work, ends: Ends, crews: Crews, checkpoint: Path | None = None, bundle: str = ""
+        self,
+        work: TrainingContext,
+        ends: Ends,
+        crews: Crews,
+        checkpoint: Path | None = None,
+        bundle: str = "",
     ) -> None:
         """At the desk, `checkpoint` is the user's teacher, `bundle` the name of a bundle."""
         self._work, self._ends, self._crews, self._checkpoint = work, ends, crews, checkpoint
         self._bundle = bundle
-        #: See `Work`.
+        #: See `TrainingContext`.
         self.exported: dict[int, tuple[Path, float]] = {}
 
     @property
@@ -227,7 +231,7 @@ class Worker:
             self._forget_before(job)
         curve = self._work.run.kept_curves().get(job, [])
         waited_s, sent_bytes = account.end()
-        outcome = Outcome(curve=curve, waited_s=waited_s, sent_bytes=sent_bytes, files=files)
+        outcome = JobOutcome(curve=curve, waited_s=waited_s, sent_bytes=sent_bytes, files=files)
         return msgspec.json.encode(outcome).decode()
 
     def _in_stages(self, start: Start) -> bool:
@@ -264,7 +268,7 @@ class Worker:
         control = Patient(self._ends.control, self._crews.account)
         train_in_generations(job, control, self._crews.groups, checkpoint, train)
 
-    def _train(self, job: str, work: Work) -> None:
+    def _train(self, job: str, work: TrainingContext) -> None:
         """Train the network of a job; nothing where the folder has it."""
         if job == "teacher":
             ensure_teacher(work, self._checkpoint)
@@ -362,13 +366,13 @@ class Worker:
 
         return replace(frozen, outputs_of=counted)
 
-    def _member(self, work: Work, k: int) -> None:
+    def _member(self, work: TrainingContext, k: int) -> None:
         teacher = ensure_teacher(work, None)
         train_members(work, teacher, [load(path) for path in kept_targets(work)], only=[k])
 
 
 def worker_of(
-    work: Work,
+    work: TrainingContext,
     ends: Ends,
     plan: SyncPlan,
     facts: Facts,

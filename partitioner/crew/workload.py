@@ -5,7 +5,7 @@ from partitioner.crew.planning import costs
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.methods import Methods
 from partitioner.crew.planning.syncplan import SyncPlan
-from partitioner.crew.planning.work import FrozenPasses, Network, Work, pace
+from partitioner.crew.planning.work import FrozenPasses, NetworkWork, Work, pace
 from partitioner.data.datasets import Dataset
 from partitioner.data.scenes import places, single_pictures
 from partitioner.estimates.macs import macs, parameters, tokens
@@ -18,7 +18,7 @@ _FLOP, _STEP = 2, 3
 
 def workload(plan: Plan, asked: TrainingConfig | Settings, data: Dataset) -> Work:
     """The networks of `plan` that are trained on `data`."""
-    teacher, networks = plan.require_teacher().shape, list[Network]()
+    teacher, networks = plan.require_teacher().shape, list[NetworkWork]()
     pictures, classes = len(single_pictures(data).train), len(data.labels)
     where, same = places(data.train, data.cameras), twins(plan, asked.schedule)
     if asked.teacher_schedule.epochs:
@@ -82,13 +82,13 @@ def longest_s(plan: SyncPlan, facts: Facts, work: Work, validated: int = 0) -> f
 
 def _network(
     name: str, spec: Spec, classes: int, pictures: int, epochs: int, batch: int
-) -> Network:
+) -> NetworkWork:
     kept, boundary, blocks = 0.0, 0.0, 0
     if isinstance(spec, SubModelSpec):
         length, blocks = tokens(spec), spec.depth
         kept = costs.activation_bytes(1, length, spec.embed_dim, spec.depth, spec.num_heads)
         boundary = 4.0 * length * spec.embed_dim
-    return Network(
+    return NetworkWork(
         name=name,
         size_bytes=4.0 * parameters(spec, classes),
         pictures=pictures,

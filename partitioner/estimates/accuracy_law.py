@@ -142,7 +142,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class LawMember:
     """A member as the law sees it: its capability, and what it has in common with others."""
 
     capability: float
@@ -295,7 +295,7 @@ def accuracy_of(capability: Array, num_classes: int) -> Array:
     return values
 
 
-def together(law: AccuracyLaw, members: Sequence[Member]) -> float:
+def together(law: AccuracyLaw, members: Sequence[LawMember]) -> float:
     """Capability of members that all arrived; 0 of none."""
     if not members:
         return 0.0

@@ -14,7 +14,7 @@ from mdp.formats.profile import Fraction
 from partitioner.estimates.accuracy_law import (
     PUBLISHED_CLASSES,
     AccuracyLaw,
-    Member,
+    LawMember,
     Task,
     Training,
     Untouched,
@@ -204,10 +204,10 @@ def alone_of(run: RecordedRun) -> dict[int, float]:
 
 def as_members(
     run: RecordedRun, capability: dict[int, float], subset: Sequence[int]
-) -> list[Member]:
+) -> list[LawMember]:
     """Some of a run's members as the law sees them, with these capabilities."""
     return [
-        Member(
+        LawMember(
             capability=capability[k],
             view=view_of(run.members[k].spec, run.members[k].region),
             model=model_of(run.members[k].spec),

@@ -13,7 +13,7 @@ from statistics import NormalDist, median
 import numpy as np
 from numpy.typing import NDArray
 
-from mdp.formats.profile import LatencyPoint, Link
+from mdp.formats.profile import LatencyPoint, NetworkLink
 
 Array = NDArray[np.float64]
 
@@ -85,7 +85,7 @@ class Jitter:
     added_ms: float
 
 
-def jitter_of(link: Link) -> Jitter:
+def jitter_of(link: NetworkLink) -> Jitter:
     """From the link's 90th percentile, else as assumed."""
     if link.round_trip_p90_s is None:
         return Jitter(mean_ms=ASSUMED_JITTER_MS, added_ms=TWO_MEDIAN * ASSUMED_JITTER_MS)

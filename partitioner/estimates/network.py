@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdp.formats.plan import Encoding
-from mdp.formats.profile import Link
+from mdp.formats.profile import NetworkLink
 
 _HEADS, _CHANNELS = 2, 3
 #: Message header and ZeroMQ framing of one request or reply, estimated from the wire format.
@@ -39,7 +39,7 @@ def reply_bytes(num_classes: int) -> float:
     return _HEADS * num_classes * 4 + FRAMING_BYTES
 
 
-def network_ms(link: Link, image_size: int, num_classes: int, encoding: Encoding) -> float:
+def network_ms(link: NetworkLink, image_size: int, num_classes: int, encoding: Encoding) -> float:
     """Milliseconds to send one crop, receive its logits and, for JPEG, encode and decode it.
 
     Without other crops on the link: see `waits_ms`.
@@ -49,13 +49,13 @@ def network_ms(link: Link, image_size: int, num_classes: int, encoding: Encoding
     return link.round_trip_s * 1e3 + sent * 8e3 / link.bandwidth_bps + coding_ms
 
 
-def look_ms(link: Link, num_classes: int) -> float:
+def look_ms(link: NetworkLink, num_classes: int) -> float:
     """Milliseconds to ask a device what its camera sees, and receive the logits."""
     sent = FRAMING_BYTES + reply_bytes(num_classes)
     return link.round_trip_s * 1e3 + sent * 8e3 / link.bandwidth_bps
 
 
-def fetch_ms(owner: Link, link: Link, image_size: int) -> float:
+def fetch_ms(owner: NetworkLink, link: NetworkLink, image_size: int) -> float:
     """Milliseconds to fetch a picture from another device's camera.
 
     As JPEG, twice as wide as high at most; over both devices' links to the client, at most.
@@ -66,7 +66,7 @@ def fetch_ms(owner: Link, link: Link, image_size: int) -> float:
     return trips_ms + sent * 8e3 / min(owner.bandwidth_bps, link.bandwidth_bps) + coding_ms
 
 
-def choose_encoding(link: Link, image_size: int, num_classes: int) -> Encoding:
+def choose_encoding(link: NetworkLink, image_size: int, num_classes: int) -> Encoding:
     """Raw pixels, unless JPEG saves `JPEG_MIN_SAVING_MS` on this link."""
     raw = network_ms(link, image_size, num_classes, "raw")
     jpeg = network_ms(link, image_size, num_classes, "jpeg")
@@ -88,6 +88,6 @@ def wait_ms(others_bytes: NDArray[np.float64], bandwidth_bps: float) -> NDArray[
     return waits
 
 
-def through_port(link: Link, bandwidth_bps: float) -> Link:
+def through_port(link: NetworkLink, bandwidth_bps: float) -> NetworkLink:
     """A device's link, no faster than the client's port."""
     return msgspec.structs.replace(link, bandwidth_bps=min(link.bandwidth_bps, bandwidth_bps))

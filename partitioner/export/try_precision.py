@@ -51,7 +51,7 @@ class QuantizeRequest:
     members: Collection[int] | None = None
 
 
-class Timing(NamedTuple):
+class TrialTiming(NamedTuple):
     """Milliseconds of one picture on one device, and those of the planned fp32."""
 
     compute_ms: float
@@ -73,7 +73,7 @@ class Trial:
     #: Logits `[N, C]` of the calibration pictures; None where there are none to compare.
     logits: Contribution | None = None
     #: On the assigned device.
-    timing: Timing | None = None
+    timing: TrialTiming | None = None
     #: Accuracy that the fused answer loses if only this member is changed, a fraction.
     loss: float | None = None
     reason: str = ""
@@ -88,7 +88,7 @@ def try_member(
     planned: Way = (assignment.spec.precision, assignment.runtime)
     replicas = [plan.assignment_of(r.device) for r in plan.replicas if r.k == assignment.k]
     parts = [assignment, *(part for part in replicas if part is not None)]
-    timings: dict[Way, dict[str, Timing]] = {w: {} for w in request.ways if w != planned}
+    timings: dict[Way, dict[str, TrialTiming]] = {w: {} for w in request.ways if w != planned}
     trials = [
         try_precision(bundle, parts, way, pixels, request, found) for way, found in timings.items()
     ]
@@ -99,7 +99,7 @@ def try_member(
             runs += [_open(bundle, part, trial.way, trial.model).run for trial in made]
             fp32_ms, *compute_ms = best_ms(runs, pixels[:1])
             for trial, ms in zip(made, compute_ms, strict=True):
-                timings[trial.way][part.device] = Timing(ms, fp32_ms)
+                timings[trial.way][part.device] = TrialTiming(ms, fp32_ms)
     for trial in made:
         measured = timings[trial.way]
         trial.timing = measured[assignment.device]
@@ -116,7 +116,7 @@ def try_precision(
     way: Way,
     pixels: Pixels,
     request: QuantizeRequest,
-    timings: dict[str, Timing],
+    timings: dict[str, TrialTiming],
 ) -> Trial:
     """The sub-model of `parts`, the devices that serve it, in one precision and runtime.
 
@@ -129,7 +129,7 @@ def try_precision(
         if part.device in request.here:
             continue
         profile = next((p for p in request.profiles if p.name == part.device), None)
-        found: Timing | str = (
+        found: TrialTiming | str = (
             f"nothing was measured on {part.device}: give its profile, or --here"
             if profile is None
             else profile_timing(profile, part, way, (first.spec.precision, first.runtime))
@@ -190,7 +190,7 @@ def best_ms(
 
 def profile_timing(
     profile: DeviceProfile, part: Assignment, way: Way, planned: Way
-) -> Timing | str:
+) -> TrialTiming | str:
     """The sub-model of `part` in `way` and as `planned`, by a measured profile; else why unknown.
 
     A plain ViT's ratio is that of the measured points of its shape, or interpolated between shapes
@@ -213,7 +213,7 @@ def profile_timing(
                 words = f"networks in {way_words((run.precision, run.runtime))}"
                 return f"{unknown.format(words)}: measure with --here"
             predicted_ms.append(found.ms)
-        return Timing(*predicted_ms)
+        return TrialTiming(*predicted_ms)
     quick, plain = (
         {
             replace(latency.spec_of(point), precision="fp32"): point.latency_ms
@@ -228,13 +228,13 @@ def profile_timing(
     assert part.submodel is not None
     shape = replace(part.submodel, precision="fp32")
     if shape in shapes:
-        return Timing(quick[shape], plain[shape])
+        return TrialTiming(quick[shape], plain[shape])
     size = np.log([macs(shape, 0) for shape in shapes])
     logs = np.log([(quick[shape], plain[shape]) for shape in shapes])
     compute_ms, fp32_ms = (
         math.exp(float(np.interp(math.log(macs(shape, 0)), size, column))) for column in logs.T
     )
-    return Timing(compute_ms, fp32_ms)
+    return TrialTiming(compute_ms, fp32_ms)
 
 
 def way_words(way: Way) -> str:
@@ -242,7 +242,7 @@ def way_words(way: Way) -> str:
     return f"{way[0]} in {way[1]}"
 
 
-def too_slow(timing: Timing, device: str) -> str:
+def too_slow(timing: TrialTiming, device: str) -> str:
     """Why a timing is no reason to quantize, or an empty text."""
     if timing.ratio <= 1 - MIN_GAIN:
         return ""

@@ -35,7 +35,7 @@ from partitioner.networks.members import build_member, deployed
 from partitioner.networks.submodel import Member
 from partitioner.networks.teacher import Teacher, outline
 from partitioner.run.progress import Progress
-from partitioner.training.context import Work
+from partitioner.training.context import TrainingContext
 from partitioner.training.teacher import ensure_teacher
 
 OPSET = 18
@@ -167,7 +167,7 @@ def check_parity(model: Path, module: nn.Module, pixels: Pixels, outputs: Sequen
     return worst
 
 
-def export_bundle(work: Work, out: Path, name: str) -> dict[int, float]:
+def export_bundle(work: TrainingContext, out: Path, name: str) -> dict[int, float]:
     """Write the bundle folder `out`; returns each member's largest difference from torch.
 
     Also exports the teacher into the run folder, so that it can be compared. Raises InputError if
@@ -204,7 +204,7 @@ def export_bundle(work: Work, out: Path, name: str) -> dict[int, float]:
 
 
 def _export_member(
-    work: Work, assignment: Assignment, folder: Path, name: str
+    work: TrainingContext, assignment: Assignment, folder: Path, name: str
 ) -> tuple[float, Contribution]:
     """Write one model; returns its difference from torch and its calibration logits."""
     path = folder / model_path(assignment.k)
@@ -220,7 +220,7 @@ def _export_member(
     return error, member_contribution(runtime, calibration, assignment, kept)
 
 
-def export_member(work: Work, assignment: Assignment, path: Path, name: str) -> float:
+def export_member(work: TrainingContext, assignment: Assignment, path: Path, name: str) -> float:
     """Write the model of one sub-model of the bundle `name`; returns its difference from torch."""
     module = ServedMember(work.load_member(assignment))
     pixels = work.member_pixels(assignment, "test")[:_COMPARED]
@@ -319,7 +319,7 @@ def _plain_fusion(count: int, num_classes: int) -> FusionWeights:
     )
 
 
-def _export_teacher(work: Work) -> None:
+def _export_teacher(work: TrainingContext) -> None:
     """Write the run's teacher.onnx once; a finished run's teacher does not change any more."""
     path = work.run.teacher_onnx
     if path.is_file():
@@ -339,7 +339,7 @@ def _export_teacher(work: Work) -> None:
     )
 
 
-def _provenance(work: Work) -> dict[str, str]:
+def _provenance(work: TrainingContext) -> dict[str, str]:
     """Teacher, data, settings and versions, for the manifest."""
     settings = work.settings
     return {
@@ -364,7 +364,7 @@ _CLASSES = {
 }
 
 
-def teacher_provenance(work: Work) -> dict[str, str]:
+def teacher_provenance(work: TrainingContext) -> dict[str, str]:
     """The teacher's weights, normalisation, pooling and classifier."""
     facts, epochs = work.settings.teacher, work.settings.teacher_schedule.epochs
     network = outline(facts.name, facts.args)

@@ -9,7 +9,7 @@ from mdp.files import Record
 from mdp.formats.plan import Assignment, Plan
 
 
-class Way(Record, frozen=True):
+class AnswerFigures(Record, frozen=True):
     """Figures of one answer."""
 
     mean_ms: float
@@ -23,8 +23,8 @@ class Way(Record, frozen=True):
 class BothWays(Record, frozen=True):
     """All members at once, and a cascade."""
 
-    at_once: Way
-    cascade: Way
+    at_once: AnswerFigures
+    cascade: AnswerFigures
 
 
 def both_ways(plan: Plan, first: Collection[int], escalated: float) -> BothWays:
@@ -33,13 +33,13 @@ def both_ways(plan: Plan, first: Collection[int], escalated: float) -> BothWays:
     first_ms, later_ms = _slowest_ms(ahead), _slowest_ms(behind)
     all_ms, both_ms = max(first_ms, later_ms), first_ms + later_ms
     return BothWays(
-        at_once=Way(
+        at_once=AnswerFigures(
             mean_ms=all_ms,
             p99_ms=all_ms,
             device_ms=_device_ms(plan.assignments),
             energy_j=_energy_j(plan.assignments),
         ),
-        cascade=Way(
+        cascade=AnswerFigures(
             mean_ms=first_ms + escalated * later_ms,
             p99_ms=both_ms if escalated >= 0.01 else first_ms,
             device_ms=_device_ms(ahead) + escalated * _device_ms(behind),

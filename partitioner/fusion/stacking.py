@@ -71,7 +71,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class StackingTask:
     """Find theta `[P]` with the least cross-entropy of `targets` `[N]`, the mean over `terms`.
 
     `parts` `[R, C, N]` have a mean of 0 over the classes; all terms have equally many rows.
@@ -91,7 +91,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StackingStart:
     """Initial scalars, times their best factor, one over the temperature."""
 
     theta: Values
@@ -154,7 +154,7 @@ def _fit_subset(
 ) -> SubsetWeights:
     parts = _parts(contributions, members)
     every = np.arange(len(parts))
-    task = Task(parts, targets, [Term(every, every)], _numbered(targets, groups))
+    task = StackingTask(parts, targets, [Term(every, every)], _numbered(targets, groups))
     a, b, temperatures = _fit(task, len(members), [calibrations[k] for k in members])
     return SubsetWeights(members=tuple(members), a=a, b=b, temperatures=temperatures)
 
@@ -174,7 +174,7 @@ def fit_size(
         np.concatenate([members + at for at in range(0, len(parts), count)]) for members in sample
     ]
     terms = [Term(one, one) for one in rows]
-    task = Task(parts, targets, terms, _numbered(targets, groups))
+    task = StackingTask(parts, targets, terms, _numbered(targets, groups))
     a, b, temperatures = _fit(task, size, [calibrations[k] for k in range(count)])
     return SizeWeights(size=size, a=a, b=b, temperatures=temperatures)
 
@@ -195,7 +195,7 @@ def sampled_subsets(count: int, size: int, most: int, seed: int) -> list[tuple[i
     return sorted(chosen)
 
 
-def cross_entropy(task: Task, theta: Values) -> float:
+def cross_entropy(task: StackingTask, theta: Values) -> float:
     """Mean negative log-likelihood of the targets under theta `[P]`."""
     return float(_losses(task, theta).mean())
 
@@ -230,12 +230,14 @@ def _calibrations(
     numbered = _numbered(targets, groups)
     one = [Term(np.zeros(1, int), np.zeros(1, int))]
     return {
-        k: _calibrate(Task(_parts({k: Contribution(None, part.bag)}, (k,)), targets, one, numbered))
+        k: _calibrate(
+            StackingTask(_parts({k: Contribution(None, part.bag)}, (k,)), targets, one, numbered)
+        )
         for k, part in contributions.items()
     }
 
 
-def _calibrate(task: Task) -> Calibration:
+def _calibrate(task: StackingTask) -> Calibration:
     """The calibration of the one part of `task`."""
     factor = _start(task, np.ones(1)).factor
     gradients, hessian = _derivatives(task, np.array([factor]))
@@ -259,7 +261,7 @@ def shrink(calibrations: Sequence[Calibration]) -> Values:
 
 
 def _fit(
-    task: Task, size: int, calibrations: Sequence[Calibration]
+    task: StackingTask, size: int, calibrations: Sequence[Calibration]
 ) -> tuple[tuple[float, ...], tuple[float, ...], Temperatures]:
     """The scalars a and b of `task`, and the temperatures of the plain rules.
 
@@ -294,19 +296,19 @@ def _fit(
     return scalars[: len(scalars) - count], scalars[len(scalars) - count :], temperatures
 
 
-def _is_significant(gains: Values, task: Task) -> bool:
+def _is_significant(gains: Values, task: StackingTask) -> bool:
     """Tell whether the mean of gains `[N]` is surely above 0, by their spread over groups."""
     sums = _sums((gains - gains.mean())[np.newaxis], task)[0]
     error = float(np.sqrt((sums**2).sum())) / len(gains)
     return float(gains.mean()) > STANDARD_ERRORS * error
 
 
-def _sums(values: Values, task: Task) -> Values:
+def _sums(values: Values, task: StackingTask) -> Values:
     """Sums `[P, G]` of values `[P, N]` over the pictures of each group."""
     return np.stack([np.bincount(task.groups, row, task.num_groups) for row in values])
 
 
-def _start(task: Task, plain: Values) -> Start:
+def _start(task: StackingTask, plain: Values) -> StackingStart:
     """Scalars `plain` `[P]` times the best positive factor."""
     fused = np.stack(
         [
@@ -326,7 +328,7 @@ def _start(task: Task, plain: Values) -> Start:
     factor = min(max(float(found[0]), 1e-3 * first, 1 / MAX_WEIGHT), most)
     if factor != float(found[0]):
         left_out = _losses(scaled, np.array([factor]))
-    return Start(plain * factor, factor, left_out)
+    return StackingStart(plain * factor, factor, left_out)
 
 
 def _pull(curvature: Values, ridge: float) -> Values:
@@ -335,7 +337,9 @@ def _pull(curvature: Values, ridge: float) -> Values:
     return pull
 
 
-def _newton(task: Task, theta: Values, center: Values, pull: Values) -> tuple[Values, Values]:
+def _newton(
+    task: StackingTask, theta: Values, center: Values, pull: Values
+) -> tuple[Values, Values]:
     """Minimise cross-entropy plus a ridge toward `center` from `theta`, by damped Newton steps.
 
     Returns the minimum `[P]` and the cross-entropy there of every picture with its group left out
@@ -365,14 +369,14 @@ def _newton(task: Task, theta: Values, center: Values, pull: Values) -> tuple[Va
     return theta, _losses(task, theta) + (gradients * moved[:, task.groups]).sum(axis=0)
 
 
-def _slices(task: Task) -> list[slice]:
+def _slices(task: StackingTask) -> list[slice]:
     """Slices of the pictures of at most `_AT_ONCE` logits."""
     _, classes, pictures = task.parts.shape
     step = max(1, _AT_ONCE // (len(task.terms[0].rows) * classes))
     return [slice(at, at + step) for at in range(0, pictures, step)]
 
 
-def _losses(task: Task, theta: Values) -> Values:
+def _losses(task: StackingTask, theta: Values) -> Values:
     """Negative log-likelihood of every picture's target `[N]`, the mean over the terms."""
     losses = np.zeros(len(task.targets))
     for cut in _slices(task):
@@ -383,7 +387,7 @@ def _losses(task: Task, theta: Values) -> Values:
     return losses / len(task.terms)
 
 
-def _derivatives(task: Task, theta: Values) -> tuple[Values, Values]:
+def _derivatives(task: StackingTask, theta: Values) -> tuple[Values, Values]:
     """Every picture's gradient `[P, N]`, and the mean Hessian `[P, P]`, of the cross-entropy.
 
     In single precision; `_losses` checks every step in double precision.

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from mdp.errors import InputError
 from mdp.formats.plan import Encoding, PredictedMs, Spec
-from mdp.formats.profile import DeviceProfile, Link, Precision
+from mdp.formats.profile import DeviceProfile, NetworkLink, Precision
 from partitioner.estimates.accuracy_law import Array
 from partitioner.estimates.latency import Way, own_way, ways
 from partitioner.estimates.latency_members import MemberLatency, fit_members
@@ -124,9 +124,9 @@ class Sight:
     number: int
     #: Name and link of the device that has the camera, where it is another one.
     owner: str = ""
-    owner_link: Link | None = None
+    owner_link: NetworkLink | None = None
 
-    def network_ms(self, link: Link, image_size: int, num_classes: int) -> float:
+    def network_ms(self, link: NetworkLink, image_size: int, num_classes: int) -> float:
         """Milliseconds of a look beside computing."""
         asked_ms = look_ms(link, num_classes)
         if self.owner_link is None:

@@ -13,7 +13,7 @@ from mdp.errors import InputError
 from mdp.formats.plan import PLANNED_MEMBERS, Plan, PredictedAccuracy, PredictedMs, TeacherSpec
 from mdp.formats.profile import DeviceProfile, Precision
 from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
-from partitioner.estimates.accuracy_law import Member, capability_of, together
+from partitioner.estimates.accuracy_law import LawMember, capability_of, together
 from partitioner.estimates.catalogue import catalogue
 from partitioner.estimates.latency_members import MemberLatency
 from partitioner.estimates.latency_quantiles import (
@@ -263,7 +263,7 @@ def predicted_accuracy(problem: Problem, placements: Sequence[Placement]) -> Pre
         return PredictedAccuracy(unknown=unknown)
     predictor, specs = problem.predictor, [placement.candidate.spec for placement in placements]
     members = [
-        Member(capability=c.capability, view=c.view, model=c.model)
+        LawMember(capability=c.capability, view=c.view, model=c.model)
         for c in (placement.candidate for placement in placements)
     ]
     all_in = predictor.accuracy(min(together(predictor.law, members), predictor.most))

@@ -8,7 +8,7 @@ from mdp.formats.plan import Plan
 from mdp.fusion.fuse import Fusion, Mode, mode_of, rule_for
 from partitioner.estimates.accuracy_law import (
     AccuracyLaw,
-    Member,
+    LawMember,
     capability_of,
     model_of,
     together,
@@ -68,7 +68,7 @@ class PredictedSubsets:
         self._count = len(plan.assignments)
         self._whole = None if plan.accuracy is None else plan.accuracy.all_in
         self._members = {
-            a.k: Member(
+            a.k: LawMember(
                 capability=capability_of(min(a.accuracy, 1 - 1e-9)),
                 view=view_of(a.spec, a.region),
                 model=model_of(a.spec),

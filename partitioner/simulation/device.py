@@ -85,7 +85,7 @@ class SimulatedDevice:
         delay = model.delay
         self._ask_s = (
             float(np.mean(delay.values_s))
-            if isinstance(delay, models.Measured)
+            if isinstance(delay, models.MeasuredSeconds)
             else delay.round_trip_s + 2 * delay.jitter_s
         )
         #: SampleStream, of each request in turns, what `_costs` says.
@@ -225,7 +225,7 @@ def _costs(
 def _ways(model: models.DeviceModel, streams: models.RandomStreams) -> Callable[[], float]:
     """Network delay of each message, requests and replies in turns, without the bytes."""
     delay = model.delay
-    if isinstance(delay, models.Measured):
+    if isinstance(delay, models.MeasuredSeconds):
         return _halves(models.seconds(delay, streams, model.name, "ways").next).__next__
     half_s, jitter_s = delay.round_trip_s / 2, delay.jitter_s
     if not jitter_s:

@@ -97,7 +97,7 @@ class Simulation:
         #: Delay of the client's waking, call by call.
         self._late_s = (
             models.seconds(late, streams, "", "late").next
-            if isinstance(late, models.LogNormal | models.Measured)
+            if isinstance(late, models.LogNormal | models.MeasuredSeconds)
             else repeat(late).__next__
         )
         self._events: list[Event] = []

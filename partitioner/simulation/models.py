@@ -41,7 +41,7 @@ class LogNormal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredSeconds:
     """Measured seconds, drawn uniformly."""
 
     values_s: tuple[float, ...]
@@ -68,9 +68,9 @@ class DeviceModel:
 
     name: str
     k: int
-    compute: LogNormal | Measured
+    compute: LogNormal | MeasuredSeconds
     #: Network delay without the bytes.
-    delay: Jittered | Measured
+    delay: Jittered | MeasuredSeconds
     request_bytes: float = 0.0
     #: Memory of a request that waits in its agent.
     waiting_bytes: int = 0
@@ -115,11 +115,11 @@ class Scenario:
     #: Devices that are absent throughout.
     lost: frozenset[str] = frozenset()
     #: Client time before the request is sent, and after the decision, within the reserve.
-    before: LogNormal | Measured = LogNormal(median_s=0.0)
+    before: LogNormal | MeasuredSeconds = LogNormal(median_s=0.0)
     after_s: float = 0.0
     #: Delay between the moment of decision and the client's waking, drawn for every call. One above
     #: the reserve makes the answer late.
-    late_s: float | LogNormal | Measured = 0.0
+    late_s: float | LogNormal | MeasuredSeconds = 0.0
     #: Bandwidth of each client's network port, through which all its crops leave.
     client_bps: float = math.inf
     #: Time from a device's loss until clients know of it, and from its return until they connect.
@@ -201,10 +201,10 @@ def _blocks(
 
 
 def seconds(
-    distribution: LogNormal | Measured, streams: RandomStreams, name: str, purpose: str
+    distribution: LogNormal | MeasuredSeconds, streams: RandomStreams, name: str, purpose: str
 ) -> SampleStream:
     """Samples of a distribution."""
-    if isinstance(distribution, Measured) and distribution.together:
+    if isinstance(distribution, MeasuredSeconds) and distribution.together:
         name, purpose = distribution.together, "together"
     return SampleStream(streams, name, purpose, distribution.draw)
 

@@ -14,7 +14,7 @@ from partitioner.run.curves import Curve
 
 
 @dataclass(slots=True)
-class State:
+class TrainingState:
     """Progress of a training, beside the weights and the optimiser's state."""
 
     curve: Curve = field(default_factory=list)
@@ -26,7 +26,9 @@ class State:
         self.best = {name: value.clone() for name, value in module.state_dict().items()}
 
 
-def save(module: nn.Module, optimiser: torch.optim.Optimizer, state: State, path: Path) -> None:
+def save(
+    module: nn.Module, optimiser: torch.optim.Optimizer, state: TrainingState, path: Path
+) -> None:
     """Write a checkpoint; raises InputError where it cannot be written."""
     buffer = io.BytesIO()
     torch.save(
@@ -41,10 +43,10 @@ def save(module: nn.Module, optimiser: torch.optim.Optimizer, state: State, path
     write_bytes(path, buffer.getvalue())
 
 
-def restore(module: nn.Module, optimiser: torch.optim.Optimizer, path: Path) -> State:
+def restore(module: nn.Module, optimiser: torch.optim.Optimizer, path: Path) -> TrainingState:
     """Load the state of the last finished epoch, if there is one; raises InputError."""
     if not path.exists():
-        return State()
+        return TrainingState()
     try:
         kept = torch.load(path, weights_only=True, map_location="cpu")
         if kept["best"] is not None:
@@ -52,7 +54,7 @@ def restore(module: nn.Module, optimiser: torch.optim.Optimizer, path: Path) -> 
             module.load_state_dict(kept["best"])
         module.load_state_dict(kept["module"])
         optimiser.load_state_dict(kept["optimiser"])
-        return State(msgspec.convert(kept["curve"], Curve), kept["best"])
+        return TrainingState(msgspec.convert(kept["curve"], Curve), kept["best"])
     except Exception as error:
         # torch.load raises errors of many types for a damaged file.
         raise InputError(

@@ -16,7 +16,7 @@ from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule, Schedule, Settings
 from partitioner.training.distributed import finished, on_first
-from partitioner.training.loop import Stage, derived_seed
+from partitioner.training.loop import TrainingStage, derived_seed
 from partitioner.training.synchroniser import EveryStep, Synchroniser
 
 #: The splits that nothing is trained on.
@@ -24,7 +24,7 @@ EVALUATED: tuple[SplitName, SplitName] = ("calibration", "test")
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TrainingContext:
     """A run, the views of its pictures, and its networks."""
 
     run: RunFolder
@@ -150,9 +150,9 @@ class Work:
 
     def stage(
         self, name: str, what: str, schedule: Schedule, patience: int = 0, rows: slice = slice(None)
-    ) -> Stage:
+    ) -> TrainingStage:
         """Training of the network `name` on training pictures; `what` is its name in messages."""
-        return Stage(
+        return TrainingStage(
             name=what,
             pictures=len(range(len(self.singles.train))[rows]),
             schedule=schedule,

@@ -24,7 +24,7 @@ from partitioner.run.curves import Curve
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Augmentation, Autocast, MemberSchedule
 from partitioner.training.compute import training_device
-from partitioner.training.context import Work
+from partitioner.training.context import TrainingContext
 from partitioner.training.loop import (
     STATISTICS,
     TrainingDiverged,
@@ -252,12 +252,12 @@ def drawing_of(augmentation: Augmentation) -> Drawing:
 class LiveRun:
     """A run with live teaching: its pictures and teacher on the training device."""
 
-    work: Work
+    work: TrainingContext
     teacher: Teacher
     pictures: Pictures
 
     @classmethod
-    def of(cls, work: Work, teacher: Teacher) -> "LiveRun":
+    def of(cls, work: TrainingContext, teacher: Teacher) -> "LiveRun":
         """Move the train split and the teacher to the training device."""
         device, canvases = training_device(), work.canvases()
         count, side = canvases.shape[:2]

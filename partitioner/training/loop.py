@@ -23,7 +23,7 @@ from mdp.errors import InputError, MDPError
 from partitioner.run.curves import Curve
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Autocast, Schedule
-from partitioner.training.checkpoint import State, restore, save
+from partitioner.training.checkpoint import TrainingState, restore, save
 from partitioner.training.compute import training_device
 from partitioner.training.distributed import agreed, first_then_others, on_first, shared, together
 from partitioner.training.synchroniser import EveryStep, Synchroniser
@@ -48,7 +48,7 @@ class TrainingDiverged(MDPError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class TrainingStage:
     """One network's training: its name in messages, pictures, schedule and checkpoint."""
 
     name: str
@@ -72,7 +72,7 @@ class _Training:
     #: The module, wrapped where several processes train it.
     network: nn.Module
     optimiser: torch.optim.Optimizer
-    stage: Stage
+    stage: TrainingStage
     loss_of: BatchLoss
     device: torch.device
 
@@ -99,7 +99,7 @@ def learning_rate(step: int, steps: int, peak: float, warmup_share: float = WARM
 
 
 def train_stage(
-    stage: Stage,
+    stage: TrainingStage,
     prepare: Callable[[], tuple[M, BatchLoss, Validate | None]],
     keep: Callable[[M, Curve], None],
     progress: Progress,
@@ -122,7 +122,7 @@ def train_stage(
 
 def fit(
     module: nn.Module,
-    stage: Stage,
+    stage: TrainingStage,
     loss_of: BatchLoss,
     progress: Progress,
     *,
@@ -153,7 +153,7 @@ def fit(
     return state.curve
 
 
-def check_batches(module: nn.Module, stage: Stage) -> None:
+def check_batches(module: nn.Module, stage: TrainingStage) -> None:
     """Raise InputError where a batch norm would have the statistics of one picture."""
     batches = stage.sync.parts * math.ceil(stage.pictures / stage.schedule.batch_size)
     least = stage.pictures // batches // stage.sync.crew.size
@@ -167,7 +167,9 @@ def check_batches(module: nn.Module, stage: Stage) -> None:
         )
 
 
-def _taken_up(module: nn.Module, optimiser: torch.optim.Optimizer, stage: Stage) -> State:
+def _taken_up(
+    module: nn.Module, optimiser: torch.optim.Optimizer, stage: TrainingStage
+) -> TrainingState:
     """The state of the last finished epoch, the same on every process."""
     crew = stage.sync.crew
     with together(crew):
@@ -181,7 +183,7 @@ def _taken_up(module: nn.Module, optimiser: torch.optim.Optimizer, stage: Stage)
 
 
 def _train(
-    training: _Training, state: State, progress: Progress, validate: Validate | None
+    training: _Training, state: TrainingState, progress: Progress, validate: Validate | None
 ) -> None:
     stage, curve = training.stage, state.curve
     epochs, per_epoch = stage.schedule.epochs, training.batches

@@ -26,7 +26,7 @@ from partitioner.run.curves import Curve
 from partitioner.run.settings import MemberSchedule
 from partitioner.training.cached_outputs import BATCH, batch, device_of, keep_outputs
 from partitioner.training.compute import training_device
-from partitioner.training.context import Work
+from partitioner.training.context import TrainingContext
 from partitioner.training.distributed import finished, on_first
 from partitioner.training.live import LiveRun
 from partitioner.training.loop import Validate, derived_seed, train_stage
@@ -37,7 +37,10 @@ _PROBED = 20_000
 
 
 def train_members(
-    work: Work, teacher: Teacher, logits: Sequence[Array], only: Container[int] | None = None
+    work: TrainingContext,
+    teacher: Teacher,
+    logits: Sequence[Array],
+    only: Container[int] | None = None,
 ) -> None:
     """Train every sub-model that the run folder does not have yet, or `only` some of them.
 
@@ -64,7 +67,7 @@ def train_members(
             on_first(partial(_remove_views, work, assignment))
 
 
-def _remove_views(work: Work, assignment: Assignment) -> None:
+def _remove_views(work: TrainingContext, assignment: Assignment) -> None:
     """Remove a trained sub-model's views of variants where nothing after it needs them."""
     schedule, view = work.settings.schedule, single_view_of(assignment)
     later = [a for a in work.plan.assignments if not work.run.member(a.k).exists()]
@@ -87,13 +90,13 @@ def twins(plan: Plan, schedule: MemberSchedule) -> dict[int, int]:
     return found
 
 
-def _copy(work: Work, assignment: Assignment, twin: Assignment) -> None:
+def _copy(work: TrainingContext, assignment: Assignment, twin: Assignment) -> None:
     work.progress.note(f"sub-model {assignment.k} shares the weights of sub-model {twin.k}")
     _keep(work, assignment, work.load_member(twin), [])
 
 
 def _train_member(
-    work: Work, assignment: Assignment, teacher: Teacher, logits: Sequence[Array]
+    work: TrainingContext, assignment: Assignment, teacher: Teacher, logits: Sequence[Array]
 ) -> None:
     k, schedule = assignment.k, work.schedule_of(assignment.k)
 
@@ -122,7 +125,7 @@ def _train_member(
     train_stage(stage, prepare, keep, work.progress)
 
 
-def _keep(work: Work, assignment: Assignment, submodel: Member, curve: Curve) -> None:
+def _keep(work: TrainingContext, assignment: Assignment, submodel: Member, curve: Curve) -> None:
     """Write a finished sub-model to the run folder, and report its accuracy on calibration."""
     if curve:
         work.run.keep_curve(f"member-{assignment.k}", curve)
@@ -138,7 +141,7 @@ def _keep(work: Work, assignment: Assignment, submodel: Member, curve: Curve) ->
     write_bytes(work.run.member(assignment.k), save(state))
 
 
-def untrained(work: Work, assignment: Assignment, teacher: Teacher) -> Member:
+def untrained(work: TrainingContext, assignment: Assignment, teacher: Teacher) -> Member:
     """Sub-model k before its training; raises InputError if the teacher does not fit it.
 
     Plain ViTs start from other weights as the schedule says, networks from pretrained ones.
@@ -168,7 +171,9 @@ def untrained(work: Work, assignment: Assignment, teacher: Teacher) -> Member:
     return submodel
 
 
-def _start_heads(work: Work, assignment: Assignment, submodel: Member, weights: Path) -> str:
+def _start_heads(
+    work: TrainingContext, assignment: Assignment, submodel: Member, weights: Path
+) -> str:
     """Give the heads of a pretrained network a classifier for the data's classes; returns which."""
     assert isinstance(submodel, FamilyMember)
     name, count = submodel.backbone.name, len(work.data.labels)
@@ -197,7 +202,7 @@ def _start_heads(work: Work, assignment: Assignment, submodel: Member, weights: 
     return f"a linear probe of {len(index):,} pictures"
 
 
-def _init_from_earlier(work: Work, submodel: Member, k: int) -> bool:
+def _init_from_earlier(work: TrainingContext, submodel: Member, k: int) -> bool:
     """Cut plain ViT k from the first earlier one that is large enough; False if none is.
 
     Trained weights as a start need fewer epochs (docs/results/small-vits.md).
@@ -215,7 +220,9 @@ def _init_from_earlier(work: Work, submodel: Member, k: int) -> bool:
     return False
 
 
-def _targets(work: Work, assignment: Assignment, logits: Sequence[Array]) -> DistillationTargets:
+def _targets(
+    work: TrainingContext, assignment: Assignment, logits: Sequence[Array]
+) -> DistillationTargets:
     """Sub-model k's views, labels, teacher logits and predecessors' outputs, per variant."""
     k, variants, schedule = assignment.k, work.variants, work.settings.schedule
     every, part, view = _seen(work, k), work.trained_on(assignment), single_view_of(assignment)
@@ -231,7 +238,7 @@ def _targets(work: Work, assignment: Assignment, logits: Sequence[Array]) -> Dis
     )
 
 
-def _taught(work: Work, logits: Array, variant: int, part: slice) -> Array:
+def _taught(work: TrainingContext, logits: Array, variant: int, part: slice) -> Array:
     """The teacher's centred logits `[N, C]` that a sub-model learns, for one variant."""
     if not work.data.cameras:
         return logits
@@ -239,7 +246,7 @@ def _taught(work: Work, logits: Array, variant: int, part: slice) -> Array:
     return taught(logits, work.places, part, work.settings.schedule.teacher_views, random)
 
 
-def _seen(work: Work, k: int) -> range:
+def _seen(work: TrainingContext, k: int) -> range:
     """The variants that the training of sub-model k uses."""
     return range(min(work.variants.count, work.schedule_of(k).epochs))
 
@@ -262,7 +269,7 @@ def _bag_logits(network: nn.Module, pixels: Views) -> Tensor:
         return torch.cat([network(batch(pixels, part, device)).bag.cpu() for part in parts])
 
 
-def kept_outputs(work: Work, k: int) -> dict[int, list[Path]]:
+def kept_outputs(work: TrainingContext, k: int) -> dict[int, list[Path]]:
     """The files of F_k (boosting) and h_k (stacking) by variant, of which there may be none.
 
     Those of every variant that the sub-models see which follow `k`.
@@ -272,7 +279,7 @@ def kept_outputs(work: Work, k: int) -> dict[int, list[Path]]:
     return {v: [path(work, k, v) for path in wanted] for v in _seen(work, k + 1)}
 
 
-def outputs_of(work: Work, k: int) -> Callable[[int], Callable[[Index], list[Tensor]]]:
+def outputs_of(work: TrainingContext, k: int) -> Callable[[int], Callable[[Index], list[Tensor]]]:
     """Variant -> function from training pictures `[B]` to F_k `[B, C]` and h_k `[B, D]`.
 
     With boosting the folder needs F_{k-1}.
@@ -297,7 +304,7 @@ def outputs_of(work: Work, k: int) -> Callable[[int], Callable[[Index], list[Ten
     return of_variant
 
 
-def _ensure_outputs(work: Work, k: int) -> None:
+def _ensure_outputs(work: TrainingContext, k: int) -> None:
     """Write F_k (boosting) and h_k (stacking) of every variant that sub-model k + 1 sees."""
     kept, count = kept_outputs(work, k), len(work.data.train)
     missing = [v for v, paths in kept.items() if not all(path.exists() for path in paths)]
@@ -319,17 +326,17 @@ def _ensure_outputs(work: Work, k: int) -> None:
             )
 
 
-def _sum(work: Work, k: int, variant: int) -> Path:
+def _sum(work: TrainingContext, k: int, variant: int) -> Path:
     """The file of F_k of one variant."""
     return work.run.predecessors / f"sum-{k}-{variant}.npy"
 
 
-def _feature(work: Work, k: int, variant: int) -> Path:
+def _feature(work: TrainingContext, k: int, variant: int) -> Path:
     """The file of h_k of one variant."""
     return work.run.predecessors / f"feature-{k}-{variant}.npy"
 
 
-def remove_outputs(work: Work, k: int) -> None:
+def remove_outputs(work: TrainingContext, k: int) -> None:
     """Remove sub-model k's outputs, which its successor's replace."""
     for variant in range(work.variants.count):
         _sum(work, k, variant).unlink(missing_ok=True)

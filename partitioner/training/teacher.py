@@ -28,7 +28,7 @@ from partitioner.run.progress import Progress
 from partitioner.run.settings import TeacherFacts
 from partitioner.training.cached_outputs import BATCH, batch, device_of, keep_outputs
 from partitioner.training.compute import training_device
-from partitioner.training.context import Work
+from partitioner.training.context import TrainingContext
 from partitioner.training.distributed import finished
 from partitioner.training.loop import BatchLoss, derived_seed, train_stage
 from partitioner.training.losses import centred
@@ -129,7 +129,7 @@ class GivenTeacher:
         return hashlib.sha256(msgspec.json.encode(made_of, order="sorted")).hexdigest()[:16]
 
 
-def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
+def ensure_teacher(work: TrainingContext, checkpoint: Path | None) -> Teacher:
     """The trained teacher: from the run folder if it is there, else made as the settings say.
 
     `checkpoint` is the user's file to start from. Raises InputError where it does not fit.
@@ -165,11 +165,11 @@ def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
     return train_stage(stage, prepare, keep, work.progress).eval()
 
 
-def _random(work: Work) -> Teacher:
+def _random(work: TrainingContext) -> Teacher:
     return build_teacher(work.plan.require_teacher(), len(work.data.labels), pretrained=False)
 
 
-def untrained(work: Work, checkpoint: Path | None) -> Teacher:
+def untrained(work: TrainingContext, checkpoint: Path | None) -> Teacher:
     """The teacher before its training; raises InputError where `checkpoint` does not fit."""
     facts, spec = work.settings.teacher, work.plan.require_teacher()
     torch.manual_seed(derived_seed(work.settings.seed, "teacher", "init"))
@@ -180,14 +180,14 @@ def untrained(work: Work, checkpoint: Path | None) -> Teacher:
     return teacher
 
 
-def kept_targets(work: Work) -> list[Path]:
+def kept_targets(work: TrainingContext) -> list[Path]:
     """The files of the finished teacher's logits, by variant; none where teaching is live."""
     variants = work.variants
     count = variants.count if work.settings.teaching == "kept" else 0
     return [work.run.answers(f"{variants.digest}-{v}-logits") for v in range(count)]
 
 
-def ensure_targets(work: Work, teacher: Teacher) -> list[Array]:
+def ensure_targets(work: TrainingContext, teacher: Teacher) -> list[Array]:
     """The teacher's centred logits `[N, C]` for each variant of the train split.
 
     None where teaching is live. Those for calibration and test are kept too.
@@ -212,7 +212,7 @@ def ensure_targets(work: Work, teacher: Teacher) -> list[Array]:
     return [load(path) for path in kept]
 
 
-def _ensure_plain(work: Work, teacher: Teacher, split: SplitName) -> None:
+def _ensure_plain(work: TrainingContext, teacher: Teacher, split: SplitName) -> None:
     """Keep the teacher's fp32 logits for an unchanged split."""
     path = kept_plain(work, split)
     if path.exists():
@@ -230,12 +230,12 @@ def _ensure_plain(work: Work, teacher: Teacher, split: SplitName) -> None:
     note_accuracy(work, split)
 
 
-def kept_plain(work: Work, split: SplitName) -> Path:
+def kept_plain(work: TrainingContext, split: SplitName) -> Path:
     """The file of the finished teacher's fp32 logits for an unchanged split."""
     return work.run.answers(work.singles.split(split).digest[:16])
 
 
-def note_accuracy(work: Work, split: SplitName) -> None:
+def note_accuracy(work: TrainingContext, split: SplitName) -> None:
     """Say how good the teacher's kept logits for a split are."""
     targets = work.singles.split(split).targets
     right = accuracy(load(kept_plain(work, split)), targets)

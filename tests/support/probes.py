@@ -17,7 +17,7 @@ from devices.probe.child import (
     SustainRun,
 )
 from devices.probe.encoders import Encoder
-from devices.probe.measure import Load, Measured, Run
+from devices.probe.measure import EncoderRun, MeasuredPoint, SustainedLoad
 from mdp.formats.plan import SubModelSpec
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
@@ -42,9 +42,9 @@ def spec(
     )
 
 
-def a_run(threads: int = 1, batch: int = 1, provider: str = CPU, **shape: int) -> Run:
+def a_run(threads: int = 1, batch: int = 1, provider: str = CPU, **shape: int) -> EncoderRun:
     """A point to measure."""
-    return Run(
+    return EncoderRun(
         submodel=spec(**shape),  # type: ignore[arg-type]
         runtime="onnxruntime",
         provider=provider,
@@ -54,9 +54,9 @@ def a_run(threads: int = 1, batch: int = 1, provider: str = CPU, **shape: int) -
     )
 
 
-def measured(latency_ms: float = 10.0, others_cores: float | None = 0.0) -> Measured:
+def measured(latency_ms: float = 10.0, others_cores: float | None = 0.0) -> MeasuredPoint:
     """A point with a spread of a tenth."""
-    return Measured(
+    return MeasuredPoint(
         latency_ms=latency_ms,
         p10_ms=latency_ms * 0.9,
         p90_ms=latency_ms * 1.1,
@@ -157,9 +157,9 @@ class FakeDevice:
         self.asked: list[Request] = []
         self.others_cores: Callable[[int], float] = lambda asked: 0.0
         #: What a run fails with, or None.
-        self.failing: Callable[[Run, int], str | None] = lambda run, asked: None
-        self.start_up_ms: Callable[[Run], float] = lambda run: 50.0
-        self.latency_ms: Callable[[Run], float] = latency_of
+        self.failing: Callable[[EncoderRun, int], str | None] = lambda run, asked: None
+        self.start_up_ms: Callable[[EncoderRun], float] = lambda run: 50.0
+        self.latency_ms: Callable[[EncoderRun], float] = latency_of
         #: After how many requests somebody presses Ctrl-C.
         self.patience = 10**9
 
@@ -171,7 +171,7 @@ class FakeDevice:
             case ListCapabilities():
                 return self.here
             case SustainRun(seconds=seconds):
-                return Load(
+                return SustainedLoad(
                     seconds=seconds, first_ms=10.0, last_ms=13.0, temperature_c=70.0, power_w=5.0
                 )
             case MeasureRun(run=run):
@@ -182,12 +182,12 @@ class FakeDevice:
                 return replace(found, start_up_ms=self.start_up_ms(run))
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[EncoderRun]:
         """The points asked for, in order."""
         return [request.run for request in self.asked if isinstance(request, MeasureRun)]
 
 
-def latency_of(run: Run) -> float:
+def latency_of(run: EncoderRun) -> float:
     """A larger encoder takes longer, more threads and int8 less."""
     assert run.submodel is not None
     size = run.submodel.image_size * run.submodel.embed_dim * run.submodel.depth * run.batch

@@ -15,7 +15,7 @@ from mdp.formats.plan import SubModelSpec
 from partitioner.estimates.accuracy import Predictor, shipped_law
 from partitioner.estimates.accuracy_law import (
     AccuracyLaw,
-    Member,
+    LawMember,
     capability_of,
     model_of,
     together,
@@ -103,7 +103,7 @@ def made_up_runs(law: AccuracyLaw, accuracies: tuple[float, ...] = (0.6, 0.8)) -
         capability = known.of_specs(shapes).tolist()
         subsets = [[k] for k in range(4)] + [[0, 1], [2, 3], [0, 1, 2], [0, 1, 2, 3]]
         seen = [
-            Member(capability=c, view=view_of(s), model=model_of(s))
+            LawMember(capability=c, view=view_of(s), model=model_of(s))
             for c, s in zip(capability, shapes, strict=True)
         ]
         measured = [

@@ -111,7 +111,7 @@ class Shares:
     refused: dict[int, str] = field(default_factory=dict)
 
 
-class Refused(MDPError):
+class OutputsRefused(MDPError):
     """The desk takes no outputs of this trainer."""
 
 
@@ -347,7 +347,7 @@ def contribute(
                 send(encode(rows_sent))
             count += 1
     if action is not None:
-        raise Refused(f"the desk takes no outputs of this trainer: {action.reason}")
+        raise OutputsRefused(f"the desk takes no outputs of this trainer: {action.reason}")
     return count
 
 

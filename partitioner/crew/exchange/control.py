@@ -35,10 +35,10 @@ from partitioner.crew.machine.events import (
     GoOn,
     Joined,
     Leave,
+    MeetingSchedule,
     Rank,
     Refused,
-    Report,
-    Schedule,
+    TrainerReport,
 )
 from partitioner.crew.machine.watch import Watch
 
@@ -55,7 +55,7 @@ _LOOK_S = 0.05
 R = TypeVar("R")
 
 
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LogLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of a log's file."""
 
     at_s: float
@@ -64,7 +64,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _ACTION: "msgspec.msgpack.Decoder[AnyAction]" = msgspec.msgpack.Decoder(AnyAction)
-_LINE = msgspec.json.Decoder(Line)
+_LINE = msgspec.json.Decoder(LogLine)
 
 
 class Desk:
@@ -78,7 +78,12 @@ class Desk:
     """
 
     def __init__(
-        self, store: SignedStore, machine: Schedule, watch: Watch, path: Path, begin: bytes = b""
+        self,
+        store: SignedStore,
+        machine: MeetingSchedule,
+        watch: Watch,
+        path: Path,
+        begin: bytes = b"",
     ) -> None:
         self._machine, self._watch, self._path = machine, watch, path
         self._begin = begin
@@ -162,7 +167,7 @@ class Desk:
         try:
             actions = self._machine.handle(event)
             # Written first: what trainers are told is in the file.
-            self._file.write(msgspec.json.encode(Line(now_s, event, actions)) + b"\n")
+            self._file.write(msgspec.json.encode(LogLine(now_s, event, actions)) + b"\n")
         except Exception as error:  # all wait for this thread
             self._fail(error)
             return
@@ -198,7 +203,9 @@ class Desk:
         self._watch.saw(Gone(rank=rank), time.monotonic())
 
 
-def replay(path: Path, machine: Schedule) -> Iterator[tuple[list[AnyAction], list[AnyAction]]]:
+def replay(
+    path: Path, machine: MeetingSchedule
+) -> Iterator[tuple[list[AnyAction], list[AnyAction]]]:
     """For each event of a log's file what was told then, and what `machine` tells now.
 
     A last line that is cut off is left out: its actions were not posted.
@@ -207,7 +214,7 @@ def replay(path: Path, machine: Schedule) -> Iterator[tuple[list[AnyAction], lis
         yield line.actions, machine.handle(line.event)
 
 
-def log_lines(path: Path) -> Iterator[Line]:
+def log_lines(path: Path) -> Iterator[LogLine]:
     """Lines of a log's file, in order, without a last line that is cut off."""
     for line in path.read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n"):
@@ -276,7 +283,7 @@ class Hand:
     def report(self, event: AnyEvent) -> None:
         """Append to the log; raises DeskLost."""
         self._check()
-        if isinstance(event, Report):
+        if isinstance(event, TrainerReport):
             claims = tuple(self._claimed.pop(event.network, ()))
             event = replace(event, since=self._since.get(event.network, 0), claims=claims)
         self._append(Entry(event))

@@ -29,7 +29,7 @@ from partitioner.crew.machine.events import (
     MeetingFailed,
     Ready,
     Refused,
-    Trainer,
+    TrainerControl,
     Waiting,
     cursor,
 )
@@ -91,7 +91,7 @@ class Rounds:
     def __init__(
         self,
         network: str,
-        trainer: Trainer,
+        trainer: TrainerControl,
         groups: ProcessGroups,
         trainers: int,
         *,

@@ -42,7 +42,7 @@ class Gone(Event, frozen=True, tag="gone"):
     """A trainer left, was lost, or has reported nothing for too long."""
 
 
-class Report(Event, frozen=True):
+class TrainerReport(Event, frozen=True):
     """A trainer's progress in a network.
 
     `since` is the `seq` of the last Commit or GoOn that it has taken, `claims` are the batches that
@@ -55,15 +55,15 @@ class Report(Event, frozen=True):
     claims: tuple[Count, ...] = ()
 
 
-class Ready(Report, frozen=True, tag="ready"):
+class Ready(TrainerReport, frozen=True, tag="ready"):
     """A trainer finished a step: `pictures` done since the network's last committed mean."""
 
 
-class Waiting(Report, frozen=True, tag="waiting"):
+class Waiting(TrainerReport, frozen=True, tag="waiting"):
     """A trainer has closed its round and waits to meet, with `pictures` since the last mean."""
 
 
-class Finished(Report, frozen=True, tag="finished"):
+class Finished(TrainerReport, frozen=True, tag="finished"):
     """No batch of the network's epoch is left for this trainer."""
 
 
@@ -166,18 +166,18 @@ AnyAction = Accepted | Start | Leave | Close | Meet | Commit | GoOn | Refused
 
 
 def cursor(network: str, epoch: int) -> str:
-    """The counter of an epoch's batches, for `Trainer.claim`."""
+    """The counter of an epoch's batches, for `TrainerControl.claim`."""
     return f"cursor/{network}/{epoch}"
 
 
-class Schedule(Protocol):
+class MeetingSchedule(Protocol):
     """The schedule of meetings. Pure: no clock, no chance that is not handed in."""
 
     def handle(self, event: AnyEvent) -> list[AnyAction]:
         """Take the log's next event; returns what trainers are told, in order."""
 
 
-class Trainer(Protocol):
+class TrainerControl(Protocol):
     """One trainer's end of the control: appends events, receives its actions in order."""
 
     @property

@@ -8,13 +8,13 @@ from partitioner.crew.machine.events import (
     AnyEvent,
     Gone,
     Joined,
+    MeetingSchedule,
     Rank,
     Refused,
-    Schedule,
 )
 
 
-class Machine:
+class MembershipMachine:
     """All networks of a plan: who takes part, and whose events are whose.
 
     crews: for each network the names of its trainers. networks: their schedules. `digest` is what
@@ -22,7 +22,10 @@ class Machine:
     """
 
     def __init__(
-        self, digest: str, crews: Mapping[str, tuple[str, ...]], networks: Mapping[str, Schedule]
+        self,
+        digest: str,
+        crews: Mapping[str, tuple[str, ...]],
+        networks: Mapping[str, MeetingSchedule],
     ) -> None:
         self.digest, self.crews, self.networks = digest, crews, networks
         #: Trainers that take part; a rank that has left never does again.

@@ -15,11 +15,11 @@ from partitioner.crew.machine.events import (
     Waited,
 )
 from partitioner.crew.machine.jobs import Jobs
-from partitioner.crew.machine.membership import Machine
+from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.schedule import Everyone, Exact
 
 
-class Run:
+class CrewRun:
     """The desk's machine: membership and rounds by `machine`, jobs by `jobs`.
 
     `schedule_of` makes the schedule of a network that several trainers share, from its name and
@@ -29,7 +29,7 @@ class Run:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: MembershipMachine,
         jobs: Jobs,
         schedule_of: Callable[[str, set[Rank]], Everyone | Exact],
     ) -> None:

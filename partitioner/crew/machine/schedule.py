@@ -37,7 +37,7 @@ _LONGER, _LONGEST = 2, 1.5
 
 
 @dataclass(slots=True)
-class _Member:
+class _ScheduledTrainer:
     """A trainer as its schedule sees it."""
 
     #: The number of the last Commit or GoOn that it was told.
@@ -83,7 +83,7 @@ class _Rounds(ABC):
         self.ended = ""
         #: The same where beginning again would end alike.
         self.failed = ""
-        self.members: dict[Rank, _Member] = {}
+        self.members: dict[Rank, _ScheduledTrainer] = {}
         self._seq = 0
         self._started = self._closing = False
         self._meeting: _Meeting | None = None
@@ -111,7 +111,7 @@ class _Rounds(ABC):
                 if member.holds and not meets:
                     self._lost(rank)
             case Waiting(since=0) if member is None:
-                self.members[rank] = _Member()
+                self.members[rank] = _ScheduledTrainer()
             case Ready() | Waiting() | Finished() if member:
                 if event.since != member.since or member.rests:
                     return []
@@ -126,7 +126,7 @@ class _Rounds(ABC):
                 return []
         return self._advance()
 
-    def _reported(self, member: _Member, event: AnyReport) -> None:
+    def _reported(self, member: _ScheduledTrainer, event: AnyReport) -> None:
         member.pictures = event.pictures
         member.rests = not isinstance(event, Ready)
         member.finished = isinstance(event, Finished)
@@ -156,7 +156,7 @@ class _Rounds(ABC):
                 told.append(Close(rank=rank, network=self.network))
         return told
 
-    def _may_stop(self, member: _Member, training: Iterable[_Member]) -> bool:
+    def _may_stop(self, member: _ScheduledTrainer, training: Iterable[_ScheduledTrainer]) -> bool:
         """Tell whether one that trains, with these, is told now that the round closes."""
         return True
 
@@ -211,7 +211,7 @@ class _Rounds(ABC):
             del self.members[rank]
         return self._end(f"{self.network} is trained")
 
-    def _goes_on(self, member: _Member, seq: int) -> None:
+    def _goes_on(self, member: _ScheduledTrainer, seq: int) -> None:
         member.since, member.rests, member.finished, member.told = seq, False, False, False
 
     def _meet(self, weights: dict[Rank, float]) -> list[AnyAction]:
@@ -265,7 +265,7 @@ class _Rounds(ABC):
         """The actions when nobody trains."""
 
     @abstractmethod
-    def _diverged(self, member: _Member) -> bool:
+    def _diverged(self, member: _ScheduledTrainer) -> bool:
         """Tell whether one more number that is not finite ends the training."""
 
     @abstractmethod
@@ -299,20 +299,20 @@ class Everyone(_Rounds):
         self._reports = 0
         self.claims = Claims(batches)
 
-    def _reported(self, member: _Member, event: AnyReport) -> None:
+    def _reported(self, member: _ScheduledTrainer, event: AnyReport) -> None:
         super()._reported(member, event)
         self.claims.done(event.rank, event.claims)
         if isinstance(event, Ready):
             self._reports += 1
             member.lap, member.reported = self._reports - member.reported, self._reports
 
-    def _may_stop(self, member: _Member, training: Iterable[_Member]) -> bool:
+    def _may_stop(self, member: _ScheduledTrainer, training: Iterable[_ScheduledTrainer]) -> bool:
         """Tell whether nobody's step takes much longer: the quick go on meanwhile."""
         longest = max(self._length(one) for one in training)
         long = self._pictures() >= _LONGEST * self.every_pictures
         return long or longest <= _LONGER * self._length(member)
 
-    def _length(self, member: _Member) -> int:
+    def _length(self, member: _ScheduledTrainer) -> int:
         """Of a step, the one in hand or the last, in reports of all."""
         return max(member.lap, self._reports - member.reported)
 
@@ -335,7 +335,7 @@ class Everyone(_Rounds):
             {rank: float(member.pictures) for rank, member in sorted(self.members.items())}
         )
 
-    def _diverged(self, member: _Member) -> bool:
+    def _diverged(self, member: _ScheduledTrainer) -> bool:
         return member.blamed_before
 
     def _lost(self, rank: Rank) -> None:
@@ -386,7 +386,7 @@ class Exact(_Rounds):
             }
         )
 
-    def _diverged(self, member: _Member) -> bool:
+    def _diverged(self, member: _ScheduledTrainer) -> bool:
         return True
 
     def _lost(self, rank: Rank) -> None:

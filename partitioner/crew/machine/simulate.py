@@ -27,7 +27,7 @@ from partitioner.crew.machine.events import (
     Rank,
     Ready,
     Refused,
-    Report,
+    TrainerReport,
     Waiting,
 )
 from partitioner.crew.machine.schedule import Everyone
@@ -64,7 +64,7 @@ def spells(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class CrewScenario:
     """One network; a batch is one step of one trainer. Ends with its epochs, or at `until_s`."""
 
     trainers: tuple[Paced, ...]
@@ -84,7 +84,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SimulatedSpan:
     """A stretch of one trainer's work, from when to when; a step that is lost with it is none."""
 
     rank: Rank
@@ -94,10 +94,10 @@ class Span:
 
 
 @dataclass(slots=True)
-class Trace:
+class CrewTrace:
     """The outcome of a simulation."""
 
-    spans: list[Span] = field(default_factory=list)
+    spans: list[SimulatedSpan] = field(default_factory=list)
     log: list[tuple[float, AnyEvent, list[AnyAction]]] = field(default_factory=list)
     #: Seconds until the end, and why nobody trains after that.
     seconds: float = 0.0
@@ -128,7 +128,7 @@ def _meets(trainer: _Played, meet: Meet) -> bool:
     return trainer.meets is not None and trainer.meets.seq == meet.seq
 
 
-def simulate(scenario: Scenario) -> Trace:
+def simulate(scenario: CrewScenario) -> CrewTrace:
     """Play a scenario to its end."""
     return _Simulation(scenario).run()
 
@@ -136,19 +136,19 @@ def simulate(scenario: Scenario) -> Trace:
 class _Simulation:
     NETWORK = "network"
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: CrewScenario) -> None:
         self._scenario = scenario
         self._schedule = Everyone(
             self.NETWORK, scenario.every_pictures, scenario.batches, scenario.epochs
         )
         self._trainers = [_Played(paced) for paced in scenario.trainers]
         self._cursors: dict[int, int] = {}
-        self._trace = Trace()
+        self._trace = CrewTrace()
         self._now_s = 0.0
         self._number = count().__next__
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
 
-    def run(self) -> Trace:
+    def run(self) -> CrewTrace:
         for rank, trainer in enumerate(self._trainers):
             self._at(trainer.paced.joins_s, lambda rank=rank: self._report(rank, Waiting))  # type: ignore[misc]
             if trainer.paced.lost_s < math.inf:
@@ -167,7 +167,7 @@ class _Simulation:
 
     def _span(self, rank: Rank, kind: Kind, start_s: float) -> None:
         if self._now_s > start_s or kind == "step":
-            self._trace.spans.append(Span(rank, kind, start_s, self._now_s))
+            self._trace.spans.append(SimulatedSpan(rank, kind, start_s, self._now_s))
 
     def _log(self, event: AnyEvent) -> None:
         actions = self._schedule.handle(event)
@@ -176,7 +176,7 @@ class _Simulation:
             self._trainers[action.rank].mail.append(action)
             self._at(self._now_s, lambda rank=action.rank: self._read(rank))  # type: ignore[misc]
 
-    def _report(self, rank: Rank, kind: type[Report], claims: tuple[int, ...] = ()) -> None:
+    def _report(self, rank: Rank, kind: type[TrainerReport], claims: tuple[int, ...] = ()) -> None:
         trainer = self._trainers[rank]
         if trainer.lost:
             return

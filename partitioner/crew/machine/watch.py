@@ -12,7 +12,7 @@ from partitioner.crew.machine.events import (
     Meet,
     Rank,
     Ready,
-    Report,
+    TrainerReport,
 )
 
 #: A trainer's process is heard of every second; after so long without it is lost.
@@ -63,7 +63,7 @@ class Watch:
             return
         self.heard(event.rank, now_s)
         watched = self._watched[event.rank]
-        if watched.began_s is not None and isinstance(event, Report):
+        if watched.began_s is not None and isinstance(event, TrainerReport):
             watched.step_s = max(watched.step_s, now_s - watched.began_s)
         watched.began_s = watched.owes_s = None
         watched.finished = isinstance(event, Finished) or (

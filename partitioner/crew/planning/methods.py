@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from partitioner.crew.planning.costs import RATIO, Codec, What, answers_per_s, step_s
 from partitioner.crew.planning.facts import Facts, Trainer
 from partitioner.crew.planning.flows import PIECES, Links, Route, Shards
-from partitioner.crew.planning.stages import Pipeline, in_best_order, pipeline_time
+from partitioner.crew.planning.stages import PipelineFacts, in_best_order, pipeline_time
 from partitioner.crew.planning.syncplan import BUCKET_BYTES, NetworkSync, Stage
-from partitioner.crew.planning.work import FrozenPasses, Network, pace
+from partitioner.crew.planning.work import FrozenPasses, NetworkWork, pace
 
 #: `exact`: weights as of one process; `recorded`: beside them means of parameters in int8, whose
 #: loss was measured; `any`: all.
@@ -64,7 +64,7 @@ class Methods:
     def _trainers(self) -> dict[str, Trainer]:
         return {trainer.name: trainer for trainer in self.facts.trainer}
 
-    def best(self, network: Network, crew: tuple[str, ...]) -> Method | None:
+    def best(self, network: NetworkWork, crew: tuple[str, ...]) -> Method | None:
         """The quickest allowed method of a crew; None where the network is not for it.
 
         That is: no method is `predicted`.
@@ -73,7 +73,7 @@ class Methods:
         some = [method for method in found if method is not None]
         return max(some, key=lambda method: method.pictures_per_s, default=None)
 
-    def predicted(self, network: Network, sync: NetworkSync) -> Method | None:
+    def predicted(self, network: NetworkWork, sync: NetworkSync) -> Method | None:
         """Predict how quickly a network is trained as `sync` says; None where that cannot be.
 
         That is: a trainer's pace or a line is unknown, memory too small, or a step of rounds too
@@ -98,18 +98,18 @@ class Methods:
             return _by_gradients(network, sync, paces, mean.latency_s, transfer_s)
         return _in_rounds(network, sync, paces, mean.latency_s + transfer_s)
 
-    def _pace(self, name: str, network: Network | FrozenPasses) -> float:
+    def _pace(self, name: str, network: NetworkWork | FrozenPasses) -> float:
         return pace(self._trainers[name], network)
 
     def _is_connected(self, crew: Sequence[str]) -> bool:
         lines = self.links.lines
         return all((a, b) in lines for i, a in enumerate(crew) for b in crew[:i])
 
-    def _fits(self, network: Network, what: What, codec: Codec, crew: Sequence[str]) -> bool:
+    def _fits(self, network: NetworkWork, what: What, codec: Codec, crew: Sequence[str]) -> bool:
         needed = network.memory_bytes(what, codec, len(crew))
         return all(needed <= self._trainers[name].memory_bytes for name in crew)
 
-    def _candidates(self, network: Network, crew: tuple[str, ...]) -> Iterator[NetworkSync]:
+    def _candidates(self, network: NetworkWork, crew: tuple[str, ...]) -> Iterator[NetworkSync]:
         sync = NetworkSync(name=network.name, by=crew)
         if len(crew) <= 1 or not self._is_connected(crew):
             yield from [sync] if len(crew) == 1 else []
@@ -159,7 +159,7 @@ class Methods:
         together = own + answers_per_s(sum(rates.values()) - own, down, passes.numbers)
         return tuple(name for name in names if rates[name]), together
 
-    def hand_in_s(self, network: Network, sync: NetworkSync) -> float:
+    def hand_in_s(self, network: NetworkWork, sync: NetworkSync) -> float:
         """Seconds of sending finished weights to the desk; infinite over unmeasured lines.
 
         A crew with the desk has them there; a pipeline's are put together by its first stage.
@@ -172,7 +172,7 @@ class Methods:
         took = [late + network.size_bytes / _REACHED / rate for late, rate in filter(None, lines)]
         return min(took, default=math.inf)
 
-    def in_stages(self, network: Network) -> Method | None:
+    def in_stages(self, network: NetworkWork) -> Method | None:
         """A pipeline of unequal stages, for a network that fits on no trainer whole."""
         if not network.blocks:
             return None
@@ -188,7 +188,9 @@ class Methods:
         some = [method for method in found if method is not None]
         return max(some, key=lambda method: method.pictures_per_s, default=None)
 
-    def _stages(self, network: Network, crew: Sequence[str], micro_batches: int) -> Method | None:
+    def _stages(
+        self, network: NetworkWork, crew: Sequence[str], micro_batches: int
+    ) -> Method | None:
         blocks, block_bytes = network.blocks, network.block_bytes(len(crew), micro_batches)
         most = [int(self._trainers[name].memory_bytes // block_bytes) for name in crew]
         if min(most) < 1 or sum(most) < blocks:
@@ -200,8 +202,8 @@ class Methods:
         return Method(sync, network.batch / (time * unit_s))
 
     def _pipeline(
-        self, network: Network, crew: Sequence[str], micro_batches: int
-    ) -> tuple[Pipeline, float]:
+        self, network: NetworkWork, crew: Sequence[str], micro_batches: int
+    ) -> tuple[PipelineFacts, float]:
         """A pipeline, and seconds of its unit: of one block's forward pass on the first trainer."""
         pictures = network.batch / micro_batches
         paces = [self._pace(name, network) for name in crew]
@@ -209,17 +211,23 @@ class Methods:
         lines = [self.links.lines[a, b] for a in crew for b in crew if a != b]
         way_s = max(late + network.boundary_bytes * pictures / rate for late, rate in lines)
         speeds = tuple(one / paces[0] for one in paces)
-        pipeline = Pipeline(speeds=speeds, micro_batches=micro_batches, transfer=way_s / unit_s)
+        pipeline = PipelineFacts(
+            speeds=speeds, micro_batches=micro_batches, transfer=way_s / unit_s
+        )
         return pipeline, unit_s
 
 
-def _sent(network: Network, codec: Codec) -> float:
+def _sent(network: NetworkWork, codec: Codec) -> float:
     """Encoded bytes of a mean, as many more as lines do not reach their rates."""
     return RATIO[codec] * network.size_bytes / _REACHED
 
 
 def _by_gradients(
-    network: Network, sync: NetworkSync, paces: Sequence[float], latency_s: float, transfer_s: float
+    network: NetworkWork,
+    sync: NetworkSync,
+    paces: Sequence[float],
+    latency_s: float,
+    transfer_s: float,
 ) -> Method:
     """A step in each batch, whose shares end together or are equal."""
     slowest = network.batch / len(paces) / min(paces)
@@ -231,7 +239,7 @@ def _by_gradients(
 
 
 def _in_rounds(
-    network: Network, sync: NetworkSync, paces: Sequence[float], mean_s: float
+    network: NetworkWork, sync: NetworkSync, paces: Sequence[float], mean_s: float
 ) -> Method | None:
     """Rounds that end by the pictures of all; claims are a crew's part of a batch."""
     slowest = -(-network.batch // len(paces)) / min(paces)
@@ -242,7 +250,7 @@ def _in_rounds(
     return Method(sync, sync.round_pictures / seconds, mean_s, slowest / 2)
 
 
-def round_pictures(network: Network, pictures_per_s: float, mean_s: float) -> int:
+def round_pictures(network: NetworkWork, pictures_per_s: float, mean_s: float) -> int:
     """Pictures of a round: whole steps of which a mean takes a tenth, within bounds."""
     steps = math.ceil(mean_s * pictures_per_s / _MEAN_SHARE / network.batch)
     most = max(1, int(_EPOCH_SHARE * network.pictures / network.batch))

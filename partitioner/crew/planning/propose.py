@@ -11,7 +11,7 @@ from partitioner.crew.planning.costs import Chain, CrewJob, Span, makespan_s, ti
 from partitioner.crew.planning.facts import ANSWERS, Facts
 from partitioner.crew.planning.methods import Allowed, Method, Methods
 from partitioner.crew.planning.syncplan import Answers, SyncPlan, contradictions
-from partitioner.crew.planning.work import Network, Work
+from partitioner.crew.planning.work import NetworkWork, Work
 
 #: A plan has to be this much quicker than the quickest trainer alone.
 LEAST_SPEED_UP = 1.1
@@ -222,7 +222,7 @@ class _Maker:
             )
         return self._proposal(methods, chain)
 
-    def _whole_or_in_stages(self, network: Network) -> Method | None:
+    def _whole_or_in_stages(self, network: NetworkWork) -> Method | None:
         return self._in_stages(network.name) if network.name == "teacher" else None
 
 

@@ -15,7 +15,7 @@ _MOST_SPLITS, _MOST_ORDERED = 2000, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class PipelineFacts:
     """Facts that all splits of one network have in common."""
 
     #: Of a trainer each, in the order of the stages: blocks per unit of time.
@@ -30,7 +30,7 @@ class Pipeline:
     in_flight: tuple[int, ...] | None = None
 
 
-def pipeline_time(blocks: Sequence[int], pipeline: Pipeline) -> float:
+def pipeline_time(blocks: Sequence[int], pipeline: PipelineFacts) -> float:
     """Units until the last stage of a step has ended, by simulating 1F1B pass by pass.
 
     Stage i does as many forward passes as may be in flight, then backward and forward in turns.
@@ -88,7 +88,7 @@ def _ready(
 
 
 def split(
-    blocks: int, pipeline: Pipeline, most: Sequence[int] | None = None
+    blocks: int, pipeline: PipelineFacts, most: Sequence[int] | None = None
 ) -> tuple[tuple[int, ...], float]:
     """The stages of a pipeline, in blocks, that take least, and their time.
 
@@ -113,7 +113,7 @@ def split(
 
 
 def in_best_order(
-    blocks: int, pipeline: Pipeline, most: Sequence[int] | None = None
+    blocks: int, pipeline: PipelineFacts, most: Sequence[int] | None = None
 ) -> tuple[tuple[int, ...], tuple[int, ...], float]:
     """The order of trainers (indices into `speeds`), their stages and time: the least of all.
 
@@ -127,7 +127,7 @@ def in_best_order(
         alike = tuple((pipeline.speeds[i], limits[i]) for i in order)
         if alike in found:
             continue
-        ordered = Pipeline(
+        ordered = PipelineFacts(
             speeds=tuple(pipeline.speeds[i] for i in order),
             micro_batches=pipeline.micro_batches,
             sync=pipeline.sync,
@@ -149,7 +149,9 @@ def _splits(blocks: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
             yield sizes
 
 
-def _best_of(cuts: Iterator[tuple[int, ...]], pipeline: Pipeline) -> tuple[tuple[int, ...], float]:
+def _best_of(
+    cuts: Iterator[tuple[int, ...]], pipeline: PipelineFacts
+) -> tuple[tuple[int, ...], float]:
     """The first of the quickest; those whose lower bound is above the best are not simulated."""
     best, least = next(cuts), math.inf
     for cut in (best, *cuts):
@@ -158,7 +160,7 @@ def _best_of(cuts: Iterator[tuple[int, ...]], pipeline: Pipeline) -> tuple[tuple
     return best, least
 
 
-def _at_least(blocks: Sequence[int], pipeline: Pipeline) -> float:
+def _at_least(blocks: Sequence[int], pipeline: PipelineFacts) -> float:
     """A stage begins after the forward passes before it, and ends before their backward passes."""
     before = least = 0.0
     for size, speed in zip(blocks, pipeline.speeds, strict=True):

@@ -7,7 +7,7 @@ from partitioner.crew.planning.facts import ANSWERS, Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class NetworkWork:
     """One network: `teacher` or `member-K`."""
 
     name: str
@@ -58,24 +58,24 @@ class FrozenPasses:
 class Work:
     """All that is to be trained: the teacher, if any, then the members in their order."""
 
-    networks: tuple[Network, ...]
+    networks: tuple[NetworkWork, ...]
     answers: FrozenPasses | None = None
     #: Of each member but the last, where later ones learn from its outputs.
     outputs: tuple[FrozenPasses, ...] = ()
 
-    def of(self, name: str) -> Network:
+    def of(self, name: str) -> NetworkWork:
         """A network by its name; raises KeyError."""
         return {network.name: network for network in self.networks}[name]
 
 
-def pace(trainer: Trainer, network: Network | FrozenPasses) -> float:
+def pace(trainer: Trainer, network: NetworkWork | FrozenPasses) -> float:
     """Pictures/s of a trainer alone; as measured, else by its arithmetic, else 0."""
     paces = trainer.pictures_per_s
     if isinstance(network, FrozenPasses) and network.network != "teacher":
         measured = paces.get(network.network)
         measured = None if measured is None else measured / FORWARD
     else:
-        measured = paces.get(network.name if isinstance(network, Network) else ANSWERS)
+        measured = paces.get(network.name if isinstance(network, NetworkWork) else ANSWERS)
     if measured is not None:
         return measured
     if trainer.gflops and network.gflop_per_picture:

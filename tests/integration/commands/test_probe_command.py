@@ -14,8 +14,8 @@ import pytest
 
 from devices.probe.child import Capabilities, ChildFailed, ListCapabilities, MeasureRun, SustainRun
 from devices.probe.encoders import complete, extract, read_index
-from devices.probe.measure import Load, Measured, Run
-from devices.probe.worker import Worker
+from devices.probe.measure import EncoderRun, MeasuredPoint, SustainedLoad
+from devices.probe.worker import ProbeWorker
 from mdp.formats.profile import DeviceProfile, read_profile
 from mdp.testing.bundles import write_bundle
 from mdp.testing.processes import PATIENCE_S
@@ -115,8 +115,8 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def worker() -> Iterator[Worker]:
-    with Worker() as worker:
+def worker() -> Iterator[ProbeWorker]:
+    with ProbeWorker() as worker:
         yield worker
 
 
@@ -133,8 +133,8 @@ def model(graphs: Path) -> Path:
     return graphs / "model.onnx"
 
 
-def a_run(provider: str = CPU) -> Run:
-    return Run(
+def a_run(provider: str = CPU) -> EncoderRun:
+    return EncoderRun(
         submodel=SMALLEST.submodel,
         runtime="onnxruntime",
         provider=provider,
@@ -144,39 +144,41 @@ def a_run(provider: str = CPU) -> Run:
     )
 
 
-def test_each_point_has_a_fresh_process(worker: Worker, model: Path) -> None:
+def test_each_point_has_a_fresh_process(worker: ProbeWorker, model: Path) -> None:
     """In one process the second session would find the first one's memory and need none."""
     request = MeasureRun(run=a_run(), model=str(model), seconds=0.01)
     grown = []
     for _ in range(3):
         reply = worker.request(request, PATIENCE_S)
-        assert isinstance(reply, Measured), reply
+        assert isinstance(reply, MeasuredPoint), reply
         assert reply.memory_bytes is not None
         grown.append(reply.memory_bytes)
     assert min(grown) > 0.8 * max(grown)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8-static"])
-def test_a_network_of_a_family_is_measured(worker: Worker, graphs: Path, precision: str) -> None:
+def test_a_network_of_a_family_is_measured(
+    worker: ProbeWorker, graphs: Path, precision: str
+) -> None:
     network = next(e for e in read_index().encoders if e.network and e.spec.precision == precision)
     complete(graphs / network.file, graphs / "network.onnx")
     run = msgspec.structs.replace(a_run(), submodel=None, network=network.network)
     request = MeasureRun(run=run, model=str(graphs / "network.onnx"), seconds=0.01)
     reply = worker.request(request, PATIENCE_S)
-    assert isinstance(reply, Measured), reply
+    assert isinstance(reply, MeasuredPoint), reply
     assert reply.latency_ms > 0
 
 
-def test_an_absent_provider_fails_one_point_only(worker: Worker, model: Path) -> None:
+def test_an_absent_provider_fails_one_point_only(worker: ProbeWorker, model: Path) -> None:
     absent = MeasureRun(run=a_run("CUDAExecutionProvider"), model=str(model), seconds=0.01)
     reply = worker.request(absent, PATIENCE_S)
     assert isinstance(reply, ChildFailed)
     assert "CUDAExecutionProvider, this device has" in reply.reason
     sustain = SustainRun(run=a_run(), model=str(model), seconds=0.1)
-    assert isinstance(worker.request(sustain, PATIENCE_S), Load)
+    assert isinstance(worker.request(sustain, PATIENCE_S), SustainedLoad)
 
 
-def test_a_silent_or_ended_process_is_replaced(worker: Worker, model: Path) -> None:
+def test_a_silent_or_ended_process_is_replaced(worker: ProbeWorker, model: Path) -> None:
     endless = SustainRun(run=a_run(), model=str(model), seconds=1e6)
     worker.request(ListCapabilities(), PATIENCE_S)
     reply = worker.request(endless, 0.05)
@@ -191,7 +193,9 @@ def test_a_silent_or_ended_process_is_replaced(worker: Worker, model: Path) -> N
     assert "onnxruntime" in here.versions
 
 
-def test_no_process_starts(worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_starts(
+    worker: ProbeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "msgspec.py").write_text("raise ImportError('broken installation')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert worker.request(ListCapabilities(), PATIENCE_S) == ChildFailed(
@@ -199,7 +203,9 @@ def test_no_process_starts(worker: Worker, tmp_path: Path, monkeypatch: pytest.M
     )
 
 
-def test_a_file_that_is_no_model_is_a_point_that_failed(worker: Worker, tmp_path: Path) -> None:
+def test_a_file_that_is_no_model_is_a_point_that_failed(
+    worker: ProbeWorker, tmp_path: Path
+) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no model")
     reply = worker.request(
         MeasureRun(run=a_run(), model=str(tmp_path / "model.onnx"), seconds=0.01), PATIENCE_S

@@ -50,7 +50,7 @@ from partitioner.crew.machine.events import (
     Waiting,
     cursor,
 )
-from partitioner.crew.machine.membership import Machine
+from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
 from partitioner.data.datasets import DIGITS, open_dataset
@@ -77,8 +77,8 @@ def in_store(store: SignedStore, name: str) -> str:
     return found
 
 
-def machine() -> Machine:
-    return Machine("d", {NET: ("desk", "nuc")}, {NET: Everyone(NET, 10, 10, 1)})
+def machine() -> MembershipMachine:
+    return MembershipMachine("d", {NET: ("desk", "nuc")}, {NET: Everyone(NET, 10, 10, 1)})
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def test_a_desk_that_cannot_write_its_log_says_so(tmp_path: Path) -> None:
 
 
 def test_a_desk_that_fails_says_so_to_all(tmp_path: Path) -> None:
-    class Broken(Machine):
+    class Broken(MembershipMachine):
         def handle(self, event: AnyEvent) -> list[AnyAction]:
             raise KeyError(event.rank)
 

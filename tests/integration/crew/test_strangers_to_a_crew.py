@@ -29,7 +29,7 @@ from partitioner.crew.exchange.groups import TrainerGroups  # noqa: E402
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer  # noqa: E402
 from partitioner.crew.exchange.store import SignedStore, Tampered, serve_store  # noqa: E402
 from partitioner.crew.machine.events import Accepted, Leave, Refused  # noqa: E402
-from partitioner.crew.machine.membership import Machine  # noqa: E402
+from partitioner.crew.machine.membership import MembershipMachine  # noqa: E402
 from partitioner.crew.machine.watch import Watch  # noqa: E402
 from partitioner.crew.planning.syncplan import NetworkSync  # noqa: E402
 from tests.integration.crew.test_training_together import PATIENCE_S, Crew  # noqa: E402
@@ -63,7 +63,9 @@ def store() -> SignedStore:
 
 @pytest.fixture
 def desk(store: SignedStore, tmp_path: Path) -> Iterator[Desk]:
-    served = Desk(store, Machine("d", {"member-0": ("nuc",)}, {}), Watch(20.0), tmp_path / "log")
+    served = Desk(
+        store, MembershipMachine("d", {"member-0": ("nuc",)}, {}), Watch(20.0), tmp_path / "log"
+    )
     yield served
     served.close()
 

@@ -36,11 +36,11 @@ from partitioner.crew.machine.events import (
     MeetingFailed,
     Ready,
     Refused,
-    Report,
+    TrainerReport,
     Waiting,
     cursor,
 )
-from partitioner.crew.machine.membership import Machine
+from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
 
@@ -52,9 +52,11 @@ EVERY, STEP_S = 60, 0.005
 GROUP_S, SILENT_S = 4.0, 3.0
 
 
-def machine(batches: int, epochs: int) -> Machine:
+def machine(batches: int, epochs: int) -> MembershipMachine:
     """What the desk asks."""
-    return Machine(DIGEST, {NETWORK: NAMES}, {NETWORK: Everyone(NETWORK, EVERY, batches, epochs)})
+    return MembershipMachine(
+        DIGEST, {NETWORK: NAMES}, {NETWORK: Everyone(NETWORK, EVERY, batches, epochs)}
+    )
 
 
 class Counting:
@@ -71,7 +73,7 @@ class Counting:
         self.since = torch.zeros(epochs * batches)
         self.mean = self.counts
 
-    def report(self, kind: type[Report]) -> None:
+    def report(self, kind: type[TrainerReport]) -> None:
         pictures = int(self.since.sum())
         self.hand.report(kind(rank=self.hand.rank, network=NETWORK, pictures=pictures))  # type: ignore[arg-type]
 

@@ -26,17 +26,17 @@ from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.mean import Means
 from partitioner.crew.exchange.parameters import Rounds
 from partitioner.crew.machine.events import Accepted, Gone, Refused
-from partitioner.crew.machine.membership import Machine
+from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
-from partitioner.crew.pipeline import Cut, Pictures, Pipeline, begun, part_of, stage_of
+from partitioner.crew.pipeline import Cut, Pipeline, StagePictures, begun, part_of, stage_of
 from partitioner.data.variants import Labels
 from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule, TeacherSchedule
 from partitioner.training.cached_outputs import batch
 from partitioner.training.distributed import Crew
-from partitioner.training.loop import Index, Stage, fit
+from partitioner.training.loop import Index, TrainingStage, fit
 from partitioner.training.synchroniser import EveryStep, Synchroniser
 from tests.support.models.fitted import PICTURES, Normed, plain
 
@@ -111,7 +111,7 @@ def trained_vit(out: Path, sync: Synchroniser) -> nn.Module:
     """Three steps of 7 pictures or 6."""
     module = ViT()
     schedule = MemberSchedule(epochs=1, batch_size=7, learning_rate=0.001)
-    stage = Stage(
+    stage = TrainingStage(
         name="exact", pictures=20, schedule=schedule, seed=3, autocast="fp32",
         checkpoint=out / "checkpoint.pt", sync=sync,
     )  # fmt: skip
@@ -129,10 +129,10 @@ def joined_state(state: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([state[name].flatten().float() for name in sorted(state)])
 
 
-def teacher_stage(out: Path, sync: Synchroniser) -> Stage:
+def teacher_stage(out: Path, sync: Synchroniser) -> TrainingStage:
     """Six steps of 7 pictures or 6, two epochs."""
     schedule = TeacherSchedule(epochs=2, batch_size=7, learning_rate=0.001, label_smoothing=0.1)
-    return Stage(
+    return TrainingStage(
         name="teacher", pictures=20, schedule=schedule, seed=3, autocast="fp32",
         checkpoint=out / "checkpoint.pt", sync=sync,
     )  # fmt: skip
@@ -165,7 +165,7 @@ def in_stages(out: Path, crew: Crew) -> None:
     state = new_teacher().state_dict()
     own = {name: value for name, value in state.items() if stage_of(name, blocks) == index}
     teacher, between = part_of(DEEP, 5, cut, own)
-    pictures = Pictures(
+    pictures = StagePictures(
         pixels=VIEWS if cut.is_first else [],
         labels=[Labels(LABELS.numpy(), 5, None)] if cut.is_last else [],
         batch_size=7, label_smoothing=0.1, classes=5, side=12, autocast="fp32",
@@ -179,11 +179,11 @@ def in_stages(out: Path, crew: Crew) -> None:
     torch.save(kept, folder / "end.pt")
 
 
-def machine() -> Machine:
+def machine() -> MembershipMachine:
     """Rounds of 8 pictures."""
     crews = {"member-0": ("0", "1", "2")}
     everyone = Everyone("member-0", 8, BATCHES, EPOCHS, expected=range(3))
-    return Machine("d", crews, {"member-0": everyone})
+    return MembershipMachine("d", crews, {"member-0": everyone})
 
 
 class Dying:
@@ -235,7 +235,7 @@ def rounds(out: Path, name: str, rank: int, port: int) -> None:
     schedule = MemberSchedule(epochs=EPOCHS, batch_size=8, learning_rate=0.01)
     folder = out / str(rank)
     folder.mkdir()
-    stage = Stage(
+    stage = TrainingStage(
         name="fitting", pictures=PICTURES, schedule=schedule, seed=3, autocast="fp32",
         checkpoint=folder / "checkpoint.pt", patience=2, sync=sync,
     )  # fmt: skip

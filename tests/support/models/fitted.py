@@ -16,7 +16,7 @@ from mdp.errors import InputError, MDPError
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule
 from partitioner.training.distributed import first_then_others, from_first, joined, together
-from partitioner.training.loop import BatchLoss, Index, Stage, Validate, fit
+from partitioner.training.loop import BatchLoss, Index, TrainingStage, Validate, fit
 from partitioner.training.world import world
 
 PICTURES = 50
@@ -53,10 +53,10 @@ class Normed(nn.Module):
         return self.last(self.norm(x))[:, 0]  # type: ignore[no-any-return]
 
 
-def stage(folder: Path, *, epochs: int = 4, batch_size: int = 8, **more: Any) -> Stage:
+def stage(folder: Path, *, epochs: int = 4, batch_size: int = 8, **more: Any) -> TrainingStage:
     """A training of the tiny network; 50 pictures in batches of 7 or 8 make uneven shares."""
     schedule = MemberSchedule(epochs=epochs, batch_size=batch_size, learning_rate=0.01)
-    return Stage(
+    return TrainingStage(
         name="fitting", pictures=PICTURES, schedule=schedule, seed=3, autocast="fp32",
         checkpoint=folder / "checkpoint.pt", **more,
     )  # fmt: skip
@@ -98,7 +98,7 @@ def scripted(values: list[float]) -> Validate:
 
 def trained(
     out: Path,
-    stage: Stage,
+    stage: TrainingStage,
     loss_of: BatchLoss = plain,
     validate: Validate | None = None,
     network: Callable[[], nn.Module] = Net,
@@ -145,7 +145,7 @@ def _waited(out: Path) -> None:
 def cases(folder: Path) -> dict[str, Callable[[], None]]:
     """Everything that is compared, by name."""
 
-    def case(name: str, **more: Any) -> tuple[Path, Stage]:
+    def case(name: str, **more: Any) -> tuple[Path, TrainingStage]:
         out = folder / name / str(world().size)
         return out, stage(out, **more)
 

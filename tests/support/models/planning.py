@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from mdp.formats.plan import Plan, PredictedAccuracy, SubModelSpec, TeacherSpec
-from mdp.formats.profile import DeviceProfile, Link, read_profile
+from mdp.formats.profile import DeviceProfile, NetworkLink, read_profile
 from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
 from partitioner.planner.problem import Problem, make_problem
 from partitioner.planner.search import plan_within
@@ -64,7 +64,7 @@ def device(
     formula = Formula(fixed_ms=fixed_ms, layer_ms=layer_ms, mac_ms=1e-6 / gmacs_per_s)
     shapes = [teacher(16 * i, 8, 64 * i, d, i).shape for i in (1, 2, 4) for d in (2, 8)]
     latency = [formula.point(shape) for shape in shapes]
-    link = Link(bandwidth_bps=1e9, round_trip_s=round_trip_ms / 1e3)
+    link = NetworkLink(bandwidth_bps=1e9, round_trip_s=round_trip_ms / 1e3)
     return msgspec.structs.replace(
         read_profile("n100"),
         name=name,

@@ -8,7 +8,7 @@ import msgspec
 
 from mdp.files import write_toml
 from mdp.formats.plan import Assignment, Plan, PredictedMs, Region, SubModelSpec, TeacherSpec
-from mdp.formats.profile import Link, read_profile
+from mdp.formats.profile import NetworkLink, read_profile
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
     Augmentation,
@@ -102,7 +102,7 @@ def write_profiles(folder: Path) -> list[str]:
             name=name,
             threads=1,
             latency=latency,
-            link=Link(bandwidth_bps=1e9, round_trip_s=0.0),
+            link=NetworkLink(bandwidth_bps=1e9, round_trip_s=0.0),
         )
         paths.append(str(folder / f"{name}.toml"))
         write_toml(paths[-1], profile)

@@ -7,12 +7,12 @@ from partitioner.data.datasets import Dataset
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import TrainingConfig
-from partitioner.training.context import Work
+from partitioner.training.context import TrainingContext
 from tests.support.models.runs import QUIET
 
 
 def train(
     run: RunFolder, plan: Plan, data: Dataset, config: TrainingConfig, progress: Progress = QUIET
-) -> Work:
+) -> TrainingContext:
     """Train `plan` on pictures that are open."""
     return train_plan(TrainingInputs.of(config, data, plan.teacher), plan, run, progress)

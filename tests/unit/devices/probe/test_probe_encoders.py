@@ -15,7 +15,7 @@ from devices.probe.encoders import (
     GRAPHS,
     INDEX,
     Encoder,
-    Tensor,
+    LeftOutTensor,
     complete,
     draw,
     extract,
@@ -95,7 +95,7 @@ def test_a_completed_graph_is_a_whole_model(graphs: Path, tmp_path: Path, precis
     onnx.checker.check_model(model, full_check=True)
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     tensors = msgspec.msgpack.decode(
-        (graphs / encoder.file).with_suffix(".tensors").read_bytes(), type=list[Tensor]
+        (graphs / encoder.file).with_suffix(".tensors").read_bytes(), type=list[LeftOutTensor]
     )
     assert len(tensors) > 10
     for tensor in tensors:
@@ -109,18 +109,20 @@ def test_a_completed_graph_is_a_whole_model(graphs: Path, tmp_path: Path, precis
 
 
 def test_whole_numbers_are_drawn_whole_and_scales_stay_positive() -> None:
-    weights = draw(Tensor(name="w", data_type=3, dims=[30, 30], low=-63, high=64), DRAWN, 0)
+    weights = draw(LeftOutTensor(name="w", data_type=3, dims=[30, 30], low=-63, high=64), DRAWN, 0)
     assert weights.dtype == np.int8
     assert (int(weights.min()), int(weights.max())) == (-63, 64)
-    scales = draw(Tensor(name="s", data_type=1, dims=[500], low=0.001, high=0.002), DRAWN, 3)
+    scales = draw(LeftOutTensor(name="s", data_type=1, dims=[500], low=0.001, high=0.002), DRAWN, 3)
     assert scales.dtype == np.float32
     assert scales.min() >= 0.001
-    zeros = draw(Tensor(name="z", data_type=3, dims=[70], low=0, high=0), DRAWN, 1)
+    zeros = draw(LeftOutTensor(name="z", data_type=3, dims=[70], low=0, high=0), DRAWN, 1)
     assert not zeros.any()
 
 
 def test_nothing_is_drawn_that_processors_are_slow_with() -> None:
-    values = draw(Tensor(name="w", data_type=1, dims=[100, 100], low=-0.05, high=0.05), DRAWN, 5)
+    values = draw(
+        LeftOutTensor(name="w", data_type=1, dims=[100, 100], low=-0.05, high=0.05), DRAWN, 5
+    )
     tiny = np.abs(values.astype(np.float64))
     assert not ((tiny > 0) & (tiny < np.finfo(np.float32).tiny)).any()
 

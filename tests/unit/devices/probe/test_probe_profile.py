@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from devices.probe.link import MeasuredLink
-from devices.probe.measure import Run
+from devices.probe.measure import EncoderRun
 from devices.probe.profile import SystemReport, profile_of
 from devices.probe.report import report, throttling, warnings
 from devices.probe.run import Probe, ProbeOptions, ProbeResult
@@ -46,12 +46,12 @@ def profile() -> DeviceProfile:
     return profile_of(taken_on(FakeDevice(), load_s=180.0), DEVICE, LINK)
 
 
-def tiny(image_size: int, latency_ms: float) -> tuple[Run, object]:
+def tiny(image_size: int, latency_ms: float) -> tuple[EncoderRun, object]:
     """A ViT-Tiny, 12 layers of 192, measured."""
     shape = replace(
         spec(image_size=image_size), patch_size=16, embed_dim=192, depth=12, num_heads=3
     )
-    run = Run(
+    run = EncoderRun(
         submodel=shape, runtime="onnxruntime", provider=CPU, threads=2, batch=1, num_classes=10
     )
     return run, measured(latency_ms)

@@ -8,9 +8,9 @@ import pytest
 from mdp.discovery.announcements import (
     SHOWN_CHARACTERS,
     Announcement,
+    FleetProposal,
     Found,
     LeftOut,
-    Proposal,
     fleet_text,
     propose,
     read_announcement,
@@ -52,12 +52,12 @@ def found(
     )
 
 
-def proposed(bundle: Bundle, *announced: Found, on_loopback: bool = False) -> Proposal:
+def proposed(bundle: Bundle, *announced: Found, on_loopback: bool = False) -> FleetProposal:
     # Where plain text is tried, nobody has a key.
     return propose(bundle, announced, keys={} if on_loopback else KEYS, on_loopback=on_loopback)
 
 
-def reasons(proposal: Proposal) -> list[tuple[str, str, str]]:
+def reasons(proposal: FleetProposal) -> list[tuple[str, str, str]]:
     assert not proposal.entries
     return [(left.device, left.address, left.reason) for left in proposal.left_out]
 

@@ -2,17 +2,17 @@
 
 import math
 
-from mdp.requests.replicas import Replica
+from mdp.requests.replicas import ObservedReplica
 
 
-def asked_and_answered(replica: Replica, turn: int, took_s: float) -> None:
+def asked_and_answered(replica: ObservedReplica, turn: int, took_s: float) -> None:
     replica.asked(0.0, turn)
     replica.load -= 1
     replica.took(took_s, took_s)
 
 
 def test_the_longer_ago_it_was_asked_before_the_more_its_newest_answer_tells() -> None:
-    soon, late = Replica(seen_s=0.0), Replica(seen_s=0.0)
+    soon, late = ObservedReplica(seen_s=0.0), ObservedReplica(seen_s=0.0)
     for replica, turn in ((soon, 2), (late, 1000)):
         asked_and_answered(replica, 1, 0.010)
         asked_and_answered(replica, turn, 0.030)
@@ -21,7 +21,7 @@ def test_the_longer_ago_it_was_asked_before_the_more_its_newest_answer_tells() -
 
 
 def test_what_is_known_of_it_fades_while_others_are_asked() -> None:
-    replica = Replica(seen_s=0.0)
+    replica = ObservedReplica(seen_s=0.0)
     assert replica.cost_s(7, 0.0, 0) == 0.0
     asked_and_answered(replica, 1, 0.100)
     costs = [replica.cost_s(turn, 1.0, 0) for turn in (1, 50, 500)]
@@ -31,7 +31,7 @@ def test_what_is_known_of_it_fades_while_others_are_asked() -> None:
 
 
 def test_it_costs_what_it_has_owed_for_so_long_unless_it_was_heard_of() -> None:
-    replica = Replica(seen_s=0.0)
+    replica = ObservedReplica(seen_s=0.0)
     asked_and_answered(replica, 1, 0.010)
     replica.asked(5.0, 2)
     assert math.isclose(replica.cost_s(2, 6.0, 0), 2 * 1.0)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from mdp.client.crops import Cutter, View
+from mdp.client.crops import Cutter, SentCrop
 from mdp.client.dispatcher import Answer, Dispatcher
 from mdp.client.dispatcher import Call as Future
 from mdp.client.questions import PictureQuestion
@@ -85,7 +85,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @cache
-def views(path: Path) -> dict[int, View]:
+def views(path: Path) -> dict[int, SentCrop]:
     plan = Bundle.open(path).manifest.plan
     return Cutter({a.k: a for a in plan.assignments}).views(colour_picture("red"))
 

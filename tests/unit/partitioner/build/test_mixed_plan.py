@@ -29,7 +29,7 @@ from partitioner.networks.teacher import build_teacher  # noqa: E402
 from partitioner.networks.weight_init import TrainedMember, init_from  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.weights import weights_in  # noqa: E402
-from partitioner.training.context import Work  # noqa: E402
+from partitioner.training.context import TrainingContext  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
 from tests.support.models.runs import CHAINED, QUIET, asked, spec, tiny_plan  # noqa: E402
@@ -53,7 +53,7 @@ def mixed_plan(name: str = NAME) -> Plan:
     return msgspec.structs.replace(plan, assignments=[first, last])
 
 
-def trained(tree: Path, run: Path, plan: Plan | None = None, **options: Any) -> Work:
+def trained(tree: Path, run: Path, plan: Plan | None = None, **options: Any) -> TrainingContext:
     return train(
         RunFolder(run), plan or mixed_plan(), open_dataset(str(tree)),
         asked(tree, schedule=CHAINED, **options), QUIET,
@@ -64,7 +64,7 @@ def trained(tree: Path, run: Path, plan: Plan | None = None, **options: Any) -> 
 class Built:
     """A finished run and its bundle."""
 
-    work: Work
+    work: TrainingContext
     tree: Path
     weights: Path
     bundle: Path

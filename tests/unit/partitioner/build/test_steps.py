@@ -36,7 +36,7 @@ from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.progress import Progress  # noqa: E402
 from partitioner.run.settings import Teaching  # noqa: E402
 from partitioner.training import loop, members  # noqa: E402
-from partitioner.training.context import Work  # noqa: E402
+from partitioner.training.context import TrainingContext  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
 from tests.support.models.runs import CHAINED, QUIET, asked, spec, tiny_plan  # noqa: E402
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.torch
 class Built:
     """A finished tiny run and its bundle."""
 
-    work: Work
+    work: TrainingContext
     tree: Path
     bundle: Path
     errors: dict[int, float]
@@ -60,13 +60,13 @@ class Built:
         return self.work.data
 
 
-def trained(tree: Path, run: Path, **options: Any) -> Work:
+def trained(tree: Path, run: Path, **options: Any) -> TrainingContext:
     return train(
         RunFolder(run), tiny_plan(), open_dataset(str(tree)), asked(tree, **options), QUIET
     )
 
 
-def kept_test_answers(work: Work) -> np.ndarray:
+def kept_test_answers(work: TrainingContext) -> np.ndarray:
     return load(work.run.answers(work.data.test.digest[:16]))
 
 
@@ -221,7 +221,7 @@ def test_the_bundle_is_whole_and_says_where_it_comes_from(built: Built) -> None:
     assert manifest.evaluation is None
 
 
-def planned_in(built: Built, precision: str) -> Work:
+def planned_in(built: Built, precision: str) -> TrainingContext:
     """The same run, as if its first sub-model had been planned in another precision."""
     first, second = built.work.plan.assignments
     submodel = msgspec.structs.replace(first.vit, precision=precision)

@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from partitioner.crew.exchange.control import Line
+from partitioner.crew.exchange.control import LogLine
 from partitioner.crew.history import TrainerCost, costs_of, spans_of
 from partitioner.crew.machine.events import Accepted, AnyAction, Gone, Joined, Leave, Made, Start
 from partitioner.crew.planning.costs import Span
 from partitioner.crew.progress import State, Told, WorkAccount, lines, rows
-from partitioner.crew.worker import Outcome
+from partitioner.crew.worker import JobOutcome
 from partitioner.run.progress import Progress
 
 pytestmark = pytest.mark.torch
@@ -78,30 +78,32 @@ def test_an_account_counts_a_job_and_its_waits_and_bytes() -> None:
     assert notes == ["stopped early"]
 
 
-def log() -> Iterator[Line]:
+def log() -> Iterator[LogLine]:
     """Two trainers, one of which dies in its second job; the other takes it."""
 
     def outcome(waited_s: float, sent_bytes: int) -> str:
-        return msgspec.json.encode(Outcome(waited_s=waited_s, sent_bytes=sent_bytes)).decode()
+        return msgspec.json.encode(JobOutcome(waited_s=waited_s, sent_bytes=sent_bytes)).decode()
 
     def start(rank: int, job: str) -> Start:
         return Start(rank=rank, network=job, alone=True)
 
-    yield Line(10.0, Joined(rank=0, name="desk", digest=""), [Accepted(rank=0, network="")])
+    yield LogLine(10.0, Joined(rank=0, name="desk", digest=""), [Accepted(rank=0, network="")])
     begun: list[AnyAction] = [
         Accepted(rank=1, network=""),
         start(0, "teacher"),
         start(1, "teacher"),
     ]
-    yield Line(12.0, Joined(rank=1, name="tower", digest=""), begun)
+    yield LogLine(12.0, Joined(rank=1, name="tower", digest=""), begun)
     made = Made(rank=0, network="teacher", said=outcome(1.0, 50))
-    yield Line(20.0, made, [start(0, "member-0")])
+    yield LogLine(20.0, made, [start(0, "member-0")])
     made = Made(rank=1, network="teacher", said=outcome(2.0, 70))
-    yield Line(21.0, made, [start(1, "member-1")])
-    yield Line(25.0, Gone(rank=1), [])
-    yield Line(30.0, Made(rank=0, network="member-0", said=outcome(0.0, 5)), [start(0, "member-1")])
+    yield LogLine(21.0, made, [start(1, "member-1")])
+    yield LogLine(25.0, Gone(rank=1), [])
+    yield LogLine(
+        30.0, Made(rank=0, network="member-0", said=outcome(0.0, 5)), [start(0, "member-1")]
+    )
     leave = Leave(rank=0, network="")
-    yield Line(40.0, Made(rank=0, network="member-1", said=outcome(0.0, 0)), [leave])
+    yield LogLine(40.0, Made(rank=0, network="member-1", said=outcome(0.0, 0)), [leave])
 
 
 def test_the_schedule_and_what_it_cost_follow_from_the_log() -> None:

@@ -11,8 +11,7 @@ pytest.importorskip("torch")
 
 from mdp.errors import InputError
 from partitioner.crew import worker as worker_module
-from partitioner.crew.exchange.answers import FrozenPass
-from partitioner.crew.exchange.answers import Refused as OutputsRefused
+from partitioner.crew.exchange.answers import FrozenPass, OutputsRefused
 from partitioner.crew.exchange.store import DeskLost
 from partitioner.crew.machine.events import Accepted, AnyAction, Refused
 from partitioner.crew.planning.costs import Chain

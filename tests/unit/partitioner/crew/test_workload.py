@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 from partitioner.crew.planning.facts import Facts, Line, Trainer
 from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan
-from partitioner.crew.planning.work import Network, Work
+from partitioner.crew.planning.work import NetworkWork, Work
 from partitioner.crew.workload import longest_s, workload
 from partitioner.data.datasets import open_dataset
 from tests.support.models.runs import asked, tiny_plan
@@ -37,7 +37,7 @@ def test_members_learn_their_cameras_pictures_and_shared_ones_are_trained_once(
 
 
 def test_slow_steps_and_means_are_waited_for() -> None:
-    work = Work(networks=(Network(name="member-0", size_bytes=85e6, pictures=640, epochs=1),))
+    work = Work(networks=(NetworkWork(name="member-0", size_bytes=85e6, pictures=640, epochs=1),))
     paces = {"desk": 2.0, "nuc": 0.5}
     trainers = tuple(
         Trainer(

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from mdp.formats.profile import Link
+from mdp.formats.profile import NetworkLink
 from mdp.pictures.crop import encode_jpeg
 from partitioner.estimates import network
 
 
 def test_network_time_counts_both_directions() -> None:
-    link = Link(bandwidth_bps=1e6, round_trip_s=0.002)
+    link = NetworkLink(bandwidth_bps=1e6, round_trip_s=0.002)
     sent = 3 * 24 * 24 + network.FRAMING_BYTES
     received = 2 * 10 * 4 + network.FRAMING_BYTES
     expected_ms = 2 + (sent + received) * 8 / 1e3
@@ -18,8 +18,8 @@ def test_network_time_counts_both_directions() -> None:
 
 def test_jpeg_is_chosen_where_the_link_is_slow() -> None:
     slow, fast = (
-        Link(bandwidth_bps=20e6, round_trip_s=0.003),
-        Link(bandwidth_bps=940e6, round_trip_s=0),
+        NetworkLink(bandwidth_bps=20e6, round_trip_s=0.003),
+        NetworkLink(bandwidth_bps=940e6, round_trip_s=0),
     )
     assert network.choose_encoding(slow, 224, 1000) == "jpeg"
     assert network.choose_encoding(slow, 24, 10) == "raw"

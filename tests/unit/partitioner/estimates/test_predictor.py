@@ -17,7 +17,7 @@ from mdp.testing.bundles import write_bundle
 from partitioner.estimates.accuracy import predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import (
     AccuracyLaw,
-    Member,
+    LawMember,
     Start,
     Task,
     Training,
@@ -170,7 +170,7 @@ def test_guessing_is_the_least() -> None:
 
 
 members = st.builds(
-    Member, capability=st.floats(0.05, 4), view=st.integers(0, 2), model=st.integers(0, 2)
+    LawMember, capability=st.floats(0.05, 4), view=st.integers(0, 2), model=st.integers(0, 2)
 )
 laws = st.builds(
     AccuracyLaw,
@@ -183,20 +183,20 @@ laws = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(law=laws, several=st.lists(members, min_size=1, max_size=6), more=st.floats(0, 1))
-def test_capability_only_grows(law: AccuracyLaw, several: list[Member], more: float) -> None:
+def test_capability_only_grows(law: AccuracyLaw, several: list[LawMember], more: float) -> None:
     whole = together(law, several)
     assert together(law, several[:-1]) <= whole * (1 + 1e-9)
     assert whole >= max(member.capability for member in several) * (1 - 1e-9)
     last = several[-1]
-    better = Member(capability=last.capability + more, view=last.view, model=last.model)
+    better = LawMember(capability=last.capability + more, view=last.view, model=last.model)
     assert together(law, [*several[:-1], better]) >= whole * (1 - 1e-9)
 
 
 def test_members_that_see_the_same_add_less() -> None:
     law = shipped_law().law
     assert law.same_view > 0
-    unlike = [Member(capability=1.0, view=v, model=v) for v in (0, 1)]
-    alike = [Member(capability=1.0, view=0, model=v) for v in (0, 1)]
+    unlike = [LawMember(capability=1.0, view=v, model=v) for v in (0, 1)]
+    alike = [LawMember(capability=1.0, view=0, model=v) for v in (0, 1)]
     assert 1.0 < together(law, alike) < together(law, unlike)
 
 

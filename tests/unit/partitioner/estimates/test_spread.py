@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mdp.formats.plan import Plan, read_plan
-from mdp.formats.profile import DeviceProfile, Link, read_profile
+from mdp.formats.profile import DeviceProfile, NetworkLink, read_profile
 from partitioner.cli.plan_tables import print_planned
 from partitioner.estimates.latency_quantiles import (
     ASSUMED_JITTER_MS,
@@ -77,22 +77,22 @@ def test_a_spread_is_that_of_points_of_about_the_same_latency() -> None:
 
 
 def test_jitter_is_what_the_link_s_percentiles_say() -> None:
-    link = Link(bandwidth_bps=1e9, round_trip_s=0.004, round_trip_p90_s=0.0055)
+    link = NetworkLink(bandwidth_bps=1e9, round_trip_s=0.004, round_trip_p90_s=0.0055)
     jitter = jitter_of(link)
     assert jitter.added_ms == 0
     delays = np.random.default_rng(0).exponential(jitter.mean_ms, (200_000, 2)).sum(axis=1)
     p50, p90 = np.percentile(delays, [50, 90])
     assert p90 - p50 == pytest.approx(1.5, rel=0.02)
-    assumed = jitter_of(Link(bandwidth_bps=1e9, round_trip_s=0.004))
+    assumed = jitter_of(NetworkLink(bandwidth_bps=1e9, round_trip_s=0.004))
     assert assumed == Jitter(mean_ms=ASSUMED_JITTER_MS, added_ms=TWO_MEDIAN * ASSUMED_JITTER_MS)
     # A round trip cannot be quicker than nothing.
-    wild = jitter_of(Link(bandwidth_bps=1e9, round_trip_s=0.001, round_trip_p90_s=0.1))
+    wild = jitter_of(NetworkLink(bandwidth_bps=1e9, round_trip_s=0.001, round_trip_p90_s=0.1))
     assert wild.mean_ms * TWO_MEDIAN == pytest.approx(1.0)
 
 
 def test_a_link_whose_90th_percentile_is_below_its_median_contradicts_itself() -> None:
     with pytest.raises(ValueError, match=r"`round_trip_p90_s` 0.001 is less than `round_trip_s`"):
-        Link(bandwidth_bps=1e9, round_trip_s=0.004, round_trip_p90_s=0.001)
+        NetworkLink(bandwidth_bps=1e9, round_trip_s=0.004, round_trip_p90_s=0.001)
 
 
 @pytest.mark.parametrize("sigma", [0.0, 0.05, 0.3])

@@ -19,8 +19,8 @@ from partitioner.export import try_precision
 from partitioner.export.quantize import Way
 from partitioner.export.try_precision import (
     ROUNDS,
-    Timing,
     Trial,
+    TrialTiming,
     accept,
     best_ms,
     needed_pictures,
@@ -58,15 +58,15 @@ MEASURED = profile(
 )  # fmt: skip
 
 
-def timed(depth: int) -> Timing:
+def timed(depth: int) -> TrialTiming:
     spec = msgspec.structs.replace(SEAT.vit, depth=depth)
     found = profile_timing(MEASURED, msgspec.structs.replace(SEAT, submodel=spec), INT8, FP32)
-    assert isinstance(found, Timing), found
+    assert isinstance(found, TrialTiming), found
     return found
 
 
 def test_a_measured_shape_has_its_own_timing_and_others_an_interpolated_ratio() -> None:
-    assert timed(2) == Timing(compute_ms=0.8, fp32_ms=1.0)
+    assert timed(2) == TrialTiming(compute_ms=0.8, fp32_ms=1.0)
     assert 1.0 < timed(4).fp32_ms < 4.0
     # Halfway as logarithms: half of the way from 2 to 8 layers, as near as the patches let it be.
     assert timed(4).ratio == pytest.approx((0.8 * 0.5) ** 0.5, rel=0.02)
@@ -83,7 +83,7 @@ def test_a_measured_shape_has_its_own_timing_and_others_an_interpolated_ratio() 
     ],
 )
 def test_a_gain_below_the_least_is_too_slow(compute_ms: float, expected: str) -> None:
-    assert too_slow(Timing(compute_ms=compute_ms, fp32_ms=1.0), "n100") == expected
+    assert too_slow(TrialTiming(compute_ms=compute_ms, fp32_ms=1.0), "n100") == expected
 
 
 @pytest.mark.parametrize(("max_loss", "pictures"), [(0.005, 200), (0.01, 100), (0.3, 4), (1.0, 1)])
@@ -92,7 +92,7 @@ def test_one_picture_may_be_worth_no_more_than_the_loss(max_loss: float, picture
 
 
 def trial(k: int, way: Way, ms: float, reason: str = "") -> Trial:
-    return Trial(k=k, way=way, timing=Timing(compute_ms=ms, fp32_ms=1.0), reason=reason)
+    return Trial(k=k, way=way, timing=TrialTiming(compute_ms=ms, fp32_ms=1.0), reason=reason)
 
 
 def decided(trials: list[Trial], losses: dict[tuple[int, Way], float]) -> None:
@@ -171,10 +171,10 @@ def test_a_network_is_timed_by_the_networks_of_its_profile(monkeypatch: pytest.M
     points = [point(depth, 1.0, way) for depth in (1, 2, 3) for way in (FP32, static)]
     seat = msgspec.structs.replace(SEAT, submodel=None, network=network)
 
-    def timing(asked: DeviceProfile) -> Timing | str:
+    def timing(asked: DeviceProfile) -> TrialTiming | str:
         return profile_timing(asked, seat, static, FP32)
 
-    assert timing(profile(*points)) == Timing(compute_ms=1.0, fp32_ms=4.0)
+    assert timing(profile(*points)) == TrialTiming(compute_ms=1.0, fp32_ms=4.0)
     unknown = (
         f"profile n100 has no networks in int8-static in onnxruntime with {SEAT.threads} threads: "
         "measure with --here"

@@ -25,7 +25,7 @@ from mdp.fusion.fuse import (
 from partitioner.fusion import stacking
 from partitioner.fusion.stacking import (
     Calibration,
-    Task,
+    StackingTask,
     Term,
     cross_entropy,
     fit_fusion,
@@ -54,10 +54,10 @@ def logits(
     return contributions, targets
 
 
-def one_term(parts: np.ndarray, targets: np.ndarray) -> Task:
+def one_term(parts: np.ndarray, targets: np.ndarray) -> StackingTask:
     """All of `parts` `[P, N, C]`, each with a scalar of its own."""
     every = np.arange(len(parts))
-    return Task(turned(parts), targets, [Term(every, every)], np.arange(len(targets)))
+    return StackingTask(turned(parts), targets, [Term(every, every)], np.arange(len(targets)))
 
 
 def turned(parts: np.ndarray) -> np.ndarray:
@@ -83,7 +83,7 @@ def test_derivatives_match_finite_differences(rows: list[list[int]]) -> None:
     contributions, targets = logits(0, 40, 5, 2)
     parts = np.concatenate([c.heads for c in contributions.values()])
     terms = [Term(np.array(r), np.array(r)) for r in rows]
-    task = Task(turned(parts), targets, terms, np.arange(40))
+    task = StackingTask(turned(parts), targets, terms, np.arange(40))
     theta, step = np.array([0.3, 0.7, -0.2, 0.1]), 1e-3
     gradients, hessian = stacking._derivatives(task, theta)
     assert gradients.shape == (4, 40)
@@ -109,7 +109,7 @@ def test_the_leave_one_out_loss_is_that_of_fits_without_the_picture() -> None:
     exact = np.zeros(150)
     for i in range(150):
         rest = np.arange(150) != i
-        others = Task(task.parts[:, :, rest], targets[rest], task.terms, np.arange(149))
+        others = StackingTask(task.parts[:, :, rest], targets[rest], task.terms, np.arange(149))
         theta, _ = stacking._newton(others, start, start, pull)
         exact[i] = stacking._losses(task, theta)[i]
     penalty = exact.mean() - fitted.mean()

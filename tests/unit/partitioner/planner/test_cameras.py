@@ -10,7 +10,7 @@ from rich.console import Console
 from mdp.errors import InputError
 from mdp.files import write_toml
 from mdp.formats.plan import Plan
-from mdp.formats.profile import DeviceProfile, Link
+from mdp.formats.profile import DeviceProfile, NetworkLink
 from partitioner.cli.plan_tables import print_planned
 from partitioner.estimates.accuracy import NO_SCENES, Views, seeing
 from partitioner.estimates.network import fetch_ms, look_ms
@@ -102,7 +102,9 @@ def test_a_device_that_can_computes_its_camera_itself() -> None:
 
 
 def test_a_picture_that_takes_too_long_to_fetch_leaves_its_camera_out() -> None:
-    slow = msgspec.structs.replace(weak("bell"), link=Link(bandwidth_bps=1e5, round_trip_s=0.001))
+    slow = msgspec.structs.replace(
+        weak("bell"), link=NetworkLink(bandwidth_bps=1e5, round_trip_s=0.001)
+    )
     shared = {"bell": "door", "n100": "door", "pi": "yard"}
     plan = make_plan(
         TINY, [slow, device("n100"), device("pi")], target_ms=8.0, num_classes=10, cameras=shared

@@ -11,7 +11,7 @@ import pytest
 from mdp.errors import PlanRefused
 from mdp.files import write_toml
 from mdp.formats.plan import read_plan
-from mdp.formats.profile import DeviceProfile, Link
+from mdp.formats.profile import DeviceProfile, NetworkLink
 from partitioner.estimates.network import through_port, waits_ms
 from partitioner.planner.candidates import evaluate_device
 from partitioner.planner.explain import explain
@@ -30,7 +30,7 @@ MBIT = 1e6
 
 def linked(mbit: float, *names: str, gmacs_per_s: float = 20.0) -> list[DeviceProfile]:
     """Equal devices, each on a link of this rate."""
-    link = Link(bandwidth_bps=mbit * MBIT, round_trip_s=0.001)
+    link = NetworkLink(bandwidth_bps=mbit * MBIT, round_trip_s=0.001)
     return [
         msgspec.structs.replace(device(name, gmacs_per_s=gmacs_per_s), link=link) for name in names
     ]
@@ -62,7 +62,7 @@ def test_another_wait_replaces_the_one_before() -> None:
 
 
 def test_no_link_is_faster_than_the_port() -> None:
-    link = Link(bandwidth_bps=100 * MBIT, round_trip_s=0.001)
+    link = NetworkLink(bandwidth_bps=100 * MBIT, round_trip_s=0.001)
     assert through_port(link, 20 * MBIT).bandwidth_bps == 20 * MBIT
     assert through_port(link, 1000 * MBIT) == link
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partitioner.estimates.accuracy_law import AccuracyLaw, Member, together
+from partitioner.estimates.accuracy_law import AccuracyLaw, LawMember, together
 from partitioner.planner.availability import (
     MAX_EXACT,
     Arrivals,
@@ -35,7 +35,7 @@ def by_hand(law: AccuracyLaw, members: Sequence[Any], there: Sequence[float]) ->
     for pattern in itertools.product([False, True], repeat=len(members)):
         chance = np.prod([p if in_ else 1 - p for p, in_ in zip(there, pattern, strict=True)])
         arrived = [
-            Member(capability=c.capability, view=c.view, model=c.model)
+            LawMember(capability=c.capability, view=c.view, model=c.model)
             for c, in_ in zip(members, pattern, strict=True)
             if in_
         ]

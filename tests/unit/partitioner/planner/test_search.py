@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mdp.errors import InputError, PlanRefused
 from mdp.formats.plan import Assignment, Plan, Replica, SingleDevice, SubModelSpec, TeacherSpec
-from mdp.formats.profile import DeviceProfile, Link, read_profile
+from mdp.formats.profile import DeviceProfile, NetworkLink, read_profile
 from partitioner.estimates import macs as cost
 from partitioner.estimates.accuracy import predictor_for, shipped_law
 from partitioner.estimates.latency import Way, fit_latency, predict, ways
@@ -349,7 +349,7 @@ def test_why_names_the_limit_that_the_next_bigger_one_would_break() -> None:
 
 def test_a_slow_link_is_sent_jpeg() -> None:
     wifi = msgspec.structs.replace(
-        device("wifi", gmacs_per_s=50), link=Link(bandwidth_bps=20e6, round_trip_s=0.003)
+        device("wifi", gmacs_per_s=50), link=NetworkLink(bandwidth_bps=20e6, round_trip_s=0.003)
     )
     plan = make_plan(BASE, [wifi, device("wired", gmacs_per_s=50)], target_ms=100)
     assert {a.device: a.encoding for a in plan.assignments} == {"wifi": "jpeg", "wired": "raw"}

@@ -22,7 +22,7 @@ from partitioner.simulation.models import (
     Jittered,
     Load,
     LogNormal,
-    Measured,
+    MeasuredSeconds,
     RandomStreams,
     Rotated,
     Scenario,
@@ -152,7 +152,7 @@ def test_more_time_never_answers_less(seed: int, deadlines: list[float]) -> None
 def by_delay(name: str, k: int, median_s: float, sigma: float) -> DeviceModel:
     """A device whose time is all on the way, so that its agent accepts everything."""
     normal = np.random.default_rng(0).standard_normal(20_000)
-    delay = Measured(values_s=tuple((median_s * np.exp(sigma * normal)).tolist()))
+    delay = MeasuredSeconds(values_s=tuple((median_s * np.exp(sigma * normal)).tolist()))
     return DeviceModel(name=name, k=k, compute=LogNormal(median_s=1e-6), delay=delay)
 
 
@@ -234,16 +234,16 @@ def test_a_reply_counts_that_comes_before_the_client_notices_the_deadline() -> N
 )
 def test_every_call_is_woken_as_late_as_is_drawn(load: dict[str, float]) -> None:
     # Every other time in time, so that its client goes on asking it.
-    moody = device("moody", compute_s=1e-6, delay=Measured(values_s=(0.001, 600.0)))
+    moody = device("moody", compute_s=1e-6, delay=MeasuredSeconds(values_s=(0.001, 600.0)))
     woken_s = (0.0002, 0.001, 0.005)
     base = scenario(moody, deadline_ms=20.0, requests=300, after_s=0.0001, **load)
 
-    def beyond_s(late_s: float | Measured | LogNormal) -> set[float]:
+    def beyond_s(late_s: float | MeasuredSeconds | LogNormal) -> set[float]:
         took_s = np.array(simulate(replace(base, late_s=late_s)).latencies_s)
         return set((took_s[took_s > 0.017] - 0.018 - 0.0001).round(9))
 
     assert beyond_s(0.001) == {0.001}
-    assert beyond_s(Measured(values_s=woken_s)) == set(woken_s)
+    assert beyond_s(MeasuredSeconds(values_s=woken_s)) == set(woken_s)
     drawn = beyond_s(LogNormal(median_s=0.001, sigma=0.5))
     assert len(drawn) > 20
     assert np.median(list(drawn)) == pytest.approx(0.001, rel=0.4)

@@ -14,7 +14,7 @@ from mdp.formats.plan import Plan, PredictedAccuracy, PredictedMs, Replica
 from mdp.formats.profile import DeviceProfile, read_profile
 from mdp.testing.bundles import colour_plan, subset_accuracy, write_bundle
 from partitioner.estimates.accuracy import shipped_law
-from partitioner.estimates.accuracy_law import AccuracyLaw, Member, capability_of, together
+from partitioner.estimates.accuracy_law import AccuracyLaw, LawMember, capability_of, together
 from partitioner.estimates.latency import Way, fit_latency, own_way, predict
 from partitioner.estimates.latency_quantiles import ASSUMED_SIGMA
 from partitioner.estimates.network import FRAMING_BYTES, network_ms
@@ -212,7 +212,7 @@ def test_a_plan_s_subsets_are_worth_what_the_law_says() -> None:
     assert worth.source == "as predicted for each subset of the members"
     assert worth.accuracy((0, 1, 2)) == 0.75
     assert worth.accuracy((1,)) == pytest.approx(0.65)
-    parts = [Member(capability=capability_of(a), view=a, model=a) for a in (0.7, 0.6)]
+    parts = [LawMember(capability=capability_of(a), view=a, model=a) for a in (0.7, 0.6)]
     expected = 1 - math.exp(-together(LAW, parts))
     assert worth.accuracy((0, 2)) == pytest.approx(expected)
     assert 0.7 < expected < 0.75

@@ -22,7 +22,7 @@ from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.progress import Progress  # noqa: E402
 from partitioner.run.settings import TrainingConfig  # noqa: E402
 from partitioner.training import live  # noqa: E402
-from partitioner.training.context import Work  # noqa: E402
+from partitioner.training.context import TrainingContext  # noqa: E402
 from partitioner.training.loop import TrainingDiverged  # noqa: E402
 from partitioner.training.losses import centred  # noqa: E402
 from partitioner.training.student import BatchTargets  # noqa: E402
@@ -46,14 +46,14 @@ def plan() -> Plan:
 
 @dataclass
 class Trained:
-    work: Work
+    work: TrainingContext
     tree: Path
 
     def asked(self, **options: Any) -> TrainingConfig:
         known: dict[str, Any] = {"epochs": 2, "teaching": "live", "schedule": CHAINED}
         return asked(self.tree, **known | options)
 
-    def train(self, run: Path, **options: Any) -> Work:
+    def train(self, run: Path, **options: Any) -> TrainingContext:
         data = open_dataset(str(self.tree))
         return train(RunFolder(run), plan(), data, self.asked(**options), QUIET)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn  # noqa: E402
 from mdp.errors import InputError  # noqa: E402
 from partitioner.run.progress import Progress  # noqa: E402
 from partitioner.run.settings import MemberSchedule  # noqa: E402
-from partitioner.training.loop import Stage, TrainingDiverged, fit, learning_rate  # noqa: E402
+from partitioner.training.loop import TrainingDiverged, TrainingStage, fit, learning_rate  # noqa: E402
 
 pytestmark = pytest.mark.torch
 QUIET = Progress(io.StringIO())
@@ -40,9 +40,9 @@ def net() -> Net:
     return Net()
 
 
-def stage(path: Path, epochs: int = 6, **more: Any) -> Stage:
+def stage(path: Path, epochs: int = 6, **more: Any) -> TrainingStage:
     schedule = MemberSchedule(epochs=epochs, batch_size=8, learning_rate=0.05)
-    return Stage(
+    return TrainingStage(
         name="fitting a line", pictures=50, schedule=schedule, seed=3, autocast="fp32",
         checkpoint=path / "checkpoint.pt", **more,
     )  # fmt: skip
@@ -262,7 +262,7 @@ def test_arithmetic_is_as_asked(tmp_path: Path) -> None:
     for autocast in ("fp32", "bf16"):
         schedule = MemberSchedule(epochs=1, batch_size=50, learning_rate=0.002)
         path = tmp_path / autocast / "checkpoint.pt"
-        asked = Stage(
+        asked = TrainingStage(
             name="x", pictures=50, schedule=schedule, seed=3, autocast=autocast, checkpoint=path
         )
         fit(net(), asked, watched, QUIET)

@@ -13,7 +13,7 @@ from mdp.formats.plan import Plan  # noqa: E402
 from partitioner.data.datasets import open_dataset  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.settings import MemberSchedule  # noqa: E402
-from partitioner.training.context import Work  # noqa: E402
+from partitioner.training.context import TrainingContext  # noqa: E402
 from partitioner.training.members import train_members  # noqa: E402
 from partitioner.training.teacher import ensure_targets, ensure_teacher  # noqa: E402
 from tests.support.models.runs import CHAINED, QUIET, asked, spec, tiny_plan  # noqa: E402
@@ -38,12 +38,12 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tree(tmp_path_factory.mktemp("star") / "tree", each=12)
 
 
-def trained(tree: Path, run: Path, **schedule: Any) -> Work:
+def trained(tree: Path, run: Path, **schedule: Any) -> TrainingContext:
     options = asked(tree, epochs=1, schedule=schedule)
     return train(RunFolder(run), three(), open_dataset(str(tree)), options, QUIET)
 
 
-def weights(work: Work) -> list[bytes]:
+def weights(work: TrainingContext) -> list[bytes]:
     return [work.run.member(k).read_bytes() for k in range(3)]
 
 

@@ -28,7 +28,7 @@ from partitioner.crew.machine.events import (
     Refused,
     Waiting,
 )
-from partitioner.crew.machine.membership import Machine
+from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.schedule import Everyone, Exact
 
 #: `make invariants` plays the nightly number.
@@ -75,7 +75,7 @@ class World:
         self.epochs, self.batches = self.random.randint(1, 3), self.random.randint(1, 12)
         self.schedule = self.made()
         self.names = tuple(f"t{i}" for i in range(self.random.randint(1, 6)))
-        self.machine = Machine(DIGEST, {NETWORK: self.names}, {NETWORK: self.schedule})
+        self.machine = MembershipMachine(DIGEST, {NETWORK: self.names}, {NETWORK: self.schedule})
         self.trainers: list[Played] = []
         self.cursors: dict[int, int] = {}
         #: Members of each meeting that have reached its collective; how it ended for each.

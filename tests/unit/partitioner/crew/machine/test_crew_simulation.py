@@ -4,14 +4,14 @@ import pytest
 
 from partitioner.crew.machine.events import Commit, Gone, Ready
 from partitioner.crew.machine.schedule import Everyone
-from partitioner.crew.machine.simulate import Paced, Scenario, Trace, simulate, spells
+from partitioner.crew.machine.simulate import CrewScenario, CrewTrace, Paced, simulate, spells
 
 
 def crew(*paces: float) -> tuple[Paced, ...]:
     return tuple(Paced(name=f"t{rank}", step_s=step_s) for rank, step_s in enumerate(paces))
 
 
-def batches_of(trace: Trace) -> list[int]:
+def batches_of(trace: CrewTrace) -> list[int]:
     """Batches that are reported and committed: those of trainers that are lost are not."""
     pending: dict[int, list[int]] = {}
     committed: list[int] = []
@@ -27,7 +27,7 @@ def batches_of(trace: Trace) -> list[int]:
 
 
 def test_trainers_of_unlike_paces_share_an_epoch_by_pace() -> None:
-    scenario = Scenario(
+    scenario = CrewScenario(
         trainers=crew(1.0, 2.0, 4.0), every_pictures=28, batches=700, mean_s=lambda members: 0.1
     )
     trace = simulate(scenario)
@@ -43,7 +43,7 @@ def test_trainers_of_unlike_paces_share_an_epoch_by_pace() -> None:
 def test_losses_and_joins_lose_no_batch() -> None:
     lost = Paced(name="lost", step_s=1.0, lost_s=100.5)
     late = Paced(name="late", step_s=1.0, joins_s=150.0)
-    scenario = Scenario(trainers=(*crew(1.0, 1.0), lost, late), every_pictures=32, batches=1000)
+    scenario = CrewScenario(trainers=(*crew(1.0, 1.0), lost, late), every_pictures=32, batches=1000)
     trace = simulate(scenario)
     assert trace.ended == "network is trained"
     assert batches_of(trace) == list(range(1000))
@@ -52,7 +52,7 @@ def test_losses_and_joins_lose_no_batch() -> None:
 
 
 def test_the_trace_replays_to_the_same_actions() -> None:
-    scenario = Scenario(
+    scenario = CrewScenario(
         trainers=crew(1.0, 1.5), every_pictures=10, batches=50, epochs=2, slowed=spells()
     )
     schedule = Everyone("network", 10, 50, 2)
@@ -75,7 +75,7 @@ def test_spells_are_those_of_the_reference() -> None:
 def test_rounds_keep_nine_tenths_of_the_pace_under_spells(trainers: int) -> None:
     slowed, scenario_s = spells(), 600.0
     trace = simulate(
-        Scenario(
+        CrewScenario(
             trainers=crew(*[1.0] * trainers),
             every_pictures=16 * trainers,
             batches=10**5,

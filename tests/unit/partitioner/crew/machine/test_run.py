@@ -20,8 +20,8 @@ from partitioner.crew.machine.events import (
     Waiting,
 )
 from partitioner.crew.machine.jobs import Job, Jobs
-from partitioner.crew.machine.membership import Machine
-from partitioner.crew.machine.run import Run
+from partitioner.crew.machine.membership import MembershipMachine
+from partitioner.crew.machine.run import CrewRun
 from partitioner.crew.machine.schedule import ATTEMPTS, Everyone
 
 JOBS = [
@@ -30,16 +30,16 @@ JOBS = [
 ]
 
 
-def new_run() -> Run:
-    machine = Machine("d", {job.name: job.by for job in JOBS}, {})
-    return Run(machine, Jobs(JOBS), lambda network, _: Everyone(network, 4, 2, 1))
+def new_run() -> CrewRun:
+    machine = MembershipMachine("d", {job.name: job.by for job in JOBS}, {})
+    return CrewRun(machine, Jobs(JOBS), lambda network, _: Everyone(network, 4, 2, 1))
 
 
-def told(run: Run, *events: AnyEvent) -> list[AnyAction]:
+def told(run: CrewRun, *events: AnyEvent) -> list[AnyAction]:
     return [action for event in events for action in run.handle(event)]
 
 
-def met(run: Run, event: AnyEvent) -> list[AnyAction]:
+def met(run: CrewRun, event: AnyEvent) -> list[AnyAction]:
     """The same, where every meeting succeeds at once."""
     actions = run.handle(event)
     for action in actions:
@@ -113,8 +113,10 @@ def test_a_crew_begins_anew_where_all_were_lost_and_nobody_is_free() -> None:
 
 
 def test_a_network_that_cannot_be_trained_ends_the_run() -> None:
-    machine = Machine("d", {job.name: job.by for job in JOBS}, {})
-    run = Run(machine, Jobs(JOBS), lambda network, all: Everyone(network, 4, 2, 1, expected=all))
+    machine = MembershipMachine("d", {job.name: job.by for job in JOBS}, {})
+    run = CrewRun(
+        machine, Jobs(JOBS), lambda network, all: Everyone(network, 4, 2, 1, expected=all)
+    )
     told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
     actions: list[AnyAction] = []
     for rank in (0, 1):

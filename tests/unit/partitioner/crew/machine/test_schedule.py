@@ -22,13 +22,13 @@ from partitioner.crew.machine.events import (
     Refused,
     Waiting,
 )
-from partitioner.crew.machine.membership import Machine
+from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.schedule import ATTEMPTS, Everyone, Exact
 
 NET = "member-0"
 
 
-def told(schedule: Everyone | Exact | Machine, *events: AnyEvent) -> list[AnyAction]:
+def told(schedule: Everyone | Exact | MembershipMachine, *events: AnyEvent) -> list[AnyAction]:
     """What the last of some events brings about."""
     actions: list[AnyAction] = []
     for event in events:
@@ -213,7 +213,7 @@ def test_an_exact_generation_without_a_member_is_made_anew() -> None:
 def test_who_takes_part() -> None:
     crews = {"member-0": ("desk", "nuc"), "member-1": ("nuc",)}
     networks = {name: Everyone(name, 8, 10, 1) for name in crews}
-    machine = Machine("d", crews, networks)
+    machine = MembershipMachine("d", crews, networks)
 
     def join(rank: int, name: str, digest: str = "d") -> list[AnyAction]:
         return machine.handle(Joined(rank=rank, name=name, digest=digest))

@@ -11,20 +11,20 @@ from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.methods import Methods, round_pictures
 from partitioner.crew.planning.propose import Proposal, choose, predict, propose, quickest_alone
 from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan, contradictions, is_exact_plan
-from partitioner.crew.planning.work import FrozenPasses, Network, Work
+from partitioner.crew.planning.work import FrozenPasses, NetworkWork, Work
 from tests.unit.partitioner.crew.planning.fleets import MBIT, lines, three, trainers, two_sites
 
 TWO = Work(
     networks=(
-        Network(name="member-0", size_bytes=23e6, pictures=20_000, epochs=20),
-        Network(name="member-1", size_bytes=6e6, pictures=20_000, epochs=14),
+        NetworkWork(name="member-0", size_bytes=23e6, pictures=20_000, epochs=20),
+        NetworkWork(name="member-1", size_bytes=6e6, pictures=20_000, epochs=14),
     )
 )
 
 
-def members(count: int, size_bytes: float = 23e6) -> tuple[Network, ...]:
+def members(count: int, size_bytes: float = 23e6) -> tuple[NetworkWork, ...]:
     return tuple(
-        Network(
+        NetworkWork(
             name=f"member-{k}",
             size_bytes=size_bytes,
             pictures=20_000,
@@ -140,7 +140,7 @@ def test_an_empty_plan_is_that_of_all() -> None:
 def test_nobody_can() -> None:
     work = Work(networks=members(2))
     for facts in (fleet({"a": 10.0, "b": 10.0}, 100, memory_bytes=10**6), three()):
-        unknown = Work(networks=(Network(name="teacher", size_bytes=1, pictures=9, epochs=1),))
+        unknown = Work(networks=(NetworkWork(name="teacher", size_bytes=1, pictures=9, epochs=1),))
         asked = unknown if facts == three() else work
         assert propose(facts, asked) == []
         with pytest.raises(PlanRefused, match="no trainers together have the memory"):
@@ -148,7 +148,7 @@ def test_nobody_can() -> None:
 
 
 def test_a_teacher_that_fits_nowhere_whole_is_cut_into_stages() -> None:
-    teacher = Network(
+    teacher = NetworkWork(
         name="teacher",
         size_bytes=349e6,
         pictures=5_000,
@@ -224,18 +224,18 @@ def test_weights_of_a_crew_without_the_desk_are_sent_to_it() -> None:
 
 
 def test_sites_are_averaged_in_two_tiers() -> None:
-    network = Network(name="member-0", size_bytes=4e6, pictures=50_000, epochs=1)
+    network = NetworkWork(name="member-0", size_bytes=4e6, pictures=50_000, epochs=1)
     method = Methods(two_sites(), "exact").best(network, two_sites().names)
     assert method is not None
     assert method.sync.way == "two_tier"
 
 
 def test_rounds_are_long_enough_for_their_mean() -> None:
-    network = Network(name="member-0", size_bytes=4e6, pictures=64_000, epochs=1)
+    network = NetworkWork(name="member-0", size_bytes=4e6, pictures=64_000, epochs=1)
     assert round_pictures(network, 100, 0.001) == 16 * 64
     assert round_pictures(network, 100, 2.0) == 2048  # the mean takes a tenth, in whole steps
     assert round_pictures(network, 100, 1e9) == 125 * 64  # an eighth of an epoch
-    small = Network(name="member-0", size_bytes=4e6, pictures=300, epochs=1)
+    small = NetworkWork(name="member-0", size_bytes=4e6, pictures=300, epochs=1)
     assert round_pictures(small, 100, 2.0) == 64
 
 

@@ -5,14 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partitioner.crew.planning import stages
-from partitioner.crew.planning.stages import Pipeline, in_best_order, pipeline_time, split
+from partitioner.crew.planning.stages import PipelineFacts, in_best_order, pipeline_time, split
 
 BLOCKS, ALIKE = 24, (1.0, 1.0, 1.0, 1.0)
 BALANCED = (6, 6, 6, 6)
 
 
-def pipeline(micro_batches: int, sync: float = 0.0, speeds: tuple[float, ...] = ALIKE) -> Pipeline:
-    return Pipeline(speeds=speeds, micro_batches=micro_batches, sync=sync)
+def pipeline(
+    micro_batches: int, sync: float = 0.0, speeds: tuple[float, ...] = ALIKE
+) -> PipelineFacts:
+    return PipelineFacts(speeds=speeds, micro_batches=micro_batches, sync=sync)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_unequal_trainers_and_their_order() -> None:
     ("in_flight", "time"), [((4, 3, 2, 1), 198), ((2, 2, 2, 1), 414), ((1, 1, 1, 1), 576)]
 )
 def test_fewer_micro_batches_in_flight_are_slower(in_flight: tuple[int, ...], time: float) -> None:
-    limited = Pipeline(speeds=ALIKE, micro_batches=8, in_flight=in_flight)
+    limited = PipelineFacts(speeds=ALIKE, micro_batches=8, in_flight=in_flight)
     assert pipeline_time(BALANCED, limited) == time
 
 
@@ -60,20 +62,22 @@ def test_fewer_micro_batches_in_flight_are_slower(in_flight: tuple[int, ...], ti
 def test_more_in_flight_than_at_the_stage_before_would_wait_for_ever(
     in_flight: tuple[int, ...], stage: int
 ) -> None:
-    limited = Pipeline(speeds=ALIKE, micro_batches=8, in_flight=in_flight)
+    limited = PipelineFacts(speeds=ALIKE, micro_batches=8, in_flight=in_flight)
     most, found = in_flight[stage - 1], in_flight[stage]
     expected = f"^stage {stage}: expected at most {most} micro-batches in flight, .*, got {found}$"
     with pytest.raises(ValueError, match=expected):
         pipeline_time(BALANCED, limited)
     # Of one micro-batch there are no more.
-    assert pipeline_time(BALANCED, Pipeline(speeds=ALIKE, micro_batches=1, in_flight=in_flight))
+    assert pipeline_time(
+        BALANCED, PipelineFacts(speeds=ALIKE, micro_batches=1, in_flight=in_flight)
+    )
 
 
 def test_a_transfer_delays_every_stage() -> None:
-    one = Pipeline(speeds=(1.0, 1.0), micro_batches=1, transfer=5.0)
+    one = PipelineFacts(speeds=(1.0, 1.0), micro_batches=1, transfer=5.0)
     # 2 forward, way, 2 forward, 4 backward, way back, 4 backward.
     assert pipeline_time((2, 2), one) == 22
-    assert pipeline_time((3,), Pipeline(speeds=(1.5,), micro_batches=4)) == 24
+    assert pipeline_time((3,), PipelineFacts(speeds=(1.5,), micro_batches=4)) == 24
 
 
 def test_stages_are_no_larger_than_what_fits() -> None:

@@ -22,12 +22,13 @@ from partitioner.crew.planning.syncplan import (
     read_plan,
     write_plan,
 )
-from partitioner.crew.planning.work import Network, Work
+from partitioner.crew.planning.work import NetworkWork, Work
 from tests.unit.partitioner.crew.planning.fleets import three, two_sites
 
 WORK = Work(
     networks=tuple(
-        Network(name=f"member-{k}", size_bytes=23e6, pictures=20_000, epochs=20) for k in range(2)
+        NetworkWork(name=f"member-{k}", size_bytes=23e6, pictures=20_000, epochs=20)
+        for k in range(2)
     )
 )
 BOTH = '[[network]]\nname = "member-0"\nby = ["desk", "tower"]\n[[network]]\nname = "member-1"\n'
@@ -240,7 +241,9 @@ def test_a_written_plan_is_complete(tmp_path: Path) -> None:
     ],
 )
 def test_stages_have_to_fit(blocks: int, size_gb: float, nuc_gb: float, message: str) -> None:
-    teacher = Network(name="teacher", size_bytes=size_gb * 1e9, pictures=1, epochs=1, blocks=blocks)
+    teacher = NetworkWork(
+        name="teacher", size_bytes=size_gb * 1e9, pictures=1, epochs=1, blocks=blocks
+    )
     plan = SyncPlan(
         network=(
             NetworkSync(
