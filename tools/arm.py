@@ -9,12 +9,13 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools.prepare import MissingError, report, run
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "runs" / "arm"
@@ -33,10 +34,6 @@ PLATFORMS = tuple(
 )
 #: Constraints that are about other machines than this one.
 _NOT_HERE = ("onnxruntime", "openvino", "torch")
-
-
-class MissingError(Exception):
-    """What cannot be had here, in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +86,15 @@ def prepare(folder: Path = FOLDER) -> Arm:
 def _fetch_packages(folder: Path, arm: Arm) -> None:
     environment = _own_apt(folder / "apt")
     # Some of the system's other sources may have nothing for ARM; what counts is what comes next.
-    _run(["apt-get", "update", "--quiet"], environment, folder, may_fail=True)
+    with suppress(MissingError):
+        run(["apt-get", "update", "--quiet"], folder=folder, environment=environment)
     packages = folder / "packages"
     packages.mkdir()
     names = ["qemu-user-static", *(f"{name}:arm64" for name in PACKAGES)]
-    _run(["apt-get", "download", "--quiet", *names], environment, packages)
+    run(["apt-get", "download", "--quiet", *names], folder=packages, environment=environment)
     for package in packages.iterdir():
         where = arm.system if package.name.endswith("_arm64.deb") else folder / "emulator"
-        _run(["dpkg", "--extract", str(package), str(where)], environment, folder)
+        run(["dpkg", "--extract", str(package), str(where)], folder=folder, environment=environment)
     for needed in (arm.emulator, arm.system / PYTHON):
         if not needed.exists():
             raise MissingError(f"the packages of this release hold no {needed.name}")
@@ -129,35 +127,17 @@ def _fetch_wheels(folder: Path, wheels: Path) -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)
     kept.write_text("".join(line for line in lines if not line.startswith(_NOT_HERE)))
     platforms = [option for name in PLATFORMS for option in ("--platform", name)]
-    _run(
+    run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(wheels),
          "--only-binary=:all:", *platforms, "--python-version", "3.11", "--implementation", "cp",
          "--constraint", str(kept), *_requirements()],
-        dict(os.environ),
-        folder,
+        folder=folder,
     )  # fmt: skip
-
-
-def _run(
-    command: Sequence[str], environment: dict[str, str], folder: Path, *, may_fail: bool = False
-) -> None:
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode and not may_fail:
-        said = (done.stderr or done.stdout).strip().splitlines() or ["nothing was said"]
-        raise MissingError(f"{' '.join(command[:2])}: {said[-1]}")
 
 
 def main() -> int:
     """Prepare, or say in one line what is missing."""
-    try:
-        arm = prepare()
-    except MissingError as error:
-        print(f"make test-arm: {error}", file=sys.stderr)
-        return 2
-    print(f"prepared: {' '.join(arm.command())}")
-    return 0
+    return report("make test-arm", lambda: " ".join(prepare().command()))
 
 
 if __name__ == "__main__":

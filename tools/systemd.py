@@ -13,9 +13,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools.prepare import MissingError, report, run
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "runs" / "systemd"
@@ -37,10 +38,6 @@ events_logger = "file"
 """
 
 
-class MissingError(Exception):
-    """What cannot be had here, in one line."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Podman:
     """podman with a store of its own."""
@@ -56,13 +53,13 @@ class Podman:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its processes need."""
+        """Environment of its processes."""
         more = {} if self.settings is None else {"CONTAINERS_CONF": str(self.settings)}
         return os.environ | more
 
     def run(self, *words: str) -> str:
         """The output of `words`; raises MissingError."""
-        return _run(self.command(*words), self.environment)
+        return run(self.command(*words), environment=self.environment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +104,7 @@ def _make_base(tree: Path) -> None:
     unfinished = tree.with_name("unfinished.tar")
     left_out = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in LEFT_OUT]
     words = ["--variant=minbase", f"--include={','.join(PACKAGES)}", *left_out, suite]
-    _run(["mmdebstrap", "--quiet", *words, str(unfinished), *map(str, sources)])
+    run(["mmdebstrap", "--quiet", *words, str(unfinished), *map(str, sources)])
     unfinished.rename(tree)
 
 
@@ -153,7 +150,7 @@ def _wheels(folder: Path) -> tuple[Path, Path]:
                 text = project.read_text()
                 project.write_text(text.replace('\nversion = "', '\nversion = "9.', 1))
             pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-            _run([*pip, "--no-build-isolation", "--wheel-dir", str(out), copy])
+            run([*pip, "--no-build-isolation", "--wheel-dir", str(out), copy])
         built.append(next(out.glob("*.whl")))
     return built[0], built[1]
 
@@ -168,7 +165,7 @@ def _downloads(folder: Path, wheel: Path) -> str:
         shutil.rmtree(wheels, ignore_errors=True)
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
         where = ["--dest", str(wheels), "--constraint", str(constraints)]
-        _run([*pip, *where, f"{wheel}[{EXTRAS}]"])
+        run([*pip, *where, f"{wheel}[{EXTRAS}]"])
         for own in wheels.glob(wheel.name):
             own.unlink()
         done.write_text(json.dumps(digest))
@@ -193,23 +190,9 @@ def _install(podman: Podman, wheels: Path, wheel: Path, image: str) -> None:
         podman.run("rm", "--force", made)
 
 
-def _run(command: Sequence[str], environment: dict[str, str] | None = None) -> str:
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or ["nothing was said"]
-        raise MissingError(f"{' '.join(command[:1])}: {said[-1]}")
-    return done.stdout.strip()
-
-
 def main() -> int:
     """Prepare, or say in one line what is missing."""
-    try:
-        prepared = prepare()
-    except MissingError as error:
-        print(f"make systemd: {error}", file=sys.stderr)
-        return 2
-    print(f"prepared: {prepared.image}")
-    return 0
+    return report("make systemd", lambda: prepare().image)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ class Tally:
 
 
 class Scenario(NamedTuple):
-    """What is done to a fleet."""
+    """A disturbance of a fleet."""
 
     kind: str
     callers: int = 1

@@ -16,6 +16,22 @@ from devices.health import LifeSigns, told
 from mdp.errors import InputError
 from mdp.logs import BackgroundWriter, quiet_libraries
 
+MaskFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Of --source, use only what this file leaves, before anything leaves the device: "
+        "mask.toml, as the gateway's page draws it."
+    ),
+]
+AllowMask = Annotated[
+    bool,
+    typer.Option(
+        "--allow-mask",
+        help="Let clients change --mask, which need not exist yet, whose keys may: "
+        "`mask = true` in NAME.limits.",
+    ),
+]
+
 
 def add_to(app: typer.Typer) -> None:
     """Add the command to `app`."""
@@ -46,21 +62,8 @@ def camera(
     source_fps: Annotated[
         float, typer.Option(min=0.01, max=240, help="Frames a second to take of --source.")
     ] = DEFAULT_FPS,
-    mask: Annotated[
-        Path | None,
-        typer.Option(
-            help="Of --source, use only what this file leaves, before anything leaves the device: "
-            "mask.toml, as the gateway's page draws it."
-        ),
-    ] = None,
-    allow_mask: Annotated[
-        bool,
-        typer.Option(
-            "--allow-mask",
-            help="Let clients change --mask, which need not exist yet, whose keys may: "
-            "`mask = true` in NAME.limits.",
-        ),
-    ] = False,
+    mask: MaskFile = None,
+    allow_mask: AllowMask = False,
     audit: Annotated[
         Path | None,
         typer.Option(help="Append connections, refusals, recordings, revoked keys: JSON lines."),

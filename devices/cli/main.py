@@ -18,6 +18,7 @@ from devices.agent.server import Agent
 from devices.build import build_agent, build_bundleless_agent
 from devices.camera.capture import DEFAULT_FPS
 from devices.cli import camera, install, probe
+from devices.cli.camera import AllowMask, MaskFile
 from devices.cores import pin_to_cores
 from devices.events import Events, for_events_alone
 from devices.health import PORT, LifeSigns, report_health, told
@@ -117,21 +118,8 @@ def run_agent(
             "`record = true` in NAME.limits.",
         ),
     ] = False,
-    mask: Annotated[
-        Path | None,
-        typer.Option(
-            help="Of --source, use only what this file leaves, before anything leaves the device: "
-            "mask.toml, as the gateway's page draws it."
-        ),
-    ] = None,
-    allow_mask: Annotated[
-        bool,
-        typer.Option(
-            "--allow-mask",
-            help="Let clients change --mask, which need not exist yet, whose keys may: "
-            "`mask = true` in NAME.limits.",
-        ),
-    ] = False,
+    mask: MaskFile = None,
+    allow_mask: AllowMask = False,
     audit: Annotated[
         Path | None,
         typer.Option(

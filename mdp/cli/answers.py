@@ -33,6 +33,15 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout, 
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Plain text over a network, to agents without a key.")
 ]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="File of bearer tokens that are let in over HTTP, one a line.")
+]
+Certificate = Annotated[
+    Path | None, typer.Option(help="PEM file with the certificate and its chain, for HTTPS.")
+]
+PrivateKey = Annotated[
+    Path | None, typer.Option(help="PEM file with the certificate's private key.")
+]
 DeadlineMs = Annotated[float, typer.Option(help="Milliseconds for each answer.")]
 FusionChoice = Annotated[Fusion, typer.Option(help="Fusion rule.")]
 Cascade = Annotated[

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from mdp import console
+from mdp.cli.answers import Certificate, PrivateKey, TokenFile
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.errors import ConfigError, InputError, InsecureWarning
 from mdp.extras import GATEWAY, install, missing
@@ -36,15 +37,9 @@ def gateway(
         typer.Option(help="fleet.toml, or NAME=fleet.toml; by default named as its bundle."),
     ],
     bind: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "127.0.0.1:8080",
-    tokens: Annotated[
-        Path | None, typer.Option(help="File of bearer tokens that are let in, one a line.")
-    ] = None,
-    certificate: Annotated[
-        Path | None, typer.Option(help="PEM file with the certificate and its chain, for HTTPS.")
-    ] = None,
-    private_key: Annotated[
-        Path | None, typer.Option(help="PEM file with the certificate's private key.")
-    ] = None,
+    tokens: TokenFile = None,
+    certificate: Certificate = None,
+    private_key: PrivateKey = None,
     deadline_ms: Annotated[
         float, typer.Option(help="Milliseconds for a picture whose request names none.")
     ] = DEFAULT_DEADLINE_MS,

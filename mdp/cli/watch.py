@@ -20,12 +20,15 @@ from mdp.cli import brokers
 from mdp.cli.answers import (
     PICTURES,
     Cascade,
+    Certificate,
     DeadlineMs,
     FleetFile,
     FusionChoice,
     Insecure,
     Json,
     KeyFile,
+    PrivateKey,
+    TokenFile,
     connected,
     describe,
     failure,
@@ -212,15 +215,9 @@ def watch(
         str | None,
         typer.Option(help=f"HOST:PORT for records over HTTP; {LINE_BIND} with --trigger http."),
     ] = None,
-    tokens: Annotated[
-        Path | None, typer.Option(help="File of bearer tokens that are let in there, one a line.")
-    ] = None,
-    certificate: Annotated[
-        Path | None, typer.Option(help="PEM file with the certificate and its chain, for HTTPS.")
-    ] = None,
-    private_key: Annotated[
-        Path | None, typer.Option(help="PEM file with the certificate's private key.")
-    ] = None,
+    tokens: TokenFile = None,
+    certificate: Certificate = None,
+    private_key: PrivateKey = None,
     fusion: FusionChoice = "stacked",
     cascade: Cascade = False,
     key: KeyFile = None,

@@ -18,7 +18,7 @@ class Board:
         self.podman, self.name = podman, name
 
     def tried(self, script: str) -> subprocess.CompletedProcess[str]:
-        """What bash does with `script` there."""
+        """Run `script` by bash there."""
         words = ["exec", "--env=PATH=/opt/mdp/bin:/usr/sbin:/usr/bin:/sbin:/bin", self.name]
         command = self.podman.command(*words, "bash", "-c", script)
         return subprocess.run(

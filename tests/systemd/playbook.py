@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.systemd.boards import WHEELS, Board, booted_board
-from tools.systemd import ROOT, MissingError, Prepared, prepare
+from tools.prepare import MissingError
+from tools.systemd import ROOT, Prepared, prepare
 
 pytestmark = pytest.mark.timeout(3600)
 DEVICES = ("n100", "laptop-cpu")
@@ -25,7 +26,7 @@ class Shelf:
         self._wheel = prepared.wheel
 
     def play(self, **variables: object) -> subprocess.CompletedProcess[str]:
-        """What ansible-playbook does."""
+        """Run ansible-playbook."""
         podman = self._podman
         extra = " ".join(podman.command()[1:])
         hosts = [
@@ -81,7 +82,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
 
 
 def changed(done: subprocess.CompletedProcess[str]) -> list[int]:
-    """How many tasks changed something, for each board."""
+    """The number of tasks that changed something, by board."""
     assert done.returncode == 0, done.stdout + done.stderr
     return [int(number) for number in re.findall(r"ok=\d+\s+changed=(\d+)", done.stdout)]
 

@@ -13,7 +13,8 @@ from contextlib import ExitStack
 import pytest
 
 from tests.systemd.boards import Board, booted_board
-from tools.systemd import ROOT, MissingError, Prepared, prepare
+from tools.prepare import MissingError
+from tools.systemd import ROOT, Prepared, prepare
 
 pytestmark = pytest.mark.timeout(600)
 BUNDLES = ROOT / "examples" / "bundles"
@@ -36,7 +37,7 @@ class AgentBoard(Board):
     """A board on which an agent is installed."""
 
     def install(self, options: str = "", command: str = INSTALL) -> str:
-        """What `mdp-agent install` says."""
+        """Run `mdp-agent install`, and return what it printed."""
         return self.run(f"{command} {options} 2>&1")
 
     def refuses(self, script: str, expected: str) -> None:
@@ -46,7 +47,7 @@ class AgentBoard(Board):
         assert re.search(expected, done.stderr.splitlines()[-1]), done.stderr
 
     def journal(self, unit: str = NAME) -> str:
-        """What a unit and systemd about it have written since the last `forget`."""
+        """Lines of a unit, and of systemd about it, since the last `forget`."""
         return self.run(f"journalctl --sync; journalctl --unit={unit} --output=cat --quiet")
 
     def forget(self) -> None:

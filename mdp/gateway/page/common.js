@@ -91,3 +91,22 @@ export async function eachEvent(path, heard, left) {
     clearTimeout(timer);
   }
 }
+
+// The dot on top of a page, and its words.
+export function live(kind, words) {
+  $("live").className = `live ${kind}`;
+  text("live-text", words);
+}
+
+// Shows every event of a path, again after each break.
+export async function follow(path, show) {
+  for (;;) {
+    try {
+      await eachEvent(path, (kind, content) => show(content));
+    } catch (error) {
+      console.info(error);
+    }
+    live("bad", "No gateway: trying again");
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+}

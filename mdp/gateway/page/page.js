@@ -1,6 +1,6 @@
 // The fleet live, and answers to pictures. Asks its own gateway and nobody else.
 
-import { $, alertOf, breakable, eachEvent, el, percent, request, text, told, width } from "./common.js";
+import { $, alertOf, breakable, eachEvent, el, follow, live, percent, request, text, told, width } from "./common.js";
 
 const MODES = {
   stacked: "Stacked: weights that were fitted for exactly these devices.",
@@ -25,23 +25,6 @@ const MAX_SIDE = 640;
 const state = { fleets: [], chosen: null, blob: null, camera: null, looking: null, asking: false, again: false, team: null };
 
 // The fleet, as it changes.
-
-async function follow() {
-  for (;;) {
-    try {
-      await eachEvent("events", (kind, fleets) => show(fleets));
-    } catch (error) {
-      console.info(error);
-    }
-    live("bad", "No gateway: trying again");
-    await new Promise((resolve) => setTimeout(resolve, 1000));
-  }
-}
-
-function live(kind, words) {
-  $("live").className = `live ${kind}`;
-  text("live-text", words);
-}
 
 function show(fleets) {
   state.fleets = fleets;
@@ -509,4 +492,4 @@ document.addEventListener("paste", (event) => {
   if (file) open(file);
 });
 
-follow();
+follow("events", show);

@@ -1,6 +1,6 @@
 // Teaching: record scenes, put kept items right, build, roll out, mask cameras.
 
-import { $, alertOf, breakable, eachEvent, el, percent, request, text, told, width } from "./common.js";
+import { $, alertOf, breakable, eachEvent, el, follow, live, percent, request, text, told, width } from "./common.js";
 
 const WHY = { unknown: "unknown", unsure: "unsure", disagreement: "in disagreement" };
 //: Between two rounds of pictures.
@@ -32,23 +32,6 @@ async function attempt(path, method, content) {
 }
 
 // What the gateway tells.
-
-async function follow() {
-  for (;;) {
-    try {
-      await eachEvent("teach/events", (kind, content) => show(content));
-    } catch (error) {
-      console.info(error);
-    }
-    live("bad", "No gateway: trying again");
-    await new Promise((resolve) => setTimeout(resolve, 1000));
-  }
-}
-
-function live(kind, words) {
-  $("live").className = `live ${kind}`;
-  text("live-text", words);
-}
 
 function show(content) {
   state.told = content;
@@ -616,5 +599,5 @@ $("mask-clear").addEventListener("click", () => applyMask(null));
 
 // A build's clock goes on between events.
 setInterval(() => state.told && showBuild(state.told), 1000);
-follow();
+follow("teach/events", show);
 preview();

@@ -47,7 +47,7 @@ class GatedFleet(Fleet):
                 self.gate.touch()
 
     def counts(self, client: mdp.Client) -> tuple[int, int]:
-        """How many requests wait at alpha, and how many it has answered."""
+        """The numbers of requests that wait at alpha, and that it has answered."""
         (status,) = [s for s in client.status(timeout_s=PATIENCE_S) if s.device == "alpha"]
         assert status.queued is not None
         assert status.counts is not None

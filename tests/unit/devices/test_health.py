@@ -1,4 +1,4 @@
-"""What is said of an agent to who asks on its machine, and what is made of it."""
+"""Health of an agent, as it tells whoever asks on its machine, and its exit codes."""
 
 import pytest
 from hypothesis import given

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tools import arm as preparing
-from tools.arm import MissingError, main, prepare
+from tools.arm import main, prepare
+from tools.prepare import MissingError
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,7 @@ class Sent:
 
 
 class Info:
-    """What is known of a message that was sent."""
+    """The state of a message that was sent."""
 
     def __init__(self, sent: Sent, number: int) -> None:
         self._sent, self._number = sent, number

@@ -1,4 +1,4 @@
-"""What a mask leaves of a picture: nothing of the hidden boxes, and nothing outside the region."""
+"""Pictures behind a mask: nothing of the hidden boxes, and nothing outside the region."""
 
 import numpy as np
 import pytest
