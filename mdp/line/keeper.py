@@ -45,7 +45,8 @@ class KeptFolder:
 
         `pictures` are JPEGs by device. An item whose id was kept before has a name of its own.
         """
-        needed = _BLOCK_BYTES + sum(map(_blocks, (len(record), *map(len, pictures.values()))))
+        content = record + b"\n"
+        needed = _BLOCK_BYTES + sum(map(_blocks, (len(content), *map(len, pictures.values()))))
         if needed > self._most_bytes:
             raise InputError(
                 f"{self.path}: item {item} has {needed:,} bytes: expected at most "
@@ -53,15 +54,16 @@ class KeptFolder:
             )
         self._make_room(needed)
         name, number = folder_name(item), 1
-        while name in self._bytes:
+        # What is no item may have the name, too: it stays.
+        while name in self._bytes or (self.path / name).exists():
             number += 1
             name = folder_name(f"{item}+{number}")
         folder = self.path / name
         try:
             with replacing_folder(folder) as inside:
-                (inside / RECORD).write_bytes(record + b"\n")
-                for device, content in pictures.items():
-                    (inside / picture_name(device)).write_bytes(content)
+                (inside / RECORD).write_bytes(content)
+                for device, picture in pictures.items():
+                    (inside / picture_name(device)).write_bytes(picture)
         except OSError as error:
             text = f"{folder}: cannot be written: {error.strerror or error}"
             raise InputError(text) from error

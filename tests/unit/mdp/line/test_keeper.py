@@ -75,6 +75,25 @@ def test_an_item_whose_id_was_kept_before(tmp_path: Path) -> None:
     assert [one.record.item for one in list_kept(tmp_path)] == ["17"] * 3
 
 
+def test_what_is_no_item_but_has_its_name_stays(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "own.jpg").write_bytes(PICTURE)
+    kept = KeptFolder(tmp_path, 1_000_000)
+    # A folder that comes later, too.
+    (tmp_path / "later").mkdir()
+    for item in ("photos", "later"):
+        assert kept.write(item, record(item), {"pi": PICTURE}).name != item
+    assert [one.name for one in (tmp_path / "photos").iterdir()] == ["own.jpg"]
+    assert [*(tmp_path / "later").iterdir()] == []
+    assert {one.record.item for one in list_kept(tmp_path)} == {"photos", "later"}
+
+
+def test_a_record_is_measured_with_its_line_end(tmp_path: Path) -> None:
+    kept = KeptFolder(tmp_path, 1_000_000)
+    kept.write("1", record("1").ljust(4096), {})
+    assert kept.total_bytes == on_disk(tmp_path)
+
+
 def test_what_cannot_be_kept_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
