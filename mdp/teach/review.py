@@ -87,12 +87,17 @@ class Review:
         return move
 
     def undo(self) -> Move:
-        """Take the last move back; raises InputError where there is none or it cannot be."""
+        """Take the last move back.
+
+        Raises GoneError where there is none or it cannot be any more, and is then forgotten;
+        InputError where the disk is full or the like: it can be undone later.
+        """
         if not self._moves:
             raise GoneError("nothing was put right since the gateway's start that can be undone")
-        move = self._moves.pop()
+        move = self._moves[-1]
         place = self._kept / move.name
         if place.exists() or not move.scene.is_dir():
+            self._moves.pop()
             raise GoneError(f"{move.item}: cannot be undone: its scene was changed meanwhile")
         # Complete under a hidden name before anybody sees it.
         hidden = self._kept / f".undone.{move.name}"
@@ -104,6 +109,7 @@ class Review:
         except OSError as error:
             shutil.rmtree(hidden, ignore_errors=True)
             raise InputError(f"{place}: cannot be written: {error.strerror or error}") from error
+        self._moves.pop()
         remove_scenes([move.scene])
         return move
 

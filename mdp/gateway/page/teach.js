@@ -200,8 +200,11 @@ async function showReview({ kept, classes, served }) {
   }
   try {
     const { items } = await told(await request("teach/kept"));
+    // Asked for before something was moved: what is there now comes with the next event.
+    if (state.stamp !== stamp) return;
     const before = items.some((each) => each.name === state.wanted) ? state.wanted : state.shown;
-    state.wanted = null;
+    // One that comes back only now is still wanted then.
+    if (before === state.wanted) state.wanted = null;
     state.items = items;
     const place = items.findIndex((each) => each.name === before);
     state.place = place >= 0 ? place : Math.min(state.place, items.length - 1);

@@ -1,6 +1,8 @@
 """Kept items become scenes: whole, once, and back again."""
 
+import errno
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,35 @@ def test_an_item_becomes_a_scene_and_back(tmp_path: Path) -> None:
     assert list(scenes.iterdir()) == []
     with pytest.raises(GoneError, match="nothing was put right"):
         review.undo()
+
+
+def test_what_a_full_disk_refuses_is_undone_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    keep(tmp_path / "kept")
+    review = Review(tmp_path / "kept", tmp_path / "scenes")
+    move = review.put_right("17", "nut")
+    with monkeypatch.context() as context:
+        context.setattr(shutil, "copytree", full)
+        with pytest.raises(InputError, match="No space left"):
+            review.undo()
+    assert review.last == move
+    assert review.undo() == move
+    assert [item.folder.name for item in review.items()] == ["17"]
+
+
+def test_what_can_never_be_undone_is_forgotten(tmp_path: Path) -> None:
+    for item in ("1", "2"):
+        keep(tmp_path / "kept", item)
+    review = Review(tmp_path / "kept", tmp_path / "scenes")
+    first = review.put_right("1", "nut")
+    remove_scenes([review.put_right("2", "nut").scene])
+    with pytest.raises(GoneError, match="its scene was changed meanwhile"):
+        review.undo()
+    assert review.undo() == first
 
 
 def test_items_of_one_moment_are_scenes_each(tmp_path: Path) -> None:
