@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mdp.errors import ConfigError, InputError
 from mdp.formats.keys import host_and_port
@@ -31,11 +31,6 @@ from mdp.teach.teacher import FleetTeacher
 
 #: Seconds for a request's headers, from the connection or the request before.
 HEADERS_S = 10
-#: Bytes of a request's first line and headers.
-MAX_HEAD_BYTES = 64 * 1024
-_HEAD_TOO_LARGE = f"expected at most {MAX_HEAD_BYTES} bytes of headers"
-#: Requests of one connection that wait for the answer to the one before.
-MAX_PIPELINED = 8
 #: Seconds for a TLS handshake.
 HANDSHAKE_S = 5
 #: Seconds within which a client has to read what waits to be sent.
@@ -62,11 +57,10 @@ class Listening:
     teachers: Tokens = field(default_factory=lambda: Tokens([]))
 
 
-class _Protocol(HttpToolsProtocol):
+class _Protocol(H11Protocol):
     """HTTP/1.1 that ends connections whose next request does not come.
 
-    uvicorn's own limit ends with the first byte, and begins after the first request; httptools has
-    none for the size of a head, nor uvicorn for requests that are sent ahead.
+    uvicorn's own limit ends with the first byte, and begins after the first request.
     """
 
     def __init__(
@@ -76,10 +70,6 @@ class _Protocol(HttpToolsProtocol):
         super().__init__(**of_protocol)
         self._places, self._claim = places, claim
         self._unread: asyncio.TimerHandle | None = None
-        #: Of the request's head: bytes of its parts that are there, bytes that were read while it
-        #: was not complete, and whether it is not.
-        self._head_bytes = self._partial_bytes = 0
-        self._in_head = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -107,59 +97,23 @@ class _Protocol(HttpToolsProtocol):
         self._note_busy()
 
     def _note_busy(self) -> None:
-        if self._claim is None:
-            return
-        cycle = self.cycle
-        # Where further ones wait, all of the request before is there.
-        incomplete = cycle is None or (cycle.more_body and not self.pipeline)
-        unfinished = not incomplete and not cycle.response_complete
-        self._claim.busy = unfinished and self._unread is None
+        if self._claim is not None:
+            cycle = self.cycle
+            waits_for_client = self._unread is not None or cycle is None or cycle.more_body
+            self._claim.busy = not (waits_for_client or cycle.response_complete)
 
     def _read(self, data: bytes) -> None:
         if self.timeout_keep_alive_task is None:
-            self._parse(data)
+            super().data_received(data)
             return
         # Bytes of an unfinished request do not prolong its time.
         timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
-        self._parse(data)
+        super().data_received(data)
         waiting = self.cycle is None or self.cycle.response_complete
         if waiting and self.timeout_keep_alive_task is None and not timer.cancelled():
             self.timeout_keep_alive_task = timer
         else:
             timer.cancel()
-
-    def _parse(self, data: bytes) -> None:
-        super().data_received(data)
-        # A header is known, and counted below, once it is complete.
-        if self._in_head and not self.transport.is_closing():
-            self._partial_bytes += len(data)
-            if self._partial_bytes > MAX_HEAD_BYTES:
-                self.send_400_response(_HEAD_TOO_LARGE)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._head_bytes, self._partial_bytes, self._in_head = 0, 0, True
-
-    def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        # Those behind a body count, too.
-        self._count_head(len(name) + len(value))
-        super().on_header(name, value)
-
-    def _count_head(self, length: int) -> None:
-        self._head_bytes += length
-        if self._head_bytes > MAX_HEAD_BYTES:
-            # The parser stops, and the caller answers 400.
-            raise ValueError(_HEAD_TOO_LARGE)
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        if len(self.pipeline) >= MAX_PIPELINED:
-            raise ValueError(f"expected at most {MAX_PIPELINED} requests ahead of their answers")
-        super().on_headers_complete()
 
     def on_response_complete(self) -> None:
         # The next request may be there already.
@@ -346,7 +300,7 @@ def _server_of(app: Any, listening: Listening) -> _Server:
         app,
         http=protocol,
         ws="none",
-        loop="uvloop",
+        loop="asyncio",
         lifespan="on",
         log_config=None,
         access_log=False,

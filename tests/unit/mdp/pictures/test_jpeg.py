@@ -43,6 +43,16 @@ def by_pillow(content: bytes, side: int, monkeypatch: pytest.MonkeyPatch) -> np.
         return np.asarray(load_picture(content, smallest_side=side))
 
 
+def seen_or_refused(content: bytes, pillow: pytest.MonkeyPatch | None = None) -> bytes | str:
+    """Pixels, or what is said of the file; with `pillow`, by Pillow alone."""
+    try:
+        if pillow is not None:
+            return by_pillow(content, FULL_SCALE, pillow).tobytes()
+        return np.asarray(load_picture(content)).tobytes()
+    except PictureError as error:
+        return str(error)
+
+
 @pytest.mark.parametrize("side", [FULL_SCALE, 8, 30, 60, 120, 240])
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
@@ -134,10 +144,10 @@ def test_damaged_data_are_what_pillow_makes_of_them(
     damaged = 0
     for place in range(len(content) // 2, len(content) - 2, 97):
         broken = content[:place] + bytes((content[place] ^ 0x55,)) + content[place + 1 :]
-        expected = by_pillow(broken, FULL_SCALE, monkeypatch)
-        assert (np.asarray(load_picture(broken)) == expected).all()
-        damaged += decoded[-1] is None
-    assert damaged, "none has anything to warn of"
+        found = [seen_or_refused(broken, monkeypatch), seen_or_refused(broken)]
+        assert found[0] == found[1]
+        damaged += decoded[-1] is None and isinstance(found[0], bytes)
+    assert damaged, "none has anything to warn of, and is read"
 
 
 def test_bounds_of_scans_hold_before_it(decoded: list[Any]) -> None:
