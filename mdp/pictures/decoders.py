@@ -21,7 +21,7 @@ SLOTS = 4
 #: Pictures that take more memory than this are decoded one at a time.
 LARGE_BYTES = 64_000_000
 #: How long a thread waits for the next picture before it ends.
-IDLE_S = 10.0
+IDLE_S = 2.0
 #: How often a decoder that waits for memory checks whether its call has given up.
 _CHECK_S = 0.05
 
