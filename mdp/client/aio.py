@@ -220,18 +220,23 @@ class AsyncClient(base.BaseClient):
     ) -> PictureQuestion:
         if is_quick(picture):
             return connection.cut(picture)
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
 
         def done() -> None:
             # The loop may have been closed since.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(ended.set)
+                loop.call_soon_threadsafe(end)
 
-        cutter, waiting = connection.start_cut(picture, done), asyncio.ensure_future(ended.wait())
+        def end() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        cutter = connection.start_cut(picture, done)
         try:
-            await asyncio.wait([waiting], timeout=deadline.left_s(self._clock()))
+            await asyncio.wait([ended], timeout=deadline.left_s(self._clock()))
         finally:
-            waiting.cancel()
+            ended.cancel()
             why = cutter.abandon() if cutter.is_alive() else ""
         if why:
             raise self._too_late(deadline, why)

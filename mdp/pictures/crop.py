@@ -22,6 +22,7 @@ from mdp.formats.plan import Region
 from mdp.pictures.complete import check_complete
 from mdp.pictures.decoders import memory_for
 from mdp.pictures.headers import HeaderReader, check_crop, check_header
+from mdp.pictures.jpeg import decode_quickly
 from mdp.pictures.sources import EXPECTED, TensorLike, array_of, name_of, reader_of
 from mdp.pictures.sources import MAX_PIXELS as MAX_PIXELS
 from mdp.pictures.sources import Picture as Picture
@@ -157,10 +158,14 @@ def _usable(
         )
     try:
         with memory_for(needed_bytes):
-            picture.load()
-            if file is not None:
-                check_complete(picture, file)
-            return _upright_rgb(picture, smallest_side)
+            decoded = decode_quickly(picture, file)
+            if decoded is None:
+                picture.load()
+                if file is not None:
+                    check_complete(picture, file)
+            # Some formats have it behind the pixels.
+            turn = _TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
+            return _upright_rgb(decoded or picture, turn, smallest_side)
     except Exception as error:  # as above; files are decoded here
         raise _broken(name, error) from error
 
@@ -192,8 +197,9 @@ def _check_scans(file: BinaryIO, name: str, pixels: int) -> None:
         raise PictureError(f"{name}: expected a JPEG of at most {most} scans")
 
 
-def _upright_rgb(picture: Image.Image, smallest_side: int) -> Image.Image:
-    turn = _TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
+def _upright_rgb(
+    picture: Image.Image, turn: Image.Transpose | None, smallest_side: int
+) -> Image.Image:
     factor = 1
     if smallest_side and picture.width * picture.height > LARGE_PIXELS:
         factor = max(1, min(picture.size) // (smallest_side * _REDUCED_OVERSAMPLING))

@@ -5,10 +5,11 @@ and is the reason in messages when other pictures do not get a slot in time.
 """
 
 import os
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 from mdp.errors import PictureError
@@ -19,6 +20,8 @@ T = TypeVar("T")
 SLOTS = 4
 #: Pictures that take more memory than this are decoded one at a time.
 LARGE_BYTES = 64_000_000
+#: How long a thread waits for the next picture before it ends.
+IDLE_S = 2.0
 #: How often a decoder that waits for memory checks whether its call has given up.
 _CHECK_S = 0.05
 
@@ -75,10 +78,10 @@ class Decoding(Generic[T]):
 
 
 class Decoders:
-    """At most `slots` threads, each of which ends when nothing waits to be decoded."""
+    """At most `slots` threads, each of which ends after `idle_s` without a picture to decode."""
 
-    def __init__(self, slots: int = SLOTS) -> None:
-        self._slots = slots
+    def __init__(self, slots: int = SLOTS, idle_s: float = IDLE_S) -> None:
+        self._slots, self._idle_s = slots, idle_s
         self.reset()
 
     def reset(self) -> None:
@@ -86,6 +89,9 @@ class Decoders:
         self._lock = threading.Lock()
         self._running: set[Decoding[Any]] = set()
         self._waiting: deque[Decoding[Any]] = deque()
+        #: Threads that have nothing to do, and what each of them takes next.
+        self._idle = 0
+        self._begun: queue.SimpleQueue[Decoding[Any]] = queue.SimpleQueue()
 
     @property
     def abandoned(self) -> int:
@@ -100,12 +106,16 @@ class Decoders:
             if len(self._running) >= self._slots:
                 self._waiting.append(decoding)
                 return decoding
+            # Starting a thread takes longer than decoding a small picture.
+            if self._idle:
+                self._idle -= 1
+                self._begun.put(decoding)
+            else:
+                # Raises where the system has no thread to give.
+                threading.Thread(
+                    target=self._run, args=(decoding, self._begun), name="cut", daemon=True
+                ).start()
             self._begin(decoding)
-        try:
-            threading.Thread(target=self._run, args=(decoding,), name="cut", daemon=True).start()
-        except BaseException:  # the system has no thread to give
-            self._next_after(decoding)
-            raise
         return decoding
 
     def abandon(self, decoding: Decoding[Any]) -> str:
@@ -126,22 +136,35 @@ class Decoders:
         decoding.started = True
         self._running.add(decoding)
 
-    def _run(self, decoding: Decoding[Any]) -> None:
-        following: Decoding[Any] | None = decoding
-        while following is not None:
-            decoding = following
+    def _run(self, first: Decoding[Any], begun: "queue.SimpleQueue[Decoding[Any]]") -> None:
+        decoding: Decoding[Any] | None = first
+        while decoding is not None:
             decoding.run()
             following = self._next_after(decoding)
             decoding.end()
+            decoding = following or self._wait_for_next(begun)
 
     def _next_after(self, decoding: Decoding[Any]) -> Decoding[Any] | None:
+        """Free the slot of `decoding`; returns what has waited for it."""
         with self._lock:
             self._running.discard(decoding)
-            if not self._waiting or len(self._running) >= self._slots:
+            if not self._waiting:
+                self._idle += 1
                 return None
             following = self._waiting.popleft()
             self._begin(following)
             return following
+
+    def _wait_for_next(self, begun: "queue.SimpleQueue[Decoding[Any]]") -> Decoding[Any] | None:
+        """Wait in an idle thread; returns None where nothing has come, and the thread ends."""
+        while True:
+            with suppress(queue.Empty):
+                return begun.get(timeout=self._idle_s)
+            with self._lock:
+                # Otherwise something is on its way to this thread or another.
+                if self._idle:
+                    self._idle -= 1
+                    return None
 
 
 #: For files and Pillow's pictures, whose decoding may take any time.

@@ -9,6 +9,7 @@ from PIL import Image
 
 from mdp.errors import PictureError
 from mdp.pictures import complete
+from mdp.pictures import jpeg as quick
 from mdp.pictures.crop import Pixels, load_picture
 from tests.support.pictures import chunk, encoded
 
@@ -26,6 +27,16 @@ ADAM7 = (
 COLOURED = np.random.default_rng(3).integers(1, 255, (13, 11, 4), np.uint8)
 BLACK_BELOW = COLOURED.copy()
 BLACK_BELOW[9:] = 0
+
+
+@pytest.fixture(autouse=True, params=["simplejpeg", "Pillow"])
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The library that decodes JPEGs."""
+    if request.param == "Pillow":
+        monkeypatch.setattr(quick, "simplejpeg", None)
+    else:
+        pytest.importorskip("simplejpeg")
+    return str(request.param)
 
 
 def scanlines(samples: Pixels, bits: int, *, interlaced: bool) -> list[bytes]:
@@ -172,9 +183,15 @@ def test_a_progressive_jpeg_with_a_grey_end_is_read() -> None:
         assert load_picture(jpeg(whole, progressive=True))
 
 
-def test_a_jpeg_that_does_not_end_in_grey_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jpeg_that_does_not_end_in_grey_is_decoded_once(
+    monkeypatch: pytest.MonkeyPatch, decoder: str
+) -> None:
     monkeypatch.setattr(complete, "_first_scan", None)
     assert load_picture(jpeg(PHOTO))
+    if decoder == "simplejpeg":
+        # It tells such an end from one of missing data.
+        assert load_picture(jpeg(GREY_BELOW))
+        return
     with pytest.raises(PictureError, match="not callable"):
         load_picture(jpeg(GREY_BELOW))
 

@@ -1,6 +1,7 @@
 """Decoders beside calls: bounded in number and memory, abandoned ones counted. No clocks."""
 
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,8 +35,8 @@ def result_of(decoding: Decoding[str]) -> str:
     return decoding.result()
 
 
-def test_those_beyond_the_slots_wait_for_one_and_leave_no_thread() -> None:
-    pool, before = Decoders(slots=2), threading.active_count()
+def test_those_beyond_the_slots_wait_for_one_and_no_thread_stays_idle() -> None:
+    pool, before = Decoders(slots=2, idle_s=0.01), threading.active_count()
     with held() as work:
         running = [pool.start(work) for _ in range(2)]
         waiting = [pool.start(lambda name=name: name) for name in "ab"]  # type: ignore[misc]
@@ -43,6 +44,34 @@ def test_those_beyond_the_slots_wait_for_one_and_leave_no_thread() -> None:
         assert threading.active_count() == before + 2
     assert [result_of(each) for each in running + waiting] == ["decoded", "decoded", "a", "b"]
     until(lambda: threading.active_count() == before, "the threads have ended")
+
+
+def test_a_thread_decodes_one_picture_after_another() -> None:
+    pool = Decoders(slots=2, idle_s=PATIENCE_S)
+    first = pool.start(threading.get_ident)
+    first.join(PATIENCE_S)
+    for _ in range(20):
+        following = pool.start(threading.get_ident)
+        following.join(PATIENCE_S)
+        assert following.result() == first.result()
+
+
+def test_any_number_from_many_threads_is_decoded() -> None:
+    pool, results = Decoders(slots=3, idle_s=0.0), queue.SimpleQueue[int]()
+
+    def caller(first: int) -> None:
+        for number in range(first, first + 200):
+            decoding = pool.start(lambda number=number: number)  # type: ignore[misc]
+            decoding.join(PATIENCE_S)
+            results.put(decoding.result())
+
+    callers = [threading.Thread(target=caller, args=(1000 * each,)) for each in range(5)]
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join(PATIENCE_S)
+    found = sorted(results.get_nowait() for _ in range(1000))
+    assert found == sorted(1000 * each + number for each in range(5) for number in range(200))
 
 
 def test_abandoned_ones_are_counted_and_named_as_the_reason() -> None:
