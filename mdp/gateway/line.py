@@ -2,21 +2,22 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from mdp.errors import MDPError
 from mdp.gateway.access import Tokens
-from mdp.gateway.app import MAX_WATCHERS, QUIET_S, Guard, refused
+from mdp.gateway.app import Guard, refused
 from mdp.gateway.bodies import Bodies
+from mdp.gateway.readers import QUIET_S, Readers
 from mdp.gateway.refusals import Refusal, busy, refusal_of
 from mdp.line.items import Trigger
 from mdp.line.triggers import MAX_PAYLOAD_BYTES, DuplicateItemError, item_of
@@ -56,7 +57,9 @@ class ServedLine:
         self._loop: asyncio.AbstractEventLoop | None = None
         #: Numbers and records of the latest items.
         self._records: deque[tuple[int, bytes]] = deque(maxlen=KEPT_RECORDS)
-        self._readers: set[asyncio.Queue[tuple[int, bytes] | None]] = set()
+        self._readers = Readers()
+        #: What waits for each of them.
+        self._unread: set[asyncio.Queue[tuple[int, bytes] | None]] = set()
         #: By the trigger's ticket.
         self._awaited: dict[int, asyncio.Future[bytes]] = {}
         #: Whether the server is ending, which streams of events would hold up.
@@ -92,7 +95,7 @@ class ServedLine:
         awaited = self._awaited.pop(ticket, None)
         if awaited is not None and not awaited.done():
             awaited.set_result(record)
-        for reader in self._readers:
+        for reader in self._unread:
             if reader.qsize() >= MOST_UNREAD:
                 while not reader.empty():
                     reader.get_nowait()
@@ -138,39 +141,44 @@ class ServedLine:
         last = request.headers.get("last-event-id", "")
         if last and not (last.isascii() and last.isdecimal() and len(last) < 19):
             raise Refusal(400, f"Last-Event-ID: expected a number, got {last[:20]!r}")
-        if request.method == "HEAD":
-            return Response(media_type="text/event-stream")
-        if len(self._readers) >= MAX_WATCHERS:
-            raise busy(f"expected at most {MAX_WATCHERS} readers of items at a time")
-        return StreamingResponse(
-            self._events(int(last) if last else None), media_type="text/event-stream"
-        )
+        unread: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
+        events = self._events(unread)
+        behind = int(last) if last else None
+        return self._readers.stream(request, events, self._reading(unread, behind))
 
-    async def _events(self, last: int | None) -> AsyncIterator[bytes]:
-        reader: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
+    @contextmanager
+    def _reading(
+        self, unread: asyncio.Queue[tuple[int, bytes] | None], behind: int | None
+    ) -> Iterator[None]:
+        """In this block `unread` gets each record, and first the latest ones `behind` a number."""
         for number, record in self._records:
-            if last is not None and number > last:
-                reader.put_nowait((number, record))
-        self._readers.add(reader)
+            if behind is not None and number > behind:
+                unread.put_nowait((number, record))
+        self._unread.add(unread)
+        try:
+            yield
+        finally:
+            self._unread.discard(unread)
+
+    async def _events(
+        self, unread: asyncio.Queue[tuple[int, bytes] | None]
+    ) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
         # Proxies and clients see that the stream has begun.
         yield b":\n\n"
         sent_s = loop.time()
-        try:
-            while not self.ending():
-                # Looks around now and then whether the server is ending.
-                try:
-                    async with asyncio.timeout(1.0):
-                        told = await reader.get()
-                except TimeoutError:
-                    if loop.time() - sent_s > QUIET_S:
-                        yield b":\n\n"
-                        sent_s = loop.time()
-                    continue
-                if told is None:
-                    return
-                number, record = told
-                yield b"id: %d\nevent: item\ndata: %s\n\n" % (number, record)
-                sent_s = loop.time()
-        finally:
-            self._readers.discard(reader)
+        while not self.ending():
+            # Looks around now and then whether the server is ending.
+            try:
+                async with asyncio.timeout(1.0):
+                    told = await unread.get()
+            except TimeoutError:
+                if loop.time() - sent_s > QUIET_S:
+                    yield b":\n\n"
+                    sent_s = loop.time()
+                continue
+            if told is None:
+                return
+            number, record = told
+            yield b"id: %d\nevent: item\ndata: %s\n\n" % (number, record)
+            sent_s = loop.time()

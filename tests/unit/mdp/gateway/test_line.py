@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mdp.gateway import line as routes
+from mdp.gateway import readers
 from mdp.gateway.access import Tokens
 from mdp.gateway.line import ServedLine
 from mdp.line.items import Trigger
@@ -122,7 +123,7 @@ def test_a_reader_gets_each_record_once_also_those_it_has_missed() -> None:
         leave = asyncio.Event()
         first = asyncio.create_task(web.ask("/items", leave=leave))
         again = asyncio.create_task(web.ask("/items", leave=leave, last_event_id="0"))
-        while len(web.served._readers) < 2:
+        while len(web.served._unread) < 2:
             await asyncio.sleep(0)
         web.served.publish(2, RECORD, 2)
         for _ in range(10):
@@ -140,14 +141,14 @@ def test_a_reader_gets_each_record_once_also_those_it_has_missed() -> None:
 
 def test_a_reader_that_does_not_read_has_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "MOST_UNREAD", 3)
-    monkeypatch.setattr(routes, "MAX_WATCHERS", 1)
+    monkeypatch.setattr(readers, "MAX_WATCHERS", 1)
 
     async def play() -> tuple[Reply, Reply]:
         web = Web()
         await web.serve()
         leave = asyncio.Event()
         reading = asyncio.create_task(web.ask("/items", leave=leave))
-        while not web.served._readers:
+        while not web.served._unread:
             await asyncio.sleep(0)
         refused = await web.ask("/items")
         # All of them before the reader has its turn.
@@ -156,8 +157,24 @@ def test_a_reader_that_does_not_read_has_to_come_back(monkeypatch: pytest.Monkey
         return refused, await reading
 
     refused, read = asyncio.run(play())
-    assert (refused[0], b"at most 1 readers of items" in refused[1]) == (503, True)
+    assert (refused[0], b"at a time, and 1 of all" in refused[1]) == (503, True)
     assert read == (200, b":\n\n")
+
+
+def test_a_reader_who_leaves_at_once_takes_no_place() -> None:
+    async def play() -> list[int]:
+        web = Web()
+        await web.serve()
+        leave = asyncio.Event()
+        leave.set()
+        # One after another, and then as many together as there are places.
+        gone = [(await web.ask("/items", leave=leave))[0] for _ in range(40)]
+        together = [web.ask("/items", leave=leave) for _ in range(readers.MAX_WATCHERS_OF_ONE + 1)]
+        gone += sorted([reply[0] for reply in await asyncio.gather(*together)])
+        assert not web.served._unread
+        return gone
+
+    assert asyncio.run(play()) == [200] * (40 + readers.MAX_WATCHERS_OF_ONE) + [503]
 
 
 def test_a_record_before_or_after_the_server_stops_nobody() -> None:
