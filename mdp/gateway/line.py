@@ -1,6 +1,8 @@
 """A line over HTTP: triggers in, records of its items out, one by one or as events."""
 
 import asyncio
+import math
+import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -44,6 +46,25 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return refused(Refusal(500, "unforeseen error: the log says more"))
 
 
+class _Unread:
+    """What waits for one reader."""
+
+    def __init__(self) -> None:
+        #: Records of before it came. They do not count as unread: there are as many as are kept.
+        self.missed: list[tuple[int, bytes]] = []
+        #: Those since; None: too many.
+        self.new: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
+
+    def add(self, number: int, record: bytes) -> None:
+        """Add a record, or end the stream of a reader who does not read."""
+        if self.new.qsize() >= MOST_UNREAD:
+            while not self.new.empty():
+                self.new.get_nowait()
+            self.new.put_nowait(None)
+        else:
+            self.new.put_nowait((number, record))
+
+
 class ServedLine:
     """Routes of a line, and what they share; records come from another thread."""
 
@@ -53,13 +74,15 @@ class ServedLine:
         A caller that waits for its item's record waits for `verdict_s` and a little.
         """
         self._trigger, self._verdict_s = trigger, verdict_s
+        #: Of this run of the watcher, in its events' ids: numbers of records begin anew in each.
+        self._run = secrets.token_hex(4)
         self._bodies = Bodies()
         self._loop: asyncio.AbstractEventLoop | None = None
         #: Numbers and records of the latest items.
         self._records: deque[tuple[int, bytes]] = deque(maxlen=KEPT_RECORDS)
         self._readers = Readers()
         #: What waits for each of them.
-        self._unread: set[asyncio.Queue[tuple[int, bytes] | None]] = set()
+        self._unread: set[_Unread] = set()
         #: By the trigger's ticket.
         self._awaited: dict[int, asyncio.Future[bytes]] = {}
         #: Whether the server is ending, which streams of events would hold up.
@@ -95,13 +118,8 @@ class ServedLine:
         awaited = self._awaited.pop(ticket, None)
         if awaited is not None and not awaited.done():
             awaited.set_result(record)
-        for reader in self._unread:
-            if reader.qsize() >= MOST_UNREAD:
-                while not reader.empty():
-                    reader.get_nowait()
-                reader.put_nowait(None)
-            else:
-                reader.put_nowait((number, record))
+        for unread in self._unread:
+            unread.add(number, record)
 
     async def live(self, request: Request) -> Response:
         """Tell that the line is watched."""
@@ -138,40 +156,46 @@ class ServedLine:
 
     async def items(self, request: Request) -> Response:
         """Server-sent events: each item's record, from now on or behind `Last-Event-ID`."""
-        last = request.headers.get("last-event-id", "")
-        if last and not (last.isascii() and last.isdecimal() and len(last) < 19):
-            raise Refusal(400, f"Last-Event-ID: expected a number, got {last[:20]!r}")
-        unread: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
-        events = self._events(unread)
-        behind = int(last) if last else None
-        return self._readers.stream(request, events, self._reading(unread, behind))
+        unread, behind = _Unread(), self._behind(request.headers.get("last-event-id", ""))
+        return self._readers.stream(request, self._events(unread), self._reading(unread, behind))
+
+    def _behind(self, last: str) -> float:
+        """The number behind which a reader wants records, from its `Last-Event-ID`.
+
+        Infinity: those from now on. One of another run has missed all of this one. Raises Refusal.
+        """
+        if not last:
+            return math.inf
+        run, _, number = last.rpartition("-")
+        if not (number.isascii() and number.isdecimal() and len(number) < 19):
+            raise Refusal(400, f"Last-Event-ID: expected an event's id, got {last[:20]!r}")
+        return int(number) if run == self._run else -math.inf
 
     @contextmanager
-    def _reading(
-        self, unread: asyncio.Queue[tuple[int, bytes] | None], behind: int | None
-    ) -> Iterator[None]:
-        """In this block `unread` gets each record, and first the latest ones `behind` a number."""
-        for number, record in self._records:
-            if behind is not None and number > behind:
-                unread.put_nowait((number, record))
+    def _reading(self, unread: _Unread, behind: float) -> Iterator[None]:
+        """In this block `unread` gets each record; it has the latest ones `behind` a number."""
+        unread.missed = [one for one in self._records if one[0] > behind]
         self._unread.add(unread)
         try:
             yield
         finally:
             self._unread.discard(unread)
 
-    async def _events(
-        self, unread: asyncio.Queue[tuple[int, bytes] | None]
-    ) -> AsyncIterator[bytes]:
+    async def _events(self, unread: _Unread) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
         # Proxies and clients see that the stream has begun.
         yield b":\n\n"
+        for number, record in unread.missed:
+            if self.ending():
+                return
+            yield self._event(number, record)
+        unread.missed.clear()
         sent_s = loop.time()
         while not self.ending():
             # Looks around now and then whether the server is ending.
             try:
                 async with asyncio.timeout(1.0):
-                    told = await unread.get()
+                    told = await unread.new.get()
             except TimeoutError:
                 if loop.time() - sent_s > QUIET_S:
                     yield b":\n\n"
@@ -179,6 +203,8 @@ class ServedLine:
                 continue
             if told is None:
                 return
-            number, record = told
-            yield b"id: %d\nevent: item\ndata: %s\n\n" % (number, record)
+            yield self._event(*told)
             sent_s = loop.time()
+
+    def _event(self, number: int, record: bytes) -> bytes:
+        return b"id: %s-%d\nevent: item\ndata: %s\n\n" % (self._run.encode(), number, record)

@@ -119,10 +119,11 @@ def test_a_reader_gets_each_record_once_also_those_it_has_missed() -> None:
     async def play() -> tuple[Reply, Reply, Reply]:
         web = Web()
         await web.serve()
+        web.served._run = "now"
         web.served.publish(1, b"{}", 1)
         leave = asyncio.Event()
         first = asyncio.create_task(web.ask("/items", leave=leave))
-        again = asyncio.create_task(web.ask("/items", leave=leave, last_event_id="0"))
+        again = asyncio.create_task(web.ask("/items", leave=leave, last_event_id="now-0"))
         while len(web.served._unread) < 2:
             await asyncio.sleep(0)
         web.served.publish(2, RECORD, 2)
@@ -133,10 +134,10 @@ def test_a_reader_gets_each_record_once_also_those_it_has_missed() -> None:
         return await first, await again, wrong
 
     first, again, wrong = asyncio.run(play())
-    event = b"id: 2\nevent: item\ndata: " + RECORD + b"\n\n"
+    event = b"id: now-2\nevent: item\ndata: " + RECORD + b"\n\n"
     assert first == (200, b":\n\n" + event)
-    assert again == (200, b":\n\nid: 1\nevent: item\ndata: {}\n\n" + event)
-    assert (wrong[0], b"Last-Event-ID: expected a number, got 'x'" in wrong[1]) == (400, True)
+    assert again == (200, b":\n\nid: now-1\nevent: item\ndata: {}\n\n" + event)
+    assert (wrong[0], b"Last-Event-ID: expected an event's id, got 'x'" in wrong[1]) == (400, True)
 
 
 def test_a_reader_that_does_not_read_has_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +160,50 @@ def test_a_reader_that_does_not_read_has_to_come_back(monkeypatch: pytest.Monkey
     refused, read = asyncio.run(play())
     assert (refused[0], b"at a time, and 1 of all" in refused[1]) == (503, True)
     assert read == (200, b":\n\n")
+
+
+@pytest.mark.parametrize(("last", "first"), [("earlier-9", 1), ("9", 1), ("now-2", 3)])
+def test_a_reader_of_an_earlier_run_has_missed_all_of_this_one(last: str, first: int) -> None:
+    async def play() -> bytes:
+        web, leave = Web(), asyncio.Event()
+        await web.serve()
+        web.served._run = "now"
+        for number in range(1, 5):
+            web.served._hand_out(number, b"{}", number)
+        reading = asyncio.create_task(web.ask("/items", leave=leave, last_event_id=last))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        leave.set()
+        return (await reading)[1]
+
+    ids = [line for line in asyncio.run(play()).splitlines() if line.startswith(b"id: ")]
+    assert ids == [b"id: now-%d" % number for number in range(first, 5)]
+
+
+def test_runs_have_different_ids() -> None:
+    assert Web().served._run != Web().served._run
+
+
+def test_a_reader_who_has_missed_all_that_is_kept_gets_what_comes_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routes, "MOST_UNREAD", 3)
+
+    async def play() -> bytes:
+        web, leave = Web(), asyncio.Event()
+        await web.serve()
+        for number in range(1, 6):
+            web.served._hand_out(number, b"{}", number)
+        reading = asyncio.create_task(web.ask("/items", leave=leave, last_event_id="earlier-9"))
+        while not web.served._unread:
+            await asyncio.sleep(0)
+        web.served._hand_out(6, b"{}", 6)
+        for _ in range(30):
+            await asyncio.sleep(0)
+        leave.set()
+        return (await reading)[1]
+
+    assert asyncio.run(play()).count(b"event: item") == 6
 
 
 def test_a_reader_who_leaves_at_once_takes_no_place() -> None:
