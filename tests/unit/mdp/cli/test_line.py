@@ -8,6 +8,7 @@ import pytest
 
 from mdp.cli import line
 from mdp.cli.line import LineOptions
+from mdp.client import following
 from mdp.errors import ConfigError, InputError
 from mdp.line.rules import LineRules
 
@@ -72,7 +73,7 @@ def test_a_changed_fleet_is_followed_between_items(
         bundle=SimpleNamespace(manifest=SimpleNamespace(labels=labels)),
         reload=reload,
     )
-    monkeypatch.setattr(line, "files_stamp", lambda path, fleet: stamps[-1])
+    monkeypatch.setattr(following, "files_stamp", lambda path, fleet: stamps[-1])
     monkeypatch.setattr(line, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     sinks: Any = SimpleNamespace(renew=lambda: calls.append("renew"))
     follower = line._Follower(options(), client, LineRules(needed={"dent": 2}), sinks)
@@ -98,3 +99,5 @@ def test_a_changed_fleet_is_followed_between_items(
     labels.clear()
     stamps.append([(4, 4)])
     assert [follow(), follow()] == [["reload"], ["reload"]]
+    said = "mdp: fleet.toml: being written; going on with what was read before\n"
+    assert capsys.readouterr().err == said
