@@ -38,6 +38,8 @@ STATE_EVERY, ITEM_EVERY = "1s", "100ms"
 LINE_BIND = "127.0.0.1:8090"
 #: Between two looks at whether the fleet file has changed.
 FOLLOW_S = 1.0
+#: On a line that is never idle, whose next item may have to wait for that.
+FOLLOW_BUSY_S = 10.0
 _TRIGGERS = "expected interval, still, mqtt:TOPIC or http"
 
 
@@ -161,14 +163,15 @@ def watch_line(asked: LineOptions) -> None:
             publish=line.publish,
             utc=answers.utc_now,
         )
-        follower = _Follower(asked, client, rules, line)
+        follower = _Follower(asked, client, rules, line, book)
         while not over.is_set():
             line.check()
-            if not watcher.turn():
+            idle = not watcher.turn()
+            if idle:
                 # Keeps connections, and finds devices that have come back.
                 with suppress(InferenceError):
                     client.status(timeout_s=0.0)
-                follower.follow()
+            follower.follow(idle=idle)
 
 
 def _check(asked: LineOptions) -> None:
@@ -360,20 +363,25 @@ def _show(record: ItemRecord) -> None:
 class _Follower:
     """Follows a fleet file or bundle that has changed, between items."""
 
-    def __init__(self, asked: LineOptions, client: Client, rules: LineRules, line: _Line) -> None:
-        self._client, self._rules, self._line = client, rules, line
+    def __init__(
+        self, asked: LineOptions, client: Client, rules: LineRules, line: _Line, book: Book
+    ) -> None:
+        self._client, self._rules, self._line, self._book = client, rules, line, book
         self._files = FollowedFiles(asked.fleet, client, say)
         self._due_s = time.monotonic() + FOLLOW_S
 
-    def follow(self) -> None:
-        """Use changed files from the next item on."""
-        if time.monotonic() < self._due_s:
+    def follow(self, *, idle: bool) -> None:
+        """Use changed files from the next item on; `idle` is whether nothing is due."""
+        due_s = self._due_s if idle else self._due_s + FOLLOW_BUSY_S - FOLLOW_S
+        # Equal looks at an item are by one bundle.
+        if time.monotonic() < due_s or not self._book.between_items:
             return
         self._due_s = time.monotonic() + FOLLOW_S
         with self._files.following() as changed:
             if not changed:
                 return
             self._client.reload()
+            self._book.renew()
             self._line.renew()
             try:
                 self._rules.check(self._client.bundle.manifest.labels, _cameras(self._client))
