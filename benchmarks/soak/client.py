@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,9 +32,9 @@ from benchmarks.soak.over_http import Callers
 from benchmarks.soak.pictures import LEVELS, draw, picture_of
 from benchmarks.soak.tally import Answer, CallFailed, Outcome, Tally
 from mdp import AsyncClient, Client
-from mdp.errors import ConfigError, InferenceError
+from mdp.client.following import FollowedFiles
+from mdp.errors import InferenceError
 from mdp.files import read_json
-from mdp.formats.fleet import files_stamp
 from mdp.pictures.crop import Pixels
 from mdp.requests.prediction import Prediction
 
@@ -195,14 +195,12 @@ async def follow(
     """In this block, have the client read a changed fleet file or bundle again."""
 
     async def watch() -> None:
-        known = files_stamp(path, client.fleet)
+        files = FollowedFiles(path, client, lambda text: print(text, file=sys.stderr, flush=True))
         while True:
             await asyncio.sleep(FOLLOW_S)
-            # A change is under way, or the two do not fit each other yet.
-            with suppress(OSError, ConfigError):
-                if (stamp := files_stamp(path, client.fleet)) != known:
+            with files.following() as changed:
+                if changed:
                     await reload()
-                    known = stamp
 
     task = asyncio.create_task(watch())
     try:

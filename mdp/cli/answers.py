@@ -50,6 +50,11 @@ Cascade = Annotated[
 ]
 
 
+def say(text: str) -> None:
+    """Print a line for people, beside the output."""
+    print(f"mdp: {console.printable(text)}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def connected(
     fleet: Path,

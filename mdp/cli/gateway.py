@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from mdp import console
-from mdp.cli.answers import Certificate, PrivateKey, TokenFile
+from mdp.cli.answers import Certificate, PrivateKey, TokenFile, say
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.errors import ConfigError, InputError, InsecureWarning
 from mdp.extras import GATEWAY, install, missing
@@ -141,7 +141,9 @@ def gateway(
         )
 
     def open_fleet(name: str, path: Path) -> ServedFleet:
-        return ServedFleet(name, path, fusion=fusion, key=key, insecure=insecure, cascade=cascade)
+        return ServedFleet(
+            name, path, report=say, fusion=fusion, key=key, insecure=insecure, cascade=cascade
+        )
 
     served: dict[str, ServedFleet] = {}
     first: Callable[[], ServedFleet] | None = None

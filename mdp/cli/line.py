@@ -1,7 +1,6 @@
 """`mdp watch --trigger`: one record per item of a line."""
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,12 +11,14 @@ from pathlib import Path
 from mdp import console
 from mdp.arguments import check_number, seconds
 from mdp.cli import answers, brokers
+from mdp.cli.answers import say
 from mdp.client.base import Options
 from mdp.client.cameras import FleetCameras, FleetRests
+from mdp.client.following import FollowedFiles
 from mdp.client.sync import Client
-from mdp.errors import InferenceError, InputError, MDPError, QuorumNotMet
+from mdp.errors import InferenceError, InputError, QuorumNotMet
 from mdp.extras import GATEWAY, MQTT, install, missing
-from mdp.formats.fleet import FLEET_NAME_FORM, PLAIN_TEXT, files_stamp, is_fleet_name, read_devices
+from mdp.formats.fleet import FLEET_NAME_FORM, PLAIN_TEXT, is_fleet_name, read_devices
 from mdp.formats.keys import is_local
 from mdp.fusion.fuse import Fusion
 from mdp.line.file import RecordFile
@@ -37,6 +38,8 @@ STATE_EVERY, ITEM_EVERY = "1s", "100ms"
 LINE_BIND = "127.0.0.1:8090"
 #: Between two looks at whether the fleet file has changed.
 FOLLOW_S = 1.0
+#: On a line that is never idle, whose next item may have to wait for that.
+FOLLOW_BUSY_S = 10.0
 _TRIGGERS = "expected interval, still, mqtt:TOPIC or http"
 
 
@@ -160,14 +163,15 @@ def watch_line(asked: LineOptions) -> None:
             publish=line.publish,
             utc=answers.utc_now,
         )
-        follower = _Follower(asked, client, rules, line)
+        follower = _Follower(asked, client, rules, line, book)
         while not over.is_set():
             line.check()
-            if not watcher.turn():
+            idle = not watcher.turn()
+            if idle:
                 # Keeps connections, and finds devices that have come back.
                 with suppress(InferenceError):
                     client.status(timeout_s=0.0)
-                follower.follow()
+            follower.follow(idle=idle)
 
 
 def _check(asked: LineOptions) -> None:
@@ -213,10 +217,6 @@ def _check_cameras(client: Client) -> None:
         )
 
 
-def _say(text: str) -> None:
-    print(f"mdp: {console.printable(text)}", file=sys.stderr, flush=True)
-
-
 class _Line:
     """Everywhere that triggers come from, and that records go to."""
 
@@ -250,7 +250,7 @@ class _Line:
                 lambda: FleetRests(read_devices(asked.fleet), asked.client_options()),
                 rest_ms,
                 self._rested,
-                _say,
+                say,
             )
             stack.enter_context(watch)
             self._renewals.append(watch.renew)
@@ -268,7 +268,7 @@ class _Line:
         try:
             self._begin(item_of(payload))
         except InputError as error:
-            _say(f"{self._asked.topic}: {error}")
+            say(f"{self._asked.topic}: {error}")
 
     def _keep(self, folder: Path, stack: ExitStack) -> None:
         asked = self._asked
@@ -276,7 +276,7 @@ class _Line:
             KeptFolder(folder, int(asked.keep_mb * 1e6)),
             lambda: FleetCameras(read_devices(asked.fleet), asked.client_options()),
             lambda: self._triggers.newest_s + seconds("delay", asked.delay),
-            _say,
+            say,
             within_s=asked.frame_within_ms / 1e3,
         )
         stack.enter_context(self._keeper)
@@ -291,10 +291,10 @@ class _Line:
         host, port = brokers.broker_address(address, brokers.usual_port(asked.ca))
         place = Place(host=host, port=port, login=brokers.read_login(asked.login), ca=asked.ca)
         if asked.ca is None and not is_local(host):
-            _say(f"WARNING: broker {place} is {PLAIN_TEXT}")
+            say(f"WARNING: broker {place} is {PLAIN_TEXT}")
         name = asked.name or self._client.bundle.manifest.name
         topic = asked.topic if asked.kind == "mqtt" else None
-        line = LineBroker(place, name, topic=topic, trigger=self._heard, report=_say)
+        line = LineBroker(place, name, topic=topic, trigger=self._heard, report=say)
         stack.enter_context(line.broker)
         self._sinks.append(lambda record, content, outcome: line.publish(content))
         self._checks.append(line.broker.check)
@@ -313,7 +313,7 @@ class _Line:
             insecure=asked.insecure,
         )
         if risk:
-            _say(f"WARNING: {risk}")
+            say(f"WARNING: {risk}")
         allowed = Tokens([]) if asked.tokens is None else read_tokens(asked.tokens)
         trigger = self._begin if asked.kind == "http" else None
         served = ServedLine(trigger, timing.delay_s + timing.verdict_s)
@@ -363,25 +363,27 @@ def _show(record: ItemRecord) -> None:
 class _Follower:
     """Follows a fleet file or bundle that has changed, between items."""
 
-    def __init__(self, asked: LineOptions, client: Client, rules: LineRules, line: _Line) -> None:
-        self._fleet, self._client, self._rules, self._line = asked.fleet, client, rules, line
-        self._read = files_stamp(asked.fleet, client.fleet)
+    def __init__(
+        self, asked: LineOptions, client: Client, rules: LineRules, line: _Line, book: Book
+    ) -> None:
+        self._client, self._rules, self._line, self._book = client, rules, line, book
+        self._files = FollowedFiles(asked.fleet, client, say)
         self._due_s = time.monotonic() + FOLLOW_S
 
-    def follow(self) -> None:
-        """Use changed files from the next item on."""
-        if time.monotonic() < self._due_s:
+    def follow(self, *, idle: bool) -> None:
+        """Use changed files from the next item on; `idle` is whether nothing is due."""
+        due_s = self._due_s if idle else self._due_s + FOLLOW_BUSY_S - FOLLOW_S
+        # Equal looks at an item are by one bundle.
+        if time.monotonic() < due_s or not self._book.between_items:
             return
         self._due_s = time.monotonic() + FOLLOW_S
-        # A file that is being replaced is there again the next time.
-        with suppress(MDPError, OSError):
-            stamp = files_stamp(self._fleet, self._client.fleet)
-            if stamp == self._read:
+        with self._files.following() as changed:
+            if not changed:
                 return
             self._client.reload()
-            self._read = stamp
+            self._book.renew()
             self._line.renew()
             try:
                 self._rules.check(self._client.bundle.manifest.labels, _cameras(self._client))
             except InputError as error:
-                _say(f"{error}; it is never seen")
+                say(f"{error}; it is never seen")

@@ -75,9 +75,9 @@ def mqtt(
             will=(topics.availability, OFFLINE),
             own=topics.announced,
             connected=fresh.set,
-            report=lambda text: print(f"mdp: {text}", file=sys.stderr, flush=True),
+            report=answers.say,
         )
-        bridge = Bridge(client, fleet, topics.name, kept)
+        bridge = Bridge(client, fleet, topics.name, kept, answers.say)
         with kept:
             due_s = time.monotonic()
             while not over.wait(max(0.0, due_s - time.monotonic())):

@@ -4,6 +4,7 @@ It drives its sockets there, so that a call costs no hand-over between threads, 
 that stays; only pictures are decoded beside it, so that a slow decoder cannot hold up an answer.
 """
 
+import math
 import os
 import threading
 import time
@@ -111,8 +112,10 @@ class Client(BaseClient, Closing):
         self._claims: set[object] = set()
         #: Calls whose threads wait for another one's turn.
         self._followers: dict[_Waiting, None] = {}
+        #: Connections of before a reload that calls still use; changed in a turn only.
+        self._former: list[FleetConnection] = []
         try:
-            self._wait(self._connection, self._options.timeout_s, self._connection.settled)
+            self._wait(self._connection.step, self._options.timeout_s, self._connection.settled)
         except BaseException:  # Ctrl-C while it waits
             self.close()
             raise
@@ -150,7 +153,7 @@ class Client(BaseClient, Closing):
         try:
             return self._answered(connection, question, deadline)
         finally:
-            connection.users.discard(user)
+            self._leave(connection, user)
 
     @overload
     def watch(self, *, errors: Raising = ..., **how: Unpack[Watching]) -> Iterator[Prediction]: ...
@@ -231,36 +234,59 @@ class Client(BaseClient, Closing):
     def _stream(
         self, pictures: Iterator[PictureOrScene], how: StreamOptions
     ) -> Iterator[Prediction | InferenceError | PictureError]:
-        waiting: deque[Callable[[], Prediction]] = deque()
-        for picture in pictures:
-            waiting.append(self._begun(picture, Deadline(self._clock(), how.deadline_ms)))
-            if len(waiting) >= how.in_flight:
-                yield _outcome(waiting.popleft(), how.errors)
-        while waiting:
-            yield _outcome(waiting.popleft(), how.errors)
-
-    def _begun(self, picture: PictureOrScene, deadline: Deadline) -> Callable[[], Prediction]:
-        """Begin a call; returns what waits for its answer."""
-        user = object()
-        connection = self._used_by(user)
+        begun: deque[_Begun] = deque()
         try:
-            waiting = _Waiting(self._cut(connection, picture, deadline, tending=True), deadline)
-        except (InferenceError, PictureError) as error:
-            return partial(_raise, error)
+            for picture in pictures:
+                begun.append(self._begun(picture, Deadline(self._clock(), how.deadline_ms)))
+                if len(begun) >= how.in_flight:
+                    yield self._outcome(begun.popleft(), how.errors)
+            while begun:
+                yield self._outcome(begun.popleft(), how.errors)
         finally:
-            connection.users.discard(user)
-        self._hand_in(connection, waiting)
-        return partial(self._awaited, connection, waiting)
+            # Whoever reads the stream has left.
+            for call in begun:
+                self._leave(call.connection, call)
+
+    def _begun(self, picture: PictureOrScene, deadline: Deadline) -> "_Begun":
+        """Begin a call, whose connection stays open until its answer is taken."""
+        call = _Begun()
+        call.connection = connection = self._used_by(call)
+        try:
+            call.waiting = _Waiting(
+                self._cut(connection, picture, deadline, tending=True), deadline
+            )
+            self._hand_in(connection, call.waiting)
+        except (InferenceError, PictureError) as error:
+            call.error = error
+        except BaseException:
+            self._leave(connection, call)
+            raise
+        return call
+
+    def _outcome(
+        self, call: "_Begun", errors: Errors
+    ) -> Prediction | InferenceError | PictureError:
+        """The answer of a call of a stream, or the error in its place."""
+        try:
+            if call.error is not None:
+                raise call.error
+            return self._awaited(call.connection, call.waiting)
+        except (InferenceError, PictureError) as error:
+            if errors == "raise":
+                raise
+            return error
+        finally:
+            self._leave(call.connection, call)
 
     def _hand_in(self, connection: FleetConnection, waiting: _Waiting) -> None:
         """Have a call begun: in this thread's turn or, if another one has its turn, in that."""
         self._check_usable()
         connection.arrivals.append(partial(waiting.begin, connection))
         if self._taken(0.0):
-            with self._holding(connection):
-                connection.step(0.0)
+            with self._holding():
+                self._step(connection, 0.0)
         else:
-            connection.transport.wake()
+            self._wake()
 
     def _awaited(self, connection: FleetConnection, waiting: _Waiting) -> Prediction:
         """The answer of a call that was handed in; another thread's turn may bring it as well."""
@@ -270,9 +296,9 @@ class Client(BaseClient, Closing):
                 if self._process is not this_process():
                     raise InputError(FORKED)
                 if not self._claims and self._taken(0.0):
-                    with self._holding(connection):
+                    with self._holding():
                         while not waiting.over and not self._claims:
-                            connection.step()
+                            self._step(connection)
                         if waiting.over:
                             # Before the turn ends, so that another thread is told of that.
                             del self._followers[waiting]
@@ -296,7 +322,8 @@ class Client(BaseClient, Closing):
         check_timeout_s(timeout_s)
         with self._in_turn(Deadline(self._clock(), timeout_s * 1e3)):
             asked = self._ask_all()
-            self._wait(self._connection, timeout_s, lambda: self._all_told(asked))
+            step = partial(self._step, self._connection)
+            self._wait(step, timeout_s, lambda: self._all_told(asked))
             return self._device_statuses(asked)
 
     def reload(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
@@ -308,19 +335,21 @@ class Client(BaseClient, Closing):
         check_timeout_s(timeout_s)
         self._check_usable()
         connection = FleetConnection(self._options, self._clock, stacklevel=2)
+        adopted = False
         try:
-            self._wait(connection, timeout_s, connection.settled)
+            self._wait(connection.step, timeout_s, connection.settled)
             self._claim()
-            with self._holding(self._connection):
+            with self._holding():
                 self._check_usable()
-                connection = self._adopt(connection)
+                former = self._adopt(connection)
+                adopted = True
+                # The end of a turn closes it once no call uses it: one may still cut its picture.
+                self._former.append(former)
                 # Each ends by its deadline.
-                while connection.dispatcher.busy or connection.arrivals:
-                    connection.step()
+                while former.dispatcher.busy or former.arrivals:
+                    self._step(former)
         finally:
-            # The former one or, if that failed, the new one. Where a call still cuts its picture,
-            # the sockets close with the last reference.
-            if not connection.users:
+            if not adopted:
                 connection.transport.close()
 
     def close(self) -> None:
@@ -332,10 +361,10 @@ class Client(BaseClient, Closing):
         self._closed = True
         if self._process is this_process() and self._holder != threading.get_ident():
             self._claim()
-            with self._holding(self._connection):
+            with self._holding():
                 while self._is_awaited():
-                    self._connection.step(_TEND_S)
-                self._transport.close()
+                    self._step(self._connection, _TEND_S)
+                self._close_all()
 
     def __enter__(self) -> Self:
         self._check_usable()
@@ -348,7 +377,7 @@ class Client(BaseClient, Closing):
             question = self._cut(connection, picture, deadline)
             return self._answered(connection, question, deadline)
         finally:
-            connection.users.discard(user)
+            self._leave(connection, user)
 
     def _answered(
         self, connection: FleetConnection, question: Question, deadline: Deadline
@@ -360,13 +389,13 @@ class Client(BaseClient, Closing):
             waiting = _Waiting(question, deadline)
             self._hand_in(connection, waiting)
             return self._awaited(connection, waiting)
-        with self._holding(connection):
+        with self._holding():
             self._check_usable()
             connection.take_in()
             call = connection.dispatcher.submit(question, deadline)
             try:
                 while call.answer is None and not self._claims:
-                    connection.step()
+                    self._step(connection)
             except BaseException:  # Ctrl-C
                 connection.dispatcher.abandon(call)
                 raise
@@ -383,7 +412,7 @@ class Client(BaseClient, Closing):
         if not self._claim(deadline.left_s(self._clock())):
             self._tell_follower()
             raise self._too_late(deadline, "another thread's call is under way")
-        with self._holding(self._connection):
+        with self._holding():
             self._check_usable()
             yield
 
@@ -395,30 +424,69 @@ class Client(BaseClient, Closing):
         """Tell whether this thread gets its turn; one that sees to calls under way gives it up."""
         own = object()
         self._claims.add(own)
-        self._transport.wake()
+        self._wake()
         try:
             return self._taken(timeout_s)
         finally:
             self._claims.discard(own)
 
-    def _holding(self, connection: FleetConnection) -> "_Turn":
+    def _holding(self) -> "_Turn":
         """This thread's turn, which it has got, until the end."""
-        return _Turn(self, connection)
+        return _Turn(self)
 
-    def _end_turn(self, connection: FleetConnection) -> None:
+    def _open(self) -> tuple[FleetConnection, ...]:
+        """The connection of new calls, and those of before a reload that calls still use."""
+        return (self._connection, *self._former)
+
+    def _wake(self) -> None:
+        """Have the thread whose turn it is look up, whatever it waits for."""
+        for connection in self._open():
+            connection.transport.wake()
+
+    def _step(self, connection: FleetConnection, timeout_s: float = math.inf) -> None:
+        """Take a step on `connection`; calls of before or after a reload go on beside it."""
+        if self._former:
+            for other in self._open():
+                if other is not connection and (other.arrivals or other.dispatcher.busy):
+                    other.step(0.0)
+                    # Both cannot be waited for at once.
+                    timeout_s = min(timeout_s, _TEND_S)
+        connection.step(timeout_s)
+
+    def _leave(self, connection: FleetConnection, user: object) -> None:
+        """End a call's use of its connection; one of before a reload closes with the last."""
+        connection.users.discard(user)
+        if not connection.users and connection in self._former and self._taken(0.0):
+            with self._holding():
+                pass  # its end closes the connection, as the end of another thread's turn does
+
+    def _close_unused(self) -> None:
+        """Close connections of before a reload that no call uses any more."""
+        for connection in [one for one in self._former if not one.users]:
+            self._former.remove(connection)
+            connection.transport.close()
+
+    def _close_all(self) -> None:
+        for connection in self._open():
+            connection.transport.close()
+        self._former.clear()
+
+    def _end_turn(self) -> None:
         """Let another thread take its turn, if one waits."""
+        if self._former:
+            self._close_unused()
         if self._closed and not self._is_awaited():
-            self._transport.close()
+            self._close_all()
         self._holder = None
         self._turn.release()
         if self._claims:
             return
         if self._followers:
             self._tell_follower()
-        elif connection.arrivals and not self._closed and self._taken(0.0):
+        elif not self._closed and any(one.arrivals for one in self._open()) and self._taken(0.0):
             # Of a stream, whose thread does not wait yet.
-            with self._holding(connection):
-                connection.step(0.0)
+            with self._holding():
+                self._step(self._connection, 0.0)
 
     def _is_awaited(self) -> bool:
         """Tell whether another thread waits for a call that has not ended."""
@@ -466,46 +534,44 @@ class Client(BaseClient, Closing):
         if not self._taken(0.0):
             # The thread whose turn it is sees to all calls.
             return _TEND_S
-        with self._holding(connection):
-            connection.step(0.0)
+        with self._holding():
+            self._step(connection, 0.0)
             return max(0.0, connection.dispatcher.next_wake_s() - self._clock())
 
     def _wait(
-        self, connection: FleetConnection, timeout_s: float, reached: Callable[[], bool]
+        self, step: Callable[[float], None], timeout_s: float, reached: Callable[[], bool]
     ) -> None:
         until_s = self._clock() + timeout_s
         while not reached() and (left_s := until_s - self._clock()) > 0:
-            connection.step(left_s)
+            step(left_s)
 
 
 class _Turn:
     """A thread's turn to see to all calls, from entering to leaving the block."""
 
-    __slots__ = ("_client", "_connection")
+    __slots__ = ("_client",)
 
-    def __init__(self, client: Client, connection: FleetConnection) -> None:
-        self._client, self._connection = client, connection
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     def __enter__(self) -> None:
         self._client._holder = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
-        self._client._end_turn(self._connection)
+        self._client._end_turn()
 
 
-def _outcome(
-    wait: Callable[[], Prediction], errors: Errors
-) -> Prediction | InferenceError | PictureError:
-    try:
-        return wait()
-    except (InferenceError, PictureError) as error:
-        if errors == "raise":
-            raise
-        return error
+class _Begun:
+    """A call of a stream, which uses its connection until its answer is taken."""
 
+    __slots__ = ("connection", "error", "waiting")
 
-def _raise(error: InferenceError | PictureError) -> Prediction:
-    raise error
+    connection: FleetConnection
+    waiting: _Waiting
+
+    def __init__(self) -> None:
+        #: What stands in the place of an answer, where the call could not be begun.
+        self.error: InferenceError | PictureError | None = None
 
 
 def classify(

@@ -4,6 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -168,8 +169,14 @@ def is_fleet_name(name: str) -> bool:
 
 
 def files_stamp(path: Path, fleet: Fleet) -> list[tuple[int, int]]:
-    """Changes whenever the fleet file, which held `fleet`, or its bundle does; raises OSError."""
-    found = [file.stat() for file in (path, path.parent / fleet.bundle / MANIFEST)]
+    """Changes whenever the fleet file, which held `fleet`, or its bundle does.
+
+    Raises OSError for a fleet file that cannot be read. A bundle may be gone: the file may name
+    another one by now.
+    """
+    found = [path.stat()]
+    with suppress(OSError):
+        found.append((path.parent / fleet.bundle / MANIFEST).stat())
     return [(stat.st_mtime_ns, stat.st_size) for stat in found]
 
 

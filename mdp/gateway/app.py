@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
@@ -13,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,6 +30,7 @@ from mdp.gateway.bodies import (
 )
 from mdp.gateway.fleets import IN_FLIGHT, MAX_REQUEST_MS, ServedFleet
 from mdp.gateway.metrics import Metrics
+from mdp.gateway.readers import QUIET_S, Readers
 from mdp.gateway.refusals import Refusal, busy, refusal_of
 from mdp.gateway.replies import json_response as _json
 from mdp.gateway.teach import TeachRoutes
@@ -68,10 +68,8 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
-#: Readers of events at a time: all callers' together, and one's.
-MAX_WATCHERS, MAX_WATCHERS_OF_ONE = 32, 16
-#: Between two events at least, and between two signs of life at most.
-EVENT_S, QUIET_S = 0.25, 10.0
+#: Between two events at least.
+EVENT_S = 0.25
 #: Between two looks for a first bundle.
 FIRST_S = 1.0
 #: Between two looks of one reader at least.
@@ -147,23 +145,6 @@ def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     return send
 
 
-class _Events(StreamingResponse):
-    """Server-sent events; counted by caller from the start, as requests arrive together."""
-
-    def __init__(self, events: AsyncIterator[bytes], readers: Counter[str], caller: str) -> None:
-        super().__init__(events, media_type="text/event-stream")
-        self._readers, self._caller = readers, caller
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._readers[self._caller] += 1
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._readers[self._caller] -= 1
-            # Without those that have none.
-            self._readers += Counter()
-
-
 @contextmanager
 def _counted(metrics: Metrics, model: str, request: Request) -> Iterator[None]:
     """Count and trace a request for `model`; a failed one by its reason."""
@@ -202,8 +183,7 @@ class Gateway:
         self._metrics = Metrics(self._fleets)
         #: Set, and replaced, whenever something changes that the page shows.
         self._changed = asyncio.Event()
-        #: Readers of events by caller.
-        self._watchers: Counter[str] = Counter()
+        self._readers = Readers()
         #: Whether the server is ending, which streams of events would hold up.
         self.ending: Callable[[], bool] = lambda: False
 
@@ -266,7 +246,7 @@ class Gateway:
         ]
         if self._teacher is not None:
             teaching = TeachRoutes(
-                self._teacher, self._bodies, self._streamed, lambda: self.ending()
+                self._teacher, self._bodies, self._readers.stream, lambda: self.ending()
             )
             routes += teaching.routes()
             routes += [Route(path, _file(name, kind)) for path, (name, kind) in TEACH_PAGE.items()]
@@ -407,18 +387,7 @@ class Gateway:
                 while not self.ending() and (left_s := started_s + every_s - loop.time()) > 0:
                     await asyncio.sleep(min(left_s, 1.0))
 
-        return self._streamed(request, answers())
-
-    def _streamed(self, request: Request, events: AsyncIterator[bytes]) -> Response:
-        if request.method == "HEAD":
-            return Response(media_type="text/event-stream")
-        caller = request.state.caller
-        if self._watchers[caller] >= MAX_WATCHERS_OF_ONE or self._watchers.total() >= MAX_WATCHERS:
-            raise busy(
-                f"expected at most {MAX_WATCHERS_OF_ONE} readers of events of one caller at a "
-                f"time, and {MAX_WATCHERS} of all"
-            )
-        return _Events(events, self._watchers, caller)
+        return self._readers.stream(request, answers())
 
     async def switch(self, request: Request) -> Response:
         """Take a device out of this gateway's calls, or put it back: `{"in_use": false}`."""
@@ -443,7 +412,7 @@ class Gateway:
 
     async def events(self, request: Request) -> Response:
         """Server-sent events: `/fleets` again whenever something in it changes."""
-        return self._streamed(request, self._changes())
+        return self._readers.stream(request, self._changes())
 
     async def _changes(self) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mdp.client.aio import AsyncClient
+from mdp.client.following import FollowedFiles
 from mdp.errors import InferenceError, MDPError
-from mdp.formats.fleet import files_stamp
 from mdp.gateway.devices import Roll
 from mdp.gateway.refusals import Refusal
 from mdp.pictures.crop import Picture
@@ -26,15 +26,24 @@ IN_FLIGHT = 4
 class ServedFleet:
     """One fleet under the name of a model."""
 
-    def __init__(self, name: str, path: Path, **options: Any) -> None:
-        """Connect to the fleet file `path`, with a client's `options`; raises ConfigError."""
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        *,
+        report: Callable[[str], None] = lambda text: None,
+        **options: Any,
+    ) -> None:
+        """Connect to the fleet file `path`, with a client's `options`; raises ConfigError.
+
+        `report` gets one line where the file stays wrong.
+        """
         self.name = name
-        self._path = path
         self._fusion = options.get("fusion", "stacked")
         self._client = AsyncClient(path, opinions=True, **options)
         self.bundle = self._client.bundle
         self.roll = self._new_roll()
-        self._read = self._stamp()
+        self._files = FollowedFiles(path, self._client, report)
         #: Called when something has changed that the page shows.
         self.changed: Callable[[], None] = lambda: None
 
@@ -87,27 +96,23 @@ class ServedFleet:
         self.roll.switched(name, in_use, time.time())
         self.changed()
 
-    def _stamp(self) -> list[tuple[int, int]]:
-        return files_stamp(self._path, self._client.fleet)
-
     async def _renew(self) -> None:
         """Read a changed fleet file or bundle again; devices stay switched off if one is left."""
-        stamp = self._stamp()
-        if stamp == self._read:
-            return
-        # Raises ConfigError while they do not fit each other.
-        await self._client.reload()
-        self.bundle, self._read = self._client.bundle, stamp
-        former, self.roll = self.roll, self._new_roll()
-        self.roll.take_over(former)
-        off = (device.name for device in self.roll.devices.values() if not device.in_use)
-        self._client.leave_out(*off)
+        with self._files.following() as changed:
+            if not changed:
+                return
+            # Raises ConfigError while they do not fit each other.
+            await self._client.reload()
+            self.bundle = self._client.bundle
+            former, self.roll = self.roll, self._new_roll()
+            self.roll.take_over(former)
+            off = (device.name for device in self.roll.devices.values() if not device.in_use)
+            self._client.leave_out(*off)
 
     async def watch(self) -> None:
         """Ask the devices how they are, over and over."""
         while True:
-            with suppress(MDPError, OSError):
-                await self._renew()
+            await self._renew()
             with suppress(MDPError):
                 statuses = await self._client.status(timeout_s=STATUS_TIMEOUT_S)
                 self.roll.told(statuses, time.time())

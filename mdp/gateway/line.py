@@ -1,22 +1,25 @@
 """A line over HTTP: triggers in, records of its items out, one by one or as events."""
 
 import asyncio
+import math
+import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from mdp.errors import MDPError
 from mdp.gateway.access import Tokens
-from mdp.gateway.app import MAX_WATCHERS, QUIET_S, Guard, refused
+from mdp.gateway.app import Guard, refused
 from mdp.gateway.bodies import Bodies
+from mdp.gateway.readers import QUIET_S, Readers
 from mdp.gateway.refusals import Refusal, busy, refusal_of
 from mdp.line.items import Trigger
 from mdp.line.triggers import MAX_PAYLOAD_BYTES, DuplicateItemError, item_of
@@ -43,6 +46,25 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return refused(Refusal(500, "unforeseen error: the log says more"))
 
 
+class _Unread:
+    """What waits for one reader."""
+
+    def __init__(self) -> None:
+        #: Records of before it came. They do not count as unread: there are as many as are kept.
+        self.missed: list[tuple[int, bytes]] = []
+        #: Those since; None: too many.
+        self.new: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
+
+    def add(self, number: int, record: bytes) -> None:
+        """Add a record, or end the stream of a reader who does not read."""
+        if self.new.qsize() >= MOST_UNREAD:
+            while not self.new.empty():
+                self.new.get_nowait()
+            self.new.put_nowait(None)
+        else:
+            self.new.put_nowait((number, record))
+
+
 class ServedLine:
     """Routes of a line, and what they share; records come from another thread."""
 
@@ -52,11 +74,15 @@ class ServedLine:
         A caller that waits for its item's record waits for `verdict_s` and a little.
         """
         self._trigger, self._verdict_s = trigger, verdict_s
+        #: Of this run of the watcher, in its events' ids: numbers of records begin anew in each.
+        self._run = secrets.token_hex(4)
         self._bodies = Bodies()
         self._loop: asyncio.AbstractEventLoop | None = None
         #: Numbers and records of the latest items.
         self._records: deque[tuple[int, bytes]] = deque(maxlen=KEPT_RECORDS)
-        self._readers: set[asyncio.Queue[tuple[int, bytes] | None]] = set()
+        self._readers = Readers()
+        #: What waits for each of them.
+        self._unread: set[_Unread] = set()
         #: By the trigger's ticket.
         self._awaited: dict[int, asyncio.Future[bytes]] = {}
         #: Whether the server is ending, which streams of events would hold up.
@@ -92,13 +118,8 @@ class ServedLine:
         awaited = self._awaited.pop(ticket, None)
         if awaited is not None and not awaited.done():
             awaited.set_result(record)
-        for reader in self._readers:
-            if reader.qsize() >= MOST_UNREAD:
-                while not reader.empty():
-                    reader.get_nowait()
-                reader.put_nowait(None)
-            else:
-                reader.put_nowait((number, record))
+        for unread in self._unread:
+            unread.add(number, record)
 
     async def live(self, request: Request) -> Response:
         """Tell that the line is watched."""
@@ -135,42 +156,55 @@ class ServedLine:
 
     async def items(self, request: Request) -> Response:
         """Server-sent events: each item's record, from now on or behind `Last-Event-ID`."""
-        last = request.headers.get("last-event-id", "")
-        if last and not (last.isascii() and last.isdecimal() and len(last) < 19):
-            raise Refusal(400, f"Last-Event-ID: expected a number, got {last[:20]!r}")
-        if request.method == "HEAD":
-            return Response(media_type="text/event-stream")
-        if len(self._readers) >= MAX_WATCHERS:
-            raise busy(f"expected at most {MAX_WATCHERS} readers of items at a time")
-        return StreamingResponse(
-            self._events(int(last) if last else None), media_type="text/event-stream"
-        )
+        unread, behind = _Unread(), self._behind(request.headers.get("last-event-id", ""))
+        return self._readers.stream(request, self._events(unread), self._reading(unread, behind))
 
-    async def _events(self, last: int | None) -> AsyncIterator[bytes]:
-        reader: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
-        for number, record in self._records:
-            if last is not None and number > last:
-                reader.put_nowait((number, record))
-        self._readers.add(reader)
+    def _behind(self, last: str) -> float:
+        """The number behind which a reader wants records, from its `Last-Event-ID`.
+
+        Infinity: those from now on. One of another run has missed all of this one. Raises Refusal.
+        """
+        if not last:
+            return math.inf
+        run, _, number = last.rpartition("-")
+        if not (number.isascii() and number.isdecimal() and len(number) < 19):
+            raise Refusal(400, f"Last-Event-ID: expected an event's id, got {last[:20]!r}")
+        return int(number) if run == self._run else -math.inf
+
+    @contextmanager
+    def _reading(self, unread: _Unread, behind: float) -> Iterator[None]:
+        """In this block `unread` gets each record; it has the latest ones `behind` a number."""
+        unread.missed = [one for one in self._records if one[0] > behind]
+        self._unread.add(unread)
+        try:
+            yield
+        finally:
+            self._unread.discard(unread)
+
+    async def _events(self, unread: _Unread) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
         # Proxies and clients see that the stream has begun.
         yield b":\n\n"
+        for number, record in unread.missed:
+            if self.ending():
+                return
+            yield self._event(number, record)
+        unread.missed.clear()
         sent_s = loop.time()
-        try:
-            while not self.ending():
-                # Looks around now and then whether the server is ending.
-                try:
-                    async with asyncio.timeout(1.0):
-                        told = await reader.get()
-                except TimeoutError:
-                    if loop.time() - sent_s > QUIET_S:
-                        yield b":\n\n"
-                        sent_s = loop.time()
-                    continue
-                if told is None:
-                    return
-                number, record = told
-                yield b"id: %d\nevent: item\ndata: %s\n\n" % (number, record)
-                sent_s = loop.time()
-        finally:
-            self._readers.discard(reader)
+        while not self.ending():
+            # Looks around now and then whether the server is ending.
+            try:
+                async with asyncio.timeout(1.0):
+                    told = await unread.new.get()
+            except TimeoutError:
+                if loop.time() - sent_s > QUIET_S:
+                    yield b":\n\n"
+                    sent_s = loop.time()
+                continue
+            if told is None:
+                return
+            yield self._event(*told)
+            sent_s = loop.time()
+
+    def _event(self, number: int, record: bytes) -> bytes:
+        return b"id: %s-%d\nevent: item\ndata: %s\n\n" % (self._run.encode(), number, record)

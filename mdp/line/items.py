@@ -91,6 +91,13 @@ class Book(Protocol):
     def wake_s(self, now_s: float) -> float:
         """Latest time of the next `step`; infinity without anything to do."""
 
+    @property
+    def between_items(self) -> bool:
+        """Tell whether no item has looks that further ones are compared with."""
+
+    def renew(self) -> None:
+        """Compare no further looks with those so far: they are of another bundle."""
+
 
 class RecentIds:
     """The ids of the latest items, in which one that comes twice is found."""
@@ -200,6 +207,14 @@ class ItemBook:
             wake_s = min(wake_s, self._waiting[0].moment_s + self._timing.delay_s)
         return wake_s
 
+    @property
+    def between_items(self) -> bool:
+        """Tell whether no outcome waits, and the item that is open has not been looked at."""
+        return not self._ended and (self._open is None or not self._open.looks)
+
+    def renew(self) -> None:
+        """Go on: between items there are no looks."""
+
     def _next_is_there(self, now_s: float) -> bool:
         """Tell whether the next item has taken the place of the open one."""
         waiting = self._waiting
@@ -297,3 +312,12 @@ class StateBook:
     def wake_s(self, now_s: float) -> float:
         """Latest time of the next `step`."""
         return now_s if self._ended else self._next_s
+
+    @property
+    def between_items(self) -> bool:
+        """True: a state that never settles must not keep a better bundle out."""
+        return True
+
+    def renew(self) -> None:
+        """Begin the looks in a row anew."""
+        self._run = _Run()

@@ -228,10 +228,11 @@ def _decide(
     if open_stops:
         label = max(open_stops, key=lambda each: len(votes[each].seen))
         return look.label, "open", f"{fused}, but {label} may be there: {votes[label]}"
-    if look.label == rules.empty and look.label not in votes:
-        return look.label, "empty", f"no item ({fused})"
     own = votes.get(look.label)
     others = [label for label in seen if label != look.label]
+    # Where cameras see an item, it did come.
+    if look.label == rules.empty and own is None and not others:
+        return look.label, "empty", f"no item ({fused})"
     if own is None:
         if others:
             return None, "conflict", f"{fused}, but {others[0]} is {votes[others[0]]}"

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from mdp.client.following import FollowedFiles
 from mdp.client.sync import Client
-from mdp.errors import InferenceError, MDPError
-from mdp.formats.fleet import files_stamp
+from mdp.errors import InferenceError
 from mdp.mqtt.messages import ONLINE, Topics, answer_payload, discovery, health_payload
 
 #: A device's health is published when it changes, and so often for what varies all the time.
@@ -33,16 +33,26 @@ class Publisher(Protocol):
 class Bridge:
     """Publishes one fleet under its name."""
 
-    def __init__(self, client: Client, path: Path, name: str, broker: Publisher) -> None:
-        """`path` is the fleet file of `client`; announces it and its devices."""
-        self._client, self._path, self._broker = client, path, broker
+    def __init__(
+        self,
+        client: Client,
+        path: Path,
+        name: str,
+        broker: Publisher,
+        report: Callable[[str], None],
+    ) -> None:
+        """`path` is the fleet file of `client`; announces it and its devices.
+
+        `report` gets one line where the file stays wrong.
+        """
+        self._client, self._broker = client, broker
         self._name = name
         self._announced: set[str] = set()
         #: Device -> milliseconds that it took for its latest answer.
         self._latencies_ms: dict[str, float] = {}
         #: Topic -> its latest health, less what varies, and when that was published.
         self._told: dict[str, tuple[dict[str, Any], float]] = {}
-        self._read = files_stamp(path, client.fleet)
+        self._files = FollowedFiles(path, client, report)
         self._announce()
 
     def _announce(self) -> None:
@@ -73,13 +83,9 @@ class Bridge:
 
     def _renew(self) -> None:
         """Follow a fleet file or bundle that has changed."""
-        # A file that is being replaced is there again in the next step.
-        with suppress(MDPError, OSError):
-            # Before it is read, so that no later change goes unseen.
-            stamp = files_stamp(self._path, self._client.fleet)
-            if stamp != self._read:
+        with self._files.following() as changed:
+            if changed:
                 self._client.reload()
-                self._read = stamp
                 self._announce()
 
     def _tell_health(self) -> None:

@@ -183,8 +183,8 @@ def ask(host: str, path: str, body: bytes) -> tuple[int, Any]:
         connection.close()
 
 
-def events(host: str, last: str = "") -> Generator[Any, None, None]:
-    """Items as they come."""
+def events(host: str, last: str = "", ids: list[str] | None = None) -> Generator[Any, None, None]:
+    """Items as they come; their events' ids are added to `ids`."""
     connection = http.client.HTTPConnection(host, timeout=PATIENCE_S)
     try:
         connection.request("GET", "/items", headers={"last-event-id": last} if last else {})
@@ -193,6 +193,8 @@ def events(host: str, last: str = "") -> Generator[Any, None, None]:
                 yield json.loads(text.removeprefix(b"data: "))
             elif text == b":\n":
                 yield None
+            elif text.startswith(b"id: ") and ids is not None:
+                ids.append(text.removeprefix(b"id: ").decode().strip())
     finally:
         connection.close()
 
@@ -201,7 +203,8 @@ def test_items_over_http(line: Line, tmp_path: Path) -> None:
     line.put("blue")
     with line.watched(tmp_path, "--trigger", "http", "--bind", "127.0.0.1:0") as process:
         host = told(process)["url"].removeprefix("http://")
-        stream = events(host)
+        ids: list[str] = []
+        stream = events(host, ids=ids)
         assert next(stream) is None
         status, record = ask(host, "/trigger?wait=1", b'{"item": "a/1"}')
         assert (status, record["item"], record["class"]) == (200, "a/1", "blue")
@@ -216,10 +219,13 @@ def test_items_over_http(line: Line, tmp_path: Path) -> None:
         assert ask(host, "/trigger", b"\xff")[0] == 400
         assert ask(host, "/trigger?wait=2", b"")[0] == 400
         # A reader who comes back gets what it has missed.
-        again = events(host, "1")
+        again = events(host, ids[0])
         assert [next(again), next(again)] == [None, counted]
-        stream.close()
-        again.close()
+        # One of an earlier run of the watcher has missed all.
+        earlier = events(host, "1")
+        assert [next(earlier), next(earlier), next(earlier)] == [None, record, counted]
+        for one in (stream, again, earlier):
+            one.close()
         assert process.terminate() == 0
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from mdp.cli import line
 from mdp.cli.line import LineOptions
+from mdp.client import following
 from mdp.errors import ConfigError, InputError
 from mdp.line.rules import LineRules
 
@@ -72,29 +73,38 @@ def test_a_changed_fleet_is_followed_between_items(
         bundle=SimpleNamespace(manifest=SimpleNamespace(labels=labels)),
         reload=reload,
     )
-    monkeypatch.setattr(line, "files_stamp", lambda path, fleet: stamps[-1])
+    monkeypatch.setattr(following, "files_stamp", lambda path, fleet: stamps[-1])
     monkeypatch.setattr(line, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     sinks: Any = SimpleNamespace(renew=lambda: calls.append("renew"))
-    follower = line._Follower(options(), client, LineRules(needed={"dent": 2}), sinks)
+    book: Any = SimpleNamespace(between_items=True, renew=lambda: calls.append("new looks"))
+    follower = line._Follower(options(), client, LineRules(needed={"dent": 2}), sinks, book)
 
-    def follow() -> list[str]:
-        now_s[0] += 1.0
+    def follow(after_s: float = 1.0, *, idle: bool = True) -> list[str]:
+        now_s[0] += after_s
         calls.clear()
-        follower.follow()
+        follower.follow(idle=idle)
         return [*calls]
 
     assert follow() == []
     stamps.append([(2, 2)])
-    follower.follow()
-    assert calls == []
-    assert follow() == ["reload", "renew"]
+    assert follow(0.0) == []
+    # Not between the looks at one item, which have to be equal.
+    book.between_items = False
     assert follow() == []
+    book.between_items = True
+    assert follow() == ["reload", "new looks", "renew"]
+    assert follow() == []
+    # A line that is never idle has its items first.
+    stamps.append([(2, 3)])
+    assert [follow(idle=False), follow(9.0, idle=False)] == [[], ["reload", "new looks", "renew"]]
     labels.remove("dent")
     stamps.append([(3, 3)])
-    assert follow() == ["reload", "renew"]
+    assert follow() == ["reload", "new looks", "renew"]
     said = capsys.readouterr().err
     assert said == "mdp: --rule dent: expected a class of the bundle: good; it is never seen\n"
     # What is being replaced is read again.
     labels.clear()
     stamps.append([(4, 4)])
     assert [follow(), follow()] == [["reload"], ["reload"]]
+    said = "mdp: fleet.toml: being written; going on with what was read before\n"
+    assert capsys.readouterr().err == said

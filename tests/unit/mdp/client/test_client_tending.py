@@ -19,6 +19,7 @@ class Bench:
         self.client = object.__new__(Client)
         self.client._turn, self.client._holder = threading.RLock(), None
         self.client._claims, self.client._followers = set(), {}
+        self.client._former, self.client._connection = [], self  # type: ignore[assignment]
         self.arrivals: list[None] = []
         self.client._closed, self.client._process = False, this_process()
         self.client._clock = lambda: self.now_s

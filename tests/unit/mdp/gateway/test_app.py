@@ -15,7 +15,7 @@ from mdp.errors import DeadlineExceeded
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.gateway import app as routes
-from mdp.gateway import bodies
+from mdp.gateway import bodies, readers
 from mdp.gateway.access import Tokens
 from mdp.gateway.app import Gateway
 from mdp.gateway.devices import Roll
@@ -306,14 +306,14 @@ def test_streams_end_with_their_reader(web: Web, monkeypatch: pytest.MonkeyPatch
 
 
 def test_readers_of_events_are_few_of_one_caller(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "MAX_WATCHERS", 20)
+    monkeypatch.setattr(readers, "MAX_WATCHERS", 20)
 
     async def together(*clients: str) -> list[int]:
         asked = (web._ask("/events", [], "", bool, {}, client) for client in clients)
         return [reply[0] for reply in await asyncio.gather(*asked)]
 
-    one = ["127.0.0.1"] * (routes.MAX_WATCHERS_OF_ONE + 1)
-    assert asyncio.run(together(*one)) == [200] * routes.MAX_WATCHERS_OF_ONE + [503]
+    one = ["127.0.0.1"] * (readers.MAX_WATCHERS_OF_ONE + 1)
+    assert asyncio.run(together(*one)) == [200] * readers.MAX_WATCHERS_OF_ONE + [503]
     many = [f"127.0.0.{n}" for n in range(11)]
     assert asyncio.run(together(*many, *many)) == [200] * 20 + [503] * 2
 

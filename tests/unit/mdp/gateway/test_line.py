@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mdp.gateway import line as routes
+from mdp.gateway import readers
 from mdp.gateway.access import Tokens
 from mdp.gateway.line import ServedLine
 from mdp.line.items import Trigger
@@ -118,11 +119,12 @@ def test_a_reader_gets_each_record_once_also_those_it_has_missed() -> None:
     async def play() -> tuple[Reply, Reply, Reply]:
         web = Web()
         await web.serve()
+        web.served._run = "now"
         web.served.publish(1, b"{}", 1)
         leave = asyncio.Event()
         first = asyncio.create_task(web.ask("/items", leave=leave))
-        again = asyncio.create_task(web.ask("/items", leave=leave, last_event_id="0"))
-        while len(web.served._readers) < 2:
+        again = asyncio.create_task(web.ask("/items", leave=leave, last_event_id="now-0"))
+        while len(web.served._unread) < 2:
             await asyncio.sleep(0)
         web.served.publish(2, RECORD, 2)
         for _ in range(10):
@@ -132,22 +134,22 @@ def test_a_reader_gets_each_record_once_also_those_it_has_missed() -> None:
         return await first, await again, wrong
 
     first, again, wrong = asyncio.run(play())
-    event = b"id: 2\nevent: item\ndata: " + RECORD + b"\n\n"
+    event = b"id: now-2\nevent: item\ndata: " + RECORD + b"\n\n"
     assert first == (200, b":\n\n" + event)
-    assert again == (200, b":\n\nid: 1\nevent: item\ndata: {}\n\n" + event)
-    assert (wrong[0], b"Last-Event-ID: expected a number, got 'x'" in wrong[1]) == (400, True)
+    assert again == (200, b":\n\nid: now-1\nevent: item\ndata: {}\n\n" + event)
+    assert (wrong[0], b"Last-Event-ID: expected an event's id, got 'x'" in wrong[1]) == (400, True)
 
 
 def test_a_reader_that_does_not_read_has_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "MOST_UNREAD", 3)
-    monkeypatch.setattr(routes, "MAX_WATCHERS", 1)
+    monkeypatch.setattr(readers, "MAX_WATCHERS", 1)
 
     async def play() -> tuple[Reply, Reply]:
         web = Web()
         await web.serve()
         leave = asyncio.Event()
         reading = asyncio.create_task(web.ask("/items", leave=leave))
-        while not web.served._readers:
+        while not web.served._unread:
             await asyncio.sleep(0)
         refused = await web.ask("/items")
         # All of them before the reader has its turn.
@@ -156,8 +158,68 @@ def test_a_reader_that_does_not_read_has_to_come_back(monkeypatch: pytest.Monkey
         return refused, await reading
 
     refused, read = asyncio.run(play())
-    assert (refused[0], b"at most 1 readers of items" in refused[1]) == (503, True)
+    assert (refused[0], b"at a time, and 1 of all" in refused[1]) == (503, True)
     assert read == (200, b":\n\n")
+
+
+@pytest.mark.parametrize(("last", "first"), [("earlier-9", 1), ("9", 1), ("now-2", 3)])
+def test_a_reader_of_an_earlier_run_has_missed_all_of_this_one(last: str, first: int) -> None:
+    async def play() -> bytes:
+        web, leave = Web(), asyncio.Event()
+        await web.serve()
+        web.served._run = "now"
+        for number in range(1, 5):
+            web.served._hand_out(number, b"{}", number)
+        reading = asyncio.create_task(web.ask("/items", leave=leave, last_event_id=last))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        leave.set()
+        return (await reading)[1]
+
+    ids = [line for line in asyncio.run(play()).splitlines() if line.startswith(b"id: ")]
+    assert ids == [b"id: now-%d" % number for number in range(first, 5)]
+
+
+def test_runs_have_different_ids() -> None:
+    assert Web().served._run != Web().served._run
+
+
+def test_a_reader_who_has_missed_all_that_is_kept_gets_what_comes_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routes, "MOST_UNREAD", 3)
+
+    async def play() -> bytes:
+        web, leave = Web(), asyncio.Event()
+        await web.serve()
+        for number in range(1, 6):
+            web.served._hand_out(number, b"{}", number)
+        reading = asyncio.create_task(web.ask("/items", leave=leave, last_event_id="earlier-9"))
+        while not web.served._unread:
+            await asyncio.sleep(0)
+        web.served._hand_out(6, b"{}", 6)
+        for _ in range(30):
+            await asyncio.sleep(0)
+        leave.set()
+        return (await reading)[1]
+
+    assert asyncio.run(play()).count(b"event: item") == 6
+
+
+def test_a_reader_who_leaves_at_once_takes_no_place() -> None:
+    async def play() -> list[int]:
+        web = Web()
+        await web.serve()
+        leave = asyncio.Event()
+        leave.set()
+        # One after another, and then as many together as there are places.
+        gone = [(await web.ask("/items", leave=leave))[0] for _ in range(40)]
+        together = [web.ask("/items", leave=leave) for _ in range(readers.MAX_WATCHERS_OF_ONE + 1)]
+        gone += sorted([reply[0] for reply in await asyncio.gather(*together)])
+        assert not web.served._unread
+        return gone
+
+    assert asyncio.run(play()) == [200] * (40 + readers.MAX_WATCHERS_OF_ONE) + [503]
 
 
 def test_a_record_before_or_after_the_server_stops_nobody() -> None:

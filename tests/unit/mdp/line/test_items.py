@@ -155,6 +155,33 @@ def test_a_state_changes_after_equal_looks() -> None:
     assert began == [("s", 1, "at 4"), ("o", 2, "at 8")]
 
 
+def test_looks_at_one_item_are_by_one_bundle() -> None:
+    book = ItemBook(TIMING)
+    assert book.between_items
+    book.add(trigger(10.0), 10.0)
+    assert isinstance(book.step(10.05), DueLook)
+    assert book.between_items
+    book.looked(verdict(), 10.06, "")
+    # One look of two.
+    assert not book.between_items
+    assert isinstance(book.step(10.2), DueLook)
+    book.looked(verdict(), 10.21, "")
+    assert not book.between_items, "its outcome is not taken yet"
+    assert isinstance(book.step(10.21), ItemOutcome)
+    assert book.between_items
+
+
+def test_looks_at_a_state_begin_anew_with_a_bundle() -> None:
+    book = StateBook(ItemTiming(equal=2, every_s=1.0), 0.0)
+    book.looked(verdict(), 0.1, "")
+    assert book.between_items
+    book.renew()
+    book.looked(verdict(), 1.1, "")
+    assert book.step(1.1) is None
+    book.looked(verdict(), 2.1, "")
+    assert isinstance(book.step(2.1), ItemOutcome)
+
+
 def test_states_miss_looks_without_catching_up() -> None:
     book = StateBook(ItemTiming(every_s=1.0), 0.0)
     assert book.step(0.0)

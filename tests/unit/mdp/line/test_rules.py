@@ -113,6 +113,16 @@ def test_two_classes_at_once_are_a_conflict() -> None:
     assert judge(look("scratch", own), LineRules(needed={"dent": 2})).decision == "conflict"
 
 
+def test_an_item_that_its_rule_sees_is_not_empty() -> None:
+    own = {"a": "good", "b": "good", "c": "empty", "d": "empty", "e": "empty"}
+    rules = LineRules(needed={"good": 2}, empty="empty")
+    verdict = judge(look("empty", own), rules)
+    assert (verdict.label, verdict.decision, verdict.passed) == (None, "conflict", False)
+    assert verdict.text == "empty (90%), but good is seen by 2 of 5, 2 needed: not passed"
+    assert (verdict.sure, verdict.why_kept) == (False, "unsure")
+    assert judge(look("empty", {**own, "a": "empty"}), rules).decision == "empty"
+
+
 def test_cameras_disagree_where_both_are_sure() -> None:
     own = {"a": OwnAnswer("good", 0.8), "b": OwnAnswer("dent", 0.4)}
     seen = replace(look(), own=own)

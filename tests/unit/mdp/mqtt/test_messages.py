@@ -178,7 +178,7 @@ def test_health_is_published_when_it_changes_and_a_device_that_left_is_removed(
     file = bundle.path.parent / "fleet.toml"
     file.write_text("one")
     seen = Recorded(bundle)
-    bridge = Bridge(seen, file, "colours", seen)  # type: ignore[arg-type]
+    bridge = Bridge(seen, file, "colours", seen, print)  # type: ignore[arg-type]
     assert all(retain for _, retain in seen.sent)
     seen.sent.clear()
 
@@ -215,7 +215,7 @@ def test_a_fleet_file_that_is_away_for_a_moment_is_no_reason_to_end(bundle: Bund
     seen = Recorded(bundle)
     file = bundle.path.parent / "away.toml"
     file.touch()
-    bridge = Bridge(seen, file, "colours", seen)  # type: ignore[arg-type]
+    bridge = Bridge(seen, file, "colours", seen, print)  # type: ignore[arg-type]
     Path(file).unlink()
     bridge.step(deadline_ms=80.0, now=lambda: "now")
     assert seen.reloaded == 0
