@@ -28,7 +28,7 @@ from mdp.line.keeping import ItemKeeper
 from mdp.line.record import ItemRecord, TriggerKind, to_json
 from mdp.line.rests import RestWatch
 from mdp.line.rules import LineRules, read_rules
-from mdp.line.triggers import TriggerQueue, item_of
+from mdp.line.triggers import LineEndedError, TriggerQueue, item_of
 from mdp.line.watcher import WITHIN_MS, LineWatcher
 from mdp.requests.capture import DEFAULT_WITHIN_MS
 from mdp.requests.deadline import checked_deadline_ms
@@ -172,6 +172,7 @@ def watch_line(asked: LineOptions) -> None:
                 with suppress(InferenceError):
                     client.status(timeout_s=0.0)
             follower.follow(idle=idle)
+        watcher.finish()
 
 
 def _check(asked: LineOptions) -> None:
@@ -239,7 +240,7 @@ class _Line:
             file = stack.enter_context(RecordFile(asked.out))
             self._sinks.append(lambda record, content, outcome: file.append(content))
         if asked.keep is not None:
-            self._keep(asked.keep, stack)
+            self._keep(asked.keep, timing, stack)
         if asked.broker is not None:
             self._open_broker(asked.broker, stack)
         if asked.bind is not None or asked.kind == "http":
@@ -261,7 +262,8 @@ class _Line:
 
     def _rested(self, moment_s: float) -> None:
         """Begin an item of a scene that rested at `moment_s`."""
-        self._triggers.add(None, moment_s, answers.utc_now(), time.monotonic())
+        with suppress(LineEndedError):
+            self._triggers.add(None, moment_s, answers.utc_now(), time.monotonic())
 
     def _heard(self, payload: bytes) -> None:
         """Take in a trigger that a broker has sent."""
@@ -270,12 +272,12 @@ class _Line:
         except InputError as error:
             say(f"{self._asked.topic}: {error}")
 
-    def _keep(self, folder: Path, stack: ExitStack) -> None:
+    def _keep(self, folder: Path, timing: ItemTiming, stack: ExitStack) -> None:
         asked = self._asked
         self._keeper = ItemKeeper(
             KeptFolder(folder, int(asked.keep_mb * 1e6)),
             lambda: FleetCameras(read_devices(asked.fleet), asked.client_options()),
-            lambda: self._triggers.newest_s + seconds("delay", asked.delay),
+            lambda: self._triggers.newest_s + timing.delay_s,
             say,
             within_s=asked.frame_within_ms / 1e3,
         )
@@ -330,16 +332,25 @@ class _Line:
         self._sinks.append(publish)
 
     def publish(self, record: ItemRecord, outcome: ItemOutcome) -> None:
-        """Publish a record everywhere, once; raises InputError where it cannot be written."""
+        """Publish a record everywhere, once.
+
+        Raises InputError where it cannot be written, after the others have got it.
+        """
         content = to_json(record)
+        unwritten: InputError | None = None
         for sink in self._sinks:
-            sink(record, content, outcome)
+            try:
+                sink(record, content, outcome)
+            except InputError as error:
+                unwritten = error
         if record.why_kept is not None and self._keeper is not None:
             self._keeper.put(record, outcome.due_from_s)
         if self._asked.json:
             console.print_json(record)
         else:
             _show(record)
+        if unwritten is not None:
+            raise unwritten
 
     def check(self) -> None:
         """Raise ConfigError where a broker has refused this client."""

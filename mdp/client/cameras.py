@@ -242,6 +242,12 @@ class FleetCameras(_AgentConnections):
 class FleetRests(_AgentConnections):
     """Times for which the pictures of all cameras of a fleet have stood still; for one thread."""
 
+    def __init__(self, fleet: Fleet, options: Options, *, clock: Clock = time.monotonic) -> None:
+        """Connect to the agents of `fleet`; raises ConfigError."""
+        super().__init__(fleet, options, clock=clock)
+        #: Devices whose agents are too old to be asked.
+        self.outdated: set[str] = set()
+
     def ask(self) -> tuple[dict[str, RestReply], dict[str, str]]:
         """Each device's rest, and why others tell none; an agent too old for it is one of those."""
         self._request_id += 1
@@ -252,6 +258,7 @@ class FleetRests(_AgentConnections):
         """The rest in a reply, None for one to an earlier request; raises MDPError."""
         match decode(event.frames).message:
             case Failure(request_id=0, text=text):
+                self.outdated.add(event.device)
                 raise WireError(
                     f"its mdp-agent cannot tell whether its picture rests: expected a newer one "
                     f"({text})"
@@ -261,5 +268,6 @@ class FleetRests(_AgentConnections):
             ):
                 raise WireError(f"{code}: {text}")
             case RestReply(request_id=request_id) as reply if request_id == self._request_id:
+                self.outdated.discard(event.device)
                 return reply
         return None

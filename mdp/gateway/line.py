@@ -22,7 +22,7 @@ from mdp.gateway.bodies import Bodies
 from mdp.gateway.readers import QUIET_S, Readers
 from mdp.gateway.refusals import Refusal, busy, refusal_of
 from mdp.line.items import Trigger
-from mdp.line.triggers import MAX_PAYLOAD_BYTES, DuplicateItemError, item_of
+from mdp.line.triggers import MAX_PAYLOAD_BYTES, DuplicateItemError, LineEndedError, item_of
 
 #: Records that a reader who comes back can still get, by `Last-Event-ID`.
 KEPT_RECORDS = 1000
@@ -32,7 +32,7 @@ MOST_UNREAD = 1000
 MOST_AWAITED = 100
 
 
-def _told(content: object, status: int = 200) -> Response:
+def _json(content: object, status: int = 200) -> Response:
     body = msgspec.json.encode(content) + b"\n"
     return Response(body, status, media_type="application/json")
 
@@ -123,7 +123,7 @@ class ServedLine:
 
     async def live(self, request: Request) -> Response:
         """Tell that the line is watched."""
-        return _told({"live": True})
+        return _json({"live": True})
 
     async def trigger(self, request: Request) -> Response:
         """Begin an item, its id in the body or none; with `?wait=1` its record is the answer."""
@@ -140,8 +140,10 @@ class ServedLine:
             trigger = self._trigger(item)
         except DuplicateItemError as error:
             raise Refusal(409, str(error)) from error
+        except LineEndedError as error:
+            raise busy(str(error)) from error
         if wait == "0":
-            return _told({"item": item, "time": trigger.time}, 202)
+            return _json({"item": item, "time": trigger.time}, 202)
         # The record comes by this loop, and so not before this is in place.
         future = asyncio.get_running_loop().create_future()
         self._awaited[trigger.ticket] = future
@@ -195,15 +197,15 @@ class ServedLine:
             # Looks around now and then whether the server is ending.
             try:
                 async with asyncio.timeout(1.0):
-                    told = await unread.new.get()
+                    newest = await unread.new.get()
             except TimeoutError:
                 if loop.time() - sent_s > QUIET_S:
                     yield b":\n\n"
                     sent_s = loop.time()
                 continue
-            if told is None:
+            if newest is None:
                 return
-            yield self._event(*told)
+            yield self._event(*newest)
             sent_s = loop.time()
 
     def _event(self, number: int, record: bytes) -> bytes:

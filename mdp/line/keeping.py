@@ -11,6 +11,7 @@ from msgspec import Struct
 from mdp.client.scenes import Scene
 from mdp.closing import Closing
 from mdp.errors import MDPError
+from mdp.line.connection import RenewedConnection, SaidOnce
 from mdp.line.keeper import KeptFolder
 from mdp.line.record import ItemRecord, to_json
 
@@ -20,8 +21,6 @@ MOST_WAITING = 4
 TEND_S, TENDING_S = 1.0, 0.01
 #: How long the last items may take.
 LEAVE_S = 5.0
-#: Different lines on what is not kept, of which each is said once.
-_MOST_SAID = 100
 
 
 class PictureSource(Protocol):
@@ -83,14 +82,12 @@ class ItemKeeper(Closing):
         item's moment its pictures may be taken. Raises ConfigError where the cameras cannot be
         asked.
         """
-        self._folder, self._connect = folder, connect
-        self._newest_s, self._report, self._clock = newest_s, report, clock
+        self._folder, self._newest_s, self._clock = folder, newest_s, clock
+        self._report, self._say_once = report, SaidOnce(report)
         self._within_s = within_s
-        self._cameras = connect()
-        self._renewed = threading.Event()
-        self._said: set[str] = set()
+        self._cameras = RenewedConnection(connect)
         self._failing = False
-        #: Items kept, and those that should have been.
+        #: Items kept, and those that should have been; for tests.
         self.kept = self.left_out = 0
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
@@ -100,20 +97,21 @@ class ItemKeeper(Closing):
         """Keep an item soon, unless too many wait; never waits."""
         if self._tasks.qsize() >= MOST_WAITING:
             self.left_out += 1
-            self._say(f"items come faster than pictures can be kept: {record.item} is not kept")
+            item = record.item
+            self._say_once(f"items come faster than pictures can be kept: {item} is not kept")
         else:
             self._tasks.put(_Task(record, moment_s))
 
     def renew(self) -> None:
         """Connect anew before the next item: the fleet file has changed."""
-        self._renewed.set()
+        self._cameras.renew()
 
     def _run(self) -> None:
         while True:
             try:
                 task = self._tasks.get(timeout=TEND_S)
             except queue.Empty:
-                self._cameras.wait(self._clock() + TENDING_S)
+                self._cameras.current.wait(self._clock() + TENDING_S)
                 continue
             if task is None:
                 break
@@ -122,16 +120,12 @@ class ItemKeeper(Closing):
 
     def _keep(self, task: _Task) -> None:
         try:
-            if self._renewed.is_set():
-                self._renewed.clear()
-                former, self._cameras = self._cameras, self._connect()
-                former.close()
-            scene = self._cameras.take()
+            scene = self._cameras.latest().take()
             pictures, missing = pictures_of_item(
                 scene, task.moment_s, self._newest_s(), self._within_s
             )
             for device, reason in missing.items():
-                self._say(f"no picture of {device} is kept: {reason}")
+                self._say_once(f"no picture of {device} is kept: {reason}")
             if not pictures:
                 self.left_out += 1
                 return
@@ -147,11 +141,6 @@ class ItemKeeper(Closing):
         if self._failing:
             self._failing = False
             self._report(f"{self._folder.path}: items are kept again")
-
-    def _say(self, text: str) -> None:
-        if text not in self._said and len(self._said) < _MOST_SAID:
-            self._said.add(text)
-            self._report(text)
 
     def close(self) -> None:
         """Keep what is left, and end the thread."""

@@ -48,6 +48,10 @@ def _shown(payload: bytes) -> str:
     return "".join(one if one.isprintable() else "?" for one in text)
 
 
+class LineEndedError(InputError):
+    """A trigger came after the watcher was told to end."""
+
+
 class TriggerQueue:
     """Triggers until they are taken; any thread adds them."""
 
@@ -56,14 +60,21 @@ class TriggerQueue:
         self._waiting: deque[Trigger] = deque()
         self._ids = RecentIds(remembered)
         self._tickets = itertools.count(1)
+        self._ended = False
         #: The moment of the newest trigger.
         self.newest_s = float("-inf")
 
     def add(
         self, item: str | None, moment_s: float, time: str, heard_s: float = -math.inf
     ) -> Trigger:
-        """Add a trigger; raises DuplicateItemError for the id of one of the latest items."""
+        """Add a trigger.
+
+        Raises DuplicateItemError for the id of one of the latest items, and LineEndedError after
+        `end`.
+        """
         with self._lock:
+            if self._ended:
+                raise LineEndedError("the watcher is ending: it takes no items any more")
             if item is not None and not self._ids.add(item):
                 raise DuplicateItemError(f"item {item} came twice: it has one record")
             number = next(self._tickets)
@@ -84,7 +95,7 @@ class TriggerQueue:
             self._waiting.clear()
             return found
 
-    def wake(self) -> None:
-        """End a `take` that waits."""
+    def end(self) -> None:
+        """Refuse further triggers; those that wait can still be taken."""
         with self._lock:
-            self._lock.notify()
+            self._ended = True

@@ -1,5 +1,6 @@
 """Drives a line: takes triggers, looks when due, and publishes the record of each item once."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -75,6 +76,14 @@ class LineWatcher:
             self._add(self._triggers.take(max(0.0, wait_s)))
             return False
         return True
+
+    def finish(self) -> None:
+        """Refuse further triggers, and give each item that has come its record, in its time."""
+        self._triggers.end()
+        if not isinstance(self._book, ItemBook):
+            return
+        while self.turn() or self._book.wake_s(self._clock()) < math.inf:
+            pass
 
     def _add(self, triggers: list[Trigger]) -> None:
         for trigger in triggers:

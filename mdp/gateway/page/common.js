@@ -49,7 +49,7 @@ export async function request(path, options = {}, asking = () => {}) {
 
 export async function told(response) {
   const content = await response.json().catch(() => ({ error: `${response.status} ${response.statusText}` }));
-  if (!response.ok) throw new Error(content.error);
+  if (!response.ok) throw Object.assign(new Error(content.error), { status: response.status });
   return content;
 }
 

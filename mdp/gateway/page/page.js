@@ -21,8 +21,11 @@ const REFUSED = {
 const NO_PICTURE = "This file is no picture that can be read (JPEG, PNG, WebP, GIF, BMP, TIFF ...).";
 const CAMERA_MS = 400;
 const MAX_SIDE = 640;
+// A picture's answer without a device that is able to: busy for a moment, perhaps.
+const RETRY_MS = 2000;
+const MAX_RETRIES = 5;
 
-const state = { fleets: [], chosen: null, blob: null, camera: null, looking: null, asking: false, again: false, team: null };
+const state = { fleets: [], chosen: null, blob: null, camera: null, looking: null, asking: false, again: false, team: null, retries: 0 };
 
 // The fleet, as it changes.
 
@@ -49,10 +52,11 @@ function show(fleets) {
 }
 
 const current = () => state.fleets.find((fleet) => fleet.name === state.chosen);
+const ableOf = (fleet) => fleet.devices.filter((device) => device.usable && device.in_use);
 
 function showFleet() {
   const fleet = current();
-  const able = fleet.devices.filter((device) => device.usable && device.in_use);
+  const able = ableOf(fleet);
   document.title = `${fleet.name} – MDP fleet`;
   text("bundle", fleet.name);
   text("count", `${able.length} of ${fleet.devices.length}`);
@@ -82,7 +86,10 @@ function showFleet() {
   showFront(fleet, able);
   // What a device less makes of the same picture shows at once.
   const team = able.map((device) => device.name).join();
-  if (team !== state.team && state.team !== null && state.blob && !state.camera && able.length) ask();
+  if (team !== state.team && state.team !== null && state.blob && !state.camera && able.length) {
+    state.retries = MAX_RETRIES;
+    ask();
+  }
   if (!able.length && (state.team !== null || !state.blob)) showNoAnswer("No device can answer", "Callers get status 503 until one is back; this page then asks again by itself.");
   else if (able.length && state.team === "" && !state.blob) showNoAnswer("No picture yet", "The fused answer of all devices, and what it is made of, appear here.");
   state.team = team;
@@ -244,17 +251,24 @@ async function ask() {
   const { blob, chosen } = state;
   // The picture or the fleet may be another one before the answer is there.
   const latest = () => state.blob === blob && state.chosen === chosen;
+  let lacking;
   try {
     const answer = await told(await request(`v2/models/${chosen}/classify`, {
       method: "POST", body: blob, headers: { "Content-Type": blob.type || "application/octet-stream" },
     }));
     if (latest()) showAnswer(answer);
+    lacking = answer.degraded ? Object.keys(answer.missing) : [];
   } catch (error) {
     // Of a file of any other kind, the decoder's words help nobody.
     const strange = error.message.includes("found no format that is read");
     if (latest()) showNoAnswer("No answer", strange ? NO_PICTURE : error.message);
+    lacking = error.status >= 500 ? current().devices.map((device) => device.name) : [];
   } finally {
     state.asking = false;
+  }
+  if (!state.camera && state.retries > 0 && ableOf(current()).some((device) => lacking.includes(device.name))) {
+    state.retries -= 1;
+    setTimeout(() => latest() && ask(), RETRY_MS);
   }
   if (state.again) {
     state.again = false;
@@ -370,6 +384,7 @@ async function open(blob) {
   $("crops").replaceChildren();
   $("legend").replaceChildren();
   state.blob = blob;
+  state.retries = MAX_RETRIES;
   text("label", "Asking …");
   text("note", "");
   const shown = await picture.decode().then(() => true, () => false);

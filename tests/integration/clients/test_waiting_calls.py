@@ -97,8 +97,6 @@ def test_calls_that_wait_may_be_cancelled_and_cost_no_device_anything(gated: Gat
             assert all(call.cancelled() for call in calls[-4:])
             return answers
 
-    with gated.held():
-        pass
     answers = asyncio.run(ask())
     assert whole(answers) == CALLS - 4
     assert max(answer.members[0].held_ms for answer in answers) > 0

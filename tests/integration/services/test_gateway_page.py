@@ -32,6 +32,17 @@ window.fetch = async (path, ...more) => {
   return new Response(content, { status: response.status });
 };
 """
+#: The next answer lacks a device that is able to answer.
+ONE_LATE = """
+const before = window.fetch;
+window.fetch = async (path, ...more) => {
+  const response = await before(path, ...more);
+  if (!`${path}`.endsWith("/classify")) return response;
+  window.fetch = before;
+  const content = { ...(await response.json()), degraded: true, missing: { alpha: "too late" } };
+  return new Response(JSON.stringify(content), { status: response.status });
+};
+"""
 #: Words of the table of answers that stand on more than one line.
 BROKEN_WORDS = """
 const walk = document.createTreeWalker(document.querySelector("#made table"), NodeFilter.SHOW_TEXT);
@@ -116,6 +127,15 @@ def test_a_device_dies_and_comes_back(fleet: Fleet, page: Browser, two_colours: 
     page.wait_for("#faults", "alpha\nback after not reachable")
     page.wait_for("#how", "^$")
     assert page.text("#mode") == "stacked"
+
+
+def test_a_device_that_was_late_is_asked_again(page: Browser, two_colours: Path) -> None:
+    page.run(ONE_LATE)
+    page.type("#file", str(two_colours))
+    page.wait_for("#how", "partial")
+    assert "without alpha (too late)" in page.text("#note")
+    page.wait_for("#how", "^$")
+    assert "without" not in page.text("#note")
 
 
 def test_an_item_of_no_class(page: Browser, served: Gateway, tmp_path: Path) -> None:

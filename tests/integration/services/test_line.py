@@ -148,7 +148,9 @@ def test_items_by_mqtt_have_one_record_each(line: Line, tmp_path: Path) -> None:
         # Its records wait for the broker.
         with broker.running(), broker.heard() as listener:
             until(lambda: _triggered(broker, process), "the topic is heard again")
-            assert heard(listener)["item"] == "back"
+            item = heard(listener)["item"]
+            # What the broker had not acknowledged when it went comes again.
+            assert (heard(listener)["item"] if item == third["item"] else item) == "back"
             assert process.terminate() == 0
             assert listener.line_with(" mdp/belt/line ").endswith("offline")
     by_item = {one.record.item: one for one in list_kept(keep)}

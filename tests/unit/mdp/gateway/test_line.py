@@ -102,6 +102,10 @@ def test_what_is_no_trigger_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (told[0], b"--trigger http" in told[1]) == (409, True)
     monkeypatch.setattr(routes, "MOST_AWAITED", 0)
     assert asyncio.run(refuse(web, "/trigger?wait=1", b"18"))[0] == 503
+    ending = Web()
+    ending.queue.end()
+    told = asyncio.run(refuse(ending, "/trigger", b"17"))
+    assert (told[0], b"the watcher is ending" in told[1]) == (503, True)
     closed = Web(tokens=Tokens(["a" * 16]))
     for path, body in (("/trigger", b""), ("/items", None)):
         assert asyncio.run(refuse(closed, path, body))[0] == 401

@@ -10,6 +10,7 @@ import pytest
 
 from mdp.client.scenes import Scene
 from mdp.errors import ConfigError, InferenceError, InputError, QuorumNotMet
+from mdp.line.connection import RenewedConnection
 from mdp.line.file import RecordFile
 from mdp.line.items import Book, ItemBook, ItemOutcome, ItemTiming, StateBook
 from mdp.line.keeper import KeptFolder
@@ -18,7 +19,7 @@ from mdp.line.kept import list_kept
 from mdp.line.record import ItemRecord, TriggerKind, to_json
 from mdp.line.rests import RestWatch
 from mdp.line.rules import LineRules
-from mdp.line.triggers import TriggerQueue
+from mdp.line.triggers import LineEndedError, TriggerQueue
 from mdp.line.watcher import LineWatcher
 from mdp.protocol.rest import RestReply
 from mdp.requests.capture import Moment
@@ -118,7 +119,8 @@ def test_each_item_has_one_record_with_all_of_its_answer() -> None:
     assert told["rules"] == {
         "washer": {"needed": 2, "of": 3, "seen": [], "missing": 2, "state": "open"}
     }
-    assert told["verdict"].endswith("0 of 3, 2 missing, 2 needed: not passed") or told["passed"]
+    assert told["verdict"] == first.verdict
+    assert told["passed"] is first.passed
     assert (told["latency_ms"], told["deadline_ms"]) == (10.0, 1000.0)
     assert (told["looks"], told["equal"], told["why_kept"]) == (1, 1, "disagreement")
 
@@ -253,9 +255,15 @@ class PlayedRests:
 
     def __init__(self, *told: tuple[dict[str, RestReply], dict[str, str]]) -> None:
         self.told, self.closed = list(told), 0
+        self.last = told[0]
+
+    @property
+    def outdated(self) -> set[str]:
+        return {device for device, reason in self.last[1].items() if reason == TOO_OLD}
 
     def ask(self) -> tuple[dict[str, RestReply], dict[str, str]]:
-        return self.told.pop(0) if len(self.told) > 1 else self.told[0]
+        self.last = self.told.pop(0) if len(self.told) > 1 else self.told[0]
+        return self.last
 
     def wait(self, until_s: float) -> None:
         """At once."""
@@ -334,6 +342,57 @@ def test_records_are_whole_lines_of_a_file(tmp_path: Path) -> None:
         pytest.raises(InputError, match="cannot be written: No space left on device"),
     ):
         file.append(b"{}")
+
+
+def test_items_that_have_come_have_a_record_when_the_watcher_ends() -> None:
+    line = PlayedLine(answer())
+    line.come("a", "b")
+    line.watcher.finish()
+    assert [one.item for one in line.records] == ["a", "b"]
+    with pytest.raises(LineEndedError, match="the watcher is ending"):
+        line.come("c")
+    states = PlayedLine(answer(), book=lambda timing: StateBook(timing, 100.0), kind="interval")
+    states.watcher.finish()
+    assert states.records == []
+
+
+def test_a_fleet_with_agents_too_old_and_others_away_is_watched() -> None:
+    away = {"a": TOO_OLD, "b": "no connection"}
+    found = list[float]()
+    source = PlayedRests(({}, away), (rests(0, 1000), {}), (rests(3, 400), {}))
+    with RestWatch(lambda: source, 300.0, found.append, lambda text: None, Clock()):
+        until(lambda: len(found) == 1, "what came back tells")
+
+
+class Connected:
+    """A connection, and whether it is closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_connection_that_cannot_be_made_anew_stays_until_it_can() -> None:
+    outcomes: list[Connected | ConfigError] = [first := Connected(), ConfigError("x"), Connected()]
+
+    def connect() -> Connected:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, ConfigError):
+            raise outcome
+        return outcome
+
+    connection = RenewedConnection(connect)
+    assert connection.latest() is first
+    connection.renew()
+    with pytest.raises(ConfigError):
+        connection.latest()
+    assert (connection.current, first.closed) == (first, False)
+    second = connection.latest()
+    assert (second is first, first.closed, second.closed) == (False, True, False)
+    assert connection.latest() is second
+    connection.close()
+    assert second.closed
 
 
 def test_outcomes_are_handed_on_with_their_records() -> None:
