@@ -30,6 +30,8 @@ WITHIN_MS, REPLY_S = 1000.0, 2.0
 T = TypeVar("T")
 #: Of rests: both are short, as they are asked for many times a second.
 REST_WITHIN_MS, REST_REPLY_S = 1000.0, 0.25
+#: Between two looks at whether a recording is over.
+OVER_S = 0.1
 CameraRequest = PictureRequest | StatusRequest | RestRequest | MaskRequest
 NO_KEY = "no `key` in the fleet file: pictures are sent with keys only"
 
@@ -143,15 +145,19 @@ class FleetCameras(_AgentConnections):
         every_s: float,
         count: int | None,
         due_s: float,
+        over: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Path | None, Scene]]:
         """Write a scene each `every_s` into `folder`, the first at `due_s` by this object's clock.
 
         Yields each moment's path and scene; None for one of too few cameras, which is not kept.
-        Ends after `count` moments of `tally`, which counts them; None: never. Raises InputError on
-        a full disk.
+        Ends after `count` moments of `tally`, which counts them, with None never, and soon after
+        `over` becomes true. Raises InputError on a full disk.
         """
         while count is None or tally.moments < count:
-            self.wait(due_s)
+            while not over() and self._clock() < due_s:
+                self.wait(min(due_s, self._clock() + OVER_S))
+            if over():
+                return
             # Missed moments are not caught up, and two are never closer than `every_s`: an agent
             # refuses pictures above its rate.
             due_s = max(due_s, self._clock()) + every_s

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mdp import __version__
-from mdp.errors import ConfigError, MDPError
+from mdp.errors import MDPError
 from mdp.gateway import infer
 from mdp.gateway.access import Tokens, caller_of, check_request
 from mdp.gateway.bodies import (
@@ -173,7 +173,7 @@ class Gateway:
         """Serve `fleets`, by their models' names, with `deadline_ms` for a picture.
 
         With a `teacher`, the page teaches the only fleet. Where that has no bundle yet it is opened
-        by `first`, which raises ConfigError as long as that is so.
+        by `first`, which raises MDPError as long as that is so.
         """
         self._fleets = dict(fleets)
         self._teacher, self._first = teacher, first
@@ -211,7 +211,8 @@ class Gateway:
     async def _watch_first(self, first: Callable[[], ServedFleet]) -> None:
         """Serve a fleet as soon as it has a bundle."""
         while True:
-            with suppress(ConfigError):
+            # Its files may be half there: they are being written.
+            with suppress(MDPError, OSError):
                 fleet = first()
                 break
             await asyncio.sleep(FIRST_S)

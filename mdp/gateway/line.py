@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,6 +20,7 @@ from mdp.gateway.app import Guard, refused
 from mdp.gateway.bodies import Bodies
 from mdp.gateway.readers import QUIET_S, Readers
 from mdp.gateway.refusals import Refusal, busy, refusal_of
+from mdp.gateway.replies import json_response
 from mdp.line.items import Trigger
 from mdp.line.triggers import MAX_PAYLOAD_BYTES, DuplicateItemError, LineEndedError, item_of
 
@@ -30,11 +30,6 @@ KEPT_RECORDS = 1000
 MOST_UNREAD = 1000
 #: Triggers whose callers wait for the record.
 MOST_AWAITED = 100
-
-
-def _json(content: object, status: int = 200) -> Response:
-    body = msgspec.json.encode(content) + b"\n"
-    return Response(body, status, media_type="application/json")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -123,7 +118,7 @@ class ServedLine:
 
     async def live(self, request: Request) -> Response:
         """Tell that the line is watched."""
-        return _json({"live": True})
+        return json_response({"live": True})
 
     async def trigger(self, request: Request) -> Response:
         """Begin an item, its id in the body or none; with `?wait=1` its record is the answer."""
@@ -143,7 +138,7 @@ class ServedLine:
         except LineEndedError as error:
             raise busy(str(error)) from error
         if wait == "0":
-            return _json({"item": item, "time": trigger.time}, 202)
+            return json_response({"item": item, "time": trigger.time}, 202)
         # The record comes by this loop, and so not before this is in place.
         future = asyncio.get_running_loop().create_future()
         self._awaited[trigger.ticket] = future

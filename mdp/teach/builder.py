@@ -234,13 +234,12 @@ class Builder:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                limit=2 * MAX_REPORT_BYTES,
                 start_new_session=True,
             )
             assert process.stdout is not None
             assert process.stderr is not None
             content, _ = await asyncio.gather(
-                process.stdout.read(), self._hear(process.stderr, progress)
+                _read_most(process.stdout, MAX_REPORT_BYTES), self._hear(process.stderr, progress)
             )
             code = await process.wait()
             if progress.state == "cancelled":
@@ -280,6 +279,10 @@ class Builder:
         task = self._task
         if task is None or task.done():
             return
+        if self.progress.state != "running":
+            # It has ended, and what it leaves is being removed.
+            await asyncio.wait([task])
+            return
         self.progress.state, self.progress.error = "cancelled", CANCELLED
         self._changed()
         while self._process is None and not task.done():
@@ -306,6 +309,14 @@ class Builder:
             for path in bundles[:-KEPT_BUNDLES]:
                 if path.resolve() not in kept:
                     shutil.rmtree(path, ignore_errors=True)
+
+
+async def _read_most(stream: asyncio.StreamReader, most_bytes: int) -> bytes:
+    """Read all of `stream`, and return its first `most_bytes`: what writes it can end."""
+    content = bytearray()
+    while piece := await stream.read(65536):
+        content += piece[: most_bytes - len(content)]
+    return bytes(content)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -154,24 +154,30 @@ class CameraDesk:
         self._scene, self._scene_s = scene, time.monotonic()
 
     async def masks(self) -> tuple[Mapping[str, MaskReply], Mapping[str, str]]:
-        """Each camera's mask, and why others tell none."""
+        """Each camera's mask, and why others tell none; raises BusyError during a recording."""
+        self.refuse_while_recording()
         return await self._use(lambda cameras: cameras.masks())
 
     async def set_mask(self, device: str, mask: CameraMask | None) -> MaskReply:
-        """Have an agent use another mask; raises WireError with its reason."""
-        told = await self._use(lambda cameras: cameras.set_mask(device, mask))
+        """Have an agent use another mask; raises WireError with its reason, or BusyError."""
+        self.refuse_while_recording()
+        reply = await self._use(lambda cameras: cameras.set_mask(device, mask))
         self._scene_s = float("-inf")
-        return told
+        return reply
 
-    def record(self, wanted: RecordRequest, folder: SceneFolder) -> None:
-        """Begin to record; raises BusyError while another recording is under way."""
-        wanted.check()
+    def refuse_while_recording(self) -> None:
+        """Raise BusyError while a recording is under way."""
         now = self.recording
         if now is not None and now.under_way:
             raise BusyError(
                 f"{now.label} is being recorded, {now.scenes} of {now.wanted} scenes: expected its "
                 "end first"
             )
+
+    def record(self, wanted: RecordRequest, folder: SceneFolder) -> None:
+        """Begin to record; raises BusyError while another recording is under way."""
+        wanted.check()
+        self.refuse_while_recording()
         self._stop = False
         self.recorded = []
         self.recording = RecordProgress(
@@ -200,6 +206,9 @@ class CameraDesk:
             progress.state = "stopped"
             raise
         finally:
+            if progress.under_way:
+                # Nothing else may wait for it for ever; what it was goes to the log.
+                progress.state, progress.error = "failed", "unforeseen error: the log says more"
             progress.left_s = 0.0
             self._changed()
 
@@ -231,6 +240,7 @@ class CameraDesk:
                         every_s=wanted.every_s,
                         count=wanted.count,
                         due_s=due_s,
+                        over=lambda: self._stop,
                     )
                 )
 

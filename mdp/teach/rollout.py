@@ -27,58 +27,71 @@ class FleetRollout:
     def push(self, folder: Path, told: Told) -> list[str]:
         """Have every agent serve the bundle in `folder`, and the fleet file name it.
 
-        Those that serve it already go back where a further one does not; the file is changed last.
-        Returns the devices. Raises ConfigError, InputError or TransferError.
+        Those that serve it by then go back where one does not; the file is changed last. Returns
+        the devices. Raises ConfigError, InputError or TransferError.
         """
         opened, fleet = Bundle.open(folder), self._fleet()
         named = name_bundle(self._path, opened)
         for entry in fleet.devices:
             part_of(opened, opened.assignment(entry.plan_device).k)
-        done: list[FleetEntry] = []
+        pushed, wanted = list[FleetEntry](), version_of(opened).manifest
         try:
             for entry in fleet.devices:
                 told(entry.device, 0.0)
                 with self._connect(fleet, entry) as device:
                     before = device.state().serves
+                    if before is None or before.manifest != wanted:
+                        # Before it is pushed: an agent may switch whose answer never comes.
+                        pushed.append(entry)
                     device.push(
                         opened,
                         lambda n, total, name=entry.device: told(name, n / max(1, total)),  # type: ignore[misc]
                     )
-                if before is None or before.manifest != version_of(opened).manifest:
-                    done.append(entry)
             named.write()
-        except MDPError as error:
-            stuck = self._back(fleet, done)
-            also = f"; these could not go back: {', '.join(stuck)}" if stuck else ""
-            raise TransferError(f"{error}{also}") from error
+        except (MDPError, OSError) as error:
+            raise self._undone(error, fleet, pushed, wanted) from error
         return [entry.device for entry in fleet.devices]
 
-    def _back(self, fleet: Fleet, entries: Iterable[FleetEntry]) -> list[str]:
-        """Have devices go back; returns those that do not."""
+    def _undone(
+        self, error: Exception, fleet: Fleet, entries: Iterable[FleetEntry], unwanted: str
+    ) -> TransferError:
+        """Have devices that serve the manifest `unwanted` serve what they did before.
+
+        Returns `error`, with the names of those that do not.
+        """
         stuck = []
         for entry in entries:
             try:
                 with self._connect(fleet, entry) as device:
-                    device.rollback()
+                    serves = device.state().serves
+                    if serves is not None and serves.manifest == unwanted:
+                        device.rollback()
             except MDPError:
                 stuck.append(entry.device)
-        return stuck
+        also = f"; these could not go back: {', '.join(stuck)}" if stuck else ""
+        return TransferError(f"{error}{also}")
 
     def roll_back(self, folders: Iterable[Path], told: Told) -> Version:
         """Have every agent serve its version before, and the fleet file name the bundle of it.
 
-        That is looked for in `folders`. Returns the version. Raises TransferError, before anything
-        is changed where the agents do not have the same one.
+        That is looked for in `folders`. Where an agent does not go back, the others serve again
+        what they did. Returns the version. Raises TransferError, before anything is changed where
+        the agents do not have the same one.
         """
         fleet = self._fleet()
         previous = self._previous(fleet)
         named = name_bundle(self._path, self._find(previous, folders))
-        for entry in fleet.devices:
-            told(entry.device, 0.0)
-            with self._connect(fleet, entry) as device:
-                device.rollback()
-            told(entry.device, 1.0)
-        named.write()
+        gone = list[FleetEntry]()
+        try:
+            for entry in fleet.devices:
+                told(entry.device, 0.0)
+                gone.append(entry)
+                with self._connect(fleet, entry) as device:
+                    device.rollback()
+                told(entry.device, 1.0)
+            named.write()
+        except (MDPError, OSError) as error:
+            raise self._undone(error, fleet, gone, previous.manifest) from error
         return previous
 
     def _previous(self, fleet: Fleet) -> Version:

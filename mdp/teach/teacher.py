@@ -110,8 +110,9 @@ class FleetTeacher:
         self._builder = Builder(options.builds, self._wake)
         self._review = None if options.kept is None else Review(options.kept, options.scenes)
         self._classes: list[TaughtClass] = []
-        #: The classes of the served bundle; none without one.
+        #: The classes of the served bundle, none without one, and the target of its plan.
         self._labels: list[str] = []
+        self._target_ms: float | None = builder.DEFAULT_LATENCY_MS
         self._kept: list[KeptItem] = []
         self._problem = ""
         self.rollout = Rollout()
@@ -145,17 +146,19 @@ class FleetTeacher:
             problem = ""
         except MDPError as error:
             classes, kept, problem = self._classes, [], str(error)
-        labels = await asyncio.to_thread(self._served_labels)
-        found = (classes, kept, problem, labels)
-        if found != (self._classes, self._kept, self._problem, self._labels):
-            self._classes, self._kept, self._problem, self._labels = found
+        labels, target_ms = await asyncio.to_thread(self._read_served)
+        found = (classes, kept, problem, labels, target_ms)
+        if found != (self._classes, self._kept, self._problem, self._labels, self._target_ms):
+            self._classes, self._kept, self._problem, self._labels, self._target_ms = found
             self._wake()
 
-    def _served_labels(self) -> list[str]:
+    def _read_served(self) -> tuple[list[str], float | None]:
+        """The classes of the served bundle, and the target of its plan in milliseconds."""
         try:
-            return list(read_fleet(self.options.fleet)[1].manifest.labels)
+            manifest = read_fleet(self.options.fleet)[1].manifest
         except MDPError:
-            return []
+            return [], builder.DEFAULT_LATENCY_MS
+        return list(manifest.labels), manifest.plan.target_ms
 
     def shown(self) -> dict[str, Any]:
         """Everything that the page shows, for msgspec to encode."""
@@ -199,12 +202,7 @@ class FleetTeacher:
 
     def _latency_ms(self) -> float | None:
         """The target that a build has unless somebody says another one."""
-        if self.options.config is not None:
-            return None
-        try:
-            return read_fleet(self.options.fleet)[1].manifest.plan.target_ms
-        except MDPError:
-            return builder.DEFAULT_LATENCY_MS
+        return None if self.options.config is not None else self._target_ms
 
     # Cameras.
 
@@ -214,7 +212,7 @@ class FleetTeacher:
 
     async def masks(self) -> dict[str, Any]:
         """Each camera's mask, for msgspec to encode."""
-        told, missing = await self._desk.masks()
+        masks, missing = await self._desk.masks()
         return {
             "masks": {
                 name: {
@@ -223,7 +221,7 @@ class FleetTeacher:
                     "height": reply.height,
                     "settable": reply.settable,
                 }
-                for name, reply in told.items()
+                for name, reply in masks.items()
             },
             "missing": missing,
         }
@@ -232,7 +230,6 @@ class FleetTeacher:
         """Have an agent use another mask; raises GoneError, BusyError or WireError."""
         if device not in self.devices:
             raise GoneError(f"no device {device[:60]!r}: expected one of {', '.join(self.devices)}")
-        self._refuse_while(recording=True)
         await self._desk.set_mask(device, mask)
 
     def record(self, wanted: RecordRequest) -> None:
@@ -254,9 +251,8 @@ class FleetTeacher:
 
     def _refuse_while(self, *, recording: bool = False, build: bool = False) -> None:
         """Raise BusyError while one of these is under way."""
-        now = self._desk.recording
-        if recording and now is not None and now.under_way:
-            raise BusyError(f"{now.label} is being recorded: expected its end first")
+        if recording:
+            self._desk.refuse_while_recording()
         if build and self._builder.running:
             raise BusyError("a build reads the scenes: expected its end first")
 
@@ -387,6 +383,9 @@ class FleetTeacher:
             rollout.state, rollout.error = "failed", str(error)
         finally:
             ticking.cancel()
+            if rollout.under_way:
+                # Nothing else may wait for it for ever; what it was goes to the log.
+                rollout.state, rollout.error = "failed", "unforeseen error: the log says more"
             rollout.ended_s = time.monotonic()
             self._wake()
 

@@ -103,6 +103,16 @@ def test_two_boards(shelf: Shelf) -> None:
     before = shelf.pids()
     assert changed(shelf.play()) == [0, 0]
     assert shelf.pids() == before, "nothing was interrupted"
+    # A client whose key is taken away here is no client there.
+    (shelf.folder / "clients" / "former.public").write_bytes(
+        (shelf.folder / "clients" / "client.public").read_bytes()
+    )
+    assert min(changed(shelf.play())) > 0
+    (shelf.folder / "clients" / "former.public").unlink()
+    assert min(changed(shelf.play())) > 0
+    for board in shelf.boards.values():
+        assert board.run("ls /etc/mdp/clients") == "client.public"
+    before = shelf.pids()
     # Another bundle restarts each.
     manifest = shelf.folder / "cifar10" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b"airplane", b"aeroplan"))

@@ -107,9 +107,9 @@ async function showPictures({ pictures, missing }) {
 }
 
 function put(image, blob) {
-  const former = image.src;
-  image.src = URL.createObjectURL(blob);
-  if (former) URL.revokeObjectURL(former);
+  const url = URL.createObjectURL(blob);
+  for (const kind of ["load", "error"]) image.addEventListener(kind, () => URL.revokeObjectURL(url), { once: true });
+  image.src = url;
 }
 
 // Recording.
@@ -455,6 +455,7 @@ async function openMask(name) {
     if (!found.width) throw new Error(`${name}: the camera has given no picture yet`);
     const mask = found.mask;
     const shown = mask ? asList(mask.region || {}) : [...WHOLE];
+    if (state.mask?.url) URL.revokeObjectURL(state.mask.url);
     state.mask = {
       name, width: found.width, height: found.height, settable: found.settable, shown,
       region: [...shown], hidden: (mask?.hidden || []).map(asList), mode: "region", chosen: null,

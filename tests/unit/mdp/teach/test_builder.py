@@ -3,12 +3,15 @@
 import asyncio
 import json
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mdp.errors import InputError
+from mdp.teach import builder as builder_module
 from mdp.teach.builder import (
     CANCELLED,
     KEPT_BUNDLES,
@@ -18,7 +21,7 @@ from mdp.teach.builder import (
     profiles_of,
     read_report,
 )
-from mdp.testing.processes import until
+from mdp.testing.processes import PATIENCE_S, until
 
 REPORT = {
     "digest": "ab" * 32,
@@ -121,6 +124,7 @@ def test_a_build_that_is_done(tmp_path: Path) -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
          "it printed nothing (exit code -9)"),
         ("print('nonsense')", "mdp-partition build printed no report"),
+        ("print('[' * 2_000_000)", "mdp-partition build printed no report"),
     ],
 )  # fmt: skip
 def test_a_build_that_fails(tmp_path: Path, program: str, error: str) -> None:
@@ -166,6 +170,28 @@ def test_a_build_is_cancelled_with_all_that_it_started(tmp_path: Path) -> None:
     assert builder.progress.error == CANCELLED
     child = int(builder.progress.lines[0].removeprefix("child "))
     until(lambda: not runs(child), "the child has ended")
+
+
+def test_a_build_that_is_done_stays_so_when_it_is_cancelled_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removing, cancelled = threading.Event(), threading.Event()
+
+    def remove(*_: object) -> None:
+        removing.set()
+        assert cancelled.wait(PATIENCE_S)
+
+    monkeypatch.setattr(builder_module, "shutil", SimpleNamespace(rmtree=remove))
+
+    async def cancel(builder: Builder) -> None:
+        assert await asyncio.to_thread(removing.wait, PATIENCE_S)
+        cancelling = asyncio.create_task(builder.cancel())
+        await asyncio.sleep(0)
+        cancelled.set()
+        await cancelling
+
+    builder = ran(tmp_path, f"print({json.dumps(REPORT)!r})", cancel)
+    assert (builder.progress.state, builder.progress.error) == ("done", "")
 
 
 def runs(pid: int) -> bool:
