@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from PIL import Image
@@ -75,13 +75,21 @@ def tensor(pixels: Pixels) -> tuple[bytes, dict[str, str]]:
     return head + pixels.tobytes(), {"Inference-Header-Content-Length": str(len(head))}
 
 
+class Server(NamedTuple):
+    """Where a server listens, and its process."""
+
+    host: str
+    pid: int
+
+
 @contextmanager
-def gateway(fleet: Path) -> Iterator[str]:
-    """A gateway process; where it listens."""
+def gateway(fleet: Path, root: Path | None = None) -> Iterator[Server]:
+    """A gateway process, with the packages in `root` if given."""
     command = [Path(sys.executable).parent / "mdp", "gateway", "--bind", "127.0.0.1:0", "--json"]
     more = ["--fleet", f"colours={fleet}", "--deadline-ms", DEADLINE_MS]
-    with LineProcess("gateway", [*command, *more]) as process:
-        yield urlsplit(json.loads(process.line())["url"]).netloc
+    packages = {} if root is None else {"PYTHONPATH": str(root)}
+    with LineProcess("gateway", [*command, *more], environment=packages) as process:
+        yield Server(urlsplit(json.loads(process.line())["url"]).netloc, process.process.pid)
 
 
 def measure(what: str, client: Client, host: str) -> dict[str, Any]:
@@ -138,10 +146,10 @@ def run(*, quick: bool) -> Iterator[dict[str, Any]]:
     with (
         stub_fleet(AGENTS, side=SIDE) as fleet,
         client_of(fleet) as client,
-        gateway(fleet.folder / "fleet.toml") as host,
+        gateway(fleet.folder / "fleet.toml") as server,
     ):
         for what in ("pixels",) if quick else ("pixels", "JPEG"):
-            yield measure(what, client, host)
+            yield measure(what, client, server.host)
 
 
 COLUMNS = (

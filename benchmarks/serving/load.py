@@ -24,11 +24,8 @@ turns with this one, scenario by scenario.
 """
 
 import asyncio
-import io
 import json
-import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections import Counter
@@ -391,16 +388,14 @@ def side(root: Path, log: Path) -> LineProcess:
 @contextmanager
 def sides(before: str) -> Iterator[dict[str, LineProcess]]:
     """`now` and, for a commit, `before`."""
+    # Not above: this script also runs with the harness of another commit, which may not have it.
+    from benchmarks.harness.commits import unpack
+
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         roots = {"now": ROOT}
         if before:
-            archive = subprocess.run(
-                ["git", "archive", before], cwd=ROOT, check=True, capture_output=True
-            ).stdout
-            roots["before"] = folder / "before"
-            with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                tar.extractall(roots["before"], filter="data")
+            roots["before"] = unpack(before, folder / "before")
         both = {
             side_: stack.enter_context(side(root, folder / f"{side_}.log"))
             for side_, root in roots.items()

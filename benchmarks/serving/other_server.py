@@ -1,7 +1,7 @@
-"""LitServe or MLServer with a stub model: other_server.py litserve|mlserver PORT.
+"""LitServe or MLServer with a stub model: other_server.py litserve|mlserver PORT [scaled].
 
 Runs in an environment with both and without MDP. The model decodes, where it gets a JPEG file, and
-returns ready logits.
+returns ready logits. `scaled` decodes larger files at a smaller scale.
 """
 
 import asyncio
@@ -24,11 +24,17 @@ LOGITS = np.array([3.0, 0.0, 0.0], np.float32)
 
 
 def label_of(content: bytes) -> str:
-    """The stub's answer to pixels `[SIDE, SIDE, 3]` or a JPEG file of that size."""
+    """The stub's answer to pixels `[SIDE, SIDE, 3]` or a JPEG file of any size."""
     if len(content) == SIDE * SIDE * 3:
         pixels = np.frombuffer(content, np.uint8).reshape(SIDE, SIDE, 3)
     else:
-        pixels = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+        file = Image.open(io.BytesIO(content))
+        if "scaled" in sys.argv:
+            file.draft("RGB", (SIDE, SIDE))
+        picture = file.convert("RGB")
+        if picture.size != (SIDE, SIDE):
+            picture = picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        pixels = np.asarray(picture)
     assert pixels.shape == (SIDE, SIDE, 3)
     return LABELS[int(LOGITS.argmax())]
 

@@ -2,17 +2,22 @@
 
     python3 -m venv runs/servers
     runs/servers/bin/pip install litserve==0.2.19 mlserver==1.7.1 pillow
-    python -m benchmarks.serving --only servers      # about 2 minutes
+    python -m benchmarks.serving --only servers              # about 5 minutes
+    python -m benchmarks.serving.servers --before COMMIT     # and the gateway of another commit
 
-Each gets the same picture of 224x224 pixels in the way that it takes one: the gateway pixels as a
-binary tensor and a JPEG file as it is; LitServe either as a multipart upload; MLServer either in
-base64, as it reads no binary tensors, and numbers in JSON cost it four times the processor time.
-Gateway, LitServe's worker and MLServer each decode the JPEG file. The gateway's model is one stub
-agent, a process of its own, as LitServe's worker is; MLServer's is in the server's process, with
-no worker to hand pictures to (`parallel_workers=0`). One caller asks all in turns, over
-connections that stay open; then several at once ask each for some seconds, in turns too. The
-callers are threads of one process on the same machine, whose time counts but in `cpu_ms`:
-processor time of a server's processes per answer, which other load changes little.
+Each gets the same picture in the way that it takes one: the gateway pixels as a binary tensor and a
+JPEG file as it is; LitServe either as a multipart upload; MLServer either in base64, as it reads no
+binary tensors, and numbers in JSON cost it four times the processor time. Gateway, LitServe's
+worker and MLServer each decode a JPEG file, and make it the model's 224 x 224 pixels. `photograph`
+is one of 224 x 224 (scikit-learn's `china.jpg`), `noise` has no two pixels alike, `camera` is the
+photograph at 1280 x 960. The others decode with Pillow, as their documentation has it; in `camera,
+scaled` they have it decode at a smaller scale (`draft`), as the gateway does by itself.
+
+The gateway's model is one stub agent, a process of its own, as LitServe's worker is; MLServer's is
+in the server's process, with no worker to hand pictures to (`parallel_workers=0`). One caller asks
+all in turns, over connections that stay open; then several at once ask each for some seconds, in
+turns too. The callers are threads of one process on the same machine, whose time counts but in
+`cpu_ms`: processor time of a server's processes per answer, which other load changes little.
 """
 
 import base64
@@ -21,27 +26,36 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
+from PIL import Image, ImageOps
+from sklearn.datasets import load_sample_image
 
+from benchmarks.harness.commits import unpack
+from benchmarks.harness.options import arguments
 from benchmarks.harness.resampling import ratio_interval
 from benchmarks.harness.serving_fleet import client_of, stub_fleet
+from benchmarks.harness.tables import table
 from benchmarks.harness.turns import in_turns
-from benchmarks.serving.gateway import MODEL, SIDE, gateway, jpeg, tensor
+from benchmarks.serving.gateway import MODEL, SIDE, Server, gateway, jpeg, tensor
 from mdp.cli.bench import noise_picture, percentiles
 from mdp.pictures.crop import Pixels
 from mdp.testing.processes import PATIENCE_S, LineProcess, until
 
 PYTHON = Path("runs/servers/bin/python")
 PROGRAM = Path(__file__).with_name("other_server.py")
-OURS, OTHERS = "gateway", ("litserve", "mlserver")
+OURS, BEFORE, OTHERS = "gateway", "before", ("litserve", "mlserver")
+#: Of a camera's pictures.
+CAMERA = (1280, 960)
 ROUNDS, CALLS = 6, 60
 CALLERS, RATE_ROUNDS, SECONDS = 8, 4, 2.0
 FORM = {"Content-Type": "multipart/form-data; boundary=cut"}
@@ -67,20 +81,35 @@ def in_base64(content: bytes) -> bytes:
     return json.dumps({"inputs": [images]}).encode()
 
 
-def requests(what: str, pixels: Pixels, hosts: dict[str, str]) -> dict[str, Asked]:
+def photograph(width: int, height: int) -> Pixels:
+    """The middle of a photograph, at this size."""
+    picture = Image.fromarray(load_sample_image("china.jpg"))
+    return np.asarray(ImageOps.fit(picture, (width, height), Image.Resampling.BICUBIC))
+
+
+PICTURES: dict[str, Callable[[], Pixels]] = {
+    "pixels": partial(noise_picture, SIDE),
+    "noise": partial(noise_picture, SIDE),
+    "photograph": partial(photograph, SIDE, SIDE),
+    "camera": partial(photograph, *CAMERA),
+    "camera, scaled": partial(photograph, *CAMERA),
+}
+
+
+def requests(what: str, servers: dict[str, Server]) -> dict[str, Asked]:
     """The same picture for each server."""
-    file, as_it_is = jpeg(pixels), {"Content-Type": "application/json"}
-    if what == "JPEG":
-        ours: tuple[str, bytes, dict[str, str]] = (f"{MODEL}/classify", file, {})
-        upload = file
-    else:
-        ours = (f"{MODEL}/infer", *tensor(pixels))
+    pixels, as_it_is = PICTURES[what](), {"Content-Type": "application/json"}
+    if what == "pixels":
+        ours: tuple[str, bytes, dict[str, str]] = (f"{MODEL}/infer", *tensor(pixels))
         upload = pixels.tobytes()
-    return {
-        OURS: Asked(hosts[OURS], *ours),
-        "litserve": Asked(hosts["litserve"], "/classify", form(upload), FORM),
-        "mlserver": Asked(hosts["mlserver"], f"{MODEL}/infer", in_base64(upload), as_it_is),
+    else:
+        upload = jpeg(pixels)
+        ours = (f"{MODEL}/classify", upload, {})
+    paths = {
+        "litserve": ("/classify", form(upload), FORM),
+        "mlserver": (f"{MODEL}/infer", in_base64(upload), as_it_is),
     }
+    return {name: Asked(server.host, *paths.get(name, ours)) for name, server in servers.items()}
 
 
 @contextmanager
@@ -99,59 +128,64 @@ def caller(asked: Asked) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def other(name: str) -> Iterator[str]:
-    """LitServe or MLServer; where it listens."""
+def other(name: str, *, scaled: bool) -> Iterator[Server]:
+    """LitServe or MLServer, which decodes at a smaller scale if `scaled`."""
     with closing(socket.create_server(("127.0.0.1", 0))) as place:
         port = place.getsockname()[1]
-    with LineProcess(name, [PYTHON, PROGRAM, name, port], Path("/dev/null"), own_session=True):
+    command = [PYTHON, PROGRAM, name, port, *(["scaled"] if scaled else [])]
+    with LineProcess(name, command, Path("/dev/null"), own_session=True) as process:
 
         def is_up() -> bool:
             with closing(socket.socket()) as trial:
                 return trial.connect_ex(("127.0.0.1", port)) == 0
 
         until(is_up, f"{name} listens")
-        yield f"127.0.0.1:{port}"
+        yield Server(f"127.0.0.1:{port}", process.process.pid)
 
 
-def measure(what: str, hosts: dict[str, str]) -> dict[str, Any]:
-    """One caller in turns, then many at each."""
-    asked = requests(what, noise_picture(SIDE), hosts)
+def measure(what: str, servers: dict[str, Server], agents: Sequence[int]) -> dict[str, Any]:
+    """One caller in turns, then many at each; `agents` are processes behind the gateways."""
+    asked = requests(what, servers)
     with ExitStack() as stack:
         runs = {name: stack.enter_context(caller(each)) for name, each in asked.items()}
         times = in_turns(runs, ROUNDS, least=CALLS, warm_up=10)
-    rates, cpu_ms = asked_by_many(asked)
+    rates, cpu_ms = asked_by_many(asked, servers, agents)
+    others = [name for name in servers if name != OURS]
     return {
         "what": what,
         "ms": {name: percentiles([*chain(*blocks)], (50, 99)) for name, blocks in times.items()},
-        "ratio_95": {name: ratio_interval(times[OURS], times[name], 50) for name in OTHERS},
+        "ratio_95": {name: ratio_interval(times[OURS], times[name], 50) for name in others},
         "per_s": rates,
         "cpu_ms": cpu_ms,
-        "rate_ratio": {name: rates[OURS] / rates[name] for name in OTHERS},
+        "rate_ratio": {name: rates[OURS] / rates[name] for name in others},
         "callers": CALLERS,
     }
 
 
-def asked_by_many(asked: dict[str, Asked]) -> tuple[dict[str, float], dict[str, float]]:
+def asked_by_many(
+    asked: dict[str, Asked], servers: dict[str, Server], agents: Sequence[int]
+) -> tuple[dict[str, float], dict[str, float]]:
     """Answers a second, and milliseconds of processor time for one, by server."""
+    pids = {
+        name: [server.pid, *(() if name in OTHERS else agents)] for name, server in servers.items()
+    }
     answers, used_s = dict.fromkeys(asked, 0), dict.fromkeys(asked, 0.0)
     for _ in range(RATE_ROUNDS):
         for name, each in asked.items():
-            before_s = cpu_s(name)
+            before_s = cpu_s(pids[name])
             answers[name] += answers_of(each)
-            used_s[name] += cpu_s(name) - before_s
+            used_s[name] += cpu_s(pids[name]) - before_s
     rates = {name: count / (RATE_ROUNDS * SECONDS) for name, count in answers.items()}
     return rates, {name: used_s[name] / count * 1e3 for name, count in answers.items()}
 
 
-def cpu_s(name: str) -> float:
-    """Processor time that a server's processes have used, its agents' included."""
+def cpu_s(pids: Sequence[int]) -> float:
+    """Processor time that processes and their children have used."""
     used_s = 0.0
-    for child in psutil.Process().children():
-        ours = not any(other in child.cmdline() for other in OTHERS)
-        if name in child.cmdline() or (ours and name == OURS):
-            for process in (child, *child.children(recursive=True)):
-                times = process.cpu_times()
-                used_s += times.user + times.system
+    for parent in map(psutil.Process, pids):
+        for process in (parent, *parent.children(recursive=True)):
+            times = process.cpu_times()
+            used_s += times.user + times.system
     return used_s
 
 
@@ -171,18 +205,28 @@ def answers_of(asked: Asked) -> int:
         return sum(pool.map(call, range(CALLERS)))
 
 
-def run(*, quick: bool) -> Iterator[dict[str, Any]]:
+def run(*, quick: bool, before: str = "") -> Iterator[dict[str, Any]]:
+    """A row of each picture; with `before`, a commit, its gateway is asked in the same turns."""
     if not PYTHON.exists():
         sys.exit(f"{PYTHON}: expected an environment with LitServe and MLServer, found none")
-    with ExitStack() as stack:
+    with TemporaryDirectory() as folder, ExitStack() as stack:
         fleet = stack.enter_context(stub_fleet(1, side=SIDE))
+        agents = [child.pid for child in psutil.Process().children()]
         stack.enter_context(client_of(fleet))
-        hosts = {OURS: stack.enter_context(gateway(fleet.folder / "fleet.toml"))}
-        hosts |= {name: stack.enter_context(other(name)) for name in OTHERS}
-        ready = partial(_answers, requests("JPEG", noise_picture(SIDE), hosts))
-        until(ready, "all servers answer")
-        for what in ("JPEG",) if quick else ("pixels", "JPEG"):
-            yield measure(what, hosts)
+        ours = {OURS: stack.enter_context(gateway(fleet.folder / "fleet.toml"))}
+        if before:
+            root = unpack(before, Path(folder) / "before")
+            ours[BEFORE] = stack.enter_context(gateway(fleet.folder / "fleet.toml", root))
+        for scaled in (False, True):
+            with ExitStack() as few:
+                others = {name: few.enter_context(other(name, scaled=scaled)) for name in OTHERS}
+                servers = ours | others
+                until(partial(_answers, requests("photograph", servers)), "all servers answer")
+                for what in PICTURES:
+                    if (what == "camera, scaled") == scaled:
+                        yield measure(what, servers, agents)
+                        if quick:
+                            return
 
 
 def _answers(asked: dict[str, Asked]) -> bool:
@@ -210,3 +254,16 @@ COLUMNS = (
     *_of("litserve", "LitServe"),
     *_of("mlserver", "MLServer"),
 )
+
+
+def main() -> None:
+    asked = arguments(__doc__, "quick", before="")
+    columns = [*COLUMNS, *(_of(BEFORE, f"gateway of {asked.before}") if asked.before else ())]
+    for number, row in enumerate(run(quick=asked.quick, before=asked.before)):
+        text = table([row], *columns).splitlines()
+        print(*(text[2:] if number else text), sep="\n", flush=True)
+        print(row["rate_ratio"], file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
