@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 from msgspec import Meta
+from numpy.random import default_rng
 from numpy.typing import NDArray
 
 from mdp.errors import AgentError
@@ -111,7 +112,7 @@ def complete(graph: Path, out: Path, seed: int = 0) -> None:
     tensors = msgspec.msgpack.decode(
         graph.with_suffix(".tensors").read_bytes(), type=list[LeftOutTensor]
     )
-    drawn = np.random.default_rng(seed).random(_DRAWN, dtype=np.float32)
+    drawn = default_rng(seed).random(_DRAWN, dtype=np.float32)
     parts = [_initializer(tensor, drawn, at) for at, tensor in enumerate(tensors)]
     with out.open("wb") as file:
         file.write(graph.read_bytes())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.random import default_rng
 
 from mdp.files import Record
 from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec, one_spec
@@ -239,7 +240,7 @@ class _Sensors:
 
 def _pixels(run: EncoderRun) -> Pixels:
     shape = (run.batch, run.spec.image_size, run.spec.image_size, 3)
-    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    return default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
 def _times(

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from numpy.random import default_rng
 
 from mdp import console
 from mdp.cli.answers import (
@@ -95,7 +96,7 @@ def flat(outcome: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str,
 
 def noise_picture(side: int) -> Pixels:
     """A uint8 picture `[side, side, 3]` of noise."""
-    return np.random.default_rng(0).integers(0, 256, size=(side, side, 3), dtype=np.uint8)
+    return default_rng(0).integers(0, 256, size=(side, side, 3), dtype=np.uint8)
 
 
 def overhead_ms(prediction: Prediction) -> float:

@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
@@ -390,6 +391,17 @@ def test_ctrl_c_ends_with_130(toml: Path) -> None:
         out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert b"Traceback" not in out + err
+
+
+@pytest.mark.parametrize("module", ["mdp.cli.bench", "devices.probe.measure"])
+def test_what_drops_ctrl_c_as_it_is_loaded_is_loaded_first(module: str) -> None:
+    # numpy's random numbers are modules of C that clear what is raised as they are loaded; numpy
+    # would load them at their first use, when only Python's own handler is there.
+    command = f"import {module}, sys; print('numpy.random._generator' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 def test_a_reader_that_leaves_is_no_failure(toml: Path, pictures: Path) -> None:
