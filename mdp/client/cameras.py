@@ -154,9 +154,11 @@ class FleetCameras(_AgentConnections):
         `over` becomes true. Raises InputError on a full disk.
         """
         while count is None or tally.moments < count:
-            while not over() and self._clock() < due_s:
+            while not over():
                 self.wait(min(due_s, self._clock() + OVER_S))
-            if over():
+                if self._clock() >= due_s:
+                    break
+            else:
                 return
             # Missed moments are not caught up, and two are never closer than `every_s`: an agent
             # refuses pictures above its rate.
