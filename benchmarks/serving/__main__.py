@@ -6,7 +6,7 @@
     overhead      2 min  a call against a bare ZeroMQ exchange of the same bytes
     gateway       1 min  answers over HTTP, beside the Python client's
     push          1 min  calls while a bundle is pushed, beside the same without
-    servers       2 min  the gateway beside LitServe and MLServer (benchmarks/serving/servers.py)
+    servers       3 min  the gateway beside LitServe and MLServer (benchmarks/serving/servers.py)
     load          7 min  whole answers under load, overload and with devices in trouble
     simulated     2 min  whole answers as simulated, beside real agents with the same arrivals
 

@@ -2,7 +2,7 @@
 
     python3 -m venv runs/servers
     runs/servers/bin/pip install litserve==0.2.19 mlserver==1.7.1 pillow
-    python -m benchmarks.serving --only servers              # about 5 minutes
+    python -m benchmarks.serving --only servers              # about 3 minutes
     python -m benchmarks.serving.servers --before COMMIT     # and the gateway of another commit
 
 Each gets the same picture in the way that it takes one: the gateway pixels as a binary tensor and a

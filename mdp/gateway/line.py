@@ -42,7 +42,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 class _Unread:
-    """What waits for one reader."""
+    """Records that wait for one reader."""
 
     def __init__(self) -> None:
         #: Records of before it came. They do not count as unread: there are as many as are kept.

@@ -9,7 +9,7 @@ MOST_SAID = 100
 
 
 class Connection(Protocol):
-    """What can be closed."""
+    """Interface of a connection, as far as making it anew needs it."""
 
     def close(self) -> None:
         """Close it."""

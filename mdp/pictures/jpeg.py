@@ -1,7 +1,7 @@
 """Decodes JPEGs by libjpeg-turbo itself (simplejpeg), where that is installed.
 
-Pillow has the same library inside, and the pixels are the same, but it takes twice the time: for a
-gateway, that is most of an answer's. What is unusual, Pillow decodes, and says what is wrong there.
+Pillow has the same library inside, and the pixels are the same; it takes longer, which
+docs/results/serving.md measures. Unusual files are decoded by Pillow, which says what is wrong.
 """
 
 from typing import BinaryIO

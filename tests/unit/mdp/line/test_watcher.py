@@ -364,7 +364,7 @@ def test_a_fleet_with_agents_too_old_and_others_away_is_watched() -> None:
         until(lambda: len(found) == 1, "what came back tells")
 
 
-class Connected:
+class ClosableConnection:
     """A connection, and whether it is closed."""
 
     closed = False
@@ -374,9 +374,13 @@ class Connected:
 
 
 def test_a_connection_that_cannot_be_made_anew_stays_until_it_can() -> None:
-    outcomes: list[Connected | ConfigError] = [first := Connected(), ConfigError("x"), Connected()]
+    outcomes: list[ClosableConnection | ConfigError] = [
+        first := ClosableConnection(),
+        ConfigError("x"),
+        ClosableConnection(),
+    ]
 
-    def connect() -> Connected:
+    def connect() -> ClosableConnection:
         outcome = outcomes.pop(0)
         if isinstance(outcome, ConfigError):
             raise outcome

@@ -17,7 +17,7 @@ from mdp.testing.bundles import DEVICES, write_bundle
 OLD, OLDER = (Version(name="old", digest=d * 64, manifest=d * 64) for d in "ab")
 
 
-class Board:
+class PlayedBoard:
     """The bundles of one agent, the served one first."""
 
     def __init__(self, name: str, *versions: Version) -> None:
@@ -25,7 +25,7 @@ class Board:
         #: Whether a switch is refused, or made and its answer lost; and whether nobody is there.
         self.refuses = self.loses_answer = self.away = False
 
-    def __enter__(self) -> "Board":
+    def __enter__(self) -> "PlayedBoard":
         if self.away:
             raise TransferError(f"{self.name}: no connection for 1 s")
         return self
@@ -52,11 +52,11 @@ class Board:
             raise TransferError(f"{self.name}: no answer for 1 s")
 
 
-class Boards:
+class PlayedFleet:
     """A fleet of boards, and what its file names."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.boards = {name: Board(name, OLD, OLDER) for name in DEVICES}
+        self.boards = {name: PlayedBoard(name, OLD, OLDER) for name in DEVICES}
         self.named: list[str] = []
         self.unwritable = False
         fleet: Any = SimpleNamespace(
@@ -83,15 +83,15 @@ class Boards:
 
 
 @pytest.fixture
-def boards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Boards:
-    return Boards(tmp_path, monkeypatch)
+def boards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlayedFleet:
+    return PlayedFleet(tmp_path, monkeypatch)
 
 
 def nothing(device: str, share: float) -> None:
     """Show no progress."""
 
 
-def test_all_boards_get_a_bundle(boards: Boards, tmp_path: Path) -> None:
+def test_all_boards_get_a_bundle(boards: PlayedFleet, tmp_path: Path) -> None:
     folder, shares = write_bundle(tmp_path / "new"), dict[str, float]()
     assert boards.rollout.push(folder, shares.__setitem__) == list(DEVICES)
     new = version_of(Bundle.open(folder))
@@ -102,7 +102,7 @@ def test_all_boards_get_a_bundle(boards: Boards, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["refuses", "loses_answer"])
 def test_a_push_that_one_board_does_not_take_changes_nothing(
-    boards: Boards, tmp_path: Path, fault: str
+    boards: PlayedFleet, tmp_path: Path, fault: str
 ) -> None:
     setattr(boards.boards[DEVICES[1]], fault, True)
     with pytest.raises(TransferError, match=r"^beta: [a-z ]+(before: no memory|for 1 s)$"):
@@ -112,7 +112,7 @@ def test_a_push_that_one_board_does_not_take_changes_nothing(
 
 
 def test_a_push_with_a_fleet_file_that_cannot_be_written_changes_nothing(
-    boards: Boards, tmp_path: Path
+    boards: PlayedFleet, tmp_path: Path
 ) -> None:
     boards.unwritable = True
     with pytest.raises(TransferError, match=r"No space left on device$"):
@@ -120,7 +120,7 @@ def test_a_push_with_a_fleet_file_that_cannot_be_written_changes_nothing(
     assert boards.served == {OLD}
 
 
-def test_boards_that_cannot_go_back_are_named(boards: Boards, tmp_path: Path) -> None:
+def test_boards_that_cannot_go_back_are_named(boards: PlayedFleet, tmp_path: Path) -> None:
     first, last = boards.boards[DEVICES[0]], boards.boards[DEVICES[2]]
 
     def leave(device: str, share: float) -> None:
@@ -134,7 +134,7 @@ def test_boards_that_cannot_go_back_are_named(boards: Boards, tmp_path: Path) ->
 
 @pytest.mark.parametrize("fault", ["", "refuses", "loses_answer"])
 def test_all_boards_go_back_or_none(
-    boards: Boards, monkeypatch: pytest.MonkeyPatch, fault: str
+    boards: PlayedFleet, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr(
         boards.rollout, "_find", lambda version, folders: SimpleNamespace(digest=version.digest)
