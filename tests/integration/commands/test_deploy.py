@@ -64,7 +64,7 @@ class Host:
         )
 
     def done(self, line: Sequence[str]) -> str:
-        ended = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        ended = subprocess.run(line, capture_output=True, text=True, timeout=200)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
@@ -155,7 +155,7 @@ def test_compose(tmp_path: Path) -> None:
         host.done(healthy)
         # A process that hangs is connected to, and says nothing.
         served.signal(signal.SIGSTOP)
-        assert subprocess.run(healthy, capture_output=True, timeout=60).returncode == 3
+        assert subprocess.run(healthy, capture_output=True, timeout=200).returncode == 3
         served.signal(signal.SIGCONT)
         gateway = host.run("gateway", stages()["gateway"].words("CMD"), mounts)
         with host.serving(gateway, "serves cifar10") as front:
