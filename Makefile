@@ -27,7 +27,7 @@ demo: $(DEMO_VENV)/.installed
 	  $(if $(BUNDLE),--bundle $(BUNDLE)) $(if $(PICTURES),--pictures $(PICTURES))
 
 # What the extra `demo` requires, and what those packages and the build of this one do.
-DEMO_NEEDS := editables msgspec numpy pillow pyzmq rich tomli-w typer onnxruntime prometheus-client simplejpeg starlette uvicorn \
+DEMO_NEEDS := editables msgspec numpy pillow pyzmq rich tomli-w typer onnxruntime prometheus-client httptools simplejpeg starlette uvicorn \
 	annotated-doc annotated-types anyio click flatbuffers h11 idna markdown-it-py mdurl protobuf \
 	pydantic pydantic-core pygments shellingham typing-extensions typing-inspection hatchling packaging pathspec pluggy tomlkit trove-classifiers
 .venv-demo/.installed: pyproject.toml constraints.lock

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mdp.errors import ConfigError, InputError
 from mdp.formats.keys import host_and_port
@@ -42,6 +42,12 @@ MAX_CONNECTIONS = 256
 WAITING, AT_ONCE = 128, 8
 #: Seconds for what is under way once the server is told to end.
 ENDING_S = 5
+#: Bytes of a request's line and headers, and of a chunked body between two pieces of data.
+MAX_HEAD_BYTES = 64 * 1024
+#: Bytes that the parser gets at a time: it makes a request of some twenty of them.
+_PIECE = 16 * 1024
+#: Bytes of further requests that wait while one is answered; asyncio reads 256 KiB at a time.
+_MAX_HELD = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +63,11 @@ class Listening:
     teachers: Tokens = field(default_factory=lambda: Tokens([]))
 
 
-class _Protocol(H11Protocol):
-    """HTTP/1.1 that ends connections whose next request does not come.
+class _Protocol(HttpToolsProtocol):
+    """HTTP/1.1 that bounds what a connection may send, and ends those whose next request stays out.
 
-    uvicorn's own limit ends with the first byte, and begins after the first request.
+    uvicorn's limit of time ends with the first byte, and begins after the first request; of bytes
+    in a head it has none, nor of requests that wait for the answer to one before.
     """
 
     def __init__(
@@ -70,6 +77,11 @@ class _Protocol(H11Protocol):
         super().__init__(**of_protocol)
         self._places, self._claim = places, claim
         self._unread: asyncio.TimerHandle | None = None
+        #: What came while an answer was under way, and is parsed after it.
+        self._held = bytearray()
+        #: Bytes of a head or between two pieces of a body that the parser has seen.
+        self._between = 0
+        self._in_head = True
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -91,33 +103,81 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._read(data)
+        self._held += data
+        self._parse_held()
+        if len(self._held) > _MAX_HELD:
+            # Reading is paused, and whoever waits for the client's leaving reads on.
+            self.transport.abort()
         if self._claim is not None:
             self._claim.moved_s = self.loop.time()
         self._note_busy()
 
+    def _parse_held(self) -> None:
+        """Parse what came, piece by piece, up to a request that has to be answered first."""
+        while self._held and not self._answering() and not self.transport.is_closing():
+            piece = bytes(self._held[:_PIECE])
+            del self._held[:_PIECE]
+            self._read(piece)
+        if self.transport.is_closing():
+            self._held.clear()
+        elif self._held:
+            self.flow.pause_reading()
+
+    def _answering(self) -> bool:
+        """True while a request that has come whole is not answered yet."""
+        cycle = self.cycle
+        return bool(self.pipeline) or not (
+            cycle is None or cycle.more_body or cycle.response_complete
+        )
+
     def _note_busy(self) -> None:
         if self._claim is not None:
-            cycle = self.cycle
-            waits_for_client = self._unread is not None or cycle is None or cycle.more_body
-            self._claim.busy = not (waits_for_client or cycle.response_complete)
+            self._claim.busy = self._unread is None and self._answering()
 
-    def _read(self, data: bytes) -> None:
-        if self.timeout_keep_alive_task is None:
-            super().data_received(data)
-            return
+    def _read(self, piece: bytes) -> None:
         # Bytes of an unfinished request do not prolong its time.
         timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
-        super().data_received(data)
+        self._between += len(piece)
+        super().data_received(piece)
+        if self._between > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("Expected at most 64 KiB of line and headers.")
+        if timer is None:
+            return
         waiting = self.cycle is None or self.cycle.response_complete
         if waiting and self.timeout_keep_alive_task is None and not timer.cancelled():
             self.timeout_keep_alive_task = timer
         else:
             timer.cancel()
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers are none of the headers that a request was admitted by.
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._between = False, 0
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        # RFC 9112, section 3.2. An error of a callback ends the connection with status 400.
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
+            raise ValueError(f"expected one Host, got {hosts}")
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._between = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._between = 0
+        super().on_message_complete()
+
     def on_response_complete(self) -> None:
         # The next request may be there already.
         super().on_response_complete()
+        self._parse_held()
         self._note_busy()
 
     def pause_writing(self) -> None:

@@ -6,11 +6,12 @@ import ipaddress
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
-import h11
+import httptools
 import numpy as np
 
 from mdp.formats.bundle import Bundle
@@ -255,15 +256,34 @@ def _app(has_tokens: bool) -> Any:
     return Gateway({MODEL: Still()}, 250.0).app(TOKENS if has_tokens else Tokens([]))
 
 
+class _Head:
+    """The headers of a request, as the server's parser has them."""
+
+    def __init__(self) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+
+def _headers(asked: Parsed) -> list[tuple[bytes, bytes]]:
+    """Headers that the server hands on; raises httptools.HttpParserError where it refuses."""
+    target = f"{asked.target}?{asked.query}" if asked.query else asked.target
+    lines = [f"{asked.method} {target} HTTP/1.1", *(f"{k}: {v}" for k, v in asked.headers)]
+    head = _Head()
+    # What is to be upgraded is handed on as it is.
+    with suppress(httptools.HttpParserUpgrade):
+        text = "\r\n".join([*lines, "", ""])
+        httptools.HttpRequestParser(head).feed_data(text.encode("latin-1"))
+    return head.headers
+
+
 async def _asked(asked: Parsed) -> tuple[int, bytes]:
     """Status and body of the gateway's response; the client leaves once it has sent all.
 
-    Raises h11.LocalProtocolError for what the server does not hand on.
+    Raises httptools.HttpParserError for what the server does not hand on.
     """
-    named = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in asked.headers]
-    target = f"{asked.target}?{asked.query}" if asked.query else asked.target
-    method = asked.method.encode("latin-1")
-    handed = h11.Request(method=method, target=target.encode("latin-1"), headers=named)
+    headers = _headers(asked)
     scope = {
         "type": "http",
         "method": asked.method,
@@ -271,7 +291,7 @@ async def _asked(asked: Parsed) -> tuple[int, bytes]:
         "path": asked.path,
         "raw_path": asked.target.encode("latin-1"),
         "query_string": asked.query.encode("latin-1"),
-        "headers": list(handed.headers),
+        "headers": headers,
         "client": ("127.0.0.1", 50000),
         "asgi": {"version": "3.0", "spec_version": "2.3"},
     }
@@ -298,7 +318,7 @@ def read_request(data: bytes) -> bool:
     asked = Parsed(data)
     try:
         status, content = asyncio.run(_asked(asked))
-    except h11.LocalProtocolError:
+    except httptools.HttpParserError:
         return False
     if status not in (401, 403):
         check_let_in(asked)
