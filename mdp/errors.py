@@ -10,7 +10,7 @@
     ├── InferenceError        an answer cannot be given; carries every device's outcome
     │   ├── DeadlineExceeded  the deadline passed without an answer
     │   └── QuorumNotMet      no member answered, and none can any more
-    ├── TransferError         a device does not take a bundle, or does not give its own
+    ├── TransferError         a device or registry does not take a bundle, or does not give its own
     └── PlanRefused           a plan that would not beat the best single device, or a lesser fleet
 
 A failed device is data (`Prediction.missing`); only a missing answer raises. Each class has the
@@ -82,7 +82,7 @@ class QuorumNotMet(InferenceError):
 
 
 class TransferError(MDPError):
-    """A device takes or gives no bundle: it refuses, cannot load it, or does not answer."""
+    """A device or registry takes or gives no bundle: it refuses, cannot load it, is not there."""
 
     exit_code = 3
 

@@ -21,10 +21,10 @@ from mdp.fusion.fuse import Fusion
 from mdp.requests.prediction import Prediction
 from mdp.requests.reason import SUSPECT
 
-FleetFile = Annotated[
-    Path,
-    typer.Option("--fleet", envvar="MDP_FLEET", help="fleet.toml, as `mdp fleet new` makes it."),
-]
+FLEET_OPTION = typer.Option(
+    "--fleet", envvar="MDP_FLEET", help="fleet.toml, as `mdp fleet new` makes it."
+)
+FleetFile = Annotated[Path, FLEET_OPTION]
 KeyFile = Annotated[
     Path | None,
     typer.Option("--key", help="This client's secret key file, instead of fleet.toml's `key`."),

@@ -1,4 +1,4 @@
-"""`mdp bundle push|pull|rollback|status`: the bundles of a fleet's agents."""
+"""`mdp bundle push|pull|rollback|status`: the bundles of a fleet's agents, and of registries."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from mdp import console
-from mdp.cli.answers import FleetFile, Json, KeyFile
+from mdp.cli.answers import FLEET_OPTION, FleetFile, Json, KeyFile
 from mdp.client.base import Options
 from mdp.client.bundles import PATIENCE_S, DeviceBundles, Pushed, check_keyed
 from mdp.errors import InputError, MDPError, TransferError
@@ -21,18 +21,33 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.device_part import Version, part_of
 from mdp.formats.fleet import Fleet, FleetEntry, read_devices, read_fleet
 from mdp.formats.fleet_edit import name_bundle
+from mdp.formats.signing import load_bundle_key
+from mdp.registry.connection import Repository, connect
+from mdp.registry.reference import is_reference, parse_reference
+from mdp.registry.transfer import Part, Stored, pull_from_registry, push_to_registry
 
 #: How long a device may take to tell its status.
 STATUS_S = 3.0
 
 T = TypeVar("T")
 SomeDevices = Annotated[list[str] | None, typer.Argument(metavar="DEVICE", help="By default all.")]
+Targets = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="DEVICE", help="By default all of the fleet file; or one oci://HOST/NAME:TAG."
+    ),
+]
+SomeFleet = Annotated[Path | None, FLEET_OPTION]
+PlainHTTP = Annotated[
+    bool, typer.Option("--insecure", help="Speak plain HTTP with the registry, not HTTPS.")
+]
 
 
 class _Devices:
     """The chosen devices of a fleet file; raises InputError or ConfigError."""
 
     def __init__(self, fleet: Path, names: Sequence[str], key: Path | None) -> None:
+        self.path = fleet
         self._options = Options(fleet=fleet, key=key)
         self.fleet: Fleet = read_devices(fleet)
         if self.fleet.bundle:
@@ -83,27 +98,37 @@ def _one_by_one(
 
 def push(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder.")],
-    fleet: FleetFile,
-    devices: SomeDevices = None,
+    devices: Targets = None,
+    fleet: SomeFleet = None,
     key: KeyFile = None,
+    insecure: PlainHTTP = False,
     json: Json = False,
 ) -> None:
-    """Have agents serve a bundle: one after another, while they serve the one before.
+    """Have agents serve a bundle, one after another, or store it in a registry.
 
-    Each gets its own part, verifies and loads it, and then switches. After a break, the same
-    command goes on where it was. Ends at the first device that fails. A fleet file that names no
-    bundle names this one once all its devices serve it.
+    Each agent gets its own part, verifies and loads it while it serves the one before, and then
+    switches. After a break, the same command goes on where it was. Ends at the first device that
+    fails. A fleet file that names no bundle names this one once all its devices serve it.
+
+    A registry gets the whole bundle with its signature, what it lacks of it, and then the tag.
+    Logins are those of `podman login` and `docker login`.
 
     Example: mdp bundle push bundle-2/ --fleet fleet.toml
 
-    Exit codes: 0 all serve it, 2 bad input, 3 a device does not, 1 unforeseen.
+    Exit codes: 0 all serve it, or it is stored, 2 bad input, 3 a device or the registry does not
+    take it, 1 unforeseen.
     """
-    opened, chosen = Bundle.open(bundle), _Devices(fleet, devices or [], key)
+    if devices and any(map(is_reference, devices)):
+        if len(devices) > 1:
+            raise InputError(f"{' '.join(devices)}: expected devices, or one registry")
+        _push_to_registry(bundle, _repository(devices[0], insecure), json)
+        return
+    opened, chosen = Bundle.open(bundle), _Devices(_named_fleet(fleet), devices or [], key)
     # Before the first device serves it: a part is missing or damaged, a device is of another plan,
     # or the file cannot be changed.
     named = None
     if not chosen.fleet.bundle and len(chosen.entries) == len(chosen.fleet.devices):
-        named = name_bundle(fleet, opened)
+        named = name_bundle(chosen.path, opened)
     for entry in chosen.entries:
         part_of(opened, opened.assignment(entry.plan_device).k)
 
@@ -114,23 +139,81 @@ def push(
     _one_by_one(chosen.entries, push_to, _pushed, json)
     if named is not None:
         named.write()
-        print(f"mdp: {fleet}: names {named.fleet.bundle} from now on", file=sys.stderr)
+        print(f"mdp: {chosen.path}: names {named.fleet.bundle} from now on", file=sys.stderr)
+
+
+def _named_fleet(fleet: Path | None) -> Path:
+    if fleet is None:
+        raise InputError("--fleet: expected a fleet file, or a registry's oci://HOST/NAME:TAG")
+    return fleet
+
+
+def _repository(reference: str, insecure: bool) -> Repository:
+    return connect(parse_reference(reference), insecure=insecure)
+
+
+def _push_to_registry(bundle: Path, repository: Repository, json: bool) -> None:
+    with _bar(repository.reference.host) as bar:
+        stored = push_to_registry(Bundle.open(bundle), repository, bar)
+    _tell_stored(repository.reference, stored, "sent", json)
+
+
+def _tell_stored(path: object, stored: Stored, moved: str, json: bool) -> None:
+    if json:
+        console.print_json({"path": str(path), "stored": stored})
+        return
+    amount = f"{stored.moved_bytes:,} of {stored.total_bytes:,} bytes {moved}"
+    print(f"{path}: bundle {_named(stored.version)}, {amount}: {stored.reference}")
 
 
 def pull(
-    device: Annotated[str, typer.Argument(help="A device of the fleet file.")],
+    device: Annotated[
+        str,
+        typer.Argument(
+            metavar="DEVICE|oci://...", help="A device of the fleet file; or oci://HOST/NAME:TAG."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    fleet: FleetFile,
+    fleet: SomeFleet = None,
     key: KeyFile = None,
+    device_part: Annotated[
+        list[str] | None,
+        typer.Option("--device", help="Of a registry: this device's model alone; repeatable."),
+    ] = None,
+    models: Annotated[
+        bool,
+        typer.Option(
+            "--models/--no-models", help="Of a registry: a gateway or client needs no model."
+        ),
+    ] = True,
+    bundle_key: Annotated[
+        Path | None, typer.Option(help="Of a registry: only a bundle signed with this public key.")
+    ] = None,
+    insecure: PlainHTTP = False,
     json: Json = False,
 ) -> None:
-    """Write what a device serves now: its part of a bundle, with fusion weights.
+    """Write what a device serves now, or a bundle of a registry, or a device's part of one.
 
-    Example: mdp bundle pull n100 --out from-n100/ --fleet fleet.toml
+    From a registry, --out may be a folder that was pulled before: what it has is not fetched, and
+    it is replaced once all is there and right. The tag is read once, and the printed digest names
+    what was pulled from then on.
 
-    Exit codes: 0 fine, 2 bad input, 3 the device does not give it, 1 unforeseen.
+    Example: mdp bundle pull oci://registry.example/shelf/cifar10:1 --device n100 --out bundle/
+
+    Exit codes: 0 fine, 2 bad input (also a wrong signature, no room), 3 the device or the registry
+    does not give it, 1 unforeseen.
     """
-    chosen = _Devices(fleet, [device], key)
+    if is_reference(device):
+        part = Part(devices=device_part if device_part or models else ())
+        signed_by = None if bundle_key is None else load_bundle_key(bundle_key)
+        repository = _repository(device, insecure)
+        with _bar(repository.reference.host) as bar:
+            stored = pull_from_registry(
+                repository, out, part=part, signed_by=signed_by, progress=bar
+            )
+        _tell_stored(out, stored, "fetched", json)
+        return
+    chosen = _Devices(_named_fleet(fleet), [device], key)
     with chosen.connect(chosen.entries[0]) as connected:
         version = connected.pull(out)
     if json:
