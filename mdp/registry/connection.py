@@ -184,7 +184,10 @@ class Repository:
             headers = {"Range": f"bytes={done}-"} if done else {}
             response = self._asked("GET", f"blobs/{blob.digest}", headers)
             with closing(response):
-                if response.status != 206 and done:
+                if done and response.status == 416:
+                    # The registry has no more of it.
+                    raise self._too_short(what, done, blob)
+                if done and response.status != 206:
                     # The whole of it again.
                     digest, done = hashlib.sha256(), 0
                     into.seek(0)
@@ -208,10 +211,16 @@ class Repository:
             if done == blob.size:
                 break
             if done <= before:
-                reason = _reason(broken) if broken else f"ends after {done:,} bytes"
-                raise TransferError(f"{self._named(what)}: {reason}, expected {blob.size:,}")
+                if broken is None:
+                    raise self._too_short(what, done, blob)
+                raise TransferError(f"{self._named(what)}: {_reason(broken)}") from broken
         if (found := f"sha256:{digest.hexdigest()}") != blob.digest:
             raise TransferError(f"{self._named(what)}: expected {blob.digest}, is given {found}")
+
+    def _too_short(self, what: str, done: int, blob: Descriptor) -> TransferError:
+        return TransferError(
+            f"{self._named(what)}: ends after {done:,} bytes, expected {blob.size:,}"
+        )
 
     def _named(self, what: str) -> str:
         return f"{self.reference}: {what}" if what else str(self.reference)

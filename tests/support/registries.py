@@ -15,7 +15,7 @@ from urllib.request import Request
 
 import yaml
 
-from mdp.testing.processes import LineProcess
+from mdp.testing.processes import LineProcess, until
 
 HOST = "registry.example"
 PROGRAM = "docker-registry"
@@ -90,6 +90,8 @@ class MemoryRegistry:
         if request.get_method() == "HEAD":
             return Reply(200)
         asked = re.fullmatch(r"bytes=(\d+)-", request.get_header("Range") or "")
+        if asked and int(asked[1]) >= len(content):
+            return Reply(416)
         if asked:
             return Reply(206, content[int(asked[1]) :])
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
@@ -117,16 +119,21 @@ def real_registry(
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
         "version": 0.1,
-        "log": {"level": "info", "formatter": "text"},
+        "log": {"level": "info", "formatter": "text", "accesslog": {"disabled": True}},
         "storage": {"filesystem": {"rootdirectory": str(folder / "store")}},
         "http": {"addr": "127.0.0.1:0", **(http or {})},
         **({"auth": auth} if auth else {}),
     }
     file = folder / "config.yml"
     file.write_text(yaml.safe_dump(settings))
-    # It writes its log, which tells the port, as standard error.
-    command = ["sh", "-c", 'exec "$@" 2>&1', "sh", PROGRAM, "serve", file]
-    with LineProcess(PROGRAM, command, own_session=True) as process:
-        while not (found := re.search(r"listening on (\S+?)(?:, tls)?\"", process.line())):
-            pass
+    log = folder / "log"
+
+    def listens() -> re.Match[str] | None:
+        return re.search(r"listening on ([^\s,\"]+)", process.stderr)
+
+    # Its log of requests, which nobody reads, would fill the pipe of its output.
+    with LineProcess(PROGRAM, [PROGRAM, "serve", file], log) as process:
+        until(lambda: listens() is not None, f"{PROGRAM} listens")
+        found = listens()
+        assert found is not None
         yield found[1]
