@@ -10,6 +10,10 @@ class MissingError(Exception):
     """A requirement that this machine lacks, in one line."""
 
 
+class CheckoutError(Exception):
+    """A fault of this checkout, in one line: for a test a failure, and no reason to skip."""
+
+
 def run(
     command: Sequence[str], *, folder: Path | None = None, environment: dict[str, str] | None = None
 ) -> str:
@@ -27,7 +31,7 @@ def report(target: str, prepare: Callable[[], str]) -> int:
     """Prepare for a target of make, and print what was prepared, or in one line what is missing."""
     try:
         prepared = prepare()
-    except MissingError as error:
+    except (MissingError, CheckoutError) as error:
         print(f"{target}: {error}", file=sys.stderr)
         return 2
     print(f"prepared: {prepared}")

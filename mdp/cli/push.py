@@ -204,7 +204,9 @@ def pull(
     does not give it, 1 unforeseen.
     """
     if is_reference(device):
-        part = Part(devices=device_part if device_part or models else ())
+        if device_part and not models:
+            raise InputError("--device, --no-models: expected one of them, or none for all models")
+        part = Part(devices=device_part or (None if models else ()))
         signed_by = None if bundle_key is None else load_bundle_key(bundle_key)
         repository = _repository(device, insecure)
         with _bar(repository.reference.host) as bar:

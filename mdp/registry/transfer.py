@@ -105,8 +105,12 @@ def pull_from_registry(
         pulled = _Pull(repository, layers, out, progress)
         pinned = f"{reference.repository}@{digest_of(content)}"
         if bundle := _complete(out, layers, part, signed_by):
+            names = [name for name in (*UNLISTED, *part.names(bundle)) if name in layers]
             return Stored(
-                version=version_of(bundle), reference=pinned, total_bytes=0, moved_bytes=0
+                version=version_of(bundle),
+                reference=pinned,
+                total_bytes=sum(layers[name].size for name in names),
+                moved_bytes=0,
             )
         with replacing_folder(out) as folder:
             for name, most_bytes in UNLISTED.items():
@@ -173,14 +177,14 @@ class _Pull:
         self._progress = progress
         self.total_bytes = self.moved_bytes = 0
         self._left_bytes = 0
+        #: What is written already, by digest: members may have equal models.
+        self._written: dict[str, Path] = {}
 
     def make_room(self, names: Sequence[str], free_bytes: int) -> None:
         """Raise InputError unless there is room for what is still to be fetched."""
-        self._left_bytes = sum(
-            self._layers[name].size
-            for name in names
-            if not _is_there(self._former, name, self._layers)
-        )
+        missing = [name for name in names if not _is_there(self._former, name, self._layers)]
+        sizes = {self._layers[name].digest: self._layers[name].size for name in missing}
+        self._left_bytes = sum(sizes.values())
         if self._left_bytes and self._left_bytes + _KEPT_FREE_BYTES > free_bytes:
             room = max(0, free_bytes - _KEPT_FREE_BYTES)
             raise InputError(
@@ -194,10 +198,13 @@ class _Pull:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         self.total_bytes += layer.size
-        if _is_there(self._former, name, self._layers):
+        same = self._written.setdefault(layer.digest, path)
+        if same == path and _is_there(self._former, name, self._layers):
+            # The former folder goes.
+            same = self._former / name
+        if same != path:
             with suppress(OSError):
-                # The same file under a second name, as the former folder goes.
-                path.hardlink_to(self._former / name)
+                path.hardlink_to(same)
                 return
         with path.open("wb") as into:
             self._repository.fetch(name, layer, into, self._moved)

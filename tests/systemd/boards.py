@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from mdp.testing.processes import PATIENCE_S
-from tools.systemd import Podman, Prepared
+from tools.engine import Podman
+from tools.systemd import Prepared
 
 #: Wheels of this package and of what it requires are there.
 NOW, LATER, WHEELS = "/now", "/later", "/wheels"

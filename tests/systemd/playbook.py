@@ -1,5 +1,6 @@
 """The Ansible role on two boards with systemd: `make systemd`. Not collected by `make test`."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -8,14 +9,25 @@ from pathlib import Path
 
 import pytest
 
+from mdp.formats.bundle import Bundle
+from mdp.registry.connection import connect
+from mdp.registry.reference import parse_reference
+from mdp.registry.transfer import push_to_registry
+from tests.support.registries import PROGRAM, real_registry, reason_against
 from tests.systemd.boards import WHEELS, Board, booted_board
+from tools.engine import ROOT
 from tools.prepare import MissingError
-from tools.systemd import ROOT, Prepared, prepare
+from tools.systemd import Prepared, prepare
 
 pytestmark = pytest.mark.timeout(3600)
 DEVICES = ("n100", "laptop-cpu")
 PLAYBOOK = ROOT / "deploy" / "ansible" / "agents.yml"
 BUNDLE = ROOT / "examples" / "bundles" / "cifar10"
+OTHER_BUNDLE = ROOT / "examples" / "bundles" / "imagenette"
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
 
 
 class Shelf:
@@ -39,7 +51,7 @@ class Shelf:
             "ansible_connection": "containers.podman.podman",
             "ansible_podman_extra_args": extra,
             "ansible_python_interpreter": "/usr/bin/python3",
-            "ansible_become": "false",
+            "ansible_become": False,
             "mdp_wheel": self._wheel,
             "mdp_bundle": self.folder / "cifar10",
             "mdp_clients": self.folder / "clients",
@@ -47,7 +59,7 @@ class Shelf:
             "mdp_pip_options": f"--no-index --find-links {WHEELS}",
             **variables,
         }
-        words = [word for name, value in values.items() for word in ("-e", f"{name}='{value}'")]
+        words = ["-e", json.dumps({name: _plain(value) for name, value in values.items()})]
         settings = {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(self.folder / "tmp")}
         return subprocess.run(
             ["ansible-playbook", "-i", str(inventory), str(PLAYBOOK), *words],
@@ -69,7 +81,9 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
     folder = tmp_path_factory.mktemp("shelf")
     try:
         prepared = prepare()
-        with booted_board(prepared) as first, booted_board(prepared) as second:
+        registry = folder / "registry"
+        mounts = registry_mounts(registry)
+        with booted_board(prepared, mounts) as first, booted_board(prepared, mounts) as second:
             shutil.copytree(BUNDLE, folder / "cifar10")
             first.run("pip install --quiet --no-index --no-deps --force-reinstall /now/*.whl")
             first.run("mdp keys new --out /root --name client")
@@ -79,6 +93,20 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
             yield Shelf(prepared, dict(zip(DEVICES, (first, second), strict=True)), folder)
     except MissingError as error:
         pytest.skip(str(error))
+
+
+def registry_mounts(folder: Path) -> list[str]:
+    """A registry's program and store for boards without a network: each has the same at hand."""
+    if reason_against():
+        return []
+    with real_registry(folder) as host:
+        to = parse_reference(f"oci://{host}/shelf/imagenette:1")
+        push_to_registry(Bundle.open(OTHER_BUNDLE), connect(to, insecure=True))
+    settings = folder / "config.yml"
+    store = re.sub("rootdirectory: .*", "rootdirectory: /registry/store", settings.read_text())
+    settings.write_text(store.replace("127.0.0.1:0", "127.0.0.1:5000"))
+    program = shutil.which(PROGRAM)
+    return [f"{folder}:/registry", f"{program}:{program}"]
 
 
 def changed(done: subprocess.CompletedProcess[str]) -> list[int]:
@@ -118,3 +146,30 @@ def test_two_boards(shelf: Shelf) -> None:
     manifest.write_bytes(manifest.read_bytes().replace(b"airplane", b"aeroplan"))
     assert changed(shelf.play()) == [2, 2]
     assert not set(shelf.pids()) & set(before)
+
+
+def test_boards_pull_their_parts_from_a_registry(shelf: Shelf) -> None:
+    if why := reason_against():
+        pytest.skip(why)
+    for board in shelf.boards.values():
+        board.run(f"systemd-run --quiet --unit=registry {PROGRAM} serve /registry/config.yml")
+        board.until("python3 -c \"import socket; socket.create_connection(('127.0.0.1', 5000))\"")
+    pulled = {
+        "mdp_bundle": "oci://127.0.0.1:5000/shelf/imagenette:1",
+        "mdp_pull_options": ["--insecure"],
+    }
+    assert min(changed(shelf.play(**pulled))) > 0
+    for k, (device, board) in enumerate(zip(DEVICES, shelf.boards.values(), strict=True)):
+        assert board.run("mdp-agent health") == f"READY {device}"
+        found = board.run("cd /srv/mdp/imagenette && ls submodels")
+        assert found == str(1 - k), "the place of the device in the plan"
+    before = shelf.pids()
+    assert changed(shelf.play(**pulled)) == [0, 0]
+    assert shelf.pids() == before
+    # Gone, the play says so, and the agents serve on.
+    for board in shelf.boards.values():
+        board.run("systemctl stop registry")
+    done = shelf.play(**pulled)
+    assert done.returncode != 0
+    assert "mdp: 127.0.0.1:5000: Connection refused" in done.stdout
+    assert shelf.pids() == before

@@ -13,8 +13,9 @@ from contextlib import ExitStack
 import pytest
 
 from tests.systemd.boards import Board, booted_board
+from tools.engine import ROOT
 from tools.prepare import MissingError
-from tools.systemd import ROOT, Prepared, prepare
+from tools.systemd import Prepared, prepare
 
 pytestmark = pytest.mark.timeout(600)
 BUNDLES = ROOT / "examples" / "bundles"

@@ -16,6 +16,7 @@ from devices.health import PORT
 from mdp.cli.main import app as mdp_app
 from mdp.formats.bundle import Bundle
 from mdp.gateway.access import OPEN
+from mdp.registry.reference import parse_reference
 from tests.support.container import ROOT, stages
 
 DEPLOY = ROOT / "deploy"
@@ -28,9 +29,11 @@ DEVICES = {
 
 def options(program: str, words: list[str]) -> dict[str, Any]:
     """The values of a command line; click ends the test where one is wrong."""
-    group: Any = typer.main.get_command(APPS[program])
-    name, *rest = words
-    context = group.commands[name].make_context(name, rest)
+    command: Any = typer.main.get_command(APPS[program])
+    while hasattr(command, "commands"):
+        name, *words = words
+        command = command.commands[name]
+    context = command.make_context(name, words)
     found: dict[str, Any] = context.params
     return found
 
@@ -69,7 +72,6 @@ def test_images_are_built_from_what_there_is() -> None:
     for source in [one for sources in copied for one in sources]:
         assert (ROOT / source).exists()
         assert f"!{source}" in sent
-    assert found["bundle"].last("ARG").startswith("BUNDLE=examples/bundles/")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
@@ -124,6 +126,20 @@ def test_pods_start_what_there_is_and_have_no_rights(pod: dict[str, Any]) -> Non
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
     for each in (given["key"], given.get("clients"), given.get("tokens"), given.get("certificate")):
         assert each is None or {str(each), str(each.parent)} & mounted
+    for first in pod.get("initContainers", ()):
+        assert first["image"] == container["image"]
+        pulled = options(*first["command"], first["args"])
+        # What is pulled, where it is read, and by a device its own part alone.
+        assert pulled["device"] == "$(BUNDLE)"
+        assert (pulled["models"], list(pulled["device_part"])) in (
+            (False, []),
+            (True, ["$(DEVICE)"]),
+        )
+        assert str(given.get("bundle") or "/srv/bundle") == str(pulled["out"])
+        known = {one["name"]: one for one in first["env"]}
+        assert known["BUNDLE"]["valueFrom"]["configMapKeyRef"]["name"] == "bundle"
+        login = Path(known["REGISTRY_AUTH_FILE"]["value"])
+        assert str(login.parent) in {mount["mountPath"] for mount in first["volumeMounts"]}
     for kind in ("readinessProbe", "livenessProbe"):
         probe = container[kind]
         if "exec" in probe:
@@ -146,6 +162,14 @@ def test_pods_start_what_there_is_and_have_no_rights(pod: dict[str, Any]) -> Non
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
         assert one["resources"]["limits"]["memory"]
     assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+
+
+def test_all_pods_pull_the_same_bundle() -> None:
+    made = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
+    (literal,) = made["configMapGenerator"][0]["literals"]
+    key, _, value = literal.partition("=")
+    assert (made["configMapGenerator"][0]["name"], key) == ("bundle", "reference")
+    assert parse_reference(value)
 
 
 def test_every_device_has_a_folder() -> None:

@@ -130,6 +130,7 @@ def test_what_is_there_is_not_fetched(
     registry.seen.clear()
     again = pull_from_registry(repository(registry), out, part=Part(devices=["beta"]))
     assert (again.moved_bytes, again.reference) == (0, first.reference)
+    assert again.total_bytes == first.total_bytes
     assert len(registry.seen) == 1
     assert {path: path.stat().st_ino for path in out.rglob("*")} == before
     # A damaged file is fetched again, and no other.
@@ -147,6 +148,25 @@ def test_what_is_there_is_not_fetched(
     (out / model_path(1)).symlink_to(tmp_path / "elsewhere")
     assert pull_from_registry(repository(registry), out).moved_bytes > size
     assert not (out / model_path(1)).is_symlink()
+
+
+def test_equal_models_are_fetched_once(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle", sizes=(16, 16, 8))
+    manifest = json.loads((bundle / MANIFEST).read_bytes())
+    (bundle / model_path(1)).unlink()
+    (bundle / model_path(1)).symlink_to("../0/model.onnx")
+    manifest["files"][model_path(1)] = manifest["files"][model_path(0)]
+    (bundle / MANIFEST).write_text(json.dumps(manifest))
+    registry = MemoryRegistry()
+    push_to_registry(Bundle.open(bundle), repository(registry))
+    digest = f"sha256:{manifest['files'][model_path(0)]['sha256']}"
+    out = tmp_path / "out"
+    for _ in range(2):
+        pull_from_registry(repository(registry), out)
+        assert len(registry.requests("GET", digest)) == 1
+        assert content_of(out) == content_of(bundle)
+        # A part of it that is lost is there still, under the other's name.
+        (out / "fusion.json").unlink()
 
 
 def test_by_digest_whatever_the_tag_says(
