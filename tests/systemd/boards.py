@@ -66,6 +66,8 @@ def booted_board(
     # Credentials are mounted, and have to be seen from the services' own mounts.
     start = ["sh", "-c", "mount --make-rshared / && exec /sbin/init"]
     options = ["--systemd=always", "--privileged", f"--network={network}", "--pids-limit=2000"]
+    # Else, beside control groups of version 1, systemd finds none of memory.
+    options.append("--cgroupns=private")
     name = podman.run("run", "--detach", *options, *folders, prepared.image, *start)
     board = Board(podman, name)
     try:

@@ -181,10 +181,13 @@ def projected(folder: Path, files: Mapping[str, bytes]) -> Path:
     return folder
 
 
-def pod(path: str) -> tuple[dict[str, Any], list[str]]:
+def pod(name: str) -> tuple[dict[str, Any], list[str]]:
     """A manifest's pod and the arguments of its container."""
-    spec = yaml.safe_load((DEPLOY / "kubernetes" / path).read_text())["spec"]["template"]["spec"]
-    return spec, [text.replace("$(DEVICE)", "n100") for text in spec["containers"][0]["args"]]
+    made = filter(None, yaml.safe_load_all((DEPLOY / "kubernetes" / "mdp.yaml").read_text()))
+    kinds = ("DaemonSet", "Deployment")
+    (found,) = [m for m in made if m["kind"] in kinds and m["metadata"]["name"] == name]
+    spec: dict[str, Any] = found["spec"]["template"]["spec"]
+    return spec, spec["containers"][0]["args"]
 
 
 def variables(spec: dict[str, Any]) -> dict[str, str]:
@@ -227,13 +230,13 @@ def test_kubernetes(tmp_path: Path) -> None:
     # As the pods' first containers pull it from a registry.
     bundle = Mount(place="/srv/bundle", source=BUNDLE)
 
-    spec, words = pod("agent/daemon-set.yaml")
+    spec, words = pod("agent-n100")
     keys = Mount(place="/run/mdp", source=agent_keys)
     agent = host.run("agent", words, [keys, bundle], environment=variables(spec))
     with host.serving(agent, "READY") as served:
         is_confined(served.process.pid)
         host.network_of = served.process.pid
-        spec, words = pod("gateway/deployment.yaml")
+        spec, words = pod("gateway")
         mounts = [Mount(place="/run/mdp", source=gateway_keys), Mount(place="/run/tls", source=tls)]
         gateway = host.run("gateway", words, [*mounts, bundle], environment=variables(spec))
         with host.serving(gateway, "serves cifar10"):

@@ -39,14 +39,19 @@ def options(program: str, words: list[str]) -> dict[str, Any]:
 
 
 def pods() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every pod of the manifests, with its file's name."""
+    """Every pod of the manifests, with its name."""
     for path in sorted(KUBERNETES.rglob("*.yaml")):
-        for manifest in yaml.safe_load_all(path.read_text()):
-            spec = manifest.get("spec", {})
+        for manifest in filter(None, yaml.safe_load_all(path.read_text())):
+            spec, name = manifest.get("spec", {}), manifest["metadata"]["name"]
             if manifest["kind"] in ("DaemonSet", "Deployment"):
-                yield path.name, spec["template"]["spec"]
+                yield name, spec["template"]["spec"]
             elif manifest["kind"] == "ServingRuntime":
-                yield path.name, spec
+                yield name, spec
+
+
+def rendered() -> list[dict[str, Any]]:
+    """What the chart makes of its own values: `make manifests` compares the file with it."""
+    return list(yaml.safe_load_all((KUBERNETES / "mdp.yaml").read_text()))
 
 
 def test_images_start_what_there_is() -> None:
@@ -111,8 +116,8 @@ def test_compose_serves_every_device() -> None:
 
 def test_services_name_their_protocol() -> None:
     """A server of before 1.21 refuses server-side apply without it, which Helm uses."""
-    found = [yaml.safe_load(path.read_text()) for path in KUBERNETES.rglob("service.yaml")]
-    assert len(found) == 2
+    found = [one for one in rendered() if one["kind"] == "Service"]
+    assert len(found) == len(DEVICES) + 1
     assert all(port["protocol"] == "TCP" for one in found for port in one["spec"]["ports"])
 
 
@@ -130,14 +135,11 @@ def test_pods_start_what_there_is_and_have_no_rights(pod: dict[str, Any]) -> Non
         assert first["image"] == container["image"]
         pulled = options(*first["command"], first["args"])
         # What is pulled, where it is read, and by a device its own part alone.
-        assert pulled["device"] == "$(BUNDLE)"
-        assert (pulled["models"], list(pulled["device_part"])) in (
-            (False, []),
-            (True, ["$(DEVICE)"]),
-        )
+        assert parse_reference(pulled["device"])
+        own = [given["device"]] if "device" in given else []
+        assert (pulled["models"], list(pulled["device_part"])) == (bool(own), own)
         assert str(given.get("bundle") or "/srv/bundle") == str(pulled["out"])
         known = {one["name"]: one for one in first["env"]}
-        assert known["BUNDLE"]["valueFrom"]["configMapKeyRef"]["name"] == "bundle"
         login = Path(known["REGISTRY_AUTH_FILE"]["value"])
         assert str(login.parent) in {mount["mountPath"] for mount in first["volumeMounts"]}
     for kind in ("readinessProbe", "livenessProbe"):
@@ -164,23 +166,20 @@ def test_pods_start_what_there_is_and_have_no_rights(pod: dict[str, Any]) -> Non
     assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
 
 
-def test_all_pods_pull_the_same_bundle() -> None:
-    made = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
-    (literal,) = made["configMapGenerator"][0]["literals"]
-    key, _, value = literal.partition("=")
-    assert (made["configMapGenerator"][0]["name"], key) == ("bundle", "reference")
-    assert parse_reference(value)
-
-
-def test_every_device_has_a_folder() -> None:
-    listed = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["resources"]
-    assert set(listed) >= DEVICES
+def test_every_device_has_agents_of_its_own() -> None:
+    values = yaml.safe_load((DEPLOY / "chart" / "values.yaml").read_text())
+    assert {device["name"] for device in values["devices"]} == DEVICES
+    made = {one["metadata"]["name"]: one for one in rendered() if one["kind"] == "DaemonSet"}
+    assert made.keys() == {f"agent-{device}" for device in DEVICES}
     for device in DEVICES:
-        made = yaml.safe_load((KUBERNETES / device / "kustomization.yaml").read_text())
-        assert made["nameSuffix"] == f"-{device}"
-        assert made["labels"][0]["pairs"] == {"mdp/device": device}
-        assert f"value: {device}}}" in made["patches"][0]["patch"]
-        assert f"value: agent-{device}" in made["patches"][0]["patch"]
+        spec = made[f"agent-{device}"]["spec"]
+        template = spec["template"]
+        assert template["spec"]["nodeSelector"] == {"mdp/device": device}
+        assert spec["selector"]["matchLabels"] == template["metadata"]["labels"]
+        assert options("mdp-agent", template["spec"]["containers"][0]["args"])["device"] == device
+        (keys,) = [one for one in template["spec"]["volumes"] if one["name"] == "keys"]
+        secrets = [source["secret"]["name"] for source in keys["projected"]["sources"]]
+        assert secrets == [f"agent-{device}", "clients"]
 
 
 def test_the_role_installs_with_options_that_there_are() -> None:
