@@ -22,7 +22,7 @@ TARGETS = ("agent", "gateway")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuiltImages:
     """The images of this checkout."""
 
     podman: Podman
@@ -38,7 +38,7 @@ class Built:
         )
 
 
-def prepare(folder: Path = FOLDER) -> Built:
+def prepare(folder: Path = FOLDER) -> BuiltImages:
     """Build each image, and what is not there yet for it; raises MissingError, CheckoutError."""
     check_tools()
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def prepare(folder: Path = FOLDER) -> Built:
             raise CheckoutError(f"{target}: {error}") from error
         took[target] = time.monotonic() - begun_s
         added[target] = size_bytes(podman, images[target]) - size_bytes(podman, BASE)
-    return Built(podman=podman, images=images, added_bytes=added, took_s=took)
+    return BuiltImages(podman=podman, images=images, added_bytes=added, took_s=took)
 
 
 def size_bytes(podman: Podman, image: str) -> int:

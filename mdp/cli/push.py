@@ -24,7 +24,7 @@ from mdp.formats.fleet_edit import name_bundle
 from mdp.formats.signing import load_bundle_key
 from mdp.registry.connection import Repository, connect
 from mdp.registry.reference import is_reference, parse_reference
-from mdp.registry.transfer import Part, Stored, pull_from_registry, push_to_registry
+from mdp.registry.transfer import Stored, WantedPart, pull_from_registry, push_to_registry
 
 #: How long a device may take to tell its status.
 STATUS_S = 3.0
@@ -206,7 +206,7 @@ def pull(
     if is_reference(device):
         if device_part and not models:
             raise InputError("--device, --no-models: expected one of them, or none for all models")
-        part = Part(devices=device_part or (None if models else ()))
+        part = WantedPart(devices=device_part or (None if models else ()))
         signed_by = None if bundle_key is None else load_bundle_key(bundle_key)
         repository = _repository(device, insecure)
         with _bar(repository.reference.host) as bar:

@@ -22,7 +22,7 @@ import msgspec
 from mdp.errors import ConfigError, TransferError
 from mdp.registry.artifact import MAX_MANIFEST_BYTES, OCI_MANIFEST, Descriptor, digest_of
 from mdp.registry.login import (
-    Login,
+    RegistryLogin,
     ask_program,
     find_login,
     login_files,
@@ -99,7 +99,7 @@ def connect(reference: Reference, *, insecure: bool) -> "Repository":
     """A repository over real connections, with the logins of this user; raises ConfigError."""
     files = login_files(os.environ, os.geteuid())
 
-    def find() -> Login | None:
+    def find() -> RegistryLogin | None:
         return find_login(reference.host, reference.name, files, ask_program)
 
     send = sender(reference.host)
@@ -113,7 +113,7 @@ class Repository:
         self,
         reference: Reference,
         send: Send,
-        find: Callable[[], Login | None] = lambda: None,
+        find: Callable[[], RegistryLogin | None] = lambda: None,
         files: list[Path] | None = None,
         *,
         insecure: bool = False,
@@ -297,7 +297,7 @@ class Repository:
             f"`docker login {host}`)"
         )
 
-    def _refused(self, login: Login) -> TransferError:
+    def _refused(self, login: RegistryLogin) -> TransferError:
         return TransferError(
             f"{self.reference.host}: refuses user {login.user!r} of {login.source} for "
             f"{self.reference.name}"

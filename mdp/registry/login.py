@@ -38,7 +38,7 @@ class _LoginFile(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Login:
+class RegistryLogin:
     """A user of a registry."""
 
     user: str
@@ -82,7 +82,7 @@ def login_files(environment: Mapping[str, str], user_id: int) -> list[Path]:
     return files
 
 
-def find_login(host: str, name: str, files: Sequence[Path], ask: AskHelper) -> Login | None:
+def find_login(host: str, name: str, files: Sequence[Path], ask: AskHelper) -> RegistryLogin | None:
     """The login for repository `name` of `host`, of the first file that has one.
 
     Raises ConfigError for a file that is there and is none of logins.
@@ -125,7 +125,7 @@ def _host_of(key: str) -> str:
     return urlsplit(key).netloc if "://" in key else key.rstrip("/")
 
 
-def _decoded_login(path: Path, host: str, auth: str) -> Login:
+def _decoded_login(path: Path, host: str, auth: str) -> RegistryLogin:
     try:
         user, separator, password = base64.b64decode(auth, validate=True).decode().partition(":")
     except ValueError:
@@ -133,13 +133,13 @@ def _decoded_login(path: Path, host: str, auth: str) -> Login:
     if not separator:
         # Without the content, which is secret.
         raise ConfigError(f"{path}: {host}: `auth`: expected USER:PASSWORD in base64")
-    return Login(user=user, password=password, source=path)
+    return RegistryLogin(user=user, password=password, source=path)
 
 
-def _helped(path: Path, helper: str, answer: bytes) -> Login:
+def _helped(path: Path, helper: str, answer: bytes) -> RegistryLogin:
     try:
         given = msgspec.json.decode(answer, type=dict[str, str])
-        return Login(user=given["Username"], password=given["Secret"], source=path)
+        return RegistryLogin(user=given["Username"], password=given["Secret"], source=path)
     except (msgspec.MsgspecError, KeyError) as error:
         raise ConfigError(
             f"{path}: docker-credential-{helper}: expected Username and Secret in JSON"

@@ -34,7 +34,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class WantedPart:
     """The files of a bundle that are wanted."""
 
     #: Models of these devices of the plan alone; None for all.
@@ -82,7 +82,7 @@ def pull_from_registry(
     repository: Repository,
     out: Path,
     *,
-    part: Part = Part(),
+    part: WantedPart = WantedPart(),
     signed_by: BundleKey | None = None,
     progress: Progress = lambda done, total: None,
     free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
@@ -139,7 +139,7 @@ def pull_from_registry(
 
 
 def _complete(
-    out: Path, layers: dict[str, Descriptor], part: Part, signed_by: BundleKey | None
+    out: Path, layers: dict[str, Descriptor], part: WantedPart, signed_by: BundleKey | None
 ) -> Bundle | None:
     """The bundle in `out` where it has all that is wanted of these layers."""
     try:

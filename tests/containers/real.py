@@ -21,7 +21,7 @@ import pytest
 from mdp.testing.processes import until
 from tests.support.pictures import encoded, four_corners
 from tests.support.registries import PROGRAM, reason_against
-from tools.containers import BASE, Built, prepare
+from tools.containers import BASE, BuiltImages, prepare
 from tools.engine import ROOT
 from tools.prepare import MissingError
 
@@ -37,10 +37,10 @@ REGISTRY = "version: 0.1\nstorage: {filesystem: {rootdirectory: /tmp}}\nhttp: {a
 took: dict[str, float] = {}
 
 
-class Fleet:
+class PodmanFleet:
     """Containers of one network, removed at the end."""
 
-    def __init__(self, built: Built, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, built: BuiltImages, folder: Path, stack: ExitStack) -> None:
         self._podman, self.images, self.folder = built.podman, built.images, folder
         self._stack = stack
         self.network = f"mdp-{folder.name}"
@@ -181,7 +181,7 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def built() -> Built:
+def built() -> BuiltImages:
     if why := reason_against():
         pytest.skip(why)
     try:
@@ -191,10 +191,10 @@ def built() -> Built:
 
 
 @pytest.fixture(scope="module")
-def fleet(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(built: BuiltImages, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodmanFleet]:
     folder = tmp_path_factory.mktemp("fleet")
     with ExitStack() as stack:
-        made = Fleet(built, folder, stack)
+        made = PodmanFleet(built, folder, stack)
         (folder / "config.yml").write_text(REGISTRY)
         program = shutil.which(PROGRAM)
         made.start("registry", BASE, PROGRAM, "serve", "/config.yml", options=(
@@ -234,7 +234,7 @@ def fleet(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fl
 
 
 @pytest.fixture
-def whole(fleet: Fleet) -> Fleet:
+def whole(fleet: PodmanFleet) -> PodmanFleet:
     """The fleet with all its agents, READY."""
     for device in DEVICES:
         if fleet.execute(device, "mdp-agent", "health").returncode:
@@ -244,7 +244,7 @@ def whole(fleet: Fleet) -> Fleet:
     return fleet
 
 
-def test_images(built: Built) -> None:
+def test_images(built: BuiltImages) -> None:
     print(f"\n{built}")
     for target, image in built.images.items():
         config = json.loads(built.podman.run("image", "inspect", image))[0]
@@ -265,14 +265,14 @@ def test_images(built: Built) -> None:
         ).stderr  # fmt: skip
 
 
-def test_a_gateway_before_its_agents_says_why(fleet: Fleet) -> None:
+def test_a_gateway_before_its_agents_says_why(fleet: PodmanFleet) -> None:
     until(lambda: fleet.is_healthy("gateway"), "the gateway is healthy")
     status, said = fleet.asked()
     assert status == 503
     assert all(device in json.dumps(said) for device in DEVICES)
 
 
-def test_three_agents_answer(whole: Fleet) -> None:
+def test_three_agents_answer(whole: PodmanFleet) -> None:
     for name in (*DEVICES, "gateway"):
         assert whole.is_healthy(name), name
     begun_s = time.monotonic()
@@ -285,7 +285,7 @@ def test_three_agents_answer(whole: Fleet) -> None:
     assert whole.execute("gateway", "find", "/srv/mdp", "-name", "*.onnx").stdout == ""
 
 
-def test_they_are_confined(whole: Fleet) -> None:
+def test_they_are_confined(whole: PodmanFleet) -> None:
     for name in (*DEVICES, "gateway"):
         status = Path(f"/proc/{whole.process(name)}/status").read_text()
         shown = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -297,7 +297,7 @@ def test_they_are_confined(whole: Fleet) -> None:
             assert whole.execute(name, "touch", place).returncode == 1
 
 
-def test_a_killed_agent_is_missed_and_comes_back(whole: Fleet) -> None:
+def test_a_killed_agent_is_missed_and_comes_back(whole: PodmanFleet) -> None:
     whole.kill("n100")
     whole.answered_by("laptop-cpu", "raspberry-pi-5")
     status, answer = whole.asked()
@@ -306,7 +306,7 @@ def test_a_killed_agent_is_missed_and_comes_back(whole: Fleet) -> None:
     took["back_s"] = whole.answered_by(*DEVICES)
 
 
-def test_an_agent_at_another_address_is_found(whole: Fleet) -> None:
+def test_an_agent_at_another_address_is_found(whole: PodmanFleet) -> None:
     before = whole.address("n100")
     whole.remove("n100")
     # Which takes the address that was free.
@@ -320,7 +320,7 @@ def test_an_agent_at_another_address_is_found(whole: Fleet) -> None:
         whole.remove("other")
 
 
-def test_health_is_ready_and_no_less(whole: Fleet) -> None:
+def test_health_is_ready_and_no_less(whole: PodmanFleet) -> None:
     pid = str(whole.process("n100"))
     subprocess.run(["kill", "-STOP", pid], check=True)
     try:
@@ -330,7 +330,7 @@ def test_health_is_ready_and_no_less(whole: Fleet) -> None:
     until(lambda: whole.is_healthy("n100"), "n100 is healthy again")
 
 
-def test_they_end_by_themselves(whole: Fleet) -> None:
+def test_they_end_by_themselves(whole: PodmanFleet) -> None:
     took["agent_stops_s"] = whole.stop("n100")
     assert "DRAINING" in whole.logs("n100")
     took["gateway_stops_s"] = whole.stop("gateway")
@@ -339,7 +339,7 @@ def test_they_end_by_themselves(whole: Fleet) -> None:
     whole.answered_by(*DEVICES)
 
 
-def test_an_image_without_the_extra_that_its_device_needs(fleet: Fleet) -> None:
+def test_an_image_without_the_extra_that_its_device_needs(fleet: PodmanFleet) -> None:
     """The gateway's has no runtime for models."""
     start = ("run", "--rm", "--network=none", *CONFINED, f"--volume={BUNDLE}:/bundle:ro")
     words = ("run", "--bundle=/bundle", "--device=n100")
@@ -348,7 +348,7 @@ def test_an_image_without_the_extra_that_its_device_needs(fleet: Fleet) -> None:
     assert "onnxruntime" in done.stderr.splitlines()[-1], done.stderr
 
 
-def test_a_registry_that_is_gone_leaves_what_was_pulled(whole: Fleet) -> None:
+def test_a_registry_that_is_gone_leaves_what_was_pulled(whole: PodmanFleet) -> None:
     whole.remove("registry")
     where = f"--volume={whole.folder / 'bundles' / 'n100'}:/srv/mdp"
     done = whole.tried("run", "--rm", f"--network={whole.network}", *CONFINED, where,

@@ -21,7 +21,7 @@ HOST = "registry.example"
 PROGRAM = "docker-registry"
 
 
-class Reply:
+class FakeResponse:
     """A response, whose body may break after some bytes."""
 
     def __init__(
@@ -42,8 +42,10 @@ class Reply:
         self._body.close()
 
 
-def complaint(status: int, code: str, message: str) -> Reply:
-    return Reply(status, json.dumps({"errors": [{"code": code, "message": message}]}).encode())
+def complaint(status: int, code: str, message: str) -> FakeResponse:
+    return FakeResponse(
+        status, json.dumps({"errors": [{"code": code, "message": message}]}).encode()
+    )
 
 
 @dataclass(slots=True)
@@ -56,15 +58,15 @@ class MemoryRegistry:
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, bytes] = field(default_factory=dict)
     seen: list[Request] = field(default_factory=list)
-    before: Callable[[Request], Reply | None] = lambda request: None
+    before: Callable[[Request], FakeResponse | None] = lambda request: None
     host: str = HOST
 
-    def __call__(self, request: Request) -> Reply:
+    def __call__(self, request: Request) -> FakeResponse:
         self.seen.append(request)
         assert urlsplit(request.full_url).netloc == self.host
         return self.before(request) or self.answer(request)
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: Request) -> FakeResponse:
         address = urlsplit(request.full_url)
         _, kind, name = re.fullmatch(
             r"/v2/((?:[^/]+/)*?[^/]+)/(manifests|blobs)/(.*)", address.path
@@ -72,30 +74,30 @@ class MemoryRegistry:
         body = request.data if isinstance(request.data, bytes) else b""
         match request.get_method(), kind:
             case "POST", "blobs":
-                return Reply(202, headers={"Location": f"{address.path}some-upload?state=x"})
+                return FakeResponse(202, headers={"Location": f"{address.path}some-upload?state=x"})
             case "PUT", "blobs":
                 digest = parse_qs(address.query)["digest"][0]
                 if digest != f"sha256:{hashlib.sha256(body).hexdigest()}":
                     return complaint(400, "DIGEST_INVALID", "provided digest did not match")
                 self.blobs[digest] = body
-                return Reply(201)
+                return FakeResponse(201)
             case "PUT", "manifests":
                 digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
                 self.manifests |= {name: body, digest: body}
-                return Reply(201, headers={"Docker-Content-Digest": digest})
+                return FakeResponse(201, headers={"Docker-Content-Digest": digest})
         kept = self.manifests if kind == "manifests" else self.blobs
         if name not in kept:
             return complaint(404, "UNKNOWN", "unknown to registry")
         content = kept[name]
         if request.get_method() == "HEAD":
-            return Reply(200)
+            return FakeResponse(200)
         asked = re.fullmatch(r"bytes=(\d+)-", request.get_header("Range") or "")
         if asked and int(asked[1]) >= len(content):
-            return Reply(416)
+            return FakeResponse(416)
         if asked:
-            return Reply(206, content[int(asked[1]) :])
+            return FakeResponse(206, content[int(asked[1]) :])
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        return Reply(200, content, {"Docker-Content-Digest": digest})
+        return FakeResponse(200, content, {"Docker-Content-Digest": digest})
 
     def requests(self, method: str, ending: str = "") -> list[str]:
         """Paths that were asked, by method."""

@@ -133,7 +133,7 @@ def test_pods_start_what_there_is_and_have_no_rights(pod: dict[str, Any]) -> Non
         assert each is None or {str(each), str(each.parent)} & mounted
     for first in pod.get("initContainers", ()):
         assert first["image"] == container["image"]
-        pulled = options(*first["command"], first["args"])
+        pulled = options(first["command"][0], first["args"])
         # What is pulled, where it is read, and by a device its own part alone.
         assert parse_reference(pulled["device"])
         own = [given["device"]] if "device" in given else []

@@ -10,7 +10,7 @@ import pytest
 from mdp.errors import ConfigError, TransferError
 from mdp.registry.login import (
     Challenge,
-    Login,
+    RegistryLogin,
     find_login,
     login_files,
     parse_challenge,
@@ -66,7 +66,7 @@ def test_the_most_specific_place_speaks(tmp_path: Path) -> None:
         ("other", "x", "other"),
     ):
         found = find_login(host, name, files, nobody)
-        assert found == Login(
+        assert found == RegistryLogin(
             user=user, password="secret", source=found.source if found else Path()
         )
     old = find_login("old", "x", files, nobody)

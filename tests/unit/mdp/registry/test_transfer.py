@@ -16,11 +16,11 @@ from mdp.errors import ConfigError, InputError, TransferError
 from mdp.formats.bundle import MANIFEST, Bundle, model_path
 from mdp.formats.signing import SIGNATURE, load_bundle_key, load_signing_key, new_bundle_key, sign
 from mdp.registry.connection import Repository
-from mdp.registry.login import Login
+from mdp.registry.login import RegistryLogin
 from mdp.registry.reference import parse_reference
-from mdp.registry.transfer import Part, pull_from_registry, push_to_registry
+from mdp.registry.transfer import WantedPart, pull_from_registry, push_to_registry
 from mdp.testing.bundles import DEVICES, write_bundle
-from tests.support.registries import HOST, MemoryRegistry, Reply, complaint
+from tests.support.registries import HOST, FakeResponse, MemoryRegistry, complaint
 
 TAG = f"oci://{HOST}/shelf/colours:1"
 TOKENS = "tokens.example"
@@ -110,14 +110,16 @@ def test_a_whole_bundle_comes_back(bundle: Path, registry: MemoryRegistry, tmp_p
 
 def test_a_device_gets_its_part_alone(registry: MemoryRegistry, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    pull_from_registry(repository(registry), out, part=Part(devices=["beta"]))
+    pull_from_registry(repository(registry), out, part=WantedPart(devices=["beta"]))
     assert content_of(out).keys() == {MANIFEST, "fusion.json", model_path(1)}
     assert Bundle.open(out).model(1).content
     assert len(registry.requests("GET")) == 4
-    pull_from_registry(repository(registry), tmp_path / "gateway", part=Part(devices=()))
+    pull_from_registry(repository(registry), tmp_path / "gateway", part=WantedPart(devices=()))
     assert content_of(tmp_path / "gateway").keys() == {MANIFEST, "fusion.json"}
     with pytest.raises(ConfigError, match="no assignment for device 'fridge'"):
-        pull_from_registry(repository(registry), tmp_path / "x", part=Part(devices=["fridge"]))
+        pull_from_registry(
+            repository(registry), tmp_path / "x", part=WantedPart(devices=["fridge"])
+        )
     assert not (tmp_path / "x").exists()
 
 
@@ -125,10 +127,10 @@ def test_what_is_there_is_not_fetched(
     bundle: Path, registry: MemoryRegistry, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    first = pull_from_registry(repository(registry), out, part=Part(devices=["beta"]))
+    first = pull_from_registry(repository(registry), out, part=WantedPart(devices=["beta"]))
     before = {path: path.stat().st_ino for path in out.rglob("*")}
     registry.seen.clear()
-    again = pull_from_registry(repository(registry), out, part=Part(devices=["beta"]))
+    again = pull_from_registry(repository(registry), out, part=WantedPart(devices=["beta"]))
     assert (again.moved_bytes, again.reference) == (0, first.reference)
     assert again.total_bytes == first.total_bytes
     assert len(registry.seen) == 1
@@ -139,7 +141,7 @@ def test_what_is_there_is_not_fetched(
     size = len((bundle / model_path(1)).read_bytes())
     link = tmp_path / "link"
     link.symlink_to(out)
-    mended = pull_from_registry(repository(registry), link, part=Part(devices=["beta"]))
+    mended = pull_from_registry(repository(registry), link, part=WantedPart(devices=["beta"]))
     assert mended.moved_bytes == size
     assert link.is_symlink()
     assert Bundle.open(out).model(1).content
@@ -229,10 +231,12 @@ def test_a_bundle_that_is_not_whole_is_not_stored(bundle: Path) -> None:
     assert not registry.seen
 
 
-def faulty(registry: MemoryRegistry, part: str, answer: Callable[[Reply], Reply]) -> None:
+def faulty(
+    registry: MemoryRegistry, part: str, answer: Callable[[FakeResponse], FakeResponse]
+) -> None:
     """Have each answer to a request for an address with `part` changed."""
 
-    def before(request: Request) -> Reply | None:
+    def before(request: Request) -> FakeResponse | None:
         return answer(registry.answer(request)) if part in request.full_url else None
 
     registry.before = before
@@ -270,7 +274,7 @@ def test_another_digest_than_asked_for(
     registry.manifests[pinned.rpartition("@")[2]] += b" "
     with pytest.raises(TransferError, match=r"expected sha256:[0-9a-f]{64}, is given sha256:"):
         pull_from_registry(repository(registry, pinned), out)
-    faulty(registry, "manifests/1", lambda reply: Reply(200, b"{}", dict(reply.headers)))
+    faulty(registry, "manifests/1", lambda reply: FakeResponse(200, b"{}", dict(reply.headers)))
     refused(registry, out, "expected sha256:[0-9a-f]{64}, is given sha256:44136fa355b3")
 
 
@@ -327,12 +331,12 @@ def test_what_is_no_bundle(
 def test_a_registry_that_is_gone_or_has_trouble(registry: MemoryRegistry, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
-    def gone(request: Request) -> Reply:
+    def gone(request: Request) -> FakeResponse:
         raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 
     registry.before = gone
     refused(registry, out, f"{HOST}: Connection refused")
-    registry.before = lambda request: Reply(503, b"<html>\n</html>")
+    registry.before = lambda request: FakeResponse(503, b"<html>\n</html>")
     refused(registry, out, "HTTP status 503$")
     registry.before = lambda request: complaint(429, "TOOMANY", "later,\nplease")
     with pytest.raises(TransferError, match="HTTP status 429"):
@@ -347,7 +351,7 @@ def test_a_connection_that_breaks_is_resumed(
 ) -> None:
     digest, breaks = model_digest(bundle), [100, 40]
 
-    def breaking(reply: Reply) -> Reply:
+    def breaking(reply: FakeResponse) -> FakeResponse:
         if breaks:
             reply.breaks_after = breaks.pop()
         return reply
@@ -361,14 +365,14 @@ def test_a_connection_that_breaks_is_resumed(
     # One that cannot go on in the middle gives it again.
     breaks.append(50)
 
-    def whole(reply: Reply) -> Reply:
-        return breaking(Reply(200, registry.blobs[digest]))
+    def whole(reply: FakeResponse) -> FakeResponse:
+        return breaking(FakeResponse(200, registry.blobs[digest]))
 
     faulty(registry, digest, whole)
     pull_from_registry(repository(registry), tmp_path / "second")
     assert Bundle.open(tmp_path / "second").model(1).content
 
-    def broken(reply: Reply) -> Reply:
+    def broken(reply: FakeResponse) -> FakeResponse:
         reply.breaks_after = 0
         return reply
 
@@ -410,20 +414,20 @@ class Guarded:
         self._registry, self._challenge = registry, challenge
         self.tokens: list[Request] = []
 
-    def __call__(self, request: Request) -> Reply:
+    def __call__(self, request: Request) -> FakeResponse:
         given = request.get_header("Authorization") or ""
         if request.host == TOKENS:
             self.tokens.append(request)
             if given not in ("", f"{LOGIN.basic}"):
-                return Reply(401)
-            return Reply(200, json.dumps({"token": f"t{len(self.tokens)}"}).encode())
+                return FakeResponse(401)
+            return FakeResponse(200, json.dumps({"token": f"t{len(self.tokens)}"}).encode())
         allowed = {LOGIN.basic, f"Bearer t{len(self.tokens)}"} if self.tokens else {LOGIN.basic}
         if given not in allowed:
-            return Reply(401, headers={"WWW-Authenticate": self._challenge})
+            return FakeResponse(401, headers={"WWW-Authenticate": self._challenge})
         return self._registry(request)
 
 
-LOGIN = Login(user="shelf", password="secret", source=Path("/auth.json"))
+LOGIN = RegistryLogin(user="shelf", password="secret", source=Path("/auth.json"))
 BEARER = f'Bearer realm="https://{TOKENS}/token",service="r",scope="repository:shelf/colours:pull"'
 
 
@@ -451,7 +455,7 @@ def test_all_may_read_with_a_token_and_no_login(registry: MemoryRegistry, tmp_pa
 def test_a_login_that_is_wrong_or_lacks(
     registry: MemoryRegistry, tmp_path: Path, challenge: str
 ) -> None:
-    wrong = Login(user="shelf", password="wrong", source=Path("/auth.json"))
+    wrong = RegistryLogin(user="shelf", password="wrong", source=Path("/auth.json"))
     guarded = Guarded(registry, challenge)
     with pytest.raises(TransferError) as caught:
         pull_from_registry(Repository(parse_reference(TAG), guarded, lambda: wrong), tmp_path / "o")
@@ -476,10 +480,10 @@ def test_a_login_that_is_wrong_or_lacks(
 def test_uploads_stay_with_tls(bundle: Path) -> None:
     registry = MemoryRegistry()
 
-    def elsewhere(request: Request) -> Reply | None:
+    def elsewhere(request: Request) -> FakeResponse | None:
         if request.get_method() != "POST":
             return None
-        return Reply(202, headers={"Location": f"http://{HOST}/upload"})
+        return FakeResponse(202, headers={"Location": f"http://{HOST}/upload"})
 
     registry.before = elsewhere
     with pytest.raises(TransferError, match=r"uploads go to http://registry\.example/upload"):
