@@ -253,7 +253,8 @@ def test_images(built: BuiltImages) -> None:
         # Which podman's own format of images would have dropped.
         assert config["Healthcheck"]["Test"][0] == "CMD"
         listed = built.podman.run(
-            "run", "--rm", "--network=none", "--entrypoint=find", image, "/opt/mdp", "-name", "pip*"
+            *("run", "--rm", "--network=none", "--entrypoint=find", image),
+            *("/opt/mdp/bin", "/opt/mdp/lib", "-name", "pip", "-o", "-name", "pip-*"),
         )
         assert listed == ""
     # The package, and nothing of what trains.
