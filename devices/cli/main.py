@@ -26,6 +26,7 @@ from devices.notify import Notifier
 from mdp import console
 from mdp.formats.fleet import PLAIN_TEXT
 from mdp.formats.keys import is_loopback
+from mdp.formats.packaged import named_bundle
 from mdp.formats.profile import MAX_THREADS
 from mdp.formats.signing import load_bundle_key
 from mdp.logs import BackgroundWriter, quiet_libraries
@@ -42,8 +43,9 @@ def run_agent(
     bundle: Annotated[
         Path | None,
         typer.Option(
-            help="Bundle folder made by mdp-partition; without it, with --allow-push, the agent "
-            "waits for a first one, and can be recorded meanwhile."
+            callback=named_bundle,
+            help="Bundle folder made by mdp-partition, or the name of one of MDP's; without it, with --allow-push, the agent "
+            "waits for a first one, and can be recorded meanwhile.",
         ),
     ] = None,
     bundle_key: Annotated[

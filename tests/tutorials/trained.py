@@ -20,6 +20,19 @@ def test_from_pictures_to_a_bundle(tmp_path: Path) -> None:
     assert "stacked from n100 + raspberry-pi-5 + laptop-cpu" in first
 
 
+def test_four_cameras(tmp_path: Path) -> None:
+    page = ROOT / "docs/tutorials/four-cameras.md"
+    *_, fleet, recorded, built, looked, unplugged, _ = follow(page, tmp_path, timeout_s=900)
+    assert "PROBLEM" not in fleet
+    assert recorded.count("raspberry-pi-5-1, raspberry-pi-5-2, raspberry-pi-5-3") > 100
+    assert "bundle: 4 sub-models" in built
+    everyone = [f"raspberry-pi-5-{number}" for number in range(1, 5)]
+    assert f"from {' + '.join(everyone)}, " in looked
+    assert "seven" in looked
+    assert f"from {' + '.join(everyone[:3])}, " in unplugged
+    assert "  without raspberry-pi-5-4: unreachable" in unplugged
+
+
 def test_the_notebook() -> None:
     program = "\n".join(cells(ROOT / "examples/three_devices.ipynb"))
     command = [sys.executable, "-c", program]
