@@ -44,8 +44,8 @@ def run_agent(
         Path | None,
         typer.Option(
             callback=named_bundle,
-            help="Bundle folder made by mdp-partition, or the name of one of MDP's; without it, with --allow-push, the agent "
-            "waits for a first one, and can be recorded meanwhile.",
+            help="Bundle folder made by mdp-partition, or the name of one of MDP's; without it, "
+            "with --allow-push, the agent waits for a first one, and can be recorded meanwhile.",
         ),
     ] = None,
     bundle_key: Annotated[
