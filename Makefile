@@ -37,6 +37,7 @@ DEMO_NEEDS := editables msgspec numpy pillow pyzmq rich tomli-w typer onnxruntim
 	pydantic pydantic-core pygments shellingham typing-extensions typing-inspection hatchling packaging pathspec pluggy tomlkit trove-classifiers
 .venv-demo/.installed: pyproject.toml constraints.lock
 	@echo "installing 30 packages, 200 MB, into .venv-demo ..."
+	@test -x .venv-demo/bin/python || $(PYTHON) tools/old_python.py
 	test -x .venv-demo/bin/python || $(PYTHON) -m venv .venv-demo
 	@$(PYTHON) tools/part_of_lock.py $(DEMO_NEEDS) > .venv-demo/demo.lock
 	.venv-demo/bin/pip install --quiet --require-hashes --no-deps --requirement .venv-demo/demo.lock
@@ -185,6 +186,7 @@ format: $(STAMP)
 # Only files whose hashes are in constraints.lock, then torch at its version: one that is there already
 # stays, so that a CPU build can be put there first. The project itself is built by what was installed.
 $(STAMP): pyproject.toml constraints.txt constraints.lock
+	@test -x $(BIN)/python || $(PYTHON) tools/old_python.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --require-hashes --no-deps --requirement constraints.lock
 	$(BIN)/pip install --quiet --only-binary :all: --constraint constraints.txt torch torchvision
@@ -202,6 +204,18 @@ lock:
 sbom: $(STAMP)
 	mkdir -p runs
 	$(BIN)/python tools/sbom.py runs/sbom.cdx.json
+
+# Wheel, source, bill of materials and checksums in dist/, the wheel tried with each extra by each Python that
+# is here, in empty environments; publishes nothing. make release VERSION=0.2.0 also writes version and change log.
+release: $(STAMP)
+	$(BIN)/python -m tools.release $(if $(VERSION),--version $(VERSION)) $(if $(EXTRAS),--extras $(EXTRAS))
+
+# Pictures of the pages and figures of README and results, made anew: a quarter of an hour; needs chromium and
+# chromium-driver.
+pictures: $(STAMP)
+	$(BIN)/python -m benchmarks.scenes.figure
+	$(BIN)/python -m tests.gateway.demo_loop
+	$(BIN)/python -m tests.gateway.screenshots
 
 clean:
 	rm -rf $(VENV) .venv-demo demo demo-build dist runs
