@@ -51,7 +51,7 @@ PATIENT := $(addprefix tests/integration/,crew commands/test_partition_build.py 
 	commands/test_reference_bundle.py commands/test_discovery.py agents/test_bundle_push.py \
 	agents/test_change_of_bundle.py agents/test_cameras.py clients/test_examples.py \
 	commands/test_quantized_fleet.py services commands/test_deploy.py commands/test_sources.py \
-	commands/test_tutorials.py commands/test_demo.py commands/test_command_line.py \
+	commands/test_tutorials.py commands/test_demo.py commands/test_demo_trouble.py commands/test_command_line.py \
 	commands/test_doctor.py faults/test_key_changes.py agents/test_agent_process.py \
 	agents/test_full_disk.py agents/test_scenes.py)
 
