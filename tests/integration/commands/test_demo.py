@@ -82,6 +82,14 @@ def test_the_demo_verifies_its_claims(tmp_path: Path, bundle: Path, pictures: Pa
     assert "NOT SEEN" not in done.stdout
 
 
+def test_pictures_beside_a_bundle_are_its_own(tmp_path: Path, bundle: Path, pictures: Path) -> None:
+    pictures.rename(bundle / "pictures")
+    seen = tmp_path / "seen.json"
+    done = demo("--work", tmp_path / "work", "--bundle", bundle, "--report", seen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(seen.read_text())["live"]["pictures"] == 24
+
+
 def test_cameras_look_are_killed_and_covered(tmp_path: Path, bundle: Path, scenes: Path) -> None:
     seen, work = tmp_path / "seen.json", tmp_path / "work"
     with_cameras(bundle, 0.8)
