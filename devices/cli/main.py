@@ -103,7 +103,8 @@ def run_agent(
         typer.Option(
             envvar="MDP_SOURCE",
             help="The agent's own camera: folder:PATH, video:FILE, camera:NUMBER or "
-            "rtsp://HOST/PATH; or that of the agent at mdp://HOST:PORT.",
+            "rtsp://HOST/PATH; a phone's, which opens a page on this port: phone:PORT; or that of "
+            "the agent at mdp://HOST:PORT.",
         ),
     ] = None,
     source_fps: Annotated[
