@@ -194,24 +194,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         told = self.headers.get("Authorization", "").encode()
-        known = secrets.compare_digest(told, f"Bearer {self.server.token}".encode())
-        if not known or self.path != "/picture":
-            self._refuse(HTTPStatus.FORBIDDEN if not known else HTTPStatus.NOT_FOUND)
-        elif not (length.isascii() and length.isdigit()):
-            self._refuse(HTTPStatus.LENGTH_REQUIRED)
-        elif int(length) > MAX_PICTURE_BYTES:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-        elif not (content := self.rfile.read(int(length))).startswith(_JPEG):
+        if not (length.isascii() and length.isdigit()) or int(length) > MAX_PICTURE_BYTES:
+            # What follows on this connection could not be told from the body.
+            self.close_connection = True
+            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return
+        # Read in any case: who is cut off while sending hears no answer.
+        content = self.rfile.read(int(length))
+        if not secrets.compare_digest(told, f"Bearer {self.server.token}".encode()):
+            self._answer(HTTPStatus.FORBIDDEN)
+        elif self.path != "/picture":
+            self._answer(HTTPStatus.NOT_FOUND)
+        elif not content.startswith(_JPEG):
             self._answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         elif not self.server.sent.put(content, self.headers.get("X-Phone", "")):
             self._answer(HTTPStatus.CONFLICT)
         else:
             self._answer(HTTPStatus.NO_CONTENT)
-
-    def _refuse(self, status: HTTPStatus) -> None:
-        # The body was not read: what follows on this connection could not be told from it.
-        self.close_connection = True
-        self._answer(status)
 
     def _answer(self, status: HTTPStatus, content: bytes = b"", kind: str = "text/plain") -> None:
         self.send_response(status)
