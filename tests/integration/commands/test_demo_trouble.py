@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,8 @@ def interrupted(demo: LineProcess) -> None:
 
 
 def test_a_wheel_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = extras.find_spec
     monkeypatch.setattr(
-        extras, "find_spec", lambda name: None if name == "starlette" else found(name)
+        extras, "find_spec", lambda name: None if name == "starlette" else find_spec(name)
     )
     done = run_here(main, "mdp", "demo")
     assert done.returncode == 2

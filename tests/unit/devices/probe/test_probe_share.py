@@ -1,6 +1,7 @@
 """Rows for the page of boards: comparable, and nothing of their owner's."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -31,17 +32,18 @@ def point(
     others_cores: float = 0.0,
 ) -> LatencyPoint | NetworkPoint:
     """A measured point of one of the table's graphs."""
-    how = {
+    how: dict[str, Any] = {
         "latency_ms": latency_ms, "precision": precision, "runtime": runtime, "threads": threads,
         "batch": batch, "others_cores": others_cores,
     }  # fmt: skip
+    shape: Any = graph
     if len(graph) == 2:
-        name, side = graph
-        return NetworkPoint(name=name, image_size=side, **how)  # type: ignore[arg-type]
-    side, patch, width, depth = graph
+        name, side = shape
+        return NetworkPoint(name=name, image_size=side, **how)
+    side, patch, width, depth = shape
     return LatencyPoint(
         image_size=side, patch_size=patch, embed_dim=width, depth=depth, num_heads=3,
-        mlp_ratio=4.0, **how,  # type: ignore[arg-type]
+        mlp_ratio=4.0, **how,
     )  # fmt: skip
 
 
