@@ -151,8 +151,12 @@ check: $(STAMP)
 	$(BIN)/python tools/subjects.py
 
 # The pages as a site in runs/site/html, with the reference that the code itself holds.
+# make docs ZENSICAL=yes builds them by Material's successor, of the same configuration (docs/adr/0025).
+ZENSICAL ?=
 docs: $(STAMP)
-	$(BIN)/python -m tools.site
+	$(if $(ZENSICAL),test -d runs/zensical || $(PYTHON) -m venv runs/zensical)
+	$(if $(ZENSICAL),runs/zensical/bin/pip install --quiet --only-binary :all: zensical==0.0.73 mkdocstrings-python==2.0.11)
+	$(BIN)/python -m tools.site $(if $(ZENSICAL),--zensical runs/zensical/bin/zensical)
 
 # Which lines and branches the tests run, in all their processes: agents, gateways and commands that
 # integration tests start too, but for what SIGKILL ends. Fails under the floor in pyproject.toml.
