@@ -132,7 +132,7 @@ def test_a_claim_that_does_not_hold_is_told(tmp_path: Path, bundle: Path, scenes
             "w",
             "nowhere",
             None,
-            "nowhere: expected a bundle's folder, or one of cifar10, imagenette, parts",
+            "nowhere: expected a bundle's folder, or one of cifar10, digits, imagenette, parts",
         ),
         ("w", "new", None, "new: never evaluated; run mdp-partition evaluate --write first"),
         ("w", "bundle", "other", "expected folders named after classes of"),
