@@ -28,7 +28,7 @@ LAST_LINE = "Ctrl-C ends everything"
 @pytest.fixture
 def command(tmp_path: Path) -> list[str]:
     """The demo of a small bundle of cameras, without a browser."""
-    bundle = with_cameras(write_bundle(tmp_path / "bundle"))
+    bundle = with_cameras(write_bundle(tmp_path / "bundle"), 0.8)
     scenes = write_scenes(tmp_path / "scenes")
     options = ["--bundle", bundle, "--pictures", scenes, "--deadline-ms", 10_000]
     return [str(BIN / "mdp"), "demo", *map(str, options)]
