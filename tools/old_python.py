@@ -22,5 +22,6 @@ def complaint(version, least=LEAST):  # type: ignore[no-untyped-def]
 
 
 if __name__ == "__main__":
-    if complaint(sys.version_info):
-        sys.exit("make: " + complaint(sys.version_info))
+    told = complaint(sys.version_info)  # type: ignore[no-untyped-call]
+    if told:
+        sys.exit("make: " + told)
