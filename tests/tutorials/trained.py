@@ -1,5 +1,6 @@
 """What trains: the tutorial of a bundle, and the notebook, word for word (make tutorials)."""
 
+import json
 import re
 import subprocess
 import sys
@@ -33,6 +34,20 @@ def test_four_cameras(tmp_path: Path) -> None:
     assert re.match(r"look: (unknown, nearest )?(three|seven|eight) \(\d+%\)", looked)
     assert f"from {' + '.join(everyone[:3])}, " in unplugged
     assert "  without raspberry-pi-5-4: unreachable" in unplugged
+
+
+def test_the_decomposition_end_to_end(tmp_path: Path) -> None:
+    words = ("-m", "tools.demo_build", "--rehearsal", "--work", str(tmp_path / "work"))
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = json.loads((tmp_path / "work/seen.json").read_text())
+    assert seen["ok"] is True
+    assert seen["killed"]["answers"] == 20
+    *_, served, everything = done.stdout.splitlines()
+    assert served.startswith("serve by three agents, kill one ")
+    assert everything.startswith("all ")
 
 
 def test_the_notebook() -> None:
