@@ -11,10 +11,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
 INTERRUPTED = 128 + signal.SIGINT
+_BAD_INPUT = 2
 
 
 def mdp() -> NoReturn:
@@ -37,8 +39,25 @@ def mdp_partition() -> NoReturn:
     _run("mdp-partition", "partitioner.cli.main")
 
 
+def another_mdp() -> str | None:
+    """A line about another project's files in the package `mdp`; None where there are none."""
+    found = find_spec("mdp")
+    folders = list(found.submodule_search_locations or ()) if found else []
+    for folder in map(Path, folders):
+        # The Modular toolkit for Data Processing, as the index has it and as Debian has it.
+        if (folder / "hinet").is_dir() or not (folder / "cli").is_dir():
+            return (
+                f"{folder} has files of another project of this name (`pip uninstall mdp`, "
+                "Debian's python3-mdp): install mdp-edge into an environment of its own"
+            )
+    return None
+
+
 def _run(name: str, module: str) -> NoReturn:
     _open_closed_streams()
+    if (told := another_mdp()) is not None:
+        print(f"{name}: {told}", file=sys.stderr)
+        sys.exit(_BAD_INPUT)
     try:
         with imports_interruptible(name):
             main = import_module(module).main

@@ -38,6 +38,15 @@ class Machine:
                 return line.split(":", 1)[1].strip()
         return platform.processor() or platform.machine()
 
+    def board(self) -> str:
+        """The board's or the computer's kind, without what tells one of them from another."""
+        if board := self._text("proc/device-tree/model"):
+            return board.strip("\0 \n")
+        if self.is_virtual():
+            return "virtual machine"
+        told = (self._text(f"sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name"))
+        return " ".join(text.strip() for text in told if text)
+
     def is_virtual(self) -> bool:
         """Tell whether the processor reports a hypervisor."""
         return "hypervisor" in (self._text("proc/cpuinfo") or "")

@@ -30,11 +30,15 @@ LIVE_TIMEOUT_S = 4 * STREAM_TIMEOUT_MS / 1e3
 
 _AGENT = re.compile(r"//([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
-SourceKind = Literal["folder", "video", "camera", "rtsp", "mdp"]
+SourceKind = Literal["folder", "video", "camera", "rtsp", "mdp", "phone"]
 
 
 class SourceError(AgentError):
     """A source gives no picture."""
+
+
+class NoPictureYet(PictureError):
+    """A source that waits to be given pictures got none since the last one."""
 
 
 class EndOfVideo(SourceError):
@@ -43,16 +47,17 @@ class EndOfVideo(SourceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A folder of pictures, a video file, a local camera, a stream, or another agent's camera."""
+    """A folder of pictures, a video file, a camera here, of a phone or an agent, or a stream."""
 
     kind: SourceKind
-    #: A path, a number, `//HOST:PORT` of an agent, or a whole URL, which may hold a password.
+    #: A path, a number, a port, `//HOST:PORT` of an agent, or a whole URL, which may hold a
+    #: password.
     place: str
 
     @property
     def is_live(self) -> bool:
         """Tell whether it sets the pace of its pictures itself."""
-        return self.kind in ("camera", "rtsp")
+        return self.kind in ("camera", "rtsp", "phone")
 
     def __str__(self) -> str:
         """The source without a URL's user, password and query."""
@@ -83,11 +88,13 @@ def parse_source(text: str, name: str = "--source") -> Source:
         return Source(kind="camera", place=str(int(place)))
     if kind == "mdp" and _AGENT.fullmatch(place) and 0 < int(place.rpartition(":")[2]) < 65536:
         return Source(kind="mdp", place=place)
+    if kind == "phone" and place.isascii() and place.isdigit() and 0 < int(place) < 65536:
+        return Source(kind="phone", place=str(int(place)))
     # Only the first word is shown: a mistyped URL may contain a password.
     shown = as_line(kind + separator)[:32]
     raise InputError(
         f"{name}: expected folder:PATH, video:FILE, camera:NUMBER "
-        f"(0 to {MAX_CAMERA}), rtsp://HOST/PATH or mdp://HOST:PORT, got {shown!r}"
+        f"(0 to {MAX_CAMERA}), rtsp://HOST/PATH, phone:PORT or mdp://HOST:PORT, got {shown!r}"
     )
 
 

@@ -1,6 +1,7 @@
 """Build docs/ as a site, with the reference that the code itself holds.
 
 python -m tools.site        (make docs)
+python -m tools.site --zensical PROGRAM      (make docs ZENSICAL=yes; docs/adr/0025)
 
 The site's folders are those of the repository, so that every link of a page leads where it leads on
 GitHub; files that pages link to are copied beside them. `<!-- generated: ... -->` in a page is
@@ -8,6 +9,7 @@ replaced by the commands' help, the settings of a build, or a package's docstrin
 link, and on a page that loads anything of another host.
 """
 
+import argparse
 import json
 import os
 import re
@@ -227,21 +229,38 @@ def loads(folder: Path) -> list[str]:
     ]
 
 
-def main() -> int:
+def builder(zensical: str | None, config: Path) -> list[str]:
+    """The command that builds the site: mkdocs with Material, or Zensical, from the same file."""
+    if zensical is None:
+        return [
+            *(sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict"),
+            *("--config-file", str(config)),
+        ]
+    return [zensical, "build", "--strict", "--config-file", str(config)]
+
+
+def main(words: list[str]) -> int:
     """0 if the site is whole: in runs/site/html."""
+    parser = argparse.ArgumentParser(prog="python -m tools.site")
+    parser.add_argument("--zensical", metavar="PROGRAM", help="instead of mkdocs and Material")
+    options = parser.parse_args(words)
+    # Zensical writes over what is there.
+    shutil.rmtree(SITE / "html", ignore_errors=True)
     write_pages(SITE / "pages")
     (SITE / "pages/site.css").write_text(STYLE)
+    # Zensical takes paths that are relative to the file.
+    shutil.copy(ROOT / "tools/site.yml", SITE / "site.yml")
     config = {
-        "INHERIT": str(ROOT / "tools/site.yml"),
-        "docs_dir": str(SITE / "pages"),
-        "site_dir": str(SITE / "html"),
+        "INHERIT": "site.yml",
+        "docs_dir": "pages",
+        "site_dir": "html",
         "nav": navigation(),
         "extra_css": ["site.css"],
     }
     (SITE / "mkdocs.yml").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file"]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run([*command, SITE / "mkdocs.yml"], cwd=ROOT, env=environment, check=False)
+    command = builder(options.zensical, SITE / "mkdocs.yml")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
     if done.returncode:
         return 1
     for fault in (faults := loads(SITE / "html")):
@@ -251,4 +270,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -43,6 +43,7 @@ from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept, measured_on
 from benchmarks.harness.tables import table
 from benchmarks.scenes.few import CAMERAS
+from benchmarks.scenes.figure import picture
 from benchmarks.scenes.unknown import OTHERS
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle, Evaluation
@@ -491,7 +492,7 @@ def figures() -> str:
     return "\n\n".join(blocks)
 
 
-PAGE = Page("benchmarks.scenes.verdict", figures)
+PAGE = Page("benchmarks.scenes.verdict", figures, picture)
 
 
 def main() -> None:

@@ -1,13 +1,18 @@
 """Opens what `--source` names; OpenCV is needed for cameras, streams and videos alone."""
 
+import datetime
 import math
+import sys
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image
 
+from devices.camera.certificate import own_address, phone_files
 from devices.camera.fetched import FetchedCamera, owner_keys
 from devices.camera.frames import FrameBuffer
+from devices.camera.phone import PhoneCamera, door_of
 from mdp.cameras import Camera, OpenCvCamera, Source, SourceError, opencv, parse_source
 from mdp.errors import InputError
 from mdp.pictures.crop import Pixels, load_picture
@@ -31,9 +36,19 @@ def open_frame_buffer(
         raise InputError(f"--source-fps: expected more than 0, got {fps:g}")
     if source.kind == "mdp":
         keys = owner_keys(key, source_key)
+    elif source.kind == "phone":
+        return FrameBuffer(source, _phone(source), fps=fps)
     elif source.kind != "folder":
         opencv()
     return FrameBuffer(source, lambda: open_camera(source, keys), fps=fps)
+
+
+def _phone(source: Source) -> Callable[[], PhoneCamera]:
+    """What opens the camera of a phone, whose owner is told how to give it."""
+    address = own_address()
+    door = door_of(source, address, phone_files(address, datetime.datetime.now(datetime.UTC)))
+    print(door.invitation(terminal=sys.stderr.isatty()), end="", file=sys.stderr, flush=True)
+    return lambda: PhoneCamera(source, door)
 
 
 def open_camera(source: Source, keys: ClientKeys | None = None) -> Camera:

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from devices.camera.rest import SceneRest, grey_of
-from mdp.cameras import LEAVE_S, Camera, Source
+from mdp.cameras import LEAVE_S, Camera, NoPictureYet, Source
 from mdp.closing import Closing
 from mdp.errors import AgentError, PictureError
 from mdp.formats.mask import CameraMask
@@ -362,6 +362,9 @@ class FrameBuffer(Closing):
             self._camera.grab()
             self._take(self._camera)
             self._retry_s = FIRST_RETRY_S
+        except NoPictureYet as error:
+            with self._lock:
+                self._problem = as_line(str(error))
         except PictureError as error:
             # The next picture may be readable.
             with self._lock:

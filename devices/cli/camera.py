@@ -43,7 +43,8 @@ def camera(
     source: Annotated[
         str,
         typer.Option(
-            envvar="MDP_SOURCE", help="folder:PATH, video:FILE, camera:NUMBER or rtsp://HOST/PATH."
+            envvar="MDP_SOURCE",
+            help="folder:PATH, video:FILE, camera:NUMBER, rtsp://HOST/PATH or phone:PORT.",
         ),
     ],
     key: Annotated[

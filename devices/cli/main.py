@@ -26,6 +26,7 @@ from devices.notify import Notifier
 from mdp import console
 from mdp.formats.fleet import PLAIN_TEXT
 from mdp.formats.keys import is_loopback
+from mdp.formats.packaged import named_bundle
 from mdp.formats.profile import MAX_THREADS
 from mdp.formats.signing import load_bundle_key
 from mdp.logs import BackgroundWriter, quiet_libraries
@@ -42,8 +43,9 @@ def run_agent(
     bundle: Annotated[
         Path | None,
         typer.Option(
-            help="Bundle folder made by mdp-partition; without it, with --allow-push, the agent "
-            "waits for a first one, and can be recorded meanwhile."
+            callback=named_bundle,
+            help="Bundle folder made by mdp-partition, or the name of one of MDP's; without it, "
+            "with --allow-push, the agent waits for a first one, and can be recorded meanwhile.",
         ),
     ] = None,
     bundle_key: Annotated[
@@ -101,7 +103,8 @@ def run_agent(
         typer.Option(
             envvar="MDP_SOURCE",
             help="The agent's own camera: folder:PATH, video:FILE, camera:NUMBER or "
-            "rtsp://HOST/PATH; or that of the agent at mdp://HOST:PORT.",
+            "rtsp://HOST/PATH; a phone's, which opens a page on this port: phone:PORT; or that of "
+            "the agent at mdp://HOST:PORT.",
         ),
     ] = None,
     source_fps: Annotated[

@@ -20,11 +20,12 @@ from devices.probe.profile import MIN_POINTS, SystemReport, profile_of
 from devices.probe.report import report, warnings
 from devices.probe.run import EncoderModels, Probe, ProbeOptions, ProbeResult
 from devices.probe.schedule import fitting, thread_counts
+from devices.probe.share import shared_rows
 from devices.probe.worker import ProbeWorker
 from mdp import console
 from mdp.console import Interrupted
 from mdp.errors import InputError
-from mdp.files import explained, write_toml
+from mdp.files import explained, write_bytes, write_toml
 from mdp.formats.profile import DeviceName
 from mdp.runtimes.cuda import ON_CUDA
 
@@ -79,6 +80,12 @@ def probe(
             help="Threads spin while they wait for each other: for cores that nothing else uses.",
         ),
     ] = False,
+    share: Annotated[
+        bool,
+        typer.Option(
+            "--share", help="Write rows for docs/results/boards.md into NAME.md beside --out, too."
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="The profile as JSON on stdout.")] = False,
 ) -> None:
     """Measure this device and write its profile, for mdp-partition plan.
@@ -90,6 +97,8 @@ def probe(
     kept and marked incomplete), 1 unforeseen.
     """
     name = _checked_name(name, out)
+    if share and shapes is not None:
+        raise InputError("--share: expected no --shapes: rows are compared, and need all of them")
     point_s, rounds, load_s, again_s = QUICK if quick or shapes else THOROUGH
     options = ProbeOptions(
         threads=sorted(set(threads or thread_counts(usable_cores()))),
@@ -104,6 +113,7 @@ def probe(
     )
     keys = peer_keys(key, peer_key)
     link = None if peer is None else measure_link(peer, keys, insecure=insecure)
+    board = Machine().board()
     result, device, interrupted = _measure(name, options)
     if interrupted and len(result.measured) < MIN_POINTS:
         raise Interrupted(f"interrupted before {MIN_POINTS} points were measured: none is written")
@@ -122,6 +132,10 @@ def probe(
             f"interrupted: {points} of {result.planned} points are kept in {out}, marked incomplete"
         )
     print(f"mdp-agent: {out}: {points} points", file=sys.stderr)
+    if share:
+        rows = out.with_suffix(".md")
+        write_bytes(rows, "".join(f"{r}\n" for r in shared_rows(profile, board)).encode())
+        print(f"mdp-agent: {rows}: for docs/results/boards.md, nothing personal", file=sys.stderr)
 
 
 def _checked_name(name: str | None, out: Path) -> str:

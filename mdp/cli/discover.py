@@ -13,6 +13,7 @@ from mdp.files import write_new
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, relative_to
 from mdp.formats.keys import PUBLIC, is_loopback, load_pair, load_public
+from mdp.formats.packaged import named_bundle
 from mdp.logs import quiet_libraries
 from mdp.transport import public_key_of
 
@@ -21,7 +22,9 @@ MAX_LISTED = 20
 
 
 def fleet_discover(
-    bundle: Annotated[Path, typer.Option(help="Bundle folder that the agents serve.")],
+    bundle: Annotated[
+        Path, typer.Option(callback=named_bundle, help="Bundle folder that the agents serve.")
+    ],
     keys: Annotated[
         Path | None,
         typer.Option(help="Folder with the agents' public key files, as for `mdp fleet new`."),

@@ -25,6 +25,7 @@ from mdp.formats.fleet import (
 from mdp.formats.fleet_edit import FleetFile as EditedFile
 from mdp.formats.fleet_edit import accuracy_with, suggested
 from mdp.formats.keys import PUBLIC, load_pair, load_public
+from mdp.formats.packaged import named_bundle
 from mdp.transport import public_key_of
 
 fleet_app = console.new_app("Make and change fleet files.")
@@ -51,7 +52,11 @@ def fleet_new(
     ],
     bundle: Annotated[
         Path | None,
-        typer.Option(help="Bundle folder that the agents serve; none yet, for `mdp record`."),
+        typer.Option(
+            callback=named_bundle,
+            help="Bundle folder that the agents serve, or the name of one of MDP's; none yet, for "
+            "`mdp record`.",
+        ),
     ] = None,
     keys: Keys = None,
     key: Annotated[

@@ -15,7 +15,16 @@ from mdp.errors import InferenceError, InputError
 from mdp.files import write_toml
 from mdp.formats.fleet import Fleet, FleetEntry, relative_to
 from mdp.formats.fleet_edit import FleetFile as EditedFile
-from mdp.formats.keys import PUBLIC, SECRET, load_pair, load_public, new_keys, next_name, revoke
+from mdp.formats.keys import (
+    PUBLIC,
+    SECRET,
+    allow,
+    load_pair,
+    load_public,
+    new_keys,
+    next_name,
+    revoke,
+)
 from mdp.transport import new_pair, public_key_of
 
 #: How long agents have to answer a client with a new key.
@@ -44,6 +53,36 @@ def keys_new(
     """
     made = new_keys(out, name, new_pair)
     show_pair(out, name, made.public, made.public, json)
+
+
+@keys_app.command("allow")
+def keys_allow(
+    public: Annotated[Path, typer.Option(help="The client's public key file, NAME.public.")],
+    clients: Annotated[Path, typer.Option(help="The agents' --clients, a folder on the device.")],
+    record: Annotated[
+        bool, typer.Option("--record", help="It may fetch pictures of the camera.")
+    ] = False,
+    push: Annotated[bool, typer.Option("--push", help="It may push and fetch bundles.")] = False,
+    mask: Annotated[
+        bool, typer.Option("--mask", help="It may change what of the pictures leaves the device.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Let a client in, with rights in NAME.limits; those that it has already stay.
+
+    Running agents read the folder again within some two seconds.
+
+    Example: mdp keys allow --public keys/client.public --clients clients/ --record --push
+
+    Exit codes: 0 fine, 2 bad input (no public key, or another key of that name), 1 unforeseen.
+    """
+    asked = {"record": record, "push": push, "mask": mask}
+    limits = allow(clients, public, {right: True for right, wanted in asked.items() if wanted})
+    rights = [right for right in asked if getattr(limits, right)]
+    if json:
+        console.print_json({"client": public.stem, "path": str(clients), "rights": rights})
+        return
+    print(f"{clients / public.name}: may ask{''.join(f', {right}' for right in rights)}")
 
 
 @keys_app.command("rotate")

@@ -21,6 +21,7 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.device_part import Version, part_of
 from mdp.formats.fleet import Fleet, FleetEntry, read_devices, read_fleet
 from mdp.formats.fleet_edit import name_bundle
+from mdp.formats.packaged import named_bundle
 from mdp.formats.signing import load_bundle_key
 from mdp.registry.connection import Repository, connect
 from mdp.registry.reference import is_reference, parse_reference
@@ -97,7 +98,9 @@ def _one_by_one(
 
 
 def push(
-    bundle: Annotated[Path, typer.Argument(help="Bundle folder.")],
+    bundle: Annotated[
+        Path, typer.Argument(callback=named_bundle, help="Bundle folder, or a name of MDP's.")
+    ],
     devices: Targets = None,
     fleet: SomeFleet = None,
     key: KeyFile = None,

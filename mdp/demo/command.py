@@ -52,7 +52,7 @@ def demo(
         Path | None,
         typer.Option(
             help="Of a bundle of cameras: scenes, CLASS/SCENE/CAMERA.jpg; else those beside it. Of "
-            "others: pictures, or a folder per class; else photographs."
+            "others: pictures, or a folder per class; else those beside it, or photographs."
         ),
     ] = None,
     work: Annotated[

@@ -17,6 +17,8 @@ from mdp.testing.folder_cameras import FolderCameras
 
 #: Beside the bundle of four cameras: scenes that nothing was trained or fitted on.
 SCENES = "scenes"
+#: Beside a bundle without cameras: test pictures, a folder for each class.
+PICTURES = "pictures"
 #: The folder of scenes of items that are of no class.
 UNKNOWN = "unknown"
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from mdp.cli.bench import noise_picture, overhead_ms, percentiles
 from mdp.client.sync import Client
-from mdp.demo.scenes import Belt, DemoFailed, Scenes, check_classes, picture_files
+from mdp.demo.scenes import PICTURES, Belt, DemoFailed, Scenes, check_classes, picture_files
 from mdp.errors import InputError
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle
@@ -71,6 +71,8 @@ def walk(
     out, seen = Console(), _Seen(deadline_ms)
     opened = Bundle.open(bundle)
     scenes = Scenes.of(opened, pictures) if opened.manifest.plan.cameras else None
+    if pictures is None and (bundle / PICTURES).is_dir():
+        pictures = bundle / PICTURES
     labelled = [] if scenes else _labelled_pictures(pictures, opened)
     _print_accuracy(out, opened, seen)
     with AgentFleet(work, bundle, patience_s=READY_TIMEOUT_S) as fleet:

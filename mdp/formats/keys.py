@@ -10,7 +10,7 @@ import ipaddress
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
@@ -30,6 +30,7 @@ from mdp.files import (
     pattern,
     read_regular,
     toml_bytes,
+    write_bytes,
     write_pair,
 )
 
@@ -229,6 +230,32 @@ def load_clients(path: Path) -> tuple[dict[str, AllowedClient], list[str]]:
         except ConfigError as error:
             problems.append(str(error))
     return clients, problems
+
+
+def allow(folder: Path, public: Path, rights: Mapping[str, bool]) -> ClientLimits:
+    """Let a client in: copy its public key file into a folder of clients, made where there is none.
+
+    `rights` (`push`, `record`, `mask`) and the limits that are there already go into NAME.limits.
+    Returns them. Raises ConfigError for what is no public key, InputError for another key of that
+    name.
+    """
+    key, name = load_public(public), public.stem
+    there, limits = folder / f"{name}{PUBLIC}", folder / f"{name}{LIMITS}"
+    if there.exists() and not _is_key(there, key):
+        raise InputError(f"{there}: expected no other key of this name (`mdp keys revoke`)")
+    before = _read(limits, ClientLimits)[0] if limits.exists() else ClientLimits()
+    after = msgspec.structs.replace(before, **rights)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made: {error.strerror or error}") from error
+    # Limits first: the agent may read the folder in between.
+    if after != before:
+        told = {k: v for k, v in msgspec.structs.asdict(after).items() if v not in (None, False)}
+        write_bytes(limits, msgspec.toml.encode(told))
+    if not there.exists():
+        write_bytes(there, read_regular(public, MAX_FILE_BYTES)[0])
+    return after
 
 
 def revoke(folder: Path, name: str) -> list[Path]:

@@ -1,12 +1,17 @@
 """Bundles that come with the distribution, found by their names."""
 
+import os
 import shutil
 from importlib import resources
 from pathlib import Path
+from tempfile import mkdtemp
 
 from mdp.errors import InputError
 from mdp.files import read_json
-from mdp.formats.bundle import MANIFEST, Manifest
+from mdp.formats.bundle import MANIFEST, Manifest, bundle_digest
+
+#: Of a bundle's digest, in the name of its folder in the cache.
+_DIGITS = 12
 
 
 def packaged_bundles() -> dict[str, Path]:
@@ -23,6 +28,37 @@ def packaged_bundle(name: str) -> Path:
     if name not in found:
         raise InputError(f"{name}: expected a bundle's folder, or one of {', '.join(found)}")
     return found[name]
+
+
+def named_bundle(given: Path | None) -> Path | None:
+    """The folder `given`, or where there is none the packaged bundle of that name.
+
+    A packaged one that lacks copies of files is made whole in the user's cache, once for each
+    content. Raises InputError where that cannot be written.
+    """
+    if given is None or given.exists() or (source := packaged_bundles().get(str(given))) is None:
+        return given
+    digest = bundle_digest(read_json(source / MANIFEST, Manifest))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mdp" / "bundles"
+    out = cache / f"{given}-{digest[:_DIGITS]}"
+    if (out / MANIFEST).is_file():
+        return out
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        making = Path(mkdtemp(prefix=f".{given}.", dir=cache))
+        try:
+            if unpacked_bundle(source, making / "whole") == source:
+                return source
+            (making / "whole").rename(out)
+        except OSError:
+            # Another process may have been first.
+            if not (out / MANIFEST).is_file():
+                raise
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+    except OSError as error:
+        raise InputError(f"{cache}: cannot be written: {error.strerror or error}") from error
+    return out
 
 
 def unpacked_bundle(source: Path, out: Path) -> Path:

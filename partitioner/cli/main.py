@@ -12,6 +12,7 @@ from mdp import console
 from mdp.errors import InputError
 from mdp.extras import PARTITION, install
 from mdp.formats.bundle import Bundle
+from mdp.formats.packaged import named_bundle
 from mdp.formats.plan import read_plan
 from partitioner import api
 from partitioner.cli import assemble as assemble_command
@@ -101,7 +102,9 @@ export_command.add_to(app)
 @app.command()
 def evaluate(
     *,
-    bundle: Annotated[Path, typer.Option(help="Bundle folder to measure.")],
+    bundle: Annotated[
+        Path, typer.Option(callback=named_bundle, help="Bundle folder to measure, or a name.")
+    ],
     run: OwnRunOption = None,
     data: Annotated[
         str | None, typer.Option(help="Pictures, as for train; default: the run's own.")

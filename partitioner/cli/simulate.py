@@ -11,6 +11,7 @@ import typer
 from mdp import console
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle, CascadeAccuracy
+from mdp.formats.packaged import named_bundle
 from mdp.formats.plan import Plan, read_plan
 from mdp.formats.profile import DeviceProfile, read_profile, read_profiles, shipped_profiles
 from mdp.requests.deadline import checked_deadline_ms
@@ -59,7 +60,10 @@ def add_to(app: typer.Typer) -> None:
 def simulate(
     *,
     deadline_ms: Annotated[list[float], typer.Option(help="Deadlines to try, one or more.")],
-    bundle: Annotated[Path | None, typer.Option(help="Bundle folder to simulate.")] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(callback=named_bundle, help="Bundle folder to simulate, or a name."),
+    ] = None,
     plan: Annotated[Path | None, typer.Option(help="Or a plan.toml, before it is built.")] = None,
     profiles: Annotated[
         list[str] | None,

@@ -42,7 +42,8 @@ def follow(page: Path, folder: Path, *, timeout_s: float) -> list[str]:
 
     Returns what each block printed. Fails with the shell's words at the first command that fails.
     """
-    (folder / "examples").symlink_to(ROOT / "examples")
+    for name in ("examples", "benchmarks"):
+        (folder / name).symlink_to(ROOT / name)
     steps = blocks(page, "sh")
     script = ["set -eo pipefail", "trap 'kill -KILL $(jobs -p) 2> /dev/null || true' EXIT"]
     if own_network():

@@ -8,16 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import chdir
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import numpy as np
-import psutil
 import pytest
 from PIL import Image
 
@@ -26,6 +21,7 @@ from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, LineProcess, until
 from tests.support.bundles import with_novelty
 from tests.support.command_lines import run_here
+from tests.support.demo import agents_of, asked, write_scenes
 from tests.support.faults.stage import with_cameras
 from tests.support.fleet import ROOT
 
@@ -58,23 +54,7 @@ def pictures(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def scenes(tmp_path: Path) -> Path:
-    """Every camera sees another colour than the scene's in one of six, each in other ones."""
-    for place, label in enumerate(LABELS):
-        for number in range(12):
-            folder = tmp_path / "scenes" / label / f"s{number:02d}"
-            folder.mkdir(parents=True)
-            for turn, device in enumerate(DEVICES):
-                other = LABELS[(place + 1) % len(LABELS)]
-                seen = other if number % 6 == turn else label
-                Image.fromarray(colour_picture(seen)).save(folder / f"{device}.png")
-    (tmp_path / "scenes/README.md").write_text("What these are.")
-    return tmp_path / "scenes"
-
-
-def agents_of(bundle: Path) -> list[list[str]]:
-    """Command lines of the agents that still serve `bundle`."""
-    running = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-    return [line for line in running if str(bundle) in line and "run" in line]
+    return write_scenes(tmp_path / "scenes")
 
 
 def test_the_demo_verifies_its_claims(tmp_path: Path, bundle: Path, pictures: Path) -> None:
@@ -100,6 +80,14 @@ def test_the_demo_verifies_its_claims(tmp_path: Path, bundle: Path, pictures: Pa
     for command in ("mdp-agent run", "mdp fleet new", "mdp status", "kill -KILL"):
         assert f"$ {command}" in done.stdout
     assert "NOT SEEN" not in done.stdout
+
+
+def test_pictures_beside_a_bundle_are_its_own(tmp_path: Path, bundle: Path, pictures: Path) -> None:
+    pictures.rename(bundle / "pictures")
+    seen = tmp_path / "seen.json"
+    done = demo("--work", tmp_path / "work", "--bundle", bundle, "--report", seen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(seen.read_text())["live"]["pictures"] == 24
 
 
 def test_cameras_look_are_killed_and_covered(tmp_path: Path, bundle: Path, scenes: Path) -> None:
@@ -144,7 +132,7 @@ def test_a_claim_that_does_not_hold_is_told(tmp_path: Path, bundle: Path, scenes
             "w",
             "nowhere",
             None,
-            "nowhere: expected a bundle's folder, or one of cifar10, imagenette, parts",
+            "nowhere: expected a bundle's folder, or one of cifar10, digits, imagenette, parts",
         ),
         ("w", "new", None, "new: never evaluated; run mdp-partition evaluate --write first"),
         ("w", "bundle", "other", "expected folders named after classes of"),
@@ -260,18 +248,6 @@ def test_whoever_watches_may_cover_unplug_and_put_something_else_there(
         os.killpg(running.process.pid, signal.SIGINT)
         assert running.process.wait(PATIENCE_S) in (0, 130, -signal.SIGINT)
     assert agents_of(bundle) == []
-
-
-def asked(
-    url: str, data: bytes | None = None, headers: Mapping[str, str] = MappingProxyType({})
-) -> tuple[int, bytes]:
-    """Status and body of a request."""
-    try:
-        with urlopen(Request(url, data, dict(headers)), timeout=PATIENCE_S) as answer:
-            return answer.status, answer.read()
-    except HTTPError as error:
-        with error:
-            return error.code, error.read()
 
 
 def test_a_port_that_is_taken(bundle: Path, scenes: Path) -> None:

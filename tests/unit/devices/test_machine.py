@@ -42,6 +42,20 @@ def test_a_board_s_name_comes_before_its_processor_s(tmp_path: Path) -> None:
     assert found.processor() == "Raspberry Pi 5 Model B Rev 1.0"
 
 
+def test_a_computer_s_kind_is_told_and_no_serial_number(tmp_path: Path) -> None:
+    assert machine(tmp_path / "empty").board() == ""
+    told = {
+        "sys__class__dmi__id__sys_vendor": "Maker\n",
+        "sys__class__dmi__id__product_name": "Mini 3\n",
+        "sys__class__dmi__id__product_serial": "1234\n",
+    }
+    assert machine(tmp_path / "mini", **told).board() == "Maker Mini 3"
+    virtual = machine(tmp_path / "virtual", proc__cpuinfo="flags\t: fpu hypervisor\n", **told)
+    assert virtual.board() == "virtual machine"
+    model = "Raspberry Pi 5 Model B Rev 1.0\0"
+    assert machine(tmp_path / "pi", **{"proc__device-tree__model": model}).board() == model[:-1]
+
+
 def test_memory_and_busy_time(tmp_path: Path) -> None:
     found = machine(
         tmp_path,

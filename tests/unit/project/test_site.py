@@ -36,6 +36,14 @@ def test_python_parts_name_what_a_package_exports() -> None:
     assert "__version__" not in page
 
 
+def test_both_builders_read_the_same_file() -> None:
+    file = Path("site/mkdocs.yml")
+    material, successor = site.builder(None, file), site.builder("bin/zensical", file)
+    assert material[1:4] == ["-m", "mkdocs", "build"]
+    assert successor[:2] == ["bin/zensical", "build"]
+    assert {"--strict", "--config-file", str(file)} <= set(material) & set(successor)
+
+
 def test_summaries_of_commands_are_whole() -> None:
     page = "## `mdp`\n\nAll.\n\n* `look`: See...\n* `--json`: Lines.\n\n### `mdp look`\n\nSee it."
     assert site.whole(page) == page.replace("See...", "See it.")

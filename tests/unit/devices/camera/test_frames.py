@@ -150,8 +150,8 @@ def test_what_is_no_source(text: str, got: str) -> None:
     with pytest.raises(InputError) as raised:
         parse_source(text)
     assert str(raised.value) == (
-        "--source: expected folder:PATH, video:FILE, camera:NUMBER (0 to 63), rtsp://HOST/PATH or "
-        f"mdp://HOST:PORT, got {got}"
+        "--source: expected folder:PATH, video:FILE, camera:NUMBER (0 to 63), rtsp://HOST/PATH, "
+        f"phone:PORT or mdp://HOST:PORT, got {got}"
     )
     for stream in ("rtsp://", "rtsp://:554/x", "rtsp://d:99999/", "rtsp://[::/x"):
         with pytest.raises(

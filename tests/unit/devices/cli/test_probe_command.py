@@ -17,6 +17,7 @@ from mdp.errors import InputError
         (("--out", "a.toml", "--name", "b"), "^--name: expected 'a', the stem of --out, got 'b'$"),
         (("--out", "a.toml", "--name", "-b-"), "^--name '-b-': expected 1 to 64 of a-z"),
         (("--out", "a.toml", "--peer", "nas:1"), "^--peer: expected tcp://HOST:PORT of a running"),
+        (("--out", "a.toml", "--share", "--shapes", "3"), "^--share: expected no --shapes: rows"),
         (("--out", "/dev/null/a.toml"), "^--out /dev/null/a.toml: /dev/null is no folder that can"),
     ],
 )

@@ -1,5 +1,6 @@
-"""`mdp keys rotate` and `revoke`: what they refuse without asking an agent."""
+"""`mdp keys`: who is let in, and what is refused without asking an agent."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,11 @@ def folder(tmp_path: Path) -> Path:
             "rotate --fleet fleet.toml --device alpha --public keys/other.secret",
             "expected a public key file, this is a secret one",
         ),
+        (
+            "allow --public keys/other.secret --clients new",
+            "expected a public key file, this is a secret one",
+        ),
+        ("allow --public nowhere.public --clients new", "nowhere.public: cannot be read"),
         ("revoke --name nobody --clients keys", "(there are: alpha, client, other)"),
         ("revoke --name alpha --clients keys/alpha.public", "expected a folder"),
     ],
@@ -63,3 +69,17 @@ def test_what_is_refused_changes_nothing(
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert expected in done.stderr
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_client_is_let_in_with_rights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    words = "keys allow --public keys/client.public --clients clients"
+    done = run_here(cli.main, "mdp", *words.split(), "--push")
+    assert (done.returncode, done.stdout) == (0, "clients/client.public: may ask, push\n")
+    done = run_here(cli.main, "mdp", *words.split(), "--record", "--json")
+    told = {"client": "client", "path": "clients", "rights": ["record", "push"]}
+    assert json.loads(done.stdout) == told
+    assert (folder / "clients/client.limits").read_text() == "push = true\nrecord = true\n"
+    assert load_public(folder / "clients/client.public") == load_public(
+        folder / "keys/client.public"
+    )

@@ -13,6 +13,7 @@ from mdp.formats.keys import (
     ClientLimits,
     KeyFile,
     KeyPair,
+    allow,
     check_bind_address,
     check_key,
     fingerprint,
@@ -347,3 +348,31 @@ def test_addresses_to_listen_on() -> None:
     ):
         with pytest.raises(InputError, match=r"--bind: expected tcp://HOST:PORT, got "):
             check_bind_address(wrong)
+
+
+def test_a_client_is_let_in_and_keeps_what_it_had(pair: Path) -> None:
+    clients, limits = pair / "clients", pair / "clients/box.limits"
+    allow(clients, pair / "box.public", {})
+    assert not limits.exists()
+    written(limits, "expires = 2027-01-31T00:00:00Z\npush = true\n")
+    assert allow(clients, pair / "box.public", {"record": True}).push
+    until = datetime.datetime(2027, 1, 31, tzinfo=datetime.UTC)
+    (client,) = load_allowed(clients).values()
+    assert client == AllowedClient(
+        name="box", limits=ClientLimits(expires=until, push=True, record=True)
+    )
+    assert "mask" not in limits.read_text()
+
+
+def test_another_key_of_that_name_is_not_let_in(pair: Path) -> None:
+    clients = pair / "clients"
+    allow(clients, pair / "box.public", {})
+    new_keys(pair / "other", "box", new_pair)
+    with pytest.raises(InputError, match=r"clients/box\.public: expected no other key of this"):
+        allow(clients, pair / "other/box.public", {"push": True})
+    assert not (clients / "box.limits").exists()
+    with pytest.raises(ConfigError, match="expected a public key file, this is a secret one"):
+        allow(clients, pair / "box.secret", {})
+    (pair / "file").touch()
+    with pytest.raises(InputError, match=r"file: cannot be made: File exists"):
+        allow(pair / "file", pair / "box.public", {"push": True})
