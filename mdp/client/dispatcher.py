@@ -327,6 +327,7 @@ class Dispatcher:
             queue_ms=message.queue_ms,
             compute_ms=message.compute_ms,
             now_s=now_s,
+            rung=message.rung,
         )
 
     def _contribution(
@@ -342,7 +343,7 @@ class Dispatcher:
             crop = call.question.accept(device, self._k_of[device], message, now_s)
             if crop is not None and self._stuck[device].is_constant(logits, crop):
                 raise WireError(CONSTANT)
-        return contribution
+        return self._builder.scaled(self._k_of[device], message.rung, contribution)
 
     def _settle(self, number: int, event: Replied | DeviceFailed) -> None:
         """Take in the end of a request; a reply that no call waits for is counted."""

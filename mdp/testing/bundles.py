@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from mdp.files import write_json
 from mdp.formats import bundle
-from mdp.formats.plan import Assignment, Plan, PredictedMs, SubModelSpec, TeacherSpec
+from mdp.formats.plan import Assignment, Plan, PredictedMs, Rung, SubModelSpec, TeacherSpec
 from mdp.fusion import fuse
 from mdp.pictures.crop import Pixels
 from mdp.testing.onnx_writer import FLOAT, UINT8, Node, Value, onnx_model
@@ -84,6 +86,34 @@ def shape(image_size: int) -> SubModelSpec:
     )
 
 
+def with_rungs(assignment: Assignment, rungs: int) -> Assignment:
+    """The assignment with so many rungs, each half as quick as the one below it."""
+    lower = [
+        Rung(
+            accuracy=0.5 - 0.1 * rung,
+            compute_ms=assignment.predicted_ms.compute / 2**rung,
+            memory_bytes=assignment.memory_bytes,
+            scales=(2.0**rung, 2.0**rung),
+            why="for tests",
+            submodel=assignment.submodel,
+        )
+        for rung in range(1, rungs)
+    ]
+    return replace(assignment, rungs=tuple(lower))
+
+
+def lowest_accuracy(count: int) -> bundle.LowestRungs:
+    """Accuracies at the lowest rungs: half of those at the top."""
+    halves = [
+        replace(
+            top, boosted=top.under("boosted") / 2, stacked=top.stacked / 2, bagged=top.bagged / 2
+        )
+        for top in map(subset_accuracy, fuse.listed_subsets(range(count)))
+    ]
+    sizes = tuple(size_accuracy(size) for size in fuse.unlisted_sizes(count))
+    return bundle.LowestRungs(subsets=halves, sizes=sizes)
+
+
 def subset_accuracy(members: tuple[int, ...]) -> bundle.SubsetAccuracy:
     """Accuracies that differ for every subset and rule, so that tests can tell which was used.
 
@@ -118,21 +148,27 @@ def write_bundle(
     labels: Sequence[str] = LABELS,
     evaluated: bool = True,
     comment_bytes: int = 0,
+    rungs: int = 1,
 ) -> Path:
     """Write a whole bundle into `folder`, which it returns; another `bag_scale`, another digest.
 
     One sub-model for each of `devices`, of the picture size of `sizes`. With the default labels it
     is right about every `colour_picture`. The accuracies that it lists are made up, and differ for
     every subset of members; without `evaluated` it lists none. Each model is larger by a comment.
+    Of more than one of `rungs` those below the top have logits that are half as large each.
     """
     plan = colour_plan(devices, sizes)
+    if rungs > 1:
+        lower = [with_rungs(assignment, rungs) for assignment in plan.assignments]
+        plan = replace(plan, assignments=lower)
     files: dict[str, bundle.FileEntry] = {}
     for k, size in enumerate(sizes):
-        path = folder / bundle.model_path(k)
-        path.parent.mkdir(parents=True)
-        scales = (2.0 / (k + 1), bag_scale + k)
-        path.write_bytes(colour_model(size, *scales, len(labels), comment_bytes))
-        files[bundle.model_path(k)] = bundle.file_entry(path)
+        for rung in range(rungs):
+            path = folder / bundle.model_path(k, rung)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scales = (2.0 / (k + 1) / 2**rung, (bag_scale + k) / 2**rung)
+            path.write_bytes(colour_model(size, *scales, len(labels), comment_bytes))
+            files[bundle.model_path(k, rung)] = bundle.file_entry(path)
     count = len(sizes)
     subsets = fuse.listed_subsets(range(count))
     weights = fuse.FusionWeights(
@@ -159,6 +195,7 @@ def write_bundle(
         ],
         subsets=[subset_accuracy(subset) for subset in subsets],
         sizes=tuple(size_accuracy(size) for size in fuse.unlisted_sizes(count)),
+        lowest=lowest_accuracy(count) if rungs > 1 else UNSET,
     )
     manifest = bundle.Manifest(
         name=name,
