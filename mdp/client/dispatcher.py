@@ -153,6 +153,11 @@ class Dispatcher:
             hedge_share=hedge_share,
             first=self._first,
             batches={k: assignment.batch for k, assignment in self.assignments.items()},
+            rungs={
+                k: (one.predicted_ms.compute, *(rung.compute_ms for rung in one.lower))
+                for k, one in self.assignments.items()
+                if one.lower
+            },
         )
         #: No call has to be told the time before.
         self._wake_s = math.inf

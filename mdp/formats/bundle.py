@@ -336,7 +336,10 @@ class Bundle:
         #: Of the top rungs and, where there are some, of the lowest.
         self._accuracy: list[dict[tuple[int, ...] | int, PerRule]] = []
         if manifest.evaluation is not None:
-            for measured in filter(None, (manifest.evaluation, manifest.evaluation.lowest)):
+            measurements: list[Evaluation | LowestRungs] = [manifest.evaluation]
+            if manifest.evaluation.lowest:
+                measurements.append(manifest.evaluation.lowest)
+            for measured in measurements:
                 listed = {subset.members: subset for subset in measured.subsets}
                 self._accuracy.append(listed | {entry.size: entry.mean for entry in measured.sizes})
         self._rejection: dict[tuple[int, ...] | int, float] = {}

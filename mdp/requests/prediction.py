@@ -22,6 +22,7 @@ from mdp.fusion.fuse import (
     fuse,
     mode_of,
     rule_for,
+    scaled,
     weights_for,
 )
 from mdp.fusion.novelty import NoveltyScore
@@ -229,9 +230,7 @@ class AnswerBuilder:
         lower = self._bundle.manifest.plan.assignments[k].lower
         if rung > len(lower):
             raise WireError(f"expected a rung up to {len(lower)}, got {rung}")
-        heads = contribution.heads
-        scales = np.array(lower[rung - 1].scales[-len(heads) :], dtype=np.float32)
-        return Contribution.of([scale * head for scale, head in zip(scales, heads, strict=True)])
+        return scaled(contribution, lower[rung - 1].scales)
 
     def is_sure(self, arrived: Mapping[int, Contribution]) -> bool:
         """Tell whether the answer of a cascade's first stage is final."""

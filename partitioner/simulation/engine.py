@@ -125,6 +125,11 @@ class Simulation:
         scenario, members = self.scenario, self.scenario.members()
         k_of = {device.name: device.k for device in scenario.devices}
         hedge_share = 0.0 if scenario.hedge_after_s is None else scenario.hedge_share
+        rungs = {
+            device.k: (1.0, *device.rungs)
+            for device in scenario.devices
+            if device.rungs and device.rung is None
+        }
         return [
             _Client(
                 InFlight(
@@ -137,6 +142,7 @@ class Simulation:
                     hedge_after_s=scenario.hedge_after_s,
                     hedge_share=hedge_share,
                     first=scenario.first,
+                    rungs=rungs,
                 ),
                 ClientPort(scenario.client_bps, self._push)
                 if scenario.client_bps < math.inf
