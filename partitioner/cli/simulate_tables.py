@@ -72,7 +72,7 @@ def _changes(compared: Sequence[Comparison]) -> Table:
     )  # fmt: skip
     lowered = any(each.lowered for one in compared for each in (one.base, *one.what_if.values()))
     if lowered:
-        table.add_column("at lower rungs")
+        table.add_column("lowered")
     for one in compared:
         for name, outcome in {"as it is": one.base, **one.what_if}.items():
             ms = outcome.latency_ms

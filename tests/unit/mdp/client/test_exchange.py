@@ -774,7 +774,7 @@ def test_replies_of_lower_rungs_are_fused_with_their_factors(tmp_path: Path) -> 
 def test_a_rung_that_the_bundle_has_not_is_bad_output(tmp_path: Path) -> None:
     desk = Desk(write_bundle(tmp_path / "bundle", rungs=2), THREE)
     desk.submit()
-    desk.receive("alpha", msgspec.structs.replace(result(), rung=2), logits(1, 2, 3, 1, 2, 3))
+    desk.receive("alpha", msgspec.structs.replace(result(), rung=2), logits(1, 2, 3))
     desk.reply("beta")
     desk.reply("gamma")
     assert desk.prediction().missing_codes == {"alpha": "bad_output"}
@@ -788,7 +788,7 @@ def test_a_call_waits_behind_more_than_the_top_rung_could_answer(tmp_path: Path)
         desk.pass_s(0.1)
         for device, _ in THREE:
             told = msgspec.structs.replace(result(number), compute_ms=100.0)
-            desk.receive(device, told, logits(number, 2, 3, 1, 2, number))
+            desk.receive(device, told, logits(number, 2, 3))
         desk.prediction()
     for _ in range(30):
         desk.submit(deadline_ms=1000.0)

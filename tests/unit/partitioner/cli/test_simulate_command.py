@@ -160,7 +160,7 @@ def test_bad_input_is_one_line(simulated: Run, options: tuple[object, ...], line
 def test_rungs_are_shown_beside_each_alone(run: Run, tmp_path: Path) -> None:
     write_bundle(tmp_path / "ladder", devices=NAMES, rungs=3)
     asked = ("simulate", "--bundle", "ladder", "--requests", 2000, "--deadline-ms", 12, *QUIET)
-    code, out, err = run(*asked, "--rate", 300, "--burst", 8, "--clients", 3, "--json")
+    code, out, err = run(*asked, "--rate", 150, "--burst", 15, "--clients", 3, "--json")
     assert code == 0, err
     (told,) = json.loads(out)["deadlines"]
     base, top, lowest = (
@@ -170,10 +170,10 @@ def test_rungs_are_shown_beside_each_alone(run: Run, tmp_path: Path) -> None:
     assert (top["lowered"], lowest["lowered"]) == (0, lowest["answered"])
     assert base["answered"] > top["answered"]
     assert base["accuracy"] > max(top["accuracy"], lowest["accuracy"])
-    code, out, _ = run(*asked, "--rate", 300, "--burst", 8)
+    code, out, _ = run(*asked, "--rate", 150, "--burst", 15)
     assert code == 0
-    assert "at lower rungs" in out
-    assert "8 times as many in each tenth second" in " ".join(out.split())
+    assert "lowered" in out
+    assert "15 times as many in each tenth second" in " ".join(out.split())
 
 
 def test_a_burst_is_of_a_rate(simulated: Run) -> None:
