@@ -18,7 +18,8 @@ PAYS = 0.95
 #: period does not rule it out for ever.
 _DECAY = 0.999
 #: Share of its budget in which a rung above the lowest has to answer each request that waits. The
-#: rest is for those that come meanwhile: with all of it, the queue is full before a rung is left.
+#: rest is for those that come meanwhile, and for what times vary (docs/lab-log.md: 0.4 to 1 differ
+#: little where they do not).
 RUNG_SHARE = 0.6
 
 

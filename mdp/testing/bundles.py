@@ -73,8 +73,7 @@ def _work(count: int) -> list[Node]:
     """Nodes that make `mean` of `plain` with `count` products, which are multiplied by zero."""
     wide = [f"work/{number}" for number in range(count + 1)]
     products = [
-        Node("MatMul", [before, "work/square"], [after], {})
-        for before, after in pairwise(wide)
+        Node("MatMul", [before, "work/square"], [after], {}) for before, after in pairwise(wide)
     ]
     return [
         Node("MatMul", ["plain", "work/wide"], [wide[0]], {}),

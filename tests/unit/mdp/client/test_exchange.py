@@ -761,7 +761,7 @@ def test_replies_of_lower_rungs_are_fused_with_their_factors(tmp_path: Path) -> 
         desk = Desk(write_bundle(tmp_path / str(rungs), rungs=3), THREE)
         desk.submit()
         for (device, k), rung in zip(THREE, rungs, strict=True):
-            values = np.float32([0.0, 1.0 + k, 2.0]) / 2**rung
+            values = np.array([0.0, 1.0 + k, 2.0], np.float32) / np.float32(2**rung)
             told = msgspec.structs.replace(result(), rung=rung)
             desk.receive(device, told, logits_buffer(Contribution(values, values)))
         answers.append(desk.prediction())
