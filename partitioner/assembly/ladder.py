@@ -5,6 +5,7 @@ top one would be late. After Academus, which drops the students of an equal grou
 """
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -258,7 +259,10 @@ class _Making:
             open_member(file, part, self._classes)
             for file, (part, _) in zip(files, forms, strict=True)
         ]
-        here_ms = [1.0] if len(forms) == 1 else best_ms([one.run for one in runtimes], pixels)
+        here_ms = [1.0]
+        if len(forms) > 1:
+            # Processor time, as of one thread: other load does not count.
+            here_ms = best_ms([one.run for one in runtimes], pixels, time.process_time)
         ladder: list[MadeRung] = []
         for (part, content), runtime, took_ms in zip(forms, runtimes, here_ms, strict=True):
             if ladder and took_ms > (1 - MIN_GAIN) * ladder[-1].here_ms:

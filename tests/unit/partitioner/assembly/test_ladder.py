@@ -39,7 +39,7 @@ def students(tmp_path: Path) -> Bundle:
 def times(monkeypatch: pytest.MonkeyPatch) -> dict[int, Sequence[float]]:
     """Milliseconds that the forms of a member take, by how many there are."""
     told: dict[int, Sequence[float]] = {2: (4.0, 1.0), 3: (3.5, 2.0, 1.0)}
-    monkeypatch.setattr(ladder, "best_ms", lambda runs, pixels: told[len(runs)])
+    monkeypatch.setattr(ladder, "best_ms", lambda runs, *_: told[len(runs)])
     return told
 
 
