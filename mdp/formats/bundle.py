@@ -437,10 +437,10 @@ class Bundle:
         """Share of the way from the top to the lowest rungs that these are at, 0 to 1."""
         lost = whole = steps = most_steps = 0.0
         assert self.manifest.evaluation is not None
+        alone = {member.k: member.accuracy for member in self.manifest.evaluation.members}
         for k, rung in zip(members, rungs, strict=True):
             lower = self.manifest.plan.assignments[k].lower
-            alone = self.manifest.evaluation.members[k].accuracy
-            losses = [0.0, *(max(0.0, alone - one.accuracy) for one in lower)]
+            losses = [0.0, *(max(0.0, alone.get(k, 0.0) - one.accuracy) for one in lower)]
             lost, whole = lost + min(losses[rung], losses[-1]), whole + losses[-1]
             steps, most_steps = steps + rung, most_steps + len(lower)
         return lost / whole if whole else steps / most_steps
