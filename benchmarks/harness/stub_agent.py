@@ -2,14 +2,17 @@
 
     python -m benchmarks.harness.stub_agent --bundle bundle/ --device device-0 --work-ms 5
 
-A `devices.agent.server.Agent` with a ROUTER, as in `mdp-agent run`; only the runtime differs.
+A `devices.agent.server.Agent` with a ROUTER, as in `mdp-agent run`; only the runtimes differ. With
+`--rungs 8:0.78,4:0.765,2:0.74` it has three: milliseconds, and the share of pictures that each is
+right on, by `played_label`; of a batch of n pictures half of the time is fixed.
 Events are those of `mdp-agent run --json`. Ends on SIGTERM.
 """
 
 import json
 import signal
 import time
-from itertools import cycle
+from functools import partial
+from itertools import cycle, repeat
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +24,43 @@ from devices.agent.server import Agent
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
+from mdp.runtimes.base import Runtime
 from mdp.transport import Router
+
+#: Share of a picture's time that a batch takes once, where there are rungs.
+FIXED = 0.5
+
+
+def played_picture(label: int, place: float, side: int) -> Pixels:
+    """A picture `[side, side, 3]` of class `label`; the higher its `place`, 0 to 1, the harder."""
+    pixels = np.zeros((side, side, 3), dtype=np.uint8)
+    pixels[...] = label, round(255 * place), 0
+    return pixels
+
+
+class PlayedRung:
+    """Waits as long as a rung would compute, and is right on its share of `played_picture`."""
+
+    provider = "StubExecutionProvider"
+    fallback = False
+
+    def __init__(self, num_classes: int, work_s: float, right: float) -> None:
+        self._classes, self._work_s, self._right = num_classes, work_s, right
+        self._runs = 0
+
+    def warm_up(self) -> None:
+        """Nothing to warm up."""
+
+    def run(self, pixels: Pixels) -> Contribution:
+        """Both heads' logits `[N, num_classes]`."""
+        time.sleep(self._work_s * (FIXED + (1 - FIXED) * len(pixels)))
+        labels, places = pixels[:, 0, 0, 0].astype(int), pixels[:, 0, 0, 1] / 255
+        labels = (labels + (places > self._right)) % self._classes
+        # A shift of all changes no answer, and a stuck output has none.
+        self._runs += 1
+        logits = np.full((len(pixels), self._classes), 1e-3 * (self._runs % 8), dtype=np.float32)
+        logits[np.arange(len(pixels)), labels] += 4
+        return Contribution(logits, logits)
 
 
 class StubRuntime:
@@ -48,12 +87,18 @@ class StubRuntime:
 def main() -> None:
     """Serve until SIGTERM."""
     asked = arguments(
-        __doc__, bundle=Path, device=str, bind="tcp://127.0.0.1:0", key="", clients="", work_ms=0.0
-    )
+        __doc__, bundle=Path, device=str, bind="tcp://127.0.0.1:0", key="", clients="", work_ms=0.0,
+        rungs="",
+    )  # fmt: skip
     bundle = Bundle.open(asked.bundle)
     files = (Path(file) if file else None for file in (asked.key, asked.clients))
     access = agent_keys(asked.bind, *files, insecure=False)
-    runtime = StubRuntime(len(bundle.manifest.labels), asked.work_ms / 1e3)
+    classes = len(bundle.manifest.labels)
+    runtimes: list[Runtime] = [StubRuntime(classes, asked.work_ms / 1e3)]
+    if asked.rungs:
+        told = [rung.split(":") for rung in asked.rungs.split(",")]
+        runtimes = [PlayedRung(classes, float(ms) / 1e3, float(right)) for ms, right in told]
+    top, *lower = [partial(next, repeat(runtime)) for runtime in runtimes]
     with Router(asked.bind, keys=access and access[0]) as router:
 
         def report(event: str) -> None:
@@ -63,7 +108,7 @@ def main() -> None:
         report("LISTENING")
         assignment = bundle.assignment(asked.device)
         source = LoadableBundle(
-            bundle=bundle, assignment=assignment, load=lambda: runtime, batch=assignment.batch
+            bundle=bundle, assignment=assignment, load=top, load_lower=lower, batch=assignment.batch
         )
         agent = Agent(source, router, report=report)
         signal.signal(signal.SIGTERM, lambda *_: agent.stop())

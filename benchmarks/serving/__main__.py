@@ -1,6 +1,6 @@
 """Benchmarks of serving: what a call and the gateway cost beside computing.
 
-    python -m benchmarks.serving                         # all, 16 minutes
+    python -m benchmarks.serving                         # all, 32 minutes
     python -m benchmarks.serving --only gateway --quick
 
     overhead      2 min  a call against a bare ZeroMQ exchange of the same bytes
@@ -9,6 +9,8 @@
     servers       3 min  the gateway beside LitServe and MLServer (benchmarks/serving/servers.py)
     load          7 min  whole answers under load, overload and with devices in trouble
     simulated     2 min  whole answers as simulated, beside real agents with the same arrivals
+    batches       2 min  callers one at a time, beside the best fixed batch of the runtime
+    ladder       13 min  rungs under bursts, beside each alone (benchmarks/serving/ladder.py)
 
 Each writes benchmarks/results/serving-<name>.json and its table in the page on serving. Nothing
 else should run on the machine.
@@ -21,12 +23,12 @@ from benchmarks.harness.options import arguments
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept, measured_on
 from benchmarks.harness.tables import table
-from benchmarks.serving import gateway, load, overhead, push, servers, simulated
+from benchmarks.serving import batches, gateway, ladder, load, overhead, push, servers, simulated
 from mdp.files import write_json
 
 PARTS = {
     "overhead": overhead, "gateway": gateway, "push": push, "servers": servers, "load": load,
-    "simulated": simulated,
+    "simulated": simulated, "batches": batches, "ladder": ladder,
 }  # fmt: skip
 
 

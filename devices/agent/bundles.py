@@ -1,7 +1,8 @@
 """The bundles that an agent serves: the current one and, for a grace period, the previous one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,9 @@ Refusal = tuple[FailureCode, str]
 GRACE_S = 30.0
 #: Batch sizes that are measured: all small ones, as large batches are rare and each costs two runs.
 SIZES = (1, 2, 3, 4, 8, 16, 32)
+#: Timed runs of one picture where there are rungs, of which the quickest counts: by it a rung is
+#: used or not.
+ALONE_RUNS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +34,27 @@ class LoadableBundle:
     load: Callable[[], Runtime]
     #: Most pictures to compute at once.
     batch: int = 1
+    #: How to load its rungs below the top, in their order.
+    load_lower: Sequence[Callable[[], Runtime]] = ()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that serving it takes, all rungs together."""
+        lower = sum(rung.memory_bytes for rung in self.assignment.lower)
+        return self.assignment.memory_bytes + lower
 
     def __str__(self) -> str:
         return f"{self.bundle.manifest.name} {self.bundle.digest[:12]}"
+
+
+class LoadedRung(NamedTuple):
+    """One rung of a sub-model, loaded."""
+
+    #: In the plan, counted from the top.
+    number: int
+    runtime: Runtime
+    #: Batch size -> seconds of computing it, measured before serving.
+    measured_s: Mapping[int, float]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,9 +62,11 @@ class ServedBundle:
     """A loaded bundle, its measured speed and its record."""
 
     source: LoadableBundle
+    #: Of the top rung.
     runtime: Runtime
-    #: Batch size -> seconds of computing it, measured before serving.
     measured_s: Mapping[int, float] = field(default_factory=dict)
+    #: Those rungs below it that are quicker here.
+    lower: Sequence[LoadedRung] = ()
     answered: int = 0
     #: Consecutive inferences that failed.
     failures: int = 0
@@ -61,11 +85,19 @@ class ServedBundle:
         self.encoding = assignment.encoding
 
     @property
+    def rungs(self) -> list[LoadedRung]:
+        """The rungs that are served, the top one first."""
+        return [LoadedRung(0, self.runtime, self.measured_s), *self.lower]
+
+    @property
     def speeds(self) -> str:
         """The measured times as a sentence."""
         sizes = ", ".join(map(str, self.measured_s))
-        times = ", ".join(f"{seconds * 1e3:.1f}" for seconds in self.measured_s.values())
-        return f"{sizes} pictures at once take {times} ms"
+        text = f"{sizes} pictures at once take {_ms(self.measured_s.values())} ms"
+        for rung in self.lower:
+            text += f", at rung {rung.number} {_ms(rung.measured_s.values())}"
+        unused = len(self.source.load_lower) - len(self.lower)
+        return text + (f"; {unused} rungs are no quicker here and not used" if unused else "")
 
     def refusal(self, request: Infer | FrameRequest) -> Refusal | None:
         """Why this device does not answer a request for this bundle."""
@@ -151,28 +183,59 @@ class ServedBundles:
         return float("-inf") if self._leaving else previous.last_request_s + self._grace_s
 
 
+def _ms(times_s: Iterable[float]) -> str:
+    return ", ".join(f"{seconds * 1e3:.1f}" for seconds in times_s)
+
+
 def warmed(source: LoadableBundle, runtime: Runtime, clock: Callable[[], float]) -> ServedBundle:
-    """Warm up a loaded `runtime` and measure its batches; raises AgentError."""
+    """Warm up a loaded top `runtime`, load the rungs below, and measure the batches of all.
+
+    Rungs that are no quicker with one picture than the one above are not used. Raises AgentError,
+    and what loading raises.
+    """
+    image_size, most = source.assignment.spec.image_size, source.batch
     runtime.warm_up()
-    measured_s = measure_batches(runtime, source.assignment.spec.image_size, source.batch, clock)
-    return ServedBundle(source=source, runtime=runtime, measured_s=measured_s)
+    if not source.load_lower:
+        measured_s = measure_batches(runtime, image_size, most, clock)
+        return ServedBundle(source=source, runtime=runtime, measured_s=measured_s)
+    heads = _heads(runtime, image_size)
+    top_s = measure_batches(runtime, image_size, most, clock, alone=True)
+    rungs = [LoadedRung(0, runtime, top_s)]
+    for number, load in enumerate(source.load_lower, 1):
+        below = load()
+        below.warm_up()
+        if (found := _heads(below, image_size)) != heads:
+            raise AgentError(f"rung {number}: expected {heads} heads as at the top, got {found}")
+        own_s = measure_batches(below, image_size, most, clock, alone=True)
+        if own_s[1] < rungs[-1].measured_s[1]:
+            rungs.append(LoadedRung(number, below, own_s))
+    return ServedBundle(source=source, runtime=runtime, measured_s=top_s, lower=rungs[1:])
+
+
+def _heads(runtime: Runtime, image_size: int) -> int:
+    blank = np.zeros((1, image_size, image_size, 3), dtype=np.uint8)
+    return len(runtime.run(blank).heads)
 
 
 def measure_batches(
-    runtime: Runtime, image_size: int, most: int, clock: Callable[[], float]
+    runtime: Runtime, image_size: int, most: int, clock: Callable[[], float], *, alone: bool = False
 ) -> dict[int, float]:
-    """Seconds of computing batches of up to `most` black pictures; empty where `most` is 1.
+    """Seconds of computing batches of up to `most` black pictures.
 
-    The first run of a size allocates memory, the second is measured. Raises AgentError.
+    Empty where `most` is 1, unless single pictures are asked for (`alone`), which are timed a few
+    times. The first run of a size allocates memory. Raises AgentError.
     """
     measured: dict[int, float] = {}
-    for pictures in (*(size for size in SIZES if size < most), most) if most > 1 else ():
+    for pictures in (*(size for size in SIZES if size < most), most) if most > 1 or alone else ():
         blank = np.zeros((pictures, image_size, image_size, 3), dtype=np.uint8)
+        times_s = list[float]()
         try:
             runtime.run(blank)
-            started_s = clock()
-            runtime.run(blank)
+            for _ in range(ALONE_RUNS if alone and pictures == 1 else 1):
+                started_s = clock()
+                runtime.run(blank)
+                times_s.append(clock() - started_s)
         except Exception as error:  # runtimes raise types of their own, without a common base
             raise AgentError(f"the model cannot be run on {pictures} pictures: {error}") from error
-        measured[pictures] = clock() - started_s
+        measured[pictures] = min(times_s)
     return measured

@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 
-from mdp.protocol.messages import OUTCOMES, RELOADS
+from mdp.protocol.messages import OUTCOMES, RELOADS, answered_at
 
 #: Shortest time between two reports.
 REPORT_EVERY_S = 10.0
@@ -28,6 +28,12 @@ class Counters:
         """Outcome -> number since the start."""
         with self._lock:
             return self._counts.copy()
+
+    def count_rung(self, rung: int) -> None:
+        """Count an answer by a rung below the top, beside its outcome."""
+        with self._lock:
+            key = answered_at(rung)
+            self._counts[key] = self._counts.get(key, 0) + 1
 
     def count(self, outcome: str) -> None:
         """Count the outcome of a request or a reload."""

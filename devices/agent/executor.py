@@ -46,8 +46,8 @@ class Executor:
         self._counters = counters
         self._clock = clock
 
-    def run(self, jobs: Sequence[Job]) -> Batch:
-        """Answer `jobs`, all for one bundle."""
+    def run(self, jobs: Sequence[Job], rung: int = 0) -> Batch:
+        """Answer `jobs`, all for one bundle, at its `rung`, the top one first, or its lowest."""
         started_s = self._clock()
         decoded: list[Decoded] = []
         decoding_s = []
@@ -62,33 +62,40 @@ class Executor:
             decoding_s.append(self._clock() - begun_s if job.is_encoded else 0.0)
         if not decoded:
             return Batch(decoding_s=decoding_s)
-        took_s = self._compute(jobs[0].served, decoded, started_s)
+        took_s = self._compute(jobs[0].served, decoded, started_s, rung)
         elapsed_s = took_s if took_s is not None else self._clock() - started_s
         elapsed_s = max(0.0, elapsed_s - sum(decoding_s))
         return Batch(len(decoded), None if took_s is None else elapsed_s, decoding_s, elapsed_s)
 
     def _compute(
-        self, served: ServedBundle, decoded: Sequence[Decoded], started_s: float
+        self, served: ServedBundle, decoded: Sequence[Decoded], started_s: float, rung: int
     ) -> float | None:
         """Seconds of computing the batch and sending its results; None if it failed."""
         if served.failures >= TOLERATED_FAILURES:
             jobs = [job for job, _ in decoded]
             self._replies.fail_jobs(jobs, *self._lifecycle.not_served(served.digest))
             return None
+        # The bundle before may have fewer rungs than the one that the queue's choice is for.
+        rungs = served.rungs
+        ran = rungs[min(rung, len(rungs) - 1)]
         try:
-            contribution = served.runtime.run(stack_batch([pixels for _, pixels in decoded]))
+            contribution = ran.runtime.run(stack_batch([pixels for _, pixels in decoded]))
             took_s = self._clock() - started_s
             rows = split_batch(contribution, len(decoded))
         except Exception as error:  # runtimes raise types of their own, without a common base
-            self._fail(served, decoded, error)
+            self._fail(served, decoded, rung, error)
             return None
         # Before the replies: a client may request the agent's status at once.
         served.answered += len(decoded)
         served.failures, self._lifecycle.failure = 0, ""
         for (job, _), row in zip(decoded, rows, strict=True):
-            header = job.reply(queue_ms=(started_s - job.arrived_s) * 1e3, compute_ms=took_s * 1e3)
+            header = job.reply(
+                queue_ms=(started_s - job.arrived_s) * 1e3, compute_ms=took_s * 1e3, rung=ran.number
+            )
             self._replies.send(job.route, header, logits_buffer(row))
             self._counters.count("answered")
+            if ran.number:
+                self._counters.count_rung(ran.number)
         ended_s = started_s + took_s
         for job, _ in decoded:
             if job.traceparent:
@@ -96,7 +103,9 @@ class Executor:
                 record(job.traceparent, spans, self._clock())
         return took_s
 
-    def _fail(self, served: ServedBundle, decoded: Sequence[Decoded], error: Exception) -> None:
+    def _fail(
+        self, served: ServedBundle, decoded: Sequence[Decoded], rung: int, error: Exception
+    ) -> None:
         """Fail a single job; of a batch, find the failing ones by computing each alone."""
         if len(decoded) > 1:
             for job, pixels in decoded:
@@ -105,7 +114,7 @@ class Executor:
                     text = "computed in a batch that failed, and no time was left"
                     self._replies.fail_jobs([job], "too_late", text)
                 else:
-                    self._compute(served, [(job, pixels)], now_s)
+                    self._compute(served, [(job, pixels)], now_s, rung)
             return
         text = as_line(f"{type(error).__name__}: {error}")
         self._lifecycle.failure = text

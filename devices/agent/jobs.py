@@ -51,13 +51,14 @@ class PictureJob(_Admitted, frozen=True, kw_only=True, eq=False):
             return decode_jpeg(bytes(self.buffer), self.infer.image_size)
         return pixels_of(self.infer, self.buffer)
 
-    def reply(self, *, queue_ms: float, compute_ms: float) -> Result:
+    def reply(self, *, queue_ms: float, compute_ms: float, rung: int) -> Result:
         """The header of the reply."""
         return Result(
             request_id=self.request_id,
             num_classes=self.served.num_classes,
             queue_ms=queue_ms,
             compute_ms=compute_ms,
+            rung=rung,
         )
 
 
@@ -76,7 +77,7 @@ class FrameJob(_Admitted, frozen=True, kw_only=True, eq=False):
         """The crop `[image_size, image_size, 3]`."""
         return self.frame.crop
 
-    def reply(self, *, queue_ms: float, compute_ms: float) -> FrameReply:
+    def reply(self, *, queue_ms: float, compute_ms: float, rung: int) -> FrameReply:
         """The header of the reply."""
         return FrameReply(
             request_id=self.request_id,
@@ -87,6 +88,7 @@ class FrameJob(_Admitted, frozen=True, kw_only=True, eq=False):
             age_ms=self.frame.age_ms,
             frozen=self.frame.frozen,
             suspected=self.frame.suspected,
+            rung=rung,
         )
 
 

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -122,17 +123,14 @@ class ServeOptions:
         threads = self.threads
         if threads is None:
             threads = min(assignment.threads, self.cores or assignment.threads)
-        execution = replace(
-            Execution.of(assignment),
-            threads=threads,
-            spin=assignment.spin if self.spin is None else self.spin,
-        )
+        spin = assignment.spin if self.spin is None else self.spin
 
-        def load() -> Runtime:
+        def load(rung: int) -> Runtime:
+            execution = Execution.of(assignment.at(rung))
             try:
                 return open_runtime(
-                    bundle.model(assignment.k),
-                    execution,
+                    bundle.model(assignment.k, rung),
+                    replace(execution, threads=threads, spin=spin),
                     num_classes=len(bundle.manifest.labels),
                     allow_fallback=self.allow_fallback,
                 )
@@ -142,4 +140,7 @@ class ServeOptions:
                 ) from error
 
         batch = assignment.batch if self.batch is None else self.batch
-        return LoadableBundle(bundle=bundle, assignment=assignment, load=load, batch=batch)
+        top, *lower = [partial(load, rung) for rung in range(1 + len(assignment.lower))]
+        return LoadableBundle(
+            bundle=bundle, assignment=assignment, load=top, load_lower=lower, batch=batch
+        )

@@ -67,7 +67,7 @@ def prepared(
         return NewBundle(previous)
     if previous is not None:
         make_room()
-    free, needed = available_bytes(), source.assignment.memory_bytes
+    free, needed = available_bytes(), source.memory_bytes
     if free is not None and needed > free:
         raise AgentError(
             f"{source} needs {needed / 1e6:,.0f} MB beside what is served, "

@@ -232,7 +232,8 @@ class Agent:
         self._attended = True
         current, state = self.lifecycle.served.current, self.state
         if state == "WARMING" and current is not None:
-            current.runtime.warm_up()
+            for rung in current.rungs:
+                rung.runtime.warm_up()
             self.lifecycle.enter("READY")
         if self._stopping and state != "DRAINING":
             self._drain_until_s = self._clock() + DRAIN_S
@@ -301,7 +302,7 @@ class Agent:
     def _install(self, served: ServedBundle) -> None:
         self.lifecycle.install(served)
         with self._lock:
-            self._queue.times.renew(served.source.batch, served.measured_s)
+            self._queue.renew(served.source.batch, [rung.measured_s for rung in served.rungs])
 
     def _receive(self, peer: Peer, frames: Sequence[Buffer]) -> None:
         try:
@@ -432,7 +433,8 @@ class Agent:
         batch, started_s = Batch(), self._clock()
         self._started_s = started_s
         try:
-            batch = self._executor.run(jobs)
+            # As the queue chose it for these jobs; nothing else is taken before they are done.
+            batch = self._executor.run(jobs, self._queue.rung)
         finally:
             self._started_s = float("inf")
             with self._lock:

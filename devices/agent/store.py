@@ -163,7 +163,7 @@ class BundleStore:
             return received
         if offset + len(data) > self._offered[file].size_bytes:
             raise AgentError(f"{file}: expected {self._offered[file].size_bytes:,} bytes, got more")
-        if file in (FUSION, MODEL) and not self._verified:
+        if file not in (MANIFEST, SIGNATURE) and not self._verified:
             self._verify_manifest()
         try:
             self._staging.mkdir(mode=0o700, exist_ok=True)
@@ -245,8 +245,9 @@ class BundleStore:
                 if file in self._offered:
                     self._check_file(self._staging / file, self._offered[file])
             bundle, k = self._read(self._staging)
-            for file, entry in listed(bundle, k).items():
-                if entry != self._offered[file]:
+            wanted = listed(bundle, k)
+            for file in (wanted.keys() | self._offered.keys()) - {MANIFEST, SIGNATURE}:
+                if wanted.get(file) != self._offered.get(file):
                     raise AgentError(f"{file}: the offer differs from {MANIFEST}")
         except (AgentError, ConfigError):
             self._drop()

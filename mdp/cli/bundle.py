@@ -95,9 +95,10 @@ def bundle_verify(
 def _check_file(bundle: Bundle, name: str) -> None:
     """Raise ConfigError unless a file is as listed and, for a model, complete in itself."""
     for assignment in bundle.manifest.plan.assignments:
-        if name == model_path(assignment.k):
-            bundle.model(assignment.k)
-            return
+        for rung in range(1 + len(assignment.lower)):
+            if name == model_path(assignment.k, rung):
+                bundle.model(assignment.k, rung)
+                return
     bundle.content(name)
 
 

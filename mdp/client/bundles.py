@@ -318,8 +318,8 @@ class DeviceBundles:
                 message = envelope.message
                 if isinstance(message, Failure) and message.request_id == 0:
                     raise TransferError(
-                        f"{self.device}: its mdp-agent does not know bundles: expected a newer one "
-                        f"({message.text})"
+                        f"{self.device}: its mdp-agent does not know this message: expected a "
+                        f"newer one ({message.text})"
                     )
                 if message.request_id == request_id:
                     return envelope

@@ -153,6 +153,11 @@ class Dispatcher:
             hedge_share=hedge_share,
             first=self._first,
             batches={k: assignment.batch for k, assignment in self.assignments.items()},
+            rungs={
+                k: (one.predicted_ms.compute, *(rung.compute_ms for rung in one.lower))
+                for k, one in self.assignments.items()
+                if one.lower
+            },
         )
         #: No call has to be told the time before.
         self._wake_s = math.inf
@@ -327,6 +332,7 @@ class Dispatcher:
             queue_ms=message.queue_ms,
             compute_ms=message.compute_ms,
             now_s=now_s,
+            rung=message.rung,
         )
 
     def _contribution(
@@ -342,7 +348,7 @@ class Dispatcher:
             crop = call.question.accept(device, self._k_of[device], message, now_s)
             if crop is not None and self._stuck[device].is_constant(logits, crop):
                 raise WireError(CONSTANT)
-        return contribution
+        return self._builder.scaled(self._k_of[device], message.rung, contribution)
 
     def _settle(self, number: int, event: Replied | DeviceFailed) -> None:
         """Take in the end of a request; a reply that no call waits for is counted."""

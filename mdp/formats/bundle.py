@@ -114,6 +114,14 @@ class TeacherAccuracy(Record, frozen=True, omit_defaults=True):
     pictures: Annotated[int, Meta(ge=1)] | None = None
 
 
+class LowestRungs(Record, frozen=True):
+    """The arrival subsets with every device that has rungs at its lowest one."""
+
+    subsets: list[SubsetAccuracy]
+    #: As of the top rungs.
+    sizes: tuple[SizeAccuracy, ...] = ()
+
+
 class Evaluation(Record, frozen=True):
     """Measurements on a held-out split, from which each answer's expected accuracy is taken."""
 
@@ -132,6 +140,8 @@ class Evaluation(Record, frozen=True):
     early: Any = None
     #: Not written where the bundle cannot say whether an item is one of the classes.
     rejection: Rejection | UnsetType = UNSET
+    #: Not written where no device has rungs; all else is of the top ones.
+    lowest: LowestRungs | UnsetType = UNSET
 
 
 class TriedPrecision(Record, frozen=True):
@@ -206,27 +216,30 @@ class Manifest(Record, frozen=True):
             raise ValueError("`labels` name a class twice")
         for path in self.files:
             _check_relative(path)
-        for assignment in self.plan.assignments:
-            if model_path(assignment.k) not in self.files:
-                raise ValueError(f"`files` lacks {model_path(assignment.k)}")
-        if FUSION not in self.files:
-            raise ValueError(f"`files` lacks {FUSION}")
+        for path in (*model_paths(self.plan), FUSION):
+            if path not in self.files:
+                raise ValueError(f"`files` lacks {path}")
         count = len(self.plan.assignments)
         if self.evaluation is not None:
-            _check_measured(self.evaluation, count)
+            _check_measured("evaluation", self.evaluation, count)
+            lowest = self.evaluation.lowest
+            if bool(lowest) != any(a.lower for a in self.plan.assignments):
+                raise ValueError("`evaluation.lowest` goes with `rungs` in the plan")
+            if lowest:
+                _check_measured("evaluation.lowest", lowest, count)
         if self.cascade is not None and not set(self.cascade.first) < set(range(count)):
             raise ValueError(f"`cascade.first` has to be some and not all of {count} members")
 
 
-def _check_measured(evaluation: Evaluation, count: int) -> None:
+def _check_measured(key: str, found: Evaluation | LowestRungs, count: int) -> None:
     """Raise ValueError unless every arrival subset of `count` members can be looked up."""
     unlisted = unlisted_sizes(count)
-    listed = sorted(subset.members for subset in evaluation.subsets)
+    listed = sorted(subset.members for subset in found.subsets)
     if listed != sorted(listed_subsets(range(count))):
         which = f" but those of the sizes {unlisted}, where only prefixes are" if unlisted else ""
-        raise ValueError(f"`evaluation.subsets` have to list every arrival subset once{which}")
-    if sorted(entry.size for entry in evaluation.sizes) != unlisted:
-        raise ValueError(f"`evaluation.sizes` have to list each of the sizes {unlisted} once")
+        raise ValueError(f"`{key}.subsets` have to list every arrival subset once{which}")
+    if sorted(entry.size for entry in found.sizes) != unlisted:
+        raise ValueError(f"`{key}.sizes` have to list each of the sizes {unlisted} once")
 
 
 def _check_relative(path: str) -> None:
@@ -236,9 +249,14 @@ def _check_relative(path: str) -> None:
         raise ValueError(f"`files` holds {path!r}: expected a relative path inside the bundle")
 
 
-def model_path(k: int) -> str:
-    """Path of sub-model `k`'s ONNX file inside a bundle."""
-    return f"submodels/{k}/model.onnx"
+def model_path(k: int, rung: int = 0) -> str:
+    """Path of sub-model `k`'s ONNX file inside a bundle, at the top rung or so many below it."""
+    return f"submodels/{k}/{f'rung-{rung}' if rung else 'model'}.onnx"
+
+
+def model_paths(plan: Plan) -> list[str]:
+    """Paths of all ONNX files of a bundle of `plan`."""
+    return [model_path(a.k, n) for a in plan.assignments for n in range(1 + len(a.lower))]
 
 
 def sha256_of(path: Path) -> str:
@@ -264,6 +282,13 @@ def bundle_digest(manifest: Manifest) -> str:
         [_identity(assignment) for assignment in manifest.plan.assignments],
         models,
     ]
+    rungs = [
+        [a.k, rung.runtime, rung.spec.precision, manifest.files[model_path(a.k, number)].sha256]
+        for a in manifest.plan.assignments
+        for number, rung in enumerate(a.lower, 1)
+    ]
+    if rungs:
+        essence.append(rungs)
     return hashlib.sha256(msgspec.json.encode(essence, order="sorted")).hexdigest()
 
 
@@ -271,6 +296,8 @@ def _identity(assignment: Assignment) -> dict[str, object]:
     """The keys of an assignment in the digest: without later ones that change no answer."""
     content: dict[str, object] = msgspec.to_builtins(assignment)
     del content["batch"], content["spin"]
+    # Of rungs the digest has the models, not what was measured of them.
+    content.pop("rungs", None)
     # Without the unused family and an absent camera, which older bundles lack.
     return {
         key: value
@@ -306,11 +333,15 @@ class Bundle:
         #: The parsed bytes, which are also the signed ones.
         self.manifest_content = manifest_content
         self.digest = bundle_digest(manifest)
-        self._accuracy: dict[tuple[int, ...], SubsetAccuracy] = {}
-        self._mean_accuracy: dict[int, PerRule] = {}
+        #: Of the top rungs and, where there are some, of the lowest.
+        self._accuracy: list[dict[tuple[int, ...] | int, PerRule]] = []
         if manifest.evaluation is not None:
-            self._accuracy = {subset.members: subset for subset in manifest.evaluation.subsets}
-            self._mean_accuracy = {entry.size: entry.mean for entry in manifest.evaluation.sizes}
+            measurements: list[Evaluation | LowestRungs] = [manifest.evaluation]
+            if manifest.evaluation.lowest:
+                measurements.append(manifest.evaluation.lowest)
+            for measured in measurements:
+                listed = {subset.members: subset for subset in measured.subsets}
+                self._accuracy.append(listed | {entry.size: entry.mean for entry in measured.sizes})
         self._rejection: dict[tuple[int, ...] | int, float] = {}
         if manifest.evaluation is not None and manifest.evaluation.rejection:
             rejections = manifest.evaluation.rejection.subsets
@@ -359,9 +390,10 @@ class Bundle:
         self.content(name)
         return self.path / name
 
-    def model(self, k: int) -> ModelFile:
-        """Sub-model `k` as the bytes that were checked; raises ConfigError."""
-        return ModelFile(self.path / model_path(k), self.content(model_path(k)))
+    def model(self, k: int, rung: int = 0) -> ModelFile:
+        """Sub-model `k` as the bytes that were checked, at one rung; raises ConfigError."""
+        path = model_path(k, rung)
+        return ModelFile(self.path / path, self.content(path))
 
     def fusion_weights(self) -> FusionWeights:
         """The verified stacking weights; raises ConfigError."""
@@ -386,13 +418,32 @@ class Bundle:
                 )
         return weights
 
-    def expected_accuracy(self, members: tuple[int, ...], rule: Fusion) -> float | None:
+    def expected_accuracy(
+        self, members: tuple[int, ...], rule: Fusion, rungs: tuple[int, ...] = ()
+    ) -> float | None:
         """Measured accuracy of ascending `members` under `rule`, or None if never measured.
 
-        Of a subset that is not listed, the mean over the subsets of its size.
+        Of a subset that is not listed, the mean over the subsets of its size. With the `rungs` that
+        they answered by it lies between two measurements, all at the top and all at their lowest,
+        by the share of what they lose alone.
         """
-        found = self._accuracy.get(members) or self._mean_accuracy.get(len(members))
-        return None if found is None else found.under(rule)
+        found = [of.get(members) or of.get(len(members)) for of in self._accuracy]
+        top, *lowest = [None if one is None else one.under(rule) for one in found] or [None]
+        if top is None or not any(rungs) or not lowest or lowest[0] is None:
+            return top
+        return top + (lowest[0] - top) * self._lowered(members, rungs)
+
+    def _lowered(self, members: tuple[int, ...], rungs: tuple[int, ...]) -> float:
+        """Share of the way from the top to the lowest rungs that these are at, 0 to 1."""
+        lost = whole = steps = most_steps = 0.0
+        assert self.manifest.evaluation is not None
+        alone = {member.k: member.accuracy for member in self.manifest.evaluation.members}
+        for k, rung in zip(members, rungs, strict=True):
+            lower = self.manifest.plan.assignments[k].lower
+            losses = [0.0, *(max(0.0, alone.get(k, 0.0) - one.accuracy) for one in lower)]
+            lost, whole = lost + min(losses[rung], losses[-1]), whole + losses[-1]
+            steps, most_steps = steps + rung, most_steps + len(lower)
+        return lost / whole if whole else steps / most_steps
 
     def known_rejected(self, members: tuple[int, ...]) -> float | None:
         """Measured share of known items that ascending `members` take for unknown, or None.

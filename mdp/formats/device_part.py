@@ -1,15 +1,21 @@
-"""A device's part of a bundle: at most four files, which have fixed names on the wire."""
+"""A device's part of a bundle: few files, which have fixed names on the wire."""
 
 import hashlib
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from mdp.files import Record, read_regular
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, BundleName, FileEntry, Sha256, model_path
 from mdp.formats.signing import MAX_FILE_BYTES, SIGNATURE
 
 #: In the order in which they are sent: what is verified first comes first.
-PartFile = Literal["manifest.json", "signature.json", "fusion.json", "model.onnx"]
+PartFile = Literal[
+    "manifest.json", "signature.json", "fusion.json", "model.onnx",
+    "rung-1.onnx", "rung-2.onnx", "rung-3.onnx", "rung-4.onnx", "rung-5.onnx", "rung-6.onnx",
+    "rung-7.onnx",
+]  # fmt: skip
 MODEL: Final = "model.onnx"
+#: Models, the top rung's first.
+MODELS: Final[tuple[PartFile, ...]] = get_args(PartFile)[3:]
 
 
 class Version(Record, frozen=True):
@@ -29,13 +35,14 @@ def version_of(bundle: Bundle) -> Version:
 
 def path_in_bundle(file: PartFile, k: int) -> str:
     """Where a file of the part that serves sub-model `k` is, relative to the bundle's folder."""
-    return model_path(k) if file == MODEL else file
+    return model_path(k, MODELS.index(file)) if file in MODELS else file
 
 
 def listed(bundle: Bundle, k: int) -> dict[PartFile, FileEntry]:
     """Those of the part's files that the manifest lists."""
-    files = bundle.manifest.files
-    return {FUSION: files[FUSION], MODEL: files[model_path(k)]}
+    files, lower = bundle.manifest.files, bundle.manifest.plan.assignments[k].lower
+    models = {file: files[path_in_bundle(file, k)] for file in MODELS[: 1 + len(lower)]}
+    return {FUSION: files[FUSION], **models}
 
 
 def part_of(bundle: Bundle, k: int) -> dict[PartFile, bytes]:
@@ -45,7 +52,8 @@ def part_of(bundle: Bundle, k: int) -> dict[PartFile, bytes]:
     if signature.exists():
         part[SIGNATURE], _ = read_regular(signature, MAX_FILE_BYTES)
     part[FUSION] = bundle.content(FUSION)
-    part[MODEL] = bundle.model(k).content
+    for rung in range(1 + len(bundle.manifest.plan.assignments[k].lower)):
+        part[MODELS[rung]] = bundle.model(k, rung).content
     return part
 
 

@@ -3,7 +3,7 @@
 import os
 from typing import Annotated, Literal
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 from msgspec.structs import replace
 
 from mdp.errors import ConfigError
@@ -15,6 +15,8 @@ MAX_MEMBERS = 64
 #: Most members that the planner uses: fusion was fitted and measured for 2^16 subsets, of which
 #: some hundred are listed.
 PLANNED_MEMBERS = 16
+#: Most rungs of a sub-model, the top one included.
+MAX_RUNGS = 8
 #: Smallest share of the square's side that a device's view may have.
 MIN_REGION = 0.01
 
@@ -24,6 +26,8 @@ Encoding = Literal["raw", "jpeg"]
 CameraName = profile.DeviceName
 BatchSize = Annotated[int, Meta(ge=1, le=64)]
 TeacherArgument = bool | int | float | str
+#: A factor of logits: above 0, as weights it is multiplied with are bounded.
+Scale = Annotated[float, Meta(gt=0, le=1e6)]
 Percentile = Annotated[float, Meta(ge=50, le=99.9)]
 
 
@@ -116,6 +120,30 @@ class PredictedMs(Record, frozen=True):
     total: profile.NonNegativeFloat
 
 
+class Rung(Record, frozen=True):
+    """A quicker and less accurate form of a sub-model, for bursts: same pictures, same classes."""
+
+    #: Measured share of pictures that it is right on alone.
+    accuracy: profile.Fraction
+    #: Predicted milliseconds of one picture on the assigned device.
+    compute_ms: profile.PositiveFloat
+    memory_bytes: profile.PositiveInt
+    #: Factors of its boost and bag logits, with which it is fused by the top rung's weights.
+    scales: tuple[Scale, Scale]
+    why: str
+    submodel: SubModelSpec | None = None
+    network: NetworkSpec | None = None
+    runtime: profile.RuntimeName = "onnxruntime"
+
+    def __post_init__(self) -> None:
+        one_spec(self.submodel, self.network)
+
+    @property
+    def spec(self) -> Spec:
+        """The network of either family."""
+        return one_spec(self.submodel, self.network)
+
+
 class Assignment(Record, frozen=True):
     """One device's part: boosting position, view, sub-model, and how it is run.
 
@@ -144,9 +172,45 @@ class Assignment(Record, frozen=True):
     spin: bool = False
     #: Whose pictures of a scene the sub-model is made for; None: pictures that all devices see.
     camera: CameraName | None = None
+    #: Its quicker forms, from the one below the top downward; not written where there are none, for
+    #: agents and clients that predate them.
+    rungs: Annotated[tuple[Rung, ...], Meta(min_length=1, max_length=MAX_RUNGS - 1)] | UnsetType = (
+        UNSET
+    )
 
     def __post_init__(self) -> None:
-        one_spec(self.submodel, self.network)
+        spec, above_ms = one_spec(self.submodel, self.network), self.predicted_ms.compute
+        for number, rung in enumerate(self.lower, 1):
+            if rung.spec.image_size != spec.image_size:
+                raise ValueError(
+                    f"`rungs`: expected pictures of {spec.image_size} px at rung {number}, as at "
+                    f"the top, got {rung.spec.image_size}"
+                )
+            if rung.compute_ms >= above_ms:
+                raise ValueError(
+                    f"`rungs`: expected rung {number} to take less than the {above_ms:g} ms of "
+                    f"the one above, got {rung.compute_ms:g}"
+                )
+            above_ms = rung.compute_ms
+
+    @property
+    def lower(self) -> tuple[Rung, ...]:
+        """The rungs below the top; empty without any."""
+        return self.rungs or ()
+
+    def at(self, number: int) -> "Assignment":
+        """This assignment with only its rung `number`, 0 for the top, in place of all."""
+        if number == 0:
+            return replace(self, rungs=UNSET)
+        rung = self.lower[number - 1]
+        return replace(
+            self,
+            rungs=UNSET,
+            submodel=rung.submodel,
+            network=rung.network,
+            runtime=rung.runtime,
+            memory_bytes=rung.memory_bytes,
+        )
 
     @property
     def spec(self) -> Spec:

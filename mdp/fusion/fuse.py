@@ -247,6 +247,13 @@ def fuse(contributions: Mapping[int, Contribution], weights: SubsetWeights) -> L
     return fused
 
 
+def scaled(contribution: Contribution, scales: tuple[float, float]) -> Contribution:
+    """A lower rung's logits times its factors of boost and bag, for the weights of the top."""
+    heads = contribution.heads
+    factors = np.array(scales[-len(heads) :], dtype=np.float32)
+    return Contribution.of([factor * head for factor, head in zip(factors, heads, strict=True)])
+
+
 def probabilities(logits: Logits) -> Logits:
     """Softmax over the last axis."""
     shifted = np.exp(logits - np.maximum.reduce(logits, axis=-1, keepdims=True))

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from mdp.errors import WireError
 from mdp.files import Record
-from mdp.formats.plan import MAX_MEMBERS, Encoding
+from mdp.formats.plan import MAX_MEMBERS, MAX_RUNGS, Encoding
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from mdp.protocol.fields import Digest, Milliseconds, RequestId, Text, check_printable
@@ -54,6 +54,9 @@ Buffer = bytes | bytearray | memoryview
 #: The caller's trace context (W3C), by which an agent's spans are of the caller's trace.
 Traceparent = Annotated[str, Meta(pattern=r"^(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?\Z")]
 State = Literal["STARTING", "WARMING", "READY", "DRAINING", "FAILED"]
+#: Which rung has answered, counted from the top. Left out at the top, for clients that predate it:
+#: they refuse bundles with others.
+RungNumber = Annotated[int, Meta(ge=0, lt=MAX_RUNGS)]
 #: Why an agent did not answer, for programs; a Failure's `text` is for people.
 FailureCode = Literal[
     "bad_message",
@@ -108,7 +111,7 @@ class StatusRequest(Record, frozen=True):
     request_id: RequestId
 
 
-class Result(Record, frozen=True):
+class Result(Record, frozen=True, omit_defaults=True):
     """Agent -> client: float32 logits follow, `[heads, num_classes]`: boost, if any, then bag."""
 
     kind: ClassVar[int] = 3
@@ -119,6 +122,7 @@ class Result(Record, frozen=True):
     #: Milliseconds waiting for the compute thread, and computing.
     queue_ms: Milliseconds
     compute_ms: Milliseconds
+    rung: RungNumber = 0
 
 
 class Failure(Record, frozen=True):
@@ -186,6 +190,11 @@ class Status(Record, frozen=True, omit_defaults=True):
 NO_DIGEST = "0" * 64
 
 
+def answered_at(rung: int) -> str:
+    """The key of a status's count of answers by a rung below the top."""
+    return f"answered rung {rung}"
+
+
 def answered_by(digest: Digest) -> str:
     """The key of a status's count of answers by a bundle."""
     return f"answered {digest[:12]}"
@@ -229,6 +238,7 @@ class FrameReply(Record, frozen=True, omit_defaults=True):
     frozen: bool = False
     #: Whether the looks of another client suspect the camera. Left out if not, as above.
     suspected: bool = False
+    rung: RungNumber = 0
 
 
 def as_line(text: str) -> str:

@@ -14,6 +14,9 @@ others precede it, and dropped when its turn comes too late, so that no late ans
 
 Where several wait and a batch pays, as many as are on time together are taken at once. Nothing
 waits for a batch to fill.
+
+A device may have its sub-model at several rungs, of which the lower ones are quicker and less
+accurate. Requests are admitted by the lowest, and run at the highest that is well in time.
 """
 
 import math
@@ -25,7 +28,7 @@ from operator import attrgetter
 from typing import Generic, Literal, Protocol, TypeVar
 
 from mdp.queueing.accounts import Account, Accounts
-from mdp.queueing.compute_times import FORGET, ComputeTimes
+from mdp.queueing.compute_times import FORGET, ComputeTimes, highest_rung
 
 #: Memory of the requests that may wait; more are refused as `overloaded`.
 CAPACITY_BYTES = 64 * 2**20
@@ -49,6 +52,10 @@ class WaitingRequest(Protocol):
     @property
     def digest(self) -> str:
         """Of its bundle; a batch is of one bundle."""
+
+    @property
+    def arrived_s(self) -> float:
+        """When it came, by this device's clock; looked at where there are rungs."""
 
     @property
     def deadline_s(self) -> float:
@@ -78,13 +85,19 @@ class AgentQueue(Generic[R]):
         "_running",
         "capacity_bytes",
         "held_bytes",
+        "rung",
+        "rungs",
         "times",
         "waiting",
     )
 
     def __init__(self, capacity_bytes: int = CAPACITY_BYTES, *, batch: int = 1) -> None:
         self.capacity_bytes = capacity_bytes
-        self.times = ComputeTimes(batch)
+        #: Of every rung, the top one first; `times` are those of the lowest.
+        self.rungs = [ComputeTimes(batch)]
+        self.times = self.rungs[-1]
+        #: The rung of the batch that was taken last.
+        self.rung = 0
         #: How many wait, and the memory that they count as.
         self.waiting = 0
         self.held_bytes = 0
@@ -107,6 +120,13 @@ class AgentQueue(Generic[R]):
         """Tell whether nothing waits and nothing runs."""
         return not self.waiting and not self._running
 
+    def renew(self, batch: int, measured_s: Sequence[Mapping[int, float]]) -> None:
+        """Reset to the measurements of another bundle: of each rung, batch size -> seconds."""
+        self.rungs = [ComputeTimes() for _ in measured_s]
+        self.times = self.rungs[-1]
+        for times, own_s in zip(self.rungs, measured_s, strict=True):
+            times.renew(batch, own_s)
+
     def holds(self, digest: str) -> bool:
         """Tell whether a request for this bundle waits."""
         competing = self._competing.values()
@@ -117,14 +137,15 @@ class AgentQueue(Generic[R]):
 
         Only while nothing waits or runs, and if computing is known to take at most `longest_s`.
         """
-        takes_s = self.times.one_s
-        if self.waiting or self._running or not 0 < takes_s <= longest_s:
+        if self.waiting or self._running or not 0 < self.times.one_s <= longest_s:
             return False
         account = self._accounts.enter(request.client, (), ())
-        decoding_s = account.decoding_s
+        rung = self._highest([(request, account)], now_s) if len(self.rungs) > 1 else 0
+        takes_s, decoding_s = self.rungs[rung].one_s, account.decoding_s
         ends_s = now_s + (account.factor * takes_s + decoding_s)
-        if takes_s + decoding_s > longest_s or ends_s > request.deadline_s:
+        if not 0 < takes_s <= longest_s - decoding_s or ends_s > request.deadline_s:
             return False
+        self.rung = rung
         self._running, self._charged, self._busy_until_s = (request,), (account,), ends_s
         return True
 
@@ -168,7 +189,7 @@ class AgentQueue(Generic[R]):
     def take(self, now_s: float) -> tuple[list[R], list[R]]:
         """The next batch, all on time, and the requests before it that are too late.
 
-        Empty while a batch is running.
+        It is to be run at `rung`. Empty while a batch is running.
         """
         dropped: list[R] = []
         while self.waiting and not self._running:
@@ -179,13 +200,23 @@ class AgentQueue(Generic[R]):
             if ends_s > first.deadline_s:
                 self._refuse(first, account)
                 dropped.append(first)
-            elif self.times.most > 1:
+                continue
+            self.rung = 0
+            if len(self.rungs) > 1:
+                self.rung = self._highest(self._in_order(), now_s)
+                one_s = self.rungs[self.rung].one_s
+                ends_s = now_s + (account.factor * one_s + account.decoding_s)
+            if self.times.most > 1:
                 return self._take_together(now_s), dropped
-            else:
-                self._leave_for_turn(first, account)
-                self._running, self._charged, self._busy_until_s = [first], (account,), ends_s
-                return [first], dropped
+            self._leave_for_turn(first, account)
+            self._running, self._charged, self._busy_until_s = [first], (account,), ends_s
+            return [first], dropped
         return [], dropped
+
+    def _highest(self, order: Sequence[tuple[R, Account[R]]], now_s: float) -> int:
+        """The rung to run at while `order` waits."""
+        waiting = ((each.arrived_s, each.deadline_s, own.decoding_s) for each, own in order)
+        return highest_rung(waiting, now_s, self.rungs)
 
     def done(
         self,
@@ -208,7 +239,12 @@ class AgentQueue(Generic[R]):
                 if account.factor < factor:
                     factor = account.factor
                 account.factor = 1.0
-            self.times.learn(pictures, took_s, factor)
+            # There may be fewer rungs since another bundle was installed.
+            ran = self.rungs[min(self.rung, len(self.rungs) - 1)]
+            ratio = ran.learn(pictures, took_s, factor)
+            for times in self.rungs:
+                if times is not ran:
+                    times.follow(pictures, ratio)
         # A single client does not compete; what decoding takes is known all the same.
         if len(self._accounts) > 1 or any(decoding_s) or (decoding_s and accounts[0].decoding_s):
             self._charge(accounts, decoding_s, elapsed_s or took_s or 0.0)
@@ -276,7 +312,9 @@ class AgentQueue(Generic[R]):
     def _takes_s(self, taken: Sequence[tuple[R, Account[R]]]) -> float:
         """Seconds of computing and decoding them as a batch, by the lowest factor."""
         factor = min([own.factor for _, own in taken])
-        return factor * self.times.of(len(taken)) + sum([own.decoding_s for _, own in taken])
+        return factor * self.rungs[self.rung].of(len(taken)) + sum(
+            [own.decoding_s for _, own in taken]
+        )
 
     def _ends_s(self, account: Account[R], count: int, decoding_s: float, now_s: float) -> float:
         """When the last of `count` requests, a client's, is expected to end."""
@@ -318,7 +356,7 @@ class AgentQueue(Generic[R]):
             if size and now_s + self._takes_s(chosen) > earliest_s:
                 break
             size += 1
-        chosen = order[: self.times.choose(range(1, size + 1))]
+        chosen = order[: self.rungs[self.rung].choose(range(1, size + 1))]
         for request, account in chosen:
             self._leave_for_turn(request, account)
         self._busy_until_s = now_s + self._takes_s(chosen)

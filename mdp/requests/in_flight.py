@@ -82,13 +82,15 @@ class InFlight(Generic[C]):
         hedge_share: float = DEFAULT_SHARE,
         first: frozenset[int] = frozenset(),
         batches: Mapping[int, int] | None = None,
+        rungs: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
         """With `first`, `others_by_s` is asked for: when the others have to be asked.
 
-        `batches` has the most pictures that a member's devices compute at once, 1 if left out.
+        `batches` has the most pictures that a member's devices compute at once, 1 if left out;
+        `rungs` the times of its rungs, the top one first, in any unit, none if left out.
         """
         self._k_of, self._first = k_of, first
-        self._batches = batches or {}
+        self._batches, self._rungs = batches or {}, rungs or {}
         self._breakers, self._slow = CircuitBreakers(), SlowDevices()
         self._windows: dict[str, SendWindow] = {}
         #: How many requests wait for their turn; devices where one may have come, where the end of
@@ -288,7 +290,7 @@ class InFlight(Generic[C]):
                 window = self._windows[device]
                 if isinstance(event, Replied):
                     queue_s, compute_s = event.queue_ms / 1e3, event.compute_ms / 1e3
-                    window.answered(request, queue_s, compute_s, now_s)
+                    window.answered(request, queue_s, compute_s, now_s, event.rung)
                 elif event.reason.code == "overloaded":
                     window.refused(request, now_s)
                 elif event.reason.code == "too_late":
@@ -308,7 +310,9 @@ class InFlight(Generic[C]):
         return call.session.handle(event)
 
     def _new_window(self, request: Request) -> SendWindow:
-        window = SendWindow(most_out(self._batches.get(request.k, 1)))
+        times = self._rungs.get(request.k, ())
+        most = most_out(self._batches.get(request.k, 1), bool(times))
+        window = SendWindow(most, [times[-1] / one for one in times])
         self._windows[request.device] = window
         return window
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from mdp.errors import ConfigError, DeadlineExceeded, InferenceError, QuorumNotMet
+from mdp.errors import ConfigError, DeadlineExceeded, InferenceError, QuorumNotMet, WireError
 from mdp.formats.bundle import FUSION, Bundle
 from mdp.formats.fleet import MAX_SPREAD_MS
 from mdp.fusion.fuse import (
@@ -22,6 +22,7 @@ from mdp.fusion.fuse import (
     fuse,
     mode_of,
     rule_for,
+    scaled,
     weights_for,
 )
 from mdp.fusion.novelty import NoveltyScore
@@ -53,6 +54,8 @@ class MemberTiming(Struct, frozen=True, kw_only=True):
     frame_age_ms: float | None = None
     #: What the request waited in this client, behind its others, before it was sent.
     held_ms: float = 0.0
+    #: At which rung of its sub-model it answered: 0 at the top, the most accurate one.
+    rung: int = 0
 
     @property
     def spent_ms(self) -> float:
@@ -76,7 +79,8 @@ class Prediction(Struct, frozen=True, kw_only=True):
     #: a suspect is in the answer, since it was measured with cameras that see what they should, and
     #: for an unknown item, since it was measured on items of the classes.
     #: Where the first stage of a cascade was sure, that of the cascade over all pictures and both
-    #: stages.
+    #: stages. With members below their top rung, between the measured accuracies of all at the top
+    #: and all at the lowest; None for such a first stage, which was measured at the top alone.
     expected_accuracy: float | None
     #: How many pictures that was measured on; None for a bundle never evaluated.
     expected_accuracy_pictures: int | None = None
@@ -103,7 +107,8 @@ class Prediction(Struct, frozen=True, kw_only=True):
     #: How far the answer is above the threshold from which on items are unknown: above 0 it is.
     novelty: float | None = None
     #: The share of test items of the classes that exactly this combination took for unknown. None
-    #: where that was never measured, with a rate that the client asked for, and with a suspect.
+    #: where that was never measured, with a rate that the client asked for, with a suspect, and
+    #: with a member below its top rung.
     known_rejected: float | None = None
 
     def __repr__(self) -> str:
@@ -157,6 +162,7 @@ KEPT_RULES = 1024
 class _Rule:
     mode: Mode
     weights: SubsetWeights
+    fusion: Fusion
     expected_accuracy: float | None
     novelty: "_Novelty | None"
 
@@ -214,6 +220,18 @@ class AnswerBuilder:
         self._first = () if cascade is None else cascade.first
         self._threshold = 1.0 if cascade is None else cascade.threshold(fusion)
 
+    def scaled(self, k: int, rung: int, contribution: Contribution) -> Contribution:
+        """The logits of sub-model `k` at one rung, for the weights that the top one is fused by.
+
+        Raises WireError for a rung that the bundle has not.
+        """
+        if rung == 0:
+            return contribution
+        lower = self._bundle.manifest.plan.assignments[k].lower
+        if rung > len(lower):
+            raise WireError(f"expected a rung up to {len(lower)}, got {rung}")
+        return scaled(contribution, lower[rung - 1].scales)
+
     def is_sure(self, arrived: Mapping[int, Contribution]) -> bool:
         """Tell whether the answer of a cascade's first stage is final."""
         _, shares = likeliest(fuse(arrived, self._rule(self._first).weights))
@@ -233,13 +251,17 @@ class AnswerBuilder:
             return no_answer(finish.missing, timed_out=finish.timed_out, deadline_ms=deadline_ms)
         rule = self._rule(tuple(finish.arrived))
         expected = rule.expected_accuracy
+        rungs = tuple([arrival.rung for arrival in finish.arrived.values()])
         if finish.stage == "first" and finish is whole:
-            expected = self._bundle.cascade_accuracy(self._fusion)
+            expected = None if any(rungs) else self._bundle.cascade_accuracy(self._fusion)
+        elif any(rungs):
+            members = tuple(finish.arrived)
+            expected = self._bundle.expected_accuracy(members, rule.fusion, rungs)
         contributions = {k: arrival.contribution for k, arrival in finish.arrived.items()}
         classes, shares = likeliest(fuse(contributions, rule.weights))
         scored = rule.novelty
         novelty = None if scored is None else scored.of(contributions)
-        known_rejected = None if scored is None else scored.known_rejected
+        known_rejected = None if scored is None or any(rungs) else scored.known_rejected
         used = tuple([arrival.device for arrival in finish.arrived.values()])
         suspects: dict[str, Suspicion] = {}
         if frames is not None:
@@ -303,6 +325,7 @@ class AnswerBuilder:
             compute_ms=arrival.compute_ms,
             network_ms=arrival.network_ms,
             held_ms=arrival.held_ms,
+            rung=arrival.rung,
             label=label,
             probability=probability,
             frame=None if frame is None else frame.number,
@@ -319,6 +342,7 @@ class AnswerBuilder:
             known = self._rules[members] = _Rule(
                 mode_of(members, rule),
                 weights_for(members, rule, self._weights),
+                rule,
                 self._bundle.expected_accuracy(members, rule),
                 self._novelty(members),
             )

@@ -41,6 +41,8 @@ class Replied(Struct, frozen=True, kw_only=True):
     queue_ms: float
     compute_ms: float
     now_s: float
+    #: Of its sub-model, counted from the top.
+    rung: int = 0
 
 
 class DeviceFailed(Struct, frozen=True, kw_only=True):
@@ -71,6 +73,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
     network_ms: float
     #: What the request waited for its turn in the client, before it was sent.
     held_ms: float = 0.0
+    rung: int = 0
 
 
 class Finish(Struct, frozen=True, kw_only=True):
@@ -203,6 +206,7 @@ class Session:
             compute_ms=event.compute_ms,
             network_ms=max(0.0, round_trip_ms - event.queue_ms - event.compute_ms),
             held_ms=request.held_s * 1e3,
+            rung=event.rung,
         )
         for device in member.asked:
             del self._waiting[device]

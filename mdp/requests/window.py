@@ -12,10 +12,14 @@ waits in line, what the agent says: its milliseconds over the requests that were
 first holds whatever the bottleneck is, the second needs no load. A new request is expected after
 all those before it; how far that was off so far, and four mean deviations, are added, as for TCP's
 time-out (Jacobson, Congestion avoidance and control, SIGCOMM 1988).
+
+A device with rungs takes as much of a call's time as there is, and becomes quicker when more wait.
+So it is sent all that it could be seen to batch, and predicted by its quickest rung, as it admits.
 """
 
 import math
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 from mdp.requests.request import Request
 
@@ -34,9 +38,9 @@ DEVIATIONS = 4.0
 NEWEST = 1 / 8
 
 
-def most_out(batch: int) -> int:
+def most_out(batch: int, has_rungs: bool = False) -> int:
     """Requests out at a device that computes up to `batch` pictures at once, at most."""
-    return max(MOST_OUT, BATCHES_OUT * batch)
+    return MOST_SEEN if has_rungs else max(MOST_OUT, BATCHES_OUT * batch)
 
 
 class SendWindow:
@@ -44,12 +48,13 @@ class SendWindow:
 
     __slots__ = (
         "_batch", "_batch_s", "_cut_s", "_deviation_s", "_error_s", "_full_s", "_heard_s",
-        "_order", "_pause_s", "_total_s", "_weight", "limit", "line", "mean_s", "most", "out",
-        "paused_until_s",
+        "_order", "_pause_s", "_shares", "_total_s", "_weight", "limit", "line", "mean_s", "most",
+        "out", "paused_until_s",
     )  # fmt: skip
 
-    def __init__(self, most: int = MOST_OUT) -> None:
-        self.most = most
+    def __init__(self, most: int = MOST_OUT, shares: Sequence[float] = ()) -> None:
+        """`shares` is the time of the lowest rung over that of each, the top one first."""
+        self.most, self._shares = most, shares
         #: How many may be out now; at least 1.
         self.limit = float(most)
         self.out = 0
@@ -130,7 +135,9 @@ class SendWindow:
         request.ahead = self.out
         self.out += 1
 
-    def answered(self, request: Request, queue_s: float, compute_s: float, now_s: float) -> None:
+    def answered(
+        self, request: Request, queue_s: float, compute_s: float, now_s: float, rung: int = 0
+    ) -> None:
         """`request` was answered, after so long in the agent's queue and its batch's computing."""
         if compute_s == self._batch_s and now_s - self._heard_s < compute_s / 2:
             self._see_batch(self._batch + 1)
@@ -141,6 +148,9 @@ class SendWindow:
             took_s = max(0.0, now_s - self._full_s)
         else:
             took_s = (queue_s + compute_s) / (request.ahead + 1)
+        if self._shares:
+            # What waited before it may have been computed at any rung.
+            took_s = min(took_s, compute_s) * self._shares[rung]
         memory = 2 * self.most
         # The clock may have jumped, or the machine slept. A batch comes at one moment.
         if self.mean_s and took_s > memory * self.mean_s:
@@ -181,6 +191,8 @@ class SendWindow:
             self._learn_error(request, until_s)
 
     def _learn_error(self, request: Request, ended_s: float) -> None:
+        if self._shares:
+            return
         off_s = ended_s - request.asked_s - request.expected_s - self._error_s
         self._error_s += NEWEST * off_s
         if off_s < 0:

@@ -1,13 +1,16 @@
 """Tiny bundles, made without torch and onnx: their models tell red, green and blue apart."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from mdp.files import write_json
 from mdp.formats import bundle
-from mdp.formats.plan import Assignment, Plan, PredictedMs, SubModelSpec, TeacherSpec
+from mdp.formats.plan import Assignment, Plan, PredictedMs, Rung, SubModelSpec, TeacherSpec
 from mdp.fusion import fuse
 from mdp.pictures.crop import Pixels
 from mdp.testing.onnx_writer import FLOAT, UINT8, Node, Value, onnx_model
@@ -25,16 +28,20 @@ def colour_model(
     bag_scale: float,
     num_classes: int = len(LABELS),
     comment_bytes: int = 0,
+    work: int = 0,
 ) -> bytes:
     """An ONNX file: uint8 `[N, S, S, 3]` -> two heads whose logits grow with each colour's mean.
 
     Only some 64 pixels are looked at, so that a large picture takes no longer than a small one.
-    Classes after the third repeat the colours.
+    Classes after the third repeat the colours. So many products of matrices as `work` says, of 33
+    million multiplications for a picture, take time and change nothing.
     """
+    mean = "plain" if work else "mean"
     nodes = [
         Node("Slice", ["images", "from", "to", "axes", "steps"], ["some"], {}),
         Node("Cast", ["some"], ["floats"], {"to": FLOAT}),
-        Node("ReduceMean", ["floats"], ["mean"], {"axes": [1, 2], "keepdims": 0}),
+        Node("ReduceMean", ["floats"], [mean], {"axes": [1, 2], "keepdims": 0}),
+        *(_work(work) if work else ()),
         Node("MatMul", ["mean", "boost_weight"], ["boost"], {}),
         Node("MatMul", ["mean", "bag_weight"], ["bag"], {}),
     ]
@@ -45,6 +52,10 @@ def colour_model(
     }
     step = max(1, image_size // 8)
     slicing = {"from": [0, 0], "to": [image_size] * 2, "axes": [1, 2], "steps": [step] * 2}
+    if work:
+        weights["work/wide"] = np.full((_ROWS, 3, _WIDTH), 1e-3, np.float32)
+        weights["work/square"] = np.full((_WIDTH, _WIDTH), 1 / _WIDTH, np.float32)
+        weights["work/none"] = np.zeros(1, np.float32)
     return onnx_model(
         nodes,
         [Value("images", UINT8, ["N", image_size, image_size, 3])],
@@ -52,6 +63,26 @@ def colour_model(
         weights | {name: np.array(values, np.int64) for name, values in slicing.items()},
         "x" * comment_bytes,
     )
+
+
+#: Rows and columns of the matrix that work is done with, for each picture.
+_ROWS, _WIDTH = 512, 256
+
+
+def _work(count: int) -> list[Node]:
+    """Nodes that make `mean` of `plain` with `count` products, which are multiplied by zero."""
+    wide = [f"work/{number}" for number in range(count + 1)]
+    products = [
+        Node("MatMul", [before, "work/square"], [after], {}) for before, after in pairwise(wide)
+    ]
+    return [
+        Node("MatMul", ["plain", "work/wide"], [wide[0]], {}),
+        *products,
+        Node("ReduceMean", [wide[-1]], ["work/row"], {"axes": [2], "keepdims": 1}),
+        Node("ReduceMean", ["work/row"], ["work/one"], {"axes": [0], "keepdims": 0}),
+        Node("Mul", ["work/one", "work/none"], ["work/nothing"], {}),
+        Node("Add", ["plain", "work/nothing"], ["mean"], {}),
+    ]
 
 
 def colour_plan(devices: tuple[str, ...] = DEVICES, sizes: tuple[int, ...] = SIZES) -> Plan:
@@ -82,6 +113,34 @@ def shape(image_size: int) -> SubModelSpec:
     return SubModelSpec(
         image_size=image_size, patch_size=4, embed_dim=8, depth=1, num_heads=1, mlp_ratio=2.0
     )
+
+
+def with_rungs(assignment: Assignment, rungs: int) -> Assignment:
+    """The assignment with so many rungs, each twice as quick as the one above."""
+    lower = [
+        Rung(
+            accuracy=0.5 - 0.1 * rung,
+            compute_ms=assignment.predicted_ms.compute / 2**rung,
+            memory_bytes=assignment.memory_bytes,
+            scales=(2.0**rung, 2.0**rung),
+            why="for tests",
+            submodel=assignment.submodel,
+        )
+        for rung in range(1, rungs)
+    ]
+    return replace(assignment, rungs=tuple(lower))
+
+
+def lowest_accuracy(count: int) -> bundle.LowestRungs:
+    """Accuracies at the lowest rungs: half of those at the top."""
+    halves = [
+        replace(
+            top, boosted=top.under("boosted") / 2, stacked=top.stacked / 2, bagged=top.bagged / 2
+        )
+        for top in map(subset_accuracy, fuse.listed_subsets(range(count)))
+    ]
+    sizes = tuple(size_accuracy(size) for size in fuse.unlisted_sizes(count))
+    return bundle.LowestRungs(subsets=halves, sizes=sizes)
 
 
 def subset_accuracy(members: tuple[int, ...]) -> bundle.SubsetAccuracy:
@@ -118,21 +177,30 @@ def write_bundle(
     labels: Sequence[str] = LABELS,
     evaluated: bool = True,
     comment_bytes: int = 0,
+    rungs: int = 1,
+    work: int = 0,
 ) -> Path:
     """Write a whole bundle into `folder`, which it returns; another `bag_scale`, another digest.
 
     One sub-model for each of `devices`, of the picture size of `sizes`. With the default labels it
     is right about every `colour_picture`. The accuracies that it lists are made up, and differ for
     every subset of members; without `evaluated` it lists none. Each model is larger by a comment.
+    Of more than one of `rungs` each has logits half as large as the one above, and a quarter of the
+    top one's `work`.
     """
     plan = colour_plan(devices, sizes)
+    if rungs > 1:
+        lower = [with_rungs(assignment, rungs) for assignment in plan.assignments]
+        plan = replace(plan, assignments=lower)
     files: dict[str, bundle.FileEntry] = {}
     for k, size in enumerate(sizes):
-        path = folder / bundle.model_path(k)
-        path.parent.mkdir(parents=True)
-        scales = (2.0 / (k + 1), bag_scale + k)
-        path.write_bytes(colour_model(size, *scales, len(labels), comment_bytes))
-        files[bundle.model_path(k)] = bundle.file_entry(path)
+        for rung in range(rungs):
+            path = folder / bundle.model_path(k, rung)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scales = (2.0 / (k + 1) / 2**rung, (bag_scale + k) / 2**rung)
+            products = work // 4**rung
+            path.write_bytes(colour_model(size, *scales, len(labels), comment_bytes, products))
+            files[bundle.model_path(k, rung)] = bundle.file_entry(path)
     count = len(sizes)
     subsets = fuse.listed_subsets(range(count))
     weights = fuse.FusionWeights(
@@ -159,6 +227,7 @@ def write_bundle(
         ],
         subsets=[subset_accuracy(subset) for subset in subsets],
         sizes=tuple(size_accuracy(size) for size in fuse.unlisted_sizes(count)),
+        lowest=lowest_accuracy(count) if rungs > 1 else UNSET,
     )
     manifest = bundle.Manifest(
         name=name,

@@ -1,6 +1,6 @@
 """`mdp-partition assemble`: existing networks, one per device, as a bundle without training."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,15 +22,29 @@ from partitioner.run.progress import Progress
 
 def add_to(app: typer.Typer) -> None:
     """Give `app` this command."""
-    app.command(cls=console.list_options("--profiles"))(assemble)
+    app.command(cls=console.list_options("--profiles", "--rungs"))(assemble)
 
 
 def assemble(
     *,
-    models: Annotated[Path, typer.Option(help="models.toml: which model runs on which device.")],
     data: Annotated[str, typer.Option(help="`digits` or a folder of pictures, one per class.")],
-    profiles: Annotated[list[str], typer.Option(help="Profiles of the devices.")],
     out: OutOption,
+    models: Annotated[
+        Path | None, typer.Option(help="models.toml: which model runs on which device.")
+    ] = None,
+    profiles: Annotated[
+        list[str] | None, typer.Option(help="With --models: profiles of the devices.")
+    ] = None,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Or a bundle, whose members get --rungs.")
+    ] = None,
+    rungs: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --bundle: int8, int8-static or fp16 below each member in fp32; or "
+            "DEVICE=K,K,..: the first, the first two, .. of these equal members for one device."
+        ),
+    ] = None,
     limit: Annotated[
         int, typer.Option(help="Fit fusion on at most so many calibration pictures.", min=32)
     ] = 5000,
@@ -47,7 +61,20 @@ def assemble(
 
     Example: mdp-partition assemble --models models.toml --data photos/ --profiles n100
     raspberry-pi-5 --out bundle/
+
+    With --bundle its members get rungs, by which devices answer bursts: quicker and less accurate
+    forms, made of models that the bundle has.
+
+    Example: mdp-partition assemble --bundle bundle/ --data photos/ --rungs int8 --out ladder/
     """
+    if bundle is not None:
+        _require(bundle, models, profiles)
+        _ladder(bundle, data, rungs or [], out, limit, limit_test, json=json)
+        return
+    if models is None or profiles is None:
+        raise InputError("expected --models and --profiles, or --bundle and --rungs")
+    if rungs:
+        raise InputError("--rungs: expected --bundle beside it")
     known = {profile.name: profile for profile in read_profiles(profiles)}
     named = bundle_name(name, out)
     with interruptible(f"{out} is as it was"), ExitStack() as stack:
@@ -66,9 +93,9 @@ def assemble(
         cache = Path(stack.enter_context(TemporaryDirectory(prefix="mdp-views-")))
         assembly = Assembly(models.parent, pictures, limit, cache, progress)
         assembly.write(listed.models, rows, known, out, named)
-        bundle = Bundle.open(out)
-        report = evaluate(bundle, pictures, None, cache, progress)
-        written = write_report(bundle, report)
+        made = Bundle.open(out)
+        report = evaluate(made, pictures, None, cache, progress)
+        written = write_report(made, report)
     if json:
         value = {"bundle": str(out), "digest": written.digest}
         console.print_json({**value, **report.as_json(written)})
@@ -80,6 +107,46 @@ def assemble(
     print(
         "latencies in its plan are estimates: measured here on one thread, scaled by the profiles"
     )
+
+
+def _require(bundle: Path, models: Path | None, profiles: Sequence[str] | None) -> None:
+    """Raise InputError for options that do not go with --bundle."""
+    for option, given in (("--models", models), ("--profiles", profiles)):
+        if given:
+            raise InputError(f"--bundle {bundle}: expected no {option} beside it")
+
+
+def _ladder(
+    bundle: Path,
+    data: str,
+    rungs: Sequence[str],
+    out: Path,
+    limit: int,
+    limit_test: int | None,
+    *,
+    json: bool,
+) -> None:
+    """Write a bundle with rungs."""
+    opened = Bundle.open(bundle)
+    with interruptible(f"{out} is as it was"), TemporaryDirectory(prefix="mdp-views-") as cache:
+        cameras = opened.manifest.plan.cameras
+        pictures = open_dataset(data, limit_test=limit_test, cameras=cameras)
+        prepare(1)
+        from partitioner.assembly.ladder import add_rungs, parse_rungs
+        from partitioner.build.steps import check_target
+
+        check_target(out)
+        wanted = parse_rungs(rungs, opened)
+        report = add_rungs(opened, pictures, wanted, out, limit, Path(cache), Progress())
+    written = Bundle.open(out)
+    if json:
+        value = {"bundle": str(out), "digest": written.digest}
+        console.print_json({**value, **report.as_json(written)})
+        return
+    from partitioner.cli import tables
+
+    tables.print_report(report, written.manifest.plan)
+    print(f"{out}: digest {written.digest}")
 
 
 def _listed(path: Path, known: Collection[str]) -> Models:

@@ -26,6 +26,7 @@ from partitioner.simulation.what_ifs import (
     Comparison,
     WhatIf,
     added,
+    at_one_rung,
     compare,
     each_lost,
     hedged,
@@ -74,6 +75,9 @@ def simulate(
         float | None,
         typer.Option(help="Requests a second, a Poisson process; default: one at a time a client."),
     ] = None,
+    burst: Annotated[
+        float, typer.Option(help="By which --rate is multiplied in each tenth second.")
+    ] = 1.0,
     clients: Annotated[int, typer.Option(help="Callers, each with a connection of its own.")] = 1,
     replicas: Annotated[int, typer.Option(help="Replicas of every device, itself included.")] = 1,
     lose: Annotated[
@@ -138,6 +142,7 @@ def simulate(
             raise InputError(f"{option}: expected at least 1, got {count}")
     for option, given in (
         ("--rate", rate),
+        ("--burst", burst),
         ("--hedge-ms", hedge_ms),
         ("--mean-down-s", mean_down_s),
     ):
@@ -149,6 +154,8 @@ def simulate(
     ):  # fmt: skip
         if given is not None and not 0 <= given <= most:
             raise InputError(f"{option}: expected a number from 0 to {most:g}, got {given:g}")
+    if burst != 1 and rate is None:
+        raise InputError("--burst: expected --rate beside it")
     if client_mbit is not None:
         checked_client_mbit(client_mbit)
     assumed = setup.Assumptions(
@@ -163,7 +170,7 @@ def simulate(
             assumed,
             copies=replicas,
         ),
-        load=Load(requests=requests, clients=clients, rate_per_s=rate),
+        load=Load(requests=requests, clients=clients, rate_per_s=rate, burst=burst),
         deadline_ms=deadline_ms[0],
         seed=seed,
         before=LogNormal(
@@ -251,6 +258,9 @@ def _what_ifs(
         called = " + ".join(subject.plan.assignments[k].device for k in first)
         escalated = subject.cascade.escalated.stacked
         what_ifs.append(in_stages(frozenset(first), called, escalated))
+    if any(device.rungs for device in scenario.devices):
+        what_ifs += [at_one_rung("always the top rung", 0)]
+        what_ifs += [at_one_rung("always the lowest rung", -1)]
     additions = [one for text in add or [] for one in _additions(text, subject, assumed)]
     what_ifs += additions
     if hedge_ms is not None:
@@ -312,6 +322,7 @@ def _show(
 
     who = f"{load.clients} client{'s' if load.clients > 1 else ''}"
     how = f"{load.rate_per_s:g} requests a second" if load.rate_per_s else "one request at a time"
+    how += f", {load.burst:g} times as many in each tenth second" if load.burst != 1 else ""
     notes = [
         f"accuracy: {subject.accuracy.source}; a request without an answer counts as wrong",
         f"virtual time: {compared[0].base.span_s:,.0f} s; device failures: "

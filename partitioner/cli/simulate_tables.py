@@ -70,12 +70,16 @@ def _changes(compared: Sequence[Comparison]) -> Table:
         "deadline", "what if", "accuracy", "answered", "complete", "p50 ms", "p99",
         title="what changes",
     )  # fmt: skip
+    lowered = any(each.lowered for one in compared for each in (one.base, *one.what_if.values()))
+    if lowered:
+        table.add_column("lowered")
     for one in compared:
         for name, outcome in {"as it is": one.base, **one.what_if}.items():
             ms = outcome.latency_ms
             table.add_row(
                 f"{one.deadline_ms:g} ms", name, accuracy_of(outcome), f"{outcome.answered:.2%}",
                 f"{outcome.complete:.2%}", f"{ms.p50:.2f}", f"{ms.p99:.2f}",
+                *([f"{outcome.lowered:.2%}"] if lowered else []),
             )  # fmt: skip
         table.add_section()
     return table

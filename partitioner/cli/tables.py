@@ -71,6 +71,8 @@ def print_report(report: Report, plan: Plan) -> None:
         )  # fmt: skip
     console.print(alone)
     console.print(_together(evaluation, plan))
+    if report.rungs:
+        console.print(_rungs(report, plan))
     if evaluation.rejection:
         console.print(_rejection(evaluation.rejection, plan))
     if (ways := report.both_ways(plan)) is not None:
@@ -78,6 +80,28 @@ def print_report(report: Report, plan: Plan) -> None:
     for remark in (one_does_as_well(evaluation, what), beside_measured(plan, evaluation)):
         if remark:
             console.print(remark, soft_wrap=True, highlight=False)
+
+
+def _rungs(report: Report, plan: Plan) -> Table:
+    """Accuracy and predicted time of each member's rungs, and of all at their tops and lowest."""
+    evaluation = report.evaluation
+    every = tuple(a.k for a in plan.assignments)
+    lowest = evaluation.lowest
+    assert lowest
+    top, low = (
+        next(one.stacked for one in measured.subsets if one.members == every)
+        for measured in (evaluation, lowest)
+    )
+    caption = f"all in: {top:.2%} at their top rungs, {low:.2%} at their lowest"
+    table = Table("model", "rung", "accuracy", "predicted ms", title="rungs", caption=caption)
+    for a, member in zip(plan.assignments, evaluation.members, strict=True):
+        ms = (a.predicted_ms.compute, *(rung.compute_ms for rung in a.lower))
+        found = (member.accuracy, *report.rungs.get(a.k, ()))
+        for number, (own_ms, share) in enumerate(zip(ms, found, strict=True)):
+            name = "" if number else f"{a.k} {_looking(a)}"
+            table.add_row(name, str(number or "top"), f"{share:.2%}", f"{own_ms:.3g}")
+        table.add_section()
+    return table
 
 
 def beside_measured(plan: Plan, evaluation: Evaluation) -> str:

@@ -7,7 +7,7 @@ Everything here runs through the planned runtime and `mdp.fusion.fuse`, as it wi
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from mdp.formats.bundle import (
     MANIFEST,
     Bundle,
     Evaluation,
+    LowestRungs,
     MemberAccuracy,
     PerRule,
     Rejection,
@@ -40,6 +41,7 @@ from mdp.fusion.fuse import (
     fuse,
     listed_subsets,
     probabilities,
+    scaled,
     unlisted_sizes,
     weights_for,
 )
@@ -84,6 +86,8 @@ class Report:
     cascade: Cascade | None = None
     #: Mean cores that other processes kept busy meanwhile; None where that was not told.
     others_cores: float | None = None
+    #: Accuracy alone of each rung below the top, by sub-model.
+    rungs: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
     def as_json(self, bundle: Bundle) -> dict[str, Any]:
         """The content of `mdp-partition evaluate --json`."""
@@ -98,6 +102,7 @@ class Report:
         if value["teacher"] is not None:
             value["teacher"]["latency_ms"] = self.teacher_latency_ms
             value["teacher"]["macs"] = macs(plan.require_teacher().shape, classes)
+        value["rungs"] = {str(k): list(found) for k, found in self.rungs.items()}
         value["others_cores"] = self.others_cores
         value["predicted"] = msgspec.to_builtins(plan.accuracy)
         del value["early"]
@@ -303,6 +308,29 @@ def run_on(
     return contributions, latencies_ms, others.cores(LEAST_S)
 
 
+def run_rungs(
+    bundle: Bundle, pictures: PictureSet, split: str, cache: Path, progress: Progress
+) -> dict[int, list[Contribution]]:
+    """Logits `[N, C]` of every rung below the top, by sub-model, ready for the top's weights."""
+    parts = [a for a in bundle.manifest.plan.assignments if a.lower]
+    if not parts:
+        return {}
+    what = f"{split} split, for the rungs"
+    views = load_views(pictures, [view_of(a) for a in parts], cache, progress, what)
+    found: dict[int, list[Contribution]] = {}
+    with progress.task(f"running the rungs on the {split} split", len(parts)) as advance:
+        for a, pixels in zip(parts, views, strict=True):
+            found[a.k] = []
+            for number, rung in enumerate(a.lower, 1):
+                part, model = a.at(number), bundle.model(a.k, number)
+                runtime = open_member(model, part, len(bundle.manifest.labels))
+                kept = logits_file(cache, model, part, pictures.digest)
+                own = member_contribution(runtime, pixels, part, kept)
+                found[a.k].append(scaled(own, rung.scales))
+            advance(1, "")
+    return found
+
+
 def evaluate(
     bundle: Bundle, data: Dataset, run: RunFolder | None, cache: Path, progress: Progress
 ) -> Report:
@@ -313,6 +341,8 @@ def evaluate(
     """
     contributions, latencies_ms, others_cores = run_members(bundle, data, cache, progress)
     assignments, targets = bundle.manifest.plan.assignments, data.test.targets
+    rungs = run_rungs(bundle, data.test, "test", cache, progress)
+    lowest = {**contributions, **{k: own[-1] for k, own in rungs.items()}}
     teacher = _teacher(bundle, data, run, cache, progress)
     fusion = bundle.fusion_weights()
     cascade = _cascade(bundle, data, fusion, cache, progress)
@@ -348,6 +378,12 @@ def evaluate(
                 progress,
             ),
         ),
+        lowest=UNSET
+        if not rungs
+        else LowestRungs(
+            subsets=subset_accuracies(lowest, fusion, targets),
+            sizes=size_accuracies(lowest, fusion, targets),
+        ),
     )
     busy = [cores for cores in (others_cores, teacher[2] if teacher else None) if cores is not None]
     return Report(
@@ -356,6 +392,7 @@ def evaluate(
         teacher[1] if teacher else None,
         cascade,
         others_cores=max(busy, default=None),
+        rungs={k: [accuracy(one.bag, targets) for one in own] for k, own in rungs.items()},
     )
 
 
@@ -422,7 +459,29 @@ def _teacher(
 def write_report(bundle: Bundle, report: Report) -> Bundle:
     """Write the report to the bundle's manifest, atomically; returns the bundle."""
     manifest = msgspec.structs.replace(
-        bundle.manifest, evaluation=report.evaluation, cascade=report.cascade, early=None
+        bundle.manifest,
+        plan=_with_accuracies(bundle.manifest.plan, report.rungs),
+        evaluation=report.evaluation,
+        cascade=report.cascade,
+        early=None,
     )
     write_json(bundle.path / MANIFEST, manifest)
     return Bundle(bundle.path, manifest)
+
+
+def _with_accuracies(plan: Plan, rungs: Mapping[int, Sequence[float]]) -> Plan:
+    """`plan` with the measured accuracies of its rungs."""
+    replace = msgspec.structs.replace
+    assignments = [
+        replace(
+            a,
+            rungs=tuple(
+                replace(rung, accuracy=found)
+                for rung, found in zip(a.lower, rungs[a.k], strict=True)
+            ),
+        )
+        if a.k in rungs
+        else a
+        for a in plan.assignments
+    ]
+    return replace(plan, assignments=assignments)

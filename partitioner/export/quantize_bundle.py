@@ -145,6 +145,7 @@ def _check(bundle: Bundle, data: Dataset, request: QuantizeRequest) -> None:
         )
     if manifest.evaluation is None:
         raise InputError(f"{path}: was never evaluated: run mdp-partition evaluate --write first")
+    check_no_rungs(bundle)
     for assignment in manifest.plan.assignments:
         precision = assignment.spec.precision
         if precision != "fp32":
@@ -166,12 +167,28 @@ def _check(bundle: Bundle, data: Dataset, request: QuantizeRequest) -> None:
             f"loss of {points(request.max_loss)}: expected at least {needed}, "
             "or a larger --max-loss"
         )
-    trained = manifest.provenance.get("calibration_digest")
+    check_calibration_split(bundle, data)
+
+
+def check_calibration_split(bundle: Bundle, data: Dataset) -> None:
+    """Raise InputError for calibration pictures that the sub-models may have been trained on."""
+    trained = bundle.manifest.provenance.get("calibration_digest")
     if trained is not None and trained != data.calibration.digest:
         raise InputError(
-            f"--data {data.source}: the calibration split is not that of {path}, whose sub-models "
-            "may have been trained on its pictures (give the --limit-train of the training)"
+            f"--data {data.source}: the calibration split is not that of {bundle.path}, whose "
+            "sub-models may have been trained on its pictures (give the --limit-train of the "
+            "training)"
         )
+
+
+def check_no_rungs(bundle: Bundle) -> None:
+    """Raise InputError for a bundle that has rungs already."""
+    for a in bundle.manifest.plan.assignments:
+        if a.lower:
+            raise InputError(
+                f"{bundle.path}: sub-model {a.k} has {len(a.lower)} rungs below the top: expected "
+                "a bundle without, of which they are made"
+            )
 
 
 def replanned(plan: Plan, accepted: Mapping[int, Trial], num_classes: int) -> Plan:

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from mdp.errors import MDPError
 from mdp.files import replacing_folder, write_bytes, write_json
-from mdp.formats.bundle import FUSION, MANIFEST, Manifest, file_entry, model_path, sha256_of
+from mdp.formats.bundle import (
+    FUSION,
+    MANIFEST,
+    Manifest,
+    file_entry,
+    model_path,
+    model_paths,
+    sha256_of,
+)
 from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment, Plan
 from mdp.fusion.fuse import (
@@ -279,7 +287,7 @@ def export_untrained(
             errors[assignment.k] = _untrained_member(assignment, folder, name, len(labels))
             progress.note(f"sub-model {assignment.k} for {assignment.device}: untrained")
         write_json(folder / FUSION, _plain_fusion(len(plan.assignments), len(labels)))
-        paths = [*(model_path(a.k) for a in plan.assignments), FUSION]
+        paths = [*model_paths(plan), FUSION]
         manifest = Manifest(
             name=name,
             labels=labels,

@@ -7,7 +7,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from mdp.files import write_json
-from mdp.formats.bundle import FUSION, FileEntry, file_entry, model_path
+from mdp.formats.bundle import FUSION, FileEntry, file_entry, model_paths
 from mdp.formats.plan import Plan
 from mdp.fusion.cascade import Cascade
 from mdp.fusion.fuse import Contribution, FusionWeights
@@ -50,7 +50,7 @@ def fit_bundle(
         fusion, novelty=fit_novelty(contributions, fusion, groups, unknown, note, distance=distance)
     )
     write_json(folder / FUSION, fusion)
-    names = [*(model_path(a.k) for a in plan.assignments), FUSION]
+    names = [*model_paths(plan), FUSION]
     files = {name: file_entry(folder / name) for name in names}
     return files, fit_cascade(plan, contributions, targets, fusion)
 

@@ -159,6 +159,24 @@ def _fit_subset(
     return SubsetWeights(members=tuple(members), a=a, b=b, temperatures=temperatures)
 
 
+def fit_scales(
+    part: Contribution, weights: SubsetWeights, targets: Targets, groups: Targets | None = None
+) -> tuple[float, float]:
+    """Factors of a lower rung's boost and bag logits `[N, C]`, with the top's `weights` kept.
+
+    They have the least cross-entropy of the member alone; equal where one head has no weight, and
+    moved apart only as far as that surely helps.
+    """
+    k = weights.members[0]
+    own = weights.a + weights.b
+    heads = zip(own, part.heads[-len(own) :], strict=True)
+    parts = _parts({k: Contribution.of([np.float32(one) * head for one, head in heads])}, (k,))
+    every = np.arange(len(parts))
+    task = StackingTask(parts, targets, [Term(every, every)], _numbered(targets, groups))
+    theta = _loosened(task, _start(task, np.ones(len(parts)))).tolist()
+    return theta[0], theta[-1]
+
+
 def fit_size(
     contributions: Mapping[int, Contribution],
     size: int,
@@ -283,6 +301,12 @@ def _fit(
     else:
         temperatures = Temperatures(bagged=1 / _start(task, weights).factor)
         start = _start(task, shrink(calibrations))
+    scalars = tuple(_loosened(task, start).tolist())
+    return scalars[: len(scalars) - count], scalars[len(scalars) - count :], temperatures
+
+
+def _loosened(task: StackingTask, start: StackingStart) -> Values:
+    """The scalars `[P]`, as far away from `start` as that surely helps."""
     theta, left_out = start.theta, start.left_out
     curvature = np.diag(_derivatives(task, start.theta)[1])
     least = START_GROUPS / task.num_groups
@@ -292,8 +316,7 @@ def _fit(
         if not _is_significant(left_out - loss, task) or np.abs(looser).max() > MAX_WEIGHT:
             break
         theta, left_out = looser, loss
-    scalars = tuple(theta.tolist())
-    return scalars[: len(scalars) - count], scalars[len(scalars) - count :], temperatures
+    return theta
 
 
 def _is_significant(gains: Values, task: StackingTask) -> bool:

@@ -25,8 +25,8 @@ class AnswerAccuracy(Protocol):
     def mode(self, members: tuple[int, ...]) -> Mode:
         """The mode of an answer of ascending `members`."""
 
-    def accuracy(self, members: tuple[int, ...]) -> float | None:
-        """Share of the answers of `members` that are right; None if unknown."""
+    def accuracy(self, members: tuple[int, ...], rungs: tuple[int, ...] = ()) -> float | None:
+        """Share of the answers of `members`, at these rungs, that are right; None if unknown."""
 
     def sure_accuracy(self) -> float | None:
         """Accuracy of answers of a cascade's first stage; None if unknown."""
@@ -43,9 +43,9 @@ class MeasuredSubsets:
         if evaluation is not None:
             self.source = f"as measured on {evaluation.pictures:,} pictures of {evaluation.data}"
 
-    def accuracy(self, members: tuple[int, ...]) -> float | None:
-        """As measured."""
-        return self._bundle.expected_accuracy(members, self.rule(members))
+    def accuracy(self, members: tuple[int, ...], rungs: tuple[int, ...] = ()) -> float | None:
+        """As measured, as answers carry it."""
+        return self._bundle.expected_accuracy(members, self.rule(members), rungs)
 
     def rule(self, members: tuple[int, ...]) -> Fusion:
         """The rule that combines ascending `members`, as `mdp.requests.prediction` decides it."""
@@ -89,8 +89,10 @@ class PredictedSubsets:
         """As of a bundle with fitted fusion weights."""
         return mode_of(members, "stacked")
 
-    def accuracy(self, members: tuple[int, ...]) -> float | None:
-        """As predicted; None where a member's accuracy is unknown."""
+    def accuracy(self, members: tuple[int, ...], rungs: tuple[int, ...] = ()) -> float | None:
+        """As predicted; None where a member's accuracy is unknown, as below its top rung."""
+        if any(rungs):
+            return None
         if len(members) == self._count:
             return self._whole
         if not self._members.keys() >= set(members):

@@ -46,6 +46,8 @@ class QueuedRequest(Struct, eq=False):
     deadline_s: float = 0.0
     queue_s: float = 0.0
     refusal: Refusal | None = None
+    #: The rung that it was computed at, counted from the top.
+    rung: int = 0
     #: Whether its device failed while computing it.
     is_lost: bool = False
 
@@ -59,7 +61,7 @@ class SimulatedDevice:
     """A `DeviceModel` in action; replies are handed to `reply` when they reach the client."""
 
     __slots__ = ("_ask_s", "_cost_s", "_done_s", "_free_s", "_link_free_s", "_push", "_queue",
-                 "_reply", "_running", "_there_s", "_turnaround_s", "asked", "busy_s",
+                 "_reply", "_rungs", "_running", "_there_s", "_turnaround_s", "asked", "busy_s",
                  "epoch", "late",
                  "model", "name", "overloaded", "too_late", "up", "used")  # fmt: skip
 
@@ -80,7 +82,11 @@ class SimulatedDevice:
         #: Its requests, by outcome.
         self.asked = self.used = self.late = self.too_late = self.overloaded = 0
         self._push, self._reply = push, reply
-        self._queue: AgentQueue[QueuedRequest] = AgentQueue()
+        #: Number and share of the top's time of each rung that it runs at.
+        self._rungs = list(enumerate((1.0, *model.rungs)))
+        if model.rung is not None:
+            self._rungs = [self._rungs[model.rung]]
+        self._queue = self._new_queue()
         self._there_s = model.request_bytes * 8 / model.bandwidth_bps
         delay = model.delay
         self._ask_s = (
@@ -126,7 +132,15 @@ class SimulatedDevice:
             self._running.is_lost, self._running = now_s < self._done_s, None
         self.up = False
         self.epoch += 1
-        self._queue = AgentQueue()
+        self._queue = self._new_queue()
+
+    def _new_queue(self) -> AgentQueue[QueuedRequest]:
+        """An empty queue; where there are rungs, it knows their times as agents measure them."""
+        queue: AgentQueue[QueuedRequest] = AgentQueue()
+        if len(self._rungs) > 1:
+            one_s = models.median_s(self.model.compute)
+            queue.renew(1, [{1: share * one_s} for _, share in self._rungs])
+        return queue
 
     def settle(self, now_s: float) -> None:
         """Count the computing time of a job that has ended by now."""
@@ -169,6 +183,8 @@ class SimulatedDevice:
 
     def _begin(self, now_s: float, job: QueuedRequest) -> None:
         job.queue_s = now_s - job.arrived_s
+        job.rung, share = self._rungs[self._queue.rung]
+        job.took_s *= share
         self._running, self._done_s = job, now_s + job.took_s
         self._free_s = self._done_s + self._turnaround_s
         self._push(self._done_s + job.back_s, self._deliver, job)

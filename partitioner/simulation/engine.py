@@ -125,6 +125,11 @@ class Simulation:
         scenario, members = self.scenario, self.scenario.members()
         k_of = {device.name: device.k for device in scenario.devices}
         hedge_share = 0.0 if scenario.hedge_after_s is None else scenario.hedge_share
+        rungs = {
+            device.k: (1.0, *device.rungs)
+            for device in scenario.devices
+            if device.rungs and device.rung is None
+        }
         return [
             _Client(
                 InFlight(
@@ -137,6 +142,7 @@ class Simulation:
                     hedge_after_s=scenario.hedge_after_s,
                     hedge_share=hedge_share,
                     first=scenario.first,
+                    rungs=rungs,
                 ),
                 ClientPort(scenario.client_bps, self._push)
                 if scenario.client_bps < math.inf
@@ -179,7 +185,8 @@ class Simulation:
             self._prepare(0.0, client)
 
     def _await_arrival(self, now_s: float, rate_per_s: float) -> None:
-        self._push(now_s + self._gaps.next() / rate_per_s, self._arrive, rate_per_s)
+        burst = self.scenario.load.burst if int(now_s) % 10 == 9 else 1.0
+        self._push(now_s + self._gaps.next() / (burst * rate_per_s), self._arrive, rate_per_s)
 
     def _arrive(self, now_s: float, rate_per_s: float) -> None:
         """A request of a random client."""
@@ -324,6 +331,7 @@ class Simulation:
                 queue_ms=job.queue_s * 1e3,
                 compute_ms=job.took_s * 1e3,
                 now_s=now_s,
+                rung=job.rung,
             )
         actions = call.client.book.handle(call.number, event)
         if job.refusal is None:
@@ -343,6 +351,9 @@ class Simulation:
         trace.numbers.append(call.place)
         trace.latencies_s.append(now_s + self._after_s - call.started_s)
         trace.subset.append(trace.subsets.setdefault(members, len(trace.subsets)))
+        rungs = tuple([arrival.rung for arrival in finish.arrived.values()])
+        at_top = not any(rungs)
+        trace.rung.append(0 if at_top else trace.rungs.setdefault(rungs, len(trace.rungs)))
         trace.partial.append(bool(finish.missing))
         trace.sure.append(finish.stage == "first")
         if self.scenario.load.rate_per_s is None:

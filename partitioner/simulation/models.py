@@ -54,6 +54,13 @@ class MeasuredSeconds:
         return np.array(self.values_s)[random.integers(0, len(self.values_s), size)]
 
 
+def median_s(distribution: LogNormal | MeasuredSeconds) -> float:
+    """The median of a distribution of seconds."""
+    if isinstance(distribution, LogNormal):
+        return distribution.median_s
+    return float(np.median(distribution.values_s))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jittered:
     """Half a round trip each way, and for each message an exponential delay on top."""
@@ -83,6 +90,10 @@ class DeviceModel:
     mean_down_s: float = 0.0
     #: Share of the messages, each way, with a lost packet.
     loss: float = 0.0
+    #: Computing time at each rung below the top, as a share of that at the top.
+    rungs: tuple[float, ...] = ()
+    #: The only rung that it runs at, counted from the top; None: as its queue chooses.
+    rung: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +105,8 @@ class Load:
     #: Requests a second of all clients together; None: closed loop, `think_s` after an answer.
     rate_per_s: float | None = None
     think_s: float = 0.0
+    #: By which the rate is multiplied in each tenth second.
+    burst: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

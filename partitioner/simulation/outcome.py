@@ -59,6 +59,8 @@ class Outcome(Record, frozen=True):
     #: With every member, and with some missing.
     complete: Share
     partial: Share
+    #: With a member below its top rung.
+    lowered: Share
     latency_ms: LatencyPercentiles
     throughput_per_s: float
     modes: dict[str, float]
@@ -80,13 +82,14 @@ def outcome_of(scenario: Scenario, trace: Trace, accuracy: AnswerAccuracy) -> Ou
             answered[places] = False
             continue
         modes[accuracy.mode(members)] += len(places)
-        ended_first = int(sure[places].sum())
-        for answers, share in (
-            (len(places) - ended_first, accuracy.accuracy(members)),
-            (ended_first, accuracy.sure_accuracy()),
-        ):
-            unknown |= bool(answers) and share is None
-            right += answers * (share or 0.0)
+        for rungs, alike in trace.by_rungs(places).items():
+            ended_first = int(sure[alike].sum())
+            for answers, share in (
+                (len(alike) - ended_first, accuracy.accuracy(members, rungs)),
+                (ended_first, None if rungs else accuracy.sure_accuracy()),
+            ):
+                unknown |= bool(answers) and share is None
+                right += answers * (share or 0.0)
     count = int(answered.sum())
     given = latencies_ms[answered] if count else np.zeros(1)
     return Outcome(
@@ -97,6 +100,7 @@ def outcome_of(scenario: Scenario, trace: Trace, accuracy: AnswerAccuracy) -> Ou
         answered=count / requests,
         complete=int((answered & ~partial).sum()) / requests,
         partial=int((answered & partial).sum()) / requests,
+        lowered=int((np.frombuffer(trace.rung, dtype=np.int64) > 0).sum()) / requests,
         latency_ms=_latency(given),
         throughput_per_s=count / trace.span_s if trace.span_s else 0.0,
         modes={mode: number / requests for mode, number in sorted(modes.items())},

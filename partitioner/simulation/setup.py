@@ -76,9 +76,15 @@ def device_models(
                     num_classes=num_classes,
                     assumed=assumed,
                     looks=member.camera is not None,
+                    rungs=_shares(member),
                 )
             )
     return tuple(models)
+
+
+def _shares(member: Assignment) -> tuple[float, ...]:
+    """Computing time at each rung below the top, as a share of that at the top."""
+    return tuple(rung.compute_ms / member.predicted_ms.compute for rung in member.lower)
 
 
 def parts_of(plan: Plan) -> list[Assignment | Replica]:
@@ -98,6 +104,7 @@ def device_model(
     num_classes: int,
     assumed: Assumptions,
     looks: bool = False,
+    rungs: tuple[float, ...] = (),
 ) -> DeviceModel:
     """The model of `profile`'s device serving sub-model `k`; raises InputError.
 
@@ -132,6 +139,7 @@ def device_model(
         mean_up_s=up_s,
         mean_down_s=down_s,
         loss=assumed.loss,
+        rungs=rungs,
     )
 
 
@@ -161,6 +169,7 @@ def added_model(
         encoding=encoding,
         num_classes=num_classes,
         assumed=assumed,
+        rungs=_shares(assignment),
     )
 
 

@@ -66,6 +66,20 @@ def hedged(after_ms: float) -> WhatIf:
     )
 
 
+def at_one_rung(name: str, place: int) -> WhatIf:
+    """Have each device run at one of its rungs alone, the `place`-th of its list."""
+
+    def pinned(device: DeviceModel) -> DeviceModel:
+        return replace(device, rung=range(1 + len(device.rungs))[place])
+
+    return WhatIf(
+        name=name,
+        change=lambda scenario: replace(
+            scenario, devices=tuple(pinned(device) for device in scenario.devices)
+        ),
+    )
+
+
 def compare(
     scenario: Scenario,
     deadlines_ms: Sequence[float],

@@ -2,12 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from devices.agent.bundles import LoadableBundle, ServedBundle, ServedBundles, measure_batches
+from devices.agent.bundles import (
+    LoadableBundle,
+    ServedBundle,
+    ServedBundles,
+    measure_batches,
+    warmed,
+)
 from devices.agent.reload import NewBundle, Rejected, Reloader, Unchanged, prepared
 from mdp.errors import AgentError
 from mdp.formats.bundle import Bundle
@@ -308,3 +315,56 @@ def test_a_third_is_loaded_once_there_is_room(
     )
     assert isinstance(room, NewBundle)
     assert loaded == ["room", "third"]
+
+
+class Slow(Pretending):
+    """A runtime whose clock is another's, and that has so many heads."""
+
+    def __init__(self, ticks: list[float], takes_s: float, heads: int = 2) -> None:
+        super().__init__()
+        self._ticks, self._takes_s, self._heads = ticks, takes_s, heads
+
+    def run(self, pixels: Pixels) -> Contribution:
+        self._ticks[0] += self._takes_s * len(pixels)
+        logits = np.zeros((len(pixels), 3), np.float32)
+        return Contribution(logits if self._heads == 2 else None, logits)
+
+
+def ladder(bundle: Bundle, *lower: Callable[[], Slow], batch: int = 1) -> LoadableBundle:
+    return LoadableBundle(
+        bundle=bundle,
+        assignment=bundle.assignment("alpha"),
+        load=Pretending,
+        load_lower=lower,
+        batch=batch,
+    )
+
+
+def test_rungs_are_measured_and_those_that_are_no_quicker_are_not_used(
+    bundles: list[Bundle],
+) -> None:
+    ticks = [0.0]
+    source = ladder(
+        bundles[0], lambda: Slow(ticks, 4.0), lambda: Slow(ticks, 2.0), lambda: Slow(ticks, 1.0)
+    )
+    served = warmed(source, Slow(ticks, 3.0), lambda: ticks[0])
+    assert [(rung.number, rung.measured_s) for rung in served.rungs] == [
+        (0, {1: 3.0}), (2, {1: 2.0}), (3, {1: 1.0}),
+    ]  # fmt: skip
+    assert served.speeds == (
+        "1 pictures at once take 3000.0 ms, at rung 2 2000.0, at rung 3 1000.0; "
+        "1 rungs are no quicker here and not used"
+    )
+
+
+def test_a_rung_with_other_heads_is_refused(bundles: list[Bundle]) -> None:
+    ticks = [0.0]
+    source = ladder(bundles[0], lambda: Slow(ticks, 1.0, heads=1))
+    with pytest.raises(AgentError, match="rung 1: expected 2 heads as at the top, got 1"):
+        warmed(source, Slow(ticks, 3.0), lambda: ticks[0])
+
+
+def test_a_bundle_takes_the_memory_of_all_its_rungs(tmp_path: Path) -> None:
+    bundle = Bundle.open(write_bundle(tmp_path / "bundle", rungs=3))
+    source = LoadableBundle(bundle=bundle, assignment=bundle.assignment("alpha"), load=Pretending)
+    assert source.memory_bytes == 3 * source.assignment.memory_bytes

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from devices.agent.bundles import LoadableBundle, ServedBundle
+from devices.agent.bundles import LoadableBundle, LoadedRung, ServedBundle
 from devices.agent.counters import Counters
 from devices.agent.executor import TOLERATED_FAILURES, Executor, split_batch, stack_batch
 from devices.agent.jobs import PictureJob
@@ -20,7 +20,16 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Encoding
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
-from mdp.protocol.messages import Buffer, Failure, Infer, Message, Result, contribution_of, decode
+from mdp.protocol.messages import (
+    Buffer,
+    Failure,
+    Infer,
+    Message,
+    Result,
+    answered_at,
+    contribution_of,
+    decode,
+)
 from mdp.testing.bundles import SIZES, write_bundle
 
 SIZE = SIZES[0]
@@ -291,3 +300,19 @@ def test_nothing_in_serving_or_asking_reads_a_clock_that_may_jump() -> None:
         "answers.py", "events.py", "fleets.py", "probe.py", "recorder.py", "review.py",
         "teacher.py", "tracing.py", "watch.py",
     }  # fmt: skip
+
+
+def test_a_reply_names_the_rung_that_ran(desk: Desk) -> None:
+    below = Runtime()
+    desk.served.lower = [LoadedRung(2, below, {1: 0.1})]
+    desk.executor.run([desk.job(1)])
+    desk.executor.run([desk.job(2), desk.job(3)], 1)
+    assert [desk.results[number].rung for number in (1, 2, 3)] == [0, 2, 2]
+    assert (desk.runtime.sizes, below.sizes) == ([1], [2])
+    counts = desk.counters.counts
+    assert (counts["answered"], counts[answered_at(2)]) == (3, 2)
+
+
+def test_a_bundle_with_fewer_rungs_than_the_queue_knows_runs_at_its_lowest(desk: Desk) -> None:
+    desk.executor.run([desk.job(1)], 3)
+    assert desk.results[1].rung == 0

@@ -3,15 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from devices.agent import options as serving
 from devices.agent.options import ServeOptions
 from mdp.errors import AgentError, ConfigError
-from mdp.formats.bundle import Bundle
+from mdp.formats.bundle import Bundle, model_path
 from mdp.runtimes.base import Execution
-from mdp.testing.bundles import write_bundle
-from tests.support.bundles import change_assignment
+from mdp.testing.bundles import colour_model, write_bundle
+from tests.support.bundles import change_assignment, listed
 
 
 @pytest.fixture
@@ -94,3 +95,19 @@ def test_crops_too_large_for_the_socket_are_refused(folder: Path) -> None:
 def test_a_device_without_a_part_is_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match="no assignment for device 'delta'"):
         ServeOptions(bundle=folder, device="delta").loadable()
+
+
+def test_every_rung_is_loaded_and_one_of_other_classes_is_refused(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "bundle", rungs=3)
+    source = ServeOptions(device="beta", bundle=folder).loadable()
+    pixels = np.full((1, 12, 12, 3), 200, np.uint8)
+    top, *lower = [load().run(pixels) for load in (source.load, *source.load_lower)]
+    assert len(lower) == 2
+    np.testing.assert_allclose(4 * lower[1].bag, top.bag, rtol=1e-5)
+    path = folder / model_path(1, 2)
+    path.write_bytes(colour_model(12, 1.0, 1.0, num_classes=4))
+    listed(folder, model_path(1, 2))
+    source = ServeOptions(device="beta", bundle=folder).loadable()
+    source.load_lower[0]()
+    with pytest.raises(AgentError, match=r"rung-2\.onnx: expected an output .* with 3 classes"):
+        source.load_lower[1]()

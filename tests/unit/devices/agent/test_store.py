@@ -272,6 +272,27 @@ def test_an_offer_that_differs_from_its_manifest_is_refused(tmp_path: Path, push
         push.send(store)
 
 
+def test_rungs_are_sent_verified_and_kept(tmp_path: Path, original: Bundle) -> None:
+    push, store = Push(write_bundle(tmp_path / "ladder", rungs=3)), opened(tmp_path)
+    assert [*push.part][2:] == [MODEL, "rung-1.onnx", "rung-2.onnx"]
+    push.send(store)
+    kept = Bundle.open(store.complete(push.manifest))
+    for rung in range(3):
+        assert kept.model(0, rung).content == push.bundle.model(0, rung).content
+
+
+@pytest.mark.parametrize("change", ["left out", "one more"])
+def test_an_offer_has_the_rungs_of_its_manifest(tmp_path: Path, change: str) -> None:
+    push = Push(write_bundle(tmp_path / "ladder", rungs=2))
+    if change == "left out":
+        del push.files["rung-1.onnx"], push.part["rung-1.onnx"]
+    else:
+        push.part["rung-2.onnx"] = b"more"
+        push.files["rung-2.onnx"] = entry_of(b"more")
+    with pytest.raises(AgentError, match=r"rung-[12].onnx: the offer differs from manifest.json"):
+        push.send(opened(tmp_path))
+
+
 def test_what_is_refused_before_a_byte_is_sent(tmp_path: Path, push: Push) -> None:
     large = Push(write_bundle(tmp_path / "large", comment_bytes=MAX_BYTES))
     with pytest.raises(AgentError, match=r"1.0 MB are offered, this agent takes 1.0 MB"):

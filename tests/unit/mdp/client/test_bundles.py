@@ -108,7 +108,7 @@ def state(asked: Any, bundle: Bundle, **changes: Any) -> BundleState:
     [
         (
             lambda asked, _: Failure(request_id=0, code="bad_message", text="1 to 7, got 8"),
-            "alpha: its mdp-agent does not know bundles: expected a newer one (1 to 7, got 8)",
+            "alpha: its mdp-agent does not know this message: expected a newer one (1 to 7, got 8)",
         ),
         (lambda asked, _: BundleRefusal(request_id=asked.request_id, text="no"), "alpha: no"),
         (lambda asked, _: None, "alpha: no connection for 30 s"),
@@ -310,3 +310,19 @@ def test_a_device_without_a_key_has_no_bundles_to_exchange() -> None:
     fleet = Fleet(bundle="bundle", devices=[plain])
     with pytest.raises(ConfigError, match="device 'alpha': expected a `key`"):
         DeviceBundles(fleet, plain, Options(fleet=Path("fleet.toml")))
+
+
+def test_an_agent_that_predates_rungs_is_named(connected: DeviceBundles, tmp_path: Path) -> None:
+    """It knows no file of a rung, and refuses the offer that names one as malformed."""
+    ladder = Bundle.open(write_bundle(tmp_path / "ladder", rungs=2))
+    other = Bundle.open(write_bundle(tmp_path / "other"))
+
+    def agent(asked: Any, _: Sequence[Buffer]) -> Message:
+        if isinstance(asked, BundleRequest) and "rung-1.onnx" in asked.files:
+            text = "BundleRequest header: Invalid enum value 'rung-1.onnx'"
+            return Failure(request_id=0, code="bad_message", text=text)
+        return state(asked, other)
+
+    play(agent)
+    with pytest.raises(TransferError, match=r"alpha: its mdp-agent .* newer one .*rung-1\.onnx"):
+        connected.push(ladder)

@@ -752,3 +752,44 @@ def test_a_silent_first_stage_leaves_the_others_their_time(in_turns: Path) -> No
     assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
     desk.reply("alpha", desk.last_id)
     assert desk.prediction().stage == "first"
+
+
+def test_replies_of_lower_rungs_are_fused_with_their_factors(tmp_path: Path) -> None:
+    """Logits of a rung are half of those above, which its factors make up for."""
+    answers = []
+    for rungs in ((0, 0, 0), (0, 1, 2)):
+        desk = Desk(write_bundle(tmp_path / str(rungs), rungs=3), THREE)
+        desk.submit()
+        for (device, k), rung in zip(THREE, rungs, strict=True):
+            values = np.array([0.0, 1.0 + k, 2.0], np.float32) / np.float32(2**rung)
+            told = msgspec.structs.replace(result(), rung=rung)
+            desk.receive(device, told, logits_buffer(Contribution(values, values)))
+        answers.append(desk.prediction())
+    top, mixed = answers
+    assert mixed.top == top.top
+    assert [member.rung for member in mixed.members] == [0, 1, 2]
+    assert mixed.expected_accuracy == pytest.approx(0.75 * (top.expected_accuracy or 0))
+
+
+def test_a_rung_that_the_bundle_has_not_is_bad_output(tmp_path: Path) -> None:
+    desk = Desk(write_bundle(tmp_path / "bundle", rungs=2), THREE)
+    desk.submit()
+    desk.receive("alpha", msgspec.structs.replace(result(), rung=2), logits(1, 2, 3))
+    desk.reply("beta")
+    desk.reply("gamma")
+    assert desk.prediction().missing_codes == {"alpha": "bad_output"}
+
+
+def test_a_call_waits_behind_more_than_the_top_rung_could_answer(tmp_path: Path) -> None:
+    """A client refuses a whole call only where the lowest rungs would be late, too."""
+    desk = Desk(write_bundle(tmp_path / "bundle", rungs=3), THREE)
+    for number in range(1, 9):
+        desk.submit(deadline_ms=1000.0)
+        desk.pass_s(0.1)
+        for device, _ in THREE:
+            told = msgspec.structs.replace(result(number), compute_ms=100.0)
+            desk.receive(device, told, logits(number, 2, 3))
+        desk.prediction()
+    for _ in range(30):
+        desk.submit(deadline_ms=1000.0)
+    assert not desk.answers, "30 take 3 s at the top, and 0.75 at the lowest"

@@ -12,6 +12,7 @@ import pytest
 from mdp.errors import ConfigError
 from mdp.files import MAX_JSON_BYTES, write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, model_path
+from mdp.formats.plan import Assignment
 from mdp.fusion.fuse import weights_for
 from mdp.testing.bundles import LABELS, size_accuracy, subset_accuracy, write_bundle
 from tests.support.bundles import change_assignment, listed
@@ -178,6 +179,101 @@ def test_what_a_manifest_may_not_say(folder: Path, change: Change, expected: str
     change_manifest(folder, change)
     with pytest.raises(ConfigError, match=rf"manifest\.json: .*{expected}"):
         Bundle.open(folder)
+
+
+def _rungs(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of the first device: its top takes 1 ms, the others half of the one above."""
+    rungs: list[dict[str, Any]] = manifest["plan"]["assignments"][0]["rungs"]
+    return rungs
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda m: _rungs(m)[0].pop("accuracy"), "missing required field `accuracy`"),
+        (lambda m: _rungs(m)[0].update(accuracy=1.5), "`float` <= 1"),
+        (lambda m: _rungs(m)[0].update(compute_ms=1.0), "rung 1 to take less than the 1 ms of the"),
+        (lambda m: _rungs(m)[1].update(compute_ms=0.75), "rung 2 to take less than the 0.5 ms"),
+        (lambda m: _rungs(m)[1].update(scales=[1.0, 0.0]), "`float` > 0"),
+        (lambda m: _rungs(m)[0].update(submodel=None), "either `submodel` or `network`"),
+        (
+            lambda m: _rungs(m)[0]["submodel"].update(image_size=8),
+            "expected pictures of 16 px at rung 1, as at the top, got 8",
+        ),
+        (lambda m: _rungs(m).clear(), "length >= 1"),
+        (lambda m: _rungs(m).extend(_rungs(m)[:1] * 6), "length <= 7"),
+        (lambda m: m["files"].pop(model_path(1, 2)), "`files` lacks submodels/1/rung-2.onnx"),
+        (lambda m: m["evaluation"].pop("lowest"), "`evaluation.lowest` goes with `rungs`"),
+        (
+            lambda m: m["evaluation"]["lowest"]["subsets"].pop(),
+            "`evaluation.lowest.subsets` have to list every arrival subset once",
+        ),
+    ],
+)
+def test_what_rungs_may_not_say(tmp_path: Path, change: Change, expected: str) -> None:
+    folder = write_bundle(tmp_path / "bundle", rungs=3)
+    change_manifest(folder, change)
+    with pytest.raises(ConfigError, match=rf"manifest\.json: .*{expected}"):
+        Bundle.open(folder)
+
+
+def test_rungs_change_the_digest_and_their_measurements_do_not(tmp_path: Path) -> None:
+    plain, two, three = (
+        Bundle.open(write_bundle(tmp_path / str(rungs), rungs=rungs)) for rungs in (1, 2, 3)
+    )
+    assert len({plain.digest, two.digest, three.digest}) == 3
+    change_manifest(two.path, lambda m: _rungs(m)[0].update(accuracy=0.1, compute_ms=0.2))
+    assert Bundle.open(two.path).digest == two.digest
+    change_manifest(two.path, lambda m: m["files"].update({model_path(0, 1): _other(m)}))
+    assert Bundle.open(two.path).digest != two.digest
+
+
+def _other(manifest: dict[str, Any]) -> Any:
+    return manifest["files"][model_path(1, 1)]
+
+
+def test_a_bundle_without_rungs_is_written_as_before(folder: Path, tmp_path: Path) -> None:
+    """Agents and clients that predate rungs refuse unknown keys, and name them."""
+    content = json.loads((folder / MANIFEST).read_text())
+    assert not any("rungs" in assignment for assignment in content["plan"]["assignments"])
+    assert "lowest" not in content["evaluation"]
+    fields = [
+        (field.name, field.type, field.default)
+        for field in msgspec.structs.fields(Assignment)
+        if field.name != "rungs" and field.default is not msgspec.NODEFAULT
+    ]
+    required = [
+        (field.name, field.type)
+        for field in msgspec.structs.fields(Assignment)
+        if field.default is msgspec.NODEFAULT
+    ]
+    older = msgspec.defstruct(
+        "OlderAssignment", [*required, *fields], kw_only=True, forbid_unknown_fields=True
+    )
+    ours = Bundle.open(folder).manifest.plan.assignments[0]
+    msgspec.json.decode(msgspec.json.encode(ours), type=older)
+    with_rungs = Bundle.open(write_bundle(tmp_path / "rungs", rungs=2)).manifest.plan.assignments[0]
+    with pytest.raises(msgspec.ValidationError, match="unknown field `rungs`"):
+        msgspec.json.decode(msgspec.json.encode(with_rungs), type=older)
+
+
+def test_what_answers_at_lower_rungs_are_expected_to_be(tmp_path: Path) -> None:
+    """Alone 50 % at the top, then 40 and 30: half of the way, and all of it."""
+    bundle = Bundle.open(write_bundle(tmp_path / "bundle", rungs=3))
+    top = subset_accuracy((0, 2)).stacked
+
+    def expected(*rungs: int) -> float | None:
+        return bundle.expected_accuracy((0, 2), "stacked", rungs)
+
+    assert expected(0, 0) == expected() == top
+    assert expected(2, 2) == pytest.approx(top / 2)
+    assert expected(1, 1) == expected(2, 0) == pytest.approx(0.75 * top)
+    assert expected(0, 1) == pytest.approx(0.875 * top)
+    change_manifest(bundle.path, lambda m: m["evaluation"]["members"][0].update(accuracy=0.1))
+    change_manifest(bundle.path, lambda m: m["evaluation"]["members"][2].update(accuracy=0.1))
+    nothing_lost = Bundle.open(bundle.path)
+    found = nothing_lost.expected_accuracy((0, 2), "stacked", (1, 0))
+    assert found == pytest.approx(0.875 * top), "by the number of steps"
 
 
 def pipe(folder: Path) -> None:

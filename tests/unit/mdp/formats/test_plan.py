@@ -18,7 +18,7 @@ from mdp.formats.plan import (
     SingleDevice,
     read_plan,
 )
-from mdp.testing.bundles import colour_plan
+from mdp.testing.bundles import colour_plan, with_rungs
 
 
 def without_none(value: Any) -> Any:
@@ -199,3 +199,15 @@ def test_the_best_single_device_runs_a_vit_or_a_network(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "plan.toml").single_device == one
     with pytest.raises(ValueError, match="either `submodel` or `network`"):
         SingleDevice(device="alpha", predicted_ms=known, is_teacher=False)
+
+
+def test_rungs_are_kept_and_one_takes_the_place_of_all(tmp_path: Path) -> None:
+    own = with_rungs(colour_plan().assignments[0], 3)
+    plan = replace(colour_plan(), assignments=[own, *colour_plan().assignments[1:]])
+    write_toml(tmp_path / "plan.toml", plan)
+    assert "[[assignments.rungs]]" in (tmp_path / "plan.toml").read_text()
+    assert read_plan(tmp_path / "plan.toml") == plan
+    assert own.at(0) == colour_plan().assignments[0]
+    lower = own.at(2)
+    assert lower.lower == ()
+    assert (lower.spec, lower.memory_bytes) == (own.lower[1].spec, own.lower[1].memory_bytes)

@@ -136,6 +136,17 @@ def test_there_and_back(message: wire.Message, buffers: list[Buffer], received_a
     assert [bytes(buffer) for buffer in envelope.buffers] == buffers
 
 
+@pytest.mark.parametrize("reply", [RESULT, SEEN])
+def test_a_reply_of_the_top_rung_is_one_that_older_clients_understand(reply: Any) -> None:
+    (head, _) = encode(reply, LOGITS)
+    assert "rung" not in msgspec.msgpack.decode(bytes(head)[wire.PREAMBLE_BYTES :])
+    assert decode([head, LOGITS]).message.rung == 0  # type: ignore[union-attr]
+    lower = msgspec.structs.replace(reply, rung=2)
+    assert decode(encode(lower, LOGITS)).message == lower
+    with pytest.raises(WireError, match="`int` <= 7"):
+        decode(encode(msgspec.structs.replace(reply, rung=8), LOGITS))
+
+
 def test_a_status_without_a_source_is_one_that_older_clients_understand() -> None:
     assert b"source" not in bytes(encode(STATUS)[0])
 

@@ -20,6 +20,7 @@ class Job(Struct, frozen=True, eq=False):
     client: str
     digest: str
     size_bytes: int = 0
+    arrived_s: float = 0.0
 
 
 Queue = AgentQueue[Job]

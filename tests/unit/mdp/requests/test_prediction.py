@@ -4,13 +4,14 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from mdp.errors import ConfigError, DeadlineExceeded, QuorumNotMet
+from mdp.errors import ConfigError, DeadlineExceeded, QuorumNotMet, WireError
 from mdp.files import write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry
 from mdp.fusion.fuse import FUSIONS, Contribution, Fusion, fuse, probabilities, weights_for
@@ -292,6 +293,52 @@ def test_what_each_member_would_have_answered_alone(folder: Path, fusion: Fusion
     said = [(member.label, member.probability) for member in answer.members]
     assert said == [(each.label, each.probability) for each in alone]
     assert {member.label for member in conclude(folder, (0, 1), fusion).members} == {None}
+
+
+def at_rungs(folder: Path, *rungs: int, **changes: Any) -> Prediction:
+    builder = AnswerBuilder(Bundle.open(folder), "stacked")
+    finish = Finish(
+        arrived={k: replace(ARRIVALS[k], rung=rung) for k, rung in enumerate(rungs)},
+        missing={},
+        timed_out=False,
+        **changes,
+    )
+    answer = builder.build(finish, 80.0)
+    assert isinstance(answer, Prediction)
+    return answer
+
+
+def test_an_answer_says_its_rungs_and_what_they_cost(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "bundle", rungs=3)
+    top = subset_accuracy((0, 1, 2)).stacked
+    for rungs, share in (((0, 0, 0), 1.0), ((2, 2, 2), 0.5), ((1, 1, 1), 0.75)):
+        answer = at_rungs(folder, *rungs)
+        assert answer.expected_accuracy == pytest.approx(share * top)
+        assert tuple(member.rung for member in answer.members) == rungs
+
+
+def test_what_was_measured_at_the_top_alone_is_not_told_of_lower_rungs(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "bundle", rungs=2)
+    with_cascade(folder, 0.5, first=(0,))
+    assert at_rungs(folder, 0, stage="first").expected_accuracy == CASCADE_ACCURACY.stacked
+    assert at_rungs(folder, 1, stage="first").expected_accuracy is None
+    with_novelty(folder)
+    assert at_rungs(folder, 0, 0).known_rejected is not None
+    assert at_rungs(folder, 0, 1).known_rejected is None
+
+
+def test_logits_of_a_rung_are_made_ready_for_the_weights_of_the_top(tmp_path: Path) -> None:
+    builder = AnswerBuilder(Bundle.open(write_bundle(tmp_path / "bundle", rungs=3)), "stacked")
+    own = ARRIVALS[1].contribution
+    assert builder.scaled(1, 0, own) is own
+    lower = builder.scaled(1, 2, own)
+    assert lower.boost is not None
+    np.testing.assert_array_equal(lower.bag, 4 * own.bag)
+    np.testing.assert_array_equal(
+        builder.scaled(1, 1, Contribution(None, own.bag)).bag, 2 * own.bag
+    )
+    with pytest.raises(WireError, match="expected a rung up to 2, got 3"):
+        builder.scaled(1, 3, own)
 
 
 def test_json_has_the_documented_keys(folder: Path) -> None:

@@ -459,6 +459,23 @@ def test_a_mean_is_of_replies_while_others_wait_or_of_the_agent_s_own_time() -> 
     assert window.mean_s == pytest.approx(0.020, rel=0.05)
 
 
+def test_a_device_with_rungs_is_predicted_by_its_quickest_and_sees_what_waits() -> None:
+    """It takes as much of the time as there is, which says nothing of what it could do."""
+    assert most_out(1, has_rungs=True) == most_out(8, has_rungs=True) == 64
+    window = SendWindow(64, [0.25, 0.5, 1.0])
+    for rung, took_s in ((0, 0.08), (1, 0.04), (2, 0.02)) * 4:
+        request = Request(k=0, device="a", sent_s=10.0)
+        window.admits(request)
+        window.sent(request)
+        window.answered(request, 0.5, took_s, 10.0 + 0.5 + took_s, rung)
+        window.out -= 1
+    assert window.mean_s == pytest.approx(0.02)
+    for _ in range(3):
+        window.sent(Request(k=0, device="a", sent_s=20.0))
+    assert not window.is_late(0.081)
+    assert window.is_late(0.079)
+
+
 def test_batches_that_are_seen_widen_the_window() -> None:
     driver = Driver({0: ["a"]})
     for _ in range(200):

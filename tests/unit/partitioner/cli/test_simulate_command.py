@@ -34,7 +34,13 @@ def test_json_has_everything(simulated: Run) -> None:
     assert code == 0, err
     told = json.loads(out)
     assert told["accuracy_source"] == "as measured on 100 pictures of colours"
-    assert told["load"] == {"requests": 200, "clients": 3, "rate_per_s": 50.0, "think_s": 0.0}
+    assert told["load"] == {
+        "requests": 200,
+        "clients": 3,
+        "rate_per_s": 50.0,
+        "think_s": 0.0,
+        "burst": 1.0,
+    }
     assert (told["seed"], told["assumed"]["sigma"]) == (7, 0.0)
     first, second = told["deadlines"]
     assert (first["deadline_ms"], second["deadline_ms"]) == (20.0, 40.0)
@@ -149,3 +155,29 @@ SHIPPED = "desktop-gpu, jetson-orin-nano, laptop-cpu, n100, raspberry-pi-5"
 def test_bad_input_is_one_line(simulated: Run, options: tuple[object, ...], line: str) -> None:
     deadline = () if "--deadline-ms" in options else ("--deadline-ms", 9)
     assert simulated(*options, *deadline) == (2, "", f"mdp-partition: {line}\n")
+
+
+def test_rungs_are_shown_beside_each_alone(run: Run, tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ladder", devices=NAMES, rungs=3)
+    asked = ("simulate", "--bundle", "ladder", "--requests", 2000, "--deadline-ms", 12, *QUIET)
+    code, out, err = run(*asked, "--rate", 150, "--burst", 15, "--clients", 3, "--json")
+    assert code == 0, err
+    (told,) = json.loads(out)["deadlines"]
+    base, top, lowest = (
+        told["base"], *(told["what_if"][f"always the {name} rung"] for name in ("top", "lowest")),
+    )  # fmt: skip
+    assert 0 < base["lowered"] < 1
+    assert (top["lowered"], lowest["lowered"]) == (0, lowest["answered"])
+    assert base["answered"] > top["answered"]
+    assert base["accuracy"] > max(top["accuracy"], lowest["accuracy"])
+    code, out, _ = run(*asked, "--rate", 150, "--burst", 15)
+    assert code == 0
+    assert "lowered" in out
+    assert "15 times as many in each tenth second" in " ".join(out.split())
+
+
+def test_a_burst_is_of_a_rate(simulated: Run) -> None:
+    code, _, err = simulated("--bundle", "bundle", "--deadline-ms", 20, "--burst", 10)
+    assert (code, "--burst: expected --rate beside it" in err) == (2, True)
+    code, _, err = simulated("--bundle", "bundle", "--deadline-ms", 20, "--rate", 9, "--burst", 0)
+    assert (code, "--burst: expected a number above 0, got 0" in err) == (2, True)
