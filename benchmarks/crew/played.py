@@ -190,7 +190,7 @@ class Trainer:
         distributed.barrier()
         store = connect(host, self.cases.port + 1, "", timeout=timedelta(seconds=60))
         groups = TrainerGroups(
-            store, self.rank, self.cases.hosts[self.rank], lambda network: 0, 60.0
+            store, self.rank, self.cases.hosts[self.rank], lambda network, seq: False, 60.0
         )
         for pairs in tournament(list(map(str, range(n)))):
             pair = next(sorted(map(int, one)) for one in pairs if str(self.rank) in one)

@@ -29,7 +29,6 @@ from partitioner.training.distributed import agreed, first_then_others, on_first
 from partitioner.training.synchroniser import EveryStep, Synchroniser
 
 WARMUP_SHARE = 0.1
-MAX_GRADIENT_NORM = 1.0
 #: Pictures, at most, from which the statistics of batch norms are taken at the end.
 STATISTICS = 2048
 
@@ -317,14 +316,12 @@ def _step(
         losses = training.loss_of(training.network, share, epoch)
     # Gradients are averaged over processes; this makes it the mean over the batch's pictures.
     (losses["loss"] * (part * stage.sync.crew.size)).backward()  # type: ignore[no-untyped-call]
-    stage.sync.after_backward()
-    norm = nn.utils.clip_grad_norm_(training.module.parameters(), MAX_GRADIENT_NORM)
+    norm = stage.sync.update(training.optimiser)
     weighted = torch.stack([loss.detach().float() * part for loss in losses.values()])
     means = dict(zip(losses, stage.sync.step_losses(weighted).tolist(), strict=True))
-    for what, value in (("loss", means["loss"]), ("gradient's norm", float(norm))):
+    for what, value in (("loss", means["loss"]), ("gradient's norm", norm)):
         if not math.isfinite(value):
             raise _diverged(training, what, value, epoch, number)
-    training.optimiser.step()
     return means
 
 

@@ -253,7 +253,7 @@ class Hand:
         #: Whether the desk has said that all is done; it may be gone before that is polled.
         self.may_leave = False
         self._since: dict[str, int] = {}
-        self._committed: dict[str, int] = {}
+        self._committed = set[tuple[str, int]]()
         self._claimed: dict[str, list[int]] = {}
         self._given: dict[str, list[int]] = {}
         self._threads = [
@@ -306,7 +306,7 @@ class Hand:
         if isinstance(action, Commit | GoOn):
             self._since[action.network] = action.seq
         if isinstance(action, Commit):
-            self._committed[action.network] = action.seq
+            self._committed.add((action.network, action.seq))
         if isinstance(action, GoOn):
             self._given.setdefault(action.network, []).extend(action.claims)
         return action
@@ -324,9 +324,9 @@ class Hand:
         self._claimed.setdefault(network, []).append(number)
         return number
 
-    def committed(self, network: str) -> int:
-        """The number of the last meeting whose mean was committed, as polled; 0 for none."""
-        return self._committed.get(network, 0)
+    def committed(self, network: str, seq: int) -> bool:
+        """Tell whether the mean of a meeting was committed, as polled."""
+        return (network, seq) in self._committed
 
     def close(self) -> None:
         """Leave."""

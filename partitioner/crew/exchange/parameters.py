@@ -34,7 +34,7 @@ from partitioner.crew.machine.events import (
     cursor,
 )
 from partitioner.training.distributed import PATIENCE, Crew
-from partitioner.training.synchroniser import Index, Share
+from partitioner.training.synchroniser import Index, Share, step_clipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,8 +60,8 @@ class ProcessGroups(Protocol):
     ) -> "ProcessGroupGloo | ProcessGroup":
         """The group of a meeting, in the order of `members`; RuntimeError where one is lost."""
 
-    def drop(self, network: str) -> None:
-        """Let go of a network's group, so that members that still wait in it fail at once."""
+    def drop(self, network: str, members: Sequence[int]) -> None:
+        """Let go of a group, so that members that still wait in it fail at once."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,9 @@ class _Result:
     meeting: Meeting
     #: Places of the members that had the network before.
     entered: list[int]
+    #: The network that all have now, and what a codec left out of the own one.
     vector: Tensor
+    left: Tensor | None
     #: Whether the network's codecs were used.
     coded: bool
     #: Moments, where they were averaged too.
@@ -107,6 +109,8 @@ class Rounds:
         self._entered = False
         self._result: _Result | None = None
         self._settled: _Result | None = None
+        #: What a codec left out of the epoch's last mean: it stays with this trainer's parameters.
+        self._left: Tensor | None = None
         self._claims = self._batches = 0
         #: Bytes sent beside the means: to newcomers.
         self.settling_bytes = 0
@@ -130,7 +134,7 @@ class Rounds:
         self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
     ) -> nn.Module:
         """The module itself."""
-        self.optimiser = optimiser
+        self._module, self.optimiser = module, optimiser
         self._flat = Flat(module, self._codec_of)
         self._mean = Mean(self._flat.segments, self._means)
         self._differs = any(s.codec.lossy for s in self._flat.segments)
@@ -150,6 +154,9 @@ class Rounds:
         """Batches that nobody else has taken, until all of the epoch are in a committed mean."""
         self._claims, self._batches = 0, len(batches)
         self._settled = None
+        if self._left is not None:
+            self._flat.write(self._flat.read() + self._left)
+            self._left = None
         counter = cursor(self._network, epoch)
         while self._epoch == epoch:
             number = self._trainer.claim(counter)
@@ -164,8 +171,9 @@ class Rounds:
         """The own ones."""
         return losses
 
-    def after_backward(self) -> None:
-        """Nothing: gradients are the own ones."""
+    def update(self, optimiser: torch.optim.Optimizer) -> float:
+        """Take a step with the own gradients."""
+        return step_clipped(self._module, optimiser)
 
     def after_step(self, pictures: int) -> None:
         """Report the step, and meet where the round is closed."""
@@ -272,7 +280,7 @@ class Rounds:
         except NotFinite as error:
             blamed = error.blamed
         except RuntimeError:
-            self._groups.drop(self._network)  # of gloo: a member is lost
+            self._groups.drop(self._network, meet.members)  # of gloo: a member is lost
         if self._result is not None:
             self._trainer.report(Done(rank=rank, network=self._network, seq=meet.seq))
         else:
@@ -294,15 +302,25 @@ class Rounds:
         told = [torch.zeros_like(mine) for _ in meet.members]
         group.allgather([told], [mine]).wait()
         entered = [place for place, has in enumerate(told) if has.item()]
-        vector, moments = self._flat.read(), None
+        vector = self._flat.read()
         if coded := len(entered) == len(told):
-            sent = vector - self._last if self._differs else vector
-            mean = self._mean.of(sent, meeting)
-            vector = self._last + mean if self._differs else mean
+            vector, left = self._coded(vector, meeting)
+            moments = None
         else:
-            vector = self._exactly(vector, meeting)
+            vector, left = self._exactly(vector, meeting), None
             moments = self._exactly(joined(self._moments()), meeting)
-        return _Result(meet.seq, meeting, entered, vector, coded, moments)
+        return _Result(meet.seq, meeting, entered, vector, left, coded, moments)
+
+    def _coded(self, vector: Tensor, meeting: Meeting) -> tuple[Tensor, Tensor | None]:
+        """The mean by the network's codecs, and what they leave out of the own part of it."""
+        sent = vector - self._common if self._differs else vector
+        shards = self._mean.collect(sent, meeting)
+        mean = self._mean.spread(shards)
+        self._mean.check(mean, sent, meeting)
+        if not self._differs:
+            return mean, None
+        counts = meeting.scaled[meeting.place] > 0
+        return self._common + mean, sent - shards.sent if counts else None
 
     def _exactly(self, vector: Tensor, meeting: Meeting) -> Tensor:
         """The mean in fp32; nothing is sent where all have the same numbers, as at a start."""
@@ -324,13 +342,15 @@ class Rounds:
         result = self._result
         if result is None or result.seq != commit.seq:
             raise CrewEnded(f"{self._network}: told to take over a mean that this trainer lacks")
-        self._flat.write(result.vector)
         if result.moments is not None:
             write(self._moments(), result.moments)
         if result.coded:
             self._mean.commit()
         if self._differs:
-            self._last = result.vector
+            self._common = result.vector
         ends = self._entered and commit.epoch > self._epoch
+        # An epoch ends with the same network on all.
+        self._left, left = (result.left, None) if ends else (None, result.left)
+        self._flat.write(result.vector if left is None else result.vector + left)
         self._settled, self._result = result if ends else None, None
         self._seq, self._epoch, self._pictures = commit.seq, commit.epoch, 0

@@ -118,10 +118,12 @@ def test_what_an_encoding_loses_comes_with_the_next_means(means: Means) -> None:
 
     def run(meeting: Meeting) -> Tensor:
         mean = Mean(segments([("int8", count)]), means)
-        total: Tensor = torch.zeros(count)
+        total, left = torch.zeros(count), torch.zeros(count)
         for x in drawn[meeting.rank]:
-            mean.of(x, meeting)  # an attempt that is not committed leaves no trace
-            total.add_(mean.of(x, meeting))
+            mean.of(x + left, meeting)  # an attempt that is not committed leaves no trace
+            shards = mean.collect(x + left, meeting)
+            total.add_(mean.spread(shards))
+            left = x + left - shards.sent
             mean.commit()
         return total
 

@@ -88,7 +88,7 @@ class End:
 class Plain(PlainGroups):
     """Groups without anything kept."""
 
-    def drop(self, network: str) -> None:
+    def drop(self, network: str, members: Any) -> None:
         """Nothing is."""
 
 

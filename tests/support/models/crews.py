@@ -204,7 +204,7 @@ class Dying:
             os._exit(0)
         return group
 
-    def drop(self, network: str) -> None:
+    def drop(self, network: str, members: Any) -> None:
         """Not needed."""
 
 
