@@ -37,7 +37,7 @@ from partitioner.crew.machine.events import Rank, Waited
 from partitioner.crew.machine.jobs import Job, Jobs
 from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.run import CrewRun
-from partitioner.crew.machine.schedule import Everyone, Exact
+from partitioner.crew.machine.schedule import Everyone, Exact, RoundSchedule
 from partitioner.crew.machine.watch import Watch
 from partitioner.crew.passes import OUTPUTS
 from partitioner.crew.planning.facts import Facts
@@ -137,7 +137,7 @@ def train_together(
     finished = finished_jobs(work, jobs)
     exported: dict[int, tuple[Path, float]] = {}
 
-    def schedule_of(network: str, members: set[int]) -> Everyone | Exact:
+    def schedule_of(network: str, members: set[int]) -> RoundSchedule:
         return _schedule(work, plan, facts, network, members)
 
     begin = Begin(
@@ -205,7 +205,7 @@ def _lead(
     call: DeskListening,
     jobs: Sequence[Job],
     finished: Sequence[str],
-    schedule_of: Callable[[str, set[int]], Everyone | Exact],
+    schedule_of: Callable[[str, set[int]], RoundSchedule],
     take_part: Callable[[Ends, SignedStore, Callable[[], Collection[Rank]]], None],
     progress: Progress,
 ) -> dict[str, str]:
@@ -272,7 +272,7 @@ def _trains_teacher(settings: Settings) -> bool:
 
 def _schedule(
     work: TrainingContext, plan: SyncPlan, facts: Facts, network: str, members: set[int]
-) -> Everyone | Exact:
+) -> RoundSchedule:
     """The rounds of a network that several trainers share."""
     sync = plan.of(network)
     if sync.what == "gradients":

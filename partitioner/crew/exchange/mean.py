@@ -1,10 +1,10 @@
 """The weighted mean of a flat vector over the members of a process group; counts bytes sent.
 
 A mean has two phases. `Mean.collect` brings the mean of every shard to its owner, who may change
-it, and `Mean.spread` sends the shards to all. Routes: `ring` is gloo's all-reduce, after which every
-member owns the whole. `two_phase` sends every shard to its owner, encoded, which sends it to all,
-encoded again. `two_tier` does that among the best connected members of each site, to which the
-others send their vectors before, and which send the result on.
+it, and `Mean.spread` sends the shards to all. Routes: `ring` is gloo's all-reduce, after which
+every member owns the whole. `two_phase` sends every shard to its owner, encoded, which sends it to
+all, encoded again. `two_tier` does that among the best connected members of each site, to which
+the others send their vectors before, and which send the result on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -198,17 +198,17 @@ class Mean:
         takes_part = place in shards.by_place
         others = [p for p in shards.by_place if p != place] if takes_part else []
         data = self._encoded_mean(shards.own, shards.segments)
-        sizes = {p: _bytes_of(shards.by_place[p]) for p in others}
-        received = self._exchange(meeting, dict.fromkeys(others, data), sizes) | {place: data}
+        sizes = {p: _bytes_of(shard) for p, shard in shards.by_place.items()}
+        wanted = {p: sizes[p] for p in others}
+        received = self._exchange(meeting, dict.fromkeys(others, data), wanted) | {place: data}
         # What the leaders received goes on to their sites as it is.
         leaders = self._leaders(meeting.members)
-        leader, every = leaders[place], {p: _bytes_of(shard) for p, shard in shards.by_place.items()}
         whole = torch.cat([received[p] for p in shards.by_place]) if takes_part else data
         down = {p: whole for p, above in enumerate(leaders) if above == place and p != place}
-        size = {} if takes_part else {leader: sum(every.values())}
-        for message in self._exchange(meeting, down, size).values():
+        wanted = {} if takes_part else {leaders[place]: sum(sizes.values())}
+        for message in self._exchange(meeting, down, wanted).values():
             whole = message
-        return self._decoded(torch.split(whole, list(every.values())), list(shards.by_place.values()))
+        return self._decoded(torch.split(whole, [*sizes.values()]), [*shards.by_place.values()])
 
     def check(self, found: Tensor, vector: Tensor, meeting: Meeting) -> None:
         """Raise NotFinite, on every member alike, for a mean that is not finite.

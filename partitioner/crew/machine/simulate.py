@@ -30,10 +30,12 @@ from partitioner.crew.machine.events import (
     TrainerReport,
     Waiting,
 )
-from partitioner.crew.machine.schedule import Everyone
+from partitioner.crew.machine.schedule import Everyone, RoundSchedule
 from partitioner.crew.machine.watch import SILENT_S
 
 Kind = Literal["step", "wait", "mean"]
+#: The name of the network that is trained.
+NETWORK = "network"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,19 +130,21 @@ def _meets(trainer: _Played, meet: Meet) -> bool:
     return trainer.meets is not None and trainer.meets.seq == meet.seq
 
 
-def simulate(scenario: CrewScenario) -> CrewTrace:
-    """Play a scenario to its end."""
-    return _Simulation(scenario).run()
+def simulate(scenario: CrewScenario, schedule: RoundSchedule | None = None) -> CrewTrace:
+    """Play a scenario to its end, by default with means of everyone (`Everyone`).
+
+    schedule: another one, of the network `NETWORK`; not yet used.
+    """
+    return _Simulation(scenario, schedule or _everyone(scenario)).run()
+
+
+def _everyone(scenario: CrewScenario) -> Everyone:
+    return Everyone(NETWORK, scenario.every_pictures, scenario.batches, scenario.epochs)
 
 
 class _Simulation:
-    NETWORK = "network"
-
-    def __init__(self, scenario: CrewScenario) -> None:
-        self._scenario = scenario
-        self._schedule = Everyone(
-            self.NETWORK, scenario.every_pictures, scenario.batches, scenario.epochs
-        )
+    def __init__(self, scenario: CrewScenario, schedule: RoundSchedule) -> None:
+        self._scenario, self._schedule = scenario, schedule
         self._trainers = [_Played(paced) for paced in scenario.trainers]
         self._cursors: dict[int, int] = {}
         self._trace = CrewTrace()
@@ -184,7 +188,7 @@ class _Simulation:
             trainer.trains, trainer.rested_s = False, self._now_s
         event = kind(
             rank=rank,
-            network=self.NETWORK,
+            network=NETWORK,
             pictures=trainer.pictures,
             since=trainer.since,
             claims=claims,
@@ -266,13 +270,13 @@ class _Simulation:
             return
         for rank in meet.members:
             self._leave(rank)
-            self._log(Done(rank=rank, network=self.NETWORK, seq=meet.seq))
+            self._log(Done(rank=rank, network=NETWORK, seq=meet.seq))
 
     def _fail(self, rank: Rank, meet: Meet) -> None:
         def failed() -> None:
             if _meets(self._trainers[rank], meet) and not self._trainers[rank].lost:
                 self._leave(rank)
-                self._log(MeetingFailed(rank=rank, network=self.NETWORK, seq=meet.seq))
+                self._log(MeetingFailed(rank=rank, network=NETWORK, seq=meet.seq))
 
         self._at(self._now_s + self._scenario.fails_s, failed)
 

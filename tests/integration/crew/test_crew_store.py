@@ -28,12 +28,7 @@ from partitioner.crew.exchange.files import (
     forget_file,
     send_file,
 )
-from partitioner.crew.exchange.groups import (
-    KEPT_MEETINGS,
-    GroupBroken,
-    TrainerGroups,
-    timeout_s,
-)
+from partitioner.crew.exchange.groups import KEPT_MEETINGS, GroupBroken, TrainerGroups, timeout_s
 from partitioner.crew.exchange.store import (
     MAX_BYTES,
     DeskLost,

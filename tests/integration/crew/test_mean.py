@@ -134,6 +134,27 @@ def test_what_an_encoding_loses_comes_with_the_next_means(means: Means) -> None:
 
 
 @pytest.mark.parametrize("means", WAYS, ids=["ring", "equal", "link", "two_tier"])
+def test_owners_change_the_mean_before_all_have_it(means: Means) -> None:
+    """Every number is doubled once, by who owns it."""
+    members, count = (0, 1, 2, 3), 50
+
+    def run(meeting: Meeting) -> tuple[Tensor, list[Segment]]:
+        mean = Mean(segments([("fp32", count), ("fp16", 7)]), means)
+        shards = mean.collect(vector(count + 7, meeting.rank), meeting)
+        assert shards.own.numel() == sum(s.stop - s.start for s in shards.segments)
+        shards.own = 2 * shards.own
+        return mean.spread(shards), list(shards.segments)
+
+    found = meet(members, (1, 1, 1, 1), run)
+    expected = 2 * sum(vector(count + 7, rank) for rank in members) / 4
+    assert all(torch.equal(mean, found[0][0]) for mean, _ in found)
+    assert float((found[0][0] - expected).abs().max()) < 2e-3
+    owned = [place for _, shard in found for s in shard for place in range(s.start, s.stop)]
+    times = len(members) if means.route == "ring" else 1
+    assert sorted(owned) == sorted([*range(count + 7)] * times)
+
+
+@pytest.mark.parametrize("means", WAYS, ids=["ring", "equal", "link", "two_tier"])
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
 def test_who_sends_what_is_no_number_is_blamed_by_all(means: Means, odd: float) -> None:
     def run(meeting: Meeting) -> tuple[int | None, bool]:
