@@ -36,6 +36,7 @@ from partitioner.crew.history import costs_of, spans_of
 from partitioner.crew.machine.events import Rank, Waited
 from partitioner.crew.machine.jobs import Job, Jobs
 from partitioner.crew.machine.membership import MembershipMachine
+from partitioner.crew.machine.rounds import growing_period
 from partitioner.crew.machine.run import CrewRun
 from partitioner.crew.machine.schedule import Everyone, Exact, RoundSchedule
 from partitioner.crew.machine.watch import Watch
@@ -289,7 +290,10 @@ def _schedule(
     batches = trainers * math.ceil(len(pictures) / schedule.batch_size)
     # The desk, whose rank is lowest, gives what it has reached before.
     epoch = epochs_of(work.run.checkpoint(network)) if 0 in members else 0
-    return Everyone(network, sync.round_pictures, batches, schedule.epochs, epoch, expected=members)
+    every, epochs, period = sync.round_pictures, schedule.epochs, None
+    if sync.period == "grows":
+        period = growing_period(every, epochs * batches)
+    return Everyone(network, every, batches, epochs, epoch, expected=members, period=period)
 
 
 def _digest_of(run: CrewRun, name: str) -> str:

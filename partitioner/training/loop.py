@@ -23,12 +23,12 @@ from mdp.errors import InputError, MDPError
 from partitioner.run.curves import Curve
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Autocast, Schedule
+from partitioner.run.step_size import learning_rate
 from partitioner.training.checkpoint import TrainingState, restore, save
 from partitioner.training.compute import training_device
 from partitioner.training.distributed import agreed, first_then_others, on_first, shared, together
 from partitioner.training.synchroniser import EveryStep, Synchroniser
 
-WARMUP_SHARE = 0.1
 #: Pictures, at most, from which the statistics of batch norms are taken at the end.
 STATISTICS = 2048
 
@@ -87,14 +87,6 @@ def derived_seed(seed: int, *what: object) -> int:
     """The seed of one purpose, 0 to 2**63 - 1."""
     digest = hashlib.sha256(repr((seed, *what)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
-
-
-def learning_rate(step: int, steps: int, peak: float, warmup_share: float = WARMUP_SHARE) -> float:
-    """Linear warm-up over the first share of `steps`, then a cosine to zero."""
-    warmup = max(1, round(warmup_share * steps))
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
 def train_stage(

@@ -18,6 +18,7 @@ from mdp.errors import MDPError
 from partitioner.crew.exchange.codecs import CODECS
 from partitioner.crew.exchange.flat import CodecOf, Flat, joined, moments_of, write
 from partitioner.crew.exchange.mean import Mean, Means, Meeting, NotFinite, Segment
+from partitioner.crew.exchange.owners import OuterStep
 from partitioner.crew.machine.events import (
     AnyAction,
     Close,
@@ -33,6 +34,7 @@ from partitioner.crew.machine.events import (
     Waiting,
     cursor,
 )
+from partitioner.crew.machine.rounds import step_factor
 from partitioner.training.distributed import PATIENCE, Crew
 from partitioner.training.synchroniser import Index, Share, step_clipped
 
@@ -85,7 +87,9 @@ class Rounds:
     """A `Synchroniser` by means of parameters. One object for one training of one network.
 
     trainers: how many share the batches, which are cut into as many steps. first: whether this one
-    keeps checkpoints and the outcome. A trainer enters by a meeting, where it receives parameters
+    keeps checkpoints and the outcome. scales: multiply the step size by `step_factor`. moments:
+    AdamW's are averaged too, in each so many meetings; 0 for none. outer: the owner's step from the
+    last mean to the next. A trainer enters by a meeting, where it receives parameters
     and moments, so that it may come at any time; its epoch begins where the others are. From then
     on moments are each trainer's own. Raises CrewEnded where the schedule refuses this trainer.
     """
@@ -100,10 +104,15 @@ class Rounds:
         first: bool,
         means: Means,
         codec_of: CodecOf,
+        scales: bool = False,
+        moments: int = 0,
+        outer: OuterStep | None = None,
     ) -> None:
         self._network, self._trainer, self._groups = network, trainer, groups
         self._trainers, self._first = trainers, first
         self._means, self._codec_of = means, codec_of
+        self._scales, self._every_moments, self._outer = scales, moments, outer
+        self._factor = 1.0
         self._mean = Mean([], means)
         self._pictures = self._seq = self._epoch = 0
         self._entered = False
@@ -137,7 +146,8 @@ class Rounds:
         self._module, self.optimiser = module, optimiser
         self._flat = Flat(module, self._codec_of)
         self._mean = Mean(self._flat.segments, self._means)
-        self._differs = any(s.codec.lossy for s in self._flat.segments)
+        #: Whether differences from the last mean are sent, instead of parameters.
+        self._differs = self._outer is not None or any(s.codec.lossy for s in self._flat.segments)
         return module
 
     def begin(self, epoch: int) -> int:
@@ -172,7 +182,9 @@ class Rounds:
         return losses
 
     def update(self, optimiser: torch.optim.Optimizer) -> float:
-        """Take a step with the own gradients."""
+        """Take a step with the own gradients, of the size that a part of a batch needs."""
+        for group in optimiser.param_groups:
+            group["lr"] *= self._factor
         return step_clipped(self._module, optimiser)
 
     def after_step(self, pictures: int) -> None:
@@ -305,22 +317,26 @@ class Rounds:
         vector = self._flat.read()
         if coded := len(entered) == len(told):
             vector, left = self._coded(vector, meeting)
-            moments = None
         else:
             vector, left = self._exactly(vector, meeting), None
+        moments = None
+        if not coded or (self._every_moments and meet.seq % self._every_moments == 0):
             moments = self._exactly(joined(self._moments()), meeting)
         return _Result(meet.seq, meeting, entered, vector, left, coded, moments)
 
     def _coded(self, vector: Tensor, meeting: Meeting) -> tuple[Tensor, Tensor | None]:
         """The mean by the network's codecs, and what they leave out of the own part of it."""
-        sent = vector - self._common if self._differs else vector
+        sent = vector - self.common if self._differs else vector
         shards = self._mean.collect(sent, meeting)
+        if self._outer is not None:
+            owner = self._outer.of(meeting.members, self._flat.learned)
+            shards.own = owner(shards.own, shards.segments)
         mean = self._mean.spread(shards)
         self._mean.check(mean, sent, meeting)
         if not self._differs:
             return mean, None
         counts = meeting.scaled[meeting.place] > 0
-        return self._common + mean, sent - shards.sent if counts else None
+        return self.common + mean, sent - shards.sent if counts else None
 
     def _exactly(self, vector: Tensor, meeting: Meeting) -> Tensor:
         """The mean in fp32; nothing is sent where all have the same numbers, as at a start."""
@@ -346,8 +362,15 @@ class Rounds:
             write(self._moments(), result.moments)
         if result.coded:
             self._mean.commit()
+        if self._outer is not None:
+            self._outer.commit(result.meeting.members if result.coded else ())
+        if self._scales:
+            # Who comes has taken no step yet; in the next round all take as many.
+            weights = result.meeting.weights
+            steps = weights if result.coded and any(weights) else [1.0] * len(weights)
+            self._factor = step_factor(steps, self._trainers)
         if self._differs:
-            self._common = result.vector
+            self.common = result.vector
         ends = self._entered and commit.epoch > self._epoch
         # An epoch ends with the same network on all.
         self._left, left = (result.left, None) if ends else (None, result.left)

@@ -45,6 +45,11 @@ class Claims:
         return [] if len(seen) == self.total else sorted(set(range(self.total)) - seen)
 
     @property
+    def seen(self) -> int:
+        """Batches that are committed or pending."""
+        return len(self.committed) + sum(map(len, self._pending.values()))
+
+    @property
     def complete(self) -> bool:
         """Tell whether every batch is committed."""
         return len(self.committed) == self.total

@@ -29,6 +29,7 @@ from partitioner.crew.machine.events import (
     Refused,
     Waiting,
 )
+from partitioner.crew.machine.rounds import Period, constant_period
 
 #: Meetings in a row that fail without a trainer lost or blamed: some cannot reach each other.
 ATTEMPTS = 5
@@ -305,8 +306,9 @@ class RoundSchedule(ABC):
 
 
 class Everyone(RoundSchedule):
-    """Means of parameters, each when all together have done `every_pictures`, or somebody comes.
+    """Means of parameters, each when all together have done a round's pictures, or somebody comes.
 
+    A round has `every_pictures`, or as many as `period` says after so many batches of all epochs.
     The epoch has `batches` and ends with a mean. Weights are pictures since the last mean, 0 for
     newcomers. Who sends a number that is not finite is left out of the mean once; a second time
     ends the training.
@@ -320,9 +322,11 @@ class Everyone(RoundSchedule):
         epochs: int,
         epoch: int = 0,
         expected: Iterable[Rank] = (),
+        period: Period | None = None,
     ) -> None:
         super().__init__(network, epochs, epoch, expected)
         self.every_pictures, self.batches = every_pictures, batches
+        self._period = period or constant_period(every_pictures)
         self._reports = 0
         self.claims = Claims(batches)
 
@@ -336,7 +340,7 @@ class Everyone(RoundSchedule):
     def _may_stop(self, member: _ScheduledTrainer, training: Iterable[_ScheduledTrainer]) -> bool:
         """Tell whether nobody's step takes much longer: the quick go on meanwhile."""
         longest = max(self._length(one) for one in training)
-        long = self._pictures() >= _LONGEST * self.every_pictures
+        long = self._pictures() >= _LONGEST * self._round_pictures()
         return long or longest <= _LONGER * self._length(member)
 
     def _length(self, member: _ScheduledTrainer) -> int:
@@ -345,7 +349,11 @@ class Everyone(RoundSchedule):
 
     def _due(self) -> bool:
         comes = len(self._holders()) < len(self.members)
-        return comes or self._pictures() >= self.every_pictures
+        return comes or self._pictures() >= self._round_pictures()
+
+    def _round_pictures(self) -> int:
+        """Pictures of the round, as far as the training is."""
+        return self._period(self.epoch * self.batches + self.claims.seen)
 
     def _pictures(self) -> int:
         return sum(member.pictures for member in self.members.values())

@@ -22,8 +22,6 @@ Phase = list[Transfer]
 #: Bytes, and the links that they use.
 Flow = tuple[float, tuple[str, ...]]
 
-#: Parts of the vector, of which a two-phase mean collects one while it returns the one before.
-PIECES = 1
 #: Between more trainers a phase counts as long as its busiest link: the lower bound, 50 times as
 #: quickly, as assignments are searched among tens of thousands of crews.
 _MOST_TRAINERS = 8
@@ -191,12 +189,8 @@ def _mean(links: Links, route: Route, crew: tuple[str, ...], shards: Shards) -> 
     if n == 1:
         return MeanTime(0.0, 0.0)
     if route == "two_phase":
-        first, second = two_phase(crew, links.shares(crew, shards))
-        apart_s, together_s = links.phases_s([first, second]), 0.0
-        if PIECES > 1:
-            together_s = links.phases_s([first + second])
-        per_byte_s = (apart_s + (PIECES - 1) * together_s) / PIECES
-        return MeanTime((PIECES + 1) * links.latency_s(crew), per_byte_s)
+        phases = two_phase(crew, links.shares(crew, shards))
+        return MeanTime(2 * links.latency_s(crew), links.phases_s(phases))
     sites = links.sites_of(crew)
     if route == "ring":
         # Neighbours of one site beside each other: each trunk is crossed once each way.

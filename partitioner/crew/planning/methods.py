@@ -8,15 +8,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Literal
 
 from msgspec.structs import replace
 
 from partitioner.crew.planning.costs import RATIO, Codec, What, answers_per_s, step_s
 from partitioner.crew.planning.facts import Facts, Trainer
-from partitioner.crew.planning.flows import PIECES, Links, Route, Shards
+from partitioner.crew.planning.flows import Links, Route
+from partitioner.crew.planning.rules import refusals
 from partitioner.crew.planning.stages import PipelineFacts, in_best_order, pipeline_time
-from partitioner.crew.planning.syncplan import BUCKET_BYTES, NetworkSync, Stage
+from partitioner.crew.planning.syncplan import BUCKET_BYTES, NetworkSync, Stage, is_exact
 from partitioner.crew.planning.work import FrozenPasses, NetworkWork, pace
 
 #: `exact`: weights as of one process; `recorded`: beside them means of parameters in int8, whose
@@ -33,6 +35,8 @@ _LONGEST_STEP = 1 / 4
 #: and stages of pairs, without a trainer, in namespaces at 20 Mbit/s (0.83 to 0.97).
 _REACHED = 0.85
 _CODECS: tuple[Codec, ...] = ("fp32", "fp16", "int8")
+_ROUTES: tuple[Route, ...] = ("ring", "two_phase", "two_tier")
+_WHAT: tuple[What, ...] = ("gradients", "parameters")
 _MICRO_BATCHES = (2, 4, 8, 16)
 _MOST_STAGES = 4
 
@@ -115,31 +119,30 @@ class Methods:
             yield from [sync] if len(crew) == 1 else []
             return
         together = sum(self._pace(name, network) for name in crew)
-        for codec in _CODECS:
-            for route, shards in self._routes(crew, codec):
-                way = replace(sync, codec=codec, route=route, shards=shards)
-                if self._is_allowed("gradients", codec):
-                    for bucket_bytes in _BUCKETS:
-                        yield replace(way, shares="pace", bucket_bytes=bucket_bytes)
-                if self._is_allowed("parameters", codec):
-                    mean_s = self.links.mean(route, crew, shards).of(_sent(network, codec))
-                    every = round_pictures(network, together, mean_s)
-                    yield replace(way, what="parameters", every_pictures=every)
+        several_sites = 1 < len(self.links.sites_of(crew)) < len(crew)
+        for what, codec, route in self._ways:
+            if route == "two_tier" and not several_sites:
+                continue
+            way = replace(sync, what=what, codec=codec, route=route)
+            if what == "gradients":
+                for bucket_bytes in _BUCKETS:
+                    yield replace(way, shares="pace", bucket_bytes=bucket_bytes)
+            else:
+                mean_s = self.links.mean(route, crew).of(_sent(network, codec))
+                every = round_pictures(network, together, mean_s)
+                yield replace(way, every_pictures=every)
 
-    def _is_allowed(self, what: What, codec: Codec) -> bool:
-        exact = what == "gradients" and codec == "fp32"
-        recorded = what == "parameters" and codec == "int8"
-        return exact or self.allowed == "any" or (recorded and self.allowed == "recorded")
-
-    def _routes(self, crew: Sequence[str], codec: Codec) -> Iterator[tuple[Route, Shards]]:
-        if codec != "int8":
-            yield "ring", "equal"
-        yield "two_phase", "equal"
-        if PIECES > 1 and len(crew) > 2:  # it does not pay where phases are one after another
-            yield "two_phase", "link"
-        sites = self.links.sites_of(crew)
-        if 1 < len(sites) < len(crew):
-            yield "two_tier", "equal"
+    @cached_property
+    def _ways(self) -> list[tuple[What, Codec, Route]]:
+        """What is averaged, its codec and its route, as rules and `allowed` have it."""
+        found = list[tuple[What, Codec, Route]]()
+        for codec, route, what in product(_CODECS, _ROUTES, _WHAT):
+            way = NetworkSync(name="member-0", what=what, codec=codec, route=route)
+            recorded = what == "parameters" and codec == "int8"
+            allowed = self.allowed == "any" or (recorded and self.allowed == "recorded")
+            if (allowed or is_exact(way)) and not any(refusals(way.words)):
+                found.append((what, codec, route))
+        return found
 
     def answers(
         self, passes: FrozenPasses, names: Sequence[str], desk: str
