@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Route = Literal["ring", "two_phase", "two_tier"]
-Shards = Literal["equal", "link"]
+ShardSizes = Literal["equal", "link"]
 
 
 class NotFinite(MDPError):
@@ -48,7 +48,7 @@ class Means:
     """The way in which a network's means are taken."""
 
     route: Route = "ring"
-    shards: Shards = "equal"
+    shards: ShardSizes = "equal"
     #: Bytes per second that each trainer can send, by rank: two_tier, and shards by link.
     uplink: Mapping[int, float] = field(default_factory=dict)
     #: Site of each trainer, by rank: two_tier.

@@ -14,7 +14,7 @@ from partitioner.crew.machine.shares import link_shares
 from partitioner.crew.planning.facts import Facts, Line
 
 Route = Literal["ring", "two_phase", "two_tier"]
-Shards = Literal["equal", "link"]
+ShardSizes = Literal["equal", "link"]
 
 #: From, to, and how many vectors.
 Transfer = tuple[str, str, float]
@@ -160,7 +160,7 @@ class Links:
         ways = (self.capacities.get(f"{name} {way}", math.inf) for way in ("up", "down"))
         return min(ways)
 
-    def shares(self, crew: Sequence[str], shards: Shards) -> list[float]:
+    def shares(self, crew: Sequence[str], shards: ShardSizes) -> list[float]:
         """Each trainer's share of the vector in a two-phase mean."""
         if shards == "link":
             return link_shares([self.reach(name) for name in crew])
@@ -178,13 +178,13 @@ class Links:
         """The longest way of a message between two of the crew, one way."""
         return max((self.lines[a, b][0] for a in crew for b in crew if a != b), default=0.0)
 
-    def mean(self, route: Route, crew: Sequence[str], shards: Shards = "equal") -> MeanTime:
+    def mean(self, route: Route, crew: Sequence[str], shards: ShardSizes = "equal") -> MeanTime:
         """Seconds of a mean of `crew`, whose pairs were all measured."""
         return _mean(self, route, tuple(crew), shards)
 
 
 @lru_cache(maxsize=100_000)
-def _mean(links: Links, route: Route, crew: tuple[str, ...], shards: Shards) -> MeanTime:
+def _mean(links: Links, route: Route, crew: tuple[str, ...], shards: ShardSizes) -> MeanTime:
     n = len(crew)
     if n == 1:
         return MeanTime(0.0, 0.0)

@@ -18,7 +18,13 @@ from partitioner.crew.planning.facts import Facts, Trainer
 from partitioner.crew.planning.flows import Links, Route
 from partitioner.crew.planning.rules import refusals
 from partitioner.crew.planning.stages import PipelineFacts, in_best_order, pipeline_time
-from partitioner.crew.planning.syncplan import BUCKET_BYTES, NetworkSync, Stage, is_exact
+from partitioner.crew.planning.syncplan import (
+    BUCKET_BYTES,
+    NetworkSync,
+    OuterOwner,
+    Stage,
+    is_exact,
+)
 from partitioner.crew.planning.work import FrozenPasses, NetworkWork, pace
 
 #: `exact`: weights as of one process; `recorded`: beside them means of parameters in int8, whose
@@ -92,7 +98,7 @@ class Methods:
             blocks = [stage.blocks for stage in sync.stage]
             time = pipeline_time(blocks, dataclasses.replace(pipeline, in_flight=sync.in_flight))
             return Method(sync, network.batch / (time * unit_s))
-        if not self._fits(network, sync.what, sync.codec, crew):
+        if not self._fits(network, sync, crew):
             return None
         if len(crew) == 1:
             return Method(sync, paces[0])
@@ -109,8 +115,9 @@ class Methods:
         lines = self.links.lines
         return all((a, b) in lines for i, a in enumerate(crew) for b in crew[:i])
 
-    def _fits(self, network: NetworkWork, what: What, codec: Codec, crew: Sequence[str]) -> bool:
-        needed = network.memory_bytes(what, codec, len(crew))
+    def _fits(self, network: NetworkWork, sync: NetworkSync, crew: Sequence[str]) -> bool:
+        outer = isinstance(sync.owner, OuterOwner)
+        needed = network.memory_bytes(sync.what, sync.codec, len(crew), outer=outer)
         return all(needed <= self._trainers[name].memory_bytes for name in crew)
 
     def _candidates(self, network: NetworkWork, crew: tuple[str, ...]) -> Iterator[NetworkSync]:

@@ -16,7 +16,7 @@ from mdp.errors import ConfigError
 from mdp.files import Record, pattern, read_toml, toml_bytes, write_bytes
 from partitioner.crew.planning.costs import Chain, Codec, What
 from partitioner.crew.planning.facts import Facts, Name
-from partitioner.crew.planning.flows import Route, Shards
+from partitioner.crew.planning.flows import Route, ShardSizes
 from partitioner.crew.planning.rules import GIVEN, MISSING, gives_weights_of_one, refusals
 from partitioner.crew.planning.work import Work, pace
 
@@ -77,7 +77,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     owner: MeanOwner | OuterOwner = MeanOwner()
     shares: Literal["equal", "pace"] = "equal"
     route: Route | None = None
-    shards: Shards = "equal"
+    shards: ShardSizes = "equal"
     codec: Codec = "fp32"
     bucket_bytes: Above0 | None = None
     tensor: tuple[TensorRule, ...] = ()
@@ -284,7 +284,8 @@ def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
             yield from _of_stages(key, sync, plan, facts, work)
             continue
         codec: Codec = "int8" if "int8" in sync.codecs else sync.codec
-        needed = work.of(sync.name).memory_bytes(sync.what, codec, len(crew))
+        outer = isinstance(sync.owner, OuterOwner)
+        needed = work.of(sync.name).memory_bytes(sync.what, codec, len(crew), outer=outer)
         for name in crew:
             if needed > (there := facts.of(name).memory_bytes):
                 yield (

@@ -31,10 +31,13 @@ class NetworkWork:
         """Pictures of all epochs."""
         return self.pictures * self.epochs
 
-    def memory_bytes(self, what: What, codec: Codec, trainers: int) -> float:
+    def memory_bytes(
+        self, what: What, codec: Codec, trainers: int, *, outer: bool = False
+    ) -> float:
         """Memory of one of so many trainers."""
         here = -(-self.batch // trainers)
-        return memory_bytes(what, codec, self.size_bytes, here * self.activation_bytes)
+        kept = here * self.activation_bytes
+        return memory_bytes(what, codec, self.size_bytes, kept, outer=outer)
 
     def block_bytes(self, stages: int, micro_batches: int) -> float:
         """Memory for one block in a pipeline, where as many micro-batches are kept as stages."""

@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup  # noqa: E402
 
 from partitioner.crew.exchange.codecs import CODECS  # noqa: E402
 from partitioner.crew.exchange.mean import Mean, Means, Meeting, NotFinite, Segment  # noqa: E402
+from partitioner.crew.planning.costs import RATIO, Codec  # noqa: E402
 from tests.support.gloo import PlainGroups, in_threads, vector  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -85,13 +86,10 @@ def test_means_are_those_of_numpy(
             assert np.abs(rows[i] - expected).max(initial=0) <= bound
 
 
-RATIOS = {"fp32": 1.0, "fp16": 1 / 2, "int8": (1 + 4 / 256) / 4}
-
-
-@pytest.mark.parametrize("codec", sorted(RATIOS))
-def test_bytes_are_those_of_the_formulas(codec: str) -> None:
+@pytest.mark.parametrize("codec", sorted(RATIO))
+def test_bytes_are_those_of_the_formulas(codec: Codec) -> None:
     count, members = 4 * 16 * 256, (0, 1, 2, 3)
-    size = 4 * count * RATIOS[codec]
+    size = 4 * count * RATIO[codec]
 
     def sent(means: Means) -> list[int]:
         def run(meeting: Meeting) -> int:
