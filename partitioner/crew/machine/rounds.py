@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from partitioner.run.step_size import learning_rate, warmup_steps
 
@@ -28,6 +29,17 @@ def constant_period(pictures: int) -> Period:
 def grown(pictures: int, share: float) -> int:
     """The pictures of a round at a step size that is this share of the peak."""
     return math.floor(pictures / share**2)
+
+
+@lru_cache(maxsize=1000)
+def growing_means(first: int, steps: int, epoch: int) -> int:
+    """Means of a training whose rounds grow from `first` steps, with one at each epoch's end."""
+    period, since, means = growing_period(first, steps), 0, 0
+    for done in range(1, steps + 1):
+        since += 1
+        if since >= period(done) or done % epoch == 0 or done == steps:
+            since, means = 0, means + 1
+    return means
 
 
 def growing_period(pictures: int, steps: int) -> Period:

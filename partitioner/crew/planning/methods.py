@@ -13,6 +13,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from partitioner.crew.machine.rounds import growing_means
 from partitioner.crew.planning.costs import RATIO, Codec, What, answers_per_s, step_s
 from partitioner.crew.planning.facts import Facts, Trainer
 from partitioner.crew.planning.flows import Links, Route
@@ -256,7 +257,12 @@ def _in_rounds(
     round_s = sync.round_pictures / sum(paces)
     if slowest > _LONGEST_STEP * round_s:
         return None
-    seconds = step_s("parameters", round_s, mean_s, wait_s=slowest / 2)
+    steps = 1.0
+    if sync.period == "grows":
+        first, epoch = round(sync.round_pictures / network.batch), network.pictures // network.batch
+        every = growing_means(max(1, first), max(1, network.seen // network.batch), max(1, epoch))
+        steps = max(1.0, network.seen / sync.round_pictures / every)
+    seconds = step_s("parameters", round_s, mean_s, steps=steps, wait_s=slowest / 2)
     return Method(sync, sync.round_pictures / seconds, mean_s, slowest / 2)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from partitioner.crew.machine.events import Meet
-from partitioner.crew.machine.rounds import growing_period, grown, step_factor
+from partitioner.crew.machine.rounds import growing_means, growing_period, grown, step_factor
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.simulate import NETWORK, CrewScenario, Paced, simulate
 from partitioner.run.step_size import learning_rate
@@ -40,6 +40,12 @@ def test_the_rounds_of_a_training() -> None:
     log = simulate(scenario, schedule).log
     meets = [action for _, _, actions in log for action in actions if isinstance(action, Meet)]
     assert [int(meet.weights[0]) for meet in meets[1:]] == [*[3] * 20, 4, 4, 4, 5, 6, 7, 9, 89]
+
+
+def test_the_means_of_a_training_are_counted() -> None:
+    assert growing_means(3, 188, 188) == 28
+    assert growing_means(3, 188, 94) == 29
+    assert growing_means(500, 188, 94) == 2
 
 
 def test_a_round_ends_with_its_epoch() -> None:
