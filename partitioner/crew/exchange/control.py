@@ -35,6 +35,7 @@ from partitioner.crew.machine.events import (
     GoOn,
     Joined,
     Leave,
+    Meet,
     MeetingSchedule,
     Rank,
     Refused,
@@ -303,8 +304,9 @@ class Hand:
             self._check()
         if isinstance(action, Refused) and not action.network:
             self._refused = action
-        if isinstance(action, Commit | GoOn):
-            self._since[action.network] = action.seq
+        match action:
+            case Commit() | GoOn() | Meet(background=True):
+                self._since[action.network] = action.seq
         if isinstance(action, Commit):
             self._committed.add((action.network, action.seq))
         if isinstance(action, GoOn):

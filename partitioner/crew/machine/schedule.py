@@ -45,6 +45,8 @@ class _ScheduledTrainer:
     #: The number of the last Commit or GoOn that it was told.
     since: int = 0
     pictures: int = 0
+    #: Those of a mean in the background that failed; they count as done since the last mean.
+    carried: int = 0
     #: Whether it has the network's committed parameters; a newcomer gets them by its first mean.
     holds: bool = False
     #: Whether it has reported Waiting or Finished, and not been told to go on.
@@ -64,6 +66,8 @@ class _ScheduledTrainer:
 class _Meeting:
     seq: int
     weights: dict[Rank, float]
+    #: Whether its members go on meanwhile.
+    background: bool
     #: Whether a member has the result; who failed may have named who sent the number.
     answers: dict[Rank, bool] = field(default_factory=dict)
     blamed: set[Rank] = field(default_factory=set)
@@ -186,14 +190,17 @@ class RoundSchedule(ABC):
             return self._commit(meeting, living)
         for rank in meeting.weights.keys() - living:
             self._lost(rank)
+        if meeting.background:
+            self._met_in_vain({rank: meeting.weights[rank] for rank in living})
         blamed = [rank for rank in living if rank in meeting.blamed]
         for rank in blamed:
             member = self.members[rank]
-            ends = self._diverged(member)
+            # In the background it has gone on with that number.
+            ends = self._diverged(member) or meeting.background
             member.blamed = member.blamed_before = True
             if ends or not self._givers():
                 return self._fail(f"trainer {rank} sent a number that is not finite")
-            member.pictures = 0
+            member.pictures = member.carried = 0
             self._lost(rank)
         lost = len(living) < len(meeting.weights)
         self._failures = 0 if blamed or lost else self._failures + 1
@@ -206,8 +213,10 @@ class RoundSchedule(ABC):
 
     def _commit(self, meeting: _Meeting, living: list[Rank]) -> list[AnyAction]:
         self._failures, self._closing, self._started = 0, False, True
-        self._committed(meeting.weights)
-        for rank in living:
+        self._committed(meeting.weights, background=meeting.background)
+        for rank in meeting.weights.keys() - living:
+            self._lost(rank)  # what it has done meanwhile
+        for rank in [] if meeting.background else living:
             member = self.members[rank]
             member.holds, member.blamed = True, False
             self._goes_on(member, meeting.seq)
@@ -233,12 +242,21 @@ class RoundSchedule(ABC):
         if not any(weights.values()):
             weights[next(rank for rank in self._givers() if rank in weights)] = 1.0
         self._seq += 1
-        self._meetings |= dict.fromkeys(weights, _Meeting(self._seq, weights))
-        members, parts = tuple(weights), tuple(weights.values())
-        return [
-            Meet(rank=rank, network=self.network, seq=self._seq, members=members, weights=parts)
-            for rank in members
-        ]
+        background = self._begin_background(weights)
+        self._meetings |= dict.fromkeys(weights, _Meeting(self._seq, weights, background))
+        if background:
+            self._closing = False
+            for rank in weights:
+                self._goes_on(self.members[rank], self._seq)
+        first = Meet(
+            rank=0,
+            network=self.network,
+            seq=self._seq,
+            members=tuple(weights),
+            weights=tuple(weights.values()),
+            background=background,
+        )
+        return [replace(first, rank=rank) for rank in weights]
 
     def _go_on(self, claims: Mapping[Rank, tuple[int, ...]]) -> list[AnyAction]:
         """Go on without a mean."""
@@ -301,8 +319,15 @@ class RoundSchedule(ABC):
         """Take in that a trainer's work since the last mean is gone."""
 
     @abstractmethod
-    def _committed(self, weights: Mapping[Rank, float]) -> None:
-        """A mean with these weights is the network's state."""
+    def _committed(self, weights: Mapping[Rank, float], *, background: bool) -> None:
+        """A mean with these weights is the network's state; its members may have gone on."""
+
+    def _begin_background(self, weights: Mapping[Rank, float]) -> bool:
+        """Let these members go on while they meet, if they may; tells whether they do."""
+        return False
+
+    def _met_in_vain(self, weights: Mapping[Rank, float]) -> None:  # noqa: B027
+        """A mean in the background has failed, and these members have what they gave to it."""
 
 
 class Everyone(RoundSchedule):
@@ -312,6 +337,9 @@ class Everyone(RoundSchedule):
     The epoch has `batches` and ends with a mean. Weights are pictures since the last mean, 0 for
     newcomers. Who sends a number that is not finite is left out of the mean once; a second time
     ends the training.
+
+    In the `background` all train on meanwhile, where nobody enters and the epoch does not end; one
+    mean is under way at most, and a number that is not finite ends the training at once.
     """
 
     def __init__(
@@ -323,10 +351,13 @@ class Everyone(RoundSchedule):
         epoch: int = 0,
         expected: Iterable[Rank] = (),
         period: Period | None = None,
+        *,
+        background: bool = False,
     ) -> None:
         super().__init__(network, epochs, epoch, expected)
         self.every_pictures, self.batches = every_pictures, batches
         self._period = period or constant_period(every_pictures)
+        self._background = background
         self._reports = 0
         self.claims = Claims(batches)
 
@@ -356,7 +387,7 @@ class Everyone(RoundSchedule):
         return self._period(self.epoch * self.batches + self.claims.seen)
 
     def _pictures(self) -> int:
-        return sum(member.pictures for member in self.members.values())
+        return sum(member.pictures + member.carried for member in self.members.values())
 
     def _without_mean(self, resting: Sequence[Rank]) -> dict[Rank, tuple[int, ...]]:
         holders = self._holders()
@@ -373,7 +404,23 @@ class Everyone(RoundSchedule):
         """All in one group, by their pictures since the last mean."""
         if not self._all_rest():
             return []
-        return [{rank: float(self.members[rank].pictures) for rank in resting}]
+        members = {rank: self.members[rank] for rank in resting}
+        return [{rank: float(m.pictures + m.carried) for rank, m in members.items()}]
+
+    def _begin_background(self, weights: Mapping[Rank, float]) -> bool:
+        members = [self.members[rank] for rank in weights]
+        able = all(member.holds and not member.blamed for member in members)
+        if not (self._background and able) or all(member.finished for member in members):
+            return False
+        for rank, member in zip(weights, members, strict=True):
+            self.claims.meet(rank)
+            member.pictures = member.carried = 0
+        return True
+
+    def _met_in_vain(self, weights: Mapping[Rank, float]) -> None:
+        for rank, pictures in weights.items():
+            self.claims.met_in_vain(rank)
+            self.members[rank].carried += int(pictures)
 
     def _diverged(self, member: _ScheduledTrainer) -> bool:
         return member.blamed_before
@@ -381,12 +428,12 @@ class Everyone(RoundSchedule):
     def _lost(self, rank: Rank) -> None:
         self.claims.lost(rank)
 
-    def _committed(self, weights: Mapping[Rank, float]) -> None:
+    def _committed(self, weights: Mapping[Rank, float], *, background: bool) -> None:
         for rank in weights:
             self.claims.commit(rank)
-            if rank in self.members:
-                self.members[rank].pictures = 0
-        if self.claims.complete:
+            if rank in self.members and not background:
+                self.members[rank].pictures = self.members[rank].carried = 0
+        if self.claims.complete and not background:
             self.epoch += 1
             self.claims = Claims(self.batches)
 
@@ -442,6 +489,6 @@ class Exact(RoundSchedule):
     def _lost(self, rank: Rank) -> None:
         self._reduced = True
 
-    def _committed(self, weights: Mapping[Rank, float]) -> None:
+    def _committed(self, weights: Mapping[Rank, float], *, background: bool) -> None:
         # One that was lost in the meeting itself is in its group: the next needs another.
         self._reduced = not all(rank in self.members for rank in weights)
