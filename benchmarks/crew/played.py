@@ -68,6 +68,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     grows: bool = False
     scales: bool = False
     moments: int = 0
+    background: bool = False
     route: Route = "ring"
     shards: ShardSizes = "equal"
     codec: CodecName = "fp32"
@@ -237,7 +238,7 @@ class Trainer:
             period = growing_period(case.every, case.epochs * case.steps * n)
             everyone = Everyone(
                 NETWORK, case.every, case.steps * n, case.epochs, expected=range(n),
-                period=period if case.grows else None,
+                period=period if case.grows else None, background=case.background,
             )  # fmt: skip
             machine = MembershipMachine(
                 "d", {NETWORK: tuple(map(str, range(n)))}, {NETWORK: everyone}

@@ -293,7 +293,16 @@ def _schedule(
     every, epochs, period = sync.round_pictures, schedule.epochs, None
     if sync.period == "grows":
         period = growing_period(every, epochs * batches)
-    return Everyone(network, every, batches, epochs, epoch, expected=members, period=period)
+    return Everyone(
+        network,
+        every,
+        batches,
+        epochs,
+        epoch,
+        expected=members,
+        period=period,
+        background=sync.when == "background",
+    )
 
 
 def _digest_of(run: CrewRun, name: str) -> str:

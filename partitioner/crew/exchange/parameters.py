@@ -7,6 +7,7 @@ for a number of steps of the slowest. When a round ends is the schedule's to say
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
@@ -83,6 +84,15 @@ class _Result:
     moments: Tensor | None
 
 
+@dataclass(slots=True)
+class _Late:
+    """A meeting in the background: the parameters that were given to it, and its mean."""
+
+    meet: Meet
+    given: Tensor
+    mean: "Future[_Result]"
+
+
 class Rounds:
     """A `Synchroniser` by means of parameters. One object for one training of one network.
 
@@ -118,6 +128,9 @@ class Rounds:
         self._entered = False
         self._result: _Result | None = None
         self._settled: _Result | None = None
+        #: Of the last meeting, if that was in the background; one thread takes such means.
+        self._late: _Late | None = None
+        self._thread = ThreadPoolExecutor(1, "crew-mean")
         #: What a codec left out of the epoch's last mean: it stays with this trainer's parameters.
         self._left: Tensor | None = None
         self._claims = self._batches = 0
@@ -190,12 +203,15 @@ class Rounds:
     def after_step(self, pictures: int) -> None:
         """Report the step, and meet where the round is closed."""
         self._pictures += pictures
+        self._attend()
         self._report(Ready)
         while (action := self._trainer.poll()) is not None:
             self._check_refused(action)
             if isinstance(action, Close) and action.network == self._network:
                 self._report(Waiting)
                 self._rest()
+            elif isinstance(action, Commit) and action.network == self._network:
+                self._take_over(action)
 
     def settle(self, sums: Tensor) -> Tensor:
         """The epoch's last mean has been taken over.
@@ -270,25 +286,47 @@ class Rounds:
     def _rest(self) -> None:
         """Meet as often as told, until told to go on."""
         while True:
+            self._attend(waits=True)
             action = self._trainer.poll(_POLL_S)
             self._check_refused(action)
             if action is None or action.network != self._network:
                 continue
             if isinstance(action, Meet):
                 self._meet(action)
+                if action.background:
+                    return
             elif isinstance(action, Commit):
+                late = self._late
                 self._take_over(action)
-                return
+                if late is None:
+                    return
             elif isinstance(action, GoOn):
                 self._seq, self._epoch = action.seq, action.epoch
                 return
 
     def _meet(self, meet: Meet) -> None:
         """Take the mean, and report how that went; parameters stay as they are."""
-        rank, self._result = self._trainer.rank, None
-        blamed = None
+        self._result = self._late = None
+        vector = self._flat.read()
+        if meet.background:
+            mean = self._thread.submit(self._averaged, meet, vector)
+            self._late = _Late(meet, vector, mean)
+            self._seq, self._pictures = meet.seq, 0
+        else:
+            self._answer(meet, lambda: self._averaged(meet, vector))
+
+    def _attend(self, *, waits: bool = False) -> None:
+        """Report how a meeting in the background went, once it has ended."""
+        late = self._late
+        if late is not None and self._result is None and (waits or late.mean.done()):
+            self._answer(late.meet, late.mean.result)
+            if self._result is None:
+                self._late = None
+
+    def _answer(self, meet: Meet, mean: "Callable[[], _Result]") -> None:
+        rank, blamed = self._trainer.rank, None
         try:
-            self._result = self._averaged(meet)
+            self._result = mean()
         except NotFinite as error:
             blamed = error.blamed
         except RuntimeError:
@@ -299,8 +337,8 @@ class Rounds:
             failed = MeetingFailed(rank=rank, network=self._network, seq=meet.seq, blamed=blamed)
             self._trainer.report(failed)
 
-    def _averaged(self, meet: Meet) -> _Result:
-        """The mean of a meeting; the own parameters, moments and errors fed back stay.
+    def _averaged(self, meet: Meet, vector: Tensor) -> _Result:
+        """The mean of a meeting, of the own `vector`; parameters, moments and errors fed back stay.
 
         Where a newcomer is among the members, parameters and moments are averaged in fp32.
         """
@@ -314,7 +352,6 @@ class Rounds:
         told = [torch.zeros_like(mine) for _ in meet.members]
         group.allgather([told], [mine]).wait()
         entered = [place for place, has in enumerate(told) if has.item()]
-        vector = self._flat.read()
         if coded := len(entered) == len(told):
             vector, left = self._coded(vector, meeting)
         else:
@@ -371,6 +408,12 @@ class Rounds:
             self._factor = step_factor(steps, self._trainers)
         if self._differs:
             self.common = result.vector
+        if (late := self._late) is not None:
+            # All that was done since it was given stays.
+            moved = result.vector - late.given + (0.0 if result.left is None else result.left)
+            self._flat.write(self._flat.read() + moved)
+            self._result = self._late = None
+            return
         ends = self._entered and commit.epoch > self._epoch
         # An epoch ends with the same network on all.
         self._left, left = (result.left, None) if ends else (None, result.left)

@@ -123,6 +123,8 @@ class _Played:
     pictures: int = 0
     given: list[int] = field(default_factory=list)
     meets: Meet | None = None
+    #: The number of a mean in the background that is not committed.
+    late: int = 0
 
 
 def _meets(trainer: _Played, meet: Meet) -> bool:
@@ -201,8 +203,12 @@ class _Simulation:
         trainer = self._trainers[rank]
         while trainer.mail and not trainer.busy and not trainer.lost:
             match trainer.mail.popleft():
+                case Meet(background=True) as meet:
+                    self._go_on_meanwhile(rank, meet)
                 case Meet() as meet:
                     self._arrive(rank, meet)
+                case Commit(seq=seq) if seq == trainer.late:
+                    trainer.late = 0
                 case Close() if trainer.trains:
                     self._report(rank, Waiting)
                 case Commit() as told:
@@ -265,6 +271,17 @@ class _Simulation:
         elif all(_meets(member, meet) for member in members):
             self._at(self._now_s + self._scenario.mean_s(len(members)), lambda: self._finish(meet))
 
+    def _go_on_meanwhile(self, rank: Rank, meet: Meet) -> None:
+        """Come to a meeting, and go on with the next step."""
+        trainer = self._trainers[rank]
+        trainer.meets, trainer.late, trainer.pictures = meet, meet.seq, 0
+        members = [self._trainers[member] for member in meet.members]
+        if any(member.lost for member in members):
+            self._fail(rank, meet)
+        elif all(_meets(member, meet) for member in members):
+            self._at(self._now_s + self._scenario.mean_s(len(members)), lambda: self._finish(meet))
+        self._go_on(rank, GoOn(rank=rank, network=NETWORK, seq=meet.seq, epoch=trainer.epoch))
+
     def _finish(self, meet: Meet) -> None:
         if not all(_meets(self._trainers[rank], meet) for rank in meet.members):
             return
@@ -282,6 +299,9 @@ class _Simulation:
 
     def _leave(self, rank: Rank) -> None:
         trainer = self._trainers[rank]
+        if trainer.meets is not None and trainer.meets.background:
+            trainer.meets = None
+            return
         assert trainer.rested_s is not None
         self._span(rank, "mean", trainer.rested_s)
         trainer.meets, trainer.busy, trainer.rested_s = None, False, self._now_s

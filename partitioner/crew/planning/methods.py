@@ -263,6 +263,8 @@ def _in_rounds(
         every = growing_means(max(1, first), max(1, network.seen // network.batch), max(1, epoch))
         steps = max(1.0, network.seen / sync.round_pictures / every)
     seconds = step_s("parameters", round_s, mean_s, steps=steps, wait_s=slowest / 2)
+    if sync.when == "background":
+        seconds = max(round_s + slowest / 2 / steps, mean_s / steps)
     return Method(sync, sync.round_pictures / seconds, mean_s, slowest / 2)
 
 

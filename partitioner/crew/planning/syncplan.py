@@ -29,7 +29,7 @@ Above0 = Annotated[int, Meta(gt=0, le=2**40)]
 #: Pictures of a round, and bytes of a bucket (torch's default), where a plan says nothing.
 EVERY_PICTURES, BUCKET_BYTES = 4096, 25 * 2**20
 #: Keys that came after the digests that run folders keep: they count where they are set.
-_LATER_KEYS = ("period", "step_size", "moments", "owner")
+_LATER_KEYS = ("period", "step_size", "moments", "owner", "when")
 
 
 class TensorRule(Record, frozen=True, kw_only=True):
@@ -75,6 +75,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     #: AdamW's are averaged with each so many means.
     moments: Annotated[int, Meta(ge=1, le=1000)] | None = None
     owner: MeanOwner | OuterOwner = MeanOwner()
+    when: Literal["at_once", "background"] = "at_once"
     shares: Literal["equal", "pace"] = "equal"
     route: Route | None = None
     shards: ShardSizes = "equal"
@@ -123,7 +124,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
         }
         named = {
             key: frozenset((getattr(self, key),))
-            for key in ("name", "what", "period", "step_size", "shares", "shards")
+            for key in ("name", "what", "period", "step_size", "when", "shares", "shards")
         }
         kind = "outer" if isinstance(self.owner, OuterOwner) else "mean"
         of_all = {"owner": frozenset((kind,)), "route": frozenset((self.way,))}

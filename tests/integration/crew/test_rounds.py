@@ -23,6 +23,7 @@ from partitioner.crew.machine.events import (  # noqa: E402
     AnyEvent,
     Finished,
     GoOn,
+    Meet,
     MeetingFailed,
     Ready,
     Waiting,
@@ -38,19 +39,22 @@ TRAINERS, BATCHES = 3, [np.arange(start, start + 2) for start in range(0, 24, 2)
 class Desk:
     """A schedule and mailboxes in this process."""
 
-    def __init__(self, every: int) -> None:
-        expected = range(TRAINERS)
-        self.schedule = Everyone("net", every, len(BATCHES), 1, expected=expected)
+    def __init__(self, every: int, *, background: bool = False) -> None:
+        self.schedule = Everyone(
+            "net", every, len(BATCHES), 1, expected=range(TRAINERS), background=background
+        )
         self.lock = threading.Lock()
         self.boxes: list[Queue[AnyAction]] = [Queue() for _ in range(TRAINERS)]
         self.counters: dict[str, int] = defaultdict(int)
         self.log: list[AnyEvent] = []
         self.settling_bytes: set[int] = set()
+        self.in_background = 0
 
     def take(self, event: AnyEvent) -> None:
         with self.lock:
             self.log.append(event)
             for action in self.schedule.handle(event):
+                self.in_background += isinstance(action, Meet) and action.background
                 self.boxes[action.rank].put(action)
 
 
@@ -95,13 +99,18 @@ class Plain(PlainGroups):
 
 
 def trained(
-    codec: CodecName, odd: int | None = None, *, odd_steps: int = 1, every: int = 8
+    codec: CodecName,
+    odd: int | None = None,
+    *,
+    odd_steps: int = 1,
+    every: int = 8,
+    background: bool = False,
 ) -> tuple[Desk, list[Any]]:
     """Steps that add each picture's number to the parameters; `odd` adds none in its first.
 
     Rounds of 2 pictures are a step of each.
     """
-    desk, store = Desk(every), HashStore()
+    desk, store = Desk(every, background=background), HashStore()
     at_once = threading.Barrier(TRAINERS if every == 2 else 1)
 
     def run(rank: int) -> Tensor | str:
@@ -136,10 +145,12 @@ def trained(
     return desk, in_threads(TRAINERS, run)
 
 
+@pytest.mark.parametrize("background", [False, True], ids=["at_once", "background"])
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])
-def test_all_end_with_the_same_bits(codec: CodecName) -> None:
-    desk, found = trained(codec)
+def test_all_end_with_the_same_bits(codec: CodecName, background: bool) -> None:
+    desk, found = trained(codec, background=background)
     assert desk.schedule.ended == "net is trained"
+    assert (desk.in_background >= TRAINERS) == background
     assert all(torch.equal(found[0], other) for other in found)
     # Beside the means, parameters of the first meeting in fp32: moments are the same there.
     assert desk.settling_bytes == {4 * 600 * 4 // 3}

@@ -62,6 +62,19 @@ def test_a_schedule_of_ones_own_is_played() -> None:
     assert (commits(trace) - 2, commits(simulate(scenario)) - 2) == (10, 5)
 
 
+def test_means_in_the_background_cost_no_time() -> None:
+    scenario = CrewScenario(
+        trainers=crew(1.0, 1.0), every_pictures=20, batches=200, epochs=2, mean_s=lambda n: 5.0
+    )
+    schedule = Everyone(NETWORK, 20, 200, 2, background=True)
+    trace = simulate(scenario, schedule)
+    assert trace.ended == "network is trained"
+    # One to begin with, the last one under way in each epoch, and its end are waited for.
+    assert 200 + 3 * 5 <= trace.seconds <= 200 + 5 + 2 * 2 * 5 + 2
+    assert simulate(scenario).seconds >= 200 + 20 * 5
+    assert commits(trace) > 15
+
+
 def commits(trace: CrewTrace) -> int:
     """Means that were committed."""
     return len({a.seq for _, _, actions in trace.log for a in actions if isinstance(a, Commit)})

@@ -16,7 +16,7 @@ from partitioner.crew.planning.rules import (
     refusals,
     rules_table,
 )
-from partitioner.crew.planning.syncplan import NetworkSync, OuterOwner, Stage, is_exact
+from partitioner.crew.planning.syncplan import MeanOwner, NetworkSync, OuterOwner, Stage, is_exact
 
 PAGE = Path(__file__).parents[5] / "docs" / "reference" / "crew.md"
 #: Values of keys by their words.
@@ -24,6 +24,8 @@ VALUES: dict[tuple[str, str], Any] = {
     ("every_pictures", GIVEN): 64,
     ("moments", GIVEN): 2,
     ("owner", "outer"): OuterOwner(),
+    ("owner", "mean"): MeanOwner(),
+    ("moments", MISSING): None,
     ("bucket_bytes", GIVEN): 64,
     ("micro_batches", GIVEN): 2,
     ("stage", GIVEN): (Stage(blocks=1, by="desk"), Stage(blocks=1, by="nuc")),
@@ -40,6 +42,8 @@ OTHERS = {
     "stage": (GIVEN, MISSING),
     "name": ("teacher", "member-0"),
     "by": (GIVEN, MISSING),
+    "owner": ("mean", "outer"),
+    "moments": (GIVEN, MISSING),
     "micro_batches": (GIVEN, MISSING),
 }
 

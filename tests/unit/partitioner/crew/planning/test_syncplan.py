@@ -103,6 +103,15 @@ def test_no_stage_has_more_in_flight_than_the_one_before(
             network("step_size = 'auto'"),
             'step_size`: expected "auto" only with what = "parameters"',
         ),
+        (network("when = 'background'"), 'when`: expected "background" only with what = "param'),
+        (
+            network("what = 'parameters'\nwhen = 'background'\nmoments = 2"),
+            'when`: expected "background" only without moments',
+        ),
+        (
+            network("what = 'parameters'\nwhen = 'background'\nowner = {kind = 'outer'}"),
+            'when`: expected "background" only with owner = "mean", found "outer"',
+        ),
         (network("moments = 2"), 'moments`: expected only with what = "parameters", found'),
         (network("owner = {kind = 'outer'}"), 'owner`: expected "outer" only with what = "param'),
         (
@@ -240,6 +249,7 @@ SYNC = st.builds(
     period=st.sampled_from(["same", "grows"]),
     step_size=st.sampled_from(["given", "auto"]),
     moments=st.none() | st.integers(1, 9),
+    when=st.sampled_from(["at_once", "background"]),
     owner=st.sampled_from([MeanOwner(), OuterOwner(), OuterOwner(step=0.7, momentum=0.9)]),
 )
 
@@ -289,6 +299,7 @@ def test_run_folders_of_before_go_on(more: dict[str, Any], digest: str) -> None:
         {"period": "grows"},
         {"step_size": "auto"},
         {"moments": 3},
+        {"when": "background"},
         {"owner": OuterOwner(step=1.5)},
     ):
         changed = msgspec.structs.replace(sync, **later)
