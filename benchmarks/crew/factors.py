@@ -67,7 +67,7 @@ def case(data: str, start: str, method: str, rate: float, seed: int, pictures: i
 class FactoredCases(Learning, frozen=True, kw_only=True):
     """All trainings."""
 
-    cases: tuple[Factored, ...]  # type: ignore[assignment]
+    cases: tuple[Factored, ...]
 
 
 def cases_of(counts: dict[str, int]) -> Iterator[list[Factored]]:

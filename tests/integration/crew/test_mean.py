@@ -116,7 +116,8 @@ def test_what_an_encoding_loses_comes_with_the_next_means(means: Means) -> None:
 
     def run(meeting: Meeting) -> Tensor:
         mean = Mean(segments([("int8", count)]), means)
-        total, left = torch.zeros(count), torch.zeros(count)
+        total: Tensor = torch.zeros(count)
+        left: Tensor = torch.zeros(count)
         for x in drawn[meeting.rank]:
             mean.of(x + left, meeting)  # an attempt that is not committed leaves no trace
             shards = mean.collect(x + left, meeting)
