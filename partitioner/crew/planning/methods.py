@@ -202,12 +202,14 @@ class Methods:
     def _stages(
         self, network: NetworkWork, crew: Sequence[str], micro_batches: int
     ) -> Method | None:
-        blocks, block_bytes = network.blocks, network.block_bytes(len(crew), micro_batches)
-        most = [int(self._trainers[name].memory_bytes // block_bytes) for name in crew]
-        if min(most) < 1 or sum(most) < blocks:
-            return None
+        block_bytes = [network.block_bytes(n, micro_batches) for n in range(len(crew), 0, -1)]
+        memory = [self._trainers[name].memory_bytes for name in crew]
+        most = [[int(there // each) for each in block_bytes] for there in memory]
         pipeline, unit_s = self._pipeline(network, crew, micro_batches)
-        order, sizes, time = in_best_order(blocks, pipeline, most)
+        try:
+            order, sizes, time = in_best_order(network.blocks, pipeline, most)
+        except ValueError:  # they do not fit
+            return None
         stages = tuple(Stage(blocks=size, by=crew[i]) for i, size in zip(order, sizes, strict=True))
         sync = NetworkSync(name=network.name, micro_batches=micro_batches, stage=stages)
         return Method(sync, network.batch / (time * unit_s))

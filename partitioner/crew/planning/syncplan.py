@@ -303,8 +303,11 @@ def _of_stages(
     if (found := sum(stage.blocks for stage in sync.stage)) != network.blocks:
         yield f"`{key}.stage`: expected {network.blocks} blocks together, found {found}"
         return
-    block_bytes = network.block_bytes(len(sync.stage), sync.micro_batches or 1)
-    needed = {stage.by: stage.blocks * block_bytes for stage in sync.stage}
+    micro_batches = sync.micro_batches or 1
+    needed = {
+        stage.by: stage.blocks * network.block_bytes(kept, micro_batches)
+        for stage, kept in zip(sync.stage, sync.in_flight, strict=True)
+    }
     using = [facts.names[0], *(plan.answers.by or facts.names)]
     using += [name for other in plan.network if other != sync for name in other.crew or facts.names]
     for name in facts.names:

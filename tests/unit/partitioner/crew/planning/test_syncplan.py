@@ -306,6 +306,24 @@ def test_run_folders_of_before_go_on(more: dict[str, Any], digest: str) -> None:
         assert SyncPlan(network=(changed,)).digest != digest
 
 
+def test_a_later_stage_keeps_fewer_micro_batches() -> None:
+    """Blocks of 1 GB a batch, in 4 micro-batches: desk keeps three of them, nuc one."""
+    teacher = NetworkWork(
+        name="teacher", size_bytes=12, pictures=1, epochs=1, batch=64,
+        activation_bytes=12e9 / 64, blocks=12,
+    )  # fmt: skip
+    work = Work(networks=(teacher,))
+    stages = (Stage(blocks=4, by="desk"), Stage(blocks=4, by="tower"), Stage(blocks=4, by="nuc"))
+    sync = NetworkSync(name="teacher", micro_batches=4, stage=stages)
+    for gb, lacking in ((3.1, set()), (2.9, {"desk"}), (1.9, {"desk", "tower"})):
+        found = contradictions(SyncPlan(network=(sync,)), three(memory_bytes=int(gb * 1e9)), work)
+        named = {name for name in ("desk", "tower", "nuc") if f"stage of {name} " in "".join(found)}
+        assert named == lacking
+    short = tuple(msgspec.structs.replace(stage, in_flight=1) for stage in stages)
+    one = msgspec.structs.replace(sync, stage=short)
+    assert contradictions(SyncPlan(network=(one,)), three(memory_bytes=1_100_000_000), work) == []
+
+
 @pytest.mark.parametrize(
     ("blocks", "size_gb", "nuc_gb", "message"),
     [
