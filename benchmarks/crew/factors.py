@@ -1,6 +1,6 @@
 """What rounds lose to averaged gradients once their steps and lengths follow from the step size.
 
-    python -m benchmarks.crew.factors --data FOLDER FOLDER --scratch FOLDER [--minutes 20]
+    python -m benchmarks.crew.factors --data FOLDER FOLDER --scratch FOLDER [--minutes 20] [--more]
 
 The networks, pictures and processes of `benchmarks.crew.lengths`, with fewer pictures: gradients,
 rounds of a sixteenth of an epoch, and rounds with `step_size = "auto"`, `period = "grows"` and
@@ -86,12 +86,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, nargs=2, required=True)
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--more", action="store_true", help="go on from the kept result")
     options = parser.parse_args()
     folder, until_s = options.scratch, time.monotonic() + 60 * options.minutes
     folder.mkdir(parents=True, exist_ok=True)
     lengths.LIMIT_TRAIN, lengths.LIMIT_TEST = LIMIT_TRAIN, LIMIT_TEST
     counts = lengths.prepare(options.data, folder)
-    machine, rows = describe_machine(), list[dict[str, Any]]()
+    machine = describe_machine()
+    rows: list[dict[str, Any]] = kept(RESULT.stem)["rows"] if options.more else []
+    known = {(row["start"], row["method"], row["rate"], row["seed"]) for row in rows}
     *_, other = counts
     before = lengths.case(other, BEFORE, 0, counts[other])
     if not (folder / f"before-{other}.pt").exists():
@@ -99,6 +102,8 @@ def main() -> None:
     for some in cases_of(counts):
         if time.monotonic() > until_s:
             break
+        if all((one.start, one.method, one.rate, one.seed) in known for one in some):
+            continue
         said = told(FactoredCases, some, lengths.TRAINERS, folder, "benchmarks.crew.factors")
         rows += [
             {"method": one.method, "rate": one.rate, "seed": one.seed, **said[0][one.name]}

@@ -281,6 +281,7 @@ class Rounds:
 
     def _check_refused(self, action: AnyAction | None) -> None:
         if isinstance(action, Refused) and action.network in ("", self._network):
+            self._thread.shutdown()  # its groups are of one thread at a time
             raise CrewEnded(action.reason)
 
     def _rest(self) -> None:
