@@ -18,6 +18,7 @@ PAGES = {
     "accuracy": "accuracy.page",
     "accuracy-law": "accuracy.unseen",
     "crew-assignment": "crew.assignment",
+    "crew-factors": "crew.factors",
     "crew-frozen": "crew.frozen",
     "crew-links": "crew.links",
     "crew-net": "crew.net",

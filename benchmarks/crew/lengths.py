@@ -60,6 +60,9 @@ class Learned(Case, frozen=True, kw_only=True):
     data: str
     start: str
     rounds: int
+    seed: int = SEED
+    #: Times the default step size.
+    rate: float = 1.0
 
 
 class Learning(Cases, frozen=True, kw_only=True):
@@ -88,7 +91,7 @@ class Learner(Trainer):
     def __init__(self, case: Learned, cases: Cases, rank: int, folder: Path) -> None:
         super().__init__(case, cases, rank, folder)
         self.pixels, self.labels = split(folder, case.data, "train")
-        self.module = network(int(self.labels.max()) + 1)
+        self.module = network(int(self.labels.max()) + 1, case.seed)
         if case.start == FINE_TUNED:
             (other,) = (path for path in folder.glob("before-*") if case.data not in path.name)
             weights = torch.load(other)
@@ -102,11 +105,10 @@ class Learner(Trainer):
 
     def _fit(self, sync: Synchroniser) -> dict[str, Any]:
         case = self.case
-        schedule = MemberSchedule(
-            epochs=case.epochs, batch_size=BATCH, learning_rate=RATES[case.start]
-        )
+        rate = case.rate * RATES[case.start]
+        schedule = MemberSchedule(epochs=case.epochs, batch_size=BATCH, learning_rate=rate)
         stage = TrainingStage(
-            name="learning", pictures=len(self.labels), schedule=schedule, seed=SEED,
+            name="learning", pictures=len(self.labels), schedule=schedule, seed=case.seed,
             autocast="bf16", checkpoint=self.folder / f"{case.name}-{self.rank}.pt", sync=sync,
         )  # fmt: skip
         fit(self.module, stage, self.loss_of, Progress(io.StringIO()))
@@ -125,8 +127,8 @@ class Learner(Trainer):
         return said
 
 
-def network(classes: int) -> Teacher:
-    torch.manual_seed(SEED)
+def network(classes: int, seed: int = SEED) -> Teacher:
+    torch.manual_seed(seed)
     teacher = build_teacher(teacher_spec("vit_tiny_patch16_224", SHAPE), classes, pretrained=False)
     init_weights(teacher.network)
     return teacher

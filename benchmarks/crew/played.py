@@ -23,10 +23,11 @@ from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
 from partitioner.crew.exchange.flat import Flat
 from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import TrainerGroups
-from partitioner.crew.exchange.mean import Mean, Means, Meeting, Route, Shards
+from partitioner.crew.exchange.mean import Mean, Means, Meeting, Route, ShardSizes
 from partitioner.crew.exchange.parameters import Rounds
 from partitioner.crew.machine.events import Accepted
 from partitioner.crew.machine.membership import MembershipMachine
+from partitioner.crew.machine.rounds import growing_period
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
 from partitioner.crew.planning.facts import tournament
@@ -63,8 +64,13 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     paces: tuple[float, ...] = ()
     #: Pictures of a round of all together, or own steps between means.
     every: int = 0
+    #: Of rounds: lengths and step sizes that follow from the step, and AdamW's moments.
+    grows: bool = False
+    scales: bool = False
+    moments: int = 0
+    background: bool = False
     route: Route = "ring"
-    shards: Shards = "equal"
+    shards: ShardSizes = "equal"
     codec: CodecName = "fp32"
     bucket_bytes: int = 25 * 2**20
     uplink: tuple[float, ...] = ()
@@ -190,7 +196,7 @@ class Trainer:
         distributed.barrier()
         store = connect(host, self.cases.port + 1, "", timeout=timedelta(seconds=60))
         groups = TrainerGroups(
-            store, self.rank, self.cases.hosts[self.rank], lambda network: 0, 60.0
+            store, self.rank, self.cases.hosts[self.rank], lambda network, seq: False, 60.0
         )
         for pairs in tournament(list(map(str, range(n)))):
             pair = next(sorted(map(int, one)) for one in pairs if str(self.rank) in one)
@@ -229,7 +235,11 @@ class Trainer:
         port = self.cases.port + 2 + self.cases.cases.index(case)
         if self.rank == 0:
             store = serve_store(host, port, "")
-            everyone = Everyone(NETWORK, case.every, case.steps * n, case.epochs, expected=range(n))
+            period = growing_period(case.every, case.epochs * case.steps * n)
+            everyone = Everyone(
+                NETWORK, case.every, case.steps * n, case.epochs, expected=range(n),
+                period=period if case.grows else None, background=case.background,
+            )  # fmt: skip
             machine = MembershipMachine(
                 "d", {NETWORK: tuple(map(str, range(n)))}, {NETWORK: everyone}
             )
@@ -245,9 +255,9 @@ class Trainer:
         )  # fmt: skip
         sync = Rounds(
             NETWORK, hand, groups, n, first=self.rank == 0, means=self._means(),
-            codec_of=self._codec_of,
+            codec_of=self._codec_of, scales=case.scales, moments=case.moments,
         )  # fmt: skip
-        said = self._fit(sync) | {"sent_bytes": sync.sent_bytes}
+        said = self._fit(sync) | {"sent_bytes": sync.sent_bytes + sync.settling_bytes}
         distributed.barrier()
         hand.close()
         return said

@@ -65,7 +65,8 @@ from partitioner.pilot.linear import fit, leave_groups_out
 from partitioner.run.progress import Progress
 from partitioner.training.compute import own_threads, quicker_autocast, use_threads
 from partitioner.training.live import Averaged
-from partitioner.training.loop import MAX_GRADIENT_NORM, parameter_groups, retake_statistics
+from partitioner.training.loop import parameter_groups, retake_statistics
+from partitioner.training.synchroniser import MAX_GRADIENT_NORM
 
 RESULT = RESULTS / "scenes-verdict.json"
 DEVICES = "raspberry-pi-5*4"

@@ -7,12 +7,13 @@ from typing import TypeVar
 from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.mean import Means
+from partitioner.crew.exchange.owners import OuterStep
 from partitioner.crew.exchange.parameters import Rounds
 from partitioner.crew.exchange.store import SignedStore
 from partitioner.crew.machine.events import TrainerControl
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.flows import Links
-from partitioner.crew.planning.syncplan import BUCKET_BYTES, SyncPlan
+from partitioner.crew.planning.syncplan import BUCKET_BYTES, OuterOwner, SyncPlan
 from partitioner.crew.progress import Patient, WorkAccount
 from partitioner.training.distributed import Crew
 from partitioner.training.synchroniser import Synchroniser
@@ -35,7 +36,10 @@ class Crews:
 
     def rounds(self, network: str) -> Synchroniser:
         """Means of parameters."""
-        trainers = len(self.plan.of(network).by or self.facts.names)
+        sync = self.plan.of(network)
+        trainers, outer = len(sync.by or self.facts.names), None
+        if isinstance(sync.owner, OuterOwner):
+            outer = OuterStep(sync.owner.step, sync.owner.momentum)
         rounds = Rounds(
             network,
             Patient(self.control, self.account),
@@ -43,7 +47,10 @@ class Crews:
             trainers,
             first=True,  # each keeps its own files
             means=self._means(network),
-            codec_of=self.plan.of(network).codec_of,
+            codec_of=sync.codec_of,
+            scales=sync.step_size == "auto",
+            moments=sync.moments or 0,
+            outer=outer,
         )
         self.account.follow(lambda: rounds.sent_bytes + rounds.settling_bytes)
         return rounds

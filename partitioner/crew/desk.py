@@ -36,8 +36,9 @@ from partitioner.crew.history import costs_of, spans_of
 from partitioner.crew.machine.events import Rank, Waited
 from partitioner.crew.machine.jobs import Job, Jobs
 from partitioner.crew.machine.membership import MembershipMachine
+from partitioner.crew.machine.rounds import growing_period
 from partitioner.crew.machine.run import CrewRun
-from partitioner.crew.machine.schedule import Everyone, Exact
+from partitioner.crew.machine.schedule import Everyone, Exact, RoundSchedule
 from partitioner.crew.machine.watch import Watch
 from partitioner.crew.passes import OUTPUTS
 from partitioner.crew.planning.facts import Facts
@@ -137,7 +138,7 @@ def train_together(
     finished = finished_jobs(work, jobs)
     exported: dict[int, tuple[Path, float]] = {}
 
-    def schedule_of(network: str, members: set[int]) -> Everyone | Exact:
+    def schedule_of(network: str, members: set[int]) -> RoundSchedule:
         return _schedule(work, plan, facts, network, members)
 
     begin = Begin(
@@ -205,7 +206,7 @@ def _lead(
     call: DeskListening,
     jobs: Sequence[Job],
     finished: Sequence[str],
-    schedule_of: Callable[[str, set[int]], Everyone | Exact],
+    schedule_of: Callable[[str, set[int]], RoundSchedule],
     take_part: Callable[[Ends, SignedStore, Callable[[], Collection[Rank]]], None],
     progress: Progress,
 ) -> dict[str, str]:
@@ -272,7 +273,7 @@ def _trains_teacher(settings: Settings) -> bool:
 
 def _schedule(
     work: TrainingContext, plan: SyncPlan, facts: Facts, network: str, members: set[int]
-) -> Everyone | Exact:
+) -> RoundSchedule:
     """The rounds of a network that several trainers share."""
     sync = plan.of(network)
     if sync.what == "gradients":
@@ -289,7 +290,19 @@ def _schedule(
     batches = trainers * math.ceil(len(pictures) / schedule.batch_size)
     # The desk, whose rank is lowest, gives what it has reached before.
     epoch = epochs_of(work.run.checkpoint(network)) if 0 in members else 0
-    return Everyone(network, sync.round_pictures, batches, schedule.epochs, epoch, expected=members)
+    every, epochs, period = sync.round_pictures, schedule.epochs, None
+    if sync.period == "grows":
+        period = growing_period(every, epochs * batches)
+    return Everyone(
+        network,
+        every,
+        batches,
+        epochs,
+        epoch,
+        expected=members,
+        period=period,
+        background=sync.when == "background",
+    )
 
 
 def _digest_of(run: CrewRun, name: str) -> str:

@@ -51,7 +51,7 @@ def train_in_generations(
         try:
             train(crew, these)
         except (RuntimeError, StoppedElsewhere):  # of gloo, or of a member that ends with an error
-            groups.drop(network)
+            groups.drop(network, these)
             reached = epochs_of(checkpoint)
             if these == members and reached == position:
                 raise
@@ -80,7 +80,7 @@ def _met(
             giver = next(i for i, weight in enumerate(meet.weights) if weight)
             _give(group, place, giver, checkpoint)
         except RuntimeError:
-            groups.drop(network)
+            groups.drop(network, meet.members)
             control.report(MeetingFailed(rank=control.rank, network=network, seq=meet.seq))
             meet = _next(network, control)
             continue
@@ -88,7 +88,7 @@ def _met(
         members, meet = meet.members, _next(network, control)
         if isinstance(meet, Commit):
             return Crew(place, len(members), group, own_files=True), members
-        groups.drop(network)
+        groups.drop(network, members)
 
 
 def _give(group: ProcessGroup, place: int, giver: int, checkpoint: Path) -> None:

@@ -28,8 +28,7 @@ from partitioner.run.settings import Autocast
 from partitioner.training.cached_outputs import batch
 from partitioner.training.checkpoint import epochs_of
 from partitioner.training.distributed import Crew
-from partitioner.training.loop import MAX_GRADIENT_NORM
-from partitioner.training.synchroniser import EveryStep, Index, Share
+from partitioner.training.synchroniser import EveryStep, Index, Share, step_clipped
 
 #: Pieces of a timm ViT before its blocks; all others but the blocks come after them.
 _FIRST = {
@@ -225,8 +224,8 @@ class Pipeline(EveryStep):
         total = F.cross_entropy(logits[real], wanted, label_smoothing=smoothing, reduction="sum")
         return total / self._count
 
-    def after_backward(self) -> None:
-        """Clip gradients by their norm over all stages."""
+    def update(self, optimiser: torch.optim.Optimizer) -> float:
+        """Take a step with gradients clipped by their norm over all stages."""
         assert self._module is not None
         gradients = [p.grad for p in self._module.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
@@ -235,7 +234,7 @@ class Pipeline(EveryStep):
         if not squares.isfinite():  # all stages have to see it
             squares.fill_(torch.nan)
         total = squares.sqrt().float()[0].to(norm.device)
-        nn.utils.clip_grads_with_norm_(self._module.parameters(), MAX_GRADIENT_NORM, total)
+        return step_clipped(self._module, optimiser, total)
 
     def settle(self, sums: Tensor) -> Tensor:
         """Keep the checkpoint of the epoch before, which all stages have written."""

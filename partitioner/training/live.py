@@ -23,6 +23,7 @@ from partitioner.networks.teacher import Teacher
 from partitioner.run.curves import Curve
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Augmentation, Autocast, MemberSchedule
+from partitioner.run.step_size import learning_rate
 from partitioner.training.compute import training_device
 from partitioner.training.context import TrainingContext
 from partitioner.training.loop import (
@@ -30,7 +31,6 @@ from partitioner.training.loop import (
     TrainingDiverged,
     check_batches,
     derived_seed,
-    learning_rate,
     parameter_groups,
     retake_statistics,
 )

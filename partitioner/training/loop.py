@@ -23,13 +23,12 @@ from mdp.errors import InputError, MDPError
 from partitioner.run.curves import Curve
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Autocast, Schedule
+from partitioner.run.step_size import learning_rate
 from partitioner.training.checkpoint import TrainingState, restore, save
 from partitioner.training.compute import training_device
 from partitioner.training.distributed import agreed, first_then_others, on_first, shared, together
 from partitioner.training.synchroniser import EveryStep, Synchroniser
 
-WARMUP_SHARE = 0.1
-MAX_GRADIENT_NORM = 1.0
 #: Pictures, at most, from which the statistics of batch norms are taken at the end.
 STATISTICS = 2048
 
@@ -88,14 +87,6 @@ def derived_seed(seed: int, *what: object) -> int:
     """The seed of one purpose, 0 to 2**63 - 1."""
     digest = hashlib.sha256(repr((seed, *what)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
-
-
-def learning_rate(step: int, steps: int, peak: float, warmup_share: float = WARMUP_SHARE) -> float:
-    """Linear warm-up over the first share of `steps`, then a cosine to zero."""
-    warmup = max(1, round(warmup_share * steps))
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
 def train_stage(
@@ -317,14 +308,12 @@ def _step(
         losses = training.loss_of(training.network, share, epoch)
     # Gradients are averaged over processes; this makes it the mean over the batch's pictures.
     (losses["loss"] * (part * stage.sync.crew.size)).backward()  # type: ignore[no-untyped-call]
-    stage.sync.after_backward()
-    norm = nn.utils.clip_grad_norm_(training.module.parameters(), MAX_GRADIENT_NORM)
+    norm = stage.sync.update(training.optimiser)
     weighted = torch.stack([loss.detach().float() * part for loss in losses.values()])
     means = dict(zip(losses, stage.sync.step_losses(weighted).tolist(), strict=True))
-    for what, value in (("loss", means["loss"]), ("gradient's norm", float(norm))):
+    for what, value in (("loss", means["loss"]), ("gradient's norm", norm)):
         if not math.isfinite(value):
             raise _diverged(training, what, value, epoch, number)
-    training.optimiser.step()
     return means
 
 

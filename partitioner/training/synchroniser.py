@@ -4,6 +4,7 @@ The loop asks one object, so that a process may train one network with some othe
 one alone. Crews with other ways to synchronise are in `partitioner.crew.exchange`.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +23,9 @@ from partitioner.training.distributed import (
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+#: Gradients are clipped to this norm.
+MAX_GRADIENT_NORM = 1.0
 
 Index = NDArray[np.int64]
 #: Number of a step in its epoch, the own pictures, their share of the step's.
@@ -53,8 +57,11 @@ class Synchroniser(Protocol):
     def step_losses(self, losses: "Tensor") -> "Tensor":
         """A step's losses, from those of each process times the share of its pictures."""
 
-    def after_backward(self) -> None:
-        """Gradients are complete, and not yet clipped."""
+    def update(self, optimiser: "torch.optim.Optimizer") -> float:
+        """Clip the gradients, which are complete, and take the step; returns their norm before.
+
+        Without a step where the norm is not finite, which every process then sees.
+        """
 
     def after_step(self, pictures: int) -> None:
         """Weights have changed by a step on `pictures` own pictures."""
@@ -70,6 +77,24 @@ class Synchroniser(Protocol):
 
     def decided(self, stop: bool) -> bool:
         """Tell whether all stop at the end of an epoch; `stop` is what this process makes of it."""
+
+
+def step_clipped(
+    module: "nn.Module", optimiser: "torch.optim.Optimizer", norm: "Tensor | None" = None
+) -> float:
+    """Clip the gradients of `module` to `MAX_GRADIENT_NORM` and take a step; returns their norm.
+
+    norm: that of all gradients, where `module` has a part of them. A norm that is not finite is
+    returned without a step.
+    """
+    from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+    if norm is None:
+        norm = get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+    if math.isfinite(found := float(norm)):
+        clip_grads_with_norm_(module.parameters(), MAX_GRADIENT_NORM, norm)
+        optimiser.step()
+    return found
 
 
 class EveryStep:
@@ -118,8 +143,10 @@ class EveryStep:
         """Means over the pictures of all."""
         return summed(losses, self.crew)
 
-    def after_backward(self) -> None:
-        """Nothing: DDP has averaged the gradients."""
+    def update(self, optimiser: "torch.optim.Optimizer") -> float:
+        """A step of one's own: DDP has averaged the gradients."""
+        assert self._module is not None
+        return step_clipped(self._module, optimiser)
 
     def after_step(self, pictures: int) -> None:
         """Nothing: the weights are the same on all."""

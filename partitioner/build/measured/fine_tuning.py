@@ -28,12 +28,12 @@ from partitioner.run.progress import Progress
 from partitioner.training.compute import quicker_autocast
 from partitioner.training.live import Averaged, placed
 from partitioner.training.loop import (
-    MAX_GRADIENT_NORM,
     STATISTICS,
     TrainingDiverged,
     parameter_groups,
     retake_statistics,
 )
+from partitioner.training.synchroniser import MAX_GRADIENT_NORM
 
 #: Share of the time during which the step size rises.
 _WARM_UP = 0.05

@@ -35,6 +35,7 @@ from partitioner.crew.machine.events import (
     GoOn,
     Joined,
     Leave,
+    Meet,
     MeetingSchedule,
     Rank,
     Refused,
@@ -253,7 +254,7 @@ class Hand:
         #: Whether the desk has said that all is done; it may be gone before that is polled.
         self.may_leave = False
         self._since: dict[str, int] = {}
-        self._committed: dict[str, int] = {}
+        self._committed = set[tuple[str, int]]()
         self._claimed: dict[str, list[int]] = {}
         self._given: dict[str, list[int]] = {}
         self._threads = [
@@ -303,10 +304,11 @@ class Hand:
             self._check()
         if isinstance(action, Refused) and not action.network:
             self._refused = action
-        if isinstance(action, Commit | GoOn):
-            self._since[action.network] = action.seq
+        match action:
+            case Commit() | GoOn() | Meet(background=True):
+                self._since[action.network] = action.seq
         if isinstance(action, Commit):
-            self._committed[action.network] = action.seq
+            self._committed.add((action.network, action.seq))
         if isinstance(action, GoOn):
             self._given.setdefault(action.network, []).extend(action.claims)
         return action
@@ -324,9 +326,9 @@ class Hand:
         self._claimed.setdefault(network, []).append(number)
         return number
 
-    def committed(self, network: str) -> int:
-        """The number of the last meeting whose mean was committed, as polled; 0 for none."""
-        return self._committed.get(network, 0)
+    def committed(self, network: str, seq: int) -> bool:
+        """Tell whether the mean of a meeting was committed, as polled."""
+        return (network, seq) in self._committed
 
     def close(self) -> None:
         """Leave."""

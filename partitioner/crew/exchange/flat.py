@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from partitioner.crew.exchange.codecs import CODECS, CodecName
+from partitioner.crew.exchange.codecs import CODECS, Codec, CodecName
 from partitioner.crew.exchange.mean import Segment
 
 CodecOf = Callable[[str], CodecName]
@@ -15,7 +15,8 @@ CodecOf = Callable[[str], CodecName]
 class Flat:
     """Trainable parameters in one vector, those of a codec in a row, then batch norms' statistics.
 
-    codec_of: the codec of a parameter by its name; statistics are always fp32.
+    codec_of: the codec of a parameter by its name; statistics are always fp32, in a segment of
+    their own from `learned` on.
     """
 
     def __init__(self, module: nn.Module, codec_of: CodecOf) -> None:
@@ -26,15 +27,16 @@ class Flat:
         self._tensors: list[Tensor] = []
         self.segments: list[Segment] = []
         start = 0
-        for name, codec in CODECS.items():
-            tensors: list[Tensor] = [p for wanted, p in named if wanted == name]
-            tensors += statistics if name == "fp32" else []
+        rows: list[tuple[Codec, list[Tensor]]] = [
+            (codec, [p for wanted, p in named if wanted == name]) for name, codec in CODECS.items()
+        ]
+        self.learned = sum(parameter.numel() for parameter in self.parameters)
+        for codec, tensors in (*rows, (CODECS["fp32"], statistics)):
             stop = start + sum(t.numel() for t in tensors)
             if stop > start:
                 self.segments.append(Segment(start, stop, codec))
             self._tensors += tensors
             start = stop
-        self.count = start
 
     def read(self) -> Tensor:
         """A copy, on the processor."""

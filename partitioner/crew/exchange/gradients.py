@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
@@ -21,8 +22,9 @@ class Gradients(EveryStep):
 
     members: by their rank in the group, the ranks by which `means` knows trainers; by default the
     same. paces: pictures/s by rank in the group, none for equal shares. Whatever the route and the
-    shares, fp32 gives the weights of one process, up to rounding; int8 and fp16 do not. Error
-    feedback starts anew when DDP rebuilds its buckets, after the first step.
+    shares, fp32 gives the weights of one process, up to rounding; int8 and fp16 do not. What a
+    codec leaves out of a gradient is added to the next one (error feedback, after Seide et al.,
+    2014), anew when DDP rebuilds its buckets, after the first step.
     """
 
     def __init__(
@@ -42,14 +44,14 @@ class Gradients(EveryStep):
         self._members = members or tuple(range(crew.size))
         self._names: dict[Tensor, str] = {}
         #: The mean of each of DDP's buckets, by its first parameter and its size.
-        self._of_bucket: dict[tuple[Tensor, int], Mean] = {}
+        self._of_bucket: dict[tuple[Tensor, int], _BucketMean] = {}
         #: One thread takes all means, in DDP's order, while the backward pass goes on.
         self._thread = ThreadPoolExecutor(1)
 
     @property
     def sent_bytes(self) -> int:
         """Bytes of gradients that this trainer has sent."""
-        return sum(mean.sent_bytes for mean in list(self._of_bucket.values()))
+        return sum(bucket.mean.sent_bytes for bucket in list(self._of_bucket.values()))
 
     def wrap(
         self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
@@ -86,11 +88,17 @@ class Gradients(EveryStep):
 
     def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         buffer, future = bucket.buffer(), torch.futures.Future[Tensor]()
-        mean = self._mean_of(bucket)
+        of_bucket = self._mean_of(bucket)
 
         def averaged() -> Tensor:
-            found = mean.of(buffer.cpu(), self._meeting(), checked=False)
+            gradient, mean = buffer.cpu(), of_bucket.mean
+            if of_bucket.left is not None:
+                gradient = gradient + of_bucket.left
+            shards = mean.collect(gradient, self._meeting())
+            found = mean.spread(shards)
             mean.commit()
+            if shards.sent is not gradient:
+                of_bucket.left = gradient - shards.sent
             buffer.copy_(found)
             return buffer
 
@@ -108,7 +116,7 @@ class Gradients(EveryStep):
             rank=self._members[self.crew.rank],
         )
 
-    def _mean_of(self, bucket: GradBucket) -> Mean:
+    def _mean_of(self, bucket: GradBucket) -> "_BucketMean":
         """The mean of a bucket, whose consecutive parameters of one codec are a segment."""
         parameters = bucket.parameters()
         key = (parameters[0], bucket.buffer().numel())
@@ -119,8 +127,16 @@ class Gradients(EveryStep):
                 stop = start + sum(count for _, count in run)
                 segments.append(Segment(start, stop, CODECS[codec]))
                 start = stop
-            self._of_bucket[key] = Mean(segments, self._means)
+            self._of_bucket[key] = _BucketMean(Mean(segments, self._means))
         return self._of_bucket[key]
+
+
+@dataclass(slots=True)
+class _BucketMean:
+    """The means of a bucket, and what its codecs left out of the last gradient."""
+
+    mean: Mean
+    left: Tensor | None = None
 
 
 def _for_ddp(crew: Crew) -> ProcessGroup | None:

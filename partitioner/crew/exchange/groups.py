@@ -12,6 +12,8 @@ from partitioner.crew.machine.events import Rank
 #: A group's collectives end by then where a member is lost, and by so many times the seconds that
 #: its members are predicted to wait for each other.
 TIMEOUT_S, PREDICTED = 20.0, 4.0
+#: A group is kept for so many further meetings of its network.
+KEPT_MEETINGS = 64
 
 
 class GroupBroken(RuntimeError):
@@ -21,7 +23,6 @@ class GroupBroken(RuntimeError):
 @dataclass(slots=True)
 class _Kept:
     group: ProcessGroupGloo
-    members: tuple[Rank, ...]
     #: The last meeting in it.
     seq: int
 
@@ -32,11 +33,11 @@ def timeout_s(predicted_s: float) -> float:
 
 
 class TrainerGroups:
-    """One trainer's groups, one a network; used by one thread.
+    """One trainer's groups, by their networks and members; used by one thread.
 
-    A group serves the next meeting of the same members if its last one was committed: all of them
-    know that alike (`committed`, a Hand's). Otherwise it is freed and made anew, which takes a
-    connection to every member.
+    A group serves another meeting of the same members if the last one in it was committed and is
+    not long ago: all of them know that alike (`committed`, a Hand's). Otherwise it is freed and
+    made anew, which takes a connection to every member.
 
     store: a connection of its own whose timeout is `timeout_s`. host: this trainer's address, which
     its groups listen on.
@@ -47,23 +48,26 @@ class TrainerGroups:
         store: SignedStore,
         rank: Rank,
         host: str,
-        committed: Callable[[str], int],
+        committed: Callable[[str, int], bool],
         timeout_s: float,
     ) -> None:
         self._store, self._rank, self._committed = store, rank, committed
         self._timeout = timedelta(seconds=timeout_s)
         self._device = ProcessGroupGloo.create_device(hostname=host)
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[tuple[str, tuple[Rank, ...]], _Kept] = {}
         #: How often a group was made.
         self.made = 0
 
     def of(self, network: str, seq: int, members: Sequence[Rank]) -> ProcessGroupGloo:
         """The group of meeting `seq`, in the order of `members`; raises GroupBroken."""
-        kept = self._kept.get(network)
-        if kept and kept.members == tuple(members) and kept.seq == self._committed(network):
+        key = network, tuple(members)
+        kept = self._kept.get(key)
+        if kept and kept.seq >= seq - KEPT_MEETINGS and self._committed(network, kept.seq):
             kept.seq = seq
             return kept.group
-        self.drop(network)
+        for other, one in list(self._kept.items()):
+            if other == key or (other[0] == network and one.seq < seq - KEPT_MEETINGS):
+                del self._kept[other]
         # torch.distributed.new_group, the public way, needs a default group of fixed members.
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [self._device]
@@ -75,17 +79,16 @@ class TrainerGroups:
             names = ", ".join(map(str, members))
             raise GroupBroken(f"{network}: meeting {seq} of {names}: {error}") from error
         self.made += 1
-        self._kept[network] = _Kept(group, tuple(members), seq)
+        self._kept[key] = _Kept(group, seq)
         return group
 
-    def drop(self, network: str) -> None:
-        """Free a network's group; members that still wait in it fail at once.
+    def drop(self, network: str, members: Sequence[Rank]) -> None:
+        """Free a group; members that still wait in it fail at once.
 
         To be called where a collective has failed, so that all know it.
         """
-        self._kept.pop(network, None)
+        self._kept.pop((network, tuple(members)), None)
 
     def close(self) -> None:
         """Free all groups."""
-        for network in list(self._kept):
-            self.drop(network)
+        self._kept.clear()

@@ -1,11 +1,13 @@
 """The weighted mean of a flat vector over the members of a process group; counts bytes sent.
 
-Routes: `ring` is gloo's all-reduce. `two_phase` sends every shard to its owner, encoded, which
-sends the mean of it to all, encoded again. `two_tier` sends vectors to the best connected member
-of each site, averages those in two phases and sends the result down.
+A mean has two phases. `Mean.collect` brings the mean of every shard to its owner, who may change
+it, and `Mean.spread` sends the shards to all. Routes: `ring` is gloo's all-reduce, after which
+every member owns the whole. `two_phase` sends every shard to its owner, encoded, which sends it to
+all, encoded again. `two_tier` does that among the best connected members of each site, to which
+the others send their vectors before, and which send the result on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Route = Literal["ring", "two_phase", "two_tier"]
-Shards = Literal["equal", "link"]
+ShardSizes = Literal["equal", "link"]
 
 
 class NotFinite(MDPError):
@@ -46,7 +48,7 @@ class Means:
     """The way in which a network's means are taken."""
 
     route: Route = "ring"
-    shards: Shards = "equal"
+    shards: ShardSizes = "equal"
     #: Bytes per second that each trainer can send, by rank: two_tier, and shards by link.
     uplink: Mapping[int, float] = field(default_factory=dict)
     #: Site of each trainer, by rank: two_tier.
@@ -75,45 +77,146 @@ class Meeting:
         return [w / total if total else 1 / len(self.weights) for w in self.weights]
 
 
-#: A shard: for each segment its start, stop and codec.
-_Pieces = list[tuple[int, int, Codec]]
+#: Segments of the vector, each a part of one of its own.
+Shard = Sequence[Segment]
+#: Change of a shard at its owner, before it is sent to all: (numbers in a row, their segments).
+Owner = Callable[[Tensor, Shard], Tensor]
+
+
+@dataclass(slots=True, kw_only=True)
+class Shards:
+    """The mean of a meeting between its two phases: every shard is at its owner."""
+
+    meeting: Meeting
+    #: By place of their owner, in the order of the vector; of a ring the own place alone.
+    by_place: Mapping[int, Shard]
+    #: Numbers of the own shard in a row; none at a place that owns nothing.
+    own: Tensor
+    #: The own vector as the others have it; what a codec left out of it is missing.
+    sent: Tensor
+
+    @property
+    def segments(self) -> Shard:
+        """Those of the own shard."""
+        return self.by_place.get(self.meeting.place, ())
 
 
 class Mean:
-    """Takes means of vectors of one layout, with the error feedback of this member."""
+    """Takes means of vectors of one layout.
+
+    What a codec leaves out of the vectors is the caller's to send again (`Shards.sent`); what it
+    leaves out of means, at their owner and at the leader of a site, comes with the next mean.
+    """
 
     def __init__(self, segments: Sequence[Segment], means: Means) -> None:
         if means.route == "ring" and any(s.codec.feeds_back for s in segments):
             raise ValueError("int8 over a ring: sums of codes overflow; use two_phase")
         self._segments, self._means = segments, means
-        feeding = any(s.codec.feeds_back for s in segments)
+        self._feeding = any(s.codec.feeds_back for s in segments)
         count = max((s.stop for s in segments), default=0)
-        #: What this member's encodings have lost, as a sender and as an owner.
-        self._errors = [torch.zeros(count if feeding else 0) for _ in range(2)]
+        #: What was left out of a site's mean at its leader, and of the own shard's.
+        self._errors = [torch.zeros(count if self._feeding else 0) for _ in range(2)]
         self._pending = self._errors
         self.sent_bytes = 0
 
-    def of(self, vector: Tensor, meeting: Meeting, *, checked: bool = True) -> Tensor:
+    def of(self, vector: Tensor, meeting: Meeting) -> Tensor:
         """The weighted mean, the same bits on every member; `vector` stays as it is.
 
-        Errors fed back are kept by `commit` alone, so that a mean can be repeated. Raises, where
-        `checked`, NotFinite on every member alike; RuntimeError where a member is lost.
+        Raises as `check` and `collect` do.
         """
-        if len(meeting.members) == 1 or not self._segments:
-            found = vector.clone()
-        elif self._means.route == "ring":
-            found = self._ring(vector, meeting)
-        else:
-            self._pending = [error.clone() for error in self._errors]
-            if self._means.route == "two_phase":
-                found = self._two_phase(vector, meeting)
-            else:
-                found = self._two_tier(vector, meeting)
-            if meeting.scaled[meeting.place] == 0:
-                self._pending[0] = self._errors[0]
-        if checked and not bool(found.isfinite().all()):
-            raise NotFinite(self._blamed(vector, meeting))
+        found = self.spread(self.collect(vector, meeting))
+        self.check(found, vector, meeting)
         return found
+
+    def collect(self, vector: Tensor, meeting: Meeting) -> Shards:
+        """Bring the weighted mean of every shard to its owner; `vector` stays as it is.
+
+        Errors fed back are kept by `commit` alone, so that a mean can be repeated. Raises
+        RuntimeError where a member is lost.
+        """
+        self._pending = [error.clone() for error in self._errors]
+        if len(meeting.members) == 1 or self._means.route == "ring" or not self._segments:
+            own = self._ring(vector, meeting) if len(meeting.members) > 1 else vector.clone()
+            return Shards(
+                meeting=meeting, by_place={meeting.place: self._segments}, own=own, sent=vector
+            )
+        leaders = self._leaders(meeting.members)
+        above = sorted(set(leaders))
+        site = [p for p, leader in enumerate(leaders) if leader == meeting.place]
+        sent = vector.clone() if self._feeding else vector
+        vector = self._up(vector, meeting, leaders, site, sent)
+        shares = self._shares([meeting.members[p] for p in above])
+        shards = dict(zip(above, self._cut(shares), strict=True))
+        weights = dict.fromkeys(above, 0.0)
+        for leader, weight in zip(leaders, meeting.scaled, strict=True):
+            weights[leader] += weight
+        takes_part = meeting.place in shards
+        others = [p for p in above if p != meeting.place] if takes_part else []
+        as_sent = vector.clone() if self._feeding and len(site) > 1 else sent
+        parts = {p: self._encoded(vector, shards[p], as_sent) for p in others}
+        shard = shards.get(meeting.place, ())
+        received = self._exchange(meeting, parts, dict.fromkeys(others, _bytes_of(shard)))
+        own = vector.new_zeros(0)
+        if takes_part:
+            if len(site) > 1 and self._feeding and weights[meeting.place]:
+                self._pending[0] = vector - as_sent
+            known = {p: self._decoded([data], [shard]) for p, data in received.items()}
+            known[meeting.place] = torch.cat([vector[s.start : s.stop] for s in shard])
+            own = _weighted([(weights[p], known[p]) for p in above])
+        return Shards(meeting=meeting, by_place=shards, own=own, sent=sent)
+
+    def _up(
+        self,
+        vector: Tensor,
+        meeting: Meeting,
+        leaders: Sequence[int],
+        site: Sequence[int],
+        sent: Tensor,
+    ) -> Tensor:
+        """The mean of the site `site` at its leader; elsewhere, and of one alone, the vector."""
+        leader, whole = leaders[meeting.place], self._cut([1.0])[0]
+        others = [p for p in site if p != meeting.place]
+        parts = {} if site else {leader: self._encoded(vector, whole, sent)}
+        received = self._exchange(meeting, parts, dict.fromkeys(others, _bytes_of(whole)))
+        if not others:
+            return vector
+        scaled = meeting.scaled
+        total = sum(scaled[p] for p in site)
+        known = {p: self._decoded([data], [whole]) for p, data in received.items()}
+        known[meeting.place] = vector
+        mean = _weighted([(scaled[p] / total if total else 1 / len(site), known[p]) for p in site])
+        return mean + self._errors[0] if self._feeding else mean
+
+    def spread(self, shards: Shards) -> Tensor:
+        """Send the own shard to all; returns the mean, the same bits on every member.
+
+        Raises RuntimeError where a member is lost.
+        """
+        meeting, place = shards.meeting, shards.meeting.place
+        if len(meeting.members) == 1 or self._means.route == "ring" or not self._segments:
+            return shards.own
+        takes_part = place in shards.by_place
+        others = [p for p in shards.by_place if p != place] if takes_part else []
+        data = self._encoded_mean(shards.own, shards.segments)
+        sizes = {p: _bytes_of(shard) for p, shard in shards.by_place.items()}
+        wanted = {p: sizes[p] for p in others}
+        received = self._exchange(meeting, dict.fromkeys(others, data), wanted) | {place: data}
+        # What the leaders received goes on to their sites as it is.
+        leaders = self._leaders(meeting.members)
+        whole = torch.cat([received[p] for p in shards.by_place]) if takes_part else data
+        down = {p: whole for p, above in enumerate(leaders) if above == place and p != place}
+        wanted = {} if takes_part else {leaders[place]: sum(sizes.values())}
+        for message in self._exchange(meeting, down, wanted).values():
+            whole = message
+        return self._decoded(torch.split(whole, [*sizes.values()]), [*shards.by_place.values()])
+
+    def check(self, found: Tensor, vector: Tensor, meeting: Meeting) -> None:
+        """Raise NotFinite, on every member alike, for a mean that is not finite.
+
+        vector: the own one.
+        """
+        if not bool(found.isfinite().all()):
+            raise NotFinite(self._blamed(vector, meeting))
 
     def commit(self) -> None:
         """Keep the errors of the last mean for the next one."""
@@ -132,118 +235,36 @@ class Mean:
             self.sent_bytes += 2 * (n - 1) * part.nbytes // n
         return found
 
-    def _two_phase(self, vector: Tensor, meeting: Meeting) -> Tensor:
-        owners = range(len(meeting.members))
-        shards = self._cut(self._shares(meeting.members))
-        data = self._among(vector, meeting, owners, meeting.scaled, shards)
-        return self._decoded(data, shards)
-
-    def _two_tier(self, vector: Tensor, meeting: Meeting) -> Tensor:
-        leaders = self._leaders(meeting.members)
-        mine, n = leaders[meeting.place], len(meeting.members)
-        site = [p for p in range(n) if leaders[p] == mine]
-        above = sorted(set(leaders))
-        whole = self._cut([1.0])[0]
-        leads = mine == meeting.place
-        # Up: the weighted mean of the site, at its leader.
-        vector = vector + self._errors[0] if self._errors[0].numel() else vector
-        parts = {} if leads else {mine: self._sent(vector, whole)}
-        size = _bytes_of(whole)
-        received = self._exchange(meeting, parts, {p: size for p in site if leads and p != mine})
-        scaled = meeting.scaled
-        sites = [sum(scaled[p] for p in range(n) if leaders[p] == leader) for leader in above]
-        shards = self._cut([1 / len(above)] * len(above))
-        data: list[Tensor] = []
-        if leads:
-            own = {p: self._decoded([d], [whole]) for p, d in received.items()} | {mine: vector}
-            total = sites[above.index(mine)]
-            vector = _weighted(
-                [(scaled[p] / total if total else 1 / len(site), own[p]) for p in site]
-            )
-        # Across: among the leaders; the others take part with nothing.
-        data = self._among(vector, meeting, above, sites, shards, fed=True)
-        # Down: what the leaders received, as it is.
-        down = torch.cat(data) if leads else vector.new_zeros(0)
-        size = sum(map(_bytes_of, shards))
-        parts = {p: down for p in site if leads and p != mine}
-        received = self._exchange(meeting, parts, {} if leads else {mine: size})
-        if not leads:
-            data = list(torch.split(received[mine], [_bytes_of(s) for s in shards]))
-        return self._decoded(data, shards)
-
-    def _among(
-        self,
-        vector: Tensor,
-        meeting: Meeting,
-        owners: Sequence[int],
-        weights: Sequence[float],
-        shards: Sequence[_Pieces],
-        *,
-        fed: bool = False,
-    ) -> list[Tensor]:
-        """Both phases among the places `owners`; returns the encoded means, by owner.
-
-        `fed` says that the sender's error has been added already. Empty for all other places.
-        """
-        place = meeting.place
-        takes_part = place in owners
-        others = [p for p in owners if p != place] if takes_part else []
-        sent: dict[int, Tensor] = {}
-        sizes: dict[int, int] = {}
-        shard: _Pieces = []
-        if takes_part:
-            if not fed and self._errors[0].numel():
-                vector = vector + self._errors[0]
-            shard = shards[owners.index(place)]
-            for start, stop, codec in shard:  # nothing of the own shard is lost
-                if codec.feeds_back:
-                    self._pending[0][start:stop] = 0
-            sent = {p: self._sent(vector, shards[owners.index(p)]) for p in others}
-            sizes = dict.fromkeys(others, _bytes_of(shard))
-        received = self._exchange(meeting, sent, sizes)
-        if takes_part:
-            own = {p: self._decoded([data], [shard]) for p, data in received.items()}
-            own[place] = torch.cat([vector[a:b] for a, b, _ in shard])
-            mean = _weighted([(w, own[p]) for p, w in zip(owners, weights, strict=True)])
-            data = self._sent_by_owner(mean, shard)
-            sent = dict.fromkeys(others, data)
-            sizes = {p: _bytes_of(shards[owners.index(p)]) for p in others}
-        received = self._exchange(meeting, sent, sizes)
-        if not takes_part:
-            return []
-        received[place] = data
-        return [received[p] for p in owners]
-
-    def _sent(self, vector: Tensor, shard: _Pieces) -> Tensor:
-        """A shard of a vector, error added, as bytes; notes what is lost."""
+    def _encoded(self, vector: Tensor, shard: Shard, as_sent: Tensor) -> Tensor:
+        """A shard of a vector as bytes; `as_sent` is given the numbers that others receive."""
         parts = []
-        for start, stop, codec in shard:
-            part = vector[start:stop]
-            parts.append(codec.encode(part))
-            if codec.feeds_back:
-                self._pending[0][start:stop] = part - codec.decode(parts[-1], stop - start)
+        for s in shard:
+            parts.append(s.codec.encode(vector[s.start : s.stop]))
+            if s.codec.feeds_back:
+                as_sent[s.start : s.stop] = s.codec.decode(parts[-1], s.stop - s.start)
+        return torch.cat(parts) if parts else vector.new_zeros(0, dtype=torch.uint8)
+
+    def _encoded_mean(self, mean: Tensor, shard: Shard) -> Tensor:
+        """The mean of the own shard, its segments in a row, as bytes; error added and noted."""
+        parts, at = [mean.new_zeros(0, dtype=torch.uint8)], 0
+        for s in shard:
+            part = mean[at : at + s.stop - s.start]
+            at += s.stop - s.start
+            if s.codec.feeds_back:
+                part = part + self._errors[1][s.start : s.stop]
+            parts.append(s.codec.encode(part))
+            if s.codec.feeds_back:
+                lost = part - s.codec.decode(parts[-1], s.stop - s.start)
+                self._pending[1][s.start : s.stop] = lost
         return torch.cat(parts)
 
-    def _sent_by_owner(self, mean: Tensor, shard: _Pieces) -> Tensor:
-        """The mean of the own shard, its pieces in a row, as bytes; error added and noted."""
-        parts, at = [], 0
-        for start, stop, codec in shard:
-            part = mean[at : at + stop - start]
-            at += stop - start
-            if codec.feeds_back:
-                part = part + self._errors[1][start:stop]
-            parts.append(codec.encode(part))
-            if codec.feeds_back:
-                self._pending[1][start:stop] = part - codec.decode(parts[-1], stop - start)
-        return torch.cat(parts)
-
-    def _decoded(self, data: Sequence[Tensor], shards: Sequence[_Pieces]) -> Tensor:
-        """Encoded shards as numbers: the whole vector, or of one shard its pieces in a row."""
+    def _decoded(self, data: Sequence[Tensor], shards: Sequence[Shard]) -> Tensor:
+        """Encoded shards as numbers: the whole vector, or of one shard its segments in a row."""
         pieces: list[tuple[int, Tensor]] = []
         for message, shard in zip(data, shards, strict=True):
-            parts = torch.split(message, [codec.bytes_of(b - a) for a, b, codec in shard])
-            for (a, b, codec), part in zip(shard, parts, strict=True):
-                pieces.append((a, codec.decode(part, b - a)))
+            parts = torch.split(message, [s.codec.bytes_of(s.stop - s.start) for s in shard])
+            for s, part in zip(shard, parts, strict=True):
+                pieces.append((s.start, s.codec.decode(part, s.stop - s.start)))
         return torch.cat([part for _, part in sorted(pieces, key=lambda piece: piece[0])])
 
     def _exchange(
@@ -266,13 +287,13 @@ class Mean:
                 work.wait()
         return received
 
-    def _cut(self, shares: Sequence[float]) -> list[_Pieces]:
+    def _cut(self, shares: Sequence[float]) -> list[list[Segment]]:
         """Every segment cut by `shares`; returns the shard of each owner."""
-        shards: list[_Pieces] = [[] for _ in shares]
+        shards: list[list[Segment]] = [[] for _ in shares]
         for s in self._segments:
             start = s.start
             for shard, length in zip(shards, by_pace(shares, s.stop - s.start), strict=True):
-                shard.append((start, start + length, s.codec))
+                shard.append(Segment(start, start + length, s.codec))
                 start += length
         return shards
 
@@ -282,7 +303,12 @@ class Mean:
         return link_shares([self._means.uplink[m] for m in members])
 
     def _leaders(self, members: Sequence[int]) -> list[int]:
-        """For each place that of its site's leader: the best connected, the first of equals."""
+        """For each place that of its site's leader: the best connected, the first of equals.
+
+        In two phases everybody is a site.
+        """
+        if self._means.route == "two_phase":
+            return list(range(len(members)))
         best: dict[str, int] = {}
         uplink, sites = self._means.uplink, self._means.sites
         for place, member in enumerate(members):
@@ -314,5 +340,5 @@ def _weighted(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
     return total
 
 
-def _bytes_of(shard: _Pieces) -> int:
-    return sum(codec.bytes_of(stop - start) for start, stop, codec in shard)
+def _bytes_of(shard: Shard) -> int:
+    return sum(s.codec.bytes_of(s.stop - s.start) for s in shard)

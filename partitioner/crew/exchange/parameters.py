@@ -7,6 +7,7 @@ for a number of steps of the slowest. When a round ends is the schedule's to say
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
@@ -18,6 +19,7 @@ from mdp.errors import MDPError
 from partitioner.crew.exchange.codecs import CODECS
 from partitioner.crew.exchange.flat import CodecOf, Flat, joined, moments_of, write
 from partitioner.crew.exchange.mean import Mean, Means, Meeting, NotFinite, Segment
+from partitioner.crew.exchange.owners import OuterStep
 from partitioner.crew.machine.events import (
     AnyAction,
     Close,
@@ -33,8 +35,9 @@ from partitioner.crew.machine.events import (
     Waiting,
     cursor,
 )
+from partitioner.crew.machine.rounds import step_factor
 from partitioner.training.distributed import PATIENCE, Crew
-from partitioner.training.synchroniser import Index, Share
+from partitioner.training.synchroniser import Index, Share, step_clipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,8 +63,8 @@ class ProcessGroups(Protocol):
     ) -> "ProcessGroupGloo | ProcessGroup":
         """The group of a meeting, in the order of `members`; RuntimeError where one is lost."""
 
-    def drop(self, network: str) -> None:
-        """Let go of a network's group, so that members that still wait in it fail at once."""
+    def drop(self, network: str, members: Sequence[int]) -> None:
+        """Let go of a group, so that members that still wait in it fail at once."""
 
 
 @dataclass(slots=True)
@@ -72,18 +75,31 @@ class _Result:
     meeting: Meeting
     #: Places of the members that had the network before.
     entered: list[int]
+    #: The network that all have now, and what a codec left out of the own one.
     vector: Tensor
+    left: Tensor | None
     #: Whether the network's codecs were used.
     coded: bool
     #: Moments, where they were averaged too.
     moments: Tensor | None
 
 
+@dataclass(slots=True)
+class _Late:
+    """A meeting in the background: the parameters that were given to it, and its mean."""
+
+    meet: Meet
+    given: Tensor
+    mean: "Future[_Result]"
+
+
 class Rounds:
     """A `Synchroniser` by means of parameters. One object for one training of one network.
 
     trainers: how many share the batches, which are cut into as many steps. first: whether this one
-    keeps checkpoints and the outcome. A trainer enters by a meeting, where it receives parameters
+    keeps checkpoints and the outcome. scales: multiply the step size by `step_factor`. moments:
+    AdamW's are averaged too, in each so many meetings; 0 for none. outer: the owner's step from the
+    last mean to the next. A trainer enters by a meeting, where it receives parameters
     and moments, so that it may come at any time; its epoch begins where the others are. From then
     on moments are each trainer's own. Raises CrewEnded where the schedule refuses this trainer.
     """
@@ -98,15 +114,25 @@ class Rounds:
         first: bool,
         means: Means,
         codec_of: CodecOf,
+        scales: bool = False,
+        moments: int = 0,
+        outer: OuterStep | None = None,
     ) -> None:
         self._network, self._trainer, self._groups = network, trainer, groups
         self._trainers, self._first = trainers, first
         self._means, self._codec_of = means, codec_of
+        self._scales, self._every_moments, self._outer = scales, moments, outer
+        self._factor = 1.0
         self._mean = Mean([], means)
         self._pictures = self._seq = self._epoch = 0
         self._entered = False
         self._result: _Result | None = None
         self._settled: _Result | None = None
+        #: Of the last meeting, if that was in the background; one thread takes such means.
+        self._late: _Late | None = None
+        self._thread = ThreadPoolExecutor(1, "crew-mean")
+        #: What a codec left out of the epoch's last mean: it stays with this trainer's parameters.
+        self._left: Tensor | None = None
         self._claims = self._batches = 0
         #: Bytes sent beside the means: to newcomers.
         self.settling_bytes = 0
@@ -130,10 +156,11 @@ class Rounds:
         self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
     ) -> nn.Module:
         """The module itself."""
-        self.optimiser = optimiser
+        self._module, self.optimiser = module, optimiser
         self._flat = Flat(module, self._codec_of)
         self._mean = Mean(self._flat.segments, self._means)
-        self._differs = any(s.codec.lossy for s in self._flat.segments)
+        #: Whether differences from the last mean are sent, instead of parameters.
+        self._differs = self._outer is not None or any(s.codec.lossy for s in self._flat.segments)
         return module
 
     def begin(self, epoch: int) -> int:
@@ -150,6 +177,9 @@ class Rounds:
         """Batches that nobody else has taken, until all of the epoch are in a committed mean."""
         self._claims, self._batches = 0, len(batches)
         self._settled = None
+        if self._left is not None:
+            self._flat.write(self._flat.read() + self._left)
+            self._left = None
         counter = cursor(self._network, epoch)
         while self._epoch == epoch:
             number = self._trainer.claim(counter)
@@ -164,18 +194,24 @@ class Rounds:
         """The own ones."""
         return losses
 
-    def after_backward(self) -> None:
-        """Nothing: gradients are the own ones."""
+    def update(self, optimiser: torch.optim.Optimizer) -> float:
+        """Take a step with the own gradients, of the size that a part of a batch needs."""
+        for group in optimiser.param_groups:
+            group["lr"] *= self._factor
+        return step_clipped(self._module, optimiser)
 
     def after_step(self, pictures: int) -> None:
         """Report the step, and meet where the round is closed."""
         self._pictures += pictures
+        self._attend()
         self._report(Ready)
         while (action := self._trainer.poll()) is not None:
             self._check_refused(action)
             if isinstance(action, Close) and action.network == self._network:
                 self._report(Waiting)
                 self._rest()
+            elif isinstance(action, Commit) and action.network == self._network:
+                self._take_over(action)
 
     def settle(self, sums: Tensor) -> Tensor:
         """The epoch's last mean has been taken over.
@@ -245,42 +281,65 @@ class Rounds:
 
     def _check_refused(self, action: AnyAction | None) -> None:
         if isinstance(action, Refused) and action.network in ("", self._network):
+            self._thread.shutdown()  # its groups are of one thread at a time
             raise CrewEnded(action.reason)
 
     def _rest(self) -> None:
         """Meet as often as told, until told to go on."""
         while True:
+            self._attend(waits=True)
             action = self._trainer.poll(_POLL_S)
             self._check_refused(action)
             if action is None or action.network != self._network:
                 continue
             if isinstance(action, Meet):
                 self._meet(action)
+                if action.background:
+                    return
             elif isinstance(action, Commit):
+                late = self._late
                 self._take_over(action)
-                return
+                if late is None:
+                    return
             elif isinstance(action, GoOn):
                 self._seq, self._epoch = action.seq, action.epoch
                 return
 
     def _meet(self, meet: Meet) -> None:
         """Take the mean, and report how that went; parameters stay as they are."""
-        rank, self._result = self._trainer.rank, None
-        blamed = None
+        self._result = self._late = None
+        vector = self._flat.read()
+        if meet.background:
+            mean = self._thread.submit(self._averaged, meet, vector)
+            self._late = _Late(meet, vector, mean)
+            self._seq, self._pictures = meet.seq, 0
+        else:
+            self._answer(meet, lambda: self._averaged(meet, vector))
+
+    def _attend(self, *, waits: bool = False) -> None:
+        """Report how a meeting in the background went, once it has ended."""
+        late = self._late
+        if late is not None and self._result is None and (waits or late.mean.done()):
+            self._answer(late.meet, late.mean.result)
+            if self._result is None:
+                self._late = None
+
+    def _answer(self, meet: Meet, mean: "Callable[[], _Result]") -> None:
+        rank, blamed = self._trainer.rank, None
         try:
-            self._result = self._averaged(meet)
+            self._result = mean()
         except NotFinite as error:
             blamed = error.blamed
         except RuntimeError:
-            self._groups.drop(self._network)  # of gloo: a member is lost
+            self._groups.drop(self._network, meet.members)  # of gloo: a member is lost
         if self._result is not None:
             self._trainer.report(Done(rank=rank, network=self._network, seq=meet.seq))
         else:
             failed = MeetingFailed(rank=rank, network=self._network, seq=meet.seq, blamed=blamed)
             self._trainer.report(failed)
 
-    def _averaged(self, meet: Meet) -> _Result:
-        """The mean of a meeting; the own parameters, moments and errors fed back stay.
+    def _averaged(self, meet: Meet, vector: Tensor) -> _Result:
+        """The mean of a meeting, of the own `vector`; parameters, moments and errors fed back stay.
 
         Where a newcomer is among the members, parameters and moments are averaged in fp32.
         """
@@ -294,15 +353,28 @@ class Rounds:
         told = [torch.zeros_like(mine) for _ in meet.members]
         group.allgather([told], [mine]).wait()
         entered = [place for place, has in enumerate(told) if has.item()]
-        vector, moments = self._flat.read(), None
         if coded := len(entered) == len(told):
-            sent = vector - self._last if self._differs else vector
-            mean = self._mean.of(sent, meeting)
-            vector = self._last + mean if self._differs else mean
+            vector, left = self._coded(vector, meeting)
         else:
-            vector = self._exactly(vector, meeting)
+            vector, left = self._exactly(vector, meeting), None
+        moments = None
+        if not coded or (self._every_moments and meet.seq % self._every_moments == 0):
             moments = self._exactly(joined(self._moments()), meeting)
-        return _Result(meet.seq, meeting, entered, vector, coded, moments)
+        return _Result(meet.seq, meeting, entered, vector, left, coded, moments)
+
+    def _coded(self, vector: Tensor, meeting: Meeting) -> tuple[Tensor, Tensor | None]:
+        """The mean by the network's codecs, and what they leave out of the own part of it."""
+        sent = vector - self.common if self._differs else vector
+        shards = self._mean.collect(sent, meeting)
+        if self._outer is not None:
+            owner = self._outer.of(meeting.members, self._flat.learned)
+            shards.own = owner(shards.own, shards.segments)
+        mean = self._mean.spread(shards)
+        self._mean.check(mean, sent, meeting)
+        if not self._differs:
+            return mean, None
+        counts = meeting.scaled[meeting.place] > 0
+        return self.common + mean, sent - shards.sent if counts else None
 
     def _exactly(self, vector: Tensor, meeting: Meeting) -> Tensor:
         """The mean in fp32; nothing is sent where all have the same numbers, as at a start."""
@@ -324,13 +396,28 @@ class Rounds:
         result = self._result
         if result is None or result.seq != commit.seq:
             raise CrewEnded(f"{self._network}: told to take over a mean that this trainer lacks")
-        self._flat.write(result.vector)
         if result.moments is not None:
             write(self._moments(), result.moments)
         if result.coded:
             self._mean.commit()
+        if self._outer is not None:
+            self._outer.commit(result.meeting.members if result.coded else ())
+        if self._scales:
+            # Who comes has taken no step yet; in the next round all take as many.
+            weights = result.meeting.weights
+            steps = weights if result.coded and any(weights) else [1.0] * len(weights)
+            self._factor = step_factor(steps, self._trainers)
         if self._differs:
-            self._last = result.vector
+            self.common = result.vector
+        if (late := self._late) is not None:
+            # All that was done since it was given stays.
+            moved = result.vector - late.given + (0.0 if result.left is None else result.left)
+            self._flat.write(self._flat.read() + moved)
+            self._result = self._late = None
+            return
         ends = self._entered and commit.epoch > self._epoch
+        # An epoch ends with the same network on all.
+        self._left, left = (result.left, None) if ends else (None, result.left)
+        self._flat.write(result.vector if left is None else result.vector + left)
         self._settled, self._result = result if ends else None, None
         self._seq, self._epoch, self._pictures = commit.seq, commit.epoch, 0

@@ -18,6 +18,8 @@ class Claims:
         self.total = total
         self.committed: set[int] = set()
         self._pending: dict[Rank, set[int]] = {}
+        #: Of pending batches those that are in a mean under way, while their trainers go on.
+        self._meeting: dict[Rank, set[int]] = {}
 
     def done(self, rank: Rank, claims: Iterable[int]) -> None:
         """A trainer reports batches; raises ValueError for one that is another's or committed.
@@ -26,23 +28,40 @@ class Claims:
         """
         batches = {claim for claim in claims if claim < self.total}
         others = [done for other, done in self._pending.items() if other != rank]
+        others += self._meeting.values()
         for batch in batches:
             if any(batch in done for done in (self.committed, *others)):
                 raise ValueError(f"trainer {rank}: batch {batch} is done already")
         self._pending.setdefault(rank, set()).update(batches)
 
+    def meet(self, rank: Rank) -> None:
+        """Take in that a trainer's work is being averaged while it goes on."""
+        self._meeting[rank] = self._pending.pop(rank, set())
+
+    def met_in_vain(self, rank: Rank) -> None:
+        """Take in that a trainer has its work, and the mean has failed."""
+        self._pending.setdefault(rank, set()).update(self._meeting.pop(rank, set()))
+
     def commit(self, rank: Rank) -> None:
-        """Take in that a trainer's work is in the committed parameters."""
-        self.committed |= self._pending.pop(rank, set())
+        """Take in that the work that a trainer gave to a mean is in the committed parameters."""
+        bucket = self._meeting if rank in self._meeting else self._pending
+        self.committed |= bucket.pop(rank, set())
 
     def lost(self, rank: Rank) -> None:
         """Take in that a trainer's work is in no parameters that are left."""
         self._pending.pop(rank, None)
+        self._meeting.pop(rank, None)
 
     def missing(self) -> list[int]:
         """Batches that are neither committed nor pending, in order."""
-        seen = self.committed.union(*self._pending.values())
+        seen = self.committed.union(*self._pending.values(), *self._meeting.values())
         return [] if len(seen) == self.total else sorted(set(range(self.total)) - seen)
+
+    @property
+    def seen(self) -> int:
+        """Batches that are committed or pending."""
+        open_ = (*self._pending.values(), *self._meeting.values())
+        return len(self.committed) + sum(map(len, open_))
 
     @property
     def complete(self) -> bool:

@@ -129,11 +129,15 @@ class Meet(Action, frozen=True, tag="meet"):
     Who has weight 0 receives the mean and adds nothing to it: it sends zeros, not 0 times its
     parameters, which need not be finite. For an exact network the members of weight 1 are furthest
     on and have the same state, which the first of them sends to all.
+
+    In the background, members go on at once as after a GoOn of this `seq`, and take the mean over
+    with Commit wherever they are then; without one they keep what they have.
     """
 
     seq: Count
     members: tuple[Rank, ...]
     weights: tuple[float, ...]
+    background: bool = False
 
 
 class Commit(Action, frozen=True, tag="commit"):

@@ -16,7 +16,7 @@ from partitioner.crew.machine.events import (
 )
 from partitioner.crew.machine.jobs import Jobs
 from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.schedule import Everyone, Exact
+from partitioner.crew.machine.schedule import RoundSchedule
 
 
 class CrewRun:
@@ -31,10 +31,10 @@ class CrewRun:
         self,
         machine: MembershipMachine,
         jobs: Jobs,
-        schedule_of: Callable[[str, set[Rank]], Everyone | Exact],
+        schedule_of: Callable[[str, set[Rank]], RoundSchedule],
     ) -> None:
         self._machine, self._jobs, self._schedule_of = machine, jobs, schedule_of
-        self._networks: dict[str, Everyone | Exact] = {}
+        self._networks: dict[str, RoundSchedule] = {}
         #: What trainers said of finished jobs: the first to finish each.
         self.said: dict[str, str] = {}
         machine.networks = self._networks

@@ -30,10 +30,12 @@ from partitioner.crew.machine.events import (
     TrainerReport,
     Waiting,
 )
-from partitioner.crew.machine.schedule import Everyone
+from partitioner.crew.machine.schedule import Everyone, RoundSchedule
 from partitioner.crew.machine.watch import SILENT_S
 
 Kind = Literal["step", "wait", "mean"]
+#: The name of the network that is trained.
+NETWORK = "network"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,8 @@ class _Played:
     pictures: int = 0
     given: list[int] = field(default_factory=list)
     meets: Meet | None = None
+    #: The number of a mean in the background that is not committed.
+    late: int = 0
 
 
 def _meets(trainer: _Played, meet: Meet) -> bool:
@@ -128,19 +132,21 @@ def _meets(trainer: _Played, meet: Meet) -> bool:
     return trainer.meets is not None and trainer.meets.seq == meet.seq
 
 
-def simulate(scenario: CrewScenario) -> CrewTrace:
-    """Play a scenario to its end."""
-    return _Simulation(scenario).run()
+def simulate(scenario: CrewScenario, schedule: RoundSchedule | None = None) -> CrewTrace:
+    """Play a scenario to its end, by default with means of everyone (`Everyone`).
+
+    schedule: another one, of the network `NETWORK`; not yet used.
+    """
+    return _Simulation(scenario, schedule or _everyone(scenario)).run()
+
+
+def _everyone(scenario: CrewScenario) -> Everyone:
+    return Everyone(NETWORK, scenario.every_pictures, scenario.batches, scenario.epochs)
 
 
 class _Simulation:
-    NETWORK = "network"
-
-    def __init__(self, scenario: CrewScenario) -> None:
-        self._scenario = scenario
-        self._schedule = Everyone(
-            self.NETWORK, scenario.every_pictures, scenario.batches, scenario.epochs
-        )
+    def __init__(self, scenario: CrewScenario, schedule: RoundSchedule) -> None:
+        self._scenario, self._schedule = scenario, schedule
         self._trainers = [_Played(paced) for paced in scenario.trainers]
         self._cursors: dict[int, int] = {}
         self._trace = CrewTrace()
@@ -184,7 +190,7 @@ class _Simulation:
             trainer.trains, trainer.rested_s = False, self._now_s
         event = kind(
             rank=rank,
-            network=self.NETWORK,
+            network=NETWORK,
             pictures=trainer.pictures,
             since=trainer.since,
             claims=claims,
@@ -197,8 +203,12 @@ class _Simulation:
         trainer = self._trainers[rank]
         while trainer.mail and not trainer.busy and not trainer.lost:
             match trainer.mail.popleft():
+                case Meet(background=True) as meet:
+                    self._go_on_meanwhile(rank, meet)
                 case Meet() as meet:
                     self._arrive(rank, meet)
+                case Commit(seq=seq) if seq == trainer.late:
+                    trainer.late = 0
                 case Close() if trainer.trains:
                     self._report(rank, Waiting)
                 case Commit() as told:
@@ -261,23 +271,37 @@ class _Simulation:
         elif all(_meets(member, meet) for member in members):
             self._at(self._now_s + self._scenario.mean_s(len(members)), lambda: self._finish(meet))
 
+    def _go_on_meanwhile(self, rank: Rank, meet: Meet) -> None:
+        """Come to a meeting, and go on with the next step."""
+        trainer = self._trainers[rank]
+        trainer.meets, trainer.late, trainer.pictures = meet, meet.seq, 0
+        members = [self._trainers[member] for member in meet.members]
+        if any(member.lost for member in members):
+            self._fail(rank, meet)
+        elif all(_meets(member, meet) for member in members):
+            self._at(self._now_s + self._scenario.mean_s(len(members)), lambda: self._finish(meet))
+        self._go_on(rank, GoOn(rank=rank, network=NETWORK, seq=meet.seq, epoch=trainer.epoch))
+
     def _finish(self, meet: Meet) -> None:
         if not all(_meets(self._trainers[rank], meet) for rank in meet.members):
             return
         for rank in meet.members:
             self._leave(rank)
-            self._log(Done(rank=rank, network=self.NETWORK, seq=meet.seq))
+            self._log(Done(rank=rank, network=NETWORK, seq=meet.seq))
 
     def _fail(self, rank: Rank, meet: Meet) -> None:
         def failed() -> None:
             if _meets(self._trainers[rank], meet) and not self._trainers[rank].lost:
                 self._leave(rank)
-                self._log(MeetingFailed(rank=rank, network=self.NETWORK, seq=meet.seq))
+                self._log(MeetingFailed(rank=rank, network=NETWORK, seq=meet.seq))
 
         self._at(self._now_s + self._scenario.fails_s, failed)
 
     def _leave(self, rank: Rank) -> None:
         trainer = self._trainers[rank]
+        if trainer.meets is not None and trainer.meets.background:
+            trainer.meets = None
+            return
         assert trainer.rested_s is not None
         self._span(rank, "mean", trainer.rested_s)
         trainer.meets, trainer.busy, trainer.rested_s = None, False, self._now_s

@@ -8,63 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partitioner.crew.machine.shares import by_pace
-
 Codec = Literal["fp32", "fp16", "int8"]
 What = Literal["gradients", "parameters"]
 Chain = Literal["strict", "star"]
 
 #: Encoded bytes of each byte of fp32; int8 has a scale of 4 bytes for each block of 256 codes.
 RATIO: Mapping[Codec, float] = {"fp32": 1.0, "fp16": 0.5, "int8": (1 + 4 / 256) / 4}
-_BLOCK = 256
 #: A training step is one forward pass and a backward pass of twice its work.
 FORWARD = 1 / 3
 #: Weights, gradients and AdamW's two moments.
 _TRAINED = 4
-
-
-def encoded_bytes(codec: Codec, count: int) -> int:
-    """Bytes of `count` encoded numbers."""
-    if codec == "int8":
-        return count + 4 * -(-count // _BLOCK)
-    return count * (2 if codec == "fp16" else 4)
-
-
-def wire_bytes(
-    route: Literal["ring", "two_phase"],
-    parts: Sequence[tuple[Codec, int]],
-    shares: Sequence[float],
-    place: int,
-) -> int:
-    """Bytes that the trainer at `place` of `shares` sends in one mean of a vector.
-
-    `parts` are the vector's, each with its codec and its count of numbers; each is cut into shards
-    by itself.
-    """
-    n = len(shares)
-    if n == 1:
-        return 0
-    if route == "ring":
-        return sum(2 * (n - 1) * encoded_bytes(codec, count) // n for codec, count in parts)
-    sent = 0
-    for codec, count in parts:
-        shards = [encoded_bytes(codec, size) for size in by_pace(shares, count)]
-        sent += sum(shards) + (n - 2) * shards[place]
-    return sent
-
-
-def two_tier_bytes(
-    parts: Sequence[tuple[Codec, int]], sites: Sequence[Sequence[str]], name: str
-) -> int:
-    """Bytes that a trainer sends in one two-tier mean; the first of each site is its leader."""
-    own = next(site for site in sites if name in site)
-    if name != own[0]:
-        return sum(encoded_bytes(codec, count) for codec, count in parts)
-    shares = [1.0] * len(sites)
-    mean = sum(
-        encoded_bytes(codec, size) for codec, count in parts for size in by_pace(shares, count)
-    )
-    return wire_bytes("two_phase", parts, shares, list(sites).index(own)) + (len(own) - 1) * mean
 
 
 def step_s(
@@ -93,14 +46,19 @@ def activation_bytes(pictures: int, tokens: int, width: int, depth: int, heads: 
     return 4 * pictures * depth * (18 * tokens * width + 2 * heads * tokens**2)
 
 
-def memory_bytes(what: What, codec: Codec, size_bytes: float, activations: float = 0.0) -> float:
+def memory_bytes(
+    what: What, codec: Codec, size_bytes: float, activations: float = 0.0, *, outer: bool = False
+) -> float:
     """Memory of one trainer with AdamW; DDP's buckets are views of gradients.
 
-    Means of parameters need a flat copy; int8 the error fed back, and for parameters the last mean.
+    Means of parameters need a flat copy; int8 the error fed back, and for parameters the last mean,
+    as `outer` steps do beside their momentum.
     """
     copies = _TRAINED + (what == "parameters")
     if codec == "int8":
         copies += 2 if what == "parameters" else 1
+    if outer:
+        copies += 1 + (codec != "int8")
     return copies * size_bytes + activations
 
 

@@ -14,7 +14,7 @@ from partitioner.crew.machine.shares import link_shares
 from partitioner.crew.planning.facts import Facts, Line
 
 Route = Literal["ring", "two_phase", "two_tier"]
-Shards = Literal["equal", "link"]
+ShardSizes = Literal["equal", "link"]
 
 #: From, to, and how many vectors.
 Transfer = tuple[str, str, float]
@@ -22,8 +22,6 @@ Phase = list[Transfer]
 #: Bytes, and the links that they use.
 Flow = tuple[float, tuple[str, ...]]
 
-#: Parts of the vector, of which a two-phase mean collects one while it returns the one before.
-PIECES = 1
 #: Between more trainers a phase counts as long as its busiest link: the lower bound, 50 times as
 #: quickly, as assignments are searched among tens of thousands of crews.
 _MOST_TRAINERS = 8
@@ -162,7 +160,7 @@ class Links:
         ways = (self.capacities.get(f"{name} {way}", math.inf) for way in ("up", "down"))
         return min(ways)
 
-    def shares(self, crew: Sequence[str], shards: Shards) -> list[float]:
+    def shares(self, crew: Sequence[str], shards: ShardSizes) -> list[float]:
         """Each trainer's share of the vector in a two-phase mean."""
         if shards == "link":
             return link_shares([self.reach(name) for name in crew])
@@ -180,23 +178,19 @@ class Links:
         """The longest way of a message between two of the crew, one way."""
         return max((self.lines[a, b][0] for a in crew for b in crew if a != b), default=0.0)
 
-    def mean(self, route: Route, crew: Sequence[str], shards: Shards = "equal") -> MeanTime:
+    def mean(self, route: Route, crew: Sequence[str], shards: ShardSizes = "equal") -> MeanTime:
         """Seconds of a mean of `crew`, whose pairs were all measured."""
         return _mean(self, route, tuple(crew), shards)
 
 
 @lru_cache(maxsize=100_000)
-def _mean(links: Links, route: Route, crew: tuple[str, ...], shards: Shards) -> MeanTime:
+def _mean(links: Links, route: Route, crew: tuple[str, ...], shards: ShardSizes) -> MeanTime:
     n = len(crew)
     if n == 1:
         return MeanTime(0.0, 0.0)
     if route == "two_phase":
-        first, second = two_phase(crew, links.shares(crew, shards))
-        apart_s, together_s = links.phases_s([first, second]), 0.0
-        if PIECES > 1:
-            together_s = links.phases_s([first + second])
-        per_byte_s = (apart_s + (PIECES - 1) * together_s) / PIECES
-        return MeanTime((PIECES + 1) * links.latency_s(crew), per_byte_s)
+        phases = two_phase(crew, links.shares(crew, shards))
+        return MeanTime(2 * links.latency_s(crew), links.phases_s(phases))
     sites = links.sites_of(crew)
     if route == "ring":
         # Neighbours of one site beside each other: each trunk is crossed once each way.

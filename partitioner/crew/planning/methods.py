@@ -8,15 +8,24 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Literal
 
 from msgspec.structs import replace
 
+from partitioner.crew.machine.rounds import growing_means
 from partitioner.crew.planning.costs import RATIO, Codec, What, answers_per_s, step_s
 from partitioner.crew.planning.facts import Facts, Trainer
-from partitioner.crew.planning.flows import PIECES, Links, Route, Shards
+from partitioner.crew.planning.flows import Links, Route
+from partitioner.crew.planning.rules import refusals
 from partitioner.crew.planning.stages import PipelineFacts, in_best_order, pipeline_time
-from partitioner.crew.planning.syncplan import BUCKET_BYTES, NetworkSync, Stage
+from partitioner.crew.planning.syncplan import (
+    BUCKET_BYTES,
+    NetworkSync,
+    OuterOwner,
+    Stage,
+    is_exact,
+)
 from partitioner.crew.planning.work import FrozenPasses, NetworkWork, pace
 
 #: `exact`: weights as of one process; `recorded`: beside them means of parameters in int8, whose
@@ -33,6 +42,8 @@ _LONGEST_STEP = 1 / 4
 #: and stages of pairs, without a trainer, in namespaces at 20 Mbit/s (0.83 to 0.97).
 _REACHED = 0.85
 _CODECS: tuple[Codec, ...] = ("fp32", "fp16", "int8")
+_ROUTES: tuple[Route, ...] = ("ring", "two_phase", "two_tier")
+_WHAT: tuple[What, ...] = ("gradients", "parameters")
 _MICRO_BATCHES = (2, 4, 8, 16)
 _MOST_STAGES = 4
 
@@ -88,7 +99,7 @@ class Methods:
             blocks = [stage.blocks for stage in sync.stage]
             time = pipeline_time(blocks, dataclasses.replace(pipeline, in_flight=sync.in_flight))
             return Method(sync, network.batch / (time * unit_s))
-        if not self._fits(network, sync.what, sync.codec, crew):
+        if not self._fits(network, sync, crew):
             return None
         if len(crew) == 1:
             return Method(sync, paces[0])
@@ -105,8 +116,9 @@ class Methods:
         lines = self.links.lines
         return all((a, b) in lines for i, a in enumerate(crew) for b in crew[:i])
 
-    def _fits(self, network: NetworkWork, what: What, codec: Codec, crew: Sequence[str]) -> bool:
-        needed = network.memory_bytes(what, codec, len(crew))
+    def _fits(self, network: NetworkWork, sync: NetworkSync, crew: Sequence[str]) -> bool:
+        outer = isinstance(sync.owner, OuterOwner)
+        needed = network.memory_bytes(sync.what, sync.codec, len(crew), outer=outer)
         return all(needed <= self._trainers[name].memory_bytes for name in crew)
 
     def _candidates(self, network: NetworkWork, crew: tuple[str, ...]) -> Iterator[NetworkSync]:
@@ -115,31 +127,30 @@ class Methods:
             yield from [sync] if len(crew) == 1 else []
             return
         together = sum(self._pace(name, network) for name in crew)
-        for codec in _CODECS:
-            for route, shards in self._routes(crew, codec):
-                way = replace(sync, codec=codec, route=route, shards=shards)
-                if self._is_allowed("gradients", codec):
-                    for bucket_bytes in _BUCKETS:
-                        yield replace(way, shares="pace", bucket_bytes=bucket_bytes)
-                if self._is_allowed("parameters", codec):
-                    mean_s = self.links.mean(route, crew, shards).of(_sent(network, codec))
-                    every = round_pictures(network, together, mean_s)
-                    yield replace(way, what="parameters", every_pictures=every)
+        several_sites = 1 < len(self.links.sites_of(crew)) < len(crew)
+        for what, codec, route in self._ways:
+            if route == "two_tier" and not several_sites:
+                continue
+            way = replace(sync, what=what, codec=codec, route=route)
+            if what == "gradients":
+                for bucket_bytes in _BUCKETS:
+                    yield replace(way, shares="pace", bucket_bytes=bucket_bytes)
+            else:
+                mean_s = self.links.mean(route, crew).of(_sent(network, codec))
+                every = round_pictures(network, together, mean_s)
+                yield replace(way, every_pictures=every)
 
-    def _is_allowed(self, what: What, codec: Codec) -> bool:
-        exact = what == "gradients" and codec == "fp32"
-        recorded = what == "parameters" and codec == "int8"
-        return exact or self.allowed == "any" or (recorded and self.allowed == "recorded")
-
-    def _routes(self, crew: Sequence[str], codec: Codec) -> Iterator[tuple[Route, Shards]]:
-        if codec != "int8":
-            yield "ring", "equal"
-        yield "two_phase", "equal"
-        if PIECES > 1 and len(crew) > 2:  # it does not pay where phases are one after another
-            yield "two_phase", "link"
-        sites = self.links.sites_of(crew)
-        if 1 < len(sites) < len(crew):
-            yield "two_tier", "equal"
+    @cached_property
+    def _ways(self) -> list[tuple[What, Codec, Route]]:
+        """What is averaged, its codec and its route, as rules and `allowed` have it."""
+        found = list[tuple[What, Codec, Route]]()
+        for codec, route, what in product(_CODECS, _ROUTES, _WHAT):
+            way = NetworkSync(name="member-0", what=what, codec=codec, route=route)
+            recorded = what == "parameters" and codec == "int8"
+            allowed = self.allowed == "any" or (recorded and self.allowed == "recorded")
+            if (allowed or is_exact(way)) and not any(refusals(way.words)):
+                found.append((what, codec, route))
+        return found
 
     def answers(
         self, passes: FrozenPasses, names: Sequence[str], desk: str
@@ -191,12 +202,14 @@ class Methods:
     def _stages(
         self, network: NetworkWork, crew: Sequence[str], micro_batches: int
     ) -> Method | None:
-        blocks, block_bytes = network.blocks, network.block_bytes(len(crew), micro_batches)
-        most = [int(self._trainers[name].memory_bytes // block_bytes) for name in crew]
-        if min(most) < 1 or sum(most) < blocks:
-            return None
+        block_bytes = [network.block_bytes(n, micro_batches) for n in range(len(crew), 0, -1)]
+        memory = [self._trainers[name].memory_bytes for name in crew]
+        most = [[int(there // each) for each in block_bytes] for there in memory]
         pipeline, unit_s = self._pipeline(network, crew, micro_batches)
-        order, sizes, time = in_best_order(blocks, pipeline, most)
+        try:
+            order, sizes, time = in_best_order(network.blocks, pipeline, most)
+        except ValueError:  # they do not fit
+            return None
         stages = tuple(Stage(blocks=size, by=crew[i]) for i, size in zip(order, sizes, strict=True))
         sync = NetworkSync(name=network.name, micro_batches=micro_batches, stage=stages)
         return Method(sync, network.batch / (time * unit_s))
@@ -246,7 +259,14 @@ def _in_rounds(
     round_s = sync.round_pictures / sum(paces)
     if slowest > _LONGEST_STEP * round_s:
         return None
-    seconds = step_s("parameters", round_s, mean_s, wait_s=slowest / 2)
+    steps = 1.0
+    if sync.period == "grows":
+        first, epoch = round(sync.round_pictures / network.batch), network.pictures // network.batch
+        every = growing_means(max(1, first), max(1, network.seen // network.batch), max(1, epoch))
+        steps = max(1.0, network.seen / sync.round_pictures / every)
+    seconds = step_s("parameters", round_s, mean_s, steps=steps, wait_s=slowest / 2)
+    if sync.when == "background":
+        seconds = max(round_s + slowest / 2 / steps, mean_s / steps)
     return Method(sync, sync.round_pictures / seconds, mean_s, slowest / 2)
 
 

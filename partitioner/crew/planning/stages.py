@@ -113,19 +113,22 @@ def split(
 
 
 def in_best_order(
-    blocks: int, pipeline: PipelineFacts, most: Sequence[int] | None = None
+    blocks: int, pipeline: PipelineFacts, most: Sequence[Sequence[int]] | None = None
 ) -> tuple[tuple[int, ...], tuple[int, ...], float]:
     """The order of trainers (indices into `speeds`), their stages and time: the least of all.
 
-    Up to four trainers are tried in all orders, more only as given.
+    `most` blocks fit on each trainer, by the place of its stage: later ones keep fewer
+    micro-batches. Up to four trainers are tried in all orders, more only as given. Raises
+    ValueError where the blocks fit in no order.
     """
     count = len(pipeline.speeds)
-    limits = [blocks] * count if most is None else list(most)
+    limits = [[blocks] * count] * count if most is None else most
     given = tuple(range(count))
-    found: dict[tuple[tuple[float, int], ...], tuple[float, tuple[int, ...], tuple[int, ...]]] = {}
+    found: dict[object, tuple[float, tuple[int, ...], tuple[int, ...]]] = {}
     for order in permutations(given) if count <= _MOST_ORDERED else [given]:
-        alike = tuple((pipeline.speeds[i], limits[i]) for i in order)
-        if alike in found:
+        alike = tuple((pipeline.speeds[i], limits[i][place]) for place, i in enumerate(order))
+        fits = [limit for _, limit in alike]
+        if alike in found or sum(fits) < blocks or min(fits) < 1:
             continue
         ordered = PipelineFacts(
             speeds=tuple(pipeline.speeds[i] for i in order),
@@ -134,8 +137,10 @@ def in_best_order(
             transfer=pipeline.transfer,
             in_flight=pipeline.in_flight,
         )
-        cut, time = split(blocks, ordered, [limits[i] for i in order])
+        cut, time = split(blocks, ordered, fits)
         found[alike] = time, order, cut
+    if not found:
+        raise ValueError(f"{blocks} blocks do not fit in {count} stages")
     time, order, cut = min(found.values())
     return order, cut, time
 

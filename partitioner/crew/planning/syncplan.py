@@ -16,7 +16,8 @@ from mdp.errors import ConfigError
 from mdp.files import Record, pattern, read_toml, toml_bytes, write_bytes
 from partitioner.crew.planning.costs import Chain, Codec, What
 from partitioner.crew.planning.facts import Facts, Name
-from partitioner.crew.planning.flows import Route, Shards
+from partitioner.crew.planning.flows import Route, ShardSizes
+from partitioner.crew.planning.rules import GIVEN, MISSING, gives_weights_of_one, refusals
 from partitioner.crew.planning.work import Work, pace
 
 NetworkName = Annotated[
@@ -27,6 +28,8 @@ Above0 = Annotated[int, Meta(gt=0, le=2**40)]
 
 #: Pictures of a round, and bytes of a bucket (torch's default), where a plan says nothing.
 EVERY_PICTURES, BUCKET_BYTES = 4096, 25 * 2**20
+#: Keys that came after the digests that run folders keep: they count where they are set.
+_LATER_KEYS = ("period", "step_size", "moments", "owner", "when")
 
 
 class TensorRule(Record, frozen=True, kw_only=True):
@@ -46,6 +49,20 @@ class Stage(Record, frozen=True, kw_only=True):
     in_flight: Annotated[int, Meta(ge=1, le=1000)] | None = None
 
 
+class MeanOwner(Record, frozen=True, kw_only=True, tag_field="kind", tag="mean"):
+    """The owner of a shard sends its mean to all."""
+
+
+class OuterOwner(Record, frozen=True, kw_only=True, tag_field="kind", tag="outer"):
+    """The owner of a shard steps from the last parameters towards their mean, as DiLoCo does.
+
+    R -= step (d + momentum v), where d = R - mean, and v = momentum v + d before.
+    """
+
+    step: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+
+
 class NetworkSync(Record, frozen=True, kw_only=True):
     """The training of one network."""
 
@@ -53,9 +70,15 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     by: Trainers = ()
     what: What = "gradients"
     every_pictures: Above0 | None = None
+    period: Literal["same", "grows"] = "same"
+    step_size: Literal["given", "auto"] = "given"
+    #: AdamW's are averaged with each so many means.
+    moments: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    owner: MeanOwner | OuterOwner = MeanOwner()
+    when: Literal["at_once", "background"] = "at_once"
     shares: Literal["equal", "pace"] = "equal"
     route: Route | None = None
-    shards: Shards = "equal"
+    shards: ShardSizes = "equal"
     codec: Codec = "fp32"
     bucket_bytes: Above0 | None = None
     tensor: tuple[TensorRule, ...] = ()
@@ -92,6 +115,21 @@ class NetworkSync(Record, frozen=True, kw_only=True):
             found.append(min(stage.in_flight or before, never_waits))
         return tuple(found)
 
+    @property
+    def words(self) -> dict[str, frozenset[str]]:
+        """The values of the keys that exclude each other, as `rules` has them."""
+        given = {
+            key: frozenset((GIVEN if getattr(self, key) else MISSING,))
+            for key in ("by", "every_pictures", "moments", "bucket_bytes", "micro_batches", "stage")
+        }
+        named = {
+            key: frozenset((getattr(self, key),))
+            for key in ("name", "what", "period", "step_size", "when", "shares", "shards")
+        }
+        kind = "outer" if isinstance(self.owner, OuterOwner) else "mean"
+        of_all = {"owner": frozenset((kind,)), "route": frozenset((self.way,))}
+        return {**given, **named, **of_all, "codec": frozenset(self.codecs)}
+
     def codec_of(self, tensor: str) -> Codec:
         """The codec of a tensor by its name: of the first rule that matches."""
         rules = (rule.codec for rule in self.tensor if fnmatchcase(tensor, rule.match))
@@ -121,24 +159,26 @@ class SyncPlan(Record, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         """Identity of what changes weights, as 64 hexadecimal digits; of exact plans the same."""
-        changing = {
-            sync.name: msgspec.structs.replace(
-                sync,
-                by=(),
-                bucket_bytes=None,
-                route=sync.way,
-                every_pictures=None if sync.what == "gradients" else sync.round_pictures,
-            )
-            for sync in self.network
-            if not is_exact(sync)
-        }
+        changing = {sync.name: _essence(sync) for sync in self.network if not is_exact(sync)}
         essence = (self.chain, changing)
         return hashlib.sha256(msgspec.json.encode(essence, order="sorted")).hexdigest()
 
 
+def _essence(sync: NetworkSync) -> dict[str, object]:
+    """What changes a network's weights; later keys count where they are not as by default."""
+    every = None if sync.what == "gradients" else sync.round_pictures
+    same = {"by": (), "bucket_bytes": None, "route": sync.way, "every_pictures": every}
+    found: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(sync, **same))
+    default: dict[str, object] = msgspec.to_builtins(NetworkSync(name=sync.name))
+    for key in _LATER_KEYS:
+        if found[key] == default[key]:
+            del found[key]
+    return found
+
+
 def is_exact(sync: NetworkSync) -> bool:
     """Tell whether a network gets the weights of one process, up to rounding."""
-    return sync.what == "gradients" and sync.codecs == {"fp32"}
+    return gives_weights_of_one(sync.words)
 
 
 def is_exact_plan(plan: SyncPlan) -> bool:
@@ -194,30 +234,8 @@ def _of_the_crews(plan: SyncPlan) -> Iterator[str]:
 
 def _of_a_network(sync: NetworkSync) -> Iterator[str]:
     """Keys that exclude each other; each sentence goes on after "`network[i]."."""
-    gradients = sync.what == "gradients"
-    if gradients and sync.every_pictures is not None:
-        yield 'every_pictures`: expected only with what = "parameters": gradients meet every step'
-    if not gradients and sync.bucket_bytes is not None:
-        yield 'bucket_bytes`: expected only with what = "gradients"'
-    if not gradients and sync.shares == "pace":
-        yield 'shares`: expected "pace" only with what = "gradients": rounds follow paces anyway'
-    if "int8" in sync.codecs and sync.way == "ring":
-        yield 'route`: expected "two_phase" or "two_tier" with int8: sums of its codes overflow'
-    if sync.shards == "link" and sync.way != "two_phase":
-        yield f'shards`: expected "link" only with route = "two_phase", found "{sync.way}"'
-    if not sync.stage:
-        if sync.micro_batches is not None:
-            yield "micro_batches`: expected only with stages"
-        return
-    if sync.name != "teacher":
-        yield f"stage`: expected only for the teacher, found {sync.name}"
-    if not gradients or sync.codecs != {"fp32"}:
-        yield 'stage`: expected only with what = "gradients" and codec = "fp32"'
-    if sync.by:
-        yield "by`: expected none beside stages, which have a trainer each"
-    if sync.micro_batches is None:
-        yield "micro_batches`: expected a number, as there are stages"
-    elif sync.micro_batches < len(sync.stage):
+    yield from refusals(sync.words)
+    if sync.micro_batches is not None and sync.micro_batches < len(sync.stage):
         yield "micro_batches`: expected at least as many as stages"
     if len(sync.stage) == 1:
         yield "stage`: expected at least 2, or `by`"
@@ -267,7 +285,8 @@ def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
             yield from _of_stages(key, sync, plan, facts, work)
             continue
         codec: Codec = "int8" if "int8" in sync.codecs else sync.codec
-        needed = work.of(sync.name).memory_bytes(sync.what, codec, len(crew))
+        outer = isinstance(sync.owner, OuterOwner)
+        needed = work.of(sync.name).memory_bytes(sync.what, codec, len(crew), outer=outer)
         for name in crew:
             if needed > (there := facts.of(name).memory_bytes):
                 yield (
@@ -284,8 +303,11 @@ def _of_stages(
     if (found := sum(stage.blocks for stage in sync.stage)) != network.blocks:
         yield f"`{key}.stage`: expected {network.blocks} blocks together, found {found}"
         return
-    block_bytes = network.block_bytes(len(sync.stage), sync.micro_batches or 1)
-    needed = {stage.by: stage.blocks * block_bytes for stage in sync.stage}
+    micro_batches = sync.micro_batches or 1
+    needed = {
+        stage.by: stage.blocks * network.block_bytes(kept, micro_batches)
+        for stage, kept in zip(sync.stage, sync.in_flight, strict=True)
+    }
     using = [facts.names[0], *(plan.answers.by or facts.names)]
     using += [name for other in plan.network if other != sync for name in other.crew or facts.names]
     for name in facts.names:

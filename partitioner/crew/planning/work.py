@@ -31,14 +31,17 @@ class NetworkWork:
         """Pictures of all epochs."""
         return self.pictures * self.epochs
 
-    def memory_bytes(self, what: What, codec: Codec, trainers: int) -> float:
+    def memory_bytes(
+        self, what: What, codec: Codec, trainers: int, *, outer: bool = False
+    ) -> float:
         """Memory of one of so many trainers."""
         here = -(-self.batch // trainers)
-        return memory_bytes(what, codec, self.size_bytes, here * self.activation_bytes)
+        kept = here * self.activation_bytes
+        return memory_bytes(what, codec, self.size_bytes, kept, outer=outer)
 
-    def block_bytes(self, stages: int, micro_batches: int) -> float:
-        """Memory for one block in a pipeline, where as many micro-batches are kept as stages."""
-        kept = stages * self.batch / micro_batches * self.activation_bytes
+    def block_bytes(self, in_flight: int, micro_batches: int) -> float:
+        """Memory for one block in a stage that keeps so many of a batch's micro-batches."""
+        kept = min(in_flight, micro_batches) * self.batch / micro_batches * self.activation_bytes
         return (memory_bytes("gradients", "fp32", self.size_bytes) + kept) / self.blocks
 
 

@@ -28,7 +28,7 @@ from partitioner.crew.exchange.files import (
     forget_file,
     send_file,
 )
-from partitioner.crew.exchange.groups import GroupBroken, TrainerGroups, timeout_s
+from partitioner.crew.exchange.groups import KEPT_MEETINGS, GroupBroken, TrainerGroups, timeout_s
 from partitioner.crew.exchange.store import (
     MAX_BYTES,
     DeskLost,
@@ -110,7 +110,7 @@ def test_what_is_reported_is_answered_and_written(tmp_path: Path) -> None:
         assert isinstance(hand.poll(WAIT_S), Meet)
         hand.report(Done(rank=0, network=NET, seq=1))
         assert hand.poll(WAIT_S) == Commit(rank=0, network=NET, seq=1)
-        assert hand.committed(NET) == 1
+        assert [hand.committed(NET, seq) for seq in (0, 1, 2)] == [False, True, False]
         assert [hand.claim(cursor(NET, 0)) for _ in range(2)] == [0, 1]
         hand.report(Ready(rank=0, network=NET, pictures=2))
         assert hand.poll() is None
@@ -268,16 +268,23 @@ def test_a_torch_that_cannot_list_what_strangers_set(monkeypatch: pytest.MonkeyP
 
 def test_a_group_serves_until_a_mean_is_not_committed() -> None:
     server = serve_store(HOST, 0, TOKEN)
-    committed = 0
-    groups = TrainerGroups(server.another(), 4, HOST, lambda network: committed, 5.0)
+    committed = set[tuple[str, int]]()
+    groups = TrainerGroups(server.another(), 4, HOST, lambda *which: which in committed, 5.0)
     first = groups.of(NET, 1, (4,))
-    committed = 1
+    committed = {(NET, 1)}
     assert groups.of(NET, 2, (4,)) is first
     # Meeting 2 was not committed: whoever failed in it may have freed the group.
-    assert groups.of(NET, 3, (4,)) is not first
-    assert groups.made == 2
+    second = groups.of(NET, 3, (4,))
+    assert second is not first
+    committed = {(NET, 3)}
+    # Another network's meetings, and what was long ago, are not those of this group.
+    assert groups.of("member-1", 4, (4,)) is not second
+    assert groups.of(NET, 3 + KEPT_MEETINGS, (4,)) is second
+    committed = {(NET, 3 + KEPT_MEETINGS)}
+    assert groups.of(NET, 4 + 2 * KEPT_MEETINGS, (4,)) is not second
+    assert groups.made == 4
     groups.close()
-    short = TrainerGroups(server.another(timedelta(seconds=0.2)), 4, HOST, lambda _: 0, 0.2)
+    short = TrainerGroups(server.another(timedelta(seconds=0.2)), 4, HOST, lambda *_: False, 0.2)
     with pytest.raises(GroupBroken, match="member-0: meeting 4 of 4, 5: "):
         short.of(NET, 4, (4, 5))
     assert timeout_s(2.5) == 30.0

@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup  # noqa: E402
 
 from partitioner.crew.exchange.codecs import CODECS  # noqa: E402
 from partitioner.crew.exchange.mean import Mean, Means, Meeting, NotFinite, Segment  # noqa: E402
+from partitioner.crew.planning.costs import RATIO, Codec  # noqa: E402
 from tests.support.gloo import PlainGroups, in_threads, vector  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -85,13 +86,10 @@ def test_means_are_those_of_numpy(
             assert np.abs(rows[i] - expected).max(initial=0) <= bound
 
 
-RATIOS = {"fp32": 1.0, "fp16": 1 / 2, "int8": (1 + 4 / 256) / 4}
-
-
-@pytest.mark.parametrize("codec", sorted(RATIOS))
-def test_bytes_are_those_of_the_formulas(codec: str) -> None:
+@pytest.mark.parametrize("codec", sorted(RATIO))
+def test_bytes_are_those_of_the_formulas(codec: Codec) -> None:
     count, members = 4 * 16 * 256, (0, 1, 2, 3)
-    size = 4 * count * RATIOS[codec]
+    size = 4 * count * RATIO[codec]
 
     def sent(means: Means) -> list[int]:
         def run(meeting: Meeting) -> int:
@@ -119,9 +117,12 @@ def test_what_an_encoding_loses_comes_with_the_next_means(means: Means) -> None:
     def run(meeting: Meeting) -> Tensor:
         mean = Mean(segments([("int8", count)]), means)
         total: Tensor = torch.zeros(count)
+        left: Tensor = torch.zeros(count)
         for x in drawn[meeting.rank]:
-            mean.of(x, meeting)  # an attempt that is not committed leaves no trace
-            total.add_(mean.of(x, meeting))
+            mean.of(x + left, meeting)  # an attempt that is not committed leaves no trace
+            shards = mean.collect(x + left, meeting)
+            total.add_(mean.spread(shards))
+            left = x + left - shards.sent
             mean.commit()
         return total
 
@@ -129,6 +130,27 @@ def test_what_an_encoding_loses_comes_with_the_next_means(means: Means) -> None:
     expected = sum(sum(drawn[rank][1:], drawn[rank][0]) for rank in members) / 4
     # No more is missing than one encoding loses at either end, however many means there were.
     assert float((found - expected).abs().max()) < 3 * 4 / 254
+
+
+@pytest.mark.parametrize("means", WAYS, ids=["ring", "equal", "link", "two_tier"])
+def test_owners_change_the_mean_before_all_have_it(means: Means) -> None:
+    """Every number is doubled once, by who owns it."""
+    members, count = (0, 1, 2, 3), 50
+
+    def run(meeting: Meeting) -> tuple[Tensor, list[Segment]]:
+        mean = Mean(segments([("fp32", count), ("fp16", 7)]), means)
+        shards = mean.collect(vector(count + 7, meeting.rank), meeting)
+        assert shards.own.numel() == sum(s.stop - s.start for s in shards.segments)
+        shards.own = 2 * shards.own
+        return mean.spread(shards), list(shards.segments)
+
+    found = meet(members, (1, 1, 1, 1), run)
+    expected = 2 * sum(vector(count + 7, rank) for rank in members) / 4
+    assert all(torch.equal(mean, found[0][0]) for mean, _ in found)
+    assert float((found[0][0] - expected).abs().max()) < 2e-3
+    owned = [place for _, shard in found for s in shard for place in range(s.start, s.stop)]
+    times = len(members) if means.route == "ring" else 1
+    assert sorted(owned) == sorted([*range(count + 7)] * times)
 
 
 @pytest.mark.parametrize("means", WAYS, ids=["ring", "equal", "link", "two_tier"])

@@ -16,12 +16,14 @@ from torch._C._distributed_c10d import HashStore  # noqa: E402
 
 from partitioner.crew.exchange.codecs import CodecName  # noqa: E402
 from partitioner.crew.exchange.mean import Means  # noqa: E402
+from partitioner.crew.exchange.owners import OuterStep  # noqa: E402
 from partitioner.crew.exchange.parameters import CrewEnded, Rounds  # noqa: E402
 from partitioner.crew.machine.events import (  # noqa: E402
     AnyAction,
     AnyEvent,
     Finished,
     GoOn,
+    Meet,
     MeetingFailed,
     Ready,
     Waiting,
@@ -30,25 +32,29 @@ from partitioner.crew.machine.schedule import Everyone  # noqa: E402
 from tests.support.gloo import PlainGroups, in_threads  # noqa: E402
 
 pytestmark = pytest.mark.torch
+TWO_PHASE = Means(route="two_phase")
 TRAINERS, BATCHES = 3, [np.arange(start, start + 2) for start in range(0, 24, 2)]
 
 
 class Desk:
     """A schedule and mailboxes in this process."""
 
-    def __init__(self, every: int) -> None:
-        expected = range(TRAINERS)
-        self.schedule = Everyone("net", every, len(BATCHES), 1, expected=expected)
+    def __init__(self, every: int, *, background: bool = False) -> None:
+        self.schedule = Everyone(
+            "net", every, len(BATCHES), 1, expected=range(TRAINERS), background=background
+        )
         self.lock = threading.Lock()
         self.boxes: list[Queue[AnyAction]] = [Queue() for _ in range(TRAINERS)]
         self.counters: dict[str, int] = defaultdict(int)
         self.log: list[AnyEvent] = []
         self.settling_bytes: set[int] = set()
+        self.in_background = 0
 
     def take(self, event: AnyEvent) -> None:
         with self.lock:
             self.log.append(event)
             for action in self.schedule.handle(event):
+                self.in_background += isinstance(action, Meet) and action.background
                 self.boxes[action.rank].put(action)
 
 
@@ -88,18 +94,23 @@ class End:
 class Plain(PlainGroups):
     """Groups without anything kept."""
 
-    def drop(self, network: str) -> None:
+    def drop(self, network: str, members: Any) -> None:
         """Nothing is."""
 
 
 def trained(
-    codec: CodecName, odd: int | None = None, *, odd_steps: int = 1, every: int = 8
+    codec: CodecName,
+    odd: int | None = None,
+    *,
+    odd_steps: int = 1,
+    every: int = 8,
+    background: bool = False,
 ) -> tuple[Desk, list[Any]]:
     """Steps that add each picture's number to the parameters; `odd` adds none in its first.
 
     Rounds of 2 pictures are a step of each.
     """
-    desk, store = Desk(every), HashStore()
+    desk, store = Desk(every, background=background), HashStore()
     at_once = threading.Barrier(TRAINERS if every == 2 else 1)
 
     def run(rank: int) -> Tensor | str:
@@ -108,7 +119,7 @@ def trained(
         optimiser = torch.optim.AdamW(module.parameters())
         sync = Rounds(
             "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
-            means=Means(route="two_phase"), codec_of=lambda name: codec,
+            means=TWO_PHASE, codec_of=lambda name: codec,
         )  # fmt: skip
         sync.wrap(module, optimiser, torch.device("cpu"))
         steps = 0
@@ -134,16 +145,139 @@ def trained(
     return desk, in_threads(TRAINERS, run)
 
 
+@pytest.mark.parametrize("background", [False, True], ids=["at_once", "background"])
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])
-def test_all_end_with_the_same_bits(codec: CodecName) -> None:
-    desk, found = trained(codec)
+def test_all_end_with_the_same_bits(codec: CodecName, background: bool) -> None:
+    desk, found = trained(codec, background=background)
     assert desk.schedule.ended == "net is trained"
+    assert (desk.in_background >= TRAINERS) == background
     assert all(torch.equal(found[0], other) for other in found)
     # Beside the means, parameters of the first meeting in fp32: moments are the same there.
     assert desk.settling_bytes == {4 * 600 * 4 // 3}
     # Every round adds the weighted mean of what its trainers added; the first one's start counts.
     assert 0 < float(found[0].min()) <= float(found[0].max()) < 276
     assert float(found[0].max() - found[0].min()) <= (0 if codec == "fp32" else 1)
+
+
+WAYS = pytest.mark.parametrize("means", [TWO_PHASE, Means()], ids=["two_phase", "ring"])
+
+
+@WAYS
+def test_an_outer_step_goes_further_than_the_mean(means: Means) -> None:
+    """The owner's step 0.7 and momentum 0.9, from 0 to means of 2, twice."""
+    desk, store = Desk(100), HashStore()
+
+    def run(rank: int) -> list[float]:
+        module, found = nn.Linear(3, 2, bias=False), []
+        nn.init.zeros_(module.weight)
+        sync = Rounds(
+            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            means=means, codec_of=lambda name: "fp32", outer=OuterStep(0.7, 0.9),
+        )  # fmt: skip
+        sync.wrap(module, torch.optim.AdamW(module.parameters()), torch.device("cpu"))
+        sync.begin(0)
+        for _ in range(2):
+            with torch.no_grad():
+                module.weight += float(rank + 1)
+            sync.after_step(1)
+            sync._report(Waiting)
+            sync._rest()
+            found += module.weight.detach().flatten().tolist()
+        return found
+
+    first = 0.7 * (2 + 0.9 * 2)
+    second = first + 0.7 * (2 + 0.9 * (0.9 * 2 + 2))
+    found = in_threads(TRAINERS, run)
+    assert found == [found[0]] * TRAINERS
+    assert found[0] == pytest.approx([first] * 6 + [second] * 6)
+
+
+def test_what_int8_leaves_out_stays_with_the_parameters() -> None:
+    """Parameters differ within an epoch by what was not sent, and are the same at its end."""
+    desk, store = Desk(8), HashStore()
+
+    def run(rank: int) -> tuple[list[Tensor], Tensor]:
+        module = nn.Linear(300, 2, bias=False)
+        drawn = torch.Generator().manual_seed(rank)
+        sync = Rounds(
+            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            means=TWO_PHASE, codec_of=lambda name: "int8",
+        )  # fmt: skip
+        sync.wrap(module, torch.optim.AdamW(module.parameters()), torch.device("cpu"))
+        sync.begin(0)
+        lacking = []
+        for _, index, _ in sync.shares(BATCHES, 0):
+            with torch.no_grad():
+                module.weight += torch.randn(2, 300, generator=drawn)
+            before = module.weight.detach().clone()
+            sync.after_step(len(index))
+            if not torch.equal(before, module.weight):
+                lacking.append((module.weight.detach().flatten() - sync.common).abs().max())
+        sync.settle(torch.zeros(1, dtype=torch.float64))
+        return lacking, module.weight.detach().clone()
+
+    found = in_threads(TRAINERS, run)
+    lacking = [float(one) for some, _ in found for one in some]
+    assert lacking
+    assert 0 < max(lacking) < 0.2
+    assert all(torch.equal(found[0][1], weights) for _, weights in found)
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_the_step_size_follows_from_the_steps_of_each(scales: bool) -> None:
+    desk, store = Desk(100), HashStore()
+
+    def run(rank: int) -> list[float]:
+        module, sizes = nn.Linear(3, 2), []
+        optimiser = torch.optim.AdamW(module.parameters(), lr=0.5)
+        sync = Rounds(
+            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            means=TWO_PHASE, codec_of=lambda name: "fp32", scales=scales,
+        )  # fmt: skip
+        sync.wrap(module, optimiser, torch.device("cpu"))
+        sync.begin(0)
+        for _ in range(2):
+            optimiser.param_groups[0]["lr"] = 0.5
+            for parameter in module.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            assert sync.update(optimiser) == pytest.approx(8**0.5)
+            sizes.append(optimiser.param_groups[0]["lr"])
+            sync.after_step((4, 2, 1)[rank])
+            sync._report(Waiting)
+            sync._rest()
+        return sizes
+
+    for sizes in in_threads(TRAINERS, run):
+        expected = [3**0.5, 1.3472] if scales else [1, 1]
+        assert sizes == pytest.approx([0.5 * factor for factor in expected], rel=1e-4)
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_moments_are_averaged_on_demand(every: int) -> None:
+    desk, store = Desk(100), HashStore()
+
+    def run(rank: int) -> Tensor:
+        module = nn.Linear(3, 2)
+        optimiser = torch.optim.AdamW(module.parameters(), lr=0.5)
+        sync = Rounds(
+            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            means=TWO_PHASE, codec_of=lambda name: "fp32", moments=every,
+        )  # fmt: skip
+        sync.wrap(module, optimiser, torch.device("cpu"))
+        sync.begin(0)
+        for parameter in module.parameters():
+            parameter.grad = torch.full_like(parameter, 0.01 * (rank + 1))
+        sync.update(optimiser)
+        sync.after_step(1)
+        sync._report(Waiting)
+        sync._rest()
+        average: Tensor = optimiser.state[module.weight]["exp_avg"]
+        return average
+
+    found = in_threads(TRAINERS, run)
+    for rank, moment in enumerate(found):
+        expected = 0.001 * (2 if every else rank + 1)
+        assert moment.flatten().tolist() == pytest.approx([expected] * 6)
 
 
 def test_a_round_is_repeated_without_who_sent_what_is_no_number() -> None:

@@ -275,7 +275,7 @@ def test_where_members_of_a_mean_listen_is_signed(store: SignedStore) -> None:
     other: Any = stranger(store.port)
     addresses = own.another()
     # A group of one has said where it listens.
-    groups = TrainerGroups(own, 0, HOST, lambda _: 0, 5.0)
+    groups = TrainerGroups(own, 0, HOST, lambda network, seq: False, 5.0)
     groups.of("member-0", 1, (0,))
     [name] = [text for text in addresses.names() if text.startswith("g/member-0/1/")]
     assert "~" in name

@@ -128,7 +128,7 @@ class Counting:
                 os.kill(os.getpid(), signal.SIGKILL)
             group.allreduce([total]).wait()
         except RuntimeError:
-            self.groups.drop(NETWORK)
+            self.groups.drop(NETWORK, meet.members)
             self.hand.report(MeetingFailed(rank=rank, network=NETWORK, seq=seq))
         else:
             self.mean = total.sum(0)

@@ -24,9 +24,11 @@ from partitioner.crew.exchange.flat import CodecOf
 from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.mean import Means
+from partitioner.crew.exchange.owners import OuterStep
 from partitioner.crew.exchange.parameters import Rounds
 from partitioner.crew.machine.events import Accepted, Gone, Refused
 from partitioner.crew.machine.membership import MembershipMachine
+from partitioner.crew.machine.rounds import growing_period
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
 from partitioner.crew.pipeline import Cut, Pipeline, StagePictures, begun, part_of, stage_of
@@ -72,6 +74,9 @@ ROUNDS: dict[str, tuple[Means, CodecName]] = {
     "rounds-ring": (WAYS["ring"], "fp32"),
     "rounds-int8": (WAYS["by_link"], "int8"),
     "killed": (WAYS["two_phase"], "int8"),
+    "valued": (WAYS["two_phase"], "int8"),
+    "background": (WAYS["two_phase"], "int8"),
+    "background-killed": (WAYS["two_phase"], "fp32"),
 }
 
 
@@ -179,10 +184,14 @@ def in_stages(out: Path, crew: Crew) -> None:
     torch.save(kept, folder / "end.pt")
 
 
-def machine() -> MembershipMachine:
-    """Rounds of 8 pictures."""
+def machine(name: str) -> MembershipMachine:
+    """Rounds of 8 pictures; those of `valued` grow."""
     crews = {"member-0": ("0", "1", "2")}
-    everyone = Everyone("member-0", 8, BATCHES, EPOCHS, expected=range(3))
+    everyone = Everyone(
+        "member-0", 8, BATCHES, EPOCHS, expected=range(3),
+        period=growing_period(8, EPOCHS * BATCHES) if name == "valued" else None,
+        background="background" in name,
+    )  # fmt: skip
     return MembershipMachine("d", crews, {"member-0": everyone})
 
 
@@ -204,7 +213,7 @@ class Dying:
             os._exit(0)
         return group
 
-    def drop(self, network: str) -> None:
+    def drop(self, network: str, members: Any) -> None:
         """Not needed."""
 
 
@@ -214,7 +223,7 @@ def rounds(out: Path, name: str, rank: int, port: int) -> None:
     desk = None
     if rank == 0:
         store = serve_store("127.0.0.1", port, "")
-        desk = Desk(store, machine(), Watch(meeting_s=20.0), out / "log.jsonl")
+        desk = Desk(store, machine(name), Watch(meeting_s=20.0), out / "log.jsonl")
     joined = connect("127.0.0.1", port, "", wait_s=60.0)
     hand = Hand(joined)
     hand.join(str(rank), "d")
@@ -223,11 +232,13 @@ def rounds(out: Path, name: str, rank: int, port: int) -> None:
     groups: Any = TrainerGroups(
         joined.another(timedelta(seconds=20)), hand.rank, "127.0.0.1", hand.committed, 20.0
     )  # fmt: skip
-    if name == "killed" and rank == 2:
+    if "killed" in name and rank == 2:
         groups = Dying(groups, hand)
     sync = Rounds(
         "member-0", hand, groups, TRAINERS, first=rank == 0, means=means,
         codec_of=lambda tensor: codec if tensor.endswith("weight") else "fp32",
+        scales=name == "valued", moments=2 * (name == "valued"),
+        outer=OuterStep(1.0, 0.3) if name == "valued" else None,
     )  # fmt: skip
     module = Normed()
     if rank:  # it begins with what it is sent

@@ -14,7 +14,8 @@ from torch import Tensor, nn  # noqa: E402
 from mdp.errors import InputError  # noqa: E402
 from partitioner.run.progress import Progress  # noqa: E402
 from partitioner.run.settings import MemberSchedule  # noqa: E402
-from partitioner.training.loop import TrainingDiverged, TrainingStage, fit, learning_rate  # noqa: E402
+from partitioner.run.step_size import learning_rate  # noqa: E402
+from partitioner.training.loop import TrainingDiverged, TrainingStage, fit  # noqa: E402
 
 pytestmark = pytest.mark.torch
 QUIET = Progress(io.StringIO())

@@ -220,10 +220,14 @@ class World:
         parts = zip(meet.members, meet.weights, strict=True)
         givers = [self.trainers[rank] for rank, weight in parts if weight]
         assert len({giver.base for giver in givers}) == 1, "unlike parameters meet"
-        done = [batch for giver in givers for batch in giver.delta]
+        done = [batch for giver in givers for batch in self.delta_of(giver, meet.seq)]
         state = (givers[0].base or frozenset()) | set(done)
         assert len(state) == len(givers[0].base or ()) + len(done), "a batch is done twice"
         return state
+
+    def delta_of(self, trainer: Played, seq: int) -> list[Batch]:
+        """What a trainer gives to a meeting."""
+        return trainer.delta
 
     def fault(self) -> None:
         """Something goes wrong, or somebody comes."""
@@ -368,8 +372,56 @@ class ExactWorld(World):
         super().check()
 
 
+class BackgroundWorld(World):
+    """Trainers go on while they meet; what they gave is theirs until the mean is committed."""
+
+    exact = True
+
+    def made(self) -> Everyone | Exact:
+        #: What a trainer has given to the mean under way, by its rank and the meeting.
+        self.given: dict[int, tuple[int, list[Batch]]] = {}
+        self.in_background = 0
+        every = self.random.randint(1, 12)
+        return Everyone(NETWORK, every, self.batches, self.epochs, background=True)
+
+    def read(self, trainer: Played) -> None:
+        action = trainer.mail[0]
+        late = self.given.get(trainer.rank)
+        if isinstance(action, Meet) and late is not None:  # without a Commit: it was in vain
+            trainer.delta = late[1] + trainer.delta
+            del self.given[trainer.rank]
+        if isinstance(action, Meet) and action.background:
+            super().read(trainer)
+            self.given[trainer.rank] = action.seq, trainer.delta
+            self.in_background += 1
+            trainer.delta, trainer.since, trainer.training = [], action.seq, True
+        elif isinstance(action, Commit) and late is not None and late[0] == action.seq:
+            trainer.mail.popleft()
+            assert trainer.mean
+            trainer.base = trainer.mean[1]
+            del self.given[trainer.rank]
+        else:
+            super().read(trainer)
+
+    def turn(self, trainer: Played) -> bool:
+        """Train on or read while a mean is under way, as well as end it."""
+        meets = trainer.meets
+        if meets and meets.background and not trainer.killed and self.random.random() < 0.7:
+            trainer.meets = None
+            moved = super().turn(trainer)
+            if trainer.meets is None:
+                trainer.meets = meets
+            if moved:
+                return True
+        return super().turn(trainer)
+
+    def delta_of(self, trainer: Played, seq: int) -> list[Batch]:
+        late = self.given.get(trainer.rank)
+        return late[1] if late and late[0] == seq else trainer.delta
+
+
 @pytest.mark.timeout(0 if HISTORIES > 500 else 240)
-@pytest.mark.parametrize("kind", [World, ExactWorld])
+@pytest.mark.parametrize("kind", [World, ExactWorld, BackgroundWorld])
 def test_every_batch_is_in_the_result_exactly_once(kind: type[World]) -> None:
     ends: dict[str, int] = {}
     for seed in range(HISTORIES):

@@ -4,7 +4,14 @@ import pytest
 
 from partitioner.crew.machine.events import Commit, Gone, Ready
 from partitioner.crew.machine.schedule import Everyone
-from partitioner.crew.machine.simulate import CrewScenario, CrewTrace, Paced, simulate, spells
+from partitioner.crew.machine.simulate import (
+    NETWORK,
+    CrewScenario,
+    CrewTrace,
+    Paced,
+    simulate,
+    spells,
+)
 
 
 def crew(*paces: float) -> tuple[Paced, ...]:
@@ -38,6 +45,39 @@ def test_trainers_of_unlike_paces_share_an_epoch_by_pace() -> None:
     assert [round(trace.steps(rank), -1) for rank in range(3)] == [400, 200, 100]
     waits = sum(span.end_s - span.start_s for span in trace.spans if span.kind == "wait")
     assert waits < 0.05 * 3 * trace.seconds
+
+
+def test_a_schedule_of_ones_own_is_played() -> None:
+    class Eager(Everyone):
+        """Rounds of half the pictures."""
+
+        def _due(self) -> bool:
+            return super()._due() or self._pictures() >= self.every_pictures / 2
+
+    scenario = CrewScenario(trainers=crew(1.0, 1.0), every_pictures=20, batches=100)
+
+    trace = simulate(scenario, Eager(NETWORK, 20, 100, 1))
+    assert batches_of(trace) == list(range(100))
+    # Beside the first meeting and the epoch's end.
+    assert (commits(trace) - 2, commits(simulate(scenario)) - 2) == (10, 5)
+
+
+def test_means_in_the_background_cost_no_time() -> None:
+    scenario = CrewScenario(
+        trainers=crew(1.0, 1.0), every_pictures=20, batches=200, epochs=2, mean_s=lambda n: 5.0
+    )
+    schedule = Everyone(NETWORK, 20, 200, 2, background=True)
+    trace = simulate(scenario, schedule)
+    assert trace.ended == "network is trained"
+    # One to begin with, the last one under way in each epoch, and its end are waited for.
+    assert 200 + 3 * 5 <= trace.seconds <= 200 + 5 + 2 * 2 * 5 + 2
+    assert simulate(scenario).seconds >= 200 + 20 * 5
+    assert commits(trace) > 15
+
+
+def commits(trace: CrewTrace) -> int:
+    """Means that were committed."""
+    return len({a.seq for _, _, actions in trace.log for a in actions if isinstance(a, Commit)})
 
 
 def test_losses_and_joins_lose_no_batch() -> None:

@@ -23,12 +23,12 @@ from partitioner.crew.machine.events import (
     Waiting,
 )
 from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.schedule import ATTEMPTS, Everyone, Exact
+from partitioner.crew.machine.schedule import ATTEMPTS, Everyone, Exact, RoundSchedule
 
 NET = "member-0"
 
 
-def told(schedule: Everyone | Exact | MembershipMachine, *events: AnyEvent) -> list[AnyAction]:
+def told(schedule: RoundSchedule | MembershipMachine, *events: AnyEvent) -> list[AnyAction]:
     """What the last of some events brings about."""
     actions: list[AnyAction] = []
     for event in events:
@@ -208,6 +208,53 @@ def test_an_exact_generation_without_a_member_is_made_anew() -> None:
         Commit(rank=0, network=NET, seq=2, epoch=0),
         Close(rank=0, network=NET),
     ]
+
+
+class Halves(Everyone):
+    """Once all have begun alike, those of lower and of higher ranks meet, each half by itself."""
+
+    def groups(self, resting: Sequence[int]) -> list[dict[int, float]]:
+        """Two groups of two."""
+        (every,) = super().groups(resting) or ({},)
+        if not self._started or len(every) < 4:
+            return [every] if every else []
+        lower, upper = list(every)[:2], list(every)[2:]
+        return [{rank: every[rank] for rank in half} for half in (lower, upper)]
+
+
+def closed_halves() -> Halves:
+    """Four trainers, told of meetings 2 and 3 with a batch of two pictures each."""
+    crew = Halves(NET, 8, 100, 2, expected=range(4))
+    told(crew, *(waiting(rank) for rank in range(4)), *(done(rank, 1) for rank in range(4)))
+    told(crew, *(ready(rank, 2, 1, rank) for rank in range(4)))
+    actions = told(crew, *(waiting(rank, 2, 1) for rank in range(4)))
+    assert met(actions[:2]) == (2, {0: 2.0, 1: 2.0})
+    assert met(actions[2:]) == (3, {2: 2.0, 3: 2.0})
+    return crew
+
+
+def test_two_groups_meet_at_once_and_end_apart() -> None:
+    crew = closed_halves()
+    assert told(crew, done(0, 3), done(2, 2), done(2, 3)) == []  # the other half's is not theirs
+    committed = [Commit(rank=rank, network=NET, seq=3, epoch=0) for rank in (2, 3)]
+    assert told(crew, done(3, 3)) == committed
+    assert crew.claims.committed == {2, 3}
+    # No round closes while a meeting is under way.
+    assert told(crew, ready(2, 9, 3, 4)) == []
+    assert told(crew, done(0, 2)) == []
+    assert told(crew, done(1, 2)) == [
+        *(Commit(rank=rank, network=NET, seq=2, epoch=0) for rank in (0, 1)),
+        *(Close(rank=rank, network=NET) for rank in (0, 1, 2, 3)),
+    ]
+
+
+def test_a_trainer_lost_in_one_group_leaves_the_other_alone() -> None:
+    crew = closed_halves()
+    told(crew, failed(0, 2), done(2, 3))
+    assert told(crew, Gone(rank=1)) == []  # who is left of its group waits for the others
+    assert crew.claims.missing()[:2] == [1, 4]
+    committed = told(crew, done(3, 3))
+    assert committed[:2] == [Commit(rank=rank, network=NET, seq=3, epoch=0) for rank in (2, 3)]
 
 
 def test_who_takes_part() -> None:

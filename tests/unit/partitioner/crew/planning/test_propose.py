@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mdp.errors import PlanRefused
 from partitioner.crew.planning.facts import Facts
@@ -128,6 +129,21 @@ def test_a_given_plan_is_predicted(shares: str, kept: float) -> None:
     together = sum(t.gflops or 0.0 for t in facts.trainer) / 3.5
     assert found.methods[0].pictures_per_s / together == pytest.approx(kept, abs=0.01)
     assert found.words == "a, b, c and d (strict)"
+
+
+def test_rounds_that_grow_take_less_time() -> None:
+    facts, work = fleet(dict.fromkeys("abcd", 27.0), mbit=20), Work(networks=members(1))
+    plain = NetworkSync(
+        name="member-0", what="parameters", codec="int8", every_pictures=1024, step_size="auto"
+    )
+    took = []
+    for sync in (plain, replace(plain, period="grows")):
+        found = predict(SyncPlan(network=(sync,)), facts, work)
+        assert found is not None
+        took.append(found.seconds)
+    alone_s = 400_000 * 3.5 / 27 / 4
+    # 16 steps a round: of 6,250 / 16 = 390 means, and an epoch's end each, about half are left.
+    assert 0.3 < (took[1] - alone_s) / (took[0] - alone_s) < 0.6
 
 
 def test_an_empty_plan_is_that_of_all() -> None:

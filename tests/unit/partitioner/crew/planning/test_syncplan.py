@@ -13,7 +13,9 @@ from mdp.errors import ConfigError
 from mdp.files import decoded, toml_bytes
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import (
+    MeanOwner,
     NetworkSync,
+    OuterOwner,
     Stage,
     SyncPlan,
     contradictions,
@@ -88,20 +90,64 @@ def test_no_stage_has_more_in_flight_than_the_one_before(
         (network("every_pictures = 64"), r"`network\[0\].every_pictures`: expected only with"),
         (network("what = 'parameters'\nbucket_bytes = 64"), "bucket_bytes`: expected only with"),
         (network("what = 'parameters'\nshares = 'pace'"), 'shares`: expected "pace" only with'),
-        (network("route = 'ring'\ncodec = 'int8'"), "route`: .* int8: sums of its codes overflow"),
+        (
+            network("route = 'ring'\ncodec = 'int8'"),
+            'route`: expected "ring" .*, found "int8": sums of its codes overflow',
+        ),
         (
             network("route = 'ring'\ntensor = [{match = '*', codec = 'int8'}]"),
             "sums of its codes overflow",
         ),
+        (network("period = 'grows'"), r"`network\[0\].period`: expected .*, found .gradients."),
+        (
+            network("step_size = 'auto'"),
+            'step_size`: expected "auto" only with what = "parameters"',
+        ),
+        (network("when = 'background'"), 'when`: expected "background" only with what = "param'),
+        (
+            network("what = 'parameters'\nwhen = 'background'\nmoments = 2"),
+            'when`: expected "background" only without moments',
+        ),
+        (
+            network("what = 'parameters'\nwhen = 'background'\nowner = {kind = 'outer'}"),
+            'when`: expected "background" only with owner = "mean", found "outer"',
+        ),
+        (network("moments = 2"), 'moments`: expected only with what = "parameters", found'),
+        (network("owner = {kind = 'outer'}"), 'owner`: expected "outer" only with what = "param'),
+        (
+            network("what = 'parameters'\nowner = {kind = 'push'}"),
+            "Invalid value 'push' - at .*owner",
+        ),
+        (network("what = 'parameters'\nowner = {step = 1.5}"), "missing required field `kind`"),
+        (
+            network("what = 'parameters'\nowner = {kind = 'outer', step = 0.0}"),
+            r"Expected `float` > 0.0 - at `\$.network\[0\].owner.step`",
+        ),
+        (
+            network("what = 'parameters'\nowner = {kind = 'outer', momentum = 1.0}"),
+            r"Expected `float` < 1.0 - at `.*owner.momentum`",
+        ),
+        (network("what = 'parameters'\nmoments = 0"), r"Expected `int` >= 1 - at `.*moments`"),
+        (
+            network("what = 'parameters'\nperiod = 'long'"),
+            "Invalid enum value 'long' - at .*period",
+        ),
+        (
+            network("what = 'parameters'\nstep_size = 2.0"),
+            r"Expected `str`, got `float` - at `.*step_size`",
+        ),
         (network("shards = 'link'"), 'shards`: expected "link" only .*, found "ring"'),
-        (network("micro_batches = 4"), "micro_batches`: expected only with stages"),
-        (network(STAGES), "stage`: expected only for the teacher, found member-0"),
+        (network("micro_batches = 4"), "micro_batches`: expected only with stage: "),
+        (network(STAGES), 'stage`: expected only with name = "teacher", found "member-0"'),
         (network(STAGES + "\ncodec = 'fp16'", "teacher"), 'codec = "fp32"'),
         (network(STAGES + "\nwhat = 'parameters'", "teacher"), 'stage`: .* what = "gradients"'),
-        (network(STAGES + "\nby = ['desk']", "teacher"), "by`: expected none beside stages"),
+        (
+            network(STAGES + "\nby = ['desk']", "teacher"),
+            "stage`: expected only without by: stages have a trainer each",
+        ),
         (
             network("stage = [{blocks = 7, by = 'a'}, {blocks = 5, by = 'b'}]", "teacher"),
-            "micro_batches`: expected a number",
+            "stage`: expected only with micro_batches",
         ),
         (
             network("micro_batches = 4\nstage = [{blocks = 7, by = 'a'}]", "teacher"),
@@ -200,6 +246,11 @@ SYNC = st.builds(
     shards=st.sampled_from(["equal", "link"]),
     codec=st.sampled_from(["fp32", "fp16", "int8"]),
     bucket_bytes=st.none() | st.integers(1, 10**9),
+    period=st.sampled_from(["same", "grows"]),
+    step_size=st.sampled_from(["given", "auto"]),
+    moments=st.none() | st.integers(1, 9),
+    when=st.sampled_from(["at_once", "background"]),
+    owner=st.sampled_from([MeanOwner(), OuterOwner(), OuterOwner(step=0.7, momentum=0.9)]),
 )
 
 
@@ -229,6 +280,48 @@ def test_a_written_plan_is_complete(tmp_path: Path) -> None:
     moved = msgspec.structs.replace(plan.network[1], by=("nuc",), every_pictures=4096)
     assert changed.digest != plan.digest
     assert msgspec.structs.replace(plan, network=(moved,)).digest == plan.digest
+
+
+@pytest.mark.parametrize(
+    ("more", "digest"),
+    [
+        ({}, "e6a49be6ed7047b046f826e56f6acb3c0a57f37581896df6315108e810822cf4"),
+        (
+            {"codec": "int8", "every_pictures": 8192, "by": ("a",)},
+            "e84f247c4a263f1a35b7679574bc18b325460a095bac82094273d1a8cb8d650f",
+        ),
+    ],
+)
+def test_run_folders_of_before_go_on(more: dict[str, Any], digest: str) -> None:
+    sync = NetworkSync(name="member-0", what="parameters", **more)
+    assert SyncPlan(network=(sync,)).digest == digest
+    for later in (
+        {"period": "grows"},
+        {"step_size": "auto"},
+        {"moments": 3},
+        {"when": "background"},
+        {"owner": OuterOwner(step=1.5)},
+    ):
+        changed = msgspec.structs.replace(sync, **later)
+        assert SyncPlan(network=(changed,)).digest != digest
+
+
+def test_a_later_stage_keeps_fewer_micro_batches() -> None:
+    """Blocks of 1 GB a batch, in 4 micro-batches: desk keeps three of them, nuc one."""
+    teacher = NetworkWork(
+        name="teacher", size_bytes=12, pictures=1, epochs=1, batch=64,
+        activation_bytes=12e9 / 64, blocks=12,
+    )  # fmt: skip
+    work = Work(networks=(teacher,))
+    stages = (Stage(blocks=4, by="desk"), Stage(blocks=4, by="tower"), Stage(blocks=4, by="nuc"))
+    sync = NetworkSync(name="teacher", micro_batches=4, stage=stages)
+    for gb, lacking in ((3.1, set()), (2.9, {"desk"}), (1.9, {"desk", "tower"})):
+        found = contradictions(SyncPlan(network=(sync,)), three(memory_bytes=int(gb * 1e9)), work)
+        named = {name for name in ("desk", "tower", "nuc") if f"stage of {name} " in "".join(found)}
+        assert named == lacking
+    short = tuple(msgspec.structs.replace(stage, in_flight=1) for stage in stages)
+    one = msgspec.structs.replace(sync, stage=short)
+    assert contradictions(SyncPlan(network=(one,)), three(memory_bytes=1_100_000_000), work) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""What excludes what in a network's training together, as one table of data. Pure.
+
+From the table come the refusals of crew.toml, the table in docs/reference/crew.md, the candidates
+of the planner, tests, and whether a network gets the weights of one process.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+#: Words of a key that has any value, or none.
+GIVEN, MISSING = "given", "missing"
+#: Stands for a key in rules of what gives the weights of one process, up to rounding.
+EXACT = "weights of one process"
+
+
+class Rule(NamedTuple):
+    """A key that may have some values, by default any, only where another has one of `allowed`."""
+
+    key: str
+    other: str
+    allowed: tuple[str, ...]
+    because: str
+    values: tuple[str, ...] = (GIVEN,)
+
+    def contradicts(self, words: Mapping[str, frozenset[str]]) -> bool:
+        """Tell whether a training, by the words of its keys, breaks this rule."""
+        applies = self.key == EXACT or not words[self.key].isdisjoint(self.values)
+        return applies and not words[self.other] <= set(self.allowed)
+
+    def sentence(self, words: Mapping[str, frozenset[str]]) -> str:
+        """The refusal, which goes on after "`network[i]."."""
+        found = sorted(words[self.other] - set(self.allowed))
+        shown = "" if found in ([GIVEN], [MISSING]) else f", found {_any_of(found)}"
+        return f"{self.key}`: expected {self.when}{shown}: {self.because}"
+
+    @property
+    def when(self) -> str:
+        """The values and what they need, in words."""
+        what = "" if GIVEN in self.values else f"{_any_of(self.values)} "
+        if self.allowed == (GIVEN,):
+            return f"{what}only with {self.other}"
+        if self.allowed == (MISSING,):
+            return f"{what}only without {self.other}"
+        return f"{what}only with {self.other} = {_any_of(self.allowed)}"
+
+
+#: Of one network; what depends on counts, on other networks or on what was measured is not here.
+RULES = (
+    Rule(EXACT, "what", ("gradients",), "each trainer's own steps are others"),
+    Rule(EXACT, "codec", ("fp32",), "other codecs round"),
+    Rule("every_pictures", "what", ("parameters",), "gradients meet every step"),
+    Rule("period", "what", ("parameters",), "gradients meet every step", ("grows",)),
+    Rule("step_size", "what", ("parameters",), "gradients are of whole batches", ("auto",)),
+    Rule("moments", "what", ("parameters",), "those of averaged gradients are the same on all"),
+    Rule("owner", "what", ("parameters",), "an outer step is one of parameters", ("outer",)),
+    Rule("when", "what", ("parameters",), "a step needs its gradients", ("background",)),
+    Rule("when", "owner", ("mean",), "its momentum would be late", ("background",)),
+    Rule("when", "moments", (MISSING,), "AdamW's go on meanwhile", ("background",)),
+    Rule("bucket_bytes", "what", ("gradients",), "means of parameters are taken at once"),
+    Rule("shares", "what", ("gradients",), "rounds follow paces anyway", ("pace",)),
+    Rule("route", "codec", ("fp32", "fp16"), "sums of its codes overflow", ("ring",)),
+    Rule("shards", "route", ("two_phase",), "the other routes have no owners to choose", ("link",)),
+    Rule("micro_batches", "stage", (GIVEN,), "a pipeline alone has them"),
+    Rule("stage", "name", ("teacher",), "members are small"),
+    Rule("stage", "what", ("gradients",), "all stages take every step"),
+    Rule("stage", "codec", ("fp32",), "a stage's gradients are its own"),
+    Rule("stage", "by", (MISSING,), "stages have a trainer each"),
+    Rule("stage", "micro_batches", (GIVEN,), "a batch is cut into as many"),
+)
+
+
+def refusals(words: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    """Sentences on what contradicts itself, by the words of a training's keys."""
+    for rule in RULES:
+        if rule.key != EXACT and rule.contradicts(words):
+            yield rule.sentence(words)
+
+
+def gives_weights_of_one(words: Mapping[str, frozenset[str]]) -> bool:
+    """Tell whether a training gives the weights of one process, up to rounding."""
+    return not any(rule.contradicts(words) for rule in RULES if rule.key == EXACT)
+
+
+def rules_table() -> str:
+    """The table as Markdown, for docs/reference/crew.md."""
+    rows = [
+        f"| {rule.key if rule.key == EXACT else f'`{rule.key}`'} | {rule.when} | {rule.because} |"
+        for rule in RULES
+    ]
+    return "\n".join(["| key | | because |", "|---|---|---|", *rows])
+
+
+def _any_of(words: "tuple[str, ...] | list[str]") -> str:
+    return " or ".join(f'"{word}"' for word in words)

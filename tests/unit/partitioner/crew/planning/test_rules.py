@@ -1,0 +1,95 @@
+"""The table of what excludes what: each rule refuses, and nothing else that is legal."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from partitioner.crew.planning.rules import (
+    EXACT,
+    GIVEN,
+    MISSING,
+    RULES,
+    Rule,
+    gives_weights_of_one,
+    refusals,
+    rules_table,
+)
+from partitioner.crew.planning.syncplan import MeanOwner, NetworkSync, OuterOwner, Stage, is_exact
+
+PAGE = Path(__file__).parents[5] / "docs" / "reference" / "crew.md"
+#: Values of keys by their words.
+VALUES: dict[tuple[str, str], Any] = {
+    ("every_pictures", GIVEN): 64,
+    ("moments", GIVEN): 2,
+    ("owner", "outer"): OuterOwner(),
+    ("owner", "mean"): MeanOwner(),
+    ("moments", MISSING): None,
+    ("bucket_bytes", GIVEN): 64,
+    ("micro_batches", GIVEN): 2,
+    ("stage", GIVEN): (Stage(blocks=1, by="desk"), Stage(blocks=1, by="nuc")),
+    ("by", GIVEN): ("desk",),
+    ("by", MISSING): (),
+    ("stage", MISSING): (),
+    ("micro_batches", MISSING): None,
+}
+#: Words that are not allowed, by the key that a rule asks for.
+OTHERS = {
+    "what": ("gradients", "parameters"),
+    "codec": ("fp32", "fp16", "int8"),
+    "route": ("ring", "two_phase", "two_tier"),
+    "stage": (GIVEN, MISSING),
+    "name": ("teacher", "member-0"),
+    "by": (GIVEN, MISSING),
+    "owner": ("mean", "outer"),
+    "moments": (GIVEN, MISSING),
+    "micro_batches": (GIVEN, MISSING),
+}
+
+
+def having(sync: NetworkSync, key: str, word: str) -> NetworkSync:
+    return replace(sync, **{key: VALUES.get((key, word), word)})
+
+
+CASES = [
+    (rule, value, other) for rule in RULES for value in rule.values for other in OTHERS[rule.other]
+]
+
+
+@pytest.mark.parametrize(("rule", "value", "other"), CASES)
+def test_a_key_is_refused_where_its_rule_says_so(rule: Rule, value: str, other: str) -> None:
+    sync = having(NetworkSync(name="member-0"), rule.other, other)
+    allowed = other in rule.allowed
+    if rule.key == EXACT:
+        # Of the two rules the other one is kept.
+        assert is_exact(sync) == allowed
+        return
+    sync = having(sync, rule.key, value)
+    sentence = rule.sentence(sync.words)
+    assert (sentence in refusals(sync.words)) != allowed
+    if not allowed:
+        assert sentence.startswith(f"{rule.key}`: expected ")
+        assert sentence.endswith(rule.because)
+        assert "\n" not in sentence
+
+
+def test_what_no_rule_names_is_legal() -> None:
+    plain = NetworkSync(name="member-0")
+    rounds = NetworkSync(
+        name="member-0",
+        what="parameters",
+        codec="int8",
+        every_pictures=64,
+        period="grows",
+        step_size="auto",
+        moments=2,
+        owner=OuterOwner(step=1.5),
+    )
+    for sync, exact in ((plain, True), (rounds, False)):
+        assert not any(refusals(sync.words))
+        assert gives_weights_of_one(sync.words) == exact
+
+
+def test_the_page_has_the_table() -> None:
+    assert rules_table() in PAGE.read_text()
