@@ -22,6 +22,7 @@ Code = (
 SUSPECT: Mapping[Suspicion, str] = {
     "disagrees": "disagrees with the others: camera covered, turned or moved?",
     "frozen": "the same picture again and again: camera frozen?",
+    "moved": "finds every item different, the others do not: camera moved since the good scenes?",
 }
 
 
