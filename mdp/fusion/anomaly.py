@@ -2,9 +2,9 @@
 
 A member's score says how far the strangest place of its picture is from the same place of good
 items; its unit differs from camera to camera. As its *surprise*, the negative decimal logarithm of
-the rate at which good items score so high, it is comparable: 2 is one good item in a hundred. Beyond
-what was seen of good items the rate falls exponentially (Pickands, Annals of Statistics 3, 1975,
-with shape 0).
+the rate at which good items score so high, it is comparable: 2 is one good item in a hundred.
+Beyond what was seen of good items the rate falls exponentially (Pickands, Annals of Statistics 3,
+1975, with shape 0).
 
 Surprises are fused by a power mean: the mean (Fisher's sum of logarithms) where all cameras see a
 defect, the maximum where one does. A threshold belongs to every arrival subset.

@@ -2,9 +2,9 @@
 
 A camera that was moved finds every item different, and no other camera does. Looks at it are
 counted by CUSUM (as in `camera_drift`): as many as a fifth of all items may have a defect on one
-side, a moved camera finds four in five or more. A look counts where the camera's own surprise is not
-that of its last one, as a scene that stands still is one item, and where the others find the item
-good. A side that is missing, or whose camera is suspected, is blind: its score does not decide.
+side, a moved camera finds four in five or more. A look counts where the camera's own surprise is
+not that of its last one, as a scene that stands still is one item, and where the others find the
+item good. A side that is missing, or whose camera is suspected, is blind: it does not decide.
 """
 
 import math
@@ -75,7 +75,7 @@ class Inspector:
         return {k: float(surprise(one, self._table.tails[k])) for k, one in scores.items()}
 
     def alone(self, k: int, surprised: float) -> float | None:
-        """Decades of a member's surprise above its own threshold; None where that was not fitted."""
+        """Decades of a member's surprise above its own threshold, None where none was fitted."""
         own = self._table.of((k,))
         return None if own is None else surprised - own.thresholds[self._table.place]
 

@@ -143,6 +143,11 @@ def _check(bundle: Bundle, data: Dataset, request: QuantizeRequest) -> None:
         raise InputError(
             f"{path}: is untrained, so it has no accuracy to lose; plan the precision instead"
         )
+    if manifest.inspection:
+        raise InputError(
+            f"{path}: has anomaly heads, which are fitted to each model as it is served: quantize "
+            "the bundle without them, then give it to mdp-partition inspect"
+        )
     if manifest.evaluation is None:
         raise InputError(f"{path}: was never evaluated: run mdp-partition evaluate --write first")
     for assignment in manifest.plan.assignments:
