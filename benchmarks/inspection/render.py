@@ -29,14 +29,18 @@ PRODUCTS = (
         "JST_XH_B4B-XH-A_1x04_P2.50mm_Vertical",
         "JST_EH_B4B-EH-A_1x04_P2.50mm_Vertical",
     ),
-    ("Potentiometer_THT", "Potentiometer_Bourns_3006W_Horizontal", "Potentiometer_Bourns_3006Y_Horizontal"),
+    (
+        "Potentiometer_THT",
+        "Potentiometer_Bourns_3006W_Horizontal",
+        "Potentiometer_Bourns_3006Y_Horizontal",
+    ),
     ("Relay_THT", "Relay_SPDT_Finder_40.31", "Relay_SPDT_Finder_40.51"),
     (
         "TerminalBlock_Phoenix",
         "TerminalBlock_Phoenix_MKDS-1,5-3-5.08_1x03_P5.08mm_Horizontal",
         "TerminalBlock_Phoenix_MKDS-3-3-5.08_1x03_P5.08mm_Horizontal",
     ),
-)  # fmt: skip
+)
 CAMERAS = 4
 #: A pixel is changed by a defect from this difference of a level on.
 _CHANGED = 12

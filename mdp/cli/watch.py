@@ -74,8 +74,6 @@ COLUMNS = (
     "error",
     "known",
     "novelty",
-    "normal",
-    "anomaly",
 )
 
 Seen = Prediction | InferenceError

@@ -20,8 +20,8 @@ from mdp.requests.prediction import Prediction
 SURE_FROM = 0.5
 VoteState = Literal["seen", "open", "unseen"]
 #: What decided: the fused answer or a rule. `unknown` is an item of no class, `different` one that
-#: differs from the good ones; `open` lacks cameras, `unconfirmed` votes; `conflict` has two classes,
-#: `unsure` a small probability; `empty` shows no item; `no_answer` had no device in time;
+#: differs from the good ones; `open` lacks cameras, `unconfirmed` votes; `conflict` has two
+#: classes, `unsure` a small probability; `empty` shows no item; `no_answer` had no device in time;
 #: `unsettled` looks differed, `missed` had no look.
 Decision = Literal[
     "fused", "rule", "unknown", "different", "open", "unconfirmed", "conflict", "unsure", "empty",

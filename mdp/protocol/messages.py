@@ -76,9 +76,9 @@ _QUOTA = "quota: "
 #: Outcomes of requests, and of changes of bundle, that an agent counts (`Status.counts`).
 OUTCOMES = ("answered", "undeliverable", *get_args(FailureCode))
 RELOADS = ("renewed", "not_renewed")
-#: Why a camera is suspected: looks at it disagree with those at the others, its picture never
-#: changes, or it finds every item different from the good ones, which clients alone say.
-Suspicion = Literal["disagrees", "frozen", "moved"]
+#: Why a camera is suspected: looks at it disagree with those at the others, or its picture never
+#: changes.
+Suspicion = Literal["disagrees", "frozen"]
 
 
 class Infer(Record, frozen=True, omit_defaults=True):

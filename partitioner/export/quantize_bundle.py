@@ -138,15 +138,15 @@ def quantize_bundle(
 def _check(bundle: Bundle, data: Dataset, request: QuantizeRequest) -> None:
     """Raise InputError for a bundle or pictures that cannot be used."""
     manifest, path = bundle.manifest, bundle.path
-    check_labels(bundle, data)
-    if "untrained" in manifest.provenance:
-        raise InputError(
-            f"{path}: is untrained, so it has no accuracy to lose; plan the precision instead"
-        )
     if manifest.inspection:
         raise InputError(
             f"{path}: has anomaly heads, which are fitted to each model as it is served: quantize "
             "the bundle without them, then give it to mdp-partition inspect"
+        )
+    check_labels(bundle, data)
+    if "untrained" in manifest.provenance:
+        raise InputError(
+            f"{path}: is untrained, so it has no accuracy to lose; plan the precision instead"
         )
     if manifest.evaluation is None:
         raise InputError(f"{path}: was never evaluated: run mdp-partition evaluate --write first")

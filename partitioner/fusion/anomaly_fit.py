@@ -22,8 +22,8 @@ Values = NDArray[np.float64]
 Members = tuple[int, ...]
 #: Good items that a tail needs: two beyond the highest knot.
 LEAST_GOOD = 20
-#: Powers that are compared: the mean, what lies between, and the maximum.
-POWERS = (MEAN, 2, 4, 8, MAXIMUM)
+#: Powers that are compared: the maximum, which is taken where none is better, to the mean.
+POWERS = (MAXIMUM, 8, 4, 2, MEAN)
 #: A good item this many decades rarer than the rarest of as many has a defect, or is another item.
 SUSPICIOUS = 3.0
 #: Subsets of an unlisted size that its thresholds are the mean of.
@@ -36,16 +36,12 @@ _LEAST_DECADE = 1e-6
 def fit_tail(scores: Values) -> ScoreTail:
     """How rare scores are, by those of good items `[N]`.
 
-    The slope beyond the last knot is by the median excess over it, so that a few defects among the
-    good items do not change it.
+    The slope beyond the last knot is that between the median and it, which a few defects among the
+    good items hardly change: of an exponential distribution it is the same everywhere.
     """
     knots = np.quantile(scores, [1 - share for share in KNOTS])
-    excess = scores[scores > knots[-1]] - knots[-1]
-    # The median of an exponential distribution is its mean times log 2.
-    mean = float(np.median(excess)) / np.log(2) if len(excess) else 0.0
     spread = max(float(knots[-1] - knots[1]), abs(float(knots[-1])) * 1e-3)
-    # Between the median and a tenth there are 0.7 decades.
-    decade = max(mean * np.log(10), spread / np.log10(KNOTS[1] / KNOTS[-1]) / 4, _LEAST_DECADE)
+    decade = max(spread / np.log10(KNOTS[1] / KNOTS[-1]), _LEAST_DECADE)
     return ScoreTail(
         scores=(_rounded(knots[0]), _rounded(knots[1]), _rounded(knots[2]), _rounded(knots[3])),
         decade=_rounded(decade) or _LEAST_DECADE,

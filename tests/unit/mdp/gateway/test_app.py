@@ -57,6 +57,7 @@ class Told:
         self.roll.told([alpha], 1.0)
         self.error: Exception | None = None
         self.deadlines_ms: list[float] = []
+        self.maps: list[bool] = []
 
     async def classify(self, pictures: Sequence[Picture], deadline_ms: float) -> list[Prediction]:
         self.deadlines_ms.append(deadline_ms)
@@ -64,7 +65,8 @@ class Told:
             raise self.error
         return [ANSWER] * len(pictures)
 
-    async def look(self, deadline_ms: float) -> Prediction:
+    async def look(self, deadline_ms: float, *, maps: bool = False) -> Prediction:
+        self.maps.append(maps)
         (answer,) = await self.classify([b""], deadline_ms)
         return answer
 
