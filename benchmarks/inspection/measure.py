@@ -1,6 +1,6 @@
 """Defects found by one to four cameras, beside rivals with the same layers and pictures.
 
-    python -m benchmarks.inspection.measure --scenes inspection/ --out benchmarks/results/inspection.json
+    python -m benchmarks.inspection.measure --scenes inspection/ --out inspection.json
 
 reads what `benchmarks.inspection.render` has written. The bundle's own networks are the backbone.
 """

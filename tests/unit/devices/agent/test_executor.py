@@ -291,3 +291,14 @@ def test_nothing_in_serving_or_asking_reads_a_clock_that_may_jump() -> None:
         "answers.py", "events.py", "fleets.py", "probe.py", "recorder.py", "review.py",
         "teacher.py", "tracing.py", "watch.py",
     }  # fmt: skip
+
+
+def test_scores_and_maps_of_a_batch_are_each_pictures_own() -> None:
+    logits = np.arange(6, dtype=np.float32).reshape(2, 3)
+    maps = np.arange(512, dtype=np.uint32).reshape(2, 16, 16).astype(np.uint8)
+    whole = Contribution(None, logits, np.array([0.5, 2.5], dtype=np.float32), maps)
+    first, second = split_batch(whole, 2)
+    assert (first.anomaly, second.anomaly) == (0.5, 2.5)
+    assert second.anomaly_map is not None
+    assert (second.anomaly_map == maps[1]).all()
+    assert (second.bag == logits[1]).all()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.torch
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(try_precision, "ROUNDS", 1)
+        patch.setattr(module, "_ROUNDS", 1)
         patch.setattr(try_precision, "ROUND_S", 0.0)
         yield
 
