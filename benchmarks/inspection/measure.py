@@ -22,6 +22,7 @@ from benchmarks.inspection.patchcore import Memory, patches
 from mdp.formats.bundle import Bundle
 from mdp.fusion.anomaly import fused_surprise, surprises_of
 from mdp.fusion.anomaly_table import MAXIMUM, MEAN, Anomaly
+from mdp.requests.inspection import Inspector
 from mdp.runtimes.base import INPUT
 from mdp.runtimes.onnxruntime import import_onnxruntime
 from partitioner.data.crops import load_views, view_of
@@ -196,6 +197,7 @@ def product(bundle: Bundle, folder: Path, cache: Path) -> dict[str, Any]:
     everyone = tuple(sorted(good))
     surprises = surprises_of(strange, table.tails)
     fused = fused_surprise([surprises[k] for k in everyone], table.power)
+    changed = {one: _scored(made, folder / one, cache) for one in CHANGES}
     above = fused > table.subsets[-1].thresholds[table.place]
     return {
         "good": inspection.good,
@@ -228,9 +230,30 @@ def product(bundle: Bundle, folder: Path, cache: Path) -> dict[str, Any]:
         "by_seen": {
             str(n): [int(above[count == n].sum()), int((count == n).sum())] for n in range(5)
         },
-        "changed": {one: served(table, _scored(made, folder / one, cache)) for one in CHANGES},
+        "changed": {name: served(table, scores) for name, scores in changed.items()},
+        "moved_after": looks_to_moved(table, good, changed["moved"]),
         "blind_sides": blind(table, seen),
     }
+
+
+def looks_to_moved(table: Anomaly, good: Scores, moved: Scores) -> dict[str, Any]:
+    """Looks until the first camera, which was moved, is named, and cameras named before that."""
+    inspector = Inspector(table)
+    devices = {k: str(k) for k in good}
+    for scores in rows_of(good):
+        inspector.saw(inspector.surprises(scores), devices)
+    before = sorted(inspector.moved)
+    for number, scores in enumerate(rows_of(moved), start=1):
+        inspector.saw(inspector.surprises(scores), devices)
+        if inspector.moved:
+            return {"before": before, "looks": number, "named": sorted(inspector.moved)}
+    return {"before": before, "looks": None, "named": []}
+
+
+def rows_of(scores: Scores) -> Iterator[dict[int, float]]:
+    """The scores of one scene after another."""
+    for row in range(len(scores[0])):
+        yield {k: float(one[row]) for k, one in scores.items()}
 
 
 def blind(table: Anomaly, strange: Scores) -> dict[str, Any]:
