@@ -2,9 +2,10 @@
 
 A camera that was moved finds every item different, and no other camera does. Looks at it are
 counted by CUSUM (as in `camera_drift`): as many as a fifth of all items may have a defect on one
-side, a moved camera finds four in five or more. A look counts where the camera's own surprise is
-not that of its last one, as a scene that stands still is one item, and where the others find the
-item good. A side that is missing, or whose camera is suspected, is blind: it does not decide.
+side, a moved camera finds four in five or more. A look counts where the others find the item good,
+and where to more than half of them it is not that of the last look that counted: a scene that
+stands still is one item. A side that is missing, or whose camera is suspected, is blind: it does
+not decide.
 """
 
 import math
@@ -20,8 +21,8 @@ from mdp.fusion.anomaly_table import Anomaly
 FAULTY, MOVED = 0.2, 0.8
 #: Looks that count, on average, to a wrong alarm, and to a wrong end of a right one.
 LOOKS_TO_ALARM, LOOKS_TO_END = 100_000, 1_000
-#: Surprises that differ by less are of one item: decades, and a share of the larger one.
-_SAME, _SAME_SHARE = 0.1, 0.05
+#: Surprises that differ by less decades may be of one item.
+_SAME = 0.15
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -44,14 +45,15 @@ class _Side:
 
     def __init__(self) -> None:
         self.sum, self.moved = 0.0, False
-        #: Its surprise in the last look that counted.
-        self.last = -math.inf
+        #: The others' surprises in the last look that counted.
+        self.last: Mapping[int, float] = {}
 
-    def saw(self, surprised: float, *, above: bool) -> None:
+    def saw(self, others: Mapping[int, float], *, above: bool) -> None:
         """Take in a look that the others find good."""
-        if abs(surprised - self.last) <= _SAME + _SAME_SHARE * max(surprised, self.last):
+        apart = [abs(value - self.last.get(k, math.inf)) > _SAME for k, value in others.items()]
+        if sum(apart) * 2 <= len(apart):
             return
-        self.last = surprised
+        self.last = others
         ratio = math.log(MOVED / FAULTY) if above else math.log((1 - MOVED) / (1 - FAULTY))
         self.sum = max(0.0, self.sum - ratio if self.moved else self.sum + ratio)
         if self.sum >= math.log(LOOKS_TO_END if self.moved else LOOKS_TO_ALARM):
@@ -115,7 +117,7 @@ class Inspector:
             beside = self.finding(others)
             # Alone, nobody can say whether it is the camera or the items.
             if beside is not None and beside.normal:
-                self._sides.setdefault(device, _Side()).saw(surprised, above=own > 0)
+                self._sides.setdefault(device, _Side()).saw(others, above=own > 0)
 
 
 def blind_sides(assigned: Sequence[str], seen: Collection[int]) -> tuple[str, ...]:

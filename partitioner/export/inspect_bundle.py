@@ -108,7 +108,7 @@ def inspect_bundle(
     defects = None if request.defects is None else open_scenes(request.defects, cameras)
     views = [view_of(a) for a in manifest.plan.assignments]
     seen = load_views(good, views, cache, progress, "good scenes")
-    faulty = [None] * len(views)
+    faulty: list[Pixels | None] = [None] * len(views)
     if defects is not None:
         faulty = [*load_views(defects, views, cache, progress, "defective scenes")]
     members = []

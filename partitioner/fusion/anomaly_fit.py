@@ -25,7 +25,7 @@ LEAST_GOOD = 20
 #: Powers that are compared: the maximum, which is taken where none is better, to the mean.
 POWERS = (MAXIMUM, 8, 4, 2, MEAN)
 #: A good item this many decades rarer than the rarest of as many has a defect, or is another item.
-SUSPICIOUS = 3.0
+SUSPICIOUS = 5.0
 #: Subsets of an unlisted size that its thresholds are the mean of.
 _SAMPLED = 12
 #: Decimal digits of scores and thresholds.
