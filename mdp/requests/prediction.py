@@ -274,8 +274,9 @@ class AnswerBuilder:
             if not suspects.keys().isdisjoint(used):
                 expected = known_rejected = None
         inspected = self._inspected(finish, suspects, looked=frames is not None)
-        if inspected is not None:
+        if inspected is not None and inspected.moved:
             suspects |= dict.fromkeys(inspected.moved, "moved")
+            expected = known_rejected = None
         known = None if novelty is None else novelty <= 0
         top = tuple(zip([self._labels[i] for i in classes], shares, strict=True))
         return Prediction(

@@ -307,6 +307,14 @@ def test_streams_end_with_their_reader(web: Web, monkeypatch: pytest.MonkeyPatch
     assert web.ask("/events", method="HEAD")[2] == b""
 
 
+def test_a_look_may_ask_for_maps(web: Web) -> None:
+    for query, maps in (("", False), ("?maps=0", False), ("?maps=1", True)):
+        assert web.ask(f"/v2/models/colours/look{query}")[0] == 200
+        assert web.fleet.maps[-1] is maps
+    status, _, body = web.ask("/v2/models/colours/look?maps=yes")
+    assert (status, body) == (400, b'{"error":"maps: expected 0 or 1, got \'yes\'"}\n')
+
+
 def test_readers_of_events_are_few_of_one_caller(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "MAX_WATCHERS", 20)
 
