@@ -25,6 +25,7 @@ PAGES = {
     "crew-pace": "crew.pace",
     "crew-star": "crew.star",
     "fuzzing": "keep.__main__:fuzz",
+    "inspection": "inspection.page",
     "latency": "latency.page",
     "line": "line.page",
     "measured-builds": "pilot.builds",

@@ -24,8 +24,11 @@ _GAP = 0.004
 class ItemRenderer:
     """Renderer of one item on a belt, for its cameras."""
 
-    def __init__(self, side: int, item: Item, radius: float) -> None:
-        """Views have `side` pixels; `radius` is what is shown as 1."""
+    def __init__(self, side: int, item: Item, radius: float, like: Item | None = None) -> None:
+        """Views have `side` pixels; `radius` is what is shown as 1.
+
+        The item is put where the item `like` has its middle: by default its own.
+        """
         self._window = vtk.vtkRenderWindow()
         self._window.SetOffScreenRendering(1)
         self._window.SetMultiSamples(4)
@@ -33,7 +36,7 @@ class ItemRenderer:
         self._renderer = vtk.vtkRenderer()
         self._renderer.SetAutomaticLightCreation(0)
         self._window.AddRenderer(self._renderer)
-        low, high = item.bounds
+        low, high = (like or item).bounds
         self._centre, self._scale = (low + high) / 2, 1 / radius
         self._actors = [_actor(mesh) for mesh in item.meshes]
         self._colourless = [mesh.colour is None for mesh in item.meshes]

@@ -105,6 +105,8 @@ class ServedBundle:
             device = self.source.assignment.device
             return "wrong_submodel", f"{device} serves sub-model {self.k}, asked for {request.k}"
         if isinstance(request, FrameRequest):
+            if request.wants_map and not self.source.bundle.manifest.inspection:
+                return "bad_message", "was asked for a map: the bundle has no anomaly heads"
             return None
         if request.image_size != self.image_size:
             text = f"expected a crop of {self.image_size} pixels, got {request.image_size}"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from devices.agent.bundles import ServedBundle
 from devices.agent.counters import Counters
@@ -89,9 +90,8 @@ class Executor:
         served.answered += len(decoded)
         served.failures, self._lifecycle.failure = 0, ""
         for (job, _), row in zip(decoded, rows, strict=True):
-            header = job.reply(
-                queue_ms=(started_s - job.arrived_s) * 1e3, compute_ms=took_s * 1e3, rung=ran.number
-            )
+            queue_ms = (started_s - job.arrived_s) * 1e3
+            header = job.reply(row, queue_ms=queue_ms, compute_ms=took_s * 1e3, rung=ran.number)
             self._replies.send(job.route, header, logits_buffer(row))
             self._counters.count("answered")
             if ran.number:
@@ -142,4 +142,9 @@ def split_batch(contribution: Contribution, count: int) -> list[Contribution]:
         )
     if count == 1:
         return [contribution]
-    return [Contribution.of(rows) for rows in zip(*contribution.heads, strict=True)]
+    parts = [Contribution.of(rows) for rows in zip(*contribution.heads, strict=True)]
+    scores, maps = contribution.anomaly, contribution.anomaly_map
+    if scores is None or maps is None:
+        return parts
+    beside = zip(parts, np.asarray(scores).tolist(), maps, strict=True)
+    return [replace(part, anomaly=score, anomaly_map=cells) for part, score, cells in beside]

@@ -417,6 +417,7 @@ class Agent:
             deadline_s=deadline_s,
             traceparent=request.traceparent,
             frame=frame,
+            wants_map=request.wants_map,
         )
 
     # Away from the socket.

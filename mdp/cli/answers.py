@@ -17,8 +17,9 @@ from mdp.errors import InferenceError, InputError, InsecureWarning, MDPError
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import PLAIN_TEXT, exposed
 from mdp.formats.keys import PUBLIC, SECRET
+from mdp.fusion.anomaly_table import MAP_SIDE
 from mdp.fusion.fuse import Fusion
-from mdp.requests.prediction import Prediction
+from mdp.requests.prediction import MemberTiming, Prediction
 from mdp.requests.reason import SUSPECT
 
 FLEET_OPTION = typer.Option(
@@ -157,6 +158,35 @@ def summary(prediction: Prediction, on: str = PICTURES) -> str:
     )
 
 
+def inspected(prediction: Prediction) -> str:
+    """What the anomaly scores say, for people: `differs from the good ones ...`."""
+    above = prediction.anomaly or 0.0
+    how = "like the good ones" if prediction.normal else "differs from the good ones"
+    worst = max(prediction.members, key=lambda one: one.anomaly or 0.0)
+    most = f", most at {worst.device}" if not prediction.normal and len(prediction.used) > 1 else ""
+    text = (
+        f"{how} ({above:+.2f} decades{most}; {prediction.good_rejected or 0:.2%} of good ones do)"
+    )
+    if not prediction.blind_sides:
+        return text
+    missed = prediction.defects_missed
+    pass_by = "" if missed is None else f": {missed:.1%} of measured defects pass"
+    return f"{text}; blind to {', '.join(prediction.blind_sides)}{pass_by}"
+
+
+#: Characters for cells of a map, from like good ones to far beyond all of them.
+_SHADES = " .:-=+*#%@"
+
+
+def drawn(member: MemberTiming) -> str:
+    """The map of a member, 16 rows of 16 characters below its score."""
+    cells = member.anomaly_map or b""
+    rows = [cells[start : start + MAP_SIDE] for start in range(0, len(cells), MAP_SIDE)]
+    # From the strangest cell of a good picture in a hundred on, half of the shades are left.
+    lines = ["".join(_SHADES[cell * len(_SHADES) // 256] * 2 for cell in row) for row in rows]
+    return "\n    |".join([f"{member.anomaly or 0.0:+.2f} decades", *(f"{one}|" for one in lines)])
+
+
 def describe(name: str, prediction: Prediction, on: str = PICTURES) -> str:
     """One picture's answer for people, and what it lacks."""
     lines = [f"{console.printable(name)}: {summary(prediction, on)}"]
@@ -165,6 +195,9 @@ def describe(name: str, prediction: Prediction, on: str = PICTURES) -> str:
             f"{m.device} {m.frame} ({m.frame_age_ms:.0f} ms old)" for m in prediction.members
         )
         lines.append(f"  frames {seen}; {prediction.frame_spread_ms:.0f} ms apart")
+    if prediction.normal is not None:
+        lines.append(f"  {inspected(prediction)}")
+    lines += [f"  {one.device}: {drawn(one)}" for one in prediction.members if one.anomaly_map]
     lines += [f"  {device}: {SUSPECT[why]}" for device, why in prediction.suspects.items()]
     lines += [f"  without {device}: {reason}" for device, reason in prediction.missing.items()]
     return "\n".join(lines)

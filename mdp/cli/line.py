@@ -27,7 +27,7 @@ from mdp.line.keeper import KeptFolder
 from mdp.line.keeping import ItemKeeper
 from mdp.line.record import ItemRecord, TriggerKind, to_json
 from mdp.line.rests import RestWatch
-from mdp.line.rules import LineRules, read_rules
+from mdp.line.rules import LineRules, read_different, read_rules
 from mdp.line.triggers import LineEndedError, TriggerQueue, item_of
 from mdp.line.watcher import WITHIN_MS, LineWatcher
 from mdp.requests.capture import DEFAULT_WITHIN_MS
@@ -61,6 +61,7 @@ class LineOptions:
     passing: Sequence[str]
     empty: str | None
     sure: float
+    different: str
     keep: Path | None
     keep_mb: float
     broker: str | None
@@ -119,6 +120,7 @@ class LineOptions:
             passing=frozenset(self.passing) if self.passing else None,
             empty=self.empty,
             sure_from=self.sure,
+            different=read_different(self.different),
         )
 
     def client_options(self) -> Options:
@@ -141,7 +143,7 @@ def watch_line(asked: LineOptions) -> None:
         ExitStack() as stack,
     ):
         _check_cameras(client)
-        rules.check(client.bundle.manifest.labels, _cameras(client))
+        _check_rules(rules, client)
         triggers = TriggerQueue()
         line = _Line(asked, client, triggers, timing, stack)
         book: Book
@@ -205,6 +207,12 @@ def _prefix(now: str) -> str:
 
 def _cameras(client: Client) -> int:
     return len({entry.k for entry in client.fleet.devices})
+
+
+def _check_rules(rules: LineRules, client: Client) -> None:
+    """Raise InputError for rules that do not fit the client's bundle and fleet."""
+    manifest = client.bundle.manifest
+    rules.check(manifest.labels, _cameras(client), inspects=bool(manifest.inspection))
 
 
 def _check_cameras(client: Client) -> None:
@@ -395,6 +403,6 @@ class _Follower:
             self._book.renew()
             self._line.renew()
             try:
-                self._rules.check(self._client.bundle.manifest.labels, _cameras(self._client))
+                _check_rules(self._rules, self._client)
             except InputError as error:
                 say(f"{error}; it is never seen")

@@ -94,6 +94,13 @@ def look(
     ] = DEFAULT_EVERY_MS,
     fusion: FusionChoice = "stacked",
     cascade: Cascade = False,
+    maps: Annotated[
+        bool,
+        typer.Option(
+            "--maps",
+            help="Of a bundle with anomaly heads: also where each picture differs from good ones.",
+        ),
+    ] = False,
     key: KeyFile = None,
     insecure: Insecure = False,
     json: Json = False,
@@ -113,7 +120,9 @@ def look(
             started_s = time.monotonic()
             at: Moment = started_s - ago_ms / 1e3 if ago_ms else "latest"
             try:
-                prediction = client.look(deadline_ms=deadline_ms, at=at, within_ms=within_ms)
+                prediction = client.look(
+                    deadline_ms=deadline_ms, at=at, within_ms=within_ms, maps=maps
+                )
             except InferenceError as error:
                 print(f"mdp: {console.one_line(error)}", file=sys.stderr)
                 if json:
@@ -193,11 +202,19 @@ def watch(
     sure: Annotated[
         float, typer.Option(help="Probability from which on an answer is sure.")
     ] = SURE_FROM,
+    different: Annotated[
+        str,
+        typer.Option(
+            metavar="fused|any|K|off",
+            help="Of a bundle with anomaly heads: stop items that differ from the good ones, by "
+            "the fused score or once any, or K, of the cameras say it alone.",
+        ),
+    ] = "fused",
     keep: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for pictures and records of items that are unknown or unsure, or of which "
-            "cameras disagree; of agents that allow this client to record."
+            help="Folder for pictures and records of items that are unknown, different or unsure, "
+            "or of which cameras disagree; of agents that allow this client to record."
         ),
     ] = None,
     keep_mb: Annotated[
@@ -240,6 +257,7 @@ def watch(
         given = {
             "--rule": rule, "--pass": passing, "--empty": empty, "--keep": keep, "--bind": bind,
             "--broker": broker, "--verdict-ms": verdict_ms,
+            "--different": "" if different == "fused" else different,
         }  # fmt: skip
         for option, value in given.items():
             if value:
@@ -266,6 +284,7 @@ def watch(
         passing=passing,
         empty=empty,
         sure=sure,
+        different=different,
         keep=keep,
         keep_mb=keep_mb,
         broker=broker,

@@ -120,10 +120,11 @@ class AsyncClient(base.BaseClient):
         deadline_ms: float = base.DEFAULT_DEADLINE_MS,
         at: Moment = "latest",
         within_ms: float = DEFAULT_WITHIN_MS,
+        maps: bool = False,
     ) -> Prediction:
         """Classify what the devices' own cameras see; see `Client.look`."""
         deadline = self._deadline(deadline_ms)
-        question = self._camera_question(at, within_ms)
+        question = self._camera_question(at, within_ms, maps=maps)
         async with self._connection_for(deadline) as connection:
             return await self._answered(connection, question, deadline)
 

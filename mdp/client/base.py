@@ -317,9 +317,15 @@ class BaseClient:
         """The deadline of a call that begins now; raises InputError."""
         return Deadline(self._clock(), checked_deadline_ms(deadline_ms))
 
-    def _camera_question(self, at: Moment, within_ms: float) -> CameraQuestion:
+    def _camera_question(
+        self, at: Moment, within_ms: float, *, maps: bool = False
+    ) -> CameraQuestion:
+        if maps and not self.bundle.manifest.inspection:
+            raise InputError(
+                f"maps: {self.bundle.path} has no anomaly heads: mdp-partition inspect adds them"
+            )
         query = frame_query(at, within_ms=within_ms, now_s=self._clock())
-        return CameraQuestion(query, self._dispatcher.disagreeing)
+        return CameraQuestion(query, self._dispatcher.disagreeing, maps=maps)
 
     def _too_late(self, deadline: Deadline, why: str) -> DeadlineExceeded:
         devices = [entry.device for entry in self.fleet.devices]

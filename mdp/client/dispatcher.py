@@ -340,7 +340,10 @@ class Dispatcher:
     ) -> Contribution:
         if message.num_classes != self._num_classes:
             raise WireError(f"expected {self._num_classes} classes, got {message.num_classes}")
-        contribution = contribution_of(logits, self._num_classes)
+        cells = message.anomaly_map if isinstance(message, FrameReply) else b""
+        contribution = contribution_of(logits, self._num_classes, message.anomaly, cells)
+        if self._builder.inspects and message.anomaly is None:
+            raise WireError("expected an anomaly score beside the logits, got none")
         if len(contribution.heads) < self._builder.heads:
             raise WireError(f"expected logits of {self._builder.heads} heads, got those of 1")
         call = self._book.calls.get(message.request_id)

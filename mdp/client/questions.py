@@ -66,9 +66,14 @@ class PictureQuestion:
 class CameraQuestion:
     """A frame of each device's own camera, whose logits may be the same for hours."""
 
-    def __init__(self, query: FrameQuery, suspects: Collection[str] = ()) -> None:
-        """`suspects` are devices that are told that this client's own looks suspect them."""
-        self._query, self._suspects = query, suspects
+    def __init__(
+        self, query: FrameQuery, suspects: Collection[str] = (), *, maps: bool = False
+    ) -> None:
+        """`suspects` are devices that are told that this client's own looks suspect them.
+
+        With `maps`, the map of each one's anomaly head is asked for.
+        """
+        self._query, self._suspects, self._maps = query, suspects, maps
         #: Device -> the frame that it has seen.
         self._seen: dict[str, FrameSeen] = {}
 
@@ -85,6 +90,7 @@ class CameraQuestion:
             within_ms=self._query.within_ms,
             suspect=request.device in self._suspects,
             traceparent=traceparent,
+            wants_map=self._maps,
         )
         return encode(look)
 

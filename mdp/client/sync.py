@@ -140,14 +140,17 @@ class Client(BaseClient, Closing):
         deadline_ms: float = DEFAULT_DEADLINE_MS,
         at: Moment = "latest",
         within_ms: float = DEFAULT_WITHIN_MS,
+        maps: bool = False,
     ) -> Prediction:
         """The fleet's answer for what the devices' own cameras see; no picture travels.
 
         `at` is the moment that is asked for, a reading of `time.monotonic()`; a device that has no
-        frame `within_ms` of it is missing. Raises InputError, or InferenceError as `classify` does.
+        frame `within_ms` of it is missing. With `maps`, each camera says where its picture differs
+        from good ones, in 256 bytes more. Raises InputError, also for `maps` of a bundle without
+        anomaly heads, or InferenceError as `classify` does.
         """
         deadline = self._deadline(deadline_ms)
-        question = self._camera_question(at, within_ms)
+        question = self._camera_question(at, within_ms, maps=maps)
         user = object()
         connection = self._used_by(user)
         try:

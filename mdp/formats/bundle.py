@@ -192,6 +192,36 @@ class Quantization(Record, frozen=True):
     members: list[QuantizedMember]
 
 
+class InspectedMember(Record, frozen=True):
+    """The anomaly head of one sub-model."""
+
+    k: int
+    device: str
+    #: The layers that it reads, and their grids, in words.
+    layers: str
+    #: Bytes that it adds to the model's file.
+    added_bytes: Annotated[int, Meta(ge=0)]
+    #: The model's time with it over that without, on the machine that fitted it.
+    time_ratio: Annotated[float, Meta(gt=0)]
+    #: Area under the ROC curve of pictures with a planted patch, beside good ones; and that of the
+    #: fp32 model, where the member is served in another precision and that was given.
+    planted_auc: Fraction
+    fp32_planted_auc: Fraction | None = None
+
+
+class Inspection(Record, frozen=True):
+    """The fit of the anomaly heads by `mdp-partition inspect`."""
+
+    data: str
+    #: Identity of the good scenes' pictures.
+    data_digest: Sha256
+    good: Annotated[int, Meta(ge=1)]
+    members: list[InspectedMember]
+    #: Defective scenes that shares found were measured on, and their folder's name.
+    defective: Annotated[int, Meta(ge=0)] = 0
+    defects: str | None = None
+
+
 class Manifest(Record, frozen=True):
     """The content of `manifest.json`."""
 
@@ -209,6 +239,8 @@ class Manifest(Record, frozen=True):
     cascade: Cascade | None = None
     #: Early exit of older bundles, which is ignored.
     early: Any = None
+    #: Not written unless `mdp-partition inspect` has given the models anomaly heads.
+    inspection: Inspection | UnsetType = UNSET
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:
@@ -409,6 +441,11 @@ class Bundle:
             raise ConfigError(
                 f"{path}: key `agreement`: expected a number for each of {count} assignments, got "
                 f"{len(weights.agreement)}"
+            )
+        if weights.anomaly and len(weights.anomaly.tails) != count:
+            raise ConfigError(
+                f"{path}: key `anomaly.tails`: expected one for each of {count} assignments, got "
+                f"{len(weights.anomaly.tails)}"
             )
         for shared in weights.by_size:
             if len(shared.b) != count:

@@ -21,6 +21,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
 from mdp.files import Record
+from mdp.fusion.anomaly_table import Anomaly
 from mdp.fusion.novelty_table import Novelty
 
 Logits = NDArray[np.float32]
@@ -42,6 +43,11 @@ class Contribution(Struct, frozen=True):
     #: None where the sub-model has the bag head alone.
     boost: Logits | None
     bag: Logits
+    #: Of a model with an anomaly head, `[...]`: how far the strangest place of the picture is from
+    #: good items.
+    anomaly: NDArray[np.float32] | float | None = None
+    #: The same of every place, uint8 `[..., 16, 16]`.
+    anomaly_map: NDArray[np.uint8] | None = None
 
     @classmethod
     def of(cls, heads: Sequence[Logits]) -> "Contribution":
@@ -120,6 +126,8 @@ class FusionWeights(Record, frozen=True):
     agreement: tuple[Share, ...] | UnsetType = UNSET
     #: By which scores an item is none of the classes; not written where that was not fitted.
     novelty: Novelty | UnsetType = UNSET
+    #: By which scores an item differs from good ones; not written for models without that head.
+    anomaly: Anomaly | UnsetType = UNSET
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:
@@ -133,6 +141,9 @@ class FusionWeights(Record, frozen=True):
         for scored in self.novelty.subsets if self.novelty else ():
             if scored.members and self.fitted(scored.members) is None:
                 raise ValueError(f"`novelty` has members {list(scored.members)} without weights")
+        for place in self.anomaly.subsets if self.anomaly else ():
+            if place.members and self.fitted(place.members) is None:
+                raise ValueError(f"`anomaly` has members {list(place.members)} without weights")
         if len({subset.members for subset in self.subsets}) != len(self.subsets):
             raise ValueError("`subsets` list the same members twice")
         if len({shared.size for shared in self.by_size}) != len(self.by_size):

@@ -355,13 +355,16 @@ class Gateway:
         """Classify what the devices' own cameras see."""
         fleet = self._fleet(request)
         deadline_ms = self._checked(request.query_params.get("deadline_ms"))
-        return _json(await self._looked(request, fleet, deadline_ms))
+        wanted = request.query_params.get("maps", "0")
+        if wanted not in ("0", "1"):
+            raise Refusal(400, f"maps: expected 0 or 1, got {wanted[:20]!r}")
+        return _json(await self._looked(request, fleet, deadline_ms, maps=wanted == "1"))
 
     async def _looked(
-        self, request: Request, fleet: ServedFleet, deadline_ms: float
+        self, request: Request, fleet: ServedFleet, deadline_ms: float, *, maps: bool = False
     ) -> dict[str, Any]:
         with _counted(self._metrics, fleet.name, request):
-            answer = await fleet.look(deadline_ms)
+            answer = await fleet.look(deadline_ms, maps=maps)
             self._metrics.answered(fleet.name, [answer])
         return infer.told(fleet.name, answer)
 

@@ -63,9 +63,10 @@ class ServedFleet:
         answering = client.classify_many(pictures, deadline_ms=deadline_ms, in_flight=IN_FLIGHT)
         return await self._noted(answering)
 
-    async def look(self, deadline_ms: float) -> Prediction:
+    async def look(self, deadline_ms: float, *, maps: bool = False) -> Prediction:
         """Classify what the devices' own cameras see; raises what a client raises."""
-        (answer,) = await self._noted(_listed(self._client.look(deadline_ms=deadline_ms)))
+        looking = self._client.look(deadline_ms=deadline_ms, maps=maps)
+        (answer,) = await self._noted(_listed(looking))
         return answer
 
     async def _noted(self, answering: Awaitable[list[Prediction]]) -> list[Prediction]:

@@ -255,7 +255,8 @@ def parameters_of(predictions: Sequence[Prediction]) -> dict[str, Any]:
 
     `degraded` if any lacks a device; `used` by all (the output of that name has each one's),
     `missing` from any, the lowest expected accuracy, the longest latency; `known` if all items are,
-    the largest `novelty`, and the largest `known_rejected`.
+    the largest `novelty`, and the largest `known_rejected`; `normal` if all are like the good ones,
+    the largest `anomaly`, `defects_missed` and `good_rejected`, where these are known of all.
     """
     missing: Mapping[str, str] = {
         device: reason for each in predictions for device, reason in each.missing.items()
@@ -279,4 +280,10 @@ def parameters_of(predictions: Sequence[Prediction]) -> dict[str, Any]:
     rejected = [each.known_rejected for each in predictions if each.known_rejected is not None]
     if len(rejected) == len(predictions):
         parameters["known_rejected"] = max(rejected)
+    if all(each.normal is not None for each in predictions):
+        parameters["normal"] = all(each.normal for each in predictions)
+    for name in ("anomaly", "good_rejected", "defects_missed"):
+        values = [getattr(each, name) for each in predictions]
+        if None not in values:
+            parameters[name] = max(values)
     return parameters

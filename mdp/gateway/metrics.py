@@ -3,6 +3,7 @@
 import re
 from collections import Counter as Sums
 from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,9 +14,8 @@ from mdp.errors import DeadlineExceeded, MDPError
 from mdp.gateway.devices import kind_of
 from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.refusals import refusal_of
-from mdp.protocol.messages import OUTCOMES, RELOADS, answered_by
+from mdp.protocol.messages import OUTCOMES, RELOADS, Suspicion, answered_by
 from mdp.requests.prediction import Prediction
-from mdp.requests.reason import SUSPECT
 
 #: From a picture of a quick board to the longest deadline.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -203,7 +203,7 @@ class _DeviceGauges(Collector):
                 used.add_metric([model, name], float(device.in_use))
                 told = [device.state, known_provider(device.provider), device.submodel]
                 info.add_metric([model, name, *told], 1)
-                for why in SUSPECT if device.source else ():
+                for why in get_args(Suspicion) if device.source else ():
                     suspect.add_metric([model, name, why], float(device.suspect == why))
                 if device.queued is not None and device.usable:
                     queue.add_metric([model, name], device.queued)

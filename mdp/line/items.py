@@ -274,7 +274,7 @@ class StateBook:
         self._next_s = begins_s
         self._run = _Run()
         self._since = Trigger(moment_s=begins_s, time="")
-        self._state: tuple[str | None, bool, bool] | None = None
+        self._state: tuple[str | None, bool, str] | None = None
         self._ended: deque[ItemOutcome] = deque()
         self._number = 0
 

@@ -20,7 +20,7 @@ from mdp.errors import ConfigError
 from mdp.files import read_regular
 
 #: Reasons to keep an item, the most telling one first.
-WhyKept = Literal["unknown", "unsure", "disagreement"]
+WhyKept = Literal["unknown", "different", "unsure", "disagreement"]
 WHY_KEPT: tuple[WhyKept, ...] = get_args(WhyKept)
 Order = Literal["unsure", "oldest"]
 RECORD = "record.json"
@@ -46,6 +46,7 @@ class KeptAnswer(Struct, frozen=True, kw_only=True):
     probability: float | None = None
     known: bool | None = None
     novelty: float | None = None
+    anomaly: float | None = None
     devices: dict[str, KeptDevice] = {}
 
 
@@ -103,7 +104,8 @@ def list_kept(folder: Path, *, order: Order = "unsure") -> list[KeptItem]:
     """The items kept in `folder`, none where it does not exist; what is no item is left out.
 
     `oldest` is by time. `unsure` is the order in which people look through them: unknown items,
-    the strangest first; then the least probable answers; the older one first where they are alike.
+    the strangest first; then those that differ from the good ones, the most different first; then
+    the least probable answers; the older one first where they are alike.
     An item that is removed meanwhile, as the watcher makes room, is left out too. Raises
     ConfigError for a folder that cannot be read.
     """
@@ -128,5 +130,6 @@ def _age(kept: KeptItem) -> tuple[Any, ...]:
 
 def _certainty(kept: KeptItem) -> tuple[Any, ...]:
     answer, why = kept.record.answer, kept.record.why_kept
-    strange = -(answer.novelty or 0.0) if why == "unknown" else 0.0
-    return why != "unknown", strange, answer.probability or 0.0, *_age(kept)
+    score = {"unknown": answer.novelty, "different": answer.anomaly}.get(why)
+    rank = ("unknown", "different").index(why) if why in ("unknown", "different") else 2
+    return rank, -(score or 0.0), answer.probability or 0.0, *_age(kept)

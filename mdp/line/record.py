@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from mdp.errors import InferenceError
 from mdp.line.items import ItemOutcome
 from mdp.line.kept import WhyKept
-from mdp.line.rules import Decision, VoteState
+from mdp.line.rules import Decision, Votes, VoteState
 from mdp.protocol.messages import as_line
 from mdp.requests.prediction import Prediction
 
@@ -36,6 +36,8 @@ class DeviceRecord(Struct, frozen=True, kw_only=True):
     probability: float | None
     frame: int | None
     frame_age_ms: float | None
+    #: Decades above its own threshold; null without an anomaly head.
+    anomaly: float | None = None
 
 
 class AnswerRecord(Struct, frozen=True, kw_only=True):
@@ -47,6 +49,12 @@ class AnswerRecord(Struct, frozen=True, kw_only=True):
     known: bool | None = None
     novelty: float | None = None
     known_rejected: float | None = None
+    normal: bool | None = None
+    anomaly: float | None = None
+    good_rejected: float | None = None
+    defects_missed: float | None = None
+    #: Devices whose sides of the item did not count.
+    blind_sides: tuple[str, ...] = ()
     mode: str | None = None
     expected_accuracy: float | None = None
     used: tuple[str, ...] = ()
@@ -76,6 +84,8 @@ class ItemRecord(Struct, frozen=True, kw_only=True):
     #: For people.
     verdict: str
     rules: Mapping[str, RuleRecord]
+    #: Votes on a difference from the good ones; null where cameras have none on that.
+    different: RuleRecord | None
     answer: AnswerRecord
     #: Looks taken, and how many at the end had the same outcome.
     looks: int
@@ -98,6 +108,7 @@ def answer_record(seen: Prediction | InferenceError | None) -> AnswerRecord:
             probability=_rounded(one.probability),
             frame=one.frame,
             frame_age_ms=_rounded(one.frame_age_ms, 1),
+            anomaly=one.anomaly,
         )
         for one in seen.members
     }
@@ -107,6 +118,11 @@ def answer_record(seen: Prediction | InferenceError | None) -> AnswerRecord:
         known=seen.known,
         novelty=seen.novelty,
         known_rejected=seen.known_rejected,
+        normal=seen.normal,
+        anomaly=seen.anomaly,
+        good_rejected=seen.good_rejected,
+        defects_missed=seen.defects_missed,
+        blind_sides=seen.blind_sides,
         mode=seen.mode,
         expected_accuracy=seen.expected_accuracy,
         used=seen.used,
@@ -122,16 +138,7 @@ def record_of(
 ) -> ItemRecord:
     """The record of an item that has ended, published at `published_s` of the books' clock."""
     judgement = outcome.judgement
-    rules = {
-        label: RuleRecord(
-            needed=votes.needed,
-            of=votes.of,
-            seen=votes.seen,
-            missing=votes.missing,
-            state=votes.state,
-        )
-        for label, votes in judgement.votes.items()
-    }
+    rules = {label: _rule_record(votes) for label, votes in judgement.votes.items()}
     return ItemRecord(
         item=item,
         number=outcome.number,
@@ -143,12 +150,19 @@ def record_of(
         decision=judgement.decision,
         verdict=as_line(judgement.text),
         rules=rules,
+        different=None if judgement.different is None else _rule_record(judgement.different),
         answer=answer_record(outcome.seen),
         looks=outcome.looks,
         equal=outcome.equal,
         latency_ms=round((published_s - outcome.due_from_s) * 1e3, 2),
         deadline_ms=round(verdict_s * 1e3, 2),
         why_kept=judgement.why_kept,
+    )
+
+
+def _rule_record(votes: Votes) -> RuleRecord:
+    return RuleRecord(
+        needed=votes.needed, of=votes.of, seen=votes.seen, missing=votes.missing, state=votes.state
     )
 
 

@@ -2,7 +2,9 @@
 
 A class is seen by the fused answer, or by its rule: by so many cameras that each say so alone.
 Cameras that are missing, or suspected to be covered or turned, have no vote; where their votes
-could still make up the number, the rule is `open`, and the item does not pass.
+could still make up the number, the rule is `open`, and the item does not pass. Of a bundle with
+anomaly heads, an item also does not pass that differs from the good ones: by the fused score, or to
+so many cameras alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +19,13 @@ from mdp.requests.prediction import Prediction
 #: Probability from which on an answer, or a camera's own one, is sure, unless told otherwise.
 SURE_FROM = 0.5
 VoteState = Literal["seen", "open", "unseen"]
-#: What decided: the fused answer or a rule. `unknown` is an item of no class; `open` lacks cameras,
-#: `unconfirmed` votes; `conflict` has two classes, `unsure` a small probability; `empty` shows no
-#: item; `no_answer` had no device in time; `unsettled` looks differed, `missed` had no look.
+#: What decided: the fused answer or a rule. `unknown` is an item of no class, `different` one that
+#: differs from the good ones; `open` lacks cameras, `unconfirmed` votes; `conflict` has two
+#: classes, `unsure` a small probability; `empty` shows no item; `no_answer` had no device in time;
+#: `unsettled` looks differed, `missed` had no look.
 Decision = Literal[
-    "fused", "rule", "unknown", "open", "unconfirmed", "conflict", "unsure", "empty", "no_answer",
-    "unsettled", "missed",
+    "fused", "rule", "unknown", "different", "open", "unconfirmed", "conflict", "unsure", "empty",
+    "no_answer", "unsettled", "missed",
 ]  # fmt: skip
 #: Decisions with which an item's pictures tell something that is not known yet.
 _UNSURE: frozenset[Decision] = frozenset(
@@ -30,11 +33,18 @@ _UNSURE: frozenset[Decision] = frozenset(
 )
 
 
+#: How it is seen that an item differs from the good ones: by the fused score, by so many cameras
+#: that each say so alone, or not at all.
+DifferentBy = int | Literal["fused", "off"]
+
+
 class OwnAnswer(Struct, frozen=True):
     """Answer of one camera alone."""
 
     label: str
     probability: float
+    #: Whether it finds a difference from good items; None without an anomaly head.
+    different: bool | None = None
 
 
 class Look(Struct, frozen=True, kw_only=True):
@@ -45,6 +55,8 @@ class Look(Struct, frozen=True, kw_only=True):
     probability: float = 0.0
     #: Whether it is one of the classes; None where the bundle cannot say.
     known: bool | None = None
+    #: Whether it is like the good ones; None of a bundle without anomaly heads.
+    normal: bool | None = None
     #: By device: those in the answer.
     own: Mapping[str, OwnAnswer] = {}
     #: How many cameras there should be.
@@ -84,12 +96,15 @@ class Judgement(Struct, frozen=True, kw_only=True):
     #: For people, without the item's id.
     text: str
     votes: Mapping[str, Votes] = {}
+    #: Those for a difference from the good ones, where cameras vote on that.
+    different: Votes | None = None
     why_kept: WhyKept | None = None
 
     @property
-    def outcome(self) -> tuple[str | None, bool, bool]:
-        """Class, verdict and being unknown, which are the same in equal looks."""
-        return self.label, self.passed, self.decision == "unknown"
+    def outcome(self) -> tuple[str | None, bool, str]:
+        """Class, verdict and being unknown or different, which are the same in equal looks."""
+        strange = self.decision if self.decision in ("unknown", "different") else ""
+        return self.label, self.passed, strange
 
 
 class LineRules(Struct, frozen=True, kw_only=True):
@@ -102,6 +117,7 @@ class LineRules(Struct, frozen=True, kw_only=True):
     #: The class of a scene without an item.
     empty: str | None = None
     sure_from: float = SURE_FROM
+    different: DifferentBy = "fused"
 
     def passes(self, label: str) -> bool:
         """Tell whether items of the class `label` pass."""
@@ -111,8 +127,22 @@ class LineRules(Struct, frozen=True, kw_only=True):
         """Tell whether an item does not pass once the class `label` is seen on it."""
         return label != self.empty and not self.passes(label)
 
-    def check(self, labels: Sequence[str], cameras: int) -> None:
-        """Raise InputError for a class that is none of `labels`, or more votes than `cameras`."""
+    def check(self, labels: Sequence[str], cameras: int, *, inspects: bool = False) -> None:
+        """Raise InputError for a class that is none of `labels`, or more votes than `cameras`.
+
+        Also for votes on a difference where the bundle has no anomaly heads, as `inspects` says.
+        """
+        if isinstance(self.different, int):
+            if not inspects:
+                raise InputError(
+                    f"--different {self.different}: expected a bundle with anomaly heads: "
+                    "mdp-partition inspect adds them"
+                )
+            if self.different > cameras:
+                raise InputError(
+                    f"--different {self.different}: expected at most {cameras}, the cameras of the "
+                    "fleet"
+                )
         named = {
             "--rule": tuple(self.needed),
             "--pass": tuple(sorted(self.passing or ())),
@@ -150,13 +180,25 @@ def read_rules(texts: Sequence[str]) -> dict[str, int]:
     return found
 
 
+def read_different(text: str) -> DifferentBy:
+    """How a difference is seen, from `fused`, `any`, `2` and `off`; raises InputError."""
+    if text == "fused" or text == "off":
+        return text  # type: ignore[return-value]
+    votes = "1" if text == "any" else text
+    if not (votes.isascii() and votes.isdecimal()) or not 0 < int(votes[:4]) < 1000:
+        raise InputError(f"--different {text}: expected fused, any, off or a number of cameras")
+    return int(votes)
+
+
 def look_of(seen: Prediction | InferenceError, cameras: int) -> Look:
     """Make a look of a client's answer with `opinions`, in a fleet of so many cameras."""
     if isinstance(seen, InferenceError):
         why = " ".join(str(seen).split())
         return Look(label=None, cameras=cameras, missing=tuple(seen.outcomes), error=why)
     own = {
-        one.device: OwnAnswer(one.label, one.probability or 0.0)
+        one.device: OwnAnswer(
+            one.label, one.probability or 0.0, None if one.anomaly is None else one.anomaly > 0
+        )
         for one in seen.members
         if one.label is not None
     }
@@ -164,6 +206,7 @@ def look_of(seen: Prediction | InferenceError, cameras: int) -> Look:
         label=seen.label,
         probability=seen.probability,
         known=seen.known,
+        normal=seen.normal,
         own=own,
         cameras=cameras,
         missing=tuple(seen.missing),
@@ -173,8 +216,18 @@ def look_of(seen: Prediction | InferenceError, cameras: int) -> Look:
 
 def count_votes(label: str, needed: int, look: Look) -> Votes:
     """The votes for `label`, of which `needed` make it seen."""
-    voting = {device: one for device, one in look.own.items() if device not in look.suspects}
-    seen = tuple(device for device, one in voting.items() if one.label == label)
+    return _count(needed, look, {device: one.label == label for device, one in look.own.items()})
+
+
+def count_different(needed: int, look: Look) -> Votes:
+    """The votes for a difference from the good ones, of which `needed` make it seen."""
+    told = {device: one.different for device, one in look.own.items() if one.different is not None}
+    return _count(needed, look, told)
+
+
+def _count(needed: int, look: Look, told: Mapping[str, bool]) -> Votes:
+    voting = {device: vote for device, vote in told.items() if device not in look.suspects}
+    seen = tuple(device for device, vote in voting.items() if vote)
     missing = max(0, look.cameras - len(voting))
     state: VoteState = "unseen"
     if len(seen) >= needed:
@@ -187,12 +240,15 @@ def count_votes(label: str, needed: int, look: Look) -> Votes:
 def judge(look: Look, rules: LineRules) -> Judgement:
     """The verdict of one look: a class that stops an item, and is seen, comes before all else."""
     votes = {label: count_votes(label, needed, look) for label, needed in rules.needed.items()}
-    label, decision, text = _decide(look, rules, votes)
+    different = None
+    if isinstance(rules.different, int):
+        different = count_different(rules.different, look)
+    label, decision, text = _decide(look, rules, votes, different)
     decided = decision in ("fused", "rule")
     passed = decided and label is not None and rules.passes(label)
     why: WhyKept | None = None
-    if decision == "unknown":
-        why = "unknown"
+    if decision in ("unknown", "different"):
+        why = decision
     elif decision in _UNSURE:
         why = "unsure"
     elif decision != "empty" and disagree(look, rules.sure_from):
@@ -204,12 +260,13 @@ def judge(look: Look, rules: LineRules) -> Judgement:
         decision=decision,
         text=f"{text}: {'passed' if passed else 'not passed'}",
         votes=votes,
+        different=different,
         why_kept=why,
     )
 
 
 def _decide(
-    look: Look, rules: LineRules, votes: Mapping[str, Votes]
+    look: Look, rules: LineRules, votes: Mapping[str, Votes], different: Votes | None
 ) -> tuple[str | None, Decision, str]:
     """Class, what decided it, and that in words."""
     if look.label is None:
@@ -222,6 +279,12 @@ def _decide(
     fused = f"{look.label} ({look.probability:.0%})"
     if look.known is False:
         return None, "unknown", f"unknown, nearest {fused}"
+    if different is not None and different.state == "seen":
+        return look.label, "different", f"different from the good ones, {different}, {fused}"
+    if rules.different == "fused" and look.normal is False and look.label != rules.empty:
+        return look.label, "different", f"different from the good ones, {fused}"
+    if different is not None and different.state == "open":
+        return look.label, "open", f"{fused}, but it may differ from the good ones: {different}"
     open_stops = [
         label for label, one in votes.items() if one.state == "open" and rules.stops(label)
     ]

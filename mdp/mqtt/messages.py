@@ -87,6 +87,7 @@ def answer_payload(now: str, seen: Prediction | InferenceError) -> dict[str, Any
         blank = (
             *("label", "probability", "mode", "expected_accuracy", "latency_ms"),
             *("known", "novelty", "known_rejected", "verdict"),
+            *("normal", "anomaly", "good_rejected", "defects_missed"),
         )
         return {
             "time": now,
@@ -94,6 +95,7 @@ def answer_payload(now: str, seen: Prediction | InferenceError) -> dict[str, Any
             "used": [],
             "missing": seen.outcomes,
             "suspects": {},
+            "blind_sides": [],
             "degraded": True,
             "error": as_line(str(seen)),
         }
@@ -113,6 +115,11 @@ def answer_payload(now: str, seen: Prediction | InferenceError) -> dict[str, Any
         "novelty": seen.novelty,
         "known_rejected": seen.known_rejected,
         "verdict": seen.verdict,
+        "normal": seen.normal,
+        "anomaly": seen.anomaly,
+        "good_rejected": seen.good_rejected,
+        "defects_missed": seen.defects_missed,
+        "blind_sides": seen.blind_sides,
     }
 
 
@@ -219,6 +226,14 @@ def _fleet_entities(topics: Topics) -> dict[str, dict[str, Any]]:
             "name": "Unknown item",
             "icon": "mdi:help-circle",
             "value_template": "{{ 'ON' if value_json.known == false else 'OFF' }}",
+        },
+        "different": {
+            "platform": "binary_sensor",
+            "name": "Different from good ones",
+            "icon": "mdi:alert-decagram",
+            "device_class": "problem",
+            "value_template": "{{ 'ON' if value_json.normal == false else 'OFF' }}",
+            **_attributes(topics.answer, "blind_sides", "defects_missed"),
         },
         "probability": {
             "platform": "sensor",

@@ -29,6 +29,7 @@ from mdp.fusion.novelty import NoveltyScore
 from mdp.fusion.novelty_table import SubsetNovelty
 from mdp.requests.camera_drift import CameraDrift
 from mdp.requests.capture import FrameInAnswer, FramesSeen, together
+from mdp.requests.inspection import Finding, Inspector, blind_sides
 from mdp.requests.reason import NOT_NEEDED, Code, Reason, Suspicion
 from mdp.requests.session import Arrival, Finish, Stage
 
@@ -56,6 +57,12 @@ class MemberTiming(Struct, frozen=True, kw_only=True):
     held_ms: float = 0.0
     #: At which rung of its sub-model it answered: 0 at the top, the most accurate one.
     rung: int = 0
+    #: Of a bundle with anomaly heads: how much rarer good pictures of this camera are than at its
+    #: own threshold, in decades; above 0 it finds a difference by itself.
+    anomaly: float | None = None
+    #: 16 rows of 16 cells of its view where a look asked for `maps`: from 128 on, a cell is as
+    #: strange as the strangest one of a good picture in a hundred. In JSON, base64.
+    anomaly_map: bytes | None = None
 
     @property
     def spent_ms(self) -> float:
@@ -110,6 +117,16 @@ class Prediction(Struct, frozen=True, kw_only=True):
     #: where that was never measured, with a rate that the client asked for, with a suspect, and
     #: with a member below its top rung.
     known_rejected: float | None = None
+    #: Whether the item is like the good ones; None of a bundle without anomaly heads.
+    normal: bool | None = None
+    #: Decades by which good items are rarer than at the threshold: above 0 the item differs.
+    anomaly: float | None = None
+    #: The rate of good items that the threshold of exactly these sides was made to reject.
+    good_rejected: float | None = None
+    #: The share of measured defects that exactly these sides do not find; None without any.
+    defects_missed: float | None = None
+    #: Devices whose sides of the item did not count: missing, or suspected.
+    blind_sides: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """The answer and the devices that it lacks or doubts; `to_dict` has every field."""
@@ -119,13 +136,15 @@ class Prediction(Struct, frozen=True, kw_only=True):
         )
         doubts = f", suspects={self.suspects!r}" if self.suspects else ""
         unknown = "known=False, " if self.known is False else ""
+        unknown += "normal=False, " if self.normal is False else ""
         return f"Prediction({unknown}{shown}{doubts})"
 
     @property
     def verdict(self) -> str:
-        """The label and its probability; of an unknown item, that it is one, and the nearest."""
+        """The label and its probability; that an item is unknown, or differs from the good ones."""
         named = f"{self.label} ({self.probability:.0%})"
-        return f"unknown, nearest {named}" if self.known is False else named
+        named = f"unknown, nearest {named}" if self.known is False else named
+        return f"different: {named}" if self.normal is False else named
 
     @property
     def partial(self) -> bool:
@@ -211,6 +230,9 @@ class AnswerBuilder:
         self._drift = CameraDrift(self._weights) if known or cameras > 1 else None
         #: Devices whose cameras the looks so far suspect.
         self.disagreeing: frozenset[str] = frozenset()
+        #: Whether each contribution has an anomaly score.
+        self.inspects = bool(self._weights.anomaly)
+        self._inspector = Inspector(self._weights.anomaly) if self._weights.anomaly else None
         #: Heads of each contribution that fusion needs.
         self.heads = 2 if "boosted" in self._weights.rules else 1
         self._rules: dict[tuple[int, ...], _Rule] = {}
@@ -273,6 +295,10 @@ class AnswerBuilder:
             suspects |= dict.fromkeys((one for one in used if frames[one].frozen), "frozen")
             if not suspects.keys().isdisjoint(used):
                 expected = known_rejected = None
+        inspected = self._inspected(finish, suspects, looked=frames is not None)
+        if inspected is not None and inspected.moved:
+            suspects |= dict.fromkeys(inspected.moved, "moved")
+            expected = known_rejected = None
         known = None if novelty is None else novelty <= 0
         top = tuple(zip([self._labels[i] for i in classes], shares, strict=True))
         return Prediction(
@@ -287,7 +313,9 @@ class AnswerBuilder:
             expected_accuracy_pictures=self._pictures,
             latency_ms=0.0,
             deadline_ms=deadline_ms,
-            members=tuple([self._member(k, one, frames) for k, one in finish.arrived.items()]),
+            members=tuple(
+                [self._member(k, one, frames, inspected) for k, one in finish.arrived.items()]
+            ),
             bundle=self._bundle.digest,
             stage=finish.stage,
             frame_spread_ms=_spread_ms(finish, frames),
@@ -295,6 +323,36 @@ class AnswerBuilder:
             known=known,
             novelty=novelty,
             known_rejected=known_rejected,
+            **_told(inspected),
+        )
+
+    def _inspected(
+        self, finish: Finish, suspects: Mapping[str, Suspicion], *, looked: bool
+    ) -> "_Inspected | None":
+        """What the anomaly scores say; None without heads."""
+        if self._inspector is None:
+            return None
+        scores = {
+            k: float(one.contribution.anomaly)
+            for k, one in finish.arrived.items()
+            if one.contribution.anomaly is not None
+        }
+        surprises = self._inspector.surprises(scores)
+        devices = {k: one.device for k, one in finish.arrived.items()}
+        if looked:
+            self._inspector.saw(surprises, devices, suspects)
+        moved = tuple(sorted(self._inspector.moved.intersection(devices.values()) - {*suspects}))
+        counted = {
+            k: one
+            for k, one in surprises.items()
+            if devices[k] not in suspects and devices[k] not in moved
+        }
+        assigned = [part.device for part in self._bundle.manifest.plan.assignments]
+        return _Inspected(
+            finding=self._inspector.finding(counted),
+            own={k: self._inspector.alone(k, one) for k, one in surprises.items()},
+            moved=moved,
+            blind=blind_sides(assigned, counted),
         )
 
     def _unknown_beside(self, arrived: Mapping[int, Arrival]) -> list[int]:
@@ -311,7 +369,11 @@ class AnswerBuilder:
                 found.append(k)
         return found
 
-    def _member(self, k: int, arrival: Arrival, frames: FramesSeen | None) -> MemberTiming:
+    def _member(
+        self, k: int, arrival: Arrival, frames: FramesSeen | None, inspected: "_Inspected | None"
+    ) -> MemberTiming:
+        own = None if inspected is None else inspected.own.get(k)
+        cells = arrival.contribution.anomaly_map
         frame: FrameInAnswer | None = None if frames is None else frames[arrival.device]
         label, probability = None, None
         if self._opinions:
@@ -330,6 +392,8 @@ class AnswerBuilder:
             probability=probability,
             frame=None if frame is None else frame.number,
             frame_age_ms=None if frame is None else frame.age_ms,
+            anomaly=None if own is None else round(own, 4),
+            anomaly_map=None if cells is None else cells.tobytes(),
         )
 
     def _rule(self, members: tuple[int, ...]) -> "_Rule":
@@ -356,6 +420,27 @@ class AnswerBuilder:
         measured = None if self._reject is not None else self._bundle.known_rejected(members)
         threshold = fitted.thresholds[self._place]
         return _Novelty(NoveltyScore(members, self._weights), fitted, threshold, measured)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inspected:
+    """What the anomaly scores of one answer say."""
+
+    finding: Finding | None
+    #: By member.
+    own: Mapping[int, float | None]
+    #: Devices whose cameras have moved.
+    moved: tuple[str, ...]
+    blind: tuple[str, ...]
+
+
+def _told(inspected: _Inspected | None) -> dict[str, Any]:
+    """Fields of a prediction."""
+    if inspected is None:
+        return {}
+    found = inspected.finding
+    told: dict[str, Any] = {"blind_sides": inspected.blind}
+    return told if found is None else {**told, **msgspec.structs.asdict(found)}
 
 
 def _place(bundle: Bundle, weights: FusionWeights, reject: float | None) -> int:

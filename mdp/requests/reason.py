@@ -5,8 +5,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from mdp.protocol import messages
 from mdp.protocol.messages import FailureCode
-from mdp.protocol.messages import Suspicion as Suspicion
 
 #: What an agent refuses with, and what the client itself finds (docs/reference/reasons.md).
 Code = (
@@ -18,10 +18,14 @@ Code = (
     ]
 )  # fmt: skip
 
+#: Why a camera is suspected: what agents are told too, and what a client alone says, that it finds
+#: every item different from the good ones.
+Suspicion = messages.Suspicion | Literal["moved"]
 #: Why a camera is suspected, for people.
 SUSPECT: Mapping[Suspicion, str] = {
     "disagrees": "disagrees with the others: camera covered, turned or moved?",
     "frozen": "the same picture again and again: camera frozen?",
+    "moved": "finds every item different, the others do not: camera moved since the good scenes?",
 }
 
 

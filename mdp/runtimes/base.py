@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mdp.errors import AgentError
 from mdp.formats.plan import Assignment
 from mdp.formats.profile import Precision, RuntimeName
+from mdp.fusion.anomaly_table import MAP_SIDE
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 
@@ -18,6 +20,8 @@ CPU = "CPUExecutionProvider"
 INPUT = "images"
 #: Names of its outputs; without boosting the last alone.
 HEADS = ("boost", "bag")
+#: Names of an anomaly head's outputs, which follow: a score, and a map in bytes.
+ANOMALY, ANOMALY_MAP = "anomaly", "anomaly_map"
 #: The metadata key of a file's precision; absent in bundles of 0.1.0.
 PRECISION_KEY = "mdp_precision"
 #: Runs before READY: the first ones allocate memory and choose kernels.
@@ -71,7 +75,10 @@ class Runtime(Protocol):
         """Run until steady; raises AgentError if the logits are not finite."""
 
     def run(self, pixels: Pixels) -> Contribution:
-        """Each head's logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
+        """Each head's logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`.
+
+        Of a model with an anomaly head also its scores `[N]` and maps `[N, 16, 16]`.
+        """
 
 
 def check_graph(
@@ -84,10 +91,11 @@ def check_graph(
     precision: str | None,
     uint8: str,
 ) -> Sequence[str]:
-    """Names of the outputs, as `HEADS` has them.
+    """Names of the outputs: as `HEADS` has them, then an anomaly head's where there is one.
 
-    `outputs` maps names to classes, `precision` is in the file's metadata, `uint8` is the runtime's
-    name of that type. Raises AgentError unless the loaded graph is the planned sub-model.
+    `outputs` maps names to their last lengths, `precision` is in the file's metadata, `uint8` is
+    the runtime's name of that type. Raises AgentError unless the loaded graph is the planned
+    sub-model.
     """
     side, planned = execution.image_size, execution.precision
     if inputs != {INPUT: (uint8, [side, side, 3])}:
@@ -95,7 +103,17 @@ def check_graph(
             f"{model}: expected one input {INPUT!r} of uint8 [N, {side}, {side}, 3], got {inputs}"
         )
     named = (HEADS, HEADS[1:])
-    heads = next((h for h in named if outputs == dict.fromkeys(h, num_classes)), None)
+    beside = {ANOMALY: 1, ANOMALY_MAP: MAP_SIDE}
+    inspected = ANOMALY in outputs
+    logits = {
+        name: length for name, length in outputs.items() if not inspected or name not in beside
+    }
+    heads = next((h for h in named if logits == dict.fromkeys(h, num_classes)), None)
+    if inspected and any(outputs.get(name) != length for name, length in beside.items()):
+        raise AgentError(
+            f"{model}: expected an anomaly head of {beside}, got "
+            f"{ {name: outputs.get(name) for name in beside} }"
+        )
     if heads is None:
         raise AgentError(
             f"{model}: expected an output 'bag', or 'boost' and 'bag', with {num_classes} classes, "
@@ -106,7 +124,15 @@ def check_graph(
         raise AgentError(
             f"{model}: expected a model in {planned}, as planned, got one in {precision}"
         )
-    return heads
+    return (*heads, *beside) if inspected else heads
+
+
+def contribution_of(outputs: Sequence[str], values: Sequence[Any]) -> Contribution:
+    """The contribution of a run: `values` `[N, ...]` of the `outputs` that `check_graph` names."""
+    if outputs[-1] != ANOMALY_MAP:
+        return Contribution.of(values)
+    *heads, scores, maps = values
+    return replace(Contribution.of(heads), anomaly=scores[:, 0], anomaly_map=maps)
 
 
 def run_until_steady(run: Callable[[Pixels], Contribution], image_size: int) -> None:
@@ -119,3 +145,5 @@ def run_until_steady(run: Callable[[Pixels], Contribution], image_size: int) -> 
         raise AgentError(f"the model cannot be run: {error}") from error
     if not np.isfinite(contribution.heads).all():
         raise AgentError("the model gives logits that are not finite on a black picture")
+    if contribution.anomaly is not None and not np.isfinite(contribution.anomaly).all():
+        raise AgentError("the model's anomaly head gives no finite score of a black picture")

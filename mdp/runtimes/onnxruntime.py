@@ -67,7 +67,7 @@ class OrtRuntime:
 
     def _check(self, model: Path, execution: base.Execution, num_classes: int) -> None:
         session = self._session
-        self._heads = base.check_graph(
+        self._outputs = base.check_graph(
             model,
             execution,
             num_classes,
@@ -82,8 +82,9 @@ class OrtRuntime:
         base.run_until_steady(self.run, self._image_size)
 
     def run(self, pixels: Pixels) -> Contribution:
-        """Each head's logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
-        return Contribution.of(self._session.run(self._heads, {base.INPUT: pixels}))
+        """Each head's outputs for crops `[N, image_size, image_size, 3]`, as Runtime says."""
+        values = self._session.run(self._outputs, {base.INPUT: pixels})
+        return base.contribution_of(self._outputs, values)
 
 
 def open_session(model: Path, *, threads: int = 1, spin: bool = False) -> Any:

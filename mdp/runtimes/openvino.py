@@ -50,7 +50,7 @@ class OpenVinoRuntime:
             graph = _read(openvino, model)
         except Exception as error:  # OpenVINO raises types of its own, without a common base
             raise AgentError(f"{model.path}: openvino cannot load it: {_line(error)}") from error
-        self._heads = _checked_heads(graph, model.path, execution, num_classes)
+        self._outputs = _checked_outputs(graph, model.path, execution, num_classes)
         try:
             # A fixed batch of one made ViTs 3 to 5 % faster, and NPUs accept no other graph.
             graph.reshape({base.INPUT: [1, size, size, 3]})
@@ -71,14 +71,15 @@ class OpenVinoRuntime:
         base.run_until_steady(self.run, self._image_size)
 
     def run(self, pixels: Pixels) -> Contribution:
-        """Each head's logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
+        """Each head's outputs for crops `[N, image_size, image_size, 3]`, as Runtime says."""
         rows = [self._run_one(pixels[row : row + 1]) for row in range(len(pixels))]
-        return Contribution.of([np.concatenate(head) for head in zip(*rows, strict=True)])
+        values = [np.concatenate(column) for column in zip(*rows, strict=True)]
+        return base.contribution_of(self._outputs, values)
 
     def _run_one(self, pixels: Pixels) -> list[Any]:
         self._request.infer({base.INPUT: pixels})
         # The next run overwrites the request's memory.
-        return [self._request.get_tensor(head).data.copy() for head in self._heads]
+        return [self._request.get_tensor(name).data.copy() for name in self._outputs]
 
 
 def import_openvino() -> Any:
@@ -174,7 +175,7 @@ def _read(openvino: Any, model: ModelFile) -> Any:
     return onnx.convert(onnx.load(io.BytesIO(model.content)))
 
 
-def _checked_heads(
+def _checked_outputs(
     graph: Any, model: Path, execution: base.Execution, num_classes: int
 ) -> Sequence[str]:
     where = ["framework", base.PRECISION_KEY]

@@ -18,6 +18,7 @@ from partitioner import api
 from partitioner.cli import assemble as assemble_command
 from partitioner.cli import crew as crew_command
 from partitioner.cli import export as export_command
+from partitioner.cli import inspect as inspect_command
 from partitioner.cli import plan as plan_command
 from partitioner.cli import quantize as quantize_command
 from partitioner.cli import weights as weights_command
@@ -193,6 +194,7 @@ def build(
 
 
 quantize_command.add_to(app)
+inspect_command.add_to(app)
 assemble_command.add_to(app)
 weights_command.add_to(app)
 

@@ -234,6 +234,40 @@ def _rejection(found: Rejection, plan: Plan) -> Table:
     return table
 
 
+def print_inspection(bundle: Bundle) -> None:
+    """Each anomaly head, and what every subset of cameras finds at the rate of good items."""
+    manifest, table = bundle.manifest, bundle.fusion_weights().anomaly
+    inspection, plan = manifest.inspection, manifest.plan
+    assert inspection
+    assert table
+    alone = Table(
+        "k", "device", "layers", "kB", "time", "planted AUC",
+        title=f"anomaly heads, fitted to {inspection.good:,} good scenes of {inspection.data}",
+        caption="time: against the model without; planted: patches that stand for defects",
+    )  # fmt: skip
+    for member in inspection.members:
+        exact = member.fp32_planted_auc
+        area = f"{member.planted_auc:.3f}" + ("" if exact is None else f", fp32 {exact:.3f}")
+        alone.add_row(
+            str(member.k), member.device, member.layers, f"{member.added_bytes / 1e3:,.0f}",
+            f"{member.time_ratio:.1%}", area,
+        )  # fmt: skip
+    Console().print(alone)
+    fused = {1: "the mean", 64: "the maximum"}.get(table.power, f"the power mean of {table.power}")
+    sides = Table(
+        "seen by", "threshold", "defects found",
+        title=f"different above these thresholds: {table.default:.2%} of good items are",
+        caption=f"fused by {fused} of surprises; "
+        + (f"{table.defective:,} defective scenes" if table.defective else "no defects to measure"),
+    )  # fmt: skip
+    for one in table.subsets:
+        names = " + ".join(plan.assignments[k].device for k in one.members)
+        found = f"{one.found[table.place]:.1%}" if one.found else "-"
+        what = names or f"mean {one.size} of {len(plan.assignments)}"
+        sides.add_row(what, f"{one.thresholds[table.place]:.2f}", found)
+    Console().print(sides)
+
+
 def _by_rule(found: PerRule) -> list[str]:
     values = (found.boosted, found.stacked, found.bagged)
     return ["-" if value is None else f"{value:.2%}" for value in values]

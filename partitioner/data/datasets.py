@@ -16,6 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as dataclass_replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -231,6 +232,31 @@ def open_dataset(
     """
     listing = None if source == DIGITS else _list_folder(Path(source))
     return _split(source, listing, limit_train, limit_test, cameras)
+
+
+def open_scenes(source: str, cameras: Sequence[str] = ()) -> PictureSet:
+    """All scenes below a folder that have a picture of every camera, without classes.
+
+    Without `cameras`, all pictures. How deep a scene lies does not matter; targets are `NO_CLASS`.
+    Raises InputError.
+    """
+    root = Path(source)
+    if not root.is_dir():
+        raise InputError(f"{source}: expected a folder of scenes, found none")
+    files, others = _files(root)
+    if not files:
+        found = f"only {sum(others.values())} other files" if others else "no file"
+        raise InputError(f"{source}: expected pictures, found {found}")
+    reading = _Reading(sorted(set(cameras)))
+    found_there = _samples_of(root, files, NO_CLASS, reading)
+    prefix = f"{root.name}/"
+    return _picture_set(
+        [
+            dataclass_replace(sample, name=sample.name.removeprefix(prefix))
+            for sample in found_there
+            if not _lacks(sample.source, reading)
+        ]
+    )
 
 
 def _split(

@@ -138,6 +138,11 @@ def quantize_bundle(
 def _check(bundle: Bundle, data: Dataset, request: QuantizeRequest) -> None:
     """Raise InputError for a bundle or pictures that cannot be used."""
     manifest, path = bundle.manifest, bundle.path
+    if manifest.inspection:
+        raise InputError(
+            f"{path}: has anomaly heads, which are fitted to each model as it is served: quantize "
+            "the bundle without them, then give it to mdp-partition inspect"
+        )
     check_labels(bundle, data)
     if "untrained" in manifest.provenance:
         raise InputError(

@@ -247,7 +247,7 @@ class Still(ServedFleet):
         assert 0 < deadline_ms <= 60_000
         return [answer()] * len(pictures)
 
-    async def look(self, deadline_ms: float) -> Prediction:
+    async def look(self, deadline_ms: float, *, maps: bool = False) -> Prediction:
         return (await self.classify([b""], deadline_ms))[0]
 
 

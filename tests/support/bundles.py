@@ -16,6 +16,7 @@ from mdp.formats.bundle import (
     SubsetRejection,
     file_entry,
 )
+from mdp.fusion.anomaly_table import MAXIMUM, Anomaly, ScoreTail, SubsetAnomaly
 from mdp.fusion.cascade import Cascade
 from mdp.fusion.fuse import FusionWeights, listed_subsets
 from mdp.fusion.novelty_table import Novelty, SubsetNovelty
@@ -97,5 +98,31 @@ def with_novelty(folder: Path, threshold: float = -2.0, rejected: float | None =
         )
         evaluation = msgspec.structs.replace(evaluation, rejection=rejection)
         write_json(folder / MANIFEST, msgspec.structs.replace(manifest, evaluation=evaluation))
+    listed(folder, FUSION)
+    return folder
+
+
+def with_anomaly(folder: Path, found: float = 0.75) -> Path:
+    """Let the bundle in `folder` expect anomaly scores, which its models do not give.
+
+    Of a score above 1, the surprise is the score; from 2 on an item differs, to all subsets, which
+    find the share `found` of defects.
+    """
+    manifest = read_json(folder / MANIFEST, Manifest)
+    count = len(manifest.plan.assignments)
+    weights = read_json(folder / FUSION, FusionWeights)
+    anomaly = Anomaly(
+        tails=(ScoreTail(scores=(0.0, 0.3, 0.7, 1.0), decade=1.0),) * count,
+        power=MAXIMUM,
+        rates=(0.01,),
+        default=0.01,
+        good=99,
+        subsets=[
+            SubsetAnomaly(size=len(one), thresholds=(2.0,), members=one, found=(found,))
+            for one in listed_subsets(range(count))
+        ],
+        defective=20,
+    )
+    write_json(folder / FUSION, msgspec.structs.replace(weights, anomaly=anomaly))
     listed(folder, FUSION)
     return folder

@@ -279,7 +279,7 @@ async function ask() {
 function showNoAnswer(label, why) {
   text("label", label);
   text("note", why);
-  for (const id of ["made", "mode", "how", "strange", "doubted"]) $(id).hidden = true;
+  for (const id of ["made", "mode", "how", "strange", "different", "doubted"]) $(id).hidden = true;
   for (const id of ["top", "crops", "legend"]) $(id).replaceChildren();
 }
 
@@ -291,7 +291,11 @@ function showAnswer(answer) {
   const suspects = answer.used.filter((name) => answer.suspects[name]);
   const doubt = suspects.length ? `; accuracy unknown with a suspected camera (${suspects.join(", ")})` : "";
   const what = unknown ? `none of the classes, nearest ${answer.label}, ` : "";
-  const parts = `${what}${percent(answer.probability)} probable, from ${answer.used.join(", ")}${doubt}`;
+  const worst = [...answer.members].sort((one, other) => (other.anomaly ?? -Infinity) - (one.anomaly ?? -Infinity))[0];
+  const blind = answer.normal != null && answer.blind_sides.length
+    ? `; blind to ${answer.blind_sides.join(", ")}${answer.defects_missed == null ? "" : `: ${percent(answer.defects_missed)} of measured defects pass`}` : "";
+  const differs = answer.normal === false ? `differs from the good ones, most at ${worst.device}, ` : "";
+  const parts = `${differs}${what}${percent(answer.probability)} probable, from ${answer.used.join(", ")}${doubt}${blind}`;
   if (answer.stage === "first" && !answer.degraded) text("note", `${parts}; the others were not needed`);
   else text("note", parts + (missing.length ? `; without ${missing.map(([name, why]) => `${name} (${why})`).join(", ")}` : ""));
   text("latency", `${answer.latency_ms.toFixed(0)} ms`);
@@ -300,6 +304,7 @@ function showAnswer(answer) {
   $("mode").hidden = false;
   text("mode", answer.mode);
   $("strange").hidden = !unknown;
+  $("different").hidden = answer.normal !== false;
   $("doubted").hidden = !suspects.length;
   const how = answer.degraded ? "partial" : STAGES[answer.stage];
   $("how").hidden = !how;

@@ -2,7 +2,7 @@
 
 import { $, alertOf, breakable, eachEvent, el, follow, live, percent, request, text, told, width } from "./common.js";
 
-const WHY = { unknown: "unknown", unsure: "unsure", disagreement: "in disagreement" };
+const WHY = { unknown: "unknown", different: "different from good ones", unsure: "unsure", disagreement: "in disagreement" };
 //: Between two rounds of pictures.
 const PREVIEW_MS = 700;
 const UNKNOWN = "unknown";

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -43,7 +44,7 @@ def frame_of(member: MemberTiming) -> int:
     return member.frame
 
 
-def looked_until_all(client: Client, count: int, **options: float) -> Prediction:
+def looked_until_all(client: Client, count: int, **options: Any) -> Prediction:
     """The first look at which `count` devices have something to see."""
     until_s = time.monotonic() + PATIENCE_S
     while True:

@@ -20,7 +20,7 @@ from mdp.errors import AgentError
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
-from mdp.protocol.messages import Infer
+from mdp.protocol.messages import FrameRequest, Infer
 from mdp.testing.bundles import SIZES, write_bundle
 
 MB = 1_000_000
@@ -153,6 +153,14 @@ def test_what_a_request_has_to_agree_with(services: list[ServedBundle]) -> None:
     assert service.refusal(asking(service, image_size=12)) == (
         "bad_message",
         "expected a crop of 16 pixels, got 12",
+    )
+    look = FrameRequest(
+        request_id=1, digest=service.digest, k=0, budget_ms=1.0, ago_ms=0.0, within_ms=1.0
+    )
+    assert service.refusal(look) is None
+    assert service.refusal(msgspec.structs.replace(look, wants_map=True)) == (
+        "bad_message",
+        "was asked for a map: the bundle has no anomaly heads",
     )
 
 

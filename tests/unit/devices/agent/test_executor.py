@@ -316,3 +316,14 @@ def test_a_reply_names_the_rung_that_ran(desk: Desk) -> None:
 def test_a_bundle_with_fewer_rungs_than_the_queue_knows_runs_at_its_lowest(desk: Desk) -> None:
     desk.executor.run([desk.job(1)], 3)
     assert desk.results[1].rung == 0
+
+
+def test_scores_and_maps_of_a_batch_are_each_pictures_own() -> None:
+    logits = np.arange(6, dtype=np.float32).reshape(2, 3)
+    maps = np.arange(512, dtype=np.uint32).reshape(2, 16, 16).astype(np.uint8)
+    whole = Contribution(None, logits, np.array([0.5, 2.5], dtype=np.float32), maps)
+    first, second = split_batch(whole, 2)
+    assert (first.anomaly, second.anomaly) == (0.5, 2.5)
+    assert second.anomaly_map is not None
+    assert (second.anomaly_map == maps[1]).all()
+    assert (second.bag == logits[1]).all()

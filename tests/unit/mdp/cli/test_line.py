@@ -18,6 +18,7 @@ PLAIN: dict[str, Any] = {
     "rest": "300ms", "rules": [], "passing": [], "empty": None, "sure": 0.5, "keep": None,
     "keep_mb": 500.0, "broker": None, "login": None, "ca": None, "name": None, "bind": None,
     "tokens": None, "certificate": None, "private_key": None, "fusion": "stacked", "key": None,
+    "different": "fused",
     "insecure": False, "json": False,
 }  # fmt: skip
 
@@ -70,7 +71,7 @@ def test_a_changed_fleet_is_followed_between_items(
 
     client: Any = SimpleNamespace(
         fleet=SimpleNamespace(devices=[SimpleNamespace(k=0), SimpleNamespace(k=1)]),
-        bundle=SimpleNamespace(manifest=SimpleNamespace(labels=labels)),
+        bundle=SimpleNamespace(manifest=SimpleNamespace(labels=labels, inspection=None)),
         reload=reload,
     )
     monkeypatch.setattr(following, "files_stamp", lambda path, fleet: stamps[-1])

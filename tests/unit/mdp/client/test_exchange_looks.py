@@ -15,7 +15,7 @@ from mdp.requests.prediction import AnswerBuilder, Prediction
 from mdp.requests.reason import Suspicion
 from mdp.requests.session import Arrival, Finish
 from mdp.testing.bundles import LABELS, write_bundle
-from tests.support.bundles import with_novelty
+from tests.support.bundles import with_anomaly, with_novelty
 from tests.support.exchanges import Desk
 from tests.support.faults.stage import with_cameras
 
@@ -48,6 +48,8 @@ def see(
     label: int = 2,
     frozen: bool = False,
     suspected: bool = False,
+    anomaly: float | None = None,
+    anomaly_map: bytes = b"",
 ) -> None:
     logits = np.eye(len(LABELS), dtype=np.float32)[label] * 4
     seen = FrameReply(
@@ -59,6 +61,8 @@ def see(
         age_ms=age_ms,
         frozen=frozen,
         suspected=suspected,
+        anomaly=anomaly,
+        anomaly_map=anomaly_map,
     )
     desk.receive(device, seen, logits_buffer(Contribution(logits, logits)))
 
@@ -279,3 +283,77 @@ def test_an_answer_without_the_suspect_is_worth_what_was_measured(desk: Desk) ->
     answer = desk.prediction()
     assert answer.used == ("alpha", third)
     assert answer.expected_accuracy == desk.bundle.expected_accuracy((0, 2), "stacked")
+
+
+@pytest.fixture
+def inspecting(tmp_path: Path) -> Desk:
+    folder = with_anomaly(write_bundle(tmp_path / "bundle"))
+    return Desk(folder, [("alpha", 0), ("beta", 1), ("gamma", 2)])
+
+
+def inspected(desk: Desk, number: int, *scores: float | None) -> Prediction:
+    """The answer to a look at which each device gives one of `scores`; None: it has none."""
+    look(desk)
+    looks(desk)
+    for device, score in zip(("alpha", "beta", "gamma"), scores, strict=True):
+        see(desk, device, frame=number, request_id=number, anomaly=score)
+    return desk.prediction()
+
+
+def test_one_camera_makes_an_item_different(inspecting: Desk) -> None:
+    fine = inspected(inspecting, 1, 0.5, 1.2, 0.1)
+    assert (fine.normal, fine.blind_sides, fine.suspects) == (True, (), {})
+    assert fine.anomaly == pytest.approx(-0.8)
+    worn = inspected(inspecting, 2, 0.5, 4.5, 0.1)
+    assert (worn.normal, worn.good_rejected, worn.defects_missed) == (False, 0.01, 0.25)
+    assert worn.anomaly == pytest.approx(2.5)
+    own = [member.anomaly for member in worn.members]
+    assert own[1] == pytest.approx(2.5)
+    assert max(one for one in (own[0], own[2]) if one is not None) < 0
+    assert repr(worn).startswith("Prediction(normal=False, ")
+    assert worn.verdict.startswith("different: ")
+
+
+def test_a_missing_score_is_no_answer_of_this_bundle(inspecting: Desk) -> None:
+    answer = inspected(inspecting, 1, 0.5, None, 3.0)
+    assert answer.missing == {
+        "beta": "bad_output: expected an anomaly score beside the logits, got none"
+    }
+    assert (answer.normal, answer.blind_sides) == (False, ("beta",))
+
+
+def test_a_camera_that_has_moved_is_said_and_does_not_decide(inspecting: Desk) -> None:
+    random = np.random.default_rng(0)
+    answers = []
+    for number in range(1, 25):
+        others = [float(random.uniform(0, 1.5)) for _ in range(2)]
+        answers.append(inspected(inspecting, number, others[0], 9.0, others[1]))
+    first, last = answers[0], answers[-1]
+    assert (first.normal, first.suspects) == (False, {})
+    assert (last.normal, last.suspects, last.blind_sides) == (True, {"beta": "moved"}, ("beta",))
+    # Its label counts, but nobody has measured it from there.
+    assert last.used == ("alpha", "beta", "gamma")
+    assert first.expected_accuracy is not None
+    assert last.expected_accuracy is None
+
+
+def test_a_map_is_asked_for_and_comes_with_its_member(inspecting: Desk) -> None:
+    inspecting.ask(CameraQuestion(FrameQuery(), maps=True))
+    assert all(ask.wants_map for ask in looks(inspecting).values())
+    for device in ("alpha", "beta", "gamma"):
+        see(inspecting, device, anomaly=0.5, anomaly_map=bytes(range(256)))
+    answer = inspecting.prediction()
+    assert {member.anomaly_map for member in answer.members} == {bytes(range(256))}
+    assert answer.to_dict()["members"][0]["anomaly_map"].startswith("AAECAwQF")
+
+
+def test_a_map_of_another_size_is_no_answer(inspecting: Desk) -> None:
+    look(inspecting)
+    looks(inspecting)
+    see(inspecting, "alpha", anomaly=0.5, anomaly_map=b"abc")
+    see(inspecting, "beta", anomaly=0.5)
+    see(inspecting, "gamma", anomaly=float("nan"))
+    answer = inspecting.prediction()
+    assert answer.used == ("beta",)
+    assert answer.missing["alpha"] == "bad_output: expected a map of 256 bytes, got 3"
+    assert answer.missing["gamma"] == "bad_output: an anomaly score that is not finite"

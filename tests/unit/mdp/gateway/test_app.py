@@ -57,6 +57,7 @@ class Told:
         self.roll.told([alpha], 1.0)
         self.error: Exception | None = None
         self.deadlines_ms: list[float] = []
+        self.maps: list[bool] = []
 
     async def classify(self, pictures: Sequence[Picture], deadline_ms: float) -> list[Prediction]:
         self.deadlines_ms.append(deadline_ms)
@@ -64,7 +65,8 @@ class Told:
             raise self.error
         return [ANSWER] * len(pictures)
 
-    async def look(self, deadline_ms: float) -> Prediction:
+    async def look(self, deadline_ms: float, *, maps: bool = False) -> Prediction:
+        self.maps.append(maps)
         (answer,) = await self.classify([b""], deadline_ms)
         return answer
 
@@ -303,6 +305,14 @@ def test_streams_end_with_their_reader(web: Web, monkeypatch: pytest.MonkeyPatch
     assert seen[2] == b'event: error\ndata: {"error":"no frame"}\n\n'
     assert web.ask("/v2/models/colours/look")[0] == 503
     assert web.ask("/events", method="HEAD")[2] == b""
+
+
+def test_a_look_may_ask_for_maps(web: Web) -> None:
+    for query, maps in (("", False), ("?maps=0", False), ("?maps=1", True)):
+        assert web.ask(f"/v2/models/colours/look{query}")[0] == 200
+        assert web.fleet.maps[-1] is maps
+    status, _, body = web.ask("/v2/models/colours/look?maps=yes")
+    assert (status, body) == (400, b'{"error":"maps: expected 0 or 1, got \'yes\'"}\n')
 
 
 def test_readers_of_events_are_few_of_one_caller(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:

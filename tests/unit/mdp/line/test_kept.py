@@ -73,3 +73,11 @@ def test_others_are_left_out(tmp_path: Path) -> None:
         read_kept(tmp_path / "broken")
     with pytest.raises(ConfigError, match="cannot be read"):
         list_kept(tmp_path / "notes.txt")
+
+
+def test_items_that_differ_come_before_unsure_ones_the_most_different_first(tmp_path: Path) -> None:
+    keep(tmp_path, "a", why="unsure", probability=0.1)
+    keep(tmp_path, "b", why="different", anomaly=0.5)
+    keep(tmp_path, "c", why="different", anomaly=4.0)
+    keep(tmp_path, "d", why="unknown", novelty=0.1)
+    assert [one.record.item for one in list_kept(tmp_path)] == ["d", "c", "b", "a"]

@@ -16,6 +16,7 @@ from mdp.line.rules import (
     disagree,
     judge,
     look_of,
+    read_different,
     read_rules,
 )
 
@@ -224,3 +225,62 @@ def test_votes_add_up(seen: Look, label: str, needed: int) -> None:
     assert not set(votes.seen) & seen.suspects
     assert (votes.state == "seen") == (len(votes.seen) >= needed)
     assert (votes.state == "unseen") == (len(votes.seen) + votes.missing < needed)
+
+
+HEADED = LineRules(passing=frozenset(["good"]))
+
+
+def inspected(normal: bool, *different: str, missing: tuple[str, ...] = ()) -> Look:
+    """A look at a good item by four cameras, at which those named find a difference alone."""
+    devices = [one for one in "abcd" if one not in missing]
+    return Look(
+        label="good",
+        probability=0.9,
+        normal=normal,
+        own={one: OwnAnswer("good", 0.9, one in different) for one in devices},
+        cameras=4,
+        missing=missing,
+    )
+
+
+def test_an_item_that_differs_does_not_pass() -> None:
+    assert judge(inspected(True), HEADED).passed
+    verdict = judge(inspected(False, "b"), HEADED)
+    assert (verdict.label, verdict.passed, verdict.decision) == ("good", False, "different")
+    assert verdict.text == "different from the good ones, good (90%): not passed"
+    assert (verdict.sure, verdict.why_kept) == (False, "different")
+    assert judge(inspected(False, "b"), replace(HEADED, different="off")).passed
+
+
+def test_cameras_vote_on_a_difference() -> None:
+    two = replace(HEADED, different=2)
+    assert judge(inspected(False, "b"), two).passed
+    verdict = judge(inspected(True, "b", "d"), two)
+    assert verdict.decision == "different"
+    assert verdict.text.startswith("different from the good ones, seen by 2 of 4, 2 needed")
+    assert verdict.different is not None
+    assert verdict.different.seen == ("b", "d")
+    blind = judge(inspected(True, "b", missing=("d",)), two)
+    assert (blind.passed, blind.decision) == (False, "open")
+    assert "it may differ from the good ones: seen by 1 of 4, 1 missing, 2 needed" in blind.text
+
+
+def test_an_empty_scene_is_no_item_that_differs() -> None:
+    empty = replace(inspected(False), label="empty")
+    assert judge(empty, LineRules(empty="empty")).decision == "empty"
+
+
+def test_ways_to_see_a_difference_are_read() -> None:
+    assert [read_different(one) for one in ("fused", "off", "any", "3")] == ["fused", "off", 1, 3]
+    for wrong in ("", "0", "all", "-1", "1000", "2.5"):
+        with pytest.raises(InputError, match="--different"):
+            read_different(wrong)
+
+
+def test_votes_on_a_difference_need_heads_and_cameras() -> None:
+    rules = LineRules(different=3)
+    rules.check(["good"], 4, inspects=True)
+    with pytest.raises(InputError, match="--different 3: expected at most 2, the cameras"):
+        rules.check(["good"], 2, inspects=True)
+    with pytest.raises(InputError, match="--different 3: expected a bundle with anomaly heads"):
+        rules.check(["good"], 4)

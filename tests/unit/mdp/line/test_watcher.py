@@ -113,6 +113,7 @@ def test_each_item_has_one_record_with_all_of_its_answer() -> None:
     assert told["class"] == "nut"
     assert told["answer"]["devices"]["b"] == {
         "class": "washer", "probability": 0.8, "frame": 7, "frame_age_ms": 20.0,
+        "anomaly": None,
     }  # fmt: skip
     assert told["answer"]["missing"] == {"c": "late"}
     assert told["answer"]["suspects"] == {"b": "frozen"}

@@ -60,7 +60,7 @@ def test_a_device_for_the_fleet_and_one_for_each_entry(bundle: Bundle) -> None:
         "device-beta_2",
     ]  # fmt: skip
     unique = [key for payload in found.values() for key in payload["components"]]
-    assert len(set(unique)) == len(unique) == 9 + 6 * len(NAMES)
+    assert len(set(unique)) == len(unique) == 10 + 6 * len(NAMES)
     states = [payload["state_topic"] for payload in found.values()]
     assert len(set(states)) == len(states), "no two devices share a topic"
     assert {payload["availability_topic"] for payload in found.values()} == {
@@ -99,7 +99,14 @@ def test_an_answer_and_none_are_shown(bundle: Bundle) -> None:
         "Latency": "12.35",
         "Problem": "ON",
         "Unknown item": "OFF",
+        "Different from good ones": "OFF",
     }
+    worn = answer_payload(
+        "now", msgspec.structs.replace(ANSWER, normal=False, anomaly=1.2, blind_sides=("beta.2",))
+    )
+    assert states(config, worn)["Different from good ones"] == "ON"
+    assert (worn["anomaly"], worn["blind_sides"]) == (1.2, ("beta.2",))
+    assert worn["verdict"] == "different: red (92%)"
     strange = answer_payload(
         "now", msgspec.structs.replace(ANSWER, known=False, novelty=1.5, known_rejected=0.02)
     )

@@ -337,3 +337,27 @@ def test_frames_that_are_taken_hold_any_request_and_reply() -> None:
         result = msgspec.structs.replace(RESULT, num_classes=classes)
         assert all(len(frame) <= largest for frame in encode(result, bytes(classes * 8)))
         assert MAX_HEADER_BYTES <= largest <= wire.MAX_BUFFER_BYTES
+
+
+def test_an_anomaly_score_and_its_map_travel_in_the_header() -> None:
+    cells = bytes(range(256))
+    reply = FrameReply(
+        request_id=1, num_classes=3, queue_ms=0.0, compute_ms=1.0, frame=1, age_ms=0.0,
+        anomaly=1.5, anomaly_map=cells,
+    )  # fmt: skip
+    logits = np.zeros(3, dtype=np.float32).tobytes()
+    frames = encode(reply, logits)
+    told = decode(frames)
+    assert told.message == reply
+    plain = encode(msgspec.structs.replace(reply, anomaly=None, anomaly_map=b""), logits)
+    assert len(frames[0]) - len(plain[0]) < 300
+    assert b"anomaly" not in bytes(plain[0])
+    found = contribution_of(logits, 3, 1.5, cells)
+    assert found.anomaly == 1.5
+    assert found.anomaly_map is not None
+    assert found.anomaly_map.shape == (16, 16)
+    for wrong in (float("nan"), float("inf")):
+        with pytest.raises(WireError, match="anomaly score that is not finite"):
+            contribution_of(logits, 3, wrong)
+    with pytest.raises(WireError, match="expected a map of 256 bytes, got 3"):
+        contribution_of(logits, 3, 1.0, b"abc")

@@ -1,0 +1,295 @@
+"""Give the models of a bundle anomaly heads, fitted in one pass over good scenes.
+
+Good scenes are scored by folds that were fitted without them, so that no threshold is too low. The
+classes are answered as before: logits, fusion weights and the evaluation stay, while the models'
+files, and with them the bundle's digest, change.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from mdp.errors import InputError
+from mdp.files import replacing_folder, write_bytes, write_json
+from mdp.formats.bundle import (
+    FUSION,
+    MANIFEST,
+    Bundle,
+    InspectedMember,
+    Inspection,
+    file_entry,
+    model_path,
+)
+from mdp.formats.model_file import ModelFile
+from mdp.formats.plan import Assignment, Plan, PredictedMs
+from mdp.fusion.anomaly_table import DEFAULT_GOOD_RATE
+from mdp.pictures.crop import Pixels
+from mdp.runtimes.base import INPUT, Runtime
+from mdp.runtimes.onnxruntime import import_onnxruntime
+from partitioner.data.crops import load_views, view_of
+from partitioner.data.datasets import PictureSet, open_scenes, thinned
+from partitioner.export import anomaly_head as heads
+from partitioner.export.quantize import SAME_FILE
+from partitioner.export.sessions import batch_for, open_member
+from partitioner.export.try_precision import best_ms
+from partitioner.fusion.anomaly_fit import check_count, fit_anomaly, lone_sides, suspicious
+from partitioner.fusion.novelty_fit import area_under_curve
+from partitioner.run.progress import Progress
+
+Values = NDArray[np.float64]
+#: Folds that score each other's good scenes.
+FOLDS = 5
+#: Scenes of them that are used, at most: evenly spaced.
+MOST_GOOD = 2000
+#: Area under the ROC curve that a member in a lower precision may lose, as a fraction.
+MAX_LOSS = 0.02
+#: Scenes that an error names, at most.
+_NAMED = 20
+#: Features that are kept in memory between two looks at them, at most.
+_KEPT_BYTES = 400 * 2**20
+_LEAST_LIMIT = 1e-6
+#: Rounds in which a model is timed with its head and without.
+_ROUNDS = 4
+#: The share of good pictures with a stranger cell than a map's `MAP_LIMIT`.
+_MAP_RATE = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectRequest:
+    """What to learn from, and at which rate good items may be rejected."""
+
+    good: str
+    #: A folder of defective scenes that measure; None without any.
+    defects: str | None = None
+    rate: float = DEFAULT_GOOD_RATE
+    #: The bundle before `quantize`, whose fp32 members are compared with the quantized ones.
+    before: Bundle | None = None
+    max_loss: float = MAX_LOSS
+    #: Whether good scenes that look defective are taken for good all the same.
+    all_good: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Member:
+    """One member's head, and its scores."""
+
+    assignment: Assignment
+    model: bytes
+    facts: InspectedMember
+    #: Scores of good scenes, of those with a planted patch, and of defective ones.
+    good: Values
+    patched: Values
+    defects: Values | None
+
+
+def inspect_bundle(
+    bundle: Bundle, out: Path, request: InspectRequest, cache: Path, progress: Progress
+) -> Bundle:
+    """Write `bundle` with anomaly heads into `out`, which may be the same.
+
+    Raises InputError for good scenes that are too few or hold defects, which it names, for a
+    network without a layer of places, and for a quantized member that tells planted patches apart
+    worse than its fp32 model by more than `request.max_loss`.
+    """
+    manifest = bundle.manifest
+    if "untrained" in manifest.provenance:
+        raise InputError(f"{bundle.path}: is untrained: its layers say nothing of a picture")
+    cameras = sorted({a.camera for a in manifest.plan.assignments if a.camera})
+    good = thinned(open_scenes(request.good, cameras), MOST_GOOD)
+    try:
+        check_count(len(good))
+    except InputError as error:
+        raise InputError(f"--data {request.good}: {error}") from None
+    defects = None if request.defects is None else open_scenes(request.defects, cameras)
+    views = [view_of(a) for a in manifest.plan.assignments]
+    seen = load_views(good, views, cache, progress, "good scenes")
+    faulty: list[Pixels | None] = [None] * len(views)
+    if defects is not None:
+        faulty = [*load_views(defects, views, cache, progress, "defective scenes")]
+    members = []
+    with progress.task("fitting anomaly heads", len(views)) as advance:
+        for a, pixels, others in zip(manifest.plan.assignments, seen, faulty, strict=True):
+            members.append(_fitted(bundle, a, pixels, others, request))
+            advance(1, a.device)
+    _check_gate(request, members)
+    scores = {m.assignment.k: m.good for m in members}
+    if (found := suspicious(scores)) and not request.all_good:
+        raise InputError(_named(request.good, good, found))
+    strange = lone_sides(scores, {m.assignment.k: m.patched for m in members})
+    measured = {m.assignment.k: m.defects for m in members if m.defects is not None}
+    if measured:
+        # Those that choose how scores are fused do not measure it.
+        chosen_by = {k: one[::2] for k, one in measured.items()}
+        strange, measured = chosen_by, {k: one[1::2] for k, one in measured.items()}
+    table = fit_anomaly(
+        scores, strange, rate=request.rate, measured=measured or None, note=progress.note
+    )
+    inspection = Inspection(
+        data=Path(request.good).name,
+        data_digest=good.digest,
+        good=len(good),
+        members=[m.facts for m in members],
+        defective=table.defective,
+        defects=None if request.defects is None else Path(request.defects).name,
+    )
+    fusion = replace(bundle.fusion_weights(), anomaly=table)
+    with replacing_folder(out) as folder:
+        for name in manifest.files:
+            write_bytes(folder / name, bundle.verified(name).read_bytes())
+        for member in members:
+            write_bytes(folder / model_path(member.assignment.k), member.model)
+        write_json(folder / FUSION, fusion)
+        changed = replace(
+            manifest,
+            plan=_replanned(manifest.plan, members),
+            files={name: file_entry(folder / name) for name in manifest.files},
+            inspection=inspection,
+        )
+        write_json(folder / MANIFEST, changed)
+    return Bundle.open(out)
+
+
+def _fitted(
+    bundle: Bundle,
+    assignment: Assignment,
+    pixels: Pixels,
+    defects: Pixels | None,
+    request: InspectRequest,
+) -> _Member:
+    """One member with a head fitted to good pictures `[N, S, S, 3]`, and the scores it gives."""
+    k, precision = assignment.k, assignment.spec.precision
+    before = bundle.model(k)
+    plain = heads.without_head(before.content) if heads.has_head(before.content) else before.content
+    model, good, words = _headed(plain, before.path, pixels, batch_for(precision))
+    patched_pixels = heads.planted(pixels)
+    classes = len(bundle.manifest.labels)
+    runs = [
+        open_member(ModelFile(before.path, content), assignment, classes)
+        for content in (plain, model)
+    ]
+    patched = _scores(runs[1], patched_pixels, batch_for(precision))
+    without_ms, with_ms = best_ms([run.run for run in runs], pixels[:1], time.process_time, _ROUNDS)
+    exact: float | None = None
+    if request.before is not None and precision not in SAME_FILE:
+        exact = _exact_auc(request.before, assignment, pixels, patched_pixels)
+    facts = InspectedMember(
+        k=k,
+        device=assignment.device,
+        layers=words,
+        added_bytes=len(model) - len(plain),
+        time_ratio=round(with_ms / without_ms, 4),
+        planted_auc=round(area_under_curve(good, patched), 4),
+        fp32_planted_auc=None if exact is None else round(exact, 4),
+    )
+    scored = None if defects is None else _scores(runs[1], defects, batch_for(precision))
+    return _Member(
+        assignment=assignment, model=model, facts=facts, good=good, patched=patched, defects=scored
+    )
+
+
+def _headed(plain: bytes, path: Path, pixels: Pixels, batch: int) -> tuple[bytes, Values, str]:
+    """A model with a head, the scores of the good pictures it was fitted to, and its layers."""
+    layers = heads.chosen_layers(plain, str(path))
+    ort = import_onnxruntime()
+    session = ort.InferenceSession(
+        heads.with_features(plain, layers), providers=["CPUExecutionProvider"]
+    )
+    names = heads.feature_names(layers)
+
+    def features() -> Iterator[list[heads.Floats]]:
+        for start in range(0, len(pixels), batch):
+            some = np.ascontiguousarray(pixels[start : start + batch])
+            values = session.run(names, {INPUT: some})
+            yield [layer.places(value) for layer, value in zip(layers, values, strict=True)]
+
+    kept = features
+    places = sum(layer.side**2 * layer.channels for layer in layers)
+    if len(pixels) * places * 4 <= _KEPT_BYTES:
+        # The network runs once; of more pictures it runs twice.
+        once = [*features()]
+
+        def kept() -> Iterator[list[heads.Floats]]:
+            yield from once
+
+    fits, maps = heads.crossed_maps(kept, layers, FOLDS)
+    good = heads.scores_of(maps).astype(np.float64)
+    limit = max(float(np.quantile(good, 1 - _MAP_RATE)), _LEAST_LIMIT)
+    return heads.with_head(plain, layers, fits, limit), good, heads.words_of(layers)
+
+
+def _scores(runtime: Runtime, pixels: Pixels, batch: int) -> Values:
+    """Scores `[N]` of pictures `[N, S, S, 3]`, as the device computes them."""
+    parts = []
+    for start in range(0, len(pixels), batch):
+        found = runtime.run(np.ascontiguousarray(pixels[start : start + batch])).anomaly
+        parts.append(np.asarray(found, dtype=np.float64))
+    return np.concatenate(parts)
+
+
+def _exact_auc(before: Bundle, assignment: Assignment, pixels: Pixels, patched: Pixels) -> float:
+    """Area under the ROC curve of planted patches by a member's fp32 model; raises InputError."""
+    plan = before.manifest.plan
+    if assignment.k >= len(plan.assignments):
+        raise InputError(f"--fp32 {before.path}: has no sub-model {assignment.k}")
+    exact = plan.assignments[assignment.k]
+    same = replace(exact.spec, precision="fp32") == replace(assignment.spec, precision="fp32")
+    if not same or exact.spec.precision not in SAME_FILE:
+        raise InputError(
+            f"--fp32 {before.path}: expected sub-model {assignment.k} as "
+            f"{assignment.spec.words} in fp32, found {exact.spec.words} in {exact.spec.precision}"
+        )
+    model = before.model(assignment.k)
+    plain = heads.without_head(model.content) if heads.has_head(model.content) else model.content
+    headed, good, _ = _headed(plain, model.path, pixels, batch_for("fp32"))
+    runtime = open_member(ModelFile(model.path, headed), exact, len(before.manifest.labels))
+    return area_under_curve(good, _scores(runtime, patched, batch_for("fp32")))
+
+
+def _check_gate(request: InspectRequest, members: Sequence[_Member]) -> None:
+    """Raise InputError for members whose precision costs too much; nothing is written."""
+    worse = []
+    for member in members:
+        facts = member.facts
+        exact = facts.fp32_planted_auc
+        if exact is not None and exact - facts.planted_auc > request.max_loss:
+            worse.append(
+                f"sub-model {facts.k} ({facts.device}) tells planted patches apart with an area "
+                f"under the curve of {facts.planted_auc:.3f} in "
+                f"{member.assignment.spec.precision}, in fp32 with {exact:.3f}"
+            )
+    if worse:
+        raise InputError(
+            f"{'; '.join(worse)}: expected at most {request.max_loss:g} less: inspect the fp32 "
+            "bundle, or allow more (--max-loss)"
+        )
+
+
+def _named(folder: str, good: PictureSet, rows: Sequence[int]) -> str:
+    """The error that names good scenes which look defective."""
+    names = ", ".join(good.names[row] for row in rows[:_NAMED])
+    more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+    return (
+        f"--data {folder}: {len(rows)} of {len(good)} good scenes differ from all the others as "
+        f"defects do: {names}{more}: move them out, or say that they are good (--all-good)"
+    )
+
+
+def _replanned(plan: Plan, members: Sequence[_Member]) -> Plan:
+    """`plan` with what the heads cost: milliseconds and memory."""
+    ratios = {m.assignment.k: max(1.0, m.facts.time_ratio) for m in members}
+    added = {m.assignment.k: m.facts.added_bytes for m in members}
+    assignments = []
+    for a in plan.assignments:
+        old, compute = a.predicted_ms, round(a.predicted_ms.compute * ratios[a.k], 3)
+        milliseconds = PredictedMs(
+            compute=compute, network=old.network, total=round(compute + old.network, 3)
+        )
+        memory = a.memory_bytes + added[a.k]
+        assignments.append(replace(a, predicted_ms=milliseconds, memory_bytes=memory))
+    replicas = [replace(r, memory_bytes=r.memory_bytes + added[r.k]) for r in plan.replicas]
+    return replace(plan, assignments=assignments, replicas=replicas)

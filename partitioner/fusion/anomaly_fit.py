@@ -1,0 +1,161 @@
+"""Fit by which scores an item differs from the good ones: tails, fusion and thresholds. Pure.
+
+Good items decide alone how rare a score is and which threshold rejects which share of them.
+Defective ones, or without any pictures with a planted patch, choose the power by which the cameras'
+surprises are fused: the largest area under the ROC curve, of every second one; the others measure
+the share that every arrival subset finds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdp.errors import InputError
+from mdp.fusion.anomaly import fused_surprise, surprises_of
+from mdp.fusion.anomaly_table import KNOTS, MAXIMUM, MEAN, Anomaly, ScoreTail, SubsetAnomaly
+from mdp.fusion.fuse import listed_subsets, unlisted_sizes
+from partitioner.fusion.novelty_fit import area_under_curve, supported, thresholds
+from partitioner.fusion.stacking import sampled_subsets
+
+Values = NDArray[np.float64]
+Members = tuple[int, ...]
+#: Good items that a tail needs: two beyond the highest knot.
+LEAST_GOOD = 20
+#: Powers that are compared: the maximum, which is taken where none is better, to the mean.
+POWERS = (MAXIMUM, 8, 4, 2, MEAN)
+#: A good item this many decades rarer than the rarest of as many has a defect, or is another item.
+SUSPICIOUS = 5.0
+#: Subsets of an unlisted size that its thresholds are the mean of.
+_SAMPLED = 12
+#: Decimal digits of scores and thresholds.
+_DIGITS = 6
+_LEAST_DECADE = 1e-6
+
+
+def fit_tail(scores: Values) -> ScoreTail:
+    """How rare scores are, by those of good items `[N]`.
+
+    The slope beyond the last knot is that between the median and it, which a few defects among the
+    good items hardly change: of an exponential distribution it is the same everywhere.
+    """
+    knots = np.quantile(scores, [1 - share for share in KNOTS])
+    spread = max(float(knots[-1] - knots[1]), abs(float(knots[-1])) * 1e-3)
+    decade = max(spread / np.log10(KNOTS[1] / KNOTS[-1]), _LEAST_DECADE)
+    return ScoreTail(
+        scores=(_rounded(knots[0]), _rounded(knots[1]), _rounded(knots[2]), _rounded(knots[3])),
+        decade=_rounded(decade) or _LEAST_DECADE,
+    )
+
+
+def fit_anomaly(
+    good: Mapping[int, Values],
+    strange: Mapping[int, Values],
+    *,
+    rate: float,
+    measured: Mapping[int, Values] | None = None,
+    note: Callable[[str], None] = lambda line: None,
+) -> Anomaly:
+    """Tails, power and thresholds by scores of good items `[N]` of every member.
+
+    `strange` are scores `[D]` of items that the power is chosen by, `measured` `[E]` those of
+    defects that the shares found are measured on. Where the good items are too few for `rate`,
+    `note` is told, and the lowest rate that they support is taken. Raises InputError for too few
+    good items.
+    """
+    count = len(good[0])
+    check_count(count)
+    members = sorted(good)
+    tails = [fit_tail(good[k]) for k in members]
+    usual, other = surprises_of(good, tails), surprises_of(strange, tails)
+    power = max(
+        POWERS,
+        key=lambda each: area_under_curve(
+            fused_surprise([usual[k] for k in members], each),
+            fused_surprise([other[k] for k in members], each),
+        ),
+    )
+    wanted = max(1, int(rate * (count + 1) + 1e-9))
+    places = sorted({*supported(count), wanted})
+    rates = tuple(_down(place / (count + 1)) for place in places)
+    default = rates[places.index(wanted)]
+    if default > rate:
+        note(
+            f"good scenes: {count:,} support no rate of rejected good items below {default:.2%}, "
+            f"which is taken: {rate:.2%} takes {round(1 / rate) - 1:,}"
+        )
+    defects = None if measured is None else surprises_of(measured, tails)
+    subsets = []
+    for members_of in listed_subsets(members):
+        subsets.append(_subset(members_of, usual, defects, power, places))
+    for size in unlisted_sizes(len(members)):
+        sample = sampled_subsets(len(members), size, _SAMPLED, seed=0)
+        each = [_subset(one, usual, defects, power, places) for one in sample]
+        mean = np.mean([one.thresholds for one in each], axis=0).tolist()
+        found = np.mean([one.found for one in each], axis=0).tolist() if defects else ()
+        subsets.append(SubsetAnomaly(size=size, thresholds=tuple(mean), found=tuple(found)))
+    return Anomaly(
+        tails=tuple(tails),
+        power=power,
+        rates=rates,
+        default=default,
+        good=count,
+        subsets=subsets,
+        defective=0 if measured is None else len(measured[0]),
+    )
+
+
+def check_count(count: int) -> None:
+    """Raise InputError for too few good items."""
+    if count < LEAST_GOOD:
+        raise InputError(
+            f"expected at least {LEAST_GOOD} good scenes to learn how they differ, got {count}"
+        )
+
+
+def suspicious(good: Mapping[int, Values]) -> list[int]:
+    """Good items that are far too rare to be good, the strangest first."""
+    worst = np.max(
+        [*surprises_of(good, [fit_tail(good[k]) for k in sorted(good)]).values()], axis=0
+    )
+    limit = np.log10(len(worst)) + SUSPICIOUS
+    order = np.argsort(-worst, kind="stable")
+    return [int(row) for row in order if worst[row] > limit]
+
+
+def lone_sides(good: Mapping[int, Values], patched: Mapping[int, Values]) -> dict[int, Values]:
+    """Scores of items with a planted patch before one camera each, in turn; the others see good."""
+    members = sorted(good)
+    count = len(good[members[0]])
+    return {
+        k: np.where(np.arange(count) % len(members) == place, patched[k], good[k])
+        for place, k in enumerate(members)
+    }
+
+
+def _subset(
+    members: Members,
+    usual: Mapping[int, Values],
+    defects: Mapping[int, Values] | None,
+    power: int,
+    places: Sequence[int],
+) -> SubsetAnomaly:
+    fused = fused_surprise([usual[k] for k in members], power)
+    limits = [_up(one) for one in thresholds(fused, np.ones(len(fused)), places)]
+    found: tuple[float, ...] = ()
+    if defects is not None:
+        other = fused_surprise([defects[k] for k in members], power)
+        found = tuple(round(float((other > limit).mean()), 4) for limit in limits)
+    return SubsetAnomaly(size=len(members), thresholds=tuple(limits), members=members, found=found)
+
+
+def _rounded(value: float) -> float:
+    return round(float(value), _DIGITS)
+
+
+def _up(value: float) -> float:
+    return float(np.ceil(value * 10.0**_DIGITS) / 10.0**_DIGITS)
+
+
+def _down(value: float) -> float:
+    return float(np.floor(value * 10.0**_DIGITS) / 10.0**_DIGITS)

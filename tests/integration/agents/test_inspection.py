@@ -1,0 +1,163 @@
+"""Agents with anomaly heads: differences found by looks, a blind side, maps, items of a line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from mdp.cli.main import main as mdp_main
+from mdp.client.sync import Client
+from mdp.errors import InputError
+from mdp.formats.bundle import Bundle
+from mdp.fusion.anomaly_table import MAP_BYTES, MAP_LIMIT
+from mdp.requests.prediction import Prediction
+from mdp.testing.agents import AgentFleet
+from mdp.testing.bundles import write_bundle
+from mdp.testing.folder_cameras import FolderCameras
+from mdp.testing.processes import LineProcess
+from partitioner.cli.main import main as partition_main
+from tests.support.command_lines import run_here
+from tests.support.fleet import BIN, PLENTY_MS
+from tests.support.inspection import CAMERAS, PARTS, block, write_scenes
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_leaks")]
+
+
+class Station:
+    """Four agents and what their cameras see."""
+
+    def __init__(self, fleet: AgentFleet, cameras: FolderCameras) -> None:
+        self.fleet, self.cameras = fleet, cameras
+        plan = Bundle.open(fleet.bundle).manifest.plan
+        #: Camera -> device.
+        self.devices = {part.camera: part.device for part in plan.assignments}
+
+    def put(self, *patched: str) -> None:
+        """Put an item before all cameras, with a patch that those named see."""
+        # The same pictures whatever was shown before.
+        random = np.random.default_rng([7, *map(len, patched)])
+        self.cameras.put({
+            device: block(random, patched=camera in patched)
+            for camera, device in self.devices.items()
+        })  # fmt: skip
+
+    def look(self, client: Client, *patched: str, maps: bool = False) -> Prediction:
+        self.put(*patched)
+        self.cameras.seen(client)
+        return client.look(deadline_ms=PLENTY_MS, maps=maps)
+
+
+@pytest.fixture(scope="module")
+def station(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Station]:
+    folder = tmp_path_factory.mktemp("station")
+    good = write_scenes(folder / "good", 60)
+    defects = write_scenes(folder / "defects", 16, patched=range(16), seed=3)
+    made = run_here(
+        partition_main, "mdp-partition", "inspect", "--bundle", PARTS, "--data", good, "--defects",
+        defects, "--rate", 2, "--out", folder / "bundle", "--json",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["inspection"]["good"] == 60
+    devices = [part.device for part in Bundle.open(PARTS).manifest.plan.assignments]
+    cameras = FolderCameras(folder, devices)
+    with AgentFleet(folder, folder / "bundle") as fleet:
+        found = Station(fleet, cameras)
+        found.put()
+        for device in devices:
+            fleet.start(device, *cameras.source(device), wait_for=None)
+        for device in devices:
+            fleet.agents[device].wait_for("READY")
+        yield found
+
+
+def test_what_one_camera_sees_makes_the_item_different(station: Station) -> None:
+    with station.fleet.client() as client:
+        fine = station.look(client)
+        assert (fine.normal, fine.blind_sides, len(fine.used)) == (True, (), 4)
+        assert fine.anomaly is not None
+        assert fine.anomaly <= 0
+        assert fine.good_rejected == pytest.approx(1 / 61, abs=1e-4)
+        assert {member.anomaly_map for member in fine.members} == {None}
+        worn = station.look(client, "left", maps=True)
+    assert worn.normal is False
+    assert worn.anomaly is not None
+    assert worn.anomaly > 0
+    assert worn.verdict.startswith("different: ")
+    own = {member.device: member.anomaly or 0.0 for member in worn.members}
+    assert max(own, key=lambda device: own[device]) == station.devices["left"]
+    cells = {member.device: member.anomaly_map for member in worn.members}
+    assert {len(one or b"") for one in cells.values()} == {MAP_BYTES}
+    left = np.frombuffer(cells[station.devices["left"]] or b"", np.uint8).reshape(16, 16)
+    row, column = np.unravel_index(left.argmax(), left.shape)
+    # The patch lies from 92 to 116 of 160 pixels down, and from 80 to 104 across.
+    assert left.max() > MAP_LIMIT
+    assert 7 <= row <= 13
+    assert 6 <= column <= 12
+
+
+def test_commands_show_it(station: Station) -> None:
+    with station.fleet.client() as client:
+        station.look(client, "back")
+    fleet = ("--fleet", station.fleet.folder / "fleet.toml", "--deadline-ms", PLENTY_MS)
+    shown = run_here(mdp_main, "mdp", "look", *fleet, "--maps")
+    assert shown.returncode == 0, shown.stderr
+    assert "differs from the good ones" in shown.stdout
+    assert f"most at {station.devices['back']}" in shown.stdout
+    assert shown.stdout.count("\n    |") == 4 * 16
+    plain = json.loads(run_here(mdp_main, "mdp", "look", *fleet, "--json").stdout)
+    assert plain["normal"] is False
+    assert plain["members"][0]["anomaly_map"] is None
+
+
+def test_items_of_a_line_that_differ_do_not_pass(station: Station, tmp_path: Path) -> None:
+    fleet = station.fleet.folder / "fleet.toml"
+    command = [
+        BIN / "mdp", "watch", "--fleet", fleet, "--json", "--trigger", "interval", "--every",
+        "50ms", "--deadline-ms", PLENTY_MS, "--verdict-ms", PLENTY_MS, "--sure", 0, "--different",
+        "any",
+    ]  # fmt: skip
+    with station.fleet.client() as client:
+        station.look(client, "right")
+    with LineProcess("mdp watch", command, tmp_path / "watch.log") as process:
+        record = json.loads(process.line("a record"))
+    assert (record["passed"], record["decision"]) == (False, "different")
+    assert station.devices["right"] in record["different"]["seen"]
+    assert record["answer"]["normal"] is False
+    assert record["answer"]["devices"][station.devices["right"]]["anomaly"] > 0
+
+
+def test_a_missing_camera_is_a_blind_side(station: Station) -> None:
+    gone = station.devices["left"]
+    with station.fleet.client() as client:
+        station.look(client)
+        client.leave_out(gone)
+        found = station.look(client, "left")
+        whole = station.look(client)
+    assert found.normal
+    assert found.blind_sides == whole.blind_sides == (gone,)
+    assert found.defects_missed is not None
+    # Of the defects a quarter is before this camera alone.
+    assert 0.0 < found.defects_missed <= 0.5
+
+
+def test_maps_need_anomaly_heads(tmp_path: Path) -> None:
+    with AgentFleet(tmp_path, write_bundle(tmp_path / "bundle")) as fleet:
+        fleet.start("alpha")
+        with fleet.client() as client, pytest.raises(InputError, match="has no anomaly heads"):
+            client.look(maps=True)
+        path = fleet.folder / "fleet.toml"
+        shown = run_here(mdp_main, "mdp", "look", "--fleet", path, "--maps")
+        assert shown.returncode == 2
+        assert "has no anomaly heads: mdp-partition inspect adds them" in shown.stderr
+        line = run_here(
+            mdp_main, "mdp", "watch", "--fleet", path, "--trigger", "interval", "--different", 2
+        )
+        assert line.returncode in (2, 3)
+
+
+def test_cameras_are_those_of_the_bundle(station: Station) -> None:
+    assert {*station.devices} == {*CAMERAS}
