@@ -126,8 +126,10 @@ def add_rungs(
     Returns the evaluation on the test pictures, with all devices at their top and at their lowest
     rungs. Raises InputError, and leaves `out` unchanged, for what cannot be made.
     """
-    check_labels(bundle, data)
     check_no_rungs(bundle)
+    if bundle.manifest.inspection:
+        raise InputError(f"{bundle.path}: has anomaly heads, which rungs lack: expected none")
+    check_labels(bundle, data)
     check_calibration_split(bundle, data)
     manifest, pictures = bundle.manifest, thinned(data.calibration, limit)
     if manifest.plan.replicas:

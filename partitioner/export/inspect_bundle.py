@@ -99,6 +99,8 @@ def inspect_bundle(
     manifest = bundle.manifest
     if "untrained" in manifest.provenance:
         raise InputError(f"{bundle.path}: is untrained: its layers say nothing of a picture")
+    if any(a.lower for a in manifest.plan.assignments):
+        raise InputError(f"{bundle.path}: has rungs, which get no anomaly heads: expected none")
     cameras = sorted({a.camera for a in manifest.plan.assignments if a.camera})
     good = thinned(open_scenes(request.good, cameras), MOST_GOOD)
     try:

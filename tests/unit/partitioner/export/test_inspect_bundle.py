@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from mdp.errors import InputError
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
 from mdp.fusion.anomaly_table import Anomaly
+from mdp.testing.bundles import write_bundle
+from partitioner.assembly.ladder import add_rungs
 from partitioner.data.crops import View, load_views
-from partitioner.data.datasets import open_scenes
+from partitioner.data.datasets import open_dataset, open_scenes
 from partitioner.export import inspect_bundle as module
 from partitioner.export.inspect_bundle import InspectRequest, inspect_bundle
 from partitioner.export.quantize import quantized
@@ -234,3 +236,13 @@ def test_files_of_the_bundle_are_whole(inspected: Bundle) -> None:
     assert (inspected.path / MANIFEST).is_file()
     assert FUSION in inspected.manifest.files
     assert {part.camera for part in inspected.manifest.plan.assignments} == {*CAMERAS}
+
+
+def test_a_bundle_has_rungs_or_heads(inspected: Bundle, tmp_path: Path) -> None:
+    rungs = Bundle.open(write_bundle(tmp_path / "rungs", rungs=2))
+    with pytest.raises(InputError, match="has rungs, which get no anomaly heads"):
+        inspect_bundle(rungs, tmp_path / "out", InspectRequest(good="none"), tmp_path, QUIET)
+    data = open_dataset("digits")
+    with pytest.raises(InputError, match="has anomaly heads, which rungs lack"):
+        add_rungs(inspected, data, "int8", tmp_path / "out", 10, tmp_path, QUIET)
+    assert not (tmp_path / "out").exists()
