@@ -1,6 +1,6 @@
 """Benchmarks of serving: what a call and the gateway cost beside computing.
 
-    python -m benchmarks.serving                         # all, 32 minutes
+    python -m benchmarks.serving                         # all, 34 minutes
     python -m benchmarks.serving --only gateway --quick
 
     overhead      2 min  a call against a bare ZeroMQ exchange of the same bytes
@@ -9,7 +9,7 @@
     servers       3 min  the gateway beside LitServe and MLServer (benchmarks/serving/servers.py)
     load          7 min  whole answers under load, overload and with devices in trouble
     simulated     2 min  whole answers as simulated, beside real agents with the same arrivals
-    batches       2 min  callers one at a time, beside the best fixed batch of the runtime
+    batches       4 min  callers one at a time, beside the best fixed batch of the runtime
     ladder       13 min  rungs under bursts, beside each alone (benchmarks/serving/ladder.py)
 
 Each writes benchmarks/results/serving-<name>.json and its table in the page on serving. Nothing

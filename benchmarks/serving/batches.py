@@ -40,7 +40,7 @@ SHAPE = SubModelSpec(
     image_size=64, patch_size=8, embed_dim=192, depth=6, num_heads=3, mlp_ratio=4.0
 )
 BATCH, SIZES, CALLERS = 8, (1, 2, 4, 8), (1, 2, 4, 8, 16)
-DEADLINE_MS, ROUNDS, BLOCK_S, COMPARED = 10_000.0, 6, 2.0, 64
+DEADLINE_MS, ROUNDS, BLOCK_S, COMPARED = 10_000.0, 12, 2.0, 64
 
 
 def write_vit(folder: Path) -> None:
