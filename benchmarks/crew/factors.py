@@ -102,7 +102,8 @@ def main() -> None:
     for some in cases_of(counts):
         if time.monotonic() > until_s:
             break
-        if all((one.start, one.method, one.rate, one.seed) in known for one in some):
+        some = [o for o in some if (o.start, o.method, o.rate, o.seed) not in known]
+        if not some:
             continue
         said = told(FactoredCases, some, lengths.TRAINERS, folder, "benchmarks.crew.factors")
         rows += [

@@ -33,6 +33,7 @@ from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.exchange.store import SignedStore, connect, serve_store
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.history import costs_of, spans_of
+from partitioner.crew.kinds import kind_of
 from partitioner.crew.machine.events import Rank, Waited
 from partitioner.crew.machine.jobs import Job, Jobs
 from partitioner.crew.machine.membership import MembershipMachine
@@ -40,14 +41,13 @@ from partitioner.crew.machine.rounds import growing_period
 from partitioner.crew.machine.run import CrewRun
 from partitioner.crew.machine.schedule import Everyone, Exact, RoundSchedule
 from partitioner.crew.machine.watch import Watch
-from partitioner.crew.passes import OUTPUTS
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.picture import schedule_svg
 from partitioner.crew.planning.syncplan import SyncPlan, is_exact
 from partitioner.crew.probe import facts_of, measure, probe_jobs
 from partitioner.crew.progress import board
 from partitioner.crew.staged import hand_out_start
-from partitioner.crew.worker import Ends, JobOutcome, enter, finished_jobs, jobs_of, made, worker_of
+from partitioner.crew.worker import Ends, JobOutcome, enter, finished_jobs, jobs_of, worker_of
 from partitioner.crew.workload import longest_s, workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from partitioner.run.folder import RunFolder
@@ -156,7 +156,7 @@ def train_together(
 
     def take_part(ends: Ends, store: SignedStore, living: Callable[[], Collection[Rank]]) -> None:
         for done in finished:
-            for path in made(work, done):
+            for path in kind_of(done).outputs(work):
                 if path.exists():
                     ends.files.send(path.relative_to(run.path).as_posix(), path)
         for name, path in _given(work, checkpoint).items():
@@ -173,8 +173,8 @@ def train_together(
             worker.run()
             exported.update(worker.exported)
         for one in jobs:
-            # What successors no longer learn from is deleted.
-            for path in () if one.name.startswith(OUTPUTS) else made(work, one.name):
+            kind = kind_of(one.name)
+            for path in () if kind.until_used else kind.outputs(work):
                 if not path.exists():  # another trainer made it
                     ends.files.fetch(path.relative_to(run.path).as_posix(), path)
 

@@ -43,16 +43,6 @@ ANSWERS, OUTPUTS, MODELS, EVALUATION = "answers", "outputs-", "models", "evaluat
 HELD_OUT: tuple[SplitName, ...] = ("calibration", "test")
 
 
-def is_frozen(job: str) -> bool:
-    """Tell whether the trainers of a job share frozen passes."""
-    return job in (ANSWERS, EVALUATION) or job.startswith(OUTPUTS)
-
-
-def number_of(job: str) -> int:
-    """The K of `member-K` or `outputs-K`."""
-    return int(job.rpartition("-")[2])
-
-
 def shared_members(plan: Plan) -> list[Assignment]:
     """The sub-models that trainers evaluate together: in int8, processors differ by more."""
     return [a for a in plan.assignments if a.spec.precision == "fp32"]
@@ -63,33 +53,25 @@ def model_of(work: TrainingContext, k: int) -> Path:
     return work.run.cache / f"model-{k}.onnx"
 
 
-def passes_of(work: TrainingContext, job: str) -> Iterator[Pass]:
-    """The frozen passes of a job, one after another; each is over before the next one is asked for.
-
-    The folder has the networks.
-    """
-    if job == ANSWERS:
-        yield from _answers(work)
-    elif job == EVALUATION:
-        yield from _evaluation(work)
-    else:
-        k = number_of(job)
-        kept, of_variant = kept_outputs(work, k), outputs_of(work, k)
-        count, arithmetic = len(work.data.train), work.settings.autocast
-        yield _pass(f"sub-model {k}'s outputs", of_variant, count, kept, arithmetic, np.float16)
-        if k:
-            remove_outputs(work, k - 1)
+def outputs(work: TrainingContext, k: int) -> Iterator[Pass]:
+    """A sub-model's outputs for its successors."""
+    kept, of_variant = kept_outputs(work, k), outputs_of(work, k)
+    count, arithmetic = len(work.data.train), work.settings.autocast
+    yield _pass(f"sub-model {k}'s outputs", of_variant, count, kept, arithmetic, np.float16)
+    if k:
+        remove_outputs(work, k - 1)
 
 
-def _answers(work: TrainingContext) -> Iterator[Pass]:
+def answers(work: TrainingContext) -> Iterator[Pass]:
+    """The teacher's answers, for training and for the held-out pictures."""
     teacher, variants = ensure_teacher(work, None).to(training_device()), work.variants
 
-    def answers(variant: int) -> Outputs:
+    def of_variant(variant: int) -> Outputs:
         return logits_of(teacher, variants.view(work.teacher_view, variant))
 
     what, kept = "the teacher's answers", {v: [path] for v, path in enumerate(kept_targets(work))}
     count, arithmetic = len(work.singles.train), work.settings.autocast
-    yield _pass(what, answers, count, kept, arithmetic, np.float16)
+    yield _pass(what, of_variant, count, kept, arithmetic, np.float16)
 
     def plain(split: SplitName, variant: int) -> Outputs:
         return logits_of(teacher, work.teacher_pixels(split))
@@ -101,7 +83,8 @@ def _answers(work: TrainingContext) -> Iterator[Pass]:
             note_accuracy(work, split)
 
 
-def _evaluation(work: TrainingContext) -> Iterator[Pass]:
+def evaluation(work: TrainingContext) -> Iterator[Pass]:
+    """The exported sub-models' logits for the held-out pictures."""
     members = {a.k: a for a in shared_members(work.plan)}
     models = {k: ModelFile.read(model_of(work, k)) for k in members}
 

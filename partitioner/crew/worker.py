@@ -18,33 +18,20 @@ from partitioner.crew.exchange.parameters import CrewEnded
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.exchange.store import DeskLost, SignedStore
 from partitioner.crew.generations import train_in_generations
+from partitioner.crew.kinds import FrozenKind, Given, JobKind, NetworkKind, kind_of
 from partitioner.crew.machine.events import Accepted, Leave, Made, Refused, Start, TrainerControl
 from partitioner.crew.machine.jobs import Job
-from partitioner.crew.passes import (
-    ANSWERS,
-    EVALUATION,
-    MODELS,
-    OUTPUTS,
-    Outputs,
-    is_frozen,
-    model_of,
-    number_of,
-    passes_of,
-    shared_members,
-)
+from partitioner.crew.passes import ANSWERS, EVALUATION, MODELS, OUTPUTS, Outputs
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import SyncPlan
 from partitioner.crew.progress import Patient, Told, WorkAccount
 from partitioner.crew.staged import LOST, Files, StageLost, forget_stages, train_in_stages
-from partitioner.data.memmaps import Index, load
-from partitioner.export.write import export_member
+from partitioner.data.memmaps import Index
 from partitioner.run.curves import Curve
 from partitioner.run.progress import Progress
 from partitioner.training.context import TrainingContext
 from partitioner.training.distributed import Crew
-from partitioner.training.members import kept_outputs, train_members, twins
 from partitioner.training.synchroniser import Synchroniser
-from partitioner.training.teacher import ensure_teacher, kept_targets
 
 #: Seconds of one look into the mailbox.
 LOOK_S = 0.2
@@ -97,27 +84,15 @@ def jobs_of(
     return jobs
 
 
-def made(work: TrainingContext, job: str) -> list[Path]:
-    """Files that a job makes, for others to read."""
-    if job == "teacher":
-        return [work.run.teacher]
-    if job == ANSWERS:
-        return kept_targets(work) if work.run.teacher.exists() else []
-    if job.startswith(OUTPUTS):
-        return [path for paths in kept_outputs(work, number_of(job)).values() for path in paths]
-    if job == MODELS:
-        return [model_of(work, a.k) for a in shared_members(work.plan)]
-    return [work.run.member(number_of(job))] if job != EVALUATION else []
-
-
 def finished_jobs(work: TrainingContext, jobs: Sequence[Job]) -> list[str]:
     """The jobs whose files are there, and those whose files no other job needs any more."""
     found = list[str]()
     for job in reversed(jobs):
-        paths = made(work, job.name)
+        kind = kind_of(job.name)
+        paths = kind.outputs(work)
         after = [later.name for later in jobs if job.name in later.after]
-        unneeded = job.name.startswith(OUTPUTS) and set(after) <= set(found)
-        if unneeded or (paths and job.name != MODELS and all(path.exists() for path in paths)):
+        unneeded = kind.until_used and set(after) <= set(found)
+        if unneeded or (paths and not kind.each_time and all(path.exists() for path in paths)):
             found.append(job.name)
     return found
 
@@ -176,10 +151,13 @@ class Worker:
         bundle: str = "",
     ) -> None:
         """At the desk, `checkpoint` is the user's teacher, `bundle` the name of a bundle."""
-        self._work, self._ends, self._crews, self._checkpoint = work, ends, crews, checkpoint
-        self._bundle = bundle
-        #: See `TrainingContext`.
-        self.exported: dict[int, tuple[Path, float]] = {}
+        self._work, self._ends, self._crews = work, ends, crews
+        self._given = Given(checkpoint, bundle)
+
+    @property
+    def exported(self) -> dict[int, tuple[Path, float]]:
+        """Exported sub-models: see `TrainingContext`."""
+        return self._given.exported
 
     @property
     def _is_desk(self) -> bool:
@@ -200,35 +178,39 @@ class Worker:
     def _do(self, start: Start) -> str:
         """Do a job and hand its outcome in; returns what the desk is told beside it, as JSON."""
         job, account = start.network, self._crews.account
-        needed = self._needed(job)
+        kind = kind_of(job)
+        needed = kind.inputs(self._work, self._fetched)
         others = [path for path in needed if self._fetched(path)]
-        if others and not self._is_desk and job != EVALUATION:
+        if others and not self._is_desk and kind.follows_others:
             self._drop_members(needed)
-        if job != "teacher":
+        if kind.ends_stages:
             forget_stages(self._work)
         try:
-            if job == "teacher" and self._crews.plan.of(job).stage:
+            if isinstance(kind, FrozenKind):
+                self._shared(kind)
+            elif self._crews.plan.of(job).stage:
                 if not self._in_stages(start):
                     return ""
-            elif start.alone:
-                self._train(job, self._work)
-            elif is_frozen(job):
-                self._shared(job)
-            else:
-                self._together(job)
+            elif isinstance(kind, NetworkKind):
+                if start.alone:
+                    kind.train(self._work, self._given)
+                else:
+                    self._together(kind)
         except CrewEnded as ended:
             self._work.progress.note(str(ended))
             account.end()
             return ""
-        if not (start.alone or is_frozen(job) or self._is_desk) and self._crews.has_desk(job):
+        is_frozen = isinstance(kind, FrozenKind)
+        if not (start.alone or is_frozen or self._is_desk) and self._crews.has_desk(job):
             return ""  # the desk's outcome counts: it is there from the beginning
         files = dict[str, str]()
-        if not is_frozen(job) or self._is_desk:
-            for path in made(self._work, job):
+        if not is_frozen or self._is_desk:
+            for path in kind.outputs(self._work):
                 files[self._name(path)] = self._ends.files.send(self._name(path), path)
                 if not self._is_desk:
                     account.sent(path.stat().st_size)
-            self._forget_before(job)
+            for path in kind.replaced(self._work):
+                self._ends.files.forget(self._name(path))
         curve = self._work.run.kept_curves().get(job, [])
         waited_s, sent_bytes = account.end()
         outcome = JobOutcome(curve=curve, waited_s=waited_s, sent_bytes=sent_bytes, files=files)
@@ -248,46 +230,36 @@ class Worker:
             self._ends.files,
         )
 
-    def _together(self, job: str) -> None:
+    def _together(self, kind: NetworkKind) -> None:
         """Train a network with its crew, in rounds or by gradients."""
+        job = kind.name
         checkpoint = self._work.run.checkpoint(job)
         if not self._is_desk:  # an outcome that the desk lacks: the others wait for this trainer
-            self._drop(job)
+            self._drop(kind)
         if self._crews.plan.of(job).what == "parameters":
             if not self._is_desk:  # the desk gives what it has reached
                 checkpoint.unlink(missing_ok=True)
-            self._train(job, replace(self._work, sync_of=self._crews.rounds))
+            kind.train(replace(self._work, sync_of=self._crews.rounds), self._given)
             return
 
         def train(crew: Crew, members: tuple[int, ...]) -> None:
             def sync_of(network: str) -> Synchroniser:
                 return self._crews.gradients(network, crew, members)
 
-            self._train(job, replace(self._work, sync_of=sync_of))
+            kind.train(replace(self._work, sync_of=sync_of), self._given)
 
         control = Patient(self._ends.control, self._crews.account)
         train_in_generations(job, control, self._crews.groups, checkpoint, train)
 
-    def _train(self, job: str, work: TrainingContext) -> None:
-        """Train the network of a job; nothing where the folder has it."""
-        if job == "teacher":
-            ensure_teacher(work, self._checkpoint)
-        elif job == MODELS:
-            self._export()
-        elif is_frozen(job):
-            self._shared(job)
-        else:
-            self._member(work, number_of(job))
-
-    def _drop(self, job: str) -> None:
-        for path in made(self._work, job):
+    def _drop(self, kind: JobKind) -> None:
+        for path in kind.outputs(self._work):
             path.unlink(missing_ok=True)
 
     def _drop_members(self, needed: Collection[Path]) -> None:
         """Remove files made before one that they need, which are of another run."""
         for a in self._work.plan.assignments:
             if self._work.run.member(a.k) not in needed:
-                self._drop(f"member-{a.k}")
+                self._drop(kind_of(f"member-{a.k}"))
                 self._work.run.checkpoint(f"member-{a.k}").unlink(missing_ok=True)
 
     def _fetched(self, path: Path) -> bool:
@@ -299,31 +271,10 @@ class Worker:
     def _name(self, path: Path) -> str:
         return path.relative_to(self._work.run.path).as_posix()
 
-    def _needed(self, job: str) -> list[Path]:
-        """Files that a job reads, which another trainer may have made."""
-        run = self._work.run
-        if job == "teacher":
-            return []
-        if job == ANSWERS:
-            return [run.teacher]
-        if job == EVALUATION:
-            return made(self._work, MODELS)
-        if job == MODELS:
-            return [run.member(a.k) for a in self._work.plan.assignments]
-        k = number_of(job)
-        before = self._work.schedule_of(k).predecessors(k)
-        same = twins(self._work.plan, self._work.settings.schedule)
-        earlier = [run.member(one) for one in sorted({*before, same.get(k, k)} - {k})]
-        outputs = made(self._work, f"{OUTPUTS}{before[-1]}") if before else []
-        if job.startswith(OUTPUTS):
-            return [*earlier, run.member(k), *outputs]
-        self._fetched(run.teacher)  # the names of the answers follow from its content
-        return [*kept_targets(self._work), *earlier, *outputs]
-
-    def _shared(self, job: str) -> None:
+    def _shared(self, kind: FrozenKind) -> None:
         """Compute a share of a job's frozen passes; at the desk, keep all of their outputs too."""
         ends = self._ends
-        for of_job, files in passes_of(self._work, job):
+        for of_job, files in kind.passes(self._work):
             frozen = self._counted(of_job)
             try:
                 if ends.share is None:
@@ -332,7 +283,7 @@ class Worker:
                     ends.share.close(frozen.name)
                 else:
                     total = len(files) * frozen.pictures
-                    with self._work.progress.task(f"{job}, by all", total) as advance:
+                    with self._work.progress.task(f"{kind.name}, by all", total) as advance:
                         shared_out(ends.share, ends.answers, ends.rows, frozen, files, advance)
             except (OutputsRefused, AgentError) as error:
                 if self._is_desk or frozen.dtype is np.float16:  # what networks learn from
@@ -340,19 +291,6 @@ class Worker:
                 self._work.progress.note(str(error))
         self._crews.account.sent(ends.rows.sent_bytes)
         ends.rows.sent_bytes = 0
-
-    def _forget_before(self, job: str) -> None:
-        """No trainer needs the outputs any more that those of this job replace."""
-        if job.startswith(OUTPUTS) and number_of(job):
-            for path in made(self._work, f"{OUTPUTS}{number_of(job) - 1}"):
-                self._ends.files.forget(self._name(path))
-
-    def _export(self) -> None:
-        """Write the models that are evaluated together."""
-        for a in shared_members(self._work.plan):
-            path = model_of(self._work, a.k)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.exported[a.k] = path, export_member(self._work, a, path, self._bundle)
 
     def _counted(self, frozen: FrozenPass) -> FrozenPass:
         def counted(variant: int) -> Outputs:
@@ -365,10 +303,6 @@ class Worker:
             return batch
 
         return replace(frozen, outputs_of=counted)
-
-    def _member(self, work: TrainingContext, k: int) -> None:
-        teacher = ensure_teacher(work, None)
-        train_members(work, teacher, [load(path) for path in kept_targets(work)], only=[k])
 
 
 def worker_of(

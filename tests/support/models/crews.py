@@ -73,10 +73,10 @@ BATCHES, EPOCHS = TRAINERS * -(-PICTURES // 8), 3
 ROUNDS: dict[str, tuple[Means, CodecName]] = {
     "rounds-ring": (WAYS["ring"], "fp32"),
     "rounds-int8": (WAYS["by_link"], "int8"),
-    "killed": (WAYS["two_phase"], "int8"),
     "valued": (WAYS["two_phase"], "int8"),
     "background": (WAYS["two_phase"], "int8"),
-    "background-killed": (WAYS["two_phase"], "fp32"),
+    # The last: one process ends with it.
+    "killed": (WAYS["two_phase"], "int8"),
 }
 
 
@@ -190,7 +190,7 @@ def machine(name: str) -> MembershipMachine:
     everyone = Everyone(
         "member-0", 8, BATCHES, EPOCHS, expected=range(3),
         period=growing_period(8, EPOCHS * BATCHES) if name == "valued" else None,
-        background="background" in name,
+        background=name == "background",
     )  # fmt: skip
     return MembershipMachine("d", crews, {"member-0": everyone})
 
@@ -232,7 +232,7 @@ def rounds(out: Path, name: str, rank: int, port: int) -> None:
     groups: Any = TrainerGroups(
         joined.another(timedelta(seconds=20)), hand.rank, "127.0.0.1", hand.committed, 20.0
     )  # fmt: skip
-    if "killed" in name and rank == 2:
+    if name == "killed" and rank == 2:
         groups = Dying(groups, hand)
     sync = Rounds(
         "member-0", hand, groups, TRAINERS, first=rank == 0, means=means,

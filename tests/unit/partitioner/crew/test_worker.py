@@ -13,6 +13,16 @@ from mdp.errors import InputError
 from partitioner.crew import worker as worker_module
 from partitioner.crew.exchange.answers import FrozenPass, OutputsRefused
 from partitioner.crew.exchange.store import DeskLost
+from partitioner.crew.kinds import (
+    AnswersKind,
+    EvaluationKind,
+    FrozenKind,
+    MemberKind,
+    ModelsKind,
+    OutputsKind,
+    TeacherKind,
+    kind_of,
+)
 from partitioner.crew.machine.events import Accepted, AnyAction, Refused
 from partitioner.crew.planning.costs import Chain
 from partitioner.crew.planning.syncplan import Answers, NetworkSync, SyncPlan
@@ -101,30 +111,53 @@ def test_deleted_outputs_are_made_again_where_a_job_needs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, expected: str
 ) -> None:
     jobs = jobs_of(SyncPlan(), 3, ("desk",), teacher=True, outputs=True, evaluated=True)
-    monkeypatch.setattr(worker_module, "made", lambda work, job: [tmp_path / job])
+    for kind in (TeacherKind, MemberKind, ModelsKind, AnswersKind, OutputsKind, EvaluationKind):
+        monkeypatch.setattr(kind, "outputs", lambda self, work: [tmp_path / self.name])
     for name in files.split():
         (tmp_path / name).touch()
     assert set(worker_module.finished_jobs(cast(Any, None), jobs)) == set(expected.split())
+
+
+def test_a_name_says_the_kind_of_a_job() -> None:
+    names = ["teacher", "answers", "member-12", "outputs-0", "models", "evaluation"]
+    kinds = [kind_of(name) for name in names]
+    assert [kind.name for kind in kinds] == names
+    assert [isinstance(kind, FrozenKind) for kind in kinds] == [
+        name in ("answers", "outputs-0", "evaluation") for name in names
+    ]
+    member = kinds[2]
+    assert isinstance(member, MemberKind)
+    assert member.k == 12
+    with pytest.raises(KeyError):
+        kind_of("line:a:b")
 
 
 def frozen(dtype: type[np.floating]) -> FrozenPass:
     return FrozenPass("logits", 3, [0], lambda v: lambda i: [], ["logits"], "fp32", dtype)
 
 
-def sharing(monkeypatch: pytest.MonkeyPatch, desk: Any, one: FrozenPass, kept: Path) -> list[str]:
+def sharing(desk: Any, one: FrozenPass, kept: Path) -> list[str]:
     """Have a trainer, or a desk, do a job of one pass; returns its notes."""
-    monkeypatch.setattr(worker_module, "passes_of", lambda work, job: [(one, {0: [kept]})])
+
+    class OnePass(EvaluationKind):
+        """One pass alone."""
+
+        def passes(self, work: Any) -> Any:
+            """The pass."""
+            return [(one, {0: [kept]})]
+
     notes = list[str]()
     work = SimpleNamespace(progress=SimpleNamespace(note=notes.append))
     unused, rows = cast(Any, None), SimpleNamespace(sent_bytes=0)
     ends = Ends(unused, unused, unused, cast(Any, rows), share=desk)
-    Worker(cast(Any, work), ends, cast(Any, SimpleNamespace(account=WorkAccount())))._shared("job")
+    crews = cast(Any, SimpleNamespace(account=WorkAccount()))
+    Worker(cast(Any, work), ends, crews)._shared(OnePass("evaluation"))
     return notes
 
 
-def test_a_pass_that_the_desk_has_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_the_desk_has_is_over(tmp_path: Path) -> None:
     over = list[str]()
-    sharing(monkeypatch, SimpleNamespace(close=over.append), frozen(np.float16), tmp_path)
+    sharing(SimpleNamespace(close=over.append), frozen(np.float16), tmp_path)
     assert over == ["logits"]
 
 
@@ -135,9 +168,9 @@ def test_a_trainer_whose_evaluation_is_refused_goes_on(
         raise OutputsRefused("differs")
 
     monkeypatch.setattr(worker_module, "contribute", refused)
-    assert sharing(monkeypatch, None, frozen(np.float32), tmp_path) == ["differs"]
+    assert sharing(None, frozen(np.float32), tmp_path) == ["differs"]
     with pytest.raises(OutputsRefused):
-        sharing(monkeypatch, None, frozen(np.float16), tmp_path)
+        sharing(None, frozen(np.float16), tmp_path)
 
 
 def test_weights_that_are_shared_are_copied_by_the_desk_once_they_are_there() -> None:
