@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness.machine import describe_machine
 from benchmarks.inspection.patchcore import Memory, patches
 from mdp.formats.bundle import Bundle
 from mdp.fusion.anomaly import fused_surprise, surprises_of
@@ -280,14 +281,14 @@ def main(words: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(words)
     bundle = Bundle.open(options.bundle)
+    machine = describe_machine()
     found = {}
     for folder in sorted(one for one in options.scenes.iterdir() if one.is_dir()):
         with TemporaryDirectory(prefix="mdp-inspection-") as cache:
             found[folder.name] = product(bundle, folder, Path(cache))
         print(folder.name, json.dumps(found[folder.name]["fused"]["chosen"]), flush=True)
-        options.out.write_text(
-            json.dumps({"bundle": bundle.digest, "products": found}, indent=1) + "\n"
-        )
+        written = {"machine": machine, "bundle": bundle.digest, "products": found}
+        options.out.write_text(json.dumps(written, indent=1) + "\n")
     return 0
 
 

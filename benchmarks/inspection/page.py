@@ -1,7 +1,7 @@
 """The figures of docs/results/inspection.md."""
 
 from collections.abc import Sequence
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from benchmarks.harness.page import Page
@@ -130,7 +130,8 @@ def costs() -> str:
             "name": name,
             "learning": one["learning_s"],
             "good": one["good"],
-            "ratio": max(one["time_ratio"]),
+            "ratio": median(one["time_ratio"]),
+            "most": max(one["time_ratio"]),
             "added": one["added_bytes"] / 1e3,
             "search": one["patchcore_search_ms"],
             "memory": one["patchcore_bytes"] / 1e3,
@@ -142,7 +143,10 @@ def costs() -> str:
         ("product", "{name}"),
         ("good scenes", "{good}"),
         ("learning four cameras, s of one core", "{learning:.0f}"),
-        ("time of the member, at most", "{ratio:.1%}"),
+        (
+            "time of a member with its head, over without: median, largest of four",
+            "{ratio:.2f}, {most:.2f}",
+        ),
         ("added kB", "{added:.0f}"),
         ("PatchCore: search, ms", "{search:.1f}"),
         ("its memory, kB", "{memory:.0f}"),

@@ -54,7 +54,7 @@ _NAMED = 20
 _KEPT_BYTES = 400 * 2**20
 _LEAST_LIMIT = 1e-6
 #: Rounds in which a model is timed with its head and without.
-_ROUNDS = 4
+_ROUNDS = 6
 #: The share of good pictures with a stranger cell than a map's `MAP_LIMIT`.
 _MAP_RATE = 0.01
 
