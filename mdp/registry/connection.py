@@ -156,8 +156,12 @@ class Repository:
         with closing(begun):
             self._expect(begun, what, 202)
             place = begun.headers.get("Location") or ""
-        place = urljoin(f"{self._base}blobs/uploads/", place)
-        if urlsplit(place).scheme != urlsplit(self._base).scheme:
+        try:
+            place = urljoin(f"{self._base}blobs/uploads/", place)
+            scheme = urlsplit(place).scheme
+        except ValueError:
+            scheme = ""
+        if scheme != urlsplit(self._base).scheme:
             raise TransferError(f"{self.reference.host}: uploads go to {place}: expected TLS")
         place += f"{'&' if urlsplit(place).query else '?'}digest={blob.digest}"
         headers = {"Content-Type": "application/octet-stream"}
@@ -252,7 +256,8 @@ class Repository:
             request.add_unredirected_header("Authorization", authorization)
         try:
             return self._send(request)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # ValueError: an address that is none, to which it was led.
             place = urlsplit(address).netloc
             raise TransferError(f"{place}: {_reason(error)}") from error
 
@@ -273,7 +278,7 @@ class Repository:
             request.add_unredirected_header("Authorization", login.basic)
         try:
             response = self._send(request)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise TransferError(f"{urlsplit(address).netloc}: {_reason(error)}") from error
         with closing(response):
             if response.status in (401, 403):

@@ -172,7 +172,10 @@ def token_address(challenge: Challenge, *, insecure: bool) -> str:
     """The address at which a token is to be had; raises TransferError for an unsafe one."""
     realm = challenge.parameters.get("realm", "")
     allowed = ("https", "http") if insecure else ("https",)
-    parts = urlsplit(realm)
+    try:
+        parts = urlsplit(realm)
+    except ValueError:
+        parts = urlsplit("")
     if parts.scheme not in allowed or not parts.netloc:
         raise TransferError(f"tokens are at {realm!r}: expected an address with {allowed[0]}")
     asked = [(key, challenge.parameters[key]) for key in ("service", "scope")

@@ -130,7 +130,9 @@ def test_challenges() -> None:
     assert parse_challenge("") is None
 
 
-@pytest.mark.parametrize("realm", ["http://t.example/token", "file:///etc/passwd", "t", ""])
+@pytest.mark.parametrize(
+    "realm", ["http://t.example/token", "file:///etc/passwd", "https://[", "t", ""]
+)
 def test_a_login_is_sent_by_tls_alone(realm: str) -> None:
     challenge = Challenge(scheme="bearer", parameters={"realm": realm})
     with pytest.raises(TransferError, match="expected an address with https"):

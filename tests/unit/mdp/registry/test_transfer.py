@@ -477,14 +477,23 @@ def test_a_login_that_is_wrong_or_lacks(
         )
 
 
-def test_uploads_stay_with_tls(bundle: Path) -> None:
+@pytest.mark.parametrize("place", [f"http://{HOST}/upload", "http://[", "file:///upload"])
+def test_uploads_stay_with_tls(bundle: Path, place: str) -> None:
     registry = MemoryRegistry()
 
     def elsewhere(request: Request) -> FakeResponse | None:
         if request.get_method() != "POST":
             return None
-        return FakeResponse(202, headers={"Location": f"http://{HOST}/upload"})
+        return FakeResponse(202, headers={"Location": place})
 
     registry.before = elsewhere
-    with pytest.raises(TransferError, match=r"uploads go to http://registry\.example/upload"):
+    with pytest.raises(TransferError, match=re.escape(f"uploads go to {place}: expected TLS")):
         push_to_registry(Bundle.open(bundle), repository(registry))
+
+
+def test_an_address_that_is_none_is_one_line(registry: MemoryRegistry, tmp_path: Path) -> None:
+    def led_away(request: Request) -> FakeResponse:
+        raise ValueError("Invalid IPv6 URL")
+
+    registry.before = led_away
+    refused(registry, tmp_path / "out", f"{HOST}: Invalid IPv6 URL")
