@@ -1,6 +1,5 @@
 """Opens what `--source` names; OpenCV is needed for cameras, streams and videos alone."""
 
-import datetime
 import math
 import sys
 from collections import deque
@@ -46,7 +45,7 @@ def open_frame_buffer(
 def _phone(source: Source) -> Callable[[], PhoneCamera]:
     """What opens the camera of a phone, whose owner is told how to give it."""
     address = own_address()
-    door = door_of(source, address, phone_files(address, datetime.datetime.now(datetime.UTC)))
+    door = door_of(source, address, phone_files(address))
     print(door.invitation(terminal=sys.stderr.isatty()), end="", file=sys.stderr, flush=True)
     return lambda: PhoneCamera(source, door)
 

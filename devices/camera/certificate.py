@@ -44,12 +44,15 @@ def own_address() -> str:
         return str(asked.getsockname()[0])
 
 
-def phone_files(address: str, now: datetime.datetime, folder: Path | None = None) -> PhoneFiles:
+def phone_files(
+    address: str, now: datetime.datetime | None = None, folder: Path | None = None
+) -> PhoneFiles:
     """The files in `folder`, made where there are none, or anew for another address or out of date.
 
     Raises AgentError where `cryptography` is not installed, InputError where they cannot be
     written, ConfigError where others may read them.
     """
+    now = now or datetime.datetime.now(datetime.UTC)
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
     folder = folder or state / "mdp" / "phone"
     token, certificate = folder / "token", folder / f"{address}.pem"

@@ -35,6 +35,7 @@ async function start() {
       : "The browser gave no camera: allow it for this page, then press again.", true);
     return;
   }
+  $("start").hidden = true;
   $("seen").srcObject = stream;
   $("seen").hidden = false;
   await $("seen").play();
@@ -67,7 +68,7 @@ async function sendOne() {
     return false;
   }
   sent += 1;
-  tell(`${sent} pictures sent.`);
+  tell(sent === 1 ? "1 picture sent." : `${sent} pictures sent.`);
   return true;
 }
 

@@ -293,12 +293,13 @@ def test_nothing_in_serving_or_asking_reads_a_clock_that_may_jump() -> None:
     wall = ("time.time(", "time_ns(", "datetime.now", "utcnow", "localtime", "gmtime")
     files = [*root.glob("mdp/**/*.py"), *root.glob("devices/**/*.py")]
     users = {file.name for file in files if any(call in file.read_text() for call in wall)}
-    # Keys expire by date, an agent's events and its audit log have dates, the probe writes one into
-    # a profile, the gateway's page tells when a fault was, lines about cameras when they were
-    # looked at, spans have dates, and scenes and bundles that are taught are named by theirs.
+    # Keys and certificates expire by date, an agent's events and its audit log have dates, the
+    # probe writes one into a profile, the gateway's page tells when a fault was, lines about
+    # cameras when they were looked at, spans have dates, and scenes and bundles that are taught are
+    # named by theirs.
     assert users == {
-        "answers.py", "events.py", "fleets.py", "probe.py", "recorder.py", "review.py",
-        "teacher.py", "tracing.py", "watch.py",
+        "answers.py", "certificate.py", "events.py", "fleets.py", "probe.py", "recorder.py",
+        "review.py", "teacher.py", "tracing.py", "watch.py",
     }  # fmt: skip
 
 
