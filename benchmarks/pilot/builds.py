@@ -59,6 +59,7 @@ def figures() -> str:
         table(
             result["rows"],
             ("pictures", _pictures),
+            ("draw", lambda row: row["seed"]),
             ("classes", lambda row: row["classes"]),
             ("devices", lambda row: ", ".join(row["devices"])),
             ("ms", lambda row: f"{row['latency_ms']:g}"),
