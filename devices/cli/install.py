@@ -158,7 +158,11 @@ def _start(root: Path, path: Path, *, before: str | None, changed: bool) -> None
     _does(systemctl, "reset-failed", name)
     before_start, _ = _last_entry(name)
     try:
-        _systemctl(systemctl, ["restart" if changed else "start", name])
+        if changed and ran:
+            # Apart, so that the last words of the former process are not those of the new one.
+            _systemctl(systemctl, ["stop", name])
+            before_start, _ = _last_entry(name)
+        _systemctl(systemctl, ["start", name])
     except AgentError as error:
         place, line = _last_entry(name)
         said = console.one_line(Exception(line)).removeprefix("mdp-agent: ")
