@@ -30,7 +30,9 @@ CHANGES = ROOT / "CHANGELOG.md"
 PLACES = {
     "pyproject.toml": r'^(version = ")[^"]+(")$',
     "mdp/__init__.py": r'^(__version__ = ")[^"]+(")$',
-    "deploy/kubernetes/kustomization.yaml": r'(newTag: ")[^"]+(")',
+    "deploy/chart/Chart.yaml": r'((?:^version: |^appVersion: "))[^"\s]+("?)$',
+    "deploy/chart/values.yaml": r"((?:agent|gateway): mdp-(?:agent|gateway):)\S+()$",
+    "deploy/kubernetes/mdp.yaml": r'(image: "mdp-(?:agent|gateway):)[^"]+(")$',
     "deploy/kubernetes/kserve/serving-runtime.yaml": r"(image: mdp-gateway:)\S+()",
 }
 PYTHONS = ("python3.11", "python3.12", "python3.13")
