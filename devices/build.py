@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devices.access.allowed import AllowedClients
-from devices.access.announce import announced
+from devices.access.announce import announce_agent
 from devices.access.audit import AuditLog
 from devices.access.watch import ClientWatch, agent_keys, raise_descriptor_limit
 from devices.agent.bundles import LoadableBundle
@@ -73,7 +73,7 @@ class BuiltAgent:
             if self._options.announce:
                 current = self.agent.lifecycle
                 stack.enter_context(
-                    announced(
+                    announce_agent(
                         self.address, self.public_key, lambda: current.sources[0], self._report
                     )
                 )

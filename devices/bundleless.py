@@ -114,7 +114,7 @@ class BundlelessAgent:
     def _tend(self) -> None:
         if self._recording is not None:
             self._recording.tend()
-        self._counters.count_rejected(self._router.rejected())
+        self._counters.count_rejected(self._router.take_rejections())
         if line := self._counters.report(time.monotonic()):
             self._report(line)
 
@@ -125,10 +125,10 @@ class BundlelessAgent:
             why = f"{outcome.error}" or type(outcome.error).__name__
             self._push_error = as_line(f"the pushed bundle was rejected: {why}")
             self._report(self._push_error)
-            self._reloader.settled(why)
+            self._reloader.settle(why)
         elif isinstance(outcome, NewBundle):
             self._report(f"was given {outcome.served.source}")
-            self._reloader.settled()
+            self._reloader.settle()
             return True
         self._reloader.start(ServedBundles(), make_room=lambda: None, done=self._router.wake)
         return False

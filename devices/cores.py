@@ -12,10 +12,10 @@ def cores_in(text: str) -> frozenset[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not (_is_number(first) and _is_number(last or first)) or (dash and not last):
-            raise _malformed(text)
+            raise _format_error(text)
         low, high = int(first), int(last or first)
         if low > high:
-            raise _malformed(text)
+            raise _format_error(text)
         cores.update(range(low, high + 1))
     return frozenset(cores)
 
@@ -51,5 +51,5 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 4
 
 
-def _malformed(text: str) -> InputError:
+def _format_error(text: str) -> InputError:
     return InputError(f"--cpus: expected numbers of cores as in 0,2-3, got {text!r}")

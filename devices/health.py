@@ -92,7 +92,7 @@ class HealthSocket:
                 connection.send(f"{self._tell()}\n".encode())
 
 
-def told(
+def serve_health(
     address: str, tell: Callable[[], str], report: Callable[[str], None], stack: ExitStack
 ) -> None:
     """Say `tell()` to who asks for the agent at `address`, until `stack` is closed.

@@ -53,13 +53,13 @@ class Machine:
 
     def available_bytes(self) -> int | None:
         """Memory that this process can have without swapping, by its control groups' limits too."""
-        free = list(self._left_of_groups())
+        free = list(self._free_in_groups())
         for line in (self._text("proc/meminfo") or "").splitlines():
             if line.startswith("MemAvailable:"):
                 free.append(int(line.split()[1]) * 1024)
         return min(free, default=None)
 
-    def _left_of_groups(self) -> Iterator[int]:
+    def _free_in_groups(self) -> Iterator[int]:
         """Bytes left in each control group with a limit that this process is in."""
         for line in (self._text("proc/self/cgroup") or "").splitlines():
             _, controllers, inside = line.split(":", 2)

@@ -86,9 +86,9 @@ def name_of(device: str) -> str:
 def unit_text(service: Service) -> str:
     """The unit; raises InputError for a word that has no form in it."""
     name = name_of(service.device)
-    words = [word if word == KEY_WORD else quoted(word) for word in service.words]
+    words = [word if word == KEY_WORD else quote(word) for word in service.words]
     # Not for the program: variables are not expanded in it.
-    command = " ".join([quoted(str(service.program)).replace("$$", "$"), "run", *words])
+    command = " ".join([quote(str(service.program)).replace("$$", "$"), "run", *words])
     in_home = any(path.is_relative_to(home) for path in service.reads for home in _HOMES)
     lines = [
         MARK,
@@ -146,7 +146,7 @@ def unit_text(service: Service) -> str:
         "RestrictAddressFamilies=AF_INET AF_INET6 AF_NETLINK AF_UNIX",
         "SystemCallArchitectures=native",
         "SystemCallFilter=@system-service",
-        *_denied_calls(service),
+        *_deny_calls(service),
         "SystemCallErrorNumber=EPERM",
         "",
         "[Install]",
@@ -194,7 +194,7 @@ def check_memory(text: str) -> str:
     return text
 
 
-def _denied_calls(service: Service) -> list[str]:
+def _deny_calls(service: Service) -> list[str]:
     """No system call of @resources (priorities, processors), where no library needs them."""
     if not service.plain_cpu or service.opencv or service.pinned:
         return ["SystemCallFilter=~@privileged"]
@@ -219,7 +219,7 @@ def _devices(service: Service, name: str) -> list[str]:
     return lines if service.opencv else [*lines, "MemoryDenyWriteExecute=yes"]
 
 
-def quoted(word: str) -> str:
+def quote(word: str) -> str:
     """`word` as it stands in ExecStart; raises InputError for control characters."""
     if not word.isprintable():
         raise InputError(f"{word!r}: expected printable text in a unit")

@@ -1,4 +1,4 @@
-"""How to test code that asks a fleet: no agents, no model, no bundle of your own.
+"""Test code that asks a fleet: no agents, no model, no bundle of your own.
 
 pytest examples/test_sorting.py
 """

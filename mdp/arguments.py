@@ -66,7 +66,7 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise InputError(f"{name}: expected {expected}, got {value!r}")
 
 
-def checked_path(name: str, value: str | os.PathLike[str]) -> Path:
+def as_path(name: str, value: str | os.PathLike[str]) -> Path:
     """`value` as a path; raises InputError."""
     try:
         return Path(value)

@@ -139,9 +139,9 @@ class OpenCvCamera:
         self._source = source
         self._repeat = repeat
         self._given = 0
-        self._capture = self._opened()
+        self._capture = self._open_capture()
 
-    def _opened(self) -> Any:
+    def _open_capture(self) -> Any:
         cv2, source = self._cv2, self._source
         if source.kind == "camera":
             capture = cv2.VideoCapture(int(source.place), cv2.CAP_V4L2)
@@ -181,7 +181,7 @@ class OpenCvCamera:
                 raise EndOfVideo(f"{self._source}: its end")
             self._capture.release()
             self._given = 0
-            self._capture = self._opened()
+            self._capture = self._open_capture()
             if not self._capture.grab():
                 raise SourceError(f"{self._source}: gives no picture")
         self._given += 1
@@ -236,7 +236,7 @@ def video_pictures(source: Source, every_s: float) -> Iterator[tuple[float, Pixe
             camera.grab()
             if (at_s := camera.at_s) >= due_s:
                 due_s = at_s + every_s
-                yield at_s, _decoded(camera)
+                yield at_s, _picture_or_error(camera)
     except EndOfVideo:
         return
     finally:
@@ -285,7 +285,7 @@ class LiveReader:
                     camera.grab()
                     if self._wanted.is_set():
                         self._wanted.clear()
-                        self._found.put(_decoded(camera))
+                        self._found.put(_picture_or_error(camera))
             finally:
                 camera.close()
         except Exception as error:  # camera libraries raise types of their own
@@ -294,7 +294,7 @@ class LiveReader:
             )
 
 
-def _decoded(camera: OpenCvCamera) -> Pixels | PictureError:
+def _picture_or_error(camera: OpenCvCamera) -> Pixels | PictureError:
     try:
         return camera.picture()
     except PictureError as error:

@@ -81,7 +81,7 @@ def run(app: Callable[[], object], name: str) -> NoReturn:
     """
     try:
         with interrupts_reraised():
-            _flushed(app)
+            _run_and_flush(app)
     except MDPError as error:
         print(f"{name}: {one_line(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -147,7 +147,7 @@ def interrupts_reraised() -> Iterator[None]:
         sys.unraisablehook = shown
 
 
-def _flushed(app: Callable[[], object]) -> None:
+def _run_and_flush(app: Callable[[], object]) -> None:
     """Run `app`, and flush its output while a failure can still be reported."""
     try:
         app()

@@ -52,7 +52,7 @@ def pattern(regex: str, expected: str) -> msgspec.Meta:
     return msgspec.Meta(pattern=regex)
 
 
-def explained(error: Exception) -> str:
+def explain(error: Exception) -> str:
     """msgspec's message, without regular expressions."""
     text = str(error)
     for message, replacement in _PATTERNS.items():
@@ -107,7 +107,7 @@ def read_secret(path: Path, most_bytes: int) -> bytes:
     return content
 
 
-def decoded(
+def decode_content(
     path: str | os.PathLike[str], content: bytes, kind: type[T], decode: Callable[..., T]
 ) -> T:
     """The content of `path` as a `kind`; raises ConfigError naming file, key and expectation.
@@ -117,8 +117,8 @@ def decoded(
     try:
         record = decode(content, type=kind)
     except ValueError as error:  # malformed, not UTF-8, a number of thousands of digits
-        more = _known_keys(error, kind) or _found(error, content, decode)
-        raise ConfigError(f"{path}: {explained(error)}{more}") from error
+        more = _list_keys(error, kind) or _number_at(error, content, decode)
+        raise ConfigError(f"{path}: {explain(error)}{more}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: lists or tables nested too deeply") from error
     for where, text in _texts(msgspec.to_builtins(record), "$"):
@@ -128,7 +128,7 @@ def decoded(
     return record
 
 
-def _known_keys(error: Exception, kind: type[Any]) -> str:
+def _list_keys(error: Exception, kind: type[Any]) -> str:
     """The keys that a `kind` has at the place of an unknown one."""
     unknown = re.fullmatch(r"Object contains unknown field `[^`]*`(?: - at `\$(.*)`)?", str(error))
     if unknown is None:
@@ -167,7 +167,7 @@ def _alternatives(described: inspect.Type) -> Iterator[inspect.Type]:
         yield described
 
 
-def _found(error: Exception, content: bytes, decode: Callable[..., Any]) -> str:
+def _number_at(error: Exception, content: bytes, decode: Callable[..., Any]) -> str:
     """The number at the place that msgspec names; no texts, which may be long or secret."""
     _, at, place = str(error).rpartition(" - at `$")
     if not at:
@@ -201,13 +201,13 @@ def read_toml(path: str | os.PathLike[str], kind: type[T]) -> T:
     keys = _BETWEEN_KEYS.split(_TOML_TEXT.sub(b"_", content))
     if max(key.count(b".") for key in keys) >= _KEY_PARTS:
         raise ConfigError(f"{path}: expected keys of at most {_KEY_PARTS} parts, found one of more")
-    return decoded(path, content, kind, msgspec.toml.decode)
+    return decode_content(path, content, kind, msgspec.toml.decode)
 
 
 def read_json(path: str | os.PathLike[str], kind: type[T]) -> T:
     """Read `path` as a `kind`; raises ConfigError naming file, key and expectation."""
     content, _ = read_regular(path, MAX_JSON_BYTES)
-    return decoded(path, content, kind, msgspec.json.decode)
+    return decode_content(path, content, kind, msgspec.json.decode)
 
 
 def write_toml(path: str | os.PathLike[str], record: msgspec.Struct) -> None:

@@ -125,7 +125,7 @@ def _traceparent_of(span: "Span") -> str:
 
 
 @contextmanager
-def served(name: str, header: str, attributes: Mapping[str, str]) -> Iterator[None]:
+def server_span(name: str, header: str, attributes: Mapping[str, str]) -> Iterator[None]:
     """A server's span of a request with the header `traceparent`; calls in the block are of it."""
     traceparent, tracer = read_traceparent(header), _tracer()
     if tracer is None:
@@ -165,7 +165,7 @@ class CallTrace:
             told = {"mdp.deadline_ms": deadline_ms}
             self._span = tracer.start_span("mdp call", self._context, attributes=told)
 
-    def asked(self, device: str, k: int) -> str:
+    def begin_request(self, device: str, k: int) -> str:
         """The trace context that a request to `device` carries; empty without one."""
         if self._tracer is None:
             return self._caller
@@ -179,13 +179,13 @@ class CallTrace:
         )
         return _traceparent_of(span)
 
-    def settled(self, device: str, reason: str = "") -> None:
+    def end_request(self, device: str, reason: str = "") -> None:
         """`device` has answered, or will not for `reason`."""
         span = self._requests.pop(device, None)
         if span is not None:
             self._end(span, reason)
 
-    def ended(self, told: Mapping[str, Any], reason: str = "") -> None:
+    def end(self, told: Mapping[str, Any], reason: str = "") -> None:
         """The call has ended, for `reason` without an answer."""
         for span in self._requests.values():
             self._end(span, "not waited for")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.profile import read_profiles
-from partitioner.config import BuildConfig, checked, checked_plan, key_of, naming, read_config
+from partitioner.config import BuildConfig, check_config, check_plan, key_of, naming, read_config
 from partitioner.planner.make_plan import Planned
 from partitioner.run.folder import RunFolder, bundle_name
 from partitioner.run.plan_settings import PlanSettings, check_cameras
@@ -62,7 +62,7 @@ def plan(
     `front` the best plan of every latency. Raises PlanRefused unless `even_refused`.
     """
     with naming(key_of):
-        settings = checked_plan(settings)
+        settings = check_plan(settings)
         if epochs is not None and data is None:
             raise InputError("--epochs: expected --data beside it, for how many pictures there are")
         use_threads(own_threads())
@@ -110,12 +110,14 @@ def build(
     if world().size > 1:
         raise InputError("build: expected one process; torchrun needs mdp-partition build")
     with naming(key_of):
-        config = checked(config)
+        config = check_config(config)
         use_threads(config.options.threads or own_threads())
         from partitioner.build.bundle import build_bundle
 
         folder = None if run is None else Path(run)
-        built = build_bundle(config, Path(out), _shown(progress), run=folder, name=name)
+        built = build_bundle(
+            config, Path(out), _progress_or_silent(progress), run=folder, name=name
+        )
         assert built is not None
         return built.report
 
@@ -132,10 +134,10 @@ def export(
     from partitioner.build.steps import check_target, reopen
     from partitioner.export.write import export_bundle
 
-    folder, shown = RunFolder(Path(run)), _shown(progress)
+    folder, shown = RunFolder(Path(run)), _progress_or_silent(progress)
     folder.settings()
     check_target(Path(out))
-    with folder.locked():
+    with folder.lock():
         return export_bundle(reopen(folder, shown), Path(out), named)
 
 
@@ -157,7 +159,7 @@ def evaluate(
     from partitioner.export.evaluate import evaluate as measure
     from partitioner.export.evaluate import write_report
 
-    opened, shown = Bundle.open(bundle), _shown(progress)
+    opened, shown = Bundle.open(bundle), _progress_or_silent(progress)
     folder = None if run is None else Path(run)
     with inputs_of(opened, folder, data, limit_test=limit_test) as inputs:
         if remark := remark_on(inputs.data):
@@ -168,5 +170,5 @@ def evaluate(
     return report
 
 
-def _shown(progress: Progress | None) -> Progress:
+def _progress_or_silent(progress: Progress | None) -> Progress:
     return Progress(io.StringIO()) if progress is None else progress

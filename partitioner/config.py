@@ -74,7 +74,7 @@ class Given:
         object.__setattr__(self, "tables", content)
         for key in (f"{table}.{name}" for table, keys in content.items() for name in keys):
             if key not in _keys():
-                raise InputError(f"{self._named(key)}: unknown key{_hint(key, _keys())}")
+                raise InputError(f"{self._name_of(key)}: unknown key{_hint(key, _keys())}")
 
     def build(self) -> BuildConfig:
         """The configuration of a build; raises InputError naming option, or file and key."""
@@ -96,11 +96,11 @@ class Given:
         try:
             return msgspec.convert(self.tables[table][name], field_of(key)[0])
         except msgspec.ValidationError as error:
-            raise InputError(self._explained(str(error), key)) from error
+            raise InputError(self._explain(str(error), key)) from error
 
     def naming(self) -> AbstractContextManager[None]:
         """Name what the user wrote in InputErrors about an option or a key."""
-        return naming(self._named)
+        return naming(self._name_of)
 
     def _record(self, kind: type[R]) -> R:
         names = {found.encode_name for found in msgspec.structs.fields(kind)}
@@ -110,9 +110,9 @@ class Given:
                 return msgspec.convert(content, kind)
         except msgspec.ValidationError as error:
             what, _, place = str(error).partition(" - at `$.")
-            raise InputError(self._explained(what, place.removesuffix("`"))) from error
+            raise InputError(self._explain(what, place.removesuffix("`"))) from error
 
-    def _explained(self, what: str, place: str) -> str:
+    def _explain(self, what: str, place: str) -> str:
         """A message of msgspec about a `place` such as `schedule.epochs`, with its value."""
         table, name, *_ = *re.findall(r"\w+", place), ""
         missing = re.search(r"missing required field `(\w+)`", what)
@@ -121,13 +121,13 @@ class Given:
             if what.startswith("Invalid enum value"):
                 what = f"expected one of {', '.join(map(repr, _choices(field_of(key)[0])))}"
             got = "" if ", got" in what else f", got {self.tables[table].get(name)!r}"
-            return f"{self._named(key)}: {what[0].lower()}{what[1:]}{got}"
+            return f"{self._name_of(key)}: {what[0].lower()}{what[1:]}{got}"
         key = f"{table}.{missing[1]}"
         if self.path is None:
             return f"{option_of(key)}: expected it, or `{key}` in the file of --config"
-        return f"{self._named(key)}: expected it, or the option {option_of(key)}"
+        return f"{self._name_of(key)}: expected it, or the option {option_of(key)}"
 
-    def _named(self, subject: str) -> str:
+    def _name_of(self, subject: str) -> str:
         """The option or the key of the file that the user wrote."""
         key = key_of(subject)
         if key in self.options:
@@ -222,14 +222,14 @@ def _keys() -> list[str]:
     ]
 
 
-def checked(config: BuildConfig) -> BuildConfig:
+def check_config(config: BuildConfig) -> BuildConfig:
     """`config`, checked as a file is; raises InputError naming the key."""
     given = Given()
     given.tables.update(msgspec.to_builtins(config))
     return given.build()
 
 
-def checked_plan(settings: PlanSettings) -> PlanSettings:
+def check_plan(settings: PlanSettings) -> PlanSettings:
     """The same for the plan alone."""
     given = Given()
     given.tables["plan"] = msgspec.to_builtins(settings)

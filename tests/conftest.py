@@ -1,4 +1,4 @@
-"""What every test shares."""
+"""Fixtures and hooks that every test shares."""
 
 import gc
 import os
@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_finish() -> None:
-    """What importing the tests and torch has made is there to stay: no need to walk through it."""
+    """Freeze what importing the tests and torch has made: nobody need walk through it."""
     gc.collect()
     gc.freeze()
 
@@ -46,15 +46,15 @@ def no_leaks() -> Iterator[None]:
     if not uncopied.is_alive():
         uncopied.start()
     assert uncopied._push_socket is not None
-    before = _held()
+    before = _count_held()
     yield
     until_s = time.monotonic() + 10
-    while any(now > then for now, then in zip(_held(), before, strict=True)):
-        assert time.monotonic() < until_s, f"threads, files, children: {before} -> {_held()}"
+    while any(now > then for now, then in zip(_count_held(), before, strict=True)):
+        assert time.monotonic() < until_s, f"threads, files, children: {before} -> {_count_held()}"
         gc.collect()
         time.sleep(0.01)
 
 
-def _held() -> tuple[int, int, int]:
+def _count_held() -> tuple[int, int, int]:
     process = psutil.Process()
     return threading.active_count(), process.num_fds(), len(process.children(recursive=True))

@@ -49,7 +49,7 @@ def module_of(path: str) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(source: str, modules: set[str]) -> set[str]:
+def imports_of(source: str, modules: set[str]) -> set[str]:
     """The modules of the project that a file imports, also inside functions."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -78,12 +78,12 @@ def arrows(files: Sources, package: str) -> dict[str, set[str]]:
         room = room_of(module_of(path), package)
         if room is None:
             continue
-        others = {room_of(module, package) for module in imported(source, modules)}
+        others = {room_of(module, package) for module in imports_of(source, modules)}
         found[room] |= {other for other in others if other not in (None, room)}
     return dict(found)
 
 
-def reached(of: Arrows, room: str) -> set[str]:
+def reach(of: Arrows, room: str) -> set[str]:
     """Every room that can be reached along arrows."""
     seen: set[str] = set()
     ahead = [room]
@@ -96,7 +96,7 @@ def reached(of: Arrows, room: str) -> set[str]:
 
 def circles(of: Arrows) -> list[list[str]]:
     """Groups of rooms that import each other."""
-    below = {room: reached(of, room) for room in of}
+    below = {room: reach(of, room) for room in of}
     groups = {
         tuple(sorted(other for other in of if other in below[room] and room in below[other]))
         for room in of
@@ -107,7 +107,7 @@ def circles(of: Arrows) -> list[list[str]]:
 
 def floors(of: Arrows) -> list[list[str]]:
     """Rooms by floor, the highest first; those of a circle share one."""
-    below = {room: reached(of, room) for room in of}
+    below = {room: reach(of, room) for room in of}
     height: dict[str, int] = {}
     # A room that is reached from another, and not the other way about, reaches fewer.
     for room in sorted(of, key=lambda room: len(below[room] | {room})):
@@ -118,7 +118,7 @@ def floors(of: Arrows) -> list[list[str]]:
 
 
 def folders(files: Sources) -> Counter[str]:
-    """How many modules lie in each folder; an empty `__init__.py` holds nothing and is not
+    """Count the modules of each folder; an empty `__init__.py` holds nothing and is not
     counted.
     """
     return Counter(

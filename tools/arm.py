@@ -38,7 +38,7 @@ _NOT_HERE = ("onnxruntime", "openvino", "torch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """Where the emulator, the system and the wheels lie."""
+    """Paths of the emulator, the system and the wheels."""
 
     emulator: Path
     system: Path

@@ -80,7 +80,7 @@ def steps(work: Path, *, rehearsal: bool) -> list[Step]:
 
 
 def table(spent: Sequence[Spent]) -> str:
-    """Where the time went, a line for each step and one for all."""
+    """Table of the time, a line for each step and one for all."""
     rows = [(one.step.does, one.seconds, one.processor_s) for one in spent]
     rows.append(("all", sum(one.seconds for one in spent), sum(one.processor_s for one in spent)))
     wide = max(len(does) for does, *_ in rows)

@@ -13,7 +13,7 @@ MOST_BYTES = 350_000
 ALLOWED = ("examples/bundles/", "docs/pictures/demo.webp")
 
 
-def tracked() -> list[str]:
+def list_tracked() -> list[str]:
     """Every file that git knows; none where there is no git."""
     try:
         words = ["git", "ls-files", "-z"]
@@ -32,7 +32,7 @@ def too_large(root: Path, names: list[str]) -> list[str]:
 
 def main(words: list[str]) -> int:
     """0 if none is too large."""
-    found = too_large(ROOT, words or tracked())
+    found = too_large(ROOT, words or list_tracked())
     for line in found:
         print(f"file in git: expected at most {MOST_BYTES} bytes, got {line}")
     return 1 if found else 0

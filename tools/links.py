@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tools.large_files import tracked
+from tools.large_files import list_tracked
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
@@ -57,7 +57,7 @@ def dead_mentions(root: Path, text: str) -> list[str]:
 def main(root: Path = ROOT) -> int:
     """0 if none is dead."""
     dead = []
-    for name in tracked():
+    for name in list_tracked():
         path = root / name
         if path.suffix not in TEXT or not path.is_file():
             continue

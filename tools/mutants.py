@@ -1,4 +1,4 @@
-"""How many small faults the tests find: python tools/mutants.py [ROOM ...] [--sample 60] [--seed 1]
+"""Count the faults that tests find: python tools/mutants.py [ROOM ...] [--sample 60] [--seed 1]
 
 A mutant is one module with one comparison, operator, condition or constant changed; it is killed
 where one of its room's tests fails or computes for minutes. Source files stay as they are: a forked
@@ -122,7 +122,7 @@ class InPlace(importlib.machinery.SourceFileLoader):
 
 
 def passes(tests: Sequence[str], mutant: Mutant | None) -> bool:
-    """Whether all tests pass, with the mutant in place of its module."""
+    """Tell whether all tests pass, with the mutant in place of its module."""
     child = os.fork()
     if child == 0:
         os.setsid()

@@ -67,7 +67,7 @@ class ReleaseRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of an extra in an empty environment."""
+    """Outcome of an extra in an empty environment."""
 
     python: str
     extra: str

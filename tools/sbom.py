@@ -25,7 +25,7 @@ EXTRAS = ("agent", "partition", "dev")
 NOT_A_PART = frozenset({"pip"})
 
 
-def locked_hashes() -> dict[str, list[str]]:
+def read_hashes() -> dict[str, list[str]]:
     """Name -> SHA-256 of every file of the pinned version."""
     found: dict[str, list[str]] = {}
     name = ""
@@ -70,7 +70,7 @@ def component(distribution: metadata.Distribution, hashes: dict[str, list[str]])
     return found
 
 
-def required(distribution: metadata.Distribution, extras: tuple[str, ...]) -> set[str]:
+def requirements_of(distribution: metadata.Distribution, extras: tuple[str, ...]) -> set[str]:
     """Names of the packages that one requires here."""
     names = set()
     for text in distribution.requires or []:
@@ -88,7 +88,7 @@ def bill() -> dict[str, Any]:
         for d in metadata.distributions()
         if canonicalize_name(d.metadata["Name"]) not in NOT_A_PART
     }
-    hashes = locked_hashes()
+    hashes = read_hashes()
     project = here[PROJECT]
     parts = [component(here[name], hashes) for name in sorted(here) if name != PROJECT]
     needs = [
@@ -96,7 +96,7 @@ def bill() -> dict[str, Any]:
             "ref": reference(here[name]),
             "dependsOn": sorted(
                 reference(here[other])
-                for other in required(here[name], EXTRAS if name == PROJECT else ())
+                for other in requirements_of(here[name], EXTRAS if name == PROJECT else ())
                 if other in here
             ),
         }

@@ -151,7 +151,7 @@ def settings() -> str:
         parts.append(f"### `[{table.encode_name}]`\n")
         parts.append("| key | values | default | meaning |\n|---|---|---|---|")
         for key in table.type.fields:
-            default = "required" if key.required else _shown(key.default)
+            default = "required" if key.required else _format_default(key.default)
             parts.append(
                 f"| `{key.encode_name}` | {_values(key.type)} | {default} "
                 f"| {_description(key.type)} |"
@@ -160,25 +160,25 @@ def settings() -> str:
     return "\n".join(parts)
 
 
-def _shown(default: Any) -> str:
+def _format_default(default: Any) -> str:
     if default is msgspec.NODEFAULT or default is None or default == "":
         return ""
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
 def python(package: str) -> str:
-    """What mkdocstrings replaces by the docstrings of all that `package` exports."""
+    """Directives that mkdocstrings replaces by the docstrings of all that `package` exports."""
     names = __import__(package, fromlist=["__all__"]).__all__
     return "\n\n".join(f"::: {package}.{name}" for name in names if not name.startswith("_"))
 
 
-def generated(page: str) -> str:
+def fill_in(page: str) -> str:
     """`page` with its generated parts."""
     parts = {"commands": lambda _: commands(), "settings": lambda _: settings(), "python": python}
     return GENERATED.sub(lambda found: parts[found[1]](found[2]), page)
 
 
-def linked(page: Path) -> Iterator[Path]:
+def links_of(page: Path) -> Iterator[Path]:
     """Files of the repository that `page` links to."""
     for target in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
         path = (page.parent / target.partition("#")[0]).resolve()
@@ -192,14 +192,14 @@ def pages() -> list[Path]:
     found += [path for path in sorted((ROOT / "docs").rglob("*")) if path.is_file()]
     for path in found:
         if path.suffix == ".md":
-            found += [other for other in linked(path) if other not in found]
+            found += [other for other in links_of(path) if other not in found]
     return found
 
 
 def navigation() -> list[dict[str, list[str]]]:
     """Sections with their pages, in the order in which docs/README.md names them."""
     overview = ROOT / "docs/README.md"
-    order = [path.relative_to(ROOT).as_posix() for path in linked(overview)]
+    order = [path.relative_to(ROOT).as_posix() for path in links_of(overview)]
 
     def of(folder: str) -> list[str]:
         names = [f"docs/{folder}/{p.name}" for p in sorted((ROOT / "docs" / folder).glob("*.md"))]
@@ -215,13 +215,13 @@ def write_pages(target: Path) -> None:
         copy = target / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
-            copy.write_text(generated(for_mkdocs(path.read_text(encoding="utf-8"))))
+            copy.write_text(fill_in(for_mkdocs(path.read_text(encoding="utf-8"))))
         else:
             shutil.copy(path, copy)
 
 
 def loads(folder: Path) -> list[str]:
-    """What pages in `folder` load of other hosts."""
+    """Addresses of other hosts that pages in `folder` load from."""
     return [
         f"{page.relative_to(folder)}: loads {found}"
         for page in sorted(folder.rglob("*.html"))

@@ -17,7 +17,7 @@ LATEST = 5
 
 
 def git(*words: str) -> str | None:
-    """What git prints, or None where it cannot."""
+    """Output of git, or None where it cannot run."""
     try:
         done = subprocess.run(
             ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
@@ -28,7 +28,7 @@ def git(*words: str) -> str | None:
 
 
 def too_long(subjects: list[str]) -> list[str]:
-    """How many characters those have that do not fit, and they themselves."""
+    """Subjects that do not fit, each after its number of characters."""
     return [f"{len(s)}: {s}" for s in subjects if len(s) > LONGEST]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.accuracy.compare import Field, compared
+from benchmarks.accuracy.compare import Field, compare
 from benchmarks.accuracy.networks import (
     BRIEF,
     PUBLIC,
@@ -53,7 +53,7 @@ def latencies(asked: argparse.Namespace) -> dict[Backbone, float]:
     return times_ms(asked.scratch / "latency", [*planned, *map(public, PUBLIC)])
 
 
-def opened(asked: argparse.Namespace, name: str) -> tuple[Store, list[TrainingJob], Field]:
+def open_data(asked: argparse.Namespace, name: str) -> tuple[Store, list[TrainingJob], Field]:
     """One data set, the jobs whose networks were trained whole, and all networks."""
     planned = [job for job in read_jobs(asked.jobs) if job.data == name]
     store = Store(asked.scratch, str(asked.data / name), asked.weights)
@@ -75,8 +75,8 @@ def main() -> None:
     found: dict[str, Any] = {"machine": describe_machine(), "precision": "fp32", "threads": 1}
     sets: dict[str, Any] = {}
     for name in dict.fromkeys(job.data for job in read_jobs(asked.jobs)):
-        _, whole, field = opened(asked, name)
-        sets[name] = compared(field, name)
+        _, whole, field = open_data(asked, name)
+        sets[name] = compare(field, name)
         write_json(RESULT, found | {"sets": sets})
         print(f"{name}: {len(whole)} trained networks", flush=True)
     PAGE.write()

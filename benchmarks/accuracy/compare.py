@@ -48,18 +48,18 @@ class Field:
     _right: dict[tuple[str, ...], Right] = field(default_factory=dict)
 
     def right(self, names: Sequence[str], rule: str = "stacked") -> Right:
-        """Which test pictures `[N]` these networks together are right on."""
+        """Test pictures `[N]` that these networks together are right on."""
         key = (rule, *sorted(names))
         if key not in self._right:
-            fit = self._averaged if rule == "averaged" else self._stacked
+            fit = self._average if rule == "averaged" else self._stack
             self._right[key] = fit(key[1:], "test").argmax(axis=1) == self.test
         return self._right[key]
 
-    def chosen_by(self, names: Sequence[str]) -> float:
+    def choice_score(self, names: Sequence[str]) -> float:
         """Share of the calibration pictures, which choices are made by."""
         key = tuple(sorted(names))
         if key not in self._chosen_by:
-            fused = self._stacked(key, "calibration")
+            fused = self._stack(key, "calibration")
             self._chosen_by[key] = float((fused.argmax(axis=1) == self.calibration).mean())
         return self._chosen_by[key]
 
@@ -77,13 +77,13 @@ class Field:
         names = self.seeds(body, kind, seen)
         return next((name for name in names if self.networks[name].seed == seed), None)
 
-    def _stacked(self, names: Sequence[str], split: SplitName) -> Logits:
+    def _stack(self, names: Sequence[str], split: SplitName) -> Logits:
         members = [self.networks[name] for name in names]
         calibration = {k: m.logits("calibration") for k, m in enumerate(members)}
         weights = fit_subset(calibration, tuple(calibration), self.calibration)
         return fuse({k: m.logits(split) for k, m in enumerate(members)}, weights)
 
-    def _averaged(self, names: Sequence[str], split: SplitName) -> Logits:
+    def _average(self, names: Sequence[str], split: SplitName) -> Logits:
         """Mean of probabilities or of logits, whichever is better on the calibration split."""
         means: dict[SplitName, tuple[Logits, Logits]] = {}
         parts: tuple[SplitName, ...] = ("calibration", split)
@@ -108,7 +108,7 @@ def difference(ours: Sequence[Right], theirs: Sequence[Right]) -> dict[str, Any]
     }
 
 
-def compared(own: Field, name: str) -> dict[str, Any]:
+def compare(own: Field, name: str) -> dict[str, Any]:
     """Everything that the page says of one data set."""
     budgets = []
     for fleet in FLEETS[name]:
@@ -130,7 +130,7 @@ def best_single(own: Field, within: Sequence[Network]) -> list[str]:
     kinds = sorted({(n.body, n.kind, n.seen) for n in within})
     return max(
         (own.seeds(*one) for one in kinds),
-        key=lambda names: float(np.mean([own.chosen_by([name]) for name in names])),
+        key=lambda names: float(np.mean([own.choice_score([name]) for name in names])),
     )
 
 
@@ -144,11 +144,11 @@ def at_budget(own: Field, fleet: Sequence[str], budget_ms: float) -> dict[str, A
     def row(method: str, fleets: Sequence[Sequence[str]]) -> dict[str, Any]:
         averaged = [float(own.right(fleet, "averaged").mean()) for fleet in fleets]
         told = {"method": method, "averaged": averaged if len(fleets[0]) > 1 else []}
-        return described(own, fleets, alone, own.right) | told
+        return describe(own, fleets, alone, own.right) | told
 
     def best_answer(names: Sequence[str]) -> Right:
         """Of a model on each device and no fusion."""
-        return own.right([max(names, key=lambda name: own.chosen_by([name]))])
+        return own.right([max(names, key=lambda name: own.choice_score([name]))])
 
     def one_row(method: str, names: Sequence[str]) -> dict[str, Any]:
         found = row(method, [[name] for name in names])
@@ -171,7 +171,7 @@ def at_budget(own: Field, fleet: Sequence[str], budget_ms: float) -> dict[str, A
     if mixed and len(fleet) == FLEET:
         rows.append(row(f"one of each: {', '.join(fleet)}, whole pictures", mixed))
         told = {"method": "the same three, best answer that came", "averaged": []}
-        rows.append(described(own, mixed, alone, best_answer) | told)
+        rows.append(describe(own, mixed, alone, best_answer) | told)
         rows.append(row("the same three, each in its part", in_parts(own, fleet)))
     names, series = [n.name for n in pool], []
     if len(names) >= FLEET:
@@ -182,7 +182,7 @@ def at_budget(own: Field, fleet: Sequence[str], budget_ms: float) -> dict[str, A
         series = [row(str(count), [best_fleet(own, names, count)]) for count in counts]
     best = max(rows, key=lambda one: float(np.mean(one["calibration"])))
     slower = [n for n in own.networks.values() if n.ms > budget_ms]
-    reached = [n for n in slower if own.chosen_by([n.name]) >= np.mean(best["calibration"])]
+    reached = [n for n in slower if own.choice_score([n.name]) >= np.mean(best["calibration"])]
     one_device = min(reached, key=lambda n: n.ms, default=None)
     return {
         "budget_ms": budget_ms,
@@ -199,7 +199,7 @@ def at_budget(own: Field, fleet: Sequence[str], budget_ms: float) -> dict[str, A
 def best_body(own: Field, bodies: Sequence[str]) -> str | None:
     """Of those with all seeds, the one whose seeds together are best on the calibration split."""
     whole = [body for body in sorted(set(bodies)) if len(own.seeds(body)) == len(SEEDS)]
-    return max(whole, key=lambda body: own.chosen_by(own.seeds(body)), default=None)
+    return max(whole, key=lambda body: own.choice_score(own.seeds(body)), default=None)
 
 
 def seeds_of(own: Field, fleet: Sequence[str], parts: Sequence[str]) -> list[list[str]]:
@@ -217,11 +217,11 @@ def in_parts(own: Field, fleet: Sequence[str]) -> list[list[str]]:
     ways = (seeds_of(own, fleet, parts) for parts in itertools.product(SEEN, repeat=len(fleet)))
     return max(
         (way for way in ways if way),
-        key=lambda fleets: float(np.mean([own.chosen_by(one) for one in fleets])),
+        key=lambda fleets: float(np.mean([own.choice_score(one) for one in fleets])),
     )
 
 
-def described(
+def describe(
     own: Field,
     fleets: Sequence[Sequence[str]],
     alone: Sequence[Right],
@@ -236,7 +236,7 @@ def described(
     return {
         "members": [list(fleet) for fleet in fleets],
         "ms": max(own.ms(fleet) for fleet in fleets),
-        "calibration": [own.chosen_by(fleet) for fleet in fleets],
+        "calibration": [own.choice_score(fleet) for fleet in fleets],
         "all_in": [float(one.mean()) for one in right],
         "one_missing": [float(np.mean(some)) for some in missing],
         "one_missing_worst": [min(some) for some in missing],
@@ -253,13 +253,13 @@ def all_but_one(fleet: Sequence[str]) -> Iterator[list[str]]:
 
 def best_fleet(own: Field, names: Sequence[str], count: int) -> list[str]:
     """The best `count` on the calibration split that a beam search finds."""
-    able = sorted(names, key=lambda name: (-own.chosen_by([name]), name))
+    able = sorted(names, key=lambda name: (-own.choice_score([name]), name))
     best_parts = {name.partition("@")[0]: name for name in reversed(able)}
     able = list(dict.fromkeys([*able[:POOL], *best_parts.values()]))
     fleets: list[tuple[str, ...]] = [()]
     for _ in range(count):
         grown = {tuple(sorted((*fleet, n))) for fleet in fleets for n in able if n not in fleet}
-        fleets = sorted(grown, key=lambda fleet: (-own.chosen_by(fleet), fleet))[:BEAM]
+        fleets = sorted(grown, key=lambda fleet: (-own.choice_score(fleet), fleet))[:BEAM]
     return list(fleets[0])
 
 
@@ -273,7 +273,7 @@ def front(own: Field) -> dict[str, Any]:
         if len(within) < FLEET:
             continue
         fleet = best_fleet(own, within, FLEET)
-        calibration = own.chosen_by(fleet)
+        calibration = own.choice_score(fleet)
         if best is None or calibration > best["calibration"]:
             best = {
                 "members": fleet,
@@ -286,9 +286,9 @@ def front(own: Field) -> dict[str, Any]:
     for ms, body, kind, seed in sorted({(n.ms, n.body, n.kind, n.seed) for n in pool}):
         # A network stands for itself in its best part of the picture.
         parts = [name for seen in SEEN if (name := own.one(body, kind, seed, seen))]
-        name = max(parts, key=lambda name: own.chosen_by([name]))
+        name = max(parts, key=lambda name: own.choice_score([name]))
         singles.append(
-            {"name": name, "ms": ms, "kind": kind, "calibration": own.chosen_by([name]),
+            {"name": name, "ms": ms, "kind": kind, "calibration": own.choice_score([name]),
              "test": float(own.right([name]).mean())}
         )  # fmt: skip
     return {"singles": singles, "fleets": fleets}

@@ -139,14 +139,14 @@ class Store:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What networks may see: small parts only of pictures that have detail to show."""
+        """Parts that networks may see: small ones only of pictures that have detail to show."""
         first = load_picture(picture_of(self.data.calibration.sources[0], None))
         shape = first.size if isinstance(first, Image.Image) else first.shape[:2]
         return tuple(SEEN) if min(shape) >= DETAILED_PX else (WHOLE, "centre88")
 
     @property
     def has_public(self) -> bool:
-        """Whether the data's classes are among those of the public weights."""
+        """Tell whether the data's classes are among those of the public weights."""
         return set(self.data.labels) <= set(self._public_names())
 
     def of_public(self, body: str, split: SplitName, seen: str = WHOLE) -> Contribution:
@@ -313,7 +313,7 @@ def came_with(place: Path, split: SplitName) -> Contribution | None:
 def logits_of(
     store: Store, job: TrainingJob, folder: Path, split: SplitName, seen: str = WHOLE
 ) -> Contribution:
-    """What came with the network, or what its weights give here where not both splits came."""
+    """Logits that came with the network, or that its weights give where not both splits came."""
     came = came_with(folder / job.name, split)
     if seen != WHOLE or came is None or came_with(folder / job.name, "test") is None:
         return store.of_trained(job, folder / f"{job.name}.safetensors", split, seen)
@@ -321,6 +321,6 @@ def logits_of(
 
 
 def unseen_of(data: Dataset, prefix: str) -> np.ndarray[Any, Any] | None:
-    """Which test pictures `[N]` have names that begin so, if any has."""
+    """Test pictures `[N]` whose names begin so, if any does."""
     mask = np.array([Path(name).name.startswith(prefix) for name in data.test.names])
     return mask if mask.any() else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.harness import figure
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 
 RESULT = RESULTS / "accuracy-networks.json"
@@ -60,7 +60,7 @@ def _rivals(title: str, own: Row) -> list[str]:
 
 
 def _method(row: Row) -> str:
-    """What it is, and which networks it has in which part of the picture, of the first seed."""
+    """Name of a method, and its networks with their parts of the picture, of the first seed."""
     if "whole pictures" in row["method"] or "best answer" in row["method"]:
         return str(row["method"])
     return f"{row['method']}: {', '.join(_short(name) for name in row['members'][0])}"
@@ -73,7 +73,7 @@ def _short(name: str) -> str:
 
 
 def _beside(budget: Row) -> str:
-    """What the table of a budget leaves out: more members, and one slower device."""
+    """Text beside the table of a budget: more members, and one slower device."""
     told = []
     if budget["series"]:
         counts = (f"{row['method']}: {spread(row['all_in'])}" for row in budget["series"])
@@ -102,7 +102,7 @@ def draw(found: Row) -> bytes:
         canvas.axes[0].set_ylabel("accuracy on the test split, %")
         canvas.axes[0].legend(loc="lower right")
 
-    return figure.drawn(12, 4.2, panels)
+    return figure.draw_svg(12, 4.2, panels)
 
 
 def _panel(axes: "figure.Axes", own: Row) -> None:
@@ -135,5 +135,7 @@ def _front(singles: Sequence[Row]) -> list[Row]:
 
 
 PAGE = Page(
-    "benchmarks.accuracy", lambda: figures(kept(RESULT.stem)), lambda: draw(kept(RESULT.stem))
+    "benchmarks.accuracy",
+    lambda: figures(read_result(RESULT.stem)),
+    lambda: draw(read_result(RESULT.stem)),
 )

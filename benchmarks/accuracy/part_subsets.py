@@ -23,7 +23,12 @@ from benchmarks.harness.results import RESULTS
 from mdp.files import write_json
 from mdp.formats.plan import NetworkSpec
 from mdp.fusion.fuse import Contribution, fuse
-from partitioner.estimates.accuracy_records import RecordedMember, RecordedRun, Records, recorded
+from partitioner.estimates.accuracy_records import (
+    RecordedMember,
+    RecordedRun,
+    Records,
+    record_subsets,
+)
 from partitioner.estimates.catalogue import catalogue
 from partitioner.export.catalogue import cost
 from partitioner.fusion.stacking import fit_subset
@@ -85,7 +90,7 @@ def run_of(store: Store, bodies: Sequence[str]) -> RecordedRun:
         teacher=tiny(TEACHER_PX),
         teacher_accuracy=TEACHER_ACCURACY,
         members=[member(*one, len(data.labels)) for one in members],
-        subsets=recorded(
+        subsets=record_subsets(
             (fleet, round(right(fleet), 5)) for fleet in fleets_of(len(members), len(bodies))
         ),
         pictures=len(targets),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.law.errors import Checked, checked_run, fit, left_out, on_file, spread_of
+from benchmarks.law.errors import Checked, check_run, cross_validate, fit, on_file, spread_of
 from benchmarks.law.fit import fit_law
 from mdp.files import read_json, write_json
 from mdp.formats.bundle import Bundle
@@ -26,7 +26,7 @@ from partitioner.estimates.accuracy_records import (
     RecordedMember,
     RecordedRun,
     Records,
-    recorded,
+    record_subsets,
     run_of_bundle,
 )
 from partitioner.estimates.macs import macs
@@ -69,7 +69,7 @@ def gather() -> list[RecordedRun]:
     runs.append(run_of_bundle(BUNDLE, Bundle.open(BUNDLE).manifest))
     runs += [*read_json(RESULTS / "family-subsets.json", Records).runs, real_teacher()]
     runs += read_json(RESULTS / "part-subsets.json", Records).runs
-    return runs + [run for run in published() if not run.source.endswith(NOT_FITTED)]
+    return runs + [run for run in published_runs() if not run.source.endswith(NOT_FITTED)]
 
 
 def real_teacher() -> RecordedRun:
@@ -90,13 +90,13 @@ def real_teacher() -> RecordedRun:
             )
             for k, (size, width, depth) in enumerate(shapes)
         ],
-        subsets=recorded([((0,), 0.741), ((1,), 0.709), ((2,), 0.76), ((0, 1, 2), 0.787)]),
+        subsets=record_subsets([((0,), 0.741), ((1,), 0.709), ((2,), 0.76), ((0, 1, 2), 0.787)]),
         pictures=1500,
         num_classes=10,
     )
 
 
-def published() -> list[RecordedRun]:
+def published_runs() -> list[RecordedRun]:
     """One run per published model, with the largest of its family as teacher."""
     lines = (RESULTS / "published-vits.csv").read_text().splitlines()
     rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
@@ -114,7 +114,7 @@ def published() -> list[RecordedRun]:
                 teacher=_shape(teacher),
                 teacher_accuracy=round(float(teacher["top1"]) / 100, 5),
                 members=[RecordedMember(submodel=_shape(row))],
-                subsets=recorded([((0,), round(float(row["top1"]) / 100, 5))]),
+                subsets=record_subsets([((0,), round(float(row["top1"]) / 100, 5))]),
                 pictures=_IMAGENET_PICTURES,
             )
         )
@@ -147,10 +147,10 @@ def check(runs: list[RecordedRun]) -> None:
     """Predicted against measured, each source left out: published models of at most ViT-S/16's
     cost, and our trainings: every member alone, and the largest subset of each run.
     """
-    rest = [run for run in published() if run.source.endswith(NOT_FITTED)]
+    rest = [run for run in published_runs() if run.source.endswith(NOT_FITTED)]
     law = fit_law(runs)
-    checked = left_out(runs, lambda run: run.source)
-    others = [one for run in rest for one in left_out_of(law, run)]
+    checked = cross_validate(runs, lambda run: run.source)
+    others = [one for run in rest for one in check_foreign(law, run)]
     small = [
         one
         for one in [*checked, *others]
@@ -160,7 +160,7 @@ def check(runs: list[RecordedRun]) -> None:
         "| published model, its recipe left out | published | predicted | off |\n|---|---|---|---|"
     )
     for one in small:
-        print(f"| {one.run.name} | {_percent(one.measured)} | {_shown(one)} |")
+        print(f"| {one.run.name} | {_percent(one.measured)} | {_format_check(one)} |")
     fitted = [one.off for one in small if one in checked]
     print(
         f"\nsigned mean of the {len(fitted)} whose recipes are fitted to otherwise: "
@@ -180,7 +180,7 @@ def check(runs: list[RecordedRun]) -> None:
         inside.append(holds)
         names = " + ".join(one.run.members[k].spec.words for k in one.members)
         print(
-            f"| {one.run.name}: {names} | {_percent(one.measured)} | {_shown(one)} "
+            f"| {one.run.name}: {names} | {_percent(one.measured)} | {_format_check(one)} "
             f"| {_percent(low)} to {_percent(high)}{', unknown' * (one.how == 'unknown')} "
             f"| {'yes' if holds else 'no'} |"
         )
@@ -189,16 +189,16 @@ def check(runs: list[RecordedRun]) -> None:
     )
 
 
-def left_out_of(law: AccuracyLaw, run: RecordedRun) -> list[Checked]:
+def check_foreign(law: AccuracyLaw, run: RecordedRun) -> list[Checked]:
     """A run that is no part of the fit."""
-    return checked_run(law, on_file([]), run)
+    return check_run(law, on_file([]), run)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def _shown(one: Checked) -> str:
+def _format_check(one: Checked) -> str:
     return f"{_percent(one.measured + one.off)} | {100 * one.off:+.1f}"
 
 

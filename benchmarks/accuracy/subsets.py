@@ -14,14 +14,19 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.accuracy.__main__ import opened, parser
+from benchmarks.accuracy.__main__ import open_data, parser
 from benchmarks.accuracy.compare import FLEET, FLEETS, SEEDS, Field
 from benchmarks.accuracy.networks import TrainingJob, parts_of, read_jobs
 from benchmarks.harness.results import RESULTS
 from mdp.files import write_json
 from mdp.formats.plan import NetworkSpec, SubModelSpec
 from partitioner.estimates.accuracy_law import Start, Training
-from partitioner.estimates.accuracy_records import RecordedMember, RecordedRun, Records, recorded
+from partitioner.estimates.accuracy_records import (
+    RecordedMember,
+    RecordedRun,
+    Records,
+    record_subsets,
+)
 from partitioner.estimates.catalogue import catalogue
 from partitioner.export.catalogue import cost
 from partitioner.networks.families import create
@@ -87,7 +92,7 @@ def run_of(
             member(job, pictures, done, num_classes)
             for job, done in zip(chosen, epochs, strict=True)
         ],
-        subsets=recorded(
+        subsets=record_subsets(
             (fleet, round(float(own.right([chosen[k].name for k in fleet]).mean()), 5))
             for fleet in [*((k,) for k in range(len(chosen))), *fleets]
         ),
@@ -117,7 +122,7 @@ def main() -> None:
     asked = parser("python -m benchmarks.accuracy.subsets").parse_args()
     runs = []
     for name in dict.fromkeys(job.data for job in read_jobs(asked.jobs)):
-        store, jobs, own = opened(asked, name)
+        store, jobs, own = open_data(asked, name)
         if jobs:
             data = store.data
             runs.append(run_of(own, jobs, name, len(data.train), len(data.labels), asked.networks))

@@ -18,19 +18,19 @@ from benchmarks.accuracy.compare import FLEETS
 from benchmarks.accuracy.predictor import gather
 from benchmarks.accuracy.subsets import RESULT as RUNS
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
-from benchmarks.law.errors import left_out
+from benchmarks.law.errors import cross_validate
 from mdp.files import read_json, write_json
-from partitioner.estimates.accuracy import FittedLaw, predictor_for, shipped_law
+from partitioner.estimates.accuracy import FittedLaw, predictor_for, read_shipped_law
 from partitioner.estimates.accuracy_law import capabilities, together
 from partitioner.estimates.accuracy_records import RecordedRun, RecordedSubset, Records, as_members
 
 RESULT = RESULTS / "accuracy-unseen.json"
 
 
-def predicted(fitted: FittedLaw, run: RecordedRun, subset: RecordedSubset) -> dict[str, Any]:
-    """What a plan with these members would say, and what was measured."""
+def predict(fitted: FittedLaw, run: RecordedRun, subset: RecordedSubset) -> dict[str, Any]:
+    """Accuracy that a plan with these members would state, and the measured one."""
     trainings = [run.members[k].training for k in subset.members]
     predictors = [
         predictor_for(
@@ -75,7 +75,7 @@ def refit() -> None:
         for what, runs in (("without", former), ("with", [*former, *new])):
             offs = [
                 100 * abs(one.off)
-                for one in left_out(runs, key)
+                for one in cross_validate(runs, key)
                 if one.how != "published" and one.run not in new
             ]
             print(
@@ -96,12 +96,12 @@ def main() -> None:
     if parser.parse_args().refit:
         refit()
         return
-    fitted = shipped_law()
+    fitted = read_shipped_law()
     rows = []
     for run in read_json(RUNS, Records).runs:
         sets = [set(subset.members) for subset in run.subsets]
         rows += [
-            predicted(fitted, run, subset)
+            predict(fitted, run, subset)
             for subset in run.subsets
             if len(subset.members) == 1 or not any(set(subset.members) < other for other in sets)
         ]
@@ -117,7 +117,7 @@ def figures(found: Mapping[str, Any]) -> str:
         members = sorted(zip(row["members"], row["epochs"], row["starts"], strict=True))
         key = (row["run"], *(str(member) for member in members))
         grouped.setdefault(key, []).append(row)
-    told = [row for row in map(_told, grouped.values()) if abs(row["off"]) > 2]
+    told = [row for row in map(_summarise, grouped.values()) if abs(row["off"]) > 2]
     alone = [row for row in rows if len(row["members"]) == 1]
     lines = [
         _summary("Networks", alone),
@@ -153,7 +153,7 @@ def _inside(row: Mapping[str, Any]) -> bool:
     return bool(row["low"] <= row["measured"] <= row["high"])
 
 
-def _told(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _summarise(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = same[0]
     measured, made = (100 * float(np.mean([r[k] for r in same])) for k in ("measured", "predicted"))
     scratch = [", from nothing" * (start == "scratch") for start in first["starts"]]
@@ -172,7 +172,7 @@ def _told(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-PAGE = Page("benchmarks.accuracy.unseen", lambda: figures(kept(RESULT.stem)))
+PAGE = Page("benchmarks.accuracy.unseen", lambda: figures(read_result(RESULT.stem)))
 
 if __name__ == "__main__":
     main()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp.files import write_json
 from partitioner.crew.planning.assign import Labels, Seconds, search, side_by_side
@@ -34,20 +34,20 @@ Matrix = NDArray[np.float64]
 
 
 def _matches(able: NDArray[np.bool_]) -> bool:
-    """Whether every row gets a column of its own, by augmenting paths (Kuhn)."""
+    """Tell whether every row gets a column of its own, by augmenting paths (Kuhn)."""
     wishes = [np.flatnonzero(row).tolist() for row in able]
     taken: dict[int, int] = {}
 
-    def placed(row: int, seen: set[int]) -> bool:
+    def place(row: int, seen: set[int]) -> bool:
         for column in wishes[row]:
             if column not in seen:
                 seen.add(column)
-                if column not in taken or placed(taken[column], seen):
+                if column not in taken or place(taken[column], seen):
                     taken[column] = row
                     return True
         return False
 
-    return all(placed(row, set()) for row in range(len(wishes)))
+    return all(place(row, set()) for row in range(len(wishes)))
 
 
 def published_score(
@@ -195,7 +195,7 @@ def _row(seed: int, began: float, found: float, drawn: float) -> dict[str, float
 
 
 def figures() -> str:
-    result, rows = kept(RESULT.stem), []
+    result, rows = read_result(RESULT.stem), []
     for key, name in (("published", "DT-FM's, of a step"), ("seconds", "of eight members")):
         some = result[key]
         row = {name: [one[name] for one in some] for name in some[0]}

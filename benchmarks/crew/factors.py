@@ -1,4 +1,4 @@
-"""What rounds lose to averaged gradients once their steps and lengths follow from the step size.
+"""Loss of rounds against averaged gradients once their lengths follow from the step size.
 
     python -m benchmarks.crew.factors --data FOLDER FOLDER --scratch FOLDER [--minutes 20] [--more]
 
@@ -19,11 +19,11 @@ from typing import Any
 
 from benchmarks.crew import lengths
 from benchmarks.crew.lengths import BATCH, BEFORE, FINE_TUNED, FROM_SCRATCH, Learned, Learning
-from benchmarks.crew.pace import told
+from benchmarks.crew.pace import run_trainers
 from benchmarks.crew.played import take_part
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp.files import write_json
 
@@ -93,19 +93,21 @@ def main() -> None:
     lengths.LIMIT_TRAIN, lengths.LIMIT_TEST = LIMIT_TRAIN, LIMIT_TEST
     counts = lengths.prepare(options.data, folder)
     machine = describe_machine()
-    rows: list[dict[str, Any]] = kept(RESULT.stem)["rows"] if options.more else []
+    rows: list[dict[str, Any]] = read_result(RESULT.stem)["rows"] if options.more else []
     known = {(row["start"], row["method"], row["rate"], row["seed"]) for row in rows}
     *_, other = counts
     before = lengths.case(other, BEFORE, 0, counts[other])
     if not (folder / f"before-{other}.pt").exists():
-        told(Learning, [before], lengths.TRAINERS, folder, "benchmarks.crew.lengths")
+        run_trainers(Learning, [before], lengths.TRAINERS, folder, "benchmarks.crew.lengths")
     for some in cases_of(counts):
         if time.monotonic() > until_s:
             break
         some = [o for o in some if (o.start, o.method, o.rate, o.seed) not in known]
         if not some:
             continue
-        said = told(FactoredCases, some, lengths.TRAINERS, folder, "benchmarks.crew.factors")
+        said = run_trainers(
+            FactoredCases, some, lengths.TRAINERS, folder, "benchmarks.crew.factors"
+        )
         rows += [
             {"method": one.method, "rate": one.rate, "seed": one.seed, **said[0][one.name]}
             for one in some
@@ -120,7 +122,7 @@ class FactoredLearner(lengths.Learner):
 
 def figures() -> str:
     """Loss against gradients at the default step size, mean over seeds, at each step size."""
-    rows = kept(RESULT.stem)["rows"]
+    rows = read_result(RESULT.stem)["rows"]
     base = {
         (row["start"], row["seed"]): row["test loss"]
         for row in rows

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp.files import write_json
 from mdp.testing.wires import Namespace
@@ -136,7 +136,7 @@ def network(stack: contextlib.ExitStack) -> list[Namespace]:
     return made
 
 
-def measured(killed: int | None) -> dict[str, Any]:
+def measure_run(killed: int | None) -> dict[str, Any]:
     """One run; the trainer `killed` is killed when half of the pictures are done."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -176,15 +176,15 @@ def measured(killed: int | None) -> dict[str, Any]:
 
 
 def figures() -> str:
-    result = kept(RESULT.stem)
+    result = read_result(RESULT.stem)
 
-    def killed(row: Mapping[str, Any]) -> str:
+    def format_killed(row: Mapping[str, Any]) -> str:
         paces = result["paces"]
         return "-" if row["killed"] is None else f"that of {paces[row['killed']]}, at half"
 
     return table(
         result["rows"],
-        ("killed", killed),
+        ("killed", format_killed),
         ("seconds", "{seconds:.1f}"),
         ("reached", "{reached:.2f}"),
         ("pictures by trainer", lambda row: " : ".join(map(str, row["pictures"]))),
@@ -204,7 +204,7 @@ def main() -> None:
     elif role == "desk":
         keep(Path(rest[0]), int(rest[1]))
     else:
-        rows = [measured(killed) for killed in (None, 1)]
+        rows = [measure_run(killed) for killed in (None, 1)]
         write_json(
             RESULT,
             {

@@ -1,4 +1,4 @@
-"""What longer rounds cost in loss and accuracy, beside gradients averaged in every step.
+"""Cost of longer rounds in loss and accuracy, beside gradients averaged in every step.
 
     python -m benchmarks.crew.lengths --data FOLDER FOLDER --scratch FOLDER
 
@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.crew.pace import told
+from benchmarks.crew.pace import run_trainers
 from benchmarks.crew.played import Case, Cases, Trainer, take_part
 from benchmarks.crew.star import TEACHER
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp.files import write_json
 from partitioner.data.crops import View, load_views
@@ -179,14 +179,14 @@ def main() -> None:
         for rounds in ROUNDS
     ]
     machine = describe_machine()
-    said = told(Learning, [*before, *cases], TRAINERS, folder, "benchmarks.crew.lengths")
+    said = run_trainers(Learning, [*before, *cases], TRAINERS, folder, "benchmarks.crew.lengths")
     rows = [said[0][one.name] for one in cases]
     write_json(RESULT, {"machine": machine, "pictures": counts, "rows": rows})
     PAGE.write()
 
 
 def figures() -> str:
-    rows = kept(RESULT.stem)["rows"]
+    rows = read_result(RESULT.stem)["rows"]
     alone = {(row["data"], row["start"]): row for row in rows if not row["rounds"]}
 
     found = {(row["data"], row["start"], row["rounds"]): row for row in rows}

@@ -1,4 +1,4 @@
-"""What links that are 100 times slower cost a training, when its plan is made anew.
+"""Cost of links that are 100 times slower to a training whose plan is made anew.
 
     python -m benchmarks.crew.links
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp.errors import PlanRefused
 from mdp.files import write_json
@@ -96,7 +96,7 @@ def row(network: str, gflops: float) -> dict[str, Any]:
         proposals = propose(some, asked)
         alone = quickest_alone(proposals)
         assert alone is not None
-        chosen = _chosen(proposals, some, asked, alone)
+        chosen = _choose(proposals, some, asked, alone)
         found[f"{mbit} Mbit/s"] = {
             "planned_s": round(chosen.seconds, 1),
             "plan": chosen.words,
@@ -110,7 +110,7 @@ def row(network: str, gflops: float) -> dict[str, Any]:
     return found
 
 
-def _chosen(proposals: list[Proposal], some: Facts, asked: Work, alone: Proposal) -> Proposal:
+def _choose(proposals: list[Proposal], some: Facts, asked: Work, alone: Proposal) -> Proposal:
     """The planner's choice, and where it refuses, what it offers instead."""
     try:
         return choose(proposals, some, asked)
@@ -119,7 +119,7 @@ def _chosen(proposals: list[Proposal], some: Facts, asked: Work, alone: Proposal
 
 
 def figures() -> str:
-    rows = kept(RESULT.stem)["rows"]
+    rows = read_result(RESULT.stem)["rows"]
 
     def slower(gflops: float) -> Callable[[str], str]:
         some = {row["network"]: row for row in rows if row["gflops"] == gflops}

@@ -25,7 +25,7 @@ import msgspec
 from benchmarks.crew.played import NETWORK, Case, Cases, seconds
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp.files import write_json
 from partitioner.crew.planning.facts import Facts, Line, Trainer
@@ -100,7 +100,7 @@ def headline() -> list[Case]:
 
 
 def plans() -> list[Case]:
-    """What predictions are compared on."""
+    """Cases that predictions are compared on."""
     routes = (("ring", "fp32"), ("ring", "fp16"), ("two_phase", "fp32"), ("two_phase", "int8"),
               ("two_tier", "int8"))  # fmt: skip
     found = []
@@ -140,7 +140,7 @@ def facts_of(said: list[dict[str, Any]]) -> Facts:
     )
 
 
-def predicted_s(case: Case, facts: Facts) -> float:
+def predict_s(case: Case, facts: Facts) -> float:
     """Seconds of a step as the planner has them, and a step's part of the end of the epoch."""
     methods, n = Methods(facts), TRAINERS
     sync = NetworkSync(
@@ -163,7 +163,7 @@ def predicted_s(case: Case, facts: Facts) -> float:
 
 
 def figures() -> str:
-    result, rows = kept(RESULT.stem), []
+    result, rows = read_result(RESULT.stem), []
     for what in ("gradients", "parameters", ""):
         found = [row for row in result["seconds of a step"] if row["plan"].startswith(what)]
         wrong = sorted(row["error"] for row in found)
@@ -216,14 +216,14 @@ def main() -> None:
         "computing": "played by sleeping",
         "link_mbit_per_s": MBIT,
         "network_bytes": SIZE,
-        "rivals": kept(RESULT.stem)["rivals"],  # of benchmarks.crew.rivals
+        "rivals": read_result(RESULT.stem)["rivals"],  # of benchmarks.crew.rivals
     }
     result["speed of four over one"] = {
         case.name: round(one / measured[case.name], 2) for case in headline()[1:]
     }
     rows: list[dict[str, Any]] = []
     for case in plans():
-        predicted = predicted_s(case, facts)
+        predicted = predict_s(case, facts)
         sent = [trainer[case.name]["sent_bytes"] for trainer in said]
         rows.append(
             {

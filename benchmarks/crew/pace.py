@@ -1,4 +1,4 @@
-"""What trainers that are not equally quick keep of their paces.
+"""Share of their paces that trainers keep which are not equally quick.
 
     python -m benchmarks.crew.pace
 
@@ -27,7 +27,7 @@ import msgspec
 from benchmarks.crew.played import Case, Cases, ideal_s, seconds
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp.files import write_json
 from partitioner.crew.machine.simulate import CrewScenario, Paced, simulate, spells
@@ -67,10 +67,10 @@ def changing() -> list[Case]:
     return [msgspec.structs.replace(base, name=name, **more) for name, more in known]
 
 
-def told(
+def run_trainers(
     kind: type[Cases], cases: Sequence[Case], trainers: int, folder: Path, module: str
 ) -> list[dict[str, Any]]:
-    """What each trainer, a process of `module` on loopback, says of cases, by their names."""
+    """Figures that each trainer, a process of `module` on loopback, gives of cases, by name."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -87,9 +87,9 @@ def told(
 
 
 def run(cases: Sequence[Case], trainers: int) -> list[dict[str, Any]]:
-    """What every case took, and what it keeps of the paces."""
+    """Time of every case, and the share that it keeps of the paces."""
     with tempfile.TemporaryDirectory() as name:
-        said = told(Cases, cases, trainers, Path(name), "benchmarks.crew.played")
+        said = run_trainers(Cases, cases, trainers, Path(name), "benchmarks.crew.played")
     rows = []
     for case in cases:
         took = seconds(case.name, said)
@@ -106,7 +106,7 @@ def run(cases: Sequence[Case], trainers: int) -> list[dict[str, Any]]:
 
 
 def virtual(case: Case) -> float:
-    """What rounds keep where means and messages take no time."""
+    """Share that rounds keep where means and messages take no time."""
     steps = case.every // PICTURES
     lengths = range(steps * 15 // 16, steps * 17 // 16 + 1, steps // 128)
     paced = tuple(Paced(name=f"t{rank}", step_s=1.0) for rank in range(TRAINERS))
@@ -126,7 +126,7 @@ CONSTANT, CHANGING = "one of 4 three times slower", f"spells, {TRAINERS} trainer
 
 
 def figures() -> str:
-    result = kept(RESULT.stem)
+    result = read_result(RESULT.stem)
     found = {"constant": result[CONSTANT], "spells": result[CHANGING]}
     rows = [row | {"slow": slow} for slow, some in found.items() for row in some]
 

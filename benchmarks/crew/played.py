@@ -126,7 +126,7 @@ class Network(nn.Module):
 
 
 def slow(rank: int, spell: int) -> bool:
-    """Whether a trainer is slow in a spell; the same in every run."""
+    """Tell whether a trainer is slow in a spell; the same in every run."""
     digest = hashlib.sha256(repr((3, rank, spell)).encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < SLOW
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.crew.net import LAYERS, PICTURES, RESULT, STEP_S, TRAINERS, WIDTH, namespaces
-from benchmarks.harness.results import kept
+from benchmarks.harness.results import read_result
 from mdp.files import write_json
 
 #: Own steps between means, and of the training.
@@ -112,7 +112,7 @@ end(first_s, steps)
 RIVALS = {"torchft, ring, fp32": _TORCHFT, "hivemind, fp16, in background": _HIVEMIND}
 
 
-def trained(python: str, program: str) -> float:
+def time_training(python: str, program: str) -> float:
     """Seconds of a step of all trainers."""
     with tempfile.TemporaryDirectory() as name, namespaces(TRAINERS) as machines:
         folder = Path(name)
@@ -147,9 +147,9 @@ def trained(python: str, program: str) -> float:
 
 def main() -> None:
     python = sys.argv[1]
-    result = kept(RESULT.stem) | {"rivals": {}}
+    result = read_result(RESULT.stem) | {"rivals": {}}
     for name, program in RIVALS.items():
-        took = trained(python, program)
+        took = time_training(python, program)
         result["rivals"][name] = round(TRAINERS * STEP_S / took, 2)
         print(name, round(took, 3), result["rivals"][name], flush=True)
         write_json(RESULT, result)

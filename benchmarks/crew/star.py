@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp.errors import MDPError
 from mdp.files import write_json
@@ -161,7 +161,7 @@ def contributions(work: Any, split: Any) -> dict[int, Contribution]:
     return found
 
 
-def measured(ground: Ground, row: Row) -> dict[str, Any]:
+def measure_row(ground: Ground, row: Row) -> dict[str, Any]:
     """Train one row where that is not done; returns percentages of right answers."""
     from partitioner.export.evaluate import subset_accuracies
     from partitioner.fusion.stacking import fit_fusion
@@ -237,7 +237,7 @@ def main() -> None:
             ensure_teacher(made, None)
             shutil.copy(made.run.teacher, teacher)
         for row in some:
-            rows.append(measured(ground, row))
+            rows.append(measure_row(ground, row))
             write_json(RESULT, {"machine": machine, "rows": rows})
         if seed == SEEDS[0] and some[0] == ROWS[0]:
             check_equal(ground)
@@ -263,7 +263,7 @@ def of_size(subsets: Mapping[str, float], size: int) -> list[float]:
 
 
 def figures() -> str:
-    runs = kept(RESULT.stem)["rows"]
+    runs = read_result(RESULT.stem)["rows"]
     found: dict[tuple[str, str], dict[int, Mapping[str, float]]] = {}
     for run in runs:
         found.setdefault((run["data"], run["row"]), {})[run["seed"]] = run["subsets"]

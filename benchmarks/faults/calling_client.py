@@ -24,7 +24,7 @@ from mdp.testing.processes import PATIENCE_S, LineProcess
 Outcome = tuple[Prediction | InferenceError, float]
 
 
-def timed(client: Client, number: int, deadline_ms: float) -> Outcome:
+def time_call(client: Client, number: int, deadline_ms: float) -> Outcome:
     """The outcome of one call, with a picture's number."""
     pixels, _ = picture(number)
     started_s = time.monotonic()
@@ -44,18 +44,18 @@ class ProcessCaller(LineProcess):
 
     def call(self, number: int, deadline_ms: float) -> Outcome:
         """The outcome of one call."""
-        return decoded(self.ask(f"{number} {deadline_ms}"))
+        return decode(self.ask(f"{number} {deadline_ms}"))
 
 
-def encoded(outcome: Prediction | InferenceError, elapsed_ms: float) -> str:
-    """One line for `decoded`."""
+def encode(outcome: Prediction | InferenceError, elapsed_ms: float) -> str:
+    """One line for `decode`."""
     fields = None
     if isinstance(outcome, InferenceError):
         fields = (type(outcome).__name__, str(outcome), outcome.outcomes)
     return msgspec.json.encode((None if fields else outcome, fields, elapsed_ms)).decode()
 
 
-def decoded(line: str) -> Outcome:
+def decode(line: str) -> Outcome:
     answer, fields, elapsed_ms = msgspec.json.decode(
         line, type=tuple[Prediction | None, tuple[str, str, dict[str, str]] | None, float]
     )
@@ -70,7 +70,7 @@ def main() -> None:
     with Client.connect(fleet, fusion=fusion, timeout_s=PATIENCE_S) as client:
         for line in sys.stdin:
             number, deadline_ms = line.split()
-            print(encoded(*timed(client, int(number), float(deadline_ms))), flush=True)
+            print(encode(*time_call(client, int(number), float(deadline_ms))), flush=True)
 
 
 if __name__ == "__main__":

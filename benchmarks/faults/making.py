@@ -1,4 +1,4 @@
-"""How each fault is made and healed in a scene, and how its effect is verified."""
+"""Ways to make and heal each fault in a scene, and to verify its effect."""
 
 import resource
 import signal
@@ -68,7 +68,7 @@ def move_to_small_disk(scene: Scene) -> None:
     scene.restart(home=home)
     # With room it logs an invalid message, once every few seconds; a restart resets that limit.
     scene.send_junk()
-    until(lambda: logged_messages(scene) == 1, "it logs an invalid message")
+    until(lambda: count_logged(scene) == 1, "it logs an invalid message")
     scene.stop()
     scene.restart(home=home)
 
@@ -178,7 +178,7 @@ def was_killed(scene: Scene) -> str:
     return "" if code == -signal.SIGKILL else f"the agent was not killed, but ended with {code}"
 
 
-def logged_messages(scene: Scene) -> int:
+def count_logged(scene: Scene) -> int:
     return (scene.folder / "disk" / "agent.log").read_text().count("bad_message")
 
 

@@ -4,19 +4,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import kept, measured_on
+from benchmarks.harness.results import format_machine, read_result
 from benchmarks.harness.tables import table
 
 
 def figures() -> str:
-    result = kept("faults")
+    result = read_result("faults")
     rows, faults = result["rows"], result["faults"]
     worst_ms = max(row["overshoot_ms"] for row in rows)
     beyond = f"the last one ended {worst_ms:.1f} ms after its deadline"
     if worst_ms <= 0:
         beyond = f"every one ended at least {-worst_ms:.1f} ms before its deadline"
     verdict = (
-        f"{measured_on(result['machine'])}: {sum(row['kept'] for row in rows)} of {len(rows)} "
+        f"{format_machine(result['machine'])}: {sum(row['kept'] for row in rows)} of {len(rows)} "
         f"promises kept in {sum(row['calls'] for row in rows):,} calls with a deadline of "
         f"{result['deadline_ms']:g} ms; {beyond}. It took {result['seconds'] / 60:.0f} minutes."
     )

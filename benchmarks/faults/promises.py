@@ -57,7 +57,7 @@ SETTINGS: dict[Kind, Setting] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """What holds of every call while the fault lasts."""
+    """Promises about every call while the fault lasts."""
 
     #: Whether the faulty device's part may be in an answer.
     used: Used = "never"
@@ -103,12 +103,12 @@ class ObservedCall:
 
     @property
     def mislabelled(self) -> bool:
-        """Whether an answer has the wrong label."""
+        """Tell whether an answer has the wrong label."""
         return isinstance(self.outcome, Prediction) and self.outcome.label != self.label
 
     @property
     def waited(self) -> bool:
-        """Whether a device was waited for until the time to decide."""
+        """Tell whether a device was waited for until the time to decide."""
         return isinstance(self.outcome, DeadlineExceeded) or "late" in self.missing.values()
 
 
@@ -128,11 +128,11 @@ class Checks:
 
 
 def matches(patterns: Iterable[str], reason: str) -> bool:
-    """Whether one of `patterns` matches all of `reason`."""
+    """Tell whether one of `patterns` matches all of `reason`."""
     return any(re.fullmatch(pattern, reason) for pattern in patterns)
 
 
-def broken(call: ObservedCall, promise: Promise, checks: Checks) -> list[str]:
+def find_broken(call: ObservedCall, promise: Promise, checks: Checks) -> list[str]:
     """Each promise that one call breaks, in words."""
     wrong = []
     if call.overshoot_ms > checks.grace_ms:
@@ -140,11 +140,11 @@ def broken(call: ObservedCall, promise: Promise, checks: Checks) -> list[str]:
     if call.phase == "finding":
         return wrong
     if isinstance(call.outcome, InferenceError):
-        return wrong + _broken_error(call, promise, checks)
-    return wrong + _broken_answer(call, call.outcome, promise, checks)
+        return wrong + _check_error(call, promise, checks)
+    return wrong + _check_answer(call, call.outcome, promise, checks)
 
 
-def _broken_error(call: ObservedCall, promise: Promise, checks: Checks) -> list[str]:
+def _check_error(call: ObservedCall, promise: Promise, checks: Checks) -> list[str]:
     error = call.outcome
     if checks.kind != "alone":
         return [f"{type(error).__name__} instead of an answer: {error}"]
@@ -152,10 +152,10 @@ def _broken_error(call: ObservedCall, promise: Promise, checks: Checks) -> list[
         return [f"{type(error).__name__} of a healthy fleet: {error}"]
     if not isinstance(error, DeadlineExceeded | QuorumNotMet):
         return [f"{type(error).__name__} is none of the promised errors: {error}"]
-    return _broken_reasons(call, promise, checks)
+    return _check_reasons(call, promise, checks)
 
 
-def _broken_answer(
+def _check_answer(
     call: ObservedCall, answer: Prediction, promise: Promise, checks: Checks
 ) -> list[str]:
     setting, wrong = checks.setting, []
@@ -180,13 +180,13 @@ def _broken_answer(
     if not whole and (well or setting.replica is not None):
         wrong.append(f"incomplete: {answer.missing}")
     elif not whole:
-        wrong += _broken_reasons(call, promise, checks)
+        wrong += _check_reasons(call, promise, checks)
     if promise.used == "never" and call.phase == "faulty" and setting.faulty in answer.used:
         wrong.append(f"used {setting.faulty} while it cannot answer")
     return wrong
 
 
-def _broken_reasons(call: ObservedCall, promise: Promise, checks: Checks) -> list[str]:
+def _check_reasons(call: ObservedCall, promise: Promise, checks: Checks) -> list[str]:
     faulty, missing = checks.setting.faulty, call.missing
     if set(missing) != {faulty}:
         return [f"missing {dict(missing)}, expected just {faulty}"]
@@ -196,7 +196,9 @@ def _broken_reasons(call: ObservedCall, promise: Promise, checks: Checks) -> lis
     return []
 
 
-def broken_together(calls: Sequence[ObservedCall], promise: Promise, checks: Checks) -> list[str]:
+def find_broken_together(
+    calls: Sequence[ObservedCall], promise: Promise, checks: Checks
+) -> list[str]:
     """Each promise that all calls of one fault break together, in words."""
     faulty = checks.setting.faulty
     under = [call for call in calls if call.phase in ("turning", "faulty")]

@@ -10,14 +10,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
-from benchmarks.faults.calling_client import ProcessCaller, timed
+from benchmarks.faults.calling_client import ProcessCaller, time_call
 from benchmarks.faults.promises import (
     Checks,
     Kind,
     ObservedCall,
     Phase,
-    broken,
-    broken_together,
+    find_broken,
+    find_broken_together,
     matches,
 )
 from benchmarks.faults.scene import PICTURES, Scene, picture
@@ -81,12 +81,12 @@ class _Observer:
         self._least = math.inf
 
     def saw_an_answer(self) -> bool:
-        """Whether the device is usable and has answered others since the first request."""
+        """Tell whether the device is usable and has answered others since the first request."""
         if self._client is None:
             fleet = self._scene.fleet_file(alone=True)
             self._client = self._stack.enter_context(Client.connect(fleet, timeout_s=LOOK_S))
         self._asked += 1
-        answer, _ = timed(self._client, 0, LOOK_S * 1e3)
+        answer, _ = time_call(self._client, 0, LOOK_S * 1e3)
         if isinstance(answer, InferenceError):
             # Whether the device counted this request is unknown.
             self._least = math.inf
@@ -110,7 +110,9 @@ class _Runner:
         self.run = Run()
         self._scene, self._fault, self._call, self._pace = scene, fault, call, pace
         self._promise = fault.instead.get(kind, fault.promise)
-        self._checks = Checks(kind=kind, expected_accuracy=_expected(scene), grace_ms=pace.grace_ms)
+        self._checks = Checks(
+            kind=kind, expected_accuracy=_expectation(scene), grace_ms=pace.grace_ms
+        )
 
     def all(self) -> Run:
         """Call before, during and after the fault; broken promises are in the run's `broken`."""
@@ -126,7 +128,7 @@ class _Runner:
         self.run.back_s = self._until_whole("healing") - healed_s
         for _ in range(6):
             self._one("after")
-        self._note(*broken_together(self.run.calls, self._promise, self._checks))
+        self._note(*find_broken_together(self.run.calls, self._promise, self._checks))
         return self.run
 
     def _note(self, *wrong: str) -> None:
@@ -142,7 +144,7 @@ class _Runner:
             deadline_ms=self._pace.deadline_ms, outcome=outcome,
         )  # fmt: skip
         self.run.calls.append(call)
-        self._note(*(f"{phase}: {text}" for text in broken(call, self._promise, self._checks)))
+        self._note(*(f"{phase}: {text}" for text in find_broken(call, self._promise, self._checks)))
         time.sleep(self._pace.between_s)
         return call
 
@@ -196,7 +198,7 @@ class _Runner:
         return back_s
 
 
-def _expected(scene: Scene) -> Callable[[tuple[str, ...]], float | None]:
+def _expectation(scene: Scene) -> Callable[[tuple[str, ...]], float | None]:
     bundle = Bundle.open(scene.bundle)
     weights = bundle.fusion_weights()
     order = scene.setting.members
@@ -224,7 +226,7 @@ def caller(scene: Scene) -> Iterator[Caller]:
 
     def call(number: int, deadline_ms: float) -> tuple[Prediction | InferenceError, float]:
         with scene.idle:
-            return timed(client, number, deadline_ms)
+            return time_call(client, number, deadline_ms)
 
     try:
         yield call

@@ -168,7 +168,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="there is room again", before=making.move_to_small_disk, make=making.fill_disk,
         heal=lambda scene: (scene.folder / "disk" / "full").unlink(), after=making.move_back,
         promise=_UNHURT, hindered=mounting_works,
-        proof=lambda scene: "" if making.logged_messages(scene) == 1 else "there was room"),
+        proof=lambda scene: "" if making.count_logged(scene) == 1 else "there was room"),
     Fault(name="no memory to have",
         made="RLIMIT_AS: each inference asks for 64 MiB more than it may take",
         healed="started again without the limit", make=making.exhaust_memory,

@@ -30,7 +30,7 @@ _STYLE: Any = {
 }  # fmt: skip
 
 
-def drawn(width: float, height: float, draw: Callable[["Figure"], None]) -> bytes:
+def draw_svg(width: float, height: float, draw: Callable[["Figure"], None]) -> bytes:
     """An SVG of so many inches, on which `draw` has drawn."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG

@@ -26,7 +26,7 @@ def find(name: str, holding: str = "") -> Path:
     return found[0]
 
 
-def filled(page: Path, writer: str, figures: str) -> bytes:
+def fill(page: Path, writer: str, figures: str) -> bytes:
     """The page's content with `figures` between its two marks; raises InputError without these."""
     mark = begin(writer)
     before, found, rest = page.read_text(encoding="utf-8").partition(mark)
@@ -48,7 +48,7 @@ class Page:
 
     def files(self) -> dict[Path, bytes]:
         """Content of the document and of the picture, if any; raises InputError."""
-        files = {self.path: filled(self.path, self.writer, self.figures())}
+        files = {self.path: fill(self.path, self.writer, self.figures())}
         return files | ({self.path.with_suffix(".svg"): self.picture()} if self.picture else {})
 
     @property

@@ -10,7 +10,7 @@ from mdp.errors import InputError
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def kept(name: str) -> Any:
+def read_result(name: str) -> Any:
     """The content of benchmarks/results/`name`.json; raises InputError where it is not there."""
     path = RESULTS / f"{name}.json"
     if not path.is_file():
@@ -18,7 +18,7 @@ def kept(name: str) -> Any:
     return json.loads(path.read_text())
 
 
-def measured_on(machine: Mapping[str, Any]) -> str:
+def format_machine(machine: Mapping[str, Any]) -> str:
     """The machine in a few words."""
     return (
         f"{machine['cores']} virtual cores, {machine['processor']}, "

@@ -38,7 +38,7 @@ while True:
 
 
 @contextmanager
-def served(
+def serve_fleet(
     make_bundle: Callable[[Path], object],
     *options: object,
     program: Sequence[str] = (),
@@ -70,8 +70,8 @@ def colour_bundle(count: int, side: int) -> Callable[[Path], Path]:
 def stub_fleet(
     count: int, *options: object, side: int, **more: Any
 ) -> AbstractContextManager[AgentFleet]:
-    """`count` stub agents that take crops of `side` pixels; the rest is as for `served`."""
-    return served(colour_bundle(count, side), *options, program=STUB, **more)
+    """`count` stub agents that take crops of `side` pixels; the rest is as for `serve_fleet`."""
+    return serve_fleet(colour_bundle(count, side), *options, program=STUB, **more)
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def bare_exchange(count: int, *, side: int, keys: bool) -> Iterator["BareClient"
         yield stack.enter_context(BareClient(peers, KeyPair(public=pair[0], secret=pair[1])))
 
 
-def asked_bare(fleet: AgentFleet, *, side: int) -> "BareClient":
+def open_bare_client(fleet: AgentFleet, *, side: int) -> "BareClient":
     """A bare client of the agents of `fleet`, with the requests of this project's client."""
     bundle = Bundle.open(fleet.bundle)
     peers = [
@@ -154,17 +154,17 @@ class BareClient:
 
     def round_trip_ms(self) -> float:
         """Send to all, wait for all."""
-        return self._exchanged()[0]
+        return self._exchange()[0]
 
     def overhead_ms(self) -> float:
         """A round trip to agents, less the slowest one's computing."""
-        took_ms, replies = self._exchanged()
+        took_ms, replies = self._exchange()
         messages = [decode(reply).message for reply in replies]
         results = [message for message in messages if isinstance(message, Result)]
         assert len(results) == len(messages), messages
         return took_ms - max(result.compute_ms for result in results)
 
-    def _exchanged(self) -> tuple[float, list[list[bytes]]]:
+    def _exchange(self) -> tuple[float, list[list[bytes]]]:
         started_s = time.perf_counter()
         for dealer, request in self._requests:
             dealer.send_multipart(request)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.harness.machine import describe_machine
 from benchmarks.inspection.patchcore import Memory, patches
 from mdp.formats.bundle import Bundle
-from mdp.fusion.anomaly import fused_surprise, surprises_of
+from mdp.fusion.anomaly import fuse_surprises, surprises_of
 from mdp.fusion.anomaly_table import MAXIMUM, MEAN, Anomaly
 from mdp.requests.inspection import Inspector
 from mdp.runtimes.base import INPUT
@@ -65,8 +65,8 @@ def ranked(good: Scores, strange: Scores, power: int | None, table: Anomaly) -> 
         areas, shares = [], []
         for one in sets:
             fuse = MAXIMUM if power is None else power
-            known = fused_surprise([usual[k] for k in one], fuse)
-            odd = fused_surprise([other[k] for k in one], fuse)
+            known = fuse_surprises([usual[k] for k in one], fuse)
+            odd = fuse_surprises([other[k] for k in one], fuse)
             areas.append(area_under_curve(known, odd))
             shares.append(float((odd > limit_of(known)).mean()))
         found[str(size)] = {
@@ -90,7 +90,7 @@ def served(table: Anomaly, scores: Scores) -> dict[str, float]:
     surprises = surprises_of(scores, table.tails)
     shares = {}
     for one in table.subsets:
-        fused = fused_surprise([surprises[k] for k in one.members], table.power)
+        fused = fuse_surprises([surprises[k] for k in one.members], table.power)
         share = float((fused > one.thresholds[table.place]).mean())
         shares["+".join(map(str, one.members))] = round(share, 4)
     return shares
@@ -147,7 +147,7 @@ class _Rival:
 
     def _of(self, model: bytes, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         plain = heads.without_head(model)
-        layers = heads.chosen_layers(plain, "model")
+        layers = heads.choose_layers(plain, "model")
         session = import_onnxruntime().InferenceSession(
             heads.with_features(plain, layers), providers=["CPUExecutionProvider"]
         )
@@ -197,7 +197,7 @@ def product(bundle: Bundle, folder: Path, cache: Path) -> dict[str, Any]:
     rival_seen = {k: one[visible] for k, one in rival_strange.items()}
     everyone = tuple(sorted(good))
     surprises = surprises_of(strange, table.tails)
-    fused = fused_surprise([surprises[k] for k in everyone], table.power)
+    fused = fuse_surprises([surprises[k] for k in everyone], table.power)
     changed = {one: _scored(made, folder / one, cache) for one in CHANGES}
     above = fused > table.subsets[-1].thresholds[table.place]
     return {
@@ -243,11 +243,11 @@ def looks_to_moved(table: Anomaly, good: Scores, moved: Scores) -> dict[str, Any
     devices = {k: str(k) for k in good}
     for scores in rows_of(good):
         inspector.saw(inspector.surprises(scores), devices)
-    before = sorted(inspector.moved)
+    before = sorted(inspector.cameras_moved)
     for number, scores in enumerate(rows_of(moved), start=1):
         inspector.saw(inspector.surprises(scores), devices)
-        if inspector.moved:
-            return {"before": before, "looks": number, "named": sorted(inspector.moved)}
+        if inspector.cameras_moved:
+            return {"before": before, "looks": number, "named": sorted(inspector.cameras_moved)}
     return {"before": before, "looks": None, "named": []}
 
 

@@ -5,7 +5,7 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import kept, measured_on
+from benchmarks.harness.results import format_machine, read_result
 from benchmarks.harness.tables import table
 
 #: Ways of scoring and fusing, in words.
@@ -25,7 +25,7 @@ CHANGES = {
 
 
 def _products() -> dict[str, Any]:
-    found: dict[str, Any] = kept("inspection")["products"]
+    found: dict[str, Any] = read_result("inspection")["products"]
     return found
 
 
@@ -162,7 +162,7 @@ def figures() -> str:
         ("Blind sides", blind),
         ("Cost", costs),
     )
-    on = measured_on(kept("inspection")["machine"])
+    on = format_machine(read_result("inspection")["machine"])
     return "\n\n".join([f"{on}.", *(f"### {title}\n\n{part()}" for title, part in parts)])
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp import console
 from mdp.errors import InputError
@@ -42,7 +42,7 @@ def main() -> None:
 
 def fuzz_figures() -> str:
     """One row for each target."""
-    rows, machine = kept("fuzz")["rows"], kept("fuzz")["machine"]
+    rows, machine = read_result("fuzz")["rows"], read_result("fuzz")["machine"]
     total, found = sum(row["inputs"] for row in rows), [r for r in rows if r["finding"]]
     verdict = (
         f"{len(found)} targets with a finding"
@@ -75,9 +75,9 @@ def _growth(row: Mapping[str, Any]) -> str:
 
 def arm_figures() -> str:
     """The emulated agent's answers against those of this machine's."""
-    rows, machine = kept("arm")["rows"], kept("arm")["machine"]
+    rows, machine = read_result("arm")["rows"], read_result("arm")["machine"]
     summary = (
-        f"{rows[0]['pictures']} pictures, {kept('arm')['processor']} emulated on "
+        f"{rows[0]['pictures']} pictures, {read_result('arm')['processor']} emulated on "
         f"{machine['cores']} virtual cores, {machine['processor']}, "
         f"load {machine['load_before']} before, {machine['date']}."
     )

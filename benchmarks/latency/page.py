@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import convert
 
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp.formats.plan import SubModelSpec
 from mdp.formats.profile import read_profile
@@ -23,7 +23,7 @@ from partitioner.estimates.latency import Estimate, Way, fit_latency
 Row = dict[str, Any]
 
 
-def predicted(rows: Sequence[Row]) -> list[tuple[Row, Estimate]]:
+def predict(rows: Sequence[Row]) -> list[tuple[Row, Estimate]]:
     """Predict every row from the kept profile's points of its way; raises InputError."""
     profile = read_profile(str(RESULTS / "this-machine.toml"))
     fit = cache(lambda way: fit_latency(profile, way))
@@ -36,8 +36,8 @@ def predicted(rows: Sequence[Row]) -> list[tuple[Row, Estimate]]:
 
 
 def figures() -> str:
-    rows = kept("latency-rows")
-    pairs, random = predicted(rows["plannable"]), predicted(rows["unseen"])
+    rows = read_result("latency-rows")
+    pairs, random = predict(rows["plannable"]), predict(rows["unseen"])
     groups = {
         "that a plan may hold": pairs,
         "of these, within what was measured": [pair for pair in pairs if not pair[1].outside],

@@ -1,4 +1,4 @@
-"""How far the accuracy law is off what it was not fitted to: sources left out, and predicted."""
+"""Errors of the accuracy law on what it was not fitted to: sources left out, and predicted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from benchmarks.law.fit import STARTS, Fused, fit_alone, fit_law, law_of, source
 from mdp.errors import InputError
 from partitioner.estimates.accuracy import FittedLaw, LawErrors, OnFile
 from partitioner.estimates.accuracy_law import AccuracyLaw, Training, capability_of, together
-from partitioner.estimates.accuracy_records import RecordedRun, as_members, predicted_of
+from partitioner.estimates.accuracy_records import RecordedRun, as_members, predict_capabilities
 
 #: Share of predictions that an interval is to hold.
 _INSIDE = 0.9
@@ -17,8 +17,8 @@ _INSIDE = 0.9
 
 def fit(runs: Sequence[RecordedRun]) -> FittedLaw:
     """Fit the law and measure its errors; raises InputError for no usable runs."""
-    by_run = left_out(runs, lambda run: (run.source, run.name))
-    by_source = left_out(runs, lambda run: run.source)
+    by_run = cross_validate(runs, lambda run: (run.source, run.name))
+    by_source = cross_validate(runs, lambda run: run.source)
     return FittedLaw(
         law=fit_law(runs),
         errors=LawErrors(
@@ -38,13 +38,13 @@ def fit(runs: Sequence[RecordedRun]) -> FittedLaw:
 
 
 def on_file(runs: Sequence[RecordedRun]) -> OnFile:
-    """What our own trainings were like; published models are trained as nobody here trains."""
-    own = [run for run in runs if run.taught and not run.untouched]
+    """Records of our own trainings; published models are trained as nobody here trains."""
+    own = [run for run in runs if run.taught and not run.has_untouched]
     trainings = [m.training for r in own for m in r.members if isinstance(m.training, Training)]
     seen: dict[str, tuple[float, float]] = {
         start: (min(amounts), max(amounts))
         for start in STARTS
-        if (amounts := [t.seen for t in trainings if t.start == start])
+        if (amounts := [t.pictures_seen for t in trainings if t.start == start])
     }
     return OnFile(
         seen=seen,
@@ -75,11 +75,13 @@ class Checked:
         return abs(float(np.log(capability_of(self.measured) / self.predicted)))
 
 
-def left_out(runs: Sequence[RecordedRun], key: Callable[[RecordedRun], object]) -> list[Checked]:
+def cross_validate(
+    runs: Sequence[RecordedRun], key: Callable[[RecordedRun], object]
+) -> list[Checked]:
     """Every subset of trainings, predicted by the law that is fitted to the runs of other keys."""
     fused = Fused.of(runs)
     found: list[Checked] = []
-    for left in dict.fromkeys(key(run) for run in runs if not run.untouched):
+    for left in dict.fromkeys(key(run) for run in runs if not run.has_untouched):
         rest = [run for run in runs if key(run) != left]
         try:
             law = law_of(fit_alone(rest), fused.best(rest))
@@ -87,13 +89,13 @@ def left_out(runs: Sequence[RecordedRun], key: Callable[[RecordedRun], object]) 
             continue
         trained = on_file(rest)
         for run in (run for run in runs if key(run) == left):
-            found += checked_run(law, trained, run)
+            found += check_run(law, trained, run)
     return found
 
 
-def checked_run(law: AccuracyLaw, trained: OnFile, run: RecordedRun) -> list[Checked]:
+def check_run(law: AccuracyLaw, trained: OnFile, run: RecordedRun) -> list[Checked]:
     """The subsets of a run that the law was not fitted to."""
-    predicted = predicted_of(law, run)
+    predicted = predict_capabilities(law, run)
     hows = {k: _how(trained, run, k) for k in predicted}
     worst = ("unknown", "scratch", "published", "taught")
     return [
@@ -128,7 +130,7 @@ def _mean_error(checked: Sequence[Checked]) -> float:
 
 
 def spread_of(checked: Sequence[Checked], how: str) -> float:
-    """What nine of ten factors are below, every source counting the same.
+    """Factor that nine of ten are below, every source counting the same.
 
     Of the unknown the largest factor of any training.
     """
@@ -143,11 +145,11 @@ def spread_of(checked: Sequence[Checked], how: str) -> float:
 
 
 def _beyond(runs: Sequence[RecordedRun]) -> float:
-    """How much more capable than its teacher the best measured subset is, as a factor."""
+    """Capability of the best measured subset over its teacher's, as a factor."""
     ratios = [
         capability_of(min(subset.accuracy, 1 - 1e-6)) / capability_of(run.teacher_accuracy)
         for run in runs
-        if run.taught and not run.untouched
+        if run.taught and not run.has_untouched
         for subset in run.subsets
     ]
     return float(max(ratios, default=1.0))

@@ -22,7 +22,7 @@ from partitioner.estimates.accuracy_law import (
     Start,
     Training,
     area_of,
-    blurred,
+    blur,
     capability_of,
     features,
     shape_lack,
@@ -72,7 +72,7 @@ def fit_law(runs: Sequence[RecordedRun]) -> AccuracyLaw:
 
 
 def fit_untouched(runs: Sequence[RecordedRun]) -> tuple[float, float]:
-    """What networks lack per unit of blur, and untouched ones of the logarithm of area left out.
+    """Lack of networks per unit of blur, and of untouched ones per logarithm of area left out.
 
     Least squares on what untouched networks lack in parts and on the whole, with a level for each
     network; without any the blur of published ones.
@@ -82,13 +82,13 @@ def fit_untouched(runs: Sequence[RecordedRun]) -> tuple[float, float]:
     rows = [
         (run.members[k], 1 / capability_of(accuracy))
         for run in runs
-        if run.untouched
+        if run.has_untouched
         for k, accuracy in alone_of(run).items()
     ]
     if not rows:
         return BLUR, 0.0
     names = [member.network.name for member, _ in rows if member.network is not None]
-    terms = [(blurred(m.spec, m.region), -np.log(area_of(m.region))) for m, _ in rows]
+    terms = [(blur(m.spec, m.region), -np.log(area_of(m.region))) for m, _ in rows]
     levels = np.array([[name == own for own in sorted(set(names))] for name in names])
     found, _ = nnls(np.column_stack([terms, levels]), np.array([lack for _, lack in rows]))
     return round(float(found[0]), 4), round(float(found[1]), 4)
@@ -103,7 +103,7 @@ def fit_alone(runs: Sequence[RecordedRun]) -> AloneLaw:
     """Least squares on the logarithms of capabilities: the shape first, then the task."""
     from scipy.optimize import least_squares
 
-    trained = [run for run in runs if not run.untouched]
+    trained = [run for run in runs if not run.has_untouched]
     published, own = (
         _alone([run for run in trained if run.taught == which]) for which in (False, True)
     )
@@ -174,14 +174,16 @@ def _alone(runs: Sequence[RecordedRun]) -> _Alone:
             teachers.append(top)
             left.append(
                 [
-                    (SEEN / training.seen) ** 0.5 if training and training.start == s else 0.0
+                    (SEEN / training.pictures_seen) ** 0.5
+                    if training and training.start == s
+                    else 0.0
                     for s in STARTS
                 ]
             )
             published = 0.0 if network is None else 1 / capability_of(network.top1 / 100)
             rows.append(
                 (
-                    float(network is not None), published, blurred(member.spec),
+                    float(network is not None), published, blur(member.spec),
                     1 / capability_of(run.teacher_accuracy), run.num_classes / 1000,
                     min(run.teacher.image_size / 224, 1.0),
                     area_of(region),

@@ -5,7 +5,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import kept, measured_on
+from benchmarks.harness.results import format_machine, read_result
 from benchmarks.harness.tables import table
 
 #: Parts of a played run, in their order.
@@ -18,9 +18,9 @@ PARTS = {
 }
 
 
-def played() -> str:
+def tabulate_runs() -> str:
     """Runs of played lines, by trigger and by part."""
-    runs = kept("line-played")["runs"]
+    runs = read_result("line-played")["runs"]
     rows = [
         {
             **run,
@@ -68,7 +68,7 @@ def played() -> str:
         ("right, of a class", "{right} of {known}"),
         ("called unknown, of no class", "{called_unknown} of {of_no_class}"),
     )
-    on = measured_on(runs[0]["machine"])
+    on = format_machine(runs[0]["machine"])
     every = f"{on}; an item every {runs[0]['every_s']:g} s."
     return f"{every}\n\n{whole}\n\nAll runs by part:\n\n{by_part}"
 
@@ -79,7 +79,7 @@ def _elsewhere(told: Mapping[str, int]) -> str:
 
 def rules() -> str:
     """Ways to tell the right part from others, with all cameras and with each lost."""
-    told = kept("line-rules")
+    told = read_result("line-rules")
     by_way: dict[str, list[Mapping[str, Any]]] = {}
     for row in told["rows"]:
         by_way.setdefault(row["way"], []).append(row)
@@ -114,7 +114,7 @@ def _share(rows: Sequence[Mapping[str, Any]], kind: str) -> float:
 
 def day() -> str:
     """A day that is played fast."""
-    told = kept("line-day")
+    told = read_result("line-day")
     memory, bytes_ = told["memory_mib"], ("bytes_now", "most_bytes", "bound_bytes")
     some = [memory[0], memory[len(memory) // 2], memory[-1]]
     rows = [
@@ -132,7 +132,7 @@ def day() -> str:
 
 def figures() -> str:
     """All of the page's figures."""
-    return f"### Played\n\n{played()}\n\n### Rules\n\n{rules()}\n\n### A day\n\n{day()}"
+    return f"### Played\n\n{tabulate_runs()}\n\n### Rules\n\n{rules()}\n\n### A day\n\n{day()}"
 
 
 PAGE = Page("benchmarks.line", figures)

@@ -73,7 +73,7 @@ def scenes() -> list[tuple[str, dict[str, bytes]]]:
     return found
 
 
-def covered(picture: bytes, folder: Path) -> bytes:
+def cover(picture: bytes, folder: Path) -> bytes:
     """A black picture of the same kind."""
     path = folder / "covered.jpg"
     if not path.exists():
@@ -116,7 +116,7 @@ class Heard:
 
 
 @contextmanager
-def subscribed(port: int, heard: Heard) -> Iterator[Paho]:
+def subscribe(port: int, heard: Heard) -> Iterator[Paho]:
     """A client of the broker that hears all records, and may publish triggers."""
     ready = threading.Event()
     client = Paho(CallbackAPIVersion.VERSION2)
@@ -276,7 +276,7 @@ def play(options: Namespace, folder: Path) -> dict[str, Any]:
         url = json.loads(watcher.line("its URL"))["url"]
         host = url.removeprefix("http://")
         threading.Thread(target=lambda: [None for _ in watcher.rest()], daemon=True).start()
-        publisher = stack.enter_context(subscribed(port, by_mqtt))
+        publisher = stack.enter_context(subscribe(port, by_mqtt))
         stack.enter_context(reading_events(host, by_http))
         triggers: Mapping[str, Callable[[str], object]] = {
             "mqtt": lambda item: publisher.publish(TOPIC, item, qos=1),
@@ -295,7 +295,7 @@ def play(options: Namespace, folder: Path) -> dict[str, Any]:
             faults.before(number)
             pictures = dict(known[place][1])
             if share_of(number, options.items) == "covered":
-                pictures[faults.covered] = covered(pictures[faults.covered], folder)
+                pictures[faults.covered] = cover(pictures[faults.covered], folder)
             came.append(time.strftime("%H:%M:%S", time.gmtime()))
             cameras.put(pictures)
             triggers[options.trigger](str(number))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.options import arguments
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept, measured_on
+from benchmarks.harness.results import RESULTS, format_machine, read_result
 from benchmarks.harness.tables import table
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle
@@ -53,9 +53,9 @@ def accuracies(report: "Report") -> dict[str, Any]:
 
 def figures() -> str:
     """Figures of the page."""
-    result = kept("measured-builds")
+    result = read_result("measured-builds")
     return "\n\n".join((
-        f"Builds: {len(result['rows'])}; {measured_on(result['machine'])}.",
+        f"Builds: {len(result['rows'])}; {format_machine(result['machine'])}.",
         table(
             result["rows"],
             ("pictures", _pictures),
@@ -67,8 +67,8 @@ def figures() -> str:
             ("predicted, %", lambda row: _share(row["predicted"])),
             ("frozen: best alone", lambda row: _frozen(row, "alone")),
             ("together", lambda row: _frozen(row, "together")),
-            ("trained: best alone", lambda row: _trained(row, "alone")),
-            ("together", lambda row: _trained(row, "together")),
+            ("trained: best alone", lambda row: _format_trained(row, "alone")),
+            ("together", lambda row: _format_trained(row, "together")),
             ("one missing, at least", lambda row: _best(row["served"]["one_missing"])),
             ("seconds", lambda row: f"{row['seconds']:.0f}"),
         ),
@@ -90,7 +90,7 @@ def _frozen(row: Mapping[str, Any], key: str) -> str:
     return "" if row["frozen"] is None else _best(row["frozen"][key])
 
 
-def _trained(row: Mapping[str, Any], key: str) -> str:
+def _format_trained(row: Mapping[str, Any], key: str) -> str:
     return _best(row["served"][key]) if row["kept"] else "frozen"
 
 
@@ -194,7 +194,7 @@ def main() -> None:
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "run_mb": sum(f.stat().st_size for f in run.path.rglob("*") if f.is_file()) / 1e6,
     }
-    before = kept("measured-builds")["rows"] if RESULT.exists() else []
+    before = read_result("measured-builds")["rows"] if RESULT.exists() else []
     others = [one for one in before if any(one.get(key, "") != row[key] for key in _KEYS)]
     write_json(RESULT, {"machine": machine, "rows": [*others, row]})
 

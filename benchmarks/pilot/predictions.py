@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.options import arguments
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept, measured_on
+from benchmarks.harness.results import RESULTS, format_machine, read_result
 from benchmarks.harness.tables import table
 from benchmarks.pilot.pools import CAMERAS, FeatureStore, PicturePool, PoolPictures
 from mdp.files import write_json
@@ -125,7 +125,7 @@ class Part:
     #: The camera of each picture; empty without scenes.
     cameras: Sequence[str]
 
-    def seen_by(self, camera: str | None) -> Index:
+    def rows_of_camera(self, camera: str | None) -> Index:
         """Places of the pictures of a camera, ascending by scene; all of them for None."""
         if camera is None:
             return np.arange(len(self.rows))
@@ -195,7 +195,7 @@ def share(answers: Array, targets: Index) -> float:
     return float((answers.argmax(axis=1) == targets).mean())
 
 
-def measured(
+def measure_draw(
     case: PilotCase, store: FeatureStore, some: Sequence[FrozenNetwork], draw: int
 ) -> dict[str, Any]:
     """Predictions of the pilot for one draw of pictures, and the truth."""
@@ -227,9 +227,9 @@ def measured(
     only = case.cameras[0] if case.cameras else None
 
     def rows_of(part: Part, device: str) -> Index:
-        return part.seen_by(camera_of.get(device, only))
+        return part.rows_of_camera(camera_of.get(device, only))
 
-    targets = pilot.targets[pilot.seen_by(only)]
+    targets = pilot.targets[pilot.rows_of_camera(only)]
     choice = choose(
         devices_of(case, some),
         lambda device, row: left_out[row].log_probabilities[rows_of(pilot, device)],
@@ -239,7 +239,7 @@ def measured(
     truth = Truth(truth_features, test, features, pilot, len(chosen))
     answers = [truth.answers(row, one) for row, one in enumerate(left_out)]
     own = {device: answers[row][rows_of(test, device)] for device, row in choice.rows.items()}
-    right, total = test.targets[test.seen_by(only)], np.sum(list(own.values()), axis=0)
+    right, total = test.targets[test.rows_of_camera(only)], np.sum(list(own.values()), axis=0)
     return {
         "pictures": len(targets),
         "tested": len(right),
@@ -277,7 +277,7 @@ def rows(store: FeatureStore, draws: int) -> Iterator[dict[str, Any]]:
             row = {
                 "data": case.name, "classes": len(case.classes), "each": case.each,
                 "cameras": len(case.cameras), "known": case.known, "draw": draw,
-                **measured(case, store, some, draw),
+                **measure_draw(case, store, some, draw),
             }  # fmt: skip
             print(row["data"], row["classes"], row["each"], row["together"], flush=True)
             yield row
@@ -297,7 +297,7 @@ def of_case(row: Mapping[str, Any]) -> tuple[str, int, bool]:
 
 def figures() -> str:
     """Each data set, the errors, and what their intervals hold."""
-    result = kept("pilot-predictions")
+    result = read_result("pilot-predictions")
     by_case: dict[tuple[str, int, bool], list[Any]] = {}
     for row in result["rows"]:
         by_case.setdefault(of_case(row), []).append(row)
@@ -321,7 +321,7 @@ def figures() -> str:
     small, large = ([r for r in unseen if (r["pictures"] >= 200) == many] for many in (False, True))
     return "\n\n".join((
         f"{len({of_case(row) for row in unseen})} data sets, {len(unseen)} predictions; "
-        f"{measured_on(result['machine'])}.",
+        f"{format_machine(result['machine'])}.",
         table(
             [("all", unseen), ("from 200 pictures or scenes on", large), ("fewer", small)],
             ("predictions", lambda pair: f"{pair[0]}: {len(pair[1])}"),

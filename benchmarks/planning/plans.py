@@ -13,9 +13,9 @@ from itertools import product
 from benchmarks.harness.page import Page
 from benchmarks.harness.tables import table
 from mdp.formats.plan import Plan
-from mdp.formats.profile import read_profiles, shipped_profiles
+from mdp.formats.profile import profiles_in_package, read_profiles
 from partitioner.cli.plan_plot import draw_plan
-from partitioner.estimates.accuracy import predictor_for, shipped_law
+from partitioner.estimates.accuracy import predictor_for, read_shipped_law
 from partitioner.networks.teacher import teacher_spec
 from partitioner.planner.families import families_of
 from partitioner.planner.make_plan import Planned
@@ -38,10 +38,10 @@ MEMBERS = {"plain ViTs": None, "every family": ["all"]}
 DRAWN = (TEACHERS[0], 20.0, "without both GPUs", "every family")
 
 
-def planned(teacher: str, target_ms: float, fleet: str, members: str) -> Planned:
-    names = [name for name in shipped_profiles() if name not in FLEETS[fleet]]
+def make_planned(teacher: str, target_ms: float, fleet: str, members: str) -> Planned:
+    names = [name for name in profiles_in_package() if name not in FLEETS[fleet]]
     spec = teacher_spec(teacher, {})
-    predictor = predictor_for(shipped_law(), spec.shape, num_classes=CLASSES)
+    predictor = predictor_for(read_shipped_law(), spec.shape, num_classes=CLASSES)
     problem = make_problem(
         spec,
         read_profiles(names),
@@ -76,7 +76,7 @@ def _alone(plan: Plan) -> str:
 @cache
 def _plans() -> dict[tuple[str, float, str, str], Planned]:
     cases = list(product(TEACHERS, TARGETS_MS, FLEETS, MEMBERS))
-    return {case: planned(*case) for case in cases}
+    return {case: make_planned(*case) for case in cases}
 
 
 def figures() -> str:

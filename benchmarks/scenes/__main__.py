@@ -1,4 +1,4 @@
-"""What several cameras bring over one, in simulated scenes, nothing trained.
+"""Gain of several cameras over one, in simulated scenes, nothing trained.
 
     python -m benchmarks.scenes --data imagenette/val --weights FOLDER --scratch FOLDER
 
@@ -18,13 +18,13 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from benchmarks.scenes.render import cameras, view
 from mdp.files import write_bytes, write_json
 from mdp.formats.bundle import Bundle, SubsetAccuracy
 from partitioner.cli.assemble import assemble
-from partitioner.estimates.accuracy import fit_views, shipped_law
+from partitioner.estimates.accuracy import fit_views, read_shipped_law
 from partitioner.estimates.accuracy_law import LawMember, capability_of, together
 from partitioner.estimates.accuracy_records import RecordedSubset
 
@@ -77,7 +77,7 @@ def subsets(
     return {subset.members: subset for subset in evaluation.subsets}
 
 
-def measured(seed: int, options: argparse.Namespace) -> dict[str, Any]:
+def measure_seed(seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One seed's row: accuracies in percent."""
     files = sorted(path for path in options.data.rglob("*") if path.is_file())
     chosen = np.random.default_rng(seed).permutation(len(files))[: options.scenes]
@@ -113,7 +113,7 @@ def measured(seed: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def figures() -> str:
-    rows = kept(RESULT.stem)["rows"]
+    rows = read_result(RESULT.stem)["rows"]
 
     def spread(value: Any) -> str:
         found = [value(row) for row in rows]
@@ -153,7 +153,7 @@ def law_errors(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 
     The latter is fitted to the other seeds.
     """
-    law, one, several = shipped_law().law, [], []
+    law, one, several = read_shipped_law().law, [], []
     scenes = [msgspec.convert(row["subsets"], list[RecordedSubset]) for row in rows]
     for number, subsets_of_seed in enumerate(scenes):
         views = fit_views(scenes[:number] + scenes[number + 1 :])
@@ -179,7 +179,9 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=1500)
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    write_json(RESULT, {"scenes": options.scenes, "rows": [measured(s, options) for s in SEEDS]})
+    write_json(
+        RESULT, {"scenes": options.scenes, "rows": [measure_seed(s, options) for s in SEEDS]}
+    )
     PAGE.write()
 
 

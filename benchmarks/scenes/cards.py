@@ -57,7 +57,7 @@ def cards() -> dict[str, list[Image.Image]]:
 
 
 class Table:
-    """What the cameras round a table see; cards of a kind come in a drawn order, none twice."""
+    """Views of the cameras round a table; cards of a kind come in a drawn order, none twice."""
 
     def __init__(
         self, kinds: Mapping[str, Sequence[Image.Image]], devices: Sequence[str], seed: int

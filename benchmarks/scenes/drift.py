@@ -1,4 +1,4 @@
-"""How soon looks without labels tell that one of four simulated cameras is covered or turned.
+"""Number of looks until one of four simulated cameras is known to be covered, without labels.
 
     python -m benchmarks.scenes.drift --data imagenette/val --scratch FOLDER
 
@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from benchmarks.scenes.__main__ import CAMERAS, NAMES, SEEDS
 from benchmarks.scenes.render import SIDE_PX, cameras, view
@@ -50,7 +50,7 @@ def looks(detector: CameraDrift, logits: Logits) -> list[tuple[str, ...]]:
     ]
 
 
-def measured(seed: int, options: argparse.Namespace) -> dict[str, Any]:
+def measure_alarms(seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One seed's alarms."""
     scratch = options.scratch / f"seed-{seed}"
     data = open_dataset(str(scratch / "scenes"), cameras=NAMES)
@@ -94,7 +94,7 @@ def measured(seed: int, options: argparse.Namespace) -> dict[str, Any]:
         "agreement": fusion.agreement,
         "wrong_alarms": wrong_alarms(fusion, normal, random),
         "changes": {
-            name: noticed(fusion, normal, normal[:, rows], after, random)
+            name: count_looks(fusion, normal, normal[:, rows], after, random)
             for name, after in changed.items()
         },
     }
@@ -111,7 +111,7 @@ def wrong_alarms(fusion: FusionWeights, normal: Logits, random: np.random.Genera
     return counts
 
 
-def noticed(
+def count_looks(
     fusion: FusionWeights, before: Logits, whole: Logits, after: Logits, random: np.random.Generator
 ) -> dict[str, Any]:
     """After how many looks the changed camera was a suspect; `whole`, `after` of one scene each."""
@@ -133,7 +133,7 @@ def noticed(
 
 
 def figures() -> str:
-    rows = kept(RESULT.stem)["rows"]
+    rows = read_result(RESULT.stem)["rows"]
     lines = []
     for name in rows[0]["changes"]:
         found = [row["changes"][name] for row in rows]
@@ -162,7 +162,7 @@ def main() -> None:
     for name in ("data", "scratch"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     options = parser.parse_args()
-    rows = [measured(seed, options) for seed in SEEDS]
+    rows = [measure_alarms(seed, options) for seed in SEEDS]
     write_json(RESULT, {"rows": rows})
     PAGE.write()
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp.files import write_json
 from mdp.fusion.fuse import Contribution, FusionWeights, fuse, weights_for
@@ -166,7 +166,7 @@ def share(logits: Mapping[int, Logits], weights: Any, targets: Index) -> float:
     return 100 * float((fuse(parts, weights).argmax(axis=1) == targets).mean())
 
 
-def fused(
+def fuse_ways(
     answers: MemberAnswers, split: SceneSplit, fitted: Sequence[int], members: Sequence[int]
 ) -> dict[str, float]:
     """Percent right of test scenes by every way, fused on the scenes `fitted` of each class."""
@@ -209,7 +209,7 @@ def rows_of(
             fitted = random.choice(np.array(split.fitted), count, replace=False).tolist()
             for size in range(2, len(members) + 1):
                 for subset in combinations(range(len(members)), size):
-                    one = fused(answers, split, fitted, subset)
+                    one = fuse_ways(answers, split, fitted, subset)
                     found.setdefault((count, size), []).append(one)
     for (count, size), results in sorted(found.items()):
         over = {way: np.array([one[way] - one["best"] for one in results]) for way in WAYS}
@@ -260,7 +260,7 @@ def _curve(members: Sequence[Floats], count: int) -> dict[str, float]:
     classes = len(members[0])
     right = np.repeat(np.arange(classes), members[0].shape[1] - 2 * count)
 
-    def learned(many: int) -> tuple[list[CurveMember], Index, NDArray[np.bool_]]:
+    def learn(many: int) -> tuple[list[CurveMember], Index, NDArray[np.bool_]]:
         targets, fitted = np.repeat(np.arange(classes), many), []
         total = np.zeros((len(right), classes))
         for member in members:
@@ -273,8 +273,8 @@ def _curve(members: Sequence[Floats], count: int) -> dict[str, float]:
             fitted.append(one)
         return fitted, targets, total.argmax(axis=1) == right
 
-    fitted, targets, before = learned(count)
-    _, _, after = learned(2 * count)
+    fitted, targets, before = learn(count)
+    _, _, after = learn(2 * count)
     curve = learning_curve(fitted, targets, np.arange(len(targets)), classes)
     assert curve is not None
     gained = after.astype(np.float64) - before
@@ -286,7 +286,7 @@ def _curve(members: Sequence[Floats], count: int) -> dict[str, float]:
 
 
 def figures() -> str:
-    result = kept(RESULT.stem)
+    result = read_result(RESULT.stem)
     fusion = [
         {
             "of": row["of"], "count": row["fitted"], "members": row["members"],

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import figure
-from benchmarks.harness.results import kept
+from benchmarks.harness.results import read_result
 from mdp.formats.bundle import Bundle
-from mdp.formats.packaged import packaged_bundle
+from mdp.formats.packaged import bundle_in_package
 
 RESULT = "scenes-verdict"
 #: A subset of the bundle's cameras, as the places of its devices, and its accuracy in per cent.
@@ -46,8 +46,8 @@ def lost(cameras: Sequence[str], subsets: Subsets) -> dict[str, float]:
 
 def picture() -> bytes:
     """The SVG."""
-    bundle = Bundle.open(packaged_bundle("parts"))
-    rows = {row["way"]: row for row in kept(RESULT)["rows"]}
+    bundle = Bundle.open(bundle_in_package("parts"))
+    rows = {row["way"]: row for row in read_result(RESULT)["rows"]}
     evaluation = bundle.manifest.evaluation
     assert evaluation is not None
 
@@ -63,7 +63,7 @@ def picture() -> bytes:
             axes.set_xlabel("cameras that answer")
         left.set_ylabel("items answered rightly, %")
 
-    return figure.drawn(9, 3.4, panels)
+    return figure.draw_svg(9, 3.4, panels)
 
 
 def _demo(axes: "figure.Axes", cameras: Sequence[str], subsets: Subsets) -> None:

@@ -21,7 +21,7 @@ _CORNERS = ((-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0))
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """What stays the same from scene to scene."""
+    """Properties of a camera that stay the same from scene to scene."""
 
     yaw_rad: float
     pitch_rad: float
@@ -57,7 +57,7 @@ def view(
     others: Sequence[Image.Image],
     random: np.random.Generator,
 ) -> Image.Image:
-    """What `camera` sees; `others` are the photographs that patches are cut from."""
+    """Picture that `camera` sees; `others` are the photographs that patches are cut from."""
     inverse = tuple(_homography(photograph.size, camera, random))
     size, cubic = (SIDE_PX, SIDE_PX), Image.Resampling.BICUBIC
     perspective = Image.Transform.PERSPECTIVE

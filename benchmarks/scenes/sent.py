@@ -28,12 +28,12 @@ import zmq
 
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from benchmarks.harness.turns import in_turns
 from benchmarks.scenes.__main__ import CAMERAS, NAMES, SIZE_PX, subsets
 from benchmarks.scenes.render import SIDE_PX
-from devices.agent.record import encoded
+from devices.agent.record import to_jpeg
 from devices.camera.capture import FolderCamera
 from mdp.client.sync import Client
 from mdp.errors import InferenceError
@@ -91,7 +91,7 @@ class Network:
                 f"{mbit}mbit", "burst", max(1600, mbit * 500), "latency", "1s")  # fmt: skip
 
     def sent_bytes(self) -> np.ndarray:
-        """What each device has sent so far, with the headers of every layer."""
+        """Bytes that each device has sent so far, with the headers of every layer."""
         said = [
             subprocess.check_output([*end.inside(), "ip", "-s", "-j", "link", "show", LINK])
             for end in self.devices
@@ -122,7 +122,7 @@ def send_pictures(folder: Path, address: str) -> None:
         while asked := socket.recv():
             cut = asked == b"cut"
             picture = crop(newest[0], Region(), SIZE_PX) if cut else newest[0]
-            socket.send(encode_jpeg(picture) if cut else encoded(picture, SIDE_PX))
+            socket.send(encode_jpeg(picture) if cut else to_jpeg(picture, SIDE_PX))
 
 
 class OneDevice:
@@ -150,7 +150,7 @@ class OneDevice:
         return int(np.argmax(fuse(answers, self._weights)))
 
 
-def measured(options: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:
+def measure_calls(options: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:
     """Milliseconds of every call and bytes that each device sent a call, by rate and system."""
     scratch: Path = options.scratch
     scratch.mkdir(parents=True)
@@ -161,7 +161,7 @@ def measured(options: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:
     fleet = stack.enter_context(AgentFleet(scratch, bundle.path, keys=True))
     program = agent_command(bundle.path, "")[:3]
     for number, part in enumerate(bundle.manifest.plan.assignments, 1):
-        folder = shown(options.scenes, scratch / NAMES[number - 1], NAMES[number - 1])
+        folder = camera_folder(options.scenes, scratch / NAMES[number - 1], NAMES[number - 1])
         inside = network.devices[number - 1].inside()
         fleet.start(
             part.device, "--source", f"folder:{folder}", "--source-fps", FPS, "--threads", 1,
@@ -201,7 +201,7 @@ def at_rate(mbit: int, network: Network, client: Client, one: OneDevice) -> dict
 
 
 def whole_look(client: Client, *, needed: bool = True) -> bool:
-    """Whether all cameras answer a look; raises AssertionError where it is `needed`."""
+    """Tell whether all cameras answer a look; raises AssertionError where it is `needed`."""
     with suppress(InferenceError):
         if len(client.look(within_ms=PLENTY_MS, deadline_ms=PLENTY_MS).used) == CAMERAS:
             return True
@@ -209,7 +209,7 @@ def whole_look(client: Client, *, needed: bool = True) -> bool:
     return False
 
 
-def shown(scenes: Path, folder: Path, camera: str) -> Path:
+def camera_folder(scenes: Path, folder: Path, camera: str) -> Path:
     """A folder with one camera's pictures of some scenes."""
     folder.mkdir()
     files = sorted(scenes.glob(f"*/*/{camera}.jpg"))
@@ -220,7 +220,7 @@ def shown(scenes: Path, folder: Path, camera: str) -> Path:
 
 
 def figures() -> str:
-    result, rows = kept(RESULT.stem), []
+    result, rows = read_result(RESULT.stem), []
     for name, words in SYSTEMS.items():
         row: dict[str, Any] = {"what": words}
         for rate, found in result["rates"].items():
@@ -246,7 +246,7 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     machine = describe_machine()
     with ExitStack() as stack:
-        rates = measured(parser.parse_args(), stack)
+        rates = measure_calls(parser.parse_args(), stack)
     write_json(RESULT, {"machine": machine, "rates": rates})
     PAGE.write()
 

@@ -254,7 +254,7 @@ def develop(rendered: Pixels, shot: Shot) -> Image.Image:
     picture = Image.fromarray(rendered)
     side = picture.width
     if shot.obstacle is not None:
-        picture = _obstructed(picture, shot.obstacle)
+        picture = _obstruct(picture, shot.obstacle)
     focused = picture.filter(ImageFilter.GaussianBlur(shot.blur * side))
     light = np.clip(np.asarray(focused, dtype=np.float64) / 255, 1e-3, 1) ** shot.gamma
     random = np.random.default_rng(shot.seed)
@@ -262,7 +262,7 @@ def develop(rendered: Pixels, shot: Shot) -> Image.Image:
     return Image.fromarray((np.clip(seen, 0, 1) * 255).astype(np.uint8))
 
 
-def _obstructed(picture: Image.Image, obstacle: Obstacle) -> Image.Image:
+def _obstruct(picture: Image.Image, obstacle: Obstacle) -> Image.Image:
     """`picture` with the obstacle before it."""
     side = picture.width
     mask = Image.new("L", picture.size, 0)

@@ -119,16 +119,16 @@ def radii(items: Sequence[Item]) -> dict[str, float]:
 def warehouse_items(count: int) -> Iterator[Item]:
     """The first `count` items of `PAIRS`; twins are a group."""
     for number, (label, recipe) in enumerate(PAIRS[:count]):
-        yield Item(label, PAIRS[number // 2 * 2][0], (_made(recipe),))
+        yield Item(label, PAIRS[number // 2 * 2][0], (_make(recipe),))
 
 
 def other_items() -> Iterator[Item]:
     """The items of no class, each in a scale of its own."""
     for label, recipe in OTHERS:
-        yield Item(label, label, (_made(recipe),))
+        yield Item(label, label, (_make(recipe),))
 
 
-def _made(recipe: Recipe) -> Mesh:
+def _make(recipe: Recipe) -> Mesh:
     module, name, positional, named = recipe
     maker: Callable[..., Any] = getattr(import_module(f"bd_warehouse.{module}"), name)
     points, triangles = maker(*positional, **named).tessellate(*_TOLERANCE)

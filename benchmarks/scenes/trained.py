@@ -1,4 +1,4 @@
-"""What training with a view per sub-model brings, in simulated scenes.
+"""Gain of training with a view per sub-model, in simulated scenes.
 
     python -m benchmarks.scenes.trained --data imagenette/ --weights FOLDER --teacher VIT \
         --scratch FOLDER --seed 0
@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from benchmarks.scenes.__main__ import CAMERAS, DEVICES, NAMES, write_scenes
 from mdp.files import write_json
@@ -32,7 +32,7 @@ from partitioner.build.inputs import TrainingInputs
 from partitioner.build.settings import run_settings
 from partitioner.data.datasets import Dataset, open_dataset
 from partitioner.data.memmaps import Array, Index
-from partitioner.data.scenes import fused_answers, places
+from partitioner.data.scenes import fuse_answers, places
 from partitioner.estimates.catalogue import catalogue
 from partitioner.export.evaluate import accuracy, subset_accuracies
 from partitioner.fusion.stacking import fit_fusion
@@ -107,7 +107,7 @@ def without(
     return np.stack([100 * (every - right([k for k in logits if k != gone])) for gone in logits])
 
 
-def measured(answers: Mapping[int, Logits], targets: Index) -> dict[str, Any]:
+def measure_accuracies(answers: Mapping[int, Logits], targets: Index) -> dict[str, Any]:
     """Accuracies in percent of the members' answers `[N, C]` to the held-out scenes."""
     fitted = np.arange(len(targets)) % FITTED == 0
     parts = [{k: logits[rows] for k, logits in answers.items()} for rows in (fitted, ~fitted)]
@@ -131,7 +131,7 @@ def measured(answers: Mapping[int, Logits], targets: Index) -> dict[str, Any]:
     }
 
 
-def begun(
+def begin_run(
     name: str, cameras: tuple[str, ...], data: Dataset, options: argparse.Namespace, **schedule: Any
 ) -> TrainingContext:
     """A run before its training; all of a seed have one cache."""
@@ -174,7 +174,7 @@ def teacher_accuracy(work: TrainingContext) -> dict[str, float]:
     logits: Logits = np.load(work.run.answers(pictures.digest[:16]))
     return {
         "one": 100 * accuracy(logits, pictures.targets),
-        "all": 100 * accuracy(fused_answers(logits, where), work.data.test.targets),
+        "all": 100 * accuracy(fuse_answers(logits, where), work.data.test.targets),
     }
 
 
@@ -198,24 +198,24 @@ def of_seed(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         best = NAMES[int(np.argmax(row["own"]["alone"]))] if name == ONE else None
         cameras = (best,) * CAMERAS if best else NAMES
         seen = open_dataset(scenes, cameras=[best]) if best else data
-        work = begun(name, cameras, seen, options, **schedule)
+        work = begin_run(name, cameras, seen, options, **schedule)
         train_members(work, *targets_of(work, options))
         answers = answers_of(work)
         np.savez(work.run.path / "answers.npz", *answers.values())
-        row[name] = measured(answers, work.data.test.targets)
+        row[name] = measure_accuracies(answers, work.data.test.targets)
         if not best:
             row["teacher"] = teacher_accuracy(work)
         yield row
 
 
 def keep(row: dict[str, Any]) -> None:
-    rows = kept(RESULT.stem)["rows"] if RESULT.exists() else []
+    rows = read_result(RESULT.stem)["rows"] if RESULT.exists() else []
     others = [other for other in rows if other["seed"] != row["seed"]]
     write_json(RESULT, {"rows": sorted([*others, row], key=lambda one: int(one["seed"]))})
 
 
 def figures() -> str:
-    rows = kept(RESULT.stem)["rows"]
+    rows = read_result(RESULT.stem)["rows"]
 
     def line(what: str, value: Any, rows: Sequence[Any] = rows) -> dict[str, str]:
         found = [value(row) for row in rows]
@@ -254,7 +254,7 @@ def figures() -> str:
 
 
 def losses(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What every camera's absence costs."""
+    """Cost of every camera's absence."""
     lines = []
     for way in NAMED:
         for row in rows:
@@ -264,12 +264,12 @@ def losses(rows: Sequence[Mapping[str, Any]]) -> str:
                 for lost, error in zip(one["lost"], one["lost_error"], strict=True)
             ]
             lines.append(
-                {"what": f"{way}, seed {row['seed']}", "chosen": f"{chosen(one)[0]:.1f}"}
+                {"what": f"{way}, seed {row['seed']}", "chosen": f"{worst_camera(one)[0]:.1f}"}
                 | dict(zip(NAMES, cells, strict=True))
             )
         every = np.mean([row[way]["lost"] for row in rows])
         worst = np.mean([max(row[way]["lost"]) for row in rows])
-        found = np.array([chosen(row[way]) for row in rows])
+        found = np.array([worst_camera(row[way]) for row in rows])
         error = np.sqrt((found[:, 1] ** 2).sum()) / len(rows)
         what = f"{way}: mean {every:.1f}, worst {worst:.1f}"
         chosen_mean = f"{found[:, 0].mean():.1f} ± {error:.1f}"
@@ -282,7 +282,7 @@ def losses(rows: Sequence[Mapping[str, Any]]) -> str:
     return table(lines, *columns)
 
 
-def chosen(one: Mapping[str, Any]) -> tuple[float, float]:
+def worst_camera(one: Mapping[str, Any]) -> tuple[float, float]:
     """Points that the test scenes lose without the camera that costs most in fitting; its error.
 
     Of several that cost as much in fitting, the one that costs most in the test.

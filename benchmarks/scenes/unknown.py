@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from benchmarks.scenes.few import views_of
 from mdp.files import write_json
@@ -135,7 +135,7 @@ def half(parts: Logits, which: int) -> Logits:
     return {k: Contribution(None, part.bag[which::2]) for k, part in parts.items()}
 
 
-def summed(one: ClassDraw, fusion: FusionWeights, signals: Sequence[Signal]) -> Novelty:
+def sum_signals(one: ClassDraw, fusion: FusionWeights, signals: Sequence[Signal]) -> Novelty:
     """Thresholds of the sum of `signals`, for every subset."""
     novelty = fit_novelty(one.calibration, fusion)
     ones, subsets = np.ones(len(one.targets)), []
@@ -158,7 +158,7 @@ def summed(one: ClassDraw, fusion: FusionWeights, signals: Sequence[Signal]) -> 
 def rows_of(setting: str, one: ClassDraw) -> Iterator[dict[str, Any]]:
     """For each score, kind of unknown items and subset of cameras what is found."""
     fusion = fit_fusion(one.calibration, one.targets)
-    tables = {name: summed(one, fusion, signals) for name, signals in SCORES.items()}
+    tables = {name: sum_signals(one, fusion, signals) for name, signals in SCORES.items()}
     fitted_to = {
         k: Contribution(
             None, np.concatenate([half(parts, 0)[k].bag for parts in one.unknown.values()])
@@ -188,7 +188,7 @@ def rows_of(setting: str, one: ClassDraw) -> Iterator[dict[str, Any]]:
                     }  # fmt: skip
 
 
-def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_means(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Means over draws and subsets of one size."""
     folders = sorted(path for path in options.parts.iterdir() if path.is_dir())
     parts = np.stack([
@@ -218,7 +218,7 @@ def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def figures() -> str:
-    rows = kept(RESULT.stem)["rows"]
+    rows = read_result(RESULT.stem)["rows"]
     counts = range(1, len(CAMERAS) + 1)
 
     def lines(kind: str, *names: str) -> list[dict[str, Any]]:
@@ -263,7 +263,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     options = parser.parse_args()
     options.scratch.mkdir(parents=True, exist_ok=True)
-    write_json(RESULT, {"network": NETWORK, "image_size": SIDE, "rows": measured(options)})
+    write_json(RESULT, {"network": NETWORK, "image_size": SIDE, "rows": measure_means(options)})
     PAGE.write()
 
 

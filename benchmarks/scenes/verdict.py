@@ -40,7 +40,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.options import arguments
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept, measured_on
+from benchmarks.harness.results import RESULTS, format_machine, read_result
 from benchmarks.harness.tables import table
 from benchmarks.scenes.few import CAMERAS
 from benchmarks.scenes.figure import picture
@@ -396,7 +396,7 @@ def rows_of(options: Namespace) -> Iterator[dict[str, Any]]:
         if way == "cameras":
             row = build(options, way, scenes, CAMERAS)
         else:
-            before = next(one for one in kept_rows() if _key(one) == (options.seed, "cameras"))
+            before = next(one for one in read_rows() if _key(one) == (options.seed, "cameras"))
             best = CAMERAS[int(np.argmax(before["alone"]))]
             if way == "networks":
                 pictures = tree(options, f"scenes-{best}", classes, best)
@@ -409,8 +409,8 @@ def rows_of(options: Namespace) -> Iterator[dict[str, Any]]:
         yield {"seed": options.seed, "way": way, "classes": len(classes), **row}
 
 
-def kept_rows() -> list[dict[str, Any]]:
-    return list(kept(RESULT.stem)["rows"]) if RESULT.exists() else []
+def read_rows() -> list[dict[str, Any]]:
+    return list(read_result(RESULT.stem)["rows"]) if RESULT.exists() else []
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -427,7 +427,7 @@ NAMED = {
 
 def figures() -> str:
     """Figures of the page."""
-    result = kept(RESULT.stem)
+    result = read_result(RESULT.stem)
     rows = sorted(result["rows"], key=lambda row: (row["seed"], WAYS.index(row["way"])))
     sizes = range(1, len(CAMERAS) + 1)
 
@@ -450,7 +450,7 @@ def figures() -> str:
 
     unknown = [row for row in rows if "unknown" in row]
     blocks = [
-        f"Per cent of test items answered rightly; {measured_on(result['machine'])}.",
+        f"Per cent of test items answered rightly; {format_machine(result['machine'])}.",
         table(
             lines(),
             ("draw", lambda one: one["row"]["seed"]),
@@ -505,7 +505,7 @@ def main() -> None:
     options.scratch.mkdir(parents=True, exist_ok=True)
     machine = describe_machine()
     for row in rows_of(options):
-        others = [one for one in kept_rows() if _key(one) != _key(row)]
+        others = [one for one in read_rows() if _key(one) != _key(row)]
         write_json(RESULT, {"machine": machine, "rows": [*others, row]})
 
 

@@ -21,7 +21,7 @@ import time
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.options import arguments
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept, measured_on
+from benchmarks.harness.results import RESULTS, format_machine, read_result
 from benchmarks.harness.tables import table
 from benchmarks.serving import batches, gateway, ladder, load, overhead, push, servers, simulated
 from mdp.files import write_json
@@ -35,9 +35,9 @@ PARTS = {
 def figures() -> str:
     blocks = []
     for name, part in PARTS.items():
-        outcome = kept(f"serving-{name}")
+        outcome = read_result(f"serving-{name}")
         rows = table(outcome["rows"], *part.COLUMNS)
-        blocks.append(f"**{name}** ({measured_on(outcome['machine'])})\n\n{rows}")
+        blocks.append(f"**{name}** ({format_machine(outcome['machine'])})\n\n{rows}")
     return "\n\n".join(blocks)
 
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 import mdp
 from benchmarks.harness.resampling import in_rounds, ratio_interval
-from benchmarks.harness.serving_fleet import served
+from benchmarks.harness.serving_fleet import serve_fleet
 from mdp.cli.bench import noise_picture
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import SubModelSpec
@@ -101,7 +101,7 @@ def exact(fleet: AgentFleet) -> tuple[float, float]:
 
 def run(*, quick: bool) -> Iterator[dict[str, Any]]:
     rounds, seconds = (2, 0.3) if quick else (ROUNDS, BLOCK_S)
-    with served(write_vit, "--threads", 1, "--batch", BATCH) as fleet:
+    with serve_fleet(write_vit, "--threads", 1, "--batch", BATCH) as fleet:
         bundle = Bundle.open(fleet.bundle)
         (part,) = bundle.manifest.plan.assignments
         runtime = open_runtime(bundle.model(0), Execution.of(part), num_classes=len(LABELS))

@@ -76,7 +76,7 @@ def tensor(pixels: Pixels) -> tuple[bytes, dict[str, str]]:
 
 
 class Server(NamedTuple):
-    """Where a server listens, and its process."""
+    """Address of a server, and its process."""
 
     host: str
     pid: int

@@ -171,7 +171,9 @@ async def ask(
     tally.count(answer, started_s, deadline_ms, number)
 
 
-async def connected(stack: AsyncExitStack, fleet: AgentFleet, count: int) -> list[mdp.AsyncClient]:
+async def connect_clients(
+    stack: AsyncExitStack, fleet: AgentFleet, count: int
+) -> list[mdp.AsyncClient]:
     """Clients whose agents have all answered, as often as it takes to know their times."""
     path, picture = fleet.folder / "fleet.toml", noise_picture(SIDE)
     clients = []
@@ -231,7 +233,7 @@ async def loop(
     await asyncio.gather(*(caller(number) for number in range(callers)))
 
 
-async def streamed(
+async def stream_calls(
     client: mdp.AsyncClient, in_flight: int, seconds: float, deadline_ms: float, tally: Tally
 ) -> None:
     picture, until_s = noise_picture(SIDE), time.monotonic() + seconds
@@ -246,7 +248,9 @@ async def streamed(
         tally.count(answer, time.monotonic() - took_ms / 1e3, deadline_ms, 0)
 
 
-def threaded(path: Path, threads: int, seconds: float, deadline_ms: float, tally: Tally) -> None:
+def call_in_threads(
+    path: Path, threads: int, seconds: float, deadline_ms: float, tally: Tally
+) -> None:
     """Threads that share a client."""
     picture, lock = noise_picture(SIDE), threading.Lock()
     with mdp.Client.connect(path, timeout_s=PATIENCE_S) as client:
@@ -326,10 +330,12 @@ async def play(
     tally = Tally()
     if asked.kind == "threads":
         path = fleet.folder / "fleet.toml"
-        await asyncio.to_thread(threaded, path, asked.callers, seconds, asked.deadline_ms, tally)
+        await asyncio.to_thread(
+            call_in_threads, path, asked.callers, seconds, asked.deadline_ms, tally
+        )
         return tally.row(1)
     async with AsyncExitStack() as stack:
-        clients = await connected(stack, fleet, asked.clients)
+        clients = await connect_clients(stack, fleet, asked.clients)
         picture, deadline_ms = noise_picture(SIDE), asked.deadline_ms
         tally.started_s = time.monotonic()
         if asked.kind == "random":
@@ -341,7 +347,7 @@ async def play(
                 every = (ask(clients[0], picture, deadline_ms, tally) for _ in range(asked.callers))
                 await asyncio.gather(*every)
         elif asked.kind == "stream":
-            await streamed(clients[0], asked.callers, seconds, deadline_ms, tally)
+            await stream_calls(clients[0], asked.callers, seconds, deadline_ms, tally)
         elif asked.kind == "full":
             with strangers(fleet, "device-2"):
                 tally = Tally()

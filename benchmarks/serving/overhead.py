@@ -1,4 +1,4 @@
-"""What a call costs beyond computing, against a bare ZeroMQ exchange of the same bytes.
+"""Cost of a call beyond computing, against a bare ZeroMQ exchange of the same bytes.
 
 Agents on loopback, each a process of its own, serve 224x224 crops. In turns, a block each:
 
@@ -24,11 +24,11 @@ from typing import Any
 
 from benchmarks.harness.resampling import in_rounds, ratio_interval
 from benchmarks.harness.serving_fleet import (
-    asked_bare,
     bare_exchange,
     client_of,
     colour_bundle,
-    served,
+    open_bare_client,
+    serve_fleet,
     stub_fleet,
 )
 from mdp.cli.bench import noise_picture, percentiles
@@ -46,7 +46,7 @@ STUB, STUB_KEYS, ONNX = "stub", "stub, keys", "onnxruntime"
 
 def fleet_of(kind: str, agents: int) -> AbstractContextManager[AgentFleet]:
     if kind == ONNX:
-        return served(colour_bundle(agents, SIDE), "--threads", 1)
+        return serve_fleet(colour_bundle(agents, SIDE), "--threads", 1)
     return stub_fleet(agents, side=SIDE, keys=kind == STUB_KEYS)
 
 
@@ -55,7 +55,7 @@ def measure(kind: str, agents: int, calls: int) -> dict[str, Any]:
     with ExitStack() as stack:
         fleet = stack.enter_context(fleet_of(kind, agents))
         client = stack.enter_context(client_of(fleet))
-        same_agents = stack.enter_context(asked_bare(fleet, side=SIDE))
+        same_agents = stack.enter_context(open_bare_client(fleet, side=SIDE))
         routers = stack.enter_context(bare_exchange(agents, side=SIDE, keys=kind == STUB_KEYS))
         picture = noise_picture(SIDE)
         blocks = in_rounds(

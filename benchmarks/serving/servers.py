@@ -149,7 +149,7 @@ def measure(what: str, servers: dict[str, Server], agents: Sequence[int]) -> dic
     with ExitStack() as stack:
         runs = {name: stack.enter_context(caller(each)) for name, each in asked.items()}
         times = in_turns(runs, ROUNDS, least=CALLS, warm_up=10)
-    rates, cpu_ms = asked_by_many(asked, servers, agents)
+    rates, cpu_ms = load_by_many(asked, servers, agents)
     others = [name for name in servers if name != OURS]
     return {
         "what": what,
@@ -162,7 +162,7 @@ def measure(what: str, servers: dict[str, Server], agents: Sequence[int]) -> dic
     }
 
 
-def asked_by_many(
+def load_by_many(
     asked: dict[str, Asked], servers: dict[str, Server], agents: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Answers a second, and milliseconds of processor time for one, by server."""

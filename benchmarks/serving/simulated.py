@@ -25,7 +25,7 @@ from benchmarks.serving.load import (
     WORK_MS,
     Tally,
     at_random,
-    connected,
+    connect_clients,
     loop,
     waiting_agents,
 )
@@ -89,7 +89,7 @@ def whole_of(scenario: Scenario) -> int:
 async def measure(fleet: AgentFleet, *, quick: bool) -> list[dict[str, Any]]:
     single, blocks, seconds = (30, 1, 0.5) if quick else (SINGLE, BLOCKS, SECONDS)
     async with AsyncExitStack() as stack:
-        clients = await connected(stack, fleet, 1)
+        clients = await connect_clients(stack, fleet, 1)
         answers: list[Prediction] = []
         real: dict[float, list[tuple[int, int, float]]] = defaultdict(list)
         rates: list[float] = []

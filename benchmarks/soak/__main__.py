@@ -32,12 +32,12 @@ from benchmarks.faults.device import FaultyDevice
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.options import arguments
 from benchmarks.harness.results import RESULTS
-from benchmarks.soak.clients import PATIENCE_S, Clients, broken, truth_file
-from benchmarks.soak.faults import Faults, counted, schedule
+from benchmarks.soak.clients import PATIENCE_S, Clients, find_broken, truth_file
+from benchmarks.soak.faults import Faults, count_faults, schedule
 from benchmarks.soak.gateway import FaultyGateway
 from benchmarks.soak.page import PAGE
 from benchmarks.soak.pictures import DEVICES, write_colour_bundle
-from benchmarks.soak.watch import Watch, as_rows, grown, trends
+from benchmarks.soak.watch import Watch, as_rows, find_growth, trends
 from mdp.files import write_json
 from mdp.testing.agents import AgentFleet
 
@@ -94,18 +94,18 @@ class Soak:
             healed = clients.heal()
             # Descriptors and threads are released with a delay.
             settled_s = time.monotonic() + PATIENCE_S / 10
-            while grown(before, after := watch.now()) and time.monotonic() < settled_s:
+            while find_growth(before, after := watch.now()) and time.monotonic() < settled_s:
                 time.sleep(0.5)
         samples = [sample for sample in watch.samples if began_s < sample.at_s < ended_s]
         return {
             "capacity_per_s": [round(rate, 1) for rate in capacity],
             "rate_per_s": [round(LOAD * rate, 1) for rate in capacity],
-            "faults": counted(faults),
+            "faults": count_faults(faults),
             "clients": [{"style": s, **d} for s, d in zip(STYLES, done, strict=True)],
             "healed": healed,
             "before": as_rows(before),
             "after": as_rows(after),
-            "grown": grown(before, after),
+            "grown": find_growth(before, after),
             "trends": trends(samples, ended_s - began_s),
         }
 
@@ -120,7 +120,7 @@ def failures(result: Mapping[str, Any]) -> list[str]:
     """The promises that were broken."""
     found = list(result["complaints"])
     for client in result["clients"]:
-        found += broken(client["style"], client)
+        found += find_broken(client["style"], client)
         if client["overshoot_ms"] > OVERDUE_S * 1e3:
             late = f"a call ended {client['overshoot_ms']:.0f} ms after its deadline"
             found.append(f"the {client['style']} client: {late}")

@@ -124,21 +124,21 @@ class Asking:
             callers = Callers(options.gateway, options.deadline_ms)
             sizes = TENSORS_OF if style == "infer" else (1,)
             asks = callers.infer if style == "infer" else callers.classify
-            return self._threaded(asks, sizes=sizes)
+            return self._in_threads(asks, sizes=sizes)
         if style == "async":
             waiting = AsyncClient.connect(options.fleet, timeout_s=CONNECT_S)
             client = await self._stack.enter_async_context(waiting)
             await self._follow(client, client.reload)
-            return Asker(ask=partial(self._awaited, client), counters=lambda: client.counters)
+            return Asker(ask=partial(self._await_answers, client), counters=lambda: client.counters)
         connected = self._stack.enter_context(Client.connect(options.fleet, timeout_s=CONNECT_S))
         await self._follow(connected, partial(asyncio.to_thread, connected.reload))
         if style == "stream":
-            asks, sizes = partial(self._streamed, connected), STREAM_OF
+            asks, sizes = partial(self._stream, connected), STREAM_OF
         else:
-            asks, sizes = partial(self._classified, connected), (1,)
-        return self._threaded(asks, sizes=sizes, counters=lambda: connected.counters)
+            asks, sizes = partial(self._classify, connected), (1,)
+        return self._in_threads(asks, sizes=sizes, counters=lambda: connected.counters)
 
-    def _threaded(self, asks: Callable[[Sequence[int]], list[Outcome]], **more: Any) -> Asker:
+    def _in_threads(self, asks: Callable[[Sequence[int]], list[Outcome]], **more: Any) -> Asker:
         threads = self._stack.enter_context(ThreadPoolExecutor(self._options.threads))
 
         async def ask(numbers: Sequence[int]) -> list[Outcome]:
@@ -146,7 +146,7 @@ class Asking:
 
         return Asker(ask=ask, threads=self._options.threads, **more)
 
-    def _classified(self, client: Client, numbers: Sequence[int]) -> list[Outcome]:
+    def _classify(self, client: Client, numbers: Sequence[int]) -> list[Outcome]:
         (number,), began_s = numbers, time.monotonic()
         answer: Prediction | InferenceError
         try:
@@ -155,7 +155,7 @@ class Asking:
             answer = error
         return [(outcome(answer), time.monotonic() - began_s)]
 
-    def _streamed(self, client: Client, numbers: Sequence[int]) -> list[Outcome]:
+    def _stream(self, client: Client, numbers: Sequence[int]) -> list[Outcome]:
         began_s = deque[float]()
 
         def pictures() -> Iterator[Pixels]:
@@ -169,7 +169,7 @@ class Asking:
         # In the order of the pictures, of which each has its own beginning.
         return [(outcome(each), time.monotonic() - began_s.popleft()) for each in answers]
 
-    async def _awaited(self, client: AsyncClient, numbers: Sequence[int]) -> list[Outcome]:
+    async def _await_answers(self, client: AsyncClient, numbers: Sequence[int]) -> list[Outcome]:
         (number,), began_s = numbers, time.monotonic()
         answer: Prediction | InferenceError
         try:

@@ -79,7 +79,7 @@ class Clients:
         return [f"the {style} client ended with {code}" for style, code in codes if code]
 
 
-def broken(style: str, client: Mapping[str, Any]) -> list[str]:
+def find_broken(style: str, client: Mapping[str, Any]) -> list[str]:
     """The promises about every call that one client's result shows as broken."""
     who, counts, found = f"the {style} client", client["counts"], []
     if client["open"] or counts["begun"] != counts["ended"]:

@@ -61,7 +61,7 @@ def schedule(
     return sorted(faults, key=lambda fault: fault.at_s)
 
 
-def counted(faults: Sequence[Fault]) -> dict[str, dict[str, int]]:
+def count_faults(faults: Sequence[Fault]) -> dict[str, dict[str, int]]:
     """Process -> kind -> how many of its faults are of it."""
     names = dict.fromkeys(fault.name for fault in faults)
     return {

@@ -23,9 +23,9 @@ class FaultyGateway(Closing):
         self._fleet, self._log, self._patience_s = fleet, log, patience_s
         #: HOST:PORT.
         self.host = "127.0.0.1:0"
-        self.process = self._started()
+        self.process = self._start()
 
-    def _started(self) -> LineProcess:
+    def _start(self) -> LineProcess:
         program = [Path(sys.executable).parent / "mdp", "gateway", "--json"]
         where = ["--bind", self.host, "--fleet", f"{MODEL}={self._fleet}"]
         process = LineProcess(
@@ -61,7 +61,7 @@ class FaultyGateway(Closing):
         for _ in range(_START_ATTEMPTS):
             # An outgoing connection may hold the port for a moment.
             with suppress(AssertionError):
-                self.process = self._started()
+                self.process = self._start()
                 return
             time.sleep(0.5)
         raise AssertionError(f"the gateway does not start again: {self.process.stderr}")

@@ -35,12 +35,12 @@ class Callers:
         """The answer for one picture, sent as a file."""
         (number,) = numbers
         path = f"/v2/models/{MODEL}/classify?deadline_ms={self._deadline_ms:g}"
-        return self._ask(path, self._files[number], {}, _classified, numbers)
+        return self._ask(path, self._files[number], {}, _parse_classify, numbers)
 
     def infer(self, numbers: Sequence[int]) -> list[Outcome]:
         """The answers for some pictures, sent as one tensor."""
         body, headers = tensor(numbers, self._deadline_ms)
-        return self._ask(f"/v2/models/{MODEL}/infer", body, headers, inferred, numbers)
+        return self._ask(f"/v2/models/{MODEL}/infer", body, headers, parse_infer, numbers)
 
     def _ask(
         self, path: str, body: bytes, headers: Mapping[str, str], read: Any, numbers: Sequence[int]
@@ -101,7 +101,7 @@ def tensor(numbers: Sequence[int], deadline_ms: float) -> tuple[bytes, dict[str,
     return head + pixels.tobytes(), {"Inference-Header-Content-Length": str(len(head))}
 
 
-def _classified(told: Mapping[str, Any]) -> list[Answer]:
+def _parse_classify(told: Mapping[str, Any]) -> list[Answer]:
     """The answer of the gateway's own route."""
     return [
         Answer(
@@ -114,7 +114,7 @@ def _classified(told: Mapping[str, Any]) -> list[Answer]:
     ]
 
 
-def inferred(told: Mapping[str, Any]) -> list[Answer]:
+def parse_infer(told: Mapping[str, Any]) -> list[Answer]:
     """The answers of the protocol's route, one for each picture.
 
     `used` and `missing` of the parameters are about all pictures together. Which devices are in

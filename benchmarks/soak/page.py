@@ -3,12 +3,12 @@
 from collections import Counter
 
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import kept, measured_on
+from benchmarks.harness.results import format_machine, read_result
 from benchmarks.harness.tables import table
 
 
 def figures() -> str:
-    result = kept("soak")
+    result = read_result("soak")
     faults = "; ".join(
         f"{name}: {kinds['kill']} kills, {kinds['stop']} stops, {kinds['restart']} restarts"
         for name, kinds in result["faults"].items()
@@ -20,7 +20,7 @@ def figures() -> str:
     ]
     parts = [
         f"{result['minutes']:g} minutes, seed {result['seed']}, deadline "
-        f"{result['deadline_ms']:g} ms; {measured_on(result['machine'])}. "
+        f"{result['deadline_ms']:g} ms; {format_machine(result['machine'])}. "
         f"{faults}.",
         f"**{broken or 'Every promise held'}.**",
         table(

@@ -67,7 +67,7 @@ def begin_of(label: str) -> str:
     return label.rstrip("-0123456789")
 
 
-def unaccounted(answer: Answer) -> list[str]:
+def find_unaccounted(answer: Answer) -> list[str]:
     """Members of which the answer says neither that they are in it nor that they are missing."""
     if answer.missing is None:
         return []
@@ -140,7 +140,7 @@ class Tally:
                 f"call {ticket}: sent {label_of(number)}, got {answer.label} with "
                 f"{answer.probability:g} from {', '.join(answer.used)}",
             )
-        if forgotten := unaccounted(answer):
+        if forgotten := find_unaccounted(answer):
             self._add("unaccounted", f"call {ticket}: nothing about {', '.join(forgotten)}")
 
     def _add(self, kind: str, text: str) -> None:

@@ -30,7 +30,7 @@ class Held:
     threads: int
 
 
-def held_by(process: str, pid: int) -> Held | None:
+def read_held(process: str, pid: int) -> Held | None:
     """Resources of process `pid` now; None if it has ended."""
     folder = Path(f"/proc/{pid}")
     try:
@@ -55,7 +55,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch")
 
     def now(self) -> dict[str, Held]:
-        found = (held_by(process, pid) for process, pid in self._pids().items())
+        found = (read_held(process, pid) for process, pid in self._pids().items())
         return {held.process: held for held in found if held is not None}
 
     def _run(self) -> None:
@@ -110,7 +110,7 @@ def slope_per_hour(at_s: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     return float(fit.slope), float(stats.t.ppf(0.975, len(filled) - 2) * fit.stderr)
 
 
-def grown(before: Mapping[str, Held], after: Mapping[str, Held]) -> list[str]:
+def find_growth(before: Mapping[str, Held], after: Mapping[str, Held]) -> list[str]:
     """Every increased count of files, sockets or threads, in words."""
     return [
         f"{process}: {what} {getattr(held, what)} -> {getattr(after[process], what)}"

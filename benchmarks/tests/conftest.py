@@ -1,4 +1,4 @@
-"""What every test of a benchmark shares."""
+"""Fixtures that every test of a benchmark shares."""
 
 import os
 import signal

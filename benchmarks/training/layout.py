@@ -97,7 +97,7 @@ def backward(network: Any, seen: Any, arithmetic: str) -> Callable[[], None]:
     return step
 
 
-def measured(rounds: int, least: int) -> Iterator[Mapping[str, object]]:
+def measure_layouts(rounds: int, least: int) -> Iterator[Mapping[str, object]]:
     """Median milliseconds of forward and backward together, per network, arithmetic and load."""
     for beside in (0, BUSY):
         with busy(beside):
@@ -128,7 +128,7 @@ def main() -> None:
     asked = parser.parse_args()
     use_threads(THREADS)
     machine = describe_machine()
-    rows = list(measured(asked.rounds, asked.least))
+    rows = list(measure_layouts(asked.rounds, asked.least))
     write_json(RESULT, {"machine": machine, "threads": THREADS, "ms": rows})
 
 

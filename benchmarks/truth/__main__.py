@@ -30,8 +30,8 @@ from benchmarks.faults.device import FaultyDevice
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.options import arguments
 from benchmarks.harness.results import RESULTS
-from benchmarks.soak.clients import PATIENCE_S, Clients, broken, truth_file
-from benchmarks.soak.faults import KINDS, Fault, Faults, counted, schedule
+from benchmarks.soak.clients import PATIENCE_S, Clients, find_broken, truth_file
+from benchmarks.soak.faults import KINDS, Fault, Faults, count_faults, schedule
 from benchmarks.soak.gateway import FaultyGateway
 from benchmarks.soak.pictures import DEVICES, write_colour_bundle
 from benchmarks.truth.changes import HELD, Changes, point
@@ -93,7 +93,7 @@ class Chaos:
         assert clients.heal(), "answers lack members before any fault"
         rates = [LOAD * rate for rate in capacity]
         done: Sequence[Mapping[str, Any]] = ()
-        while (left := answers - compared(done)) > 0:
+        while (left := answers - count_compared(done)) > 0:
             seconds = min(max(left / sum(rates), LEAST_S), MOST_S)
             ending = dict.fromkeys(DEVICES, 1.0)
             more = schedule(self._seed + len(faults), seconds, ending, FAULT_EVERY_S)
@@ -105,13 +105,14 @@ class Chaos:
             self._changes.finish()
             faults += more
             print(
-                f"{compared(done):,} answers after {time.monotonic() - began_s:.0f} s", flush=True
+                f"{count_compared(done):,} answers after {time.monotonic() - began_s:.0f} s",
+                flush=True,
             )
         return {
             "seconds": round(time.monotonic() - began_s),
             "capacity_per_s": [round(rate, 1) for rate in capacity],
-            "answers": compared(done),
-            "faults": {k: sum(kinds[k] for kinds in counted(faults).values()) for k in KINDS},
+            "answers": count_compared(done),
+            "faults": {k: sum(kinds[k] for kinds in count_faults(faults).values()) for k in KINDS},
             "changes": dict(self._changes.counts),
             "clients": [{"style": s, **d} for s, d in zip(STYLES, done, strict=True)],
             "healed": clients.heal(),
@@ -125,7 +126,7 @@ class Chaos:
         return [*found, *ended]
 
 
-def compared(clients: Sequence[Mapping[str, Any]]) -> int:
+def count_compared(clients: Sequence[Mapping[str, Any]]) -> int:
     """The number of answers of these clients that were compared with the truth."""
     counts = [client["counts"] for client in clients]
     return sum(count.get("complete", 0) + count.get("partial", 0) for count in counts)
@@ -135,7 +136,7 @@ def failures(result: Mapping[str, Any]) -> list[str]:
     """The promises that were broken."""
     found = list(result["complaints"])
     for client in result["clients"]:
-        found += broken(client["style"], client)
+        found += find_broken(client["style"], client)
         found += [
             f"the {client['style']} client: no answer of the {name} bundle"
             for name, begin in (("first", ""), ("second", SECOND))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import kept, measured_on
+from benchmarks.harness.results import format_machine, read_result
 from benchmarks.harness.tables import table
 
 #: What counts as a broken promise.
@@ -20,7 +20,7 @@ WAYS = {
 
 
 def figures() -> str:
-    return "\n\n".join(part for run in kept("truth")["runs"] for part in _run(run))
+    return "\n\n".join(part for run in read_result("truth")["runs"] for part in _run(run))
 
 
 def _run(result: Mapping[str, Any]) -> list[str]:
@@ -34,7 +34,7 @@ def _run(result: Mapping[str, Any]) -> list[str]:
         client["late_share"] = client["counts"]["late"] / max(1, client["counts"]["ended"])
     bad = sum(client["counts"][kind] for client in clients for kind in BROKEN)
     return [
-        f"**{result['label']}.** {measured_on(result['machine'])}; {result['seconds'] / 60:.0f} "
+        f"**{result['label']}.** {format_machine(result['machine'])}; {result['seconds'] / 60:.0f} "
         f"minutes, seed {result['seed']}, deadline {result['deadline_ms']:g} ms. "
         f"{faults['kill']} kills, {faults['stop']} stops, {faults['restart']} restarts; "
         f"{changes['changes']} changes of the bundle, {changes['by rollback']} by rollback.",

@@ -62,7 +62,7 @@ class AllowedClients:
         client = self._clients.get(key)
         return "" if client is None else client.name
 
-    def allowed(self, now: datetime.datetime) -> frozenset[str]:
+    def valid_keys(self, now: datetime.datetime) -> frozenset[str]:
         """Keys that have not expired at `now`."""
         return frozenset(
             key

@@ -16,7 +16,7 @@ LEAVE_S = 2.0
 
 
 @contextmanager
-def announced(
+def announce_agent(
     bound: str,
     public_key: str | None,
     current: Callable[[], LoadableBundle],

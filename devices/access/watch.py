@@ -32,7 +32,7 @@ def agent_keys(
         allowed = AllowedClients(clients)
         keys = AgentKeys(
             secret=load_pair(key, public_key_of).secret,
-            allowed=allowed.allowed(now()),
+            allowed=allowed.valid_keys(now()),
             connections=allowed.connections(),
         )
         return keys, allowed
@@ -84,14 +84,14 @@ class ClientWatch:
         """Read changed files again, and revoke keys that have expired. About once a second."""
         if self._clients.have_changed():
             self.reload()
-        expired = self._allowed - self._clients.allowed(now())
+        expired = self._allowed - self._clients.valid_keys(now())
         if expired:
             names = ", ".join(sorted(map(self._clients.name, expired)))
             self._report(f"the key of {names} has expired")
             self._allow()
 
     def _allow(self) -> None:
-        self._allowed = self._clients.allowed(now())
+        self._allowed = self._clients.valid_keys(now())
         self._router.allow(self._allowed, self._clients.connections())
 
 

@@ -100,7 +100,7 @@ class ServedBundle:
         return text + (f"; {unused} rungs are no quicker here and not used" if unused else "")
 
     def refusal(self, request: Infer | FrameRequest) -> Refusal | None:
-        """Why this device does not answer a request for this bundle."""
+        """Reason why this device does not answer a request for this bundle, or None."""
         if request.k != self.k:
             device = self.source.assignment.device
             return "wrong_submodel", f"{device} serves sub-model {self.k}, asked for {request.k}"
@@ -134,7 +134,7 @@ class ServedBundles:
         both = (self.current, None if self._leaving else self.previous)
         return [served for served in both if served is not None]
 
-    def requested(self, digest: str, *, now_s: float) -> ServedBundle | None:
+    def bundle_for(self, digest: str, *, now_s: float) -> ServedBundle | None:
         """The bundle for a request that has just arrived, None if it is not served."""
         for served in (self.current, self.previous):
             if served is not None and served.digest == digest:
@@ -189,7 +189,7 @@ def _ms(times_s: Iterable[float]) -> str:
     return ", ".join(f"{seconds * 1e3:.1f}" for seconds in times_s)
 
 
-def warmed(source: LoadableBundle, runtime: Runtime, clock: Callable[[], float]) -> ServedBundle:
+def warm_up(source: LoadableBundle, runtime: Runtime, clock: Callable[[], float]) -> ServedBundle:
     """Warm up a loaded top `runtime`, load the rungs below, and measure the batches of all.
 
     Rungs that are no quicker with one picture than the one above are not used. Raises AgentError,

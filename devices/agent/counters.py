@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 
-from mdp.protocol.messages import OUTCOMES, RELOADS, answered_at
+from mdp.protocol.messages import OUTCOMES, RELOADS, rung_answers_key
 
 #: Shortest time between two reports.
 REPORT_EVERY_S = 10.0
@@ -32,7 +32,7 @@ class Counters:
     def count_rung(self, rung: int) -> None:
         """Count an answer by a rung below the top, beside its outcome."""
         with self._lock:
-            key = answered_at(rung)
+            key = rung_answers_key(rung)
             self._counts[key] = self._counts.get(key, 0) + 1
 
     def count(self, outcome: str) -> None:

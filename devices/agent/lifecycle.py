@@ -17,7 +17,7 @@ from mdp.protocol.messages import (
     State,
     Status,
     Suspicion,
-    answered_by,
+    answers_key,
     as_line,
 )
 
@@ -92,13 +92,13 @@ class Lifecycle:
         if self.state != "READY":
             return self.not_served(request.digest)
         with self._lock:
-            served = self.served.requested(request.digest, now_s=now_s)
+            served = self.served.bundle_for(request.digest, now_s=now_s)
         if served is None:
             return self.not_served(request.digest)
         return served.refusal(request) or served
 
     def not_served(self, digest: str) -> Refusal:
-        """Why no request for the bundle `digest`, or for any, is answered."""
+        """Reason why no request for the bundle `digest`, or for any, is answered."""
         match self.state:
             case "FAILED":
                 return "failed", self.failure
@@ -177,7 +177,7 @@ class Lifecycle:
         with self._lock:
             current = self.served.current
             source = self._first if current is None else current.source
-            answered = {answered_by(each.digest): each.answered for each in self.served.all}
+            answered = {answers_key(each.digest): each.answered for each in self.served.all}
         counts: Mapping[str, int] = self._counters.counts
         reasons = (self.failure, self.reload_error, self.clients_error)
         return Status(

@@ -88,7 +88,7 @@ class Masking:
         except (MDPError, OSError) as error:
             self._refuse(peer, request, str(error))
             return
-        what = "removes the mask" if mask is None else f"sets the mask: {_described(mask)}"
+        what = "removes the mask" if mask is None else f"sets the mask: {_describe(mask)}"
         self._access.audit("mask", peer.client, peer.address, what)
         self._report(as_line(f"{self._access.name_of(peer.client) or 'a client'} {what}"))
         self._tell(peer, request)
@@ -96,13 +96,13 @@ class Masking:
     def _check(self, mask: CameraMask | None) -> None:
         """Raise MaskError unless the newest picture has the mask's shape."""
         if mask is not None:
-            width, height = self._frames.given_size
+            width, height = self._frames.source_size
             if not width:
                 raise MDPError(NO_PICTURE)
             check_fits(mask, width, height)
 
     def _tell(self, peer: Peer, request: MaskRequest) -> None:
-        width, height = self._frames.given_size
+        width, height = self._frames.source_size
         reply = MaskReply(
             request_id=request.request_id,
             mask=self._frames.mask,
@@ -116,7 +116,7 @@ class Masking:
         self._replies.fail(peer.route, request.request_id, "no_frame", text)
 
 
-def _described(mask: CameraMask) -> str:
+def _describe(mask: CameraMask) -> str:
     region = mask.region
     share = (region.right - region.left) * (region.bottom - region.top)
     return f"{share:.0%} of the picture is used, {len(mask.hidden)} boxes in it are hidden"

@@ -57,7 +57,7 @@ class Serving(Protocol):
 
     @property
     def state(self) -> State:
-        """Where in its life the agent is."""
+        """State of the agent's life."""
 
     @property
     def sources(self) -> list[LoadableBundle]:
@@ -117,7 +117,7 @@ class BundlePush:
                 reply = BundleContent(request_id=message.request_id, size_bytes=size_bytes)
                 self._replies.send(peer.route, reply, content)
                 return
-            received = self._received(peer, message, buffers)
+            received = self._carry_out(peer, message, buffers)
         except MDPError as error:
             self._refuse(peer, message, str(error))
         except Exception as error:  # a disk's, a runtime's: the thread serves the next message
@@ -125,17 +125,17 @@ class BundlePush:
         else:
             self._replies.send(peer.route, self._state(message.request_id, received))
 
-    def _received(
+    def _carry_out(
         self, peer: Peer, message: BundleRequest | BundlePiece, buffers: Sequence[Buffer]
     ) -> dict[Any, int]:
         """Do what a message asks for; returns how much of each offered file is there."""
         if isinstance(message, BundleRequest) and message.action == "state":
-            return self._store.received()
+            return self._store.count_received()
         if message.manifest is None:
             raise AgentError("expected `manifest`")
         if self._switching:
             if message.manifest == self._switching:
-                return self._store.received()
+                return self._store.count_received()
             raise AgentError("another switch is under way")
         if isinstance(message, BundlePiece):
             return self._store.append(message.manifest, message.file, message.offset, buffers[0])
@@ -145,7 +145,7 @@ class BundlePush:
             self._audit(peer, "push", f"begin {message.manifest[:12]}, {total} bytes")
             return received
         self._start_switch(peer, message.manifest)
-        return self._store.received()
+        return self._store.count_received()
 
     def _start_switch(self, peer: Peer, manifest: str) -> None:
         if self._serving.state == "DRAINING":
@@ -157,9 +157,9 @@ class BundlePush:
         self._audit(peer, event, f"switch to {manifest[:12]}")
 
         def commit(source: LoadableBundle) -> None:
-            self._store.commit(source.bundle, self._served())
+            self._store.commit(source.bundle, self._current_bundle())
 
-        def settled(error: str) -> None:
+        def on_outcome(error: str) -> None:
             self._error = as_line(error)
             self._audit(peer, event, f"failed: {self._error}" if error else "switched")
             self._replaced = not error
@@ -173,19 +173,19 @@ class BundlePush:
                 raise AgentError(f"the files of version {manifest[:12]} are gone")
             return source
 
-        self._switch(Reload(read, commit, settled))
+        self._switch(Reload(read, commit, on_outcome))
 
     def _audit(self, peer: Peer, event: str, text: str) -> None:
         self._access.audit(event, peer.client, peer.address, as_line(text))
 
-    def _served(self) -> Bundle | None:
+    def _current_bundle(self) -> Bundle | None:
         sources = self._serving.sources
         return sources[0].bundle if sources else None
 
     def _state(self, request_id: int, received: dict[Any, int]) -> BundleState:
         # In this order: a switch may end meanwhile.
         switching = bool(self._switching)
-        bundle, versions = self._served(), self._store.versions
+        bundle, versions = self._current_bundle(), self._store.versions
         served = None if bundle is None else version_of(bundle)
         return BundleState(
             request_id=request_id,

@@ -37,7 +37,7 @@ class Quotas:
                     del used[client]
 
     def refusal(self, client: str, request_bytes: int, now_s: float) -> str:
-        """Why a request of `client` is refused; empty, and charged, if it is not."""
+        """Reason why a request of `client` is refused; empty, and charged, if it is not."""
         if client not in self._limits:
             return ""
         with self._lock:
@@ -52,7 +52,7 @@ class Quotas:
                 self._bytes_s[client] = max(paid_s, now_s) + request_bytes / limits.bytes_per_s
         return ""
 
-    def computed(self, clients: Sequence[str], started_s: float, now_s: float) -> None:
+    def charge(self, clients: Sequence[str], started_s: float, now_s: float) -> None:
         """Charge `clients` for a batch computed since `started_s`, one request of each."""
         if self._limits.keys().isdisjoint(clients):
             return

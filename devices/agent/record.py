@@ -144,7 +144,7 @@ class Recording:
             self._fail(peer, request, "no_frame", "the mask was changed: ask again")
             return
         try:
-            content = encoded(whole.picture, request.side)
+            content = to_jpeg(whole.picture, request.side)
         except Exception as error:  # Pillow's encoders raise any type
             self._fail(peer, request, "no_frame", str(error) or type(error).__name__)
             return
@@ -161,7 +161,7 @@ def longest_side(picture: Image.Image | Pixels) -> int:
     return longest
 
 
-def encoded(picture: Image.Image | Pixels, side: int) -> bytes:
+def to_jpeg(picture: Image.Image | Pixels, side: int) -> bytes:
     """`picture` as a JPEG without metadata, its longest side at most `side` pixels.
 
     Raises PictureError if it does not fit into a message.

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from devices.agent.bundles import LoadableBundle, ServedBundle, ServedBundles, warmed
+from devices.agent.bundles import LoadableBundle, ServedBundle, ServedBundles, warm_up
 from devices.machine import Machine
 from mdp.errors import AgentError
 
@@ -40,7 +40,7 @@ class NewBundle:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Why the bundle cannot be served."""
+    """Reason why the bundle cannot be served."""
 
     error: BaseException
 
@@ -48,7 +48,7 @@ class Rejected:
 Outcome = Unchanged | NewBundle | Rejected
 
 
-def prepared(
+def prepare_bundle(
     source: LoadableBundle,
     served: ServedBundles,
     *,
@@ -73,7 +73,7 @@ def prepared(
             f"{source} needs {needed / 1e6:,.0f} MB beside what is served, "
             f"{free / 1e6:,.0f} MB are free"
         )
-    return NewBundle(warmed(source, source.load(), clock))
+    return NewBundle(warm_up(source, source.load(), clock))
 
 
 class Reloader:
@@ -145,7 +145,7 @@ class Reloader:
     ) -> None:
         try:
             source = reload.read()
-            outcome = prepared(
+            outcome = prepare_bundle(
                 source,
                 served,
                 available_bytes=self._available_bytes,
@@ -166,7 +166,7 @@ class Reloader:
             self._outcome = self._thread = None
         return outcome
 
-    def settled(self, error: str = "") -> None:
+    def settle(self, error: str = "") -> None:
         """Tell who requested the reload of the last `outcome` that it is in effect, or why not."""
         self._running.settled(error)
 

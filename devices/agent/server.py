@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from devices.agent.bundles import GRACE_S, LoadableBundle, ServedBundle, warmed
+from devices.agent.bundles import GRACE_S, LoadableBundle, ServedBundle, warm_up
 from devices.agent.counters import Counters
 from devices.agent.executor import Batch, Executor
 from devices.agent.jobs import FrameJob, Job, PictureJob
@@ -122,7 +122,7 @@ class Agent:
 
     @property
     def state(self) -> State:
-        """Where in its life the agent is."""
+        """State of the agent's life."""
         return self.lifecycle.state
 
     @property
@@ -186,7 +186,7 @@ class Agent:
     def _load_and_work(self) -> None:
         runtime = self._first.load()
         self.lifecycle.enter("WARMING")
-        served = warmed(self._first, runtime, self._clock)
+        served = warm_up(self._first, runtime, self._clock)
         if served.measured_s:
             self._report(served.speeds)
         self._install(served)
@@ -242,7 +242,7 @@ class Agent:
             self._drain()
         if self._reloader is not None and self.state in ("READY", "FAILED"):
             self._reload(self._reloader)
-        self._counters.count_rejected(self._router.rejected())
+        self._counters.count_rejected(self._router.take_rejections())
         if line := self._counters.report(self._clock()):
             self._report(line)
         self._periodic_s = min(self.lifecycle.served.retires_s(), self._retry_s)
@@ -256,7 +256,7 @@ class Agent:
             if self._clock() > self._drain_until_s:
                 self._over, waiting = True, self._queue.clear()
             idle = self._queue.idle
-        self._over = self._over or (idle and self._router.delivered())
+        self._over = self._over or (idle and self._router.has_delivered())
         self._replies.fail_jobs(waiting, "draining", "this agent had to stop before its turn")
 
     def _reload(self, reloader: Reloader) -> None:
@@ -276,14 +276,14 @@ class Agent:
                 if failed:
                     self._retry_s = float("inf")
                     self.lifecycle.enter("READY")
-                reloader.settled()
+                reloader.settle()
             case Unchanged():
                 self.lifecycle.reload_error = ""
-                reloader.settled()
+                reloader.settle()
             case Rejected(error):
                 why = f"{error}" or type(error).__name__
                 self.lifecycle.reject_reload(why)
-                reloader.settled(why)
+                reloader.settle(why)
             case None:
                 pass
         # After the outcome: a reload may have been requested while one was running.
@@ -446,7 +446,7 @@ class Agent:
                     elapsed_s=batch.elapsed_s,
                 )
                 self._computing = ""
-            self.quotas.computed([job.client for job in jobs], started_s, self._clock())
+            self.quotas.charge([job.client for job in jobs], started_s, self._clock())
         if self.state in ("DRAINING", "FAILED"):
             # Periodic tasks have a new time.
             self._router.wake()

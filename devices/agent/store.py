@@ -21,7 +21,7 @@ from typing import Literal
 from mdp.errors import AgentError, ConfigError, InputError
 from mdp.files import Record, read_json, sync, write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, FileEntry, Sha256
-from mdp.formats.device_part import MODEL, PartFile, Version, listed, path_in_bundle, version_of
+from mdp.formats.device_part import MODEL, PartFile, Version, part_files, path_in_bundle, version_of
 from mdp.formats.signing import MAX_FILE_BYTES, SIGNATURE
 from mdp.protocol.messages import Buffer
 
@@ -52,7 +52,7 @@ def read_versions(folder: Path) -> list[Version]:
 
 
 def folder_of(manifest: Sha256, folder: Path, original: Path | None) -> Path:
-    """Where the files of a version are: below `folder`, or at `original`."""
+    """Folder with the files of a version: below `folder`, or `original`."""
     own = folder / manifest
     return own if original is None or own.is_dir() else original
 
@@ -108,7 +108,7 @@ class BundleStore:
         self._differs = False
 
     def folder_of(self, manifest: Sha256) -> Path:
-        """Where the files of a version are."""
+        """Folder with the files of a version."""
         return folder_of(manifest, self.folder, self._original)
 
     def offer(self, manifest: Sha256, files: Mapping[PartFile, FileEntry]) -> dict[PartFile, int]:
@@ -133,7 +133,7 @@ class BundleStore:
         self._manifest, self._offered, self._verified = manifest, dict(files), False
         self._differs = False
         self._differs = self._is_complete() and not self._is_right()
-        received = self.received()
+        received = self.count_received()
         free, left = self._free_bytes(self.folder), total - sum(received.values())
         if left and left + KEPT_FREE_BYTES > free:
             raise AgentError(
@@ -141,7 +141,7 @@ class BundleStore:
             )
         return received
 
-    def received(self) -> dict[PartFile, int]:
+    def count_received(self) -> dict[PartFile, int]:
         """Bytes that are there of each offered file."""
         if self._is_complete():
             return {file: entry.size_bytes for file, entry in self._offered.items()}
@@ -158,7 +158,7 @@ class BundleStore:
             raise AgentError(
                 f"{file} of {manifest[:12]} was not offered, or another client pushes meanwhile"
             )
-        received = self.received()
+        received = self.count_received()
         if offset != received[file] or self._is_complete():
             return received
         if offset + len(data) > self._offered[file].size_bytes:
@@ -178,7 +178,7 @@ class BundleStore:
     def check_there(self, manifest: Sha256) -> None:
         """Raise AgentError unless all files of a version are there, right or wrong. Quick."""
         if manifest == self._manifest:
-            received = self.received()
+            received = self.count_received()
             for file, entry in self._offered.items():
                 _check_length(file, received[file], entry)
         elif manifest not in [version.manifest for version in self.versions]:
@@ -187,7 +187,7 @@ class BundleStore:
     def complete(self, manifest: Sha256) -> Path:
         """The folder of a version that is there; verified, durable and final.
 
-        Not quick. Any thread, while no other method but `received` is called.
+        Not quick. Any thread, while no other method but `count_received` is called.
         """
         self.check_there(manifest)
         if (self.folder / manifest).is_dir() and (manifest != self._manifest or not self._differs):
@@ -245,7 +245,7 @@ class BundleStore:
                 if file in self._offered:
                     self._check_file(self._staging / file, self._offered[file])
             bundle, k = self._read(self._staging)
-            wanted = listed(bundle, k)
+            wanted = part_files(bundle, k)
             for file in (wanted.keys() | self._offered.keys()) - {MANIFEST, SIGNATURE}:
                 if wanted.get(file) != self._offered.get(file):
                     raise AgentError(f"{file}: the offer differs from {MANIFEST}")

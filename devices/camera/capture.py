@@ -43,7 +43,7 @@ def open_frame_buffer(
 
 
 def _phone(source: Source) -> Callable[[], PhoneCamera]:
-    """What opens the camera of a phone, whose owner is told how to give it."""
+    """Function that opens the camera of a phone, whose owner is told how to give it."""
     address = own_address()
     door = door_of(source, address, phone_files(address))
     print(door.invitation(terminal=sys.stderr.isatty()), end="", file=sys.stderr, flush=True)

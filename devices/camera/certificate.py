@@ -61,7 +61,7 @@ def phone_files(
     if certificate.exists() and not _holds(certificate, now):
         certificate.unlink()
     if not certificate.exists():
-        write_new(certificate, _made(address, now), 0o600)
+        write_new(certificate, _make(address, now), 0o600)
     read_secret(certificate, _MAX_FILE_BYTES)
     return PhoneFiles(certificate, read_secret(token, _MAX_FILE_BYTES).decode().strip())
 
@@ -75,7 +75,7 @@ def _holds(path: Path, now: datetime.datetime) -> bool:
     return bool(found.not_valid_before_utc <= now < found.not_valid_after_utc)
 
 
-def _made(address: str, now: datetime.datetime) -> bytes:
+def _make(address: str, now: datetime.datetime) -> bytes:
     x509 = _x509()
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

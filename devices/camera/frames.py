@@ -306,7 +306,7 @@ class FrameBuffer(Closing):
         return self._mask
 
     @property
-    def given_size(self) -> tuple[int, int]:
+    def source_size(self) -> tuple[int, int]:
         """Width and height of the newest picture as the camera gave it, or zeros. Any thread."""
         with self._lock:
             return self._given
@@ -371,7 +371,7 @@ class FrameBuffer(Closing):
                 self._unreadable += 1
                 self._problem = as_line(str(error))
         except Exception as error:  # camera libraries raise types of their own
-            return self._failed(error)
+            return self._on_failure(error)
         return 0.0 if self.source.is_live else max(0.0, self._due_s - self._clock())
 
     def _take(self, camera: Camera) -> None:
@@ -424,7 +424,7 @@ class FrameBuffer(Closing):
                 self._ring = deque(self._ring, maxlen=capacity_for(views))
         return views
 
-    def _failed(self, error: Exception) -> float:
+    def _on_failure(self, error: Exception) -> float:
         """Close the source; returns the seconds until it is reopened."""
         self._close_camera()
         retry_s, self._retry_s = self._retry_s, min(2 * self._retry_s, LONGEST_RETRY_S)

@@ -18,7 +18,7 @@ from typing import Any
 from PIL import Image
 
 from devices.camera.certificate import PhoneFiles
-from devices.camera.qr import qr_code, shown
+from devices.camera.qr import qr_code, to_text
 from mdp.cameras import NoPictureYet, Source, SourceError
 from mdp.pictures.crop import Pixels, load_picture
 
@@ -46,7 +46,7 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class PhoneDoor:
-    """Where a phone finds the page, and by what it is known."""
+    """Port, address and files of the page that a phone opens."""
 
     port: int
     #: With the token behind `#`, which browsers send to nobody.
@@ -54,8 +54,8 @@ class PhoneDoor:
     files: PhoneFiles
 
     def invitation(self, *, terminal: bool) -> str:
-        """What who holds the phone has to know; on a terminal with a QR code."""
-        code = f"\n{shown(qr_code(self.url))}" if terminal else ""
+        """Text for who holds the phone; on a terminal with a QR code."""
+        code = f"\n{to_text(qr_code(self.url))}" if terminal else ""
         return (
             f"{code}Open this on the phone: {self.url}\n"
             "Its browser warns, as nobody vouches for this machine's certificate: accept it. "

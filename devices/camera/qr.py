@@ -24,11 +24,11 @@ def qr_code(text: str) -> Matrix:
     words = _words(data, _DATA[version - 1])
     words += _remainder(words, _CORRECTION[version - 1])
     bits = [bool(word >> bit & 1) for word in words for bit in range(7, -1, -1)]
-    drawn = [_masked(version, bits, mask) for mask in range(8)]
+    drawn = [_apply_mask(version, bits, mask) for mask in range(8)]
     return min(drawn, key=_penalty)
 
 
-def shown(code: Matrix) -> str:
+def to_text(code: Matrix) -> str:
     """The code for a terminal, two rows of modules a line, dark on white whatever its colours."""
     side = len(code) + 2 * _QUIET
 
@@ -79,7 +79,7 @@ def _remainder(words: Sequence[int], count: int) -> list[int]:
     return found
 
 
-def _masked(version: int, bits: Sequence[bool], mask: int) -> Matrix:
+def _apply_mask(version: int, bits: Sequence[bool], mask: int) -> Matrix:
     """The whole code under one of the eight masks."""
     side = 17 + 4 * version
     code: Matrix = [[False] * side for _ in range(side)]

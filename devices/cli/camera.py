@@ -12,7 +12,7 @@ from devices.agent.options import ServeOptions
 from devices.build import build_bundleless_agent
 from devices.camera.capture import DEFAULT_FPS
 from devices.events import Events, for_events_alone
-from devices.health import LifeSigns, told
+from devices.health import LifeSigns, serve_health
 from mdp.errors import InputError
 from mdp.logs import BackgroundWriter, quiet_libraries
 
@@ -106,7 +106,7 @@ def camera(
         ExitStack() as stack,
     ):
         signs = LifeSigns(device)
-        told(built.address, lambda: signs.line(built.agent.state), writer.put, stack)
+        serve_health(built.address, lambda: signs.line(built.agent.state), writer.put, stack)
         for stop_signal in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop_signal, lambda *_: built.agent.stop())
         events.listen(built.address)

@@ -230,7 +230,7 @@ def uninstall(
     name = service.name_of(device)
     path = root / service.UNITS / f"{name}.service"
     there = _content(path)
-    kept = list(_left_of(root, name))
+    kept = list(_leftovers(root, name))
     if there is None and not (purge and kept):
         raise InputError(f"{path}: expected a unit that `mdp-agent install` wrote, there is none")
     if there is not None:
@@ -261,7 +261,7 @@ def _remove_unit(root: Path, path: Path) -> None:
         _does(systemctl, "reset-failed", name)
 
 
-def _left_of(root: Path, name: str) -> Iterator[Path]:
+def _leftovers(root: Path, name: str) -> Iterator[Path]:
     """Folders that a unit leaves behind, and its settings; a link comes before what it leads to."""
     folders = [root / place for place in _STATE]
     candidates = [one for folder in folders for one in (folder / name, folder / "private" / name)]
@@ -396,14 +396,14 @@ def _words(ctx: typer.Context, given: Mapping[str, Any], source: Source | None) 
         if name == "key":
             value = service.KEY_WORD
         elif name == "source" and source is not None:
-            value = _shown(source)
+            value = _format_source(source)
         elif isinstance(value, Path):
             value = _absolute(value)
         words += [parameter.opts[0], str(value)]
     return words
 
 
-def _shown(source: Source) -> str:
+def _format_source(source: Source) -> str:
     """`source` for a file that everybody reads; raises InputError for a password."""
     if source.kind in ("folder", "video"):
         return f"{source.kind}:{_absolute(Path(source.place))}"
@@ -416,7 +416,7 @@ def _shown(source: Source) -> str:
 
 
 def _from(ctx: typer.Context, name: str) -> str:
-    """Where a parameter's value comes from: COMMANDLINE, ENVIRONMENT, DEFAULT."""
+    """Source of a parameter's value: COMMANDLINE, ENVIRONMENT, DEFAULT."""
     found = ctx.get_parameter_source(name)
     return "" if found is None else found.name
 

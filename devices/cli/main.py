@@ -21,12 +21,12 @@ from devices.cli import camera, install, probe
 from devices.cli.camera import AllowMask, MaskFile
 from devices.cores import pin_to_cores
 from devices.events import Events, for_events_alone
-from devices.health import PORT, LifeSigns, report_health, told
+from devices.health import PORT, LifeSigns, report_health, serve_health
 from devices.notify import Notifier
 from mdp import console
 from mdp.formats.fleet import PLAIN_TEXT
 from mdp.formats.keys import is_loopback
-from mdp.formats.packaged import named_bundle
+from mdp.formats.packaged import bundle_by_name
 from mdp.formats.profile import MAX_THREADS
 from mdp.formats.signing import load_bundle_key
 from mdp.logs import BackgroundWriter, quiet_libraries
@@ -43,7 +43,7 @@ def run_agent(
     bundle: Annotated[
         Path | None,
         typer.Option(
-            callback=named_bundle,
+            callback=bundle_by_name,
             help="Bundle folder made by mdp-partition, or the name of one of MDP's; without it, "
             "with --allow-push, the agent waits for a first one, and can be recorded meanwhile.",
         ),
@@ -238,7 +238,7 @@ def _await_bundle(
     """Serve without a bundle until one is pushed, or a signal has `stopped` it; the address."""
     with build_bundleless_agent(options, report=report) as built, ExitStack() as stack:
         signs = LifeSigns(options.device)
-        told(built.address, lambda: signs.line(built.agent.state), report, stack)
+        serve_health(built.address, lambda: signs.line(built.agent.state), report, stack)
 
         def stop(*_: object) -> None:
             stopped.append(True)
@@ -282,7 +282,7 @@ def _serve(
             text = f"WARNING: {built.address} is {PLAIN_TEXT}"
             Events(sys.stderr, options.device, built.address).emit(text)
         agent, signs = built.agent, LifeSigns(options.device)
-        told(built.address, lambda: signs.line(agent.state), report, stack)
+        serve_health(built.address, lambda: signs.line(agent.state), report, stack)
 
         def notify() -> None:
             if alive := agent.is_alive():

@@ -20,12 +20,12 @@ from devices.probe.profile import MIN_POINTS, SystemReport, profile_of
 from devices.probe.report import report, warnings
 from devices.probe.run import EncoderModels, Probe, ProbeOptions, ProbeResult
 from devices.probe.schedule import fitting, thread_counts
-from devices.probe.share import shared_rows
+from devices.probe.share import rows_to_share
 from devices.probe.worker import ProbeWorker
 from mdp import console
 from mdp.console import Interrupted
 from mdp.errors import InputError
-from mdp.files import explained, write_bytes, write_toml
+from mdp.files import explain, write_bytes, write_toml
 from mdp.formats.profile import DeviceName
 from mdp.runtimes.cuda import ON_CUDA
 
@@ -96,7 +96,7 @@ def probe(
     Exit codes: 0 fine, 2 bad input or no runtime, 130 interrupted (the points are
     kept and marked incomplete), 1 unforeseen.
     """
-    name = _checked_name(name, out)
+    name = _check_name(name, out)
     if share and shapes is not None:
         raise InputError("--share: expected no --shapes: rows are compared, and need all of them")
     point_s, rounds, load_s, again_s = QUICK if quick or shapes else THOROUGH
@@ -134,18 +134,18 @@ def probe(
     print(f"mdp-agent: {out}: {points} points", file=sys.stderr)
     if share:
         rows = out.with_suffix(".md")
-        write_bytes(rows, "".join(f"{r}\n" for r in shared_rows(profile, board)).encode())
+        write_bytes(rows, "".join(f"{r}\n" for r in rows_to_share(profile, board)).encode())
         print(f"mdp-agent: {rows}: for docs/results/boards.md, nothing personal", file=sys.stderr)
 
 
-def _checked_name(name: str | None, out: Path) -> str:
+def _check_name(name: str | None, out: Path) -> str:
     """The device's name; raises InputError for it or for --out."""
     if out.suffix != ".toml":
         raise InputError(f"--out: expected a file NAME.toml, got {str(out)!r}")
     try:
         msgspec.convert(name or out.stem, DeviceName)
     except msgspec.ValidationError as error:
-        raise InputError(f"--name {name or out.stem!r}: {explained(error)}") from error
+        raise InputError(f"--name {name or out.stem!r}: {explain(error)}") from error
     if name is not None and name != out.stem:
         raise InputError(f"--name: expected {out.stem!r}, the stem of --out, got {name!r}")
     folder = next(parent for parent in out.absolute().parents if parent.exists())

@@ -94,10 +94,10 @@ def answer(line: bytes, send: Send) -> None:
                 send(measure(*_arguments(run, model, seconds)))
             case SustainRun(run=run, model=model, seconds=seconds):
 
-                def passed(passed_s: float) -> None:
+                def on_progress(passed_s: float) -> None:
                     send(StillRunning(seconds=passed_s))
 
-                send(sustain(*_arguments(run, model, seconds), passed))
+                send(sustain(*_arguments(run, model, seconds), on_progress))
     except Exception as error:  # runtimes raise types of their own, without a common base
         send(ChildFailed(reason=" ".join(f"{error}".split())[:500] or type(error).__name__))
 

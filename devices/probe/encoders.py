@@ -82,7 +82,7 @@ class Index(Record, frozen=True):
 
 
 def folder() -> Path:
-    """Where index and graphs lie."""
+    """Folder of index and graphs."""
     return Path(str(resources.files("devices.probe"))) / "encoders_data"
 
 

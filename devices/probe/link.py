@@ -80,7 +80,8 @@ def measure_link(
     try:
         _connect(dealers, address, clock)
         return link_of(
-            address, lambda message, *buffers: _timed(dealers, address, clock, message, *buffers)
+            address,
+            lambda message, *buffers: _time_reply(dealers, address, clock, message, *buffers),
         )
     finally:
         dealers.close()
@@ -132,7 +133,7 @@ def _connect(dealers: Dealers, address: str, clock: Callable[[], float]) -> None
     raise InputError(f"--peer {address}: no agent answers there within {CONNECT_S:g} s")
 
 
-def _timed(
+def _time_reply(
     dealers: Dealers, address: str, clock: Callable[[], float], message: Message, *buffers: bytes
 ) -> float:
     """Seconds until the reply to `message`."""

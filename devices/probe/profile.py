@@ -116,9 +116,9 @@ def _provenance(
         disturbed = "; beside other processes on the same machine, as it will be used"
     virtual = ", a virtual machine" if device.virtual else ""
     return {
-        "threads": _estimated(f"the most threads that were measured, of {device.cores} cores"),
-        "memory_bytes": _estimated(f"a judgement: {free}"),
-        "availability": _estimated("a judgement, not a statistic: always on, seldom restarted"),
+        "threads": _as_estimate(f"the most threads that were measured, of {device.cores} cores"),
+        "memory_bytes": _as_estimate(f"a judgement: {free}"),
+        "availability": _as_estimate("a judgement, not a statistic: always on, seldom restarted"),
         "link": _link_provenance(link, device),
         "latency": Provenance(
             method="measured",
@@ -130,13 +130,13 @@ def _provenance(
     }
 
 
-def _estimated(source: str) -> Provenance:
+def _as_estimate(source: str) -> Provenance:
     return Provenance(method="estimated", source=source)
 
 
 def _link_provenance(link: MeasuredLink | None, device: SystemReport) -> Provenance:
     if link is None:
-        return _estimated(
+        return _as_estimate(
             "not measured: gigabit Ethernet less framing, 940 Mbit/s, and 0.5 ms for an empty "
             "message there and back; --peer measures it"
         )
@@ -164,7 +164,7 @@ def _record(
         planned_points=max(result.planned, points),
         busy_points=result.busy,
         others_cores=round(statistics.median(others), 2) if others else None,
-        sustained=_sustained(result),
+        sustained=_long_load(result),
         idle_temperature_c=device.idle_temperature_c,
         load_temperature_c=result.load.temperature_c if result.load else None,
         dropped=dropped,
@@ -175,7 +175,7 @@ def _record(
 MIN_SUSTAINED_S = 180.0
 
 
-def _sustained(result: ProbeResult) -> Sustained | None:
+def _long_load(result: ProbeResult) -> Sustained | None:
     load = result.load
     if load is None or result.load_run is None or load.seconds < MIN_SUSTAINED_S:
         return None

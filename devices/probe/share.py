@@ -26,7 +26,7 @@ HEADING = (
 _NONE = "-"
 
 
-def shared_rows(profile: DeviceProfile, board: str) -> list[str]:
+def rows_to_share(profile: DeviceProfile, board: str) -> list[str]:
     """A row for each runtime and provider that was measured; raises InputError for too few points.
 
     Cells are the milliseconds of one picture in fp32 and in static int8, each with the number of

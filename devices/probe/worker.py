@@ -42,7 +42,7 @@ class ProbeWorker(Closing):
 
     def _reply_to(self, request: Request, limit_s: float) -> Reply | None:
         """The reply, or None if the process ended without one."""
-        process = self._started()
+        process = self._ensure_started()
         assert process.stdin is not None
         try:
             process.stdin.write(msgspec.json.encode(request) + b"\n")
@@ -63,7 +63,7 @@ class ProbeWorker(Closing):
             if not isinstance(reply, StillRunning):
                 return reply
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _ensure_started(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
             self.stop()
             self._lines = queue.SimpleQueue()

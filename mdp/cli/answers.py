@@ -15,7 +15,7 @@ from mdp import console
 from mdp.client.sync import Client
 from mdp.errors import InferenceError, InputError, InsecureWarning, MDPError
 from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import PLAIN_TEXT, exposed
+from mdp.formats.fleet import PLAIN_TEXT, plain_text_entries
 from mdp.formats.keys import PUBLIC, SECRET
 from mdp.fusion.anomaly_table import MAP_SIDE
 from mdp.fusion.fuse import Fusion
@@ -57,7 +57,7 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def connected(
+def open_client(
     fleet: Path,
     key: Path | None,
     insecure: bool,
@@ -73,7 +73,7 @@ def connected(
             fleet, fusion=fusion, key=key, insecure=insecure, cascade=cascade, opinions=opinions
         )
     with client:
-        for entry in exposed(client.fleet):
+        for entry in plain_text_entries(client.fleet):
             text = f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}"
             print(f"mdp: WARNING: {text}", file=sys.stderr)
         yield client
@@ -102,14 +102,14 @@ def _absent(path: Path) -> InputError | None:
     return None if path.exists() else InputError(f"{path}: no such file")
 
 
-def shown(path: Path) -> str:
+def printable_path(path: Path) -> str:
     """A path as text: bytes of its name that are no UTF-8 become `?`."""
     return str(path).encode(errors="replace").decode()
 
 
-def named(path: Path) -> dict[str, object]:
+def path_keys(path: Path) -> dict[str, object]:
     """The keys that name a picture in JSON; `path_bytes`, in base64, if its name is no UTF-8."""
-    text = shown(path)
+    text = printable_path(path)
     return {"path": text} if text == str(path) else {"path": text, "path_bytes": os.fsencode(path)}
 
 
@@ -134,7 +134,7 @@ PICTURES = "test pictures"
 STAGES = {"all": "", "first": " (first stage, sure)", "escalated": " (escalated)"}
 
 
-def measured_on(bundle: Bundle) -> str:
+def evaluation_items(bundle: Bundle) -> str:
     """The kind of items that the accuracies of a look were measured on."""
     return "test scenes" if bundle.manifest.plan.cameras else PICTURES
 
@@ -158,8 +158,8 @@ def summary(prediction: Prediction, on: str = PICTURES) -> str:
     )
 
 
-def inspected(prediction: Prediction) -> str:
-    """What the anomaly scores say, for people: `differs from the good ones ...`."""
+def describe_inspection(prediction: Prediction) -> str:
+    """Summary of the anomaly scores for people: `differs from the good ones ...`."""
     above = prediction.anomaly or 0.0
     how = "like the good ones" if prediction.normal else "differs from the good ones"
     worst = max(prediction.members, key=lambda one: one.anomaly or 0.0)
@@ -178,7 +178,7 @@ def inspected(prediction: Prediction) -> str:
 _SHADES = " .:-=+*#%@"
 
 
-def drawn(member: MemberTiming) -> str:
+def draw_map(member: MemberTiming) -> str:
     """The map of a member, 16 rows of 16 characters below its score."""
     cells = member.anomaly_map or b""
     rows = [cells[start : start + MAP_SIDE] for start in range(0, len(cells), MAP_SIDE)]
@@ -196,8 +196,8 @@ def describe(name: str, prediction: Prediction, on: str = PICTURES) -> str:
         )
         lines.append(f"  frames {seen}; {prediction.frame_spread_ms:.0f} ms apart")
     if prediction.normal is not None:
-        lines.append(f"  {inspected(prediction)}")
-    lines += [f"  {one.device}: {drawn(one)}" for one in prediction.members if one.anomaly_map]
+        lines.append(f"  {describe_inspection(prediction)}")
+    lines += [f"  {one.device}: {draw_map(one)}" for one in prediction.members if one.anomaly_map]
     lines += [f"  {device}: {SUSPECT[why]}" for device, why in prediction.suspects.items()]
     lines += [f"  without {device}: {reason}" for device, reason in prediction.missing.items()]
     return "\n".join(lines)

@@ -21,14 +21,14 @@ from mdp.cli.answers import (
     Insecure,
     Json,
     KeyFile,
-    connected,
+    open_client,
     picture_files,
 )
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.client.sync import Client
 from mdp.errors import InferenceError, PictureError
 from mdp.pictures.crop import Picture, Pixels
-from mdp.requests.deadline import checked_deadline_ms
+from mdp.requests.deadline import check_deadline_ms
 from mdp.requests.prediction import Prediction
 
 WARM_UP_REQUESTS = 10
@@ -59,13 +59,13 @@ def bench(
 
     Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
     """
-    checked_deadline_ms(deadline_ms)
+    check_deadline_ms(deadline_ms)
     files = []
     for path, unusable in picture_files(pictures or []):
         if unusable is not None:
             raise unusable
         files.append(path)
-    with connected(fleet, key, insecure, fusion, cascade) as client:
+    with open_client(fleet, key, insecure, fusion, cascade) as client:
         side = client.bundle.manifest.plan.finest_px
         chosen: list[Picture] = list(files) or [noise_picture(side)]
         outcome = run_bench(

@@ -21,7 +21,7 @@ from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.errors import InputError, MDPError, PictureError
 from mdp.pictures.crop import Picture
 from mdp.pictures.sources import MAX_PIPE_BYTES
-from mdp.requests.deadline import checked_deadline_ms
+from mdp.requests.deadline import check_deadline_ms
 
 #: The picture that standard input has the bytes of.
 STDIN = "-"
@@ -72,14 +72,14 @@ def classify(
 
     Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 130 interrupted, 1 unforeseen.
     """
-    checked_deadline_ms(deadline_ms)
+    check_deadline_ms(deadline_ms)
     every_s = seconds("every", every)
     exit_code = 0
     with (
-        answers.connected(fleet, key, insecure, fusion, cascade) as client,
+        answers.open_client(fleet, key, insecure, fusion, cascade) as client,
         console.until_reader_leaves(),
     ):
-        given = given_pictures(pictures)
+        given = parse_pictures(pictures)
         with progress(given) as advance:
             for asked in pictures_of(given, every_s):
                 try:
@@ -102,7 +102,7 @@ def classify(
     raise typer.Exit(exit_code)
 
 
-def given_pictures(words: Sequence[str]) -> list[Given]:
+def parse_pictures(words: Sequence[str]) -> list[Given]:
     """Pictures that the words of a command line name; folders and patterns become their files.
 
     Raises InputError for a word that names nothing by its form, and for a source without an end
@@ -169,7 +169,7 @@ def pictures_of(given: Sequence[Given], every_s: float) -> Iterator[Asked]:
             yield Asked(name=each, keys={"path": each}, picture=_stdin())
         else:
             path, picture = each if isinstance(each, tuple) else (each, each)
-            yield Asked(name=str(path), keys=answers.named(path), picture=picture)
+            yield Asked(name=str(path), keys=answers.path_keys(path), picture=picture)
 
 
 def _stdin() -> bytes | InputError:
@@ -184,10 +184,10 @@ def _stdin() -> bytes | InputError:
 
 
 def _video(source: Source, every_s: float) -> Iterator[Asked]:
-    keys = answers.named(Path(source.place))
+    keys = answers.path_keys(Path(source.place))
     try:
         for at_s, picture in video_pictures(source, every_s):
-            name = f"{answers.shown(Path(source.place))} at {at_s:.2f} s"
+            name = f"{answers.printable_path(Path(source.place))} at {at_s:.2f} s"
             yield Asked(name=name, keys={**keys, "at_s": at_s}, picture=picture)
     except MDPError as error:
         yield Asked(name=str(source), keys=keys, picture=error)

@@ -13,7 +13,7 @@ from mdp.files import write_new
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, relative_to
 from mdp.formats.keys import PUBLIC, is_loopback, load_pair, load_public
-from mdp.formats.packaged import named_bundle
+from mdp.formats.packaged import bundle_by_name
 from mdp.logs import quiet_libraries
 from mdp.transport import public_key_of
 
@@ -23,7 +23,7 @@ MAX_LISTED = 20
 
 def fleet_discover(
     bundle: Annotated[
-        Path, typer.Option(callback=named_bundle, help="Bundle folder that the agents serve.")
+        Path, typer.Option(callback=bundle_by_name, help="Bundle folder that the agents serve.")
     ],
     keys: Annotated[
         Path | None,

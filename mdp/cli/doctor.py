@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mdp import console
-from mdp.cli.answers import FleetFile, Insecure, Json, KeyFile, connected
+from mdp.cli.answers import FleetFile, Insecure, Json, KeyFile, open_client
 from mdp.client.base import Options
 from mdp.client.cameras import FleetCameras
 from mdp.client.scenes import Suspicions
@@ -21,7 +21,7 @@ from mdp.client.status import DeviceStatus, camera_faults
 from mdp.client.sync import Client
 from mdp.errors import ConfigError, InferenceError
 from mdp.formats.bundle import FUSION, Bundle
-from mdp.formats.fleet import PLAIN_TEXT, absent_devices, exposed, read_devices
+from mdp.formats.fleet import PLAIN_TEXT, absent_devices, plain_text_entries, read_devices
 from mdp.requests.capture import DEFAULT_WITHIN_MS
 from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, PROBE, mechanism_of
 
@@ -54,7 +54,7 @@ def status(
     known = read_devices(fleet)
     absent: list[str] = []
     if known.bundle:
-        with connected(fleet, key, insecure) as client:
+        with open_client(fleet, key, insecure) as client:
             statuses = client.status()
             absent = absent_devices(client.bundle, client.fleet)
     else:
@@ -137,7 +137,7 @@ def doctor(
     """
     known = read_devices(fleet)
     if known.bundle:
-        with connected(fleet, key, insecure) as client:
+        with open_client(fleet, key, insecure) as client:
             findings = list(examine(client))
     else:
         with FleetCameras(known, Options(fleet=fleet, key=key)) as cameras:
@@ -162,7 +162,7 @@ class Finding:
 def examine(client: Client) -> Iterator[Finding]:
     """Check the bundle's files, then every device of the fleet."""
     yield from _bundle_findings(client.bundle)
-    for entry in exposed(client.fleet):
+    for entry in plain_text_entries(client.fleet):
         yield Finding(entry.device, False, f"{entry.address} is {PLAIN_TEXT}")
     statuses = client.status()
     faults = camera_faults(statuses, client.fleet, client.bundle)

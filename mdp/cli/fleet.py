@@ -18,14 +18,14 @@ from mdp.formats.fleet import (
     Fleet,
     FleetEntry,
     absent_devices,
-    exposed,
     new_entry,
     new_fleet,
+    plain_text_entries,
 )
 from mdp.formats.fleet_edit import FleetFile as EditedFile
-from mdp.formats.fleet_edit import accuracy_with, suggested
+from mdp.formats.fleet_edit import accuracy_with, suggest_member
 from mdp.formats.keys import PUBLIC, load_pair, load_public
-from mdp.formats.packaged import named_bundle
+from mdp.formats.packaged import bundle_by_name
 from mdp.transport import public_key_of
 
 fleet_app = console.new_app("Make and change fleet files.")
@@ -53,7 +53,7 @@ def fleet_new(
     bundle: Annotated[
         Path | None,
         typer.Option(
-            callback=named_bundle,
+            callback=bundle_by_name,
             help="Bundle folder that the agents serve, or the name of one of MDP's; none yet, for "
             "`mdp record`.",
         ),
@@ -101,7 +101,7 @@ def fleet_new(
     print(f"{out}: {console.say_count(len(fleet.devices), 'device')}{use}")
     if absent:
         print(f"  without {', '.join(absent)}: every answer will be partial")
-    for entry in exposed(fleet):
+    for entry in plain_text_entries(fleet):
         print(f"  {entry.device} has no key: expected --insecure, for plain text")
 
 
@@ -217,7 +217,7 @@ def _print_start(file: EditedFile, entry: FleetEntry, where: str) -> None:
 
 def _refuse_unknown(file: EditedFile, name: str, address: str) -> None:
     """Raise InputError that names the member which another board should serve."""
-    member, why = suggested(file.bundle, file.fleet)
+    member, why = suggest_member(file.bundle, file.fleet)
     served = file.fleet.members().get(member.k)
     label = name.replace("/", "-")
     wanted = f"{member.device}/{label}" if served else member.device

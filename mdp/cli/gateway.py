@@ -17,14 +17,14 @@ from mdp.extras import GATEWAY, install, missing
 from mdp.formats.fleet import (
     FLEET_NAME_FORM,
     PLAIN_TEXT,
-    exposed,
     is_fleet_name,
+    plain_text_entries,
     read_devices,
     read_fleet,
 )
 from mdp.fusion.fuse import Fusion
 from mdp.logs import quiet_libraries
-from mdp.requests.deadline import checked_deadline_ms
+from mdp.requests.deadline import check_deadline_ms
 from mdp.tracing import set_up
 
 #: What a fleet without a bundle is served as, once it has one, and what that is called.
@@ -108,7 +108,7 @@ def gateway(
     from mdp.gateway.server import Listening, serve
     from mdp.teach.teacher import FleetTeacher, TeachOptions
 
-    checked_deadline_ms(deadline_ms)
+    check_deadline_ms(deadline_ms)
     set_up("mdp-gateway")
     if (certificate is None) != (private_key is None):
         raise InputError("--certificate and --private-key: expected both, or neither for HTTP")
@@ -125,7 +125,7 @@ def gateway(
     ):
         if given is not None and teach is None:
             raise InputError(f"{name}: expected --teach FOLDER beside it")
-    named, teacher = named_fleets(fleet, taught=teach is not None), None
+    named, teacher = parse_fleets(fleet, taught=teach is not None), None
     if teach is not None:
         if not teachers:
             raise InputError(
@@ -155,11 +155,11 @@ def gateway(
                 first = partial(open_fleet, name, path)
                 continue
             served[name] = open_fleet(name, path)
-            for entry in exposed(read_fleet(path)[0]):
+            for entry in plain_text_entries(read_fleet(path)[0]):
                 text = f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}"
                 print(f"mdp: WARNING: {text}", file=sys.stderr)
 
-        def started(url: str) -> None:
+        def on_start(url: str) -> None:
             if json:
                 console.print_json({"event": "listening", "url": url, "models": list(served)})
             else:
@@ -170,13 +170,13 @@ def gateway(
             served,
             listening,
             deadline_ms=deadline_ms,
-            started=started,
+            started=on_start,
             teacher=teacher,
             first=first,
         )
 
 
-def named_fleets(words: list[str], *, taught: bool = False) -> dict[str, Path]:
+def parse_fleets(words: list[str], *, taught: bool = False) -> dict[str, Path]:
     """Model -> fleet file, from `FILE` or `NAME=FILE` each; raises InputError or ConfigError.
 
     A fleet that is to be `taught` needs no bundle.

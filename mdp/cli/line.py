@@ -31,7 +31,7 @@ from mdp.line.rules import LineRules, read_different, read_rules
 from mdp.line.triggers import LineEndedError, TriggerQueue, item_of
 from mdp.line.watcher import WITHIN_MS, LineWatcher
 from mdp.requests.capture import DEFAULT_WITHIN_MS
-from mdp.requests.deadline import checked_deadline_ms
+from mdp.requests.deadline import check_deadline_ms
 
 #: From one look to the next: of states, and of one item.
 STATE_EVERY, ITEM_EVERY = "1s", "100ms"
@@ -100,7 +100,7 @@ class LineOptions:
         if verdict_ms is None:
             # Each look may take all of its time.
             verdict_ms = self.deadline_ms + (self.equal - 1) * max(every_s * 1e3, self.deadline_ms)
-        checked_deadline_ms(verdict_ms)
+        check_deadline_ms(verdict_ms)
         return ItemTiming(
             equal=self.equal, every_s=every_s, delay_s=delay_s, verdict_s=verdict_ms / 1e3
         )
@@ -130,13 +130,13 @@ class LineOptions:
 
 def watch_line(asked: LineOptions) -> None:
     """Watch a line until told to end; raises what a client raises."""
-    checked_deadline_ms(asked.deadline_ms)
+    check_deadline_ms(asked.deadline_ms)
     kind, timing, rules = asked.kind, asked.timing(), asked.line_rules()
     _check(asked)
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     with (
-        answers.connected(
+        answers.open_client(
             asked.fleet, asked.key, asked.insecure, asked.fusion, opinions=True
         ) as client,
         console.until_reader_leaves(),
@@ -258,7 +258,7 @@ class _Line:
             watch = RestWatch(
                 lambda: FleetRests(read_devices(asked.fleet), asked.client_options()),
                 rest_ms,
-                self._rested,
+                self._on_rest,
                 say,
             )
             stack.enter_context(watch)
@@ -268,12 +268,12 @@ class _Line:
         """Begin an item now; any thread. Raises DuplicateItemError."""
         return self._triggers.add(item, time.monotonic(), answers.utc_now())
 
-    def _rested(self, moment_s: float) -> None:
+    def _on_rest(self, moment_s: float) -> None:
         """Begin an item of a scene that rested at `moment_s`."""
         with suppress(LineEndedError):
             self._triggers.add(None, moment_s, answers.utc_now(), time.monotonic())
 
-    def _heard(self, payload: bytes) -> None:
+    def _on_trigger(self, payload: bytes) -> None:
         """Take in a trigger that a broker has sent."""
         try:
             self._begin(item_of(payload))
@@ -304,7 +304,7 @@ class _Line:
             say(f"WARNING: broker {place} is {PLAIN_TEXT}")
         name = asked.name or self._client.bundle.manifest.name
         topic = asked.topic if asked.kind == "mqtt" else None
-        line = LineBroker(place, name, topic=topic, trigger=self._heard, report=say)
+        line = LineBroker(place, name, topic=topic, trigger=self._on_trigger, report=say)
         stack.enter_context(line.broker)
         self._sinks.append(lambda record, content, outcome: line.publish(content))
         self._checks.append(line.broker.check)

@@ -17,7 +17,7 @@ from mdp.extras import MQTT, install, missing
 from mdp.formats.fleet import FLEET_NAME_FORM, PLAIN_TEXT, is_fleet_name
 from mdp.formats.keys import is_local
 from mdp.logs import quiet_libraries
-from mdp.requests.deadline import checked_deadline_ms
+from mdp.requests.deadline import check_deadline_ms
 
 #: No more answers a second than ten.
 LEAST_EVERY_S = 0.1
@@ -55,7 +55,7 @@ def mqtt(
     from mdp.mqtt.broker import Broker, Place
     from mdp.mqtt.messages import OFFLINE, Topics
 
-    checked_deadline_ms(deadline_ms)
+    check_deadline_ms(deadline_ms)
     if (every_s := seconds("every", every)) < LEAST_EVERY_S:
         raise InputError(f"every: expected at least {LEAST_EVERY_S:g}s, got {every!r}")
     if name is not None and not is_fleet_name(name):
@@ -64,7 +64,7 @@ def mqtt(
     place = Place(host=host, port=port, login=brokers.read_login(login), ca=ca)
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    with answers.connected(fleet, key, insecure, fusion, cascade) as client:
+    with answers.open_client(fleet, key, insecure, fusion, cascade) as client:
         topics = Topics(name or client.bundle.manifest.name, ())
         if ca is None and not is_local(host):
             print(f"mdp: WARNING: broker {place} is {PLAIN_TEXT}", file=sys.stderr)
@@ -73,7 +73,7 @@ def mqtt(
         kept = Broker(
             place,
             will=(topics.availability, OFFLINE),
-            own=topics.announced,
+            own=topics.discovery_filter,
             connected=fresh.set,
             report=answers.say,
         )

@@ -21,7 +21,7 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.device_part import Version, part_of
 from mdp.formats.fleet import Fleet, FleetEntry, read_devices, read_fleet
 from mdp.formats.fleet_edit import name_bundle
-from mdp.formats.packaged import named_bundle
+from mdp.formats.packaged import bundle_by_name
 from mdp.formats.signing import load_bundle_key
 from mdp.registry.connection import Repository, connect
 from mdp.registry.reference import is_reference, parse_reference
@@ -99,7 +99,7 @@ def _one_by_one(
 
 def push(
     bundle: Annotated[
-        Path, typer.Argument(callback=named_bundle, help="Bundle folder, or a name of MDP's.")
+        Path, typer.Argument(callback=bundle_by_name, help="Bundle folder, or a name of MDP's.")
     ],
     devices: Targets = None,
     fleet: SomeFleet = None,
@@ -126,7 +126,7 @@ def push(
             raise InputError(f"{' '.join(devices)}: expected devices, or one registry")
         _push_to_registry(bundle, _repository(devices[0], insecure), json)
         return
-    opened, chosen = Bundle.open(bundle), _Devices(_named_fleet(fleet), devices or [], key)
+    opened, chosen = Bundle.open(bundle), _Devices(_require_fleet(fleet), devices or [], key)
     # Before the first device serves it: a part is missing or damaged, a device is of another plan,
     # or the file cannot be changed.
     named = None
@@ -139,13 +139,13 @@ def push(
         with chosen.connect(entry) as device, _bar(entry.device) as bar:
             return device.push(opened, bar)
 
-    _one_by_one(chosen.entries, push_to, _pushed, json)
+    _one_by_one(chosen.entries, push_to, _format_push, json)
     if named is not None:
         named.write()
         print(f"mdp: {chosen.path}: names {named.fleet.bundle} from now on", file=sys.stderr)
 
 
-def _named_fleet(fleet: Path | None) -> Path:
+def _require_fleet(fleet: Path | None) -> Path:
     if fleet is None:
         raise InputError("--fleet: expected a fleet file, or a registry's oci://HOST/NAME:TAG")
     return fleet
@@ -166,7 +166,7 @@ def _tell_stored(path: object, stored: Stored, moved: str, json: bool) -> None:
         console.print_json({"path": str(path), "stored": stored})
         return
     amount = f"{stored.moved_bytes:,} of {stored.total_bytes:,} bytes {moved}"
-    print(f"{path}: bundle {_named(stored.version)}, {amount}: {stored.reference}")
+    print(f"{path}: bundle {_format_version(stored.version)}, {amount}: {stored.reference}")
 
 
 def pull(
@@ -218,13 +218,13 @@ def pull(
             )
         _tell_stored(out, stored, "fetched", json)
         return
-    chosen = _Devices(_named_fleet(fleet), [device], key)
+    chosen = _Devices(_require_fleet(fleet), [device], key)
     with chosen.connect(chosen.entries[0]) as connected:
         version = connected.pull(out)
     if json:
         console.print_json({"path": str(out), "version": version})
         return
-    print(f"{out}: {_named(version)}, as {device} serves it")
+    print(f"{out}: {_format_version(version)}, as {device} serves it")
 
 
 def rollback(
@@ -250,7 +250,7 @@ def rollback(
     _one_by_one(
         chosen.entries,
         roll_back,
-        lambda done: f"{done.device}: serves {_named(done.version)}",
+        lambda done: f"{done.device}: serves {_format_version(done.version)}",
         json,
     )
 
@@ -290,20 +290,20 @@ def _table(rows: Sequence[dict[str, object]]) -> Table:
     table = Table("device", "serves", "previous", "reason")
     for row in rows:
         versions = [
-            _named(version) if isinstance(version, Version) else ""
+            _format_version(version) if isinstance(version, Version) else ""
             for version in (row["serves"], row["previous"])
         ]
         table.add_row(str(row["device"]), *versions, str(row["error"]))
     return table
 
 
-def _named(version: Version) -> str:
+def _format_version(version: Version) -> str:
     return f"{version.name} {version.digest[:12]}"
 
 
-def _pushed(pushed: Pushed) -> str:
+def _format_push(pushed: Pushed) -> str:
     return (
-        f"{pushed.device}: serves {_named(pushed.version)}, "
+        f"{pushed.device}: serves {_format_version(pushed.version)}, "
         f"{pushed.sent_bytes:,} of {pushed.total_bytes:,} bytes sent"
     )
 

@@ -87,7 +87,7 @@ def _moment() -> datetime:
 
 
 def _await_enter(label: str) -> float:
-    """When who places the items says that those of `label` are there; raises InputError."""
+    """Moment at which Enter says that the items of `label` lie there; raises InputError."""
     print(f"mdp: put {label} before the cameras, then press Enter", file=sys.stderr, flush=True)
     if not sys.stdin or not sys.stdin.readline():
         raise InputError(f"--label {label}: expected a line on standard input, which has ended")

@@ -29,10 +29,10 @@ from mdp.cli.answers import (
     KeyFile,
     PrivateKey,
     TokenFile,
-    connected,
     describe,
+    evaluation_items,
     failure,
-    measured_on,
+    open_client,
     summary,
     utc_now,
 )
@@ -46,8 +46,8 @@ from mdp.line.rules import SURE_FROM
 from mdp.line.still import REST_MS
 from mdp.line.watcher import WITHIN_MS
 from mdp.logs import quiet_libraries
-from mdp.requests.capture import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, checked_every_ms
-from mdp.requests.deadline import checked_deadline_ms
+from mdp.requests.capture import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, check_every_ms
+from mdp.requests.deadline import check_deadline_ms
 from mdp.requests.prediction import Prediction
 from mdp.requests.reason import SUSPECT
 
@@ -112,10 +112,13 @@ def look(
     Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
     """
     quiet_libraries()
-    checked_deadline_ms(deadline_ms)
-    checked_every_ms(every_ms)
+    check_deadline_ms(deadline_ms)
+    check_every_ms(every_ms)
     exit_code = 0
-    with connected(fleet, key, insecure, fusion, cascade) as client, console.until_reader_leaves():
+    with (
+        open_client(fleet, key, insecure, fusion, cascade) as client,
+        console.until_reader_leaves(),
+    ):
         for number in range(count):
             started_s = time.monotonic()
             at: Moment = started_s - ago_ms / 1e3 if ago_ms else "latest"
@@ -132,7 +135,7 @@ def look(
                 if json:
                     console.print_json({"path": None, **prediction.to_dict()})
                 else:
-                    print(describe("look", prediction, measured_on(client.bundle)), flush=True)
+                    print(describe("look", prediction, evaluation_items(client.bundle)), flush=True)
             if number + 1 < count:
                 time.sleep(max(0.0, started_s + every_ms / 1e3 - time.monotonic()))
     raise typer.Exit(exit_code)
@@ -252,7 +255,7 @@ def watch(
     agent has a camera, 130 interrupted, 1 unforeseen.
     """
     quiet_libraries()
-    checked_deadline_ms(deadline_ms)
+    check_deadline_ms(deadline_ms)
     if trigger is None:
         given = {
             "--rule": rule, "--pass": passing, "--empty": empty, "--keep": keep, "--bind": bind,
@@ -316,10 +319,10 @@ def _watch_looks(
 ) -> None:
     """Show every look."""
     with (
-        connected(fleet, key, insecure, fusion, cascade) as client,
-        written(out) as write,
+        open_client(fleet, key, insecure, fusion, cascade) as client,
+        look_writer(out) as write,
         console.until_reader_leaves(),
-        _shown(client, json) as show,
+        _look_printer(client, json) as show,
     ):
         for seen in client.watch(every_ms=every_s * 1e3, deadline_ms=deadline_ms, errors="yield"):
             if (
@@ -354,7 +357,7 @@ def cells(now: str, seen: Seen) -> list[object]:
 
 
 @contextmanager
-def written(path: Path | None) -> Iterator[Callable[[str, Seen], None]]:
+def look_writer(path: Path | None) -> Iterator[Callable[[str, Seen], None]]:
     """A function that appends a look to `path`; raises InputError for a file of another kind."""
     if path is None:
         yield lambda now, seen: None
@@ -405,9 +408,9 @@ def _row(values: Any) -> str:
 
 
 @contextmanager
-def _shown(client: Client, json: bool) -> Iterator[Callable[[str, Seen], None]]:
+def _look_printer(client: Client, json: bool) -> Iterator[Callable[[str, Seen], None]]:
     """A function that shows a look: on a terminal in place of the one before."""
-    on = measured_on(client.bundle)
+    on = evaluation_items(client.bundle)
     if json:
         yield lambda now, seen: console.print_json(facts(now, seen))
     elif sys.stdout.isatty():

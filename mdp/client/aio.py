@@ -52,10 +52,10 @@ class AsyncClient(base.BaseClient):
         self._pending: set[asyncio.Future[None]] = set()
 
     def __await__(self) -> Generator[Any, None, Self]:
-        return self._connected().__await__()
+        return self._connect_agents().__await__()
 
     async def __aenter__(self) -> Self:
-        return await self._connected()
+        return await self._connect_agents()
 
     async def __aexit__(
         self,
@@ -65,7 +65,7 @@ class AsyncClient(base.BaseClient):
     ) -> None:
         await self.aclose()
 
-    async def _connected(self) -> Self:
+    async def _connect_agents(self) -> Self:
         """This client, with the agents connected or waited for once."""
         self._check_usable()
         try:
@@ -81,7 +81,7 @@ class AsyncClient(base.BaseClient):
             self._loop = asyncio.get_running_loop()
             self._listen(self._connection)
         if self._connect_s:
-            await self._wait(min(self._connect_s, left_s), self._connection.settled)
+            await self._wait(min(self._connect_s, left_s), self._connection.is_settled)
             self._connect_s = 0.0
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class AsyncClient(base.BaseClient):
         deadline = self._deadline(deadline_ms)
         async with self._connection_for(deadline) as connection:
             question = await self._cut(connection, picture, deadline)
-            return await self._answered(connection, question, deadline)
+            return await self._ask(connection, question, deadline)
 
     async def look(
         self,
@@ -126,7 +126,7 @@ class AsyncClient(base.BaseClient):
         deadline = self._deadline(deadline_ms)
         question = self._camera_question(at, within_ms, maps=maps)
         async with self._connection_for(deadline) as connection:
-            return await self._answered(connection, question, deadline)
+            return await self._ask(connection, question, deadline)
 
     @overload
     def watch(
@@ -161,16 +161,16 @@ class AsyncClient(base.BaseClient):
         """The connection of a new call until that ends; the first one waits for the agents."""
         self._check_usable()
         if self._connect_s or self._loop is None:
-            await self._first_wait(deadline.left_s(self._clock()))
+            await self._first_wait(deadline.remaining_s(self._clock()))
         user = object()
-        connection = self._used_by(user)
+        connection = self._connection_of_call(user)
         try:
             yield connection
         finally:
             connection.users.discard(user)
             self._something_happened.set()
 
-    async def _answered(
+    async def _ask(
         self, connection: base.FleetConnection, question: Question, deadline: Deadline
     ) -> Prediction:
         self._check_usable()
@@ -235,7 +235,7 @@ class AsyncClient(base.BaseClient):
 
         cutter = connection.start_cut(picture, done)
         try:
-            await asyncio.wait([ended], timeout=deadline.left_s(self._clock()))
+            await asyncio.wait([ended], timeout=deadline.remaining_s(self._clock()))
         finally:
             ended.cancel()
             why = cutter.abandon() if cutter.is_alive() else ""
@@ -327,7 +327,7 @@ class AsyncClient(base.BaseClient):
         connection = base.FleetConnection(self._options, self._clock, stacklevel=2)
         self._listen(connection)
         try:
-            await self._wait(timeout_s, connection.settled)
+            await self._wait(timeout_s, connection.is_settled)
             connection = self._adopt(connection)
             # Each ends by its deadline.
             await self._wait(math.inf, lambda: not connection.users)
@@ -359,7 +359,7 @@ class AsyncClient(base.BaseClient):
             connection.dispatcher.handle(events)
             self._something_happened.set()
             self._set_alarm(connection)
-        if connection.transport.unfinished and not connection.goes_on:
+        if connection.transport.may_have_more and not connection.goes_on:
             connection.goes_on = True
             asyncio.get_running_loop().call_soon(self._go_on, connection)
 

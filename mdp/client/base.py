@@ -14,12 +14,12 @@ import numpy as np
 
 from mdp.arguments import (
     Errors,
+    as_path,
     check_choice,
     check_errors,
     check_in_flight,
     check_number,
     check_timeout_s,
-    checked_path,
 )
 from mdp.client.crops import Cutter, PictureOrScene
 from mdp.client.dispatcher import LOG, Clock, Dispatcher
@@ -27,7 +27,7 @@ from mdp.client.questions import CameraQuestion, PictureQuestion
 from mdp.client.status import DeviceStatus, device_status, with_camera_faults
 from mdp.errors import ConfigError, DeadlineExceeded, InputError, InsecureWarning
 from mdp.formats.bundle import MANIFEST, Bundle
-from mdp.formats.fleet import PLAIN_TEXT, Fleet, agent_keys, exposed, read_fleet
+from mdp.formats.fleet import PLAIN_TEXT, Fleet, agent_keys, plain_text_entries, read_fleet
 from mdp.formats.keys import load_pair
 from mdp.fusion.fuse import FUSIONS, Fusion
 from mdp.pictures.decoders import CUTTERS, DECODERS, Decoding
@@ -36,10 +36,10 @@ from mdp.requests.capture import (
     DEFAULT_EVERY_MS,
     DEFAULT_WITHIN_MS,
     Moment,
-    checked_every_ms,
+    check_every_ms,
     frame_query,
 )
-from mdp.requests.deadline import Deadline, checked_deadline_ms
+from mdp.requests.deadline import Deadline, check_deadline_ms
 from mdp.requests.hedging import DEFAULT_SHARE
 from mdp.requests.reason import NO_TIME
 from mdp.transport import CLOSED, FORKED, ClientKeys, Dealers, public_key_of, this_process
@@ -78,7 +78,7 @@ class FleetConnection:
         #: What begins calls of threads that have not got their turn.
         self.arrivals: deque[Callable[[], None]] = deque()
         self._clock = clock
-        for entry in exposed(self.fleet) if options.insecure else ():
+        for entry in plain_text_entries(self.fleet) if options.insecure else ():
             warnings.warn(
                 f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}",
                 InsecureWarning,
@@ -143,7 +143,7 @@ class FleetConnection:
         if events := self.transport.poll(0):
             self.dispatcher.handle(events)
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Tell whether every device is connected, or has said that it will not be."""
         settled = self.transport.connected | self.transport.refused.keys()
         return len(settled) == len(self.fleet.devices)
@@ -180,7 +180,7 @@ class Options:
         check_timeout_s(self.timeout_s)
         check_choice("fusion", self.fusion, FUSIONS)
         if self.key is not None:
-            checked_path("key", self.key)
+            as_path("key", self.key)
         if self.hedge_after_ms is not None:
             check_number("hedge_after_ms", self.hedge_after_ms, "0 or more", lambda ms: ms >= 0)
         check_number("hedge_share", self.hedge_share, "0 to 1", lambda share: 0 <= share <= 1)
@@ -197,8 +197,8 @@ class WatchOptions:
 
     def __post_init__(self) -> None:
         check_errors(self.errors)
-        checked_deadline_ms(self.deadline_ms)
-        checked_every_ms(self.every_ms)
+        check_deadline_ms(self.deadline_ms)
+        check_every_ms(self.every_ms)
         frame_query("latest", within_ms=self.within_ms, now_s=0.0)
 
     def pause_s(self, since_s: float, *, answered: bool) -> float:
@@ -221,14 +221,14 @@ class StreamOptions:
     def __post_init__(self) -> None:
         check_errors(self.errors)
         check_in_flight(self.in_flight)
-        checked_deadline_ms(self.deadline_ms)
+        check_deadline_ms(self.deadline_ms)
 
 
 class BaseClient:
     """The base of both clients: the connection for new calls, and the options."""
 
     def __init__(self, fleet: str | os.PathLike[str], **options: Unpack[Connecting]) -> None:
-        self._options = Options(fleet=checked_path("fleet", fleet), **options)
+        self._options = Options(fleet=as_path("fleet", fleet), **options)
         self._clock: Clock = time.monotonic
         self._closed = False
         self._process = this_process()
@@ -302,7 +302,7 @@ class BaseClient:
         connection.dispatcher.left_out = former.dispatcher.left_out
         return former
 
-    def _used_by(self, user: object) -> FleetConnection:
+    def _connection_of_call(self, user: object) -> FleetConnection:
         """The connection of a new call: its bundle and sockets stay until `user` is discarded."""
         self._check_usable()
         connection = self._connection
@@ -315,7 +315,7 @@ class BaseClient:
 
     def _deadline(self, deadline_ms: float) -> Deadline:
         """The deadline of a call that begins now; raises InputError."""
-        return Deadline(self._clock(), checked_deadline_ms(deadline_ms))
+        return Deadline(self._clock(), check_deadline_ms(deadline_ms))
 
     def _camera_question(
         self, at: Moment, within_ms: float, *, maps: bool = False

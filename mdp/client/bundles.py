@@ -16,9 +16,9 @@ import msgspec
 from mdp.client.base import Options, client_keys
 from mdp.client.dispatcher import Clock
 from mdp.errors import ConfigError, InputError, TransferError, WireError
-from mdp.files import MAX_JSON_BYTES, decoded, replacing_folder, write_bytes
+from mdp.files import MAX_JSON_BYTES, decode_content, replacing_folder, write_bytes
 from mdp.formats.bundle import MANIFEST, Bundle, FileEntry, Manifest
-from mdp.formats.device_part import PartFile, Version, entry_of, listed, part_of, path_in_bundle
+from mdp.formats.device_part import PartFile, Version, entry_of, part_files, part_of, path_in_bundle
 from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.formats.signing import MAX_FILE_BYTES, SIGNATURE
 from mdp.protocol.messages import Buffer, Envelope, Failure, Message, decode, encode
@@ -149,7 +149,7 @@ class DeviceBundles:
     # One try each.
 
     def _state(self) -> BundleState:
-        return self._told(self._ask(BundleRequest, action="state"))
+        return self._bundle_state(self._ask(BundleRequest, action="state"))
 
     def _push(
         self,
@@ -168,14 +168,14 @@ class DeviceBundles:
                 progress(total, total)
                 return current
             offer = self._ask(BundleRequest, action="offer", manifest=wanted, files=files)
-            received = self._told(offer).received
+            received = self._bundle_state(offer).received
             for file, content in part.items():
                 while (offset := received.get(file, 0)) < len(content):
                     progress(sum(received.values()), total)
                     piece = memoryview(content)[offset:][:PIECE_BYTES]
                     self._sent_bytes += len(piece)
                     reply = self._ask(BundlePiece, piece, manifest=wanted, file=file, offset=offset)
-                    received = self._told(reply).received
+                    received = self._bundle_state(reply).received
                     if received.get(file, 0) <= offset:
                         raise TransferError(f"{self.device}: {file}: a piece was not kept")
             progress(total, total)
@@ -183,7 +183,7 @@ class DeviceBundles:
 
     def _switch(self, wanted: str) -> Version:
         until_s = self._clock() + SWITCH_S
-        state = self._told(self._ask(BundleRequest, action="switch", manifest=wanted))
+        state = self._bundle_state(self._ask(BundleRequest, action="switch", manifest=wanted))
         # An agent with its first bundle opens its socket anew, and serves nothing until then.
         while state.switching or (state.serves is None and not state.error):
             if self._clock() > until_s:
@@ -209,7 +209,7 @@ class DeviceBundles:
         if entry_of(manifest_content).sha256 != served.manifest:
             raise TransferError(f"{self.device}: {MANIFEST}: not what it says that it serves")
         try:
-            manifest = decoded(
+            manifest = decode_content(
                 f"{self.device}: {MANIFEST}", manifest_content, Manifest, msgspec.json.decode
             )
             bundle = Bundle(Path(), manifest, manifest_content)
@@ -219,7 +219,7 @@ class DeviceBundles:
         content = {MANIFEST: manifest_content}
         if signature := self._file(served, SIGNATURE, MAX_FILE_BYTES):
             content[SIGNATURE] = signature
-        for file, entry in listed(bundle, k).items():
+        for file, entry in part_files(bundle, k).items():
             data = self._file(served, file, min(entry.size_bytes, MAX_PULLED_BYTES))
             if entry_of(data) != entry:
                 raise TransferError(f"{self.device}: {file}: not as {MANIFEST} lists it")
@@ -325,7 +325,7 @@ class DeviceBundles:
                     return envelope
         raise _BrokenError("no answer")
 
-    def _told(self, envelope: Envelope) -> BundleState:
+    def _bundle_state(self, envelope: Envelope) -> BundleState:
         if not isinstance(envelope.message, BundleState):
             raise TransferError(f"{self.device}: expected a BundleState")
         return envelope.message

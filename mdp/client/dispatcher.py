@@ -197,18 +197,18 @@ class Dispatcher:
             self._give_turns()
         for device in self._book.due(now_s):
             if (number := self.ask(device)) is not None:
-                self._book.asked(number, device, now_s)
+                self._book.on_status_request(number, device, now_s)
         return call
 
     def abandon(self, call: Call) -> None:
         """Ask nobody any more for a call whose caller has gone; its `done` is not called."""
         if call.answer is not None or call.number not in self._book.calls:
             return
-        self._book.decided(call.number, self._clock())
+        self._book.on_decision(call.number, self._clock())
         if not self._book.calls:
             self._wake_s = math.inf
         if call.trace is not None:
-            call.trace.ended({}, "cancelled")
+            call.trace.end({}, "cancelled")
         self._give_turns()
 
     def _log_excluded(self, choice: Choice) -> None:
@@ -239,10 +239,10 @@ class Dispatcher:
                     self._receive(event.device, event.frames)
                 case Connected(device):
                     LOG.info("%s: connected", device)
-                    self._book.connected(device, self._clock())
+                    self._book.on_connect(device, self._clock())
                 case Disconnected(device):
                     LOG.info("%s: disconnected", device)
-                    self._act_on(self._book.lost(device, self._clock()))
+                    self._act_on(self._book.on_loss(device, self._clock()))
         if self._book.held:
             self._give_turns()
 
@@ -258,7 +258,7 @@ class Dispatcher:
             self._give_turns()
 
     def next_wake_s(self) -> float:
-        """When `tick` has to be called at the latest, or sooner; infinity with nothing in flight.
+        """Latest moment at which to call `tick`, or a sooner one; infinity with nothing in flight.
 
         It may be that of a call that has ended since.
         """
@@ -294,7 +294,7 @@ class Dispatcher:
             envelope = decode(frames)
         except WireError as error:
             self.counters["malformed"] += 1
-            self._broken(device, Reason("bad_message", str(error)))
+            self._give_up_on(device, Reason("bad_message", str(error)))
             return
         match message := envelope.message:
             case Result() | FrameReply():
@@ -302,13 +302,13 @@ class Dispatcher:
             case Failure():
                 reason = Reason(*code_and_text(message))
                 if message.request_id == 0:
-                    self._broken(device, reason)
+                    self._give_up_on(device, reason)
                 else:
                     failed = DeviceFailed(device=device, reason=reason, now_s=self._clock())
                     self._settle(message.request_id, failed)
             case Status():
                 self.statuses[device] = message
-                self._book.told(
+                self._book.on_status(
                     message.request_id,
                     device,
                     unfit(message, self._bundle, self._k_of[device]),
@@ -351,13 +351,13 @@ class Dispatcher:
             crop = call.question.accept(device, self._k_of[device], message, now_s)
             if crop is not None and self._stuck[device].is_constant(logits, crop):
                 raise WireError(CONSTANT)
-        return self._builder.scaled(self._k_of[device], message.rung, contribution)
+        return self._builder.scale_rung(self._k_of[device], message.rung, contribution)
 
     def _settle(self, number: int, event: Replied | DeviceFailed) -> None:
         """Take in the end of a request; a reply that no call waits for is counted."""
         call = self._book.calls.get(number)
         if call is not None and call.trace is not None:
-            call.trace.settled(
+            call.trace.end_request(
                 event.device, str(event.reason) if isinstance(event, DeviceFailed) else ""
             )
         actions = self._book.handle(number, event)
@@ -366,9 +366,9 @@ class Dispatcher:
         else:
             self._act(number, actions)
 
-    def _broken(self, device: str, reason: Reason) -> None:
+    def _give_up_on(self, device: str, reason: Reason) -> None:
         """Whatever `device` was asked, its answer would not be recognised."""
-        self._act_on(self._book.lost(device, self._clock(), reason))
+        self._act_on(self._book.on_loss(device, self._clock(), reason))
 
     def _act_on(self, todo: Sequence[tuple[int, list[Action]]]) -> None:
         for number, actions in todo:
@@ -391,20 +391,20 @@ class Dispatcher:
 
     def _send(self, number: int, call: Call, request: Request) -> None:
         device, now_s = request.device, self._clock()
-        traceparent = "" if call.trace is None else call.trace.asked(device, request.k)
+        traceparent = "" if call.trace is None else call.trace.begin_request(device, request.k)
         message = call.question.message(number, self._digest, request, now_s, traceparent)
         if self._transport.send(device, message):
-            self._book.sent(number, request)
+            self._book.on_send(number, request)
             return
         there = device in self._transport.connected
         reason = BACKLOGGED if there else self._absence(device)
         failed = DeviceFailed(device=device, reason=reason, now_s=now_s)
         if call.trace is not None:
-            call.trace.settled(device, str(reason))
+            call.trace.end_request(device, str(reason))
         self._act(number, call.session.handle(failed))
 
     def _finish(self, number: int, call: Call, finish: Finish) -> None:
-        self._book.decided(number, self._clock())
+        self._book.on_decision(number, self._clock())
         if not self._book.calls:
             self._wake_s = math.inf
         if self._not_in_fleet:
@@ -436,6 +436,6 @@ class Dispatcher:
 def _end_trace(trace: CallTrace, answer: Answer) -> None:
     if isinstance(answer, Prediction):
         told = {"mdp.mode": answer.mode, "mdp.used": answer.used, "mdp.missing": [*answer.missing]}
-        trace.ended(told)
+        trace.end(told)
     else:
-        trace.ended({"mdp.missing": [*answer.outcomes]}, str(answer))
+        trace.end({"mdp.missing": [*answer.outcomes]}, str(answer))

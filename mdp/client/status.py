@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
-from mdp.protocol.messages import Status, answered_by
+from mdp.protocol.messages import Status, answers_key
 from mdp.requests.reason import SUSPECT, Reason, Suspicion
 
 
@@ -102,7 +102,7 @@ def unfit(status: Status, bundle: Bundle, k: int) -> Reason | None:
 def _wrong(status: Status, bundle: Bundle, k: int) -> Reason | None:
     if status.digest != bundle.digest:
         # While an agent changes over, what else it says is about the other bundle.
-        if answered_by(bundle.digest) in status.counts:
+        if answers_key(bundle.digest) in status.counts:
             return None
         served = f"serves {status.bundle} {status.digest[:12]}"
         if not status.bundle:
@@ -127,7 +127,7 @@ def _notes(entry: FleetEntry, status: Status, bundle: Bundle | None) -> Iterator
         )
     if status.fallback:
         yield f"runs on {status.provider}, not as planned"
-    if entry.exposed:
+    if entry.is_exposed:
         yield "plain text over the network"
 
 
@@ -146,7 +146,7 @@ class _Claim(NamedTuple):
     is_stream: bool
 
     def conflict(self, other: "_Claim") -> str:
-        """Why these two cannot both be right, for the status of the first; empty if they can."""
+        """Reason why these two cannot both be right, for the status of the first; or empty."""
         same = (self.host, self.source) == (other.host, other.source)
         theirs = f"of {other.device}"
         if self.camera != other.camera and same:

@@ -33,7 +33,7 @@ from mdp.closing import Closing
 from mdp.errors import InferenceError, InputError, PictureError
 from mdp.pictures.decoders import Decoding
 from mdp.requests.capture import DEFAULT_WITHIN_MS, Moment
-from mdp.requests.deadline import Deadline, checked_deadline_ms
+from mdp.requests.deadline import Deadline, check_deadline_ms
 from mdp.requests.prediction import Prediction
 from mdp.transport import FORKED, this_process
 
@@ -115,7 +115,7 @@ class Client(BaseClient, Closing):
         #: Connections of before a reload that calls still use; changed in a turn only.
         self._former: list[FleetConnection] = []
         try:
-            self._wait(self._connection.step, self._options.timeout_s, self._connection.settled)
+            self._wait(self._connection.step, self._options.timeout_s, self._connection.is_settled)
         except BaseException:  # Ctrl-C while it waits
             self.close()
             raise
@@ -152,9 +152,9 @@ class Client(BaseClient, Closing):
         deadline = self._deadline(deadline_ms)
         question = self._camera_question(at, within_ms, maps=maps)
         user = object()
-        connection = self._used_by(user)
+        connection = self._connection_of_call(user)
         try:
-            return self._answered(connection, question, deadline)
+            return self._ask(connection, question, deadline)
         finally:
             self._leave(connection, user)
 
@@ -240,7 +240,7 @@ class Client(BaseClient, Closing):
         begun: deque[_Begun] = deque()
         try:
             for picture in pictures:
-                begun.append(self._begun(picture, Deadline(self._clock(), how.deadline_ms)))
+                begun.append(self._begin(picture, Deadline(self._clock(), how.deadline_ms)))
                 if len(begun) >= how.in_flight:
                     yield self._outcome(begun.popleft(), how.errors)
             while begun:
@@ -250,10 +250,10 @@ class Client(BaseClient, Closing):
             for call in begun:
                 self._leave(call.connection, call)
 
-    def _begun(self, picture: PictureOrScene, deadline: Deadline) -> "_Begun":
+    def _begin(self, picture: PictureOrScene, deadline: Deadline) -> "_Begun":
         """Begin a call, whose connection stays open until its answer is taken."""
         call = _Begun()
-        call.connection = connection = self._used_by(call)
+        call.connection = connection = self._connection_of_call(call)
         try:
             call.waiting = _Waiting(
                 self._cut(connection, picture, deadline, tending=True), deadline
@@ -273,7 +273,7 @@ class Client(BaseClient, Closing):
         try:
             if call.error is not None:
                 raise call.error
-            return self._awaited(call.connection, call.waiting)
+            return self._await_answer(call.connection, call.waiting)
         except (InferenceError, PictureError) as error:
             if errors == "raise":
                 raise
@@ -285,20 +285,20 @@ class Client(BaseClient, Closing):
         """Have a call begun: in this thread's turn or, if another one has its turn, in that."""
         self._check_usable()
         connection.arrivals.append(partial(waiting.begin, connection))
-        if self._taken(0.0):
+        if self._take_turn(0.0):
             with self._holding():
                 self._step(connection, 0.0)
         else:
             self._wake()
 
-    def _awaited(self, connection: FleetConnection, waiting: _Waiting) -> Prediction:
+    def _await_answer(self, connection: FleetConnection, waiting: _Waiting) -> Prediction:
         """The answer of a call that was handed in; another thread's turn may bring it as well."""
         self._followers[waiting] = None
         try:
             while not waiting.over:
                 if self._process is not this_process():
                     raise InputError(FORKED)
-                if not self._claims and self._taken(0.0):
+                if not self._claims and self._take_turn(0.0):
                     with self._holding():
                         while not waiting.over and not self._claims:
                             self._step(connection)
@@ -306,7 +306,7 @@ class Client(BaseClient, Closing):
                             # Before the turn ends, so that another thread is told of that.
                             del self._followers[waiting]
                             return waiting.result()
-                left_s = waiting.deadline.left_s(self._clock())
+                left_s = waiting.deadline.remaining_s(self._clock())
                 if waiting.call is None and not left_s:
                     raise self._too_late(waiting.deadline, "another thread's call is under way")
                 waiting.told.wait(min(max(left_s, _SOON_S), _CHECK_S))
@@ -340,7 +340,7 @@ class Client(BaseClient, Closing):
         connection = FleetConnection(self._options, self._clock, stacklevel=2)
         adopted = False
         try:
-            self._wait(connection.step, timeout_s, connection.settled)
+            self._wait(connection.step, timeout_s, connection.is_settled)
             self._claim()
             with self._holding():
                 self._check_usable()
@@ -375,23 +375,23 @@ class Client(BaseClient, Closing):
 
     def _classify(self, picture: PictureOrScene, deadline: Deadline) -> Prediction:
         user = object()
-        connection = self._used_by(user)
+        connection = self._connection_of_call(user)
         try:
             question = self._cut(connection, picture, deadline)
-            return self._answered(connection, question, deadline)
+            return self._ask(connection, question, deadline)
         finally:
             self._leave(connection, user)
 
-    def _answered(
+    def _ask(
         self, connection: FleetConnection, question: Question, deadline: Deadline
     ) -> Prediction:
         self._check_usable()
-        if not self._taken(0.0):
+        if not self._take_turn(0.0):
             if self._holder == threading.get_ident():
                 raise self._too_late(deadline, "this thread's own call is under way")
             waiting = _Waiting(question, deadline)
             self._hand_in(connection, waiting)
-            return self._awaited(connection, waiting)
+            return self._await_answer(connection, waiting)
         with self._holding():
             self._check_usable()
             connection.take_in()
@@ -407,19 +407,19 @@ class Client(BaseClient, Closing):
             waiting = _Waiting(question, deadline, call)
             # Before the turn ends, so that its end is not the client's.
             self._followers[waiting] = None
-        return self._awaited(connection, waiting)
+        return self._await_answer(connection, waiting)
 
     @contextmanager
     def _in_turn(self, deadline: Deadline) -> Iterator[None]:
         self._check_usable()
-        if not self._claim(deadline.left_s(self._clock())):
+        if not self._claim(deadline.remaining_s(self._clock())):
             self._tell_follower()
             raise self._too_late(deadline, "another thread's call is under way")
         with self._holding():
             self._check_usable()
             yield
 
-    def _taken(self, timeout_s: float) -> bool:
+    def _take_turn(self, timeout_s: float) -> bool:
         """Tell whether this thread gets its turn; not amid its own, in a signal handler."""
         return self._holder != threading.get_ident() and self._turn.acquire(timeout=timeout_s)
 
@@ -429,7 +429,7 @@ class Client(BaseClient, Closing):
         self._claims.add(own)
         self._wake()
         try:
-            return self._taken(timeout_s)
+            return self._take_turn(timeout_s)
         finally:
             self._claims.discard(own)
 
@@ -459,7 +459,7 @@ class Client(BaseClient, Closing):
     def _leave(self, connection: FleetConnection, user: object) -> None:
         """End a call's use of its connection; one of before a reload closes with the last."""
         connection.users.discard(user)
-        if not connection.users and connection in self._former and self._taken(0.0):
+        if not connection.users and connection in self._former and self._take_turn(0.0):
             with self._holding():
                 pass  # its end closes the connection, as the end of another thread's turn does
 
@@ -486,7 +486,9 @@ class Client(BaseClient, Closing):
             return
         if self._followers:
             self._tell_follower()
-        elif not self._closed and any(one.arrivals for one in self._open()) and self._taken(0.0):
+        elif (
+            not self._closed and any(one.arrivals for one in self._open()) and self._take_turn(0.0)
+        ):
             # Of a stream, whose thread does not wait yet.
             with self._holding():
                 self._step(self._connection, 0.0)
@@ -534,7 +536,7 @@ class Client(BaseClient, Closing):
 
     def _tend(self, connection: FleetConnection) -> float:
         """Take in what has come for calls under way; seconds until the next has to be decided."""
-        if not self._taken(0.0):
+        if not self._take_turn(0.0):
             # The thread whose turn it is sees to all calls.
             return _TEND_S
         with self._holding():
@@ -590,7 +592,7 @@ def classify(
     the options of `Client.connect`, and raises what that and `Client.classify` raise. Several
     pictures are answered sooner by one `Client`.
     """
-    deadline = Deadline(time.monotonic(), checked_deadline_ms(deadline_ms))
+    deadline = Deadline(time.monotonic(), check_deadline_ms(deadline_ms))
     timeout_s = options.get("timeout_s", CONNECT_TIMEOUT_S)
     check_timeout_s(timeout_s)
     options["timeout_s"] = min(timeout_s, _CONNECT_SHARE * deadline.ms / 1e3)

@@ -23,7 +23,7 @@ from mdp.demo.walk import (
 from mdp.errors import InputError
 from mdp.extras import DEMO, install, missing
 from mdp.formats.bundle import MANIFEST, Bundle
-from mdp.formats.packaged import packaged_bundle, unpacked_bundle
+from mdp.formats.packaged import bundle_in_package, unpack_bundle
 from mdp.logs import quiet_libraries
 from mdp.testing.agents import AgentFleet
 from mdp.testing.folder_cameras import FolderCameras
@@ -120,14 +120,14 @@ def _show_live(
                 said=say,
             )
 
-            def started(url: str) -> None:
+            def on_start(url: str) -> None:
                 say(f"{url} shows them; Ctrl-C ends everything")
                 # A machine without a browser, or one that is only a terminal's.
                 if browser and sys.stdout.isatty():
                     with suppress(webbrowser.Error):
                         webbrowser.open(url)
 
-            serve_live(live, frozenset(scenes.cameras), port, started)
+            serve_live(live, frozenset(scenes.cameras), port, on_start)
 
 
 def _bundle(named: str, work: Path) -> Path:
@@ -135,7 +135,7 @@ def _bundle(named: str, work: Path) -> Path:
     # A folder of another kind may have the name of a bundle of MDP's.
     if (Path(named) / MANIFEST).exists():
         return Path(named)
-    return unpacked_bundle(packaged_bundle(named), work / "bundle")
+    return unpack_bundle(bundle_in_package(named), work / "bundle")
 
 
 @contextmanager

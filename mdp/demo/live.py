@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mdp.client.sync import Client
-from mdp.demo.scenes import Scene, Scenes, blackened
+from mdp.demo.scenes import Scene, Scenes, blacken
 from mdp.errors import InferenceError
 from mdp.requests.prediction import Prediction
 from mdp.testing.agents import AgentFleet
@@ -178,7 +178,7 @@ class LiveDemo:
     def _show(self) -> None:
         seen = self._scenes.contents(self._item.scene)
         for device in self._covered:
-            seen[device] = blackened(seen[device])
+            seen[device] = blacken(seen[device])
         self._pictures = seen
         self._cameras.put(seen)
         self._shown_s = time.monotonic()

@@ -88,10 +88,10 @@ class Belt:
         """The fleet's answer for one scene, once every camera that is there sees it."""
         shown = self.scenes.contents(scene)
         if self.covered is not None:
-            shown[self.covered] = blackened(shown[self.covered])
+            shown[self.covered] = blacken(shown[self.covered])
         self.cameras.put(shown)
         try:
-            self.cameras.seen(self.client, but=self.gone)
+            self.cameras.wait_for_frames(self.client, but=self.gone)
         except AssertionError as error:
             raise DemoFailed(f"the cameras: {error}") from error
         return self.client.look(deadline_ms=self.deadline_ms)
@@ -108,7 +108,7 @@ class Belt:
         return self.scenes.known[number % len(self.scenes.known)]
 
 
-def blackened(content: bytes) -> bytes:
+def blacken(content: bytes) -> bytes:
     """A picture of the same size that shows nothing."""
     size, covered = Image.open(io.BytesIO(content)).size, io.BytesIO()
     Image.new("RGB", size).save(covered, "JPEG")

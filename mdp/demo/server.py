@@ -21,7 +21,7 @@ from mdp.demo.live import LiveDemo
 from mdp.errors import InputError
 from mdp.gateway.access import Tokens
 from mdp.gateway.app import Guard
-from mdp.gateway.server import bound
+from mdp.gateway.server import listen_on
 
 #: File of the page -> its type.
 PAGE = {
@@ -114,9 +114,9 @@ def serve_live(
     place = None
     if port is None:
         with suppress(InputError):
-            place = bound(f"127.0.0.1:{FIRST_PORT}")
+            place = listen_on(f"127.0.0.1:{FIRST_PORT}")
     if place is None:
-        place = bound(f"127.0.0.1:{port or 0}")
+        place = listen_on(f"127.0.0.1:{port or 0}")
     config: Any = uvicorn.Config(
         demo_app(live, devices),
         ws="none",

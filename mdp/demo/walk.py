@@ -73,7 +73,7 @@ def walk(
     scenes = Scenes.of(opened, pictures) if opened.manifest.plan.cameras else None
     if pictures is None and (bundle / PICTURES).is_dir():
         pictures = bundle / PICTURES
-    labelled = [] if scenes else _labelled_pictures(pictures, opened)
+    labelled = [] if scenes else _pictures_and_labels(pictures, opened)
     _print_accuracy(out, opened, seen)
     with AgentFleet(work, bundle, patience_s=READY_TIMEOUT_S) as fleet:
         cameras = (
@@ -143,7 +143,7 @@ def _photographs(side: int) -> list[Picture]:
     return decoded or [noise_picture(side)]
 
 
-def _labelled_pictures(folder: Path | None, bundle: Bundle) -> list[tuple[str | None, Picture]]:
+def _pictures_and_labels(folder: Path | None, bundle: Bundle) -> list[tuple[str | None, Picture]]:
     """(label, picture) of a class-per-folder tree; else a folder's pictures or photographs."""
     if folder is None or (plain := picture_files(folder, "*")):
         unlabelled = plain if folder else _photographs(bundle.manifest.plan.finest_px)

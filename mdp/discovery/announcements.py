@@ -92,7 +92,7 @@ def texts_of(*, device: str, digest: str, k: int, public_key: str | None) -> dic
     }
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """An untrusted text, shortened and printable."""
     line = as_line(text)
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}..."
@@ -100,8 +100,8 @@ def shown(text: str) -> str:
 
 def read_announcement(found: Found) -> Announcement | LeftOut:
     """The announcement in `found`, or why it is malformed."""
-    name = shown(found.name)
-    where = ", ".join(map(shown, found.addresses[:MAX_ADDRESSES])) or "nowhere"
+    name = printable(found.name)
+    where = ", ".join(map(printable, found.addresses[:MAX_ADDRESSES])) or "nowhere"
     try:
         texts = {key.decode(): (value or b"").decode() for key, value in found.texts.items()}
         # Unknown keys may be of a later version.
@@ -112,7 +112,7 @@ def read_announcement(found: Found) -> Announcement | LeftOut:
             raise ValueError(f"expected a port from 1 to 65535, got {found.port}")
     except (ValueError, msgspec.ValidationError) as error:
         reason = "texts that are no UTF-8" if isinstance(error, UnicodeError) else str(error)
-        return LeftOut(device=name, address=where, reason=f"malformed: {shown(reason)}")
+        return LeftOut(device=name, address=where, reason=f"malformed: {printable(reason)}")
     return Announcement(
         device=said.device,
         address=f"tcp://{address}:{found.port}",
@@ -149,7 +149,7 @@ def propose(
         try:
             name = _entry_name(bundle, read, keys, on_loopback=on_loopback)
         except ValueError as error:
-            left_out.append(_left_out(read, str(error)))
+            left_out.append(_leave_out(read, str(error)))
         else:
             claims.setdefault(name, []).append(read)
     entries: list[FleetEntry] = []
@@ -171,7 +171,7 @@ def propose(
     )
 
 
-def _left_out(claim: Announcement, reason: str) -> LeftOut:
+def _leave_out(claim: Announcement, reason: str) -> LeftOut:
     return LeftOut(device=claim.device, address=claim.address, reason=reason)
 
 
@@ -206,7 +206,7 @@ def _entry_name(
         if label != stem and plan.assignment_of(stem) is None:
             return f"{claim.device}/{label}"
     if owners:
-        raise ValueError(f"announces the key of {shown(owners[0])}")
+        raise ValueError(f"announces the key of {printable(owners[0])}")
     if claim.device in keys:
         raise ValueError(
             f"announces key {claim.key}, {claim.device}.public has "

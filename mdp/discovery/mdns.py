@@ -145,7 +145,7 @@ async def _listen(zeroconf: Any, where: Any, seconds: float) -> tuple[list[Found
     names: dict[str, None] = {}
     more = 0
 
-    def changed(*, name: str, state_change: Any, **_: object) -> None:
+    def on_change(*, name: str, state_change: Any, **_: object) -> None:
         nonlocal more
         if state_change is zeroconf.ServiceStateChange.Removed:
             names.pop(name, None)
@@ -155,7 +155,7 @@ async def _listen(zeroconf: Any, where: Any, seconds: float) -> tuple[list[Found
             more += 1
 
     async with zeroconf.asyncio.AsyncZeroconf(interfaces=where) as shared:
-        browser = zeroconf.asyncio.AsyncServiceBrowser(shared.zeroconf, SERVICE, [changed])
+        browser = zeroconf.asyncio.AsyncServiceBrowser(shared.zeroconf, SERVICE, [on_change])
         await asyncio.sleep(seconds)
         await browser.async_cancel()
         asked = [_details(zeroconf, shared.zeroconf, name) for name in sorted(names)]

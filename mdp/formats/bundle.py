@@ -9,13 +9,13 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from mdp.errors import ConfigError
-from mdp.files import MAX_JSON_BYTES, Record, decoded, read_regular
+from mdp.files import MAX_JSON_BYTES, Record, decode_content, read_regular
 from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment, Plan
 from mdp.formats.profile import Fraction, NonNegativeFloat, Precision, RuntimeName
 from mdp.formats.signing import BundleKey, check_signature
 from mdp.fusion.cascade import Cascade
-from mdp.fusion.fuse import Fusion, FusionWeights, listed_subsets, unlisted_sizes
+from mdp.fusion.fuse import Fusion, FusionWeights, list_subsets, sizes_not_listed
 
 MANIFEST: Final = "manifest.json"
 FUSION: Final = "fusion.json"
@@ -265,9 +265,9 @@ class Manifest(Record, frozen=True):
 
 def _check_measured(key: str, found: Evaluation | LowestRungs, count: int) -> None:
     """Raise ValueError unless every arrival subset of `count` members can be looked up."""
-    unlisted = unlisted_sizes(count)
+    unlisted = sizes_not_listed(count)
     listed = sorted(subset.members for subset in found.subsets)
-    if listed != sorted(listed_subsets(range(count))):
+    if listed != sorted(list_subsets(range(count))):
         which = f" but those of the sizes {unlisted}, where only prefixes are" if unlisted else ""
         raise ValueError(f"`{key}.subsets` have to list every arrival subset once{which}")
     if sorted(entry.size for entry in found.sizes) != unlisted:
@@ -395,7 +395,7 @@ class Bundle:
         content = _read_inside(path, MANIFEST, MAX_JSON_BYTES)
         if signed_by is not None:
             check_signature(path / MANIFEST, content, signed_by)
-        manifest = decoded(path / MANIFEST, content, Manifest, msgspec.json.decode)
+        manifest = decode_content(path / MANIFEST, content, Manifest, msgspec.json.decode)
         return cls(path, manifest, content)
 
     def assignment(self, device: str) -> Assignment:
@@ -430,7 +430,7 @@ class Bundle:
     def fusion_weights(self) -> FusionWeights:
         """The verified stacking weights; raises ConfigError."""
         path = self.path / FUSION
-        weights = decoded(path, self.content(FUSION), FusionWeights, msgspec.json.decode)
+        weights = decode_content(path, self.content(FUSION), FusionWeights, msgspec.json.decode)
         if weights.num_classes != len(self.manifest.labels):
             raise ConfigError(
                 f"{path}: key `num_classes`: expected {len(self.manifest.labels)}, "
@@ -468,9 +468,9 @@ class Bundle:
         top, *lowest = [None if one is None else one.under(rule) for one in found] or [None]
         if top is None or not any(rungs) or not lowest or lowest[0] is None:
             return top
-        return top + (lowest[0] - top) * self._lowered(members, rungs)
+        return top + (lowest[0] - top) * self._share_lowered(members, rungs)
 
-    def _lowered(self, members: tuple[int, ...], rungs: tuple[int, ...]) -> float:
+    def _share_lowered(self, members: tuple[int, ...], rungs: tuple[int, ...]) -> float:
         """Share of the way from the top to the lowest rungs that these are at, 0 to 1."""
         lost = whole = steps = most_steps = 0.0
         assert self.manifest.evaluation is not None

@@ -34,11 +34,11 @@ def version_of(bundle: Bundle) -> Version:
 
 
 def path_in_bundle(file: PartFile, k: int) -> str:
-    """Where a file of the part that serves sub-model `k` is, relative to the bundle's folder."""
+    """Path of a file of the part that serves sub-model `k`, relative to the bundle's folder."""
     return model_path(k, MODELS.index(file)) if file in MODELS else file
 
 
-def listed(bundle: Bundle, k: int) -> dict[PartFile, FileEntry]:
+def part_files(bundle: Bundle, k: int) -> dict[PartFile, FileEntry]:
     """Those of the part's files that the manifest lists."""
     files, lower = bundle.manifest.files, bundle.manifest.plan.assignments[k].lower
     models = {file: files[path_in_bundle(file, k)] for file in MODELS[: 1 + len(lower)]}

@@ -15,7 +15,7 @@ from mdp.errors import ConfigError, InputError
 from mdp.files import (
     NAME_FORM,
     Record,
-    explained,
+    explain,
     pattern,
     read_toml,
     toml_bytes,
@@ -92,7 +92,7 @@ class FleetEntry(Record, frozen=True):
         return self.device.partition("/")[0]
 
     @property
-    def exposed(self) -> bool:
+    def is_exposed(self) -> bool:
         """Tell whether the connection is plain text over a network."""
         return self.key is None and not is_loopback(self.address)
 
@@ -192,7 +192,7 @@ def agent_keys(fleet: Fleet, *, has_key: bool, insecure: bool) -> dict[str, str]
                 f"device {entry.device!r} has a key, this client has none: expected --key, or "
                 "`key` in the fleet file (`mdp keys new` makes one)"
             )
-        if entry.exposed and not insecure:
+        if entry.is_exposed and not insecure:
             raise ConfigError(
                 f"device {entry.device!r}: {entry.address} is not on this machine: expected the "
                 "agent's public key as its `key`, or --insecure for plain text"
@@ -200,9 +200,9 @@ def agent_keys(fleet: Fleet, *, has_key: bool, insecure: bool) -> dict[str, str]
     return {entry.device: entry.keys[0] for entry in fleet.devices if entry.keys}
 
 
-def exposed(fleet: Fleet) -> list[FleetEntry]:
+def plain_text_entries(fleet: Fleet) -> list[FleetEntry]:
     """Entries with plain text over a network."""
-    return [entry for entry in fleet.devices if entry.exposed]
+    return [entry for entry in fleet.devices if entry.is_exposed]
 
 
 def absent_devices(bundle: Bundle, fleet: Fleet) -> list[str]:
@@ -235,7 +235,7 @@ def new_fleet(
         "key": None if key is None else relative_to(key, out),
         "devices": entries,
     }
-    fleet = _checked("--device", content, Fleet)
+    fleet = _convert("--device", content, Fleet)
     if overwrite:
         write_bytes(out, fleet_toml(fleet))
     else:
@@ -259,7 +259,7 @@ def new_entry(bundle: Bundle | None, text: str, key: str | None, k: int = 0) -> 
             raise InputError(f"--device {text}: expected one of {', '.join(known)}, got {name!r}")
         k = assignment.k
     entry = {"device": name, "address": address, "k": k, "key": key}
-    return _checked(f"--device {text}", entry, FleetEntry)
+    return _convert(f"--device {text}", entry, FleetEntry)
 
 
 def fleet_toml(fleet: Fleet) -> bytes:
@@ -285,9 +285,9 @@ def relative_to(path: Path, out: Path) -> str:
     return Path(os.path.relpath(path.resolve(), out.parent.resolve())).as_posix()
 
 
-def _checked(what: str, content: Mapping[str, object], kind: type[R]) -> R:
+def _convert(what: str, content: Mapping[str, object], kind: type[R]) -> R:
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         # Without the place in the record, which is not the option's.
-        raise InputError(f"{what}: {explained(error).partition(' - at ')[0]}") from error
+        raise InputError(f"{what}: {explain(error).partition(' - at ')[0]}") from error

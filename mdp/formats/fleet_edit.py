@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from mdp.errors import ConfigError, InputError
-from mdp.files import MAX_TOML_BYTES, decoded, explained, read_regular, write_bytes
+from mdp.files import MAX_TOML_BYTES, decode_content, explain, read_regular, write_bytes
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import (
     Fleet,
@@ -55,7 +55,7 @@ class FleetFile:
         """As `read_fleet`, with the text; raises ConfigError."""
         content, _ = read_regular(path, MAX_TOML_BYTES)
         fleet, bundle = read_fleet(path)
-        if decoded(path, content, Fleet, msgspec.toml.decode) != fleet:
+        if decode_content(path, content, Fleet, msgspec.toml.decode) != fleet:
             raise InputError(_CHANGED.format(path))
         return cls(path=path, text=content.decode(), before=content, fleet=fleet, bundle=bundle)
 
@@ -78,7 +78,7 @@ class FleetFile:
             if other.address == entry.address:
                 raise InputError(f"--device {entry.device}: {other.device} is at {entry.address}")
         text = f"{''.join(self._blocks()).rstrip()}\n\n{entry_toml(entry).decode()}"
-        return self._changed(text, [*self.fleet.devices, entry])
+        return self._replace_text(text, [*self.fleet.devices, entry])
 
     def without(self, name: str) -> "FleetFile":
         """Without an entry and the comment above it; raises InputError for the last one."""
@@ -88,7 +88,7 @@ class FleetFile:
             raise InputError(f"--device {name}: {self.path} has no other: expected at least one")
         blocks = self._blocks()
         del blocks[1 + self.fleet.devices.index(entry)]
-        return self._changed("".join(blocks).rstrip() + "\n", others)
+        return self._replace_text("".join(blocks).rstrip() + "\n", others)
 
     def with_values(self, name: str, values: Mapping[str, str | list[str]]) -> "FleetFile":
         """With other values of an entry's `address` or `key`."""
@@ -103,15 +103,15 @@ class FleetFile:
                 {**msgspec.to_builtins(entry), **values}, type=FleetEntry
             )
         except msgspec.ValidationError as error:
-            text = explained(error).partition(" - at ")[0]
+            text = explain(error).partition(" - at ")[0]
             raise InputError(f"--device {name}: {text}") from error
-        return self._changed("".join(blocks), devices)
+        return self._replace_text("".join(blocks), devices)
 
     def with_client_key(self, key: str) -> "FleetFile":
         """With another secret key file of the client, relative to the file's folder."""
         first, *others = self._blocks()
         text = "".join([_with_value(first, "key", key), *others])
-        return self._changed(text, self.fleet.devices, key=key)
+        return self._replace_text(text, self.fleet.devices, key=key)
 
     def with_bundle(self) -> "FleetFile":
         """With the name of the bundle, and each device's sub-model of it; raises ConfigError."""
@@ -122,7 +122,7 @@ class FleetFile:
             blocks[place] = _with_value(blocks[place], "k", k)
             devices.append(replace(entry, k=k))
         text = "".join([_with_value(first, "bundle", named), *blocks])
-        return self._changed(text, devices, bundle=named)
+        return self._replace_text(text, devices, bundle=named)
 
     def write(self) -> None:
         """Write the file atomically; its mode stays, and a link to it.
@@ -130,7 +130,7 @@ class FleetFile:
         Raises InputError, also if it was changed since it was read.
         """
         path = self.path.resolve()
-        with _locked(path.parent):
+        with _lock(path.parent):
             content, found = read_regular(path, MAX_TOML_BYTES)
             if content != self.before:
                 raise InputError(_CHANGED.format(self.path))
@@ -157,11 +157,13 @@ class FleetFile:
         ends = [*starts, len(lines)]
         return ["".join(lines[a:b]) for a, b in zip([0, *starts], ends, strict=True)]
 
-    def _changed(self, text: str, devices: list[FleetEntry], **top: str) -> "FleetFile":
+    def _replace_text(self, text: str, devices: list[FleetEntry], **top: str) -> "FleetFile":
         """With this text, which is to hold these devices and values at its top."""
         fleet = replace(self.fleet, devices=devices, **top)
         try:
-            as_wanted = decoded(self.path, text.encode(), Fleet, msgspec.toml.decode) == fleet
+            as_wanted = (
+                decode_content(self.path, text.encode(), Fleet, msgspec.toml.decode) == fleet
+            )
         except ConfigError:
             as_wanted = False
         if not as_wanted:
@@ -180,7 +182,7 @@ def name_bundle(path: Path, bundle: Bundle) -> FleetFile:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """Let no other program change fleet files in `folder` this way; waits for one that does."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -210,7 +212,7 @@ def accuracy_with(bundle: Bundle, members: Collection[int]) -> float | None:
     return bundle.expected_accuracy(tuple(sorted(members)), "stacked")
 
 
-def suggested(bundle: Bundle, fleet: Fleet) -> tuple[Assignment, str]:
+def suggest_member(bundle: Bundle, fleet: Fleet) -> tuple[Assignment, str]:
     """The member that one more device should serve, and why.
 
     One that no device serves, whose answers add most; else, of the members with the fewest devices,

@@ -24,8 +24,8 @@ from mdp.files import (
     NAME,
     NAME_FORM,
     Record,
-    decoded,
-    explained,
+    decode_content,
+    explain,
     is_private,
     pattern,
     read_regular,
@@ -159,7 +159,7 @@ def new_keys(folder: Path, name: str, make_pair: Callable[[], tuple[str, str]]) 
     try:
         whole = msgspec.convert({"name": name, "public": public, "secret": secret}, KeyFile)
     except msgspec.ValidationError as error:
-        text = explained(error).partition(" - at ")[0]
+        text = explain(error).partition(" - at ")[0]
         raise InputError(f"--name {name}: {text}") from error
     write_pair(
         (folder / f"{name}{SECRET}", toml_bytes(whole)),
@@ -272,12 +272,12 @@ def revoke(folder: Path, name: str) -> list[Path]:
     key = load_public(folder / f"{name}{PUBLIC}")
     clients = [file for file in here if file.stem == name or _is_key(file, key)]
     try:
-        return [file.rename(_unused(file.with_suffix(REVOKED))) for file in clients]
+        return [file.rename(_free_path(file.with_suffix(REVOKED))) for file in clients]
     except OSError as error:
         raise InputError(f"{folder}: cannot be changed: {error.strerror}") from error
 
 
-def _unused(path: Path) -> Path:
+def _free_path(path: Path) -> Path:
     """`path`, or the first of `path`-2, `path`-3 and so on that is not there."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
     return next(each for each in chain([path], numbered) if not each.exists())
@@ -326,4 +326,4 @@ def _check_owner(path: Path, found: os.stat_result) -> None:
 def _read(path: Path, kind: type[R]) -> tuple[R, os.stat_result]:
     """A small file and its status; raises ConfigError."""
     content, found = read_regular(path, MAX_FILE_BYTES)
-    return decoded(path, content, kind, msgspec.toml.decode), found
+    return decode_content(path, content, kind, msgspec.toml.decode), found

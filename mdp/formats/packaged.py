@@ -14,7 +14,7 @@ from mdp.formats.bundle import MANIFEST, Manifest, bundle_digest
 _DIGITS = 12
 
 
-def packaged_bundles() -> dict[str, Path]:
+def bundles_in_package() -> dict[str, Path]:
     """Name -> folder of the bundles that are there; some may lack files that are others' copies."""
     installed = Path(str(resources.files("mdp"))) / "bundles"
     checkout = Path(__file__).resolve().parents[2] / "examples/bundles"
@@ -22,21 +22,21 @@ def packaged_bundles() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))}
 
 
-def packaged_bundle(name: str) -> Path:
+def bundle_in_package(name: str) -> Path:
     """The folder of the bundle `name`; raises InputError with the names that there are."""
-    found = packaged_bundles()
+    found = bundles_in_package()
     if name not in found:
         raise InputError(f"{name}: expected a bundle's folder, or one of {', '.join(found)}")
     return found[name]
 
 
-def named_bundle(given: Path | None) -> Path | None:
+def bundle_by_name(given: Path | None) -> Path | None:
     """The folder `given`, or where there is none the packaged bundle of that name.
 
     A packaged one that lacks copies of files is made whole in the user's cache, once for each
     content. Raises InputError where that cannot be written.
     """
-    if given is None or given.exists() or (source := packaged_bundles().get(str(given))) is None:
+    if given is None or given.exists() or (source := bundles_in_package().get(str(given))) is None:
         return given
     digest = bundle_digest(read_json(source / MANIFEST, Manifest))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mdp" / "bundles"
@@ -47,7 +47,7 @@ def named_bundle(given: Path | None) -> Path | None:
         cache.mkdir(parents=True, exist_ok=True)
         making = Path(mkdtemp(prefix=f".{given}.", dir=cache))
         try:
-            if unpacked_bundle(source, making / "whole") == source:
+            if unpack_bundle(source, making / "whole") == source:
                 return source
             (making / "whole").rename(out)
         except OSError:
@@ -61,7 +61,7 @@ def named_bundle(given: Path | None) -> Path | None:
     return out
 
 
-def unpacked_bundle(source: Path, out: Path) -> Path:
+def unpack_bundle(source: Path, out: Path) -> Path:
     """A folder with all files of the packaged bundle `source`: itself, or a copy in `out`.
 
     Members of equal models need one file in a package: the others are copies of it.

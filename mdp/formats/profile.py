@@ -121,7 +121,7 @@ class NetworkPoint(Timing, frozen=True, kw_only=True):
 
 
 class Provenance(Record, frozen=True):
-    """Where a number comes from: a measurement on the device, or an estimate."""
+    """Source of a number: a measurement on the device, or an estimate."""
 
     method: Literal["measured", "estimated"]
     #: For `measured` the tool, its versions and the date; for `estimated` what it was derived from.
@@ -271,7 +271,7 @@ def _contradiction(
     )
 
 
-def shipped_profiles() -> dict[str, Path]:
+def profiles_in_package() -> dict[str, Path]:
     """Name -> file of the shipped profiles."""
     installed = Path(str(resources.files("mdp"))) / "profiles"
     checkout = Path(__file__).resolve().parents[2] / "profiles"
@@ -302,7 +302,7 @@ def read_profile(path: str | os.PathLike[str]) -> DeviceProfile:
     """Read a profile from a file, or a shipped one by its bare name; raises ConfigError."""
     path = Path(path)
     if not path.suffix and not path.exists():
-        shipped = shipped_profiles()
+        shipped = profiles_in_package()
         if path.name not in shipped:
             raise ConfigError(
                 f"{path}: neither a file nor a shipped profile (these are: {', '.join(shipped)})"

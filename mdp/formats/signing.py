@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from mdp.errors import ConfigError, InputError
-from mdp.files import Record, decoded, read_regular, write_json, write_pair
+from mdp.files import Record, decode_content, read_regular, write_json, write_pair
 
 SIGNATURE: Final = "signature.json"
 SECRET, PUBLIC = ".secret", ".public"
@@ -111,7 +111,7 @@ def new_bundle_key(folder: Path, name: str) -> BundleKeyFile:
 def _read_key(path: Path) -> tuple[BundleKeyFile, int]:
     content, found = read_regular(path, MAX_FILE_BYTES)
     try:
-        key = decoded(path, content, BundleKeyFile, msgspec.toml.decode)
+        key = decode_content(path, content, BundleKeyFile, msgspec.toml.decode)
     except ConfigError as error:
         # Without the content, which may be secret.
         raise ConfigError(
@@ -166,7 +166,7 @@ def check_signature(manifest: Path, content: bytes, key: BundleKey) -> None:
             f"with key {key} (`mdp bundle sign`)"
         )
     found, _ = read_regular(path, MAX_FILE_BYTES)
-    given = decoded(path, found, SignatureFile, msgspec.json.decode)
+    given = decode_content(path, found, SignatureFile, msgspec.json.decode)
     if given.public != key.public:
         raise ConfigError(
             f"{path}: expected a signature with key {key}, got one with key "

@@ -35,7 +35,7 @@ def surprise(scores: Scores, tail: ScoreTail) -> Values:
     return found
 
 
-def fused_surprise(surprises: Sequence[Values], power: int) -> Values:
+def fuse_surprises(surprises: Sequence[Values], power: int) -> Values:
     """The power mean `[...]` of members' surprises, each `[...]`; `MAXIMUM` is their maximum."""
     u = np.stack([np.asarray(one, dtype=np.float64) for one in surprises])
     if power >= MAXIMUM or len(u) == 1:

@@ -25,7 +25,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class ScoreTail(Record, frozen=True):
-    """How rare a member's score is among good items.
+    """Rates of a member's scores among good items.
 
     Below `scores[-1]` a rate is interpolated, in logarithms; above it falls exponentially.
     """

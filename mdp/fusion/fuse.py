@@ -139,10 +139,10 @@ class FusionWeights(Record, frozen=True):
         for shared in self.by_size:
             _check_weights(f"size {shared.size}", (*shared.a, *shared.b))
         for scored in self.novelty.subsets if self.novelty else ():
-            if scored.members and self.fitted(scored.members) is None:
+            if scored.members and self.weights_of(scored.members) is None:
                 raise ValueError(f"`novelty` has members {list(scored.members)} without weights")
         for place in self.anomaly.subsets if self.anomaly else ():
-            if place.members and self.fitted(place.members) is None:
+            if place.members and self.weights_of(place.members) is None:
                 raise ValueError(f"`anomaly` has members {list(place.members)} without weights")
         if len({subset.members for subset in self.subsets}) != len(self.subsets):
             raise ValueError("`subsets` list the same members twice")
@@ -160,7 +160,7 @@ class FusionWeights(Record, frozen=True):
         boosting = any(subset.a for subset in self.subsets)
         return ("boosted", "stacked", "bagged") if boosting else ("stacked", "bagged")
 
-    def fitted(self, members: Sequence[int]) -> SubsetWeights | None:
+    def weights_of(self, members: Sequence[int]) -> SubsetWeights | None:
         """The weights of ascending `members`: their own, else those of their size, else None."""
         wanted, size = tuple(members), len(members)
         own = next((subset for subset in self.subsets if subset.members == wanted), None)
@@ -178,18 +178,18 @@ def _check_weights(what: str, weights: Sequence[float]) -> None:
         raise ValueError(f"weights of {what} have to be finite and at most {MAX_WEIGHT:g} in size")
 
 
-def unlisted_sizes(count: int) -> list[int]:
+def sizes_not_listed(count: int) -> list[int]:
     """The sizes of which `count` members have too many subsets to list each; none up to 8."""
     return [size for size in range(1, count + 1) if comb(count, size) > MAX_LISTED]
 
 
-def listed_subsets(members: Iterable[int]) -> list[tuple[int, ...]]:
+def list_subsets(members: Iterable[int]) -> list[tuple[int, ...]]:
     """The subsets with weights and a measured accuracy of their own, smaller ones first.
 
     Every subset of a size with few of them, and each boosting prefix, as only these may be boosted.
     """
     ordered = sorted(members)
-    unlisted = unlisted_sizes(len(ordered))
+    unlisted = sizes_not_listed(len(ordered))
     listed: list[tuple[int, ...]] = []
     for size in range(1, len(ordered) + 1):
         if size not in unlisted:
@@ -212,7 +212,7 @@ def rule_for(members: Sequence[int], wanted: Fusion, fusion: FusionWeights) -> F
     """
     if wanted == "boosted" and wanted in fusion.rules and is_boosting_prefix(members):
         return "boosted"
-    if wanted == "stacked" and fusion.fitted(members) is not None:
+    if wanted == "stacked" and fusion.weights_of(members) is not None:
         return "stacked"
     return "bagged"
 
@@ -228,7 +228,7 @@ def weights_for(members: Sequence[int], rule: Fusion, fusion: FusionWeights) -> 
     Temperatures that were never fitted are 1.
     """
     key, size = tuple(members), len(members)
-    fitted = fusion.fitted(key)
+    fitted = fusion.weights_of(key)
     if rule == "stacked":
         if fitted is None:
             raise KeyError(key)
@@ -258,7 +258,7 @@ def fuse(contributions: Mapping[int, Contribution], weights: SubsetWeights) -> L
     return fused
 
 
-def scaled(contribution: Contribution, scales: tuple[float, float]) -> Contribution:
+def scale_rung(contribution: Contribution, scales: tuple[float, float]) -> Contribution:
     """A lower rung's logits times its factors of boost and bag, for the weights of the top."""
     heads = contribution.heads
     factors = np.array(scales[-len(heads) :], dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Where a gateway may listen, and whom it lets in. Pure but for reading the file of tokens."""
+"""Rules of where a gateway listens and whom it lets in. Pure but for reading the tokens' file."""
 
 import hashlib
 import hmac

@@ -25,8 +25,8 @@ from mdp.gateway.bodies import (
     MAX_JSON_BYTES,
     MAX_SWITCH_BYTES,
     Bodies,
+    parse_upload,
     too_large,
-    uploaded,
 )
 from mdp.gateway.fleets import IN_FLIGHT, MAX_REQUEST_MS, ServedFleet
 from mdp.gateway.metrics import Metrics
@@ -35,11 +35,11 @@ from mdp.gateway.refusals import Refusal, busy, refusal_of
 from mdp.gateway.replies import json_response as _json
 from mdp.gateway.teach import TeachRoutes
 from mdp.pictures.crop import Picture
-from mdp.requests.capture import DEFAULT_EVERY_MS, checked_every_ms
-from mdp.requests.deadline import checked_deadline_ms
+from mdp.requests.capture import DEFAULT_EVERY_MS, check_every_ms
+from mdp.requests.deadline import check_deadline_ms
 from mdp.requests.prediction import Prediction
 from mdp.teach.teacher import FleetTeacher
-from mdp.tracing import served
+from mdp.tracing import server_span
 
 #: What of the room's data is sent, and as what.
 PAGE = {
@@ -111,19 +111,19 @@ class Guard:
                     503, "too many connections", busy("").headers | {"connection": "close"}
                 )
         except Refusal as refusal:
-            await refused(refusal)(scope, receive, with_headers)
+            await error_response(refusal)(scope, receive, with_headers)
         else:
             await self.inside(scope, receive, with_headers)
 
 
-def refused(refusal: Refusal) -> Response:
+def error_response(refusal: Refusal) -> Response:
     """The protocol's shape of an error."""
     return _json({"error": str(refusal)}, refusal.status, refusal.headers)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MDPError)
-    return refused(refusal_of(error))
+    return error_response(refusal_of(error))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -146,18 +146,18 @@ def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 @contextmanager
-def _counted(metrics: Metrics, model: str, request: Request) -> Iterator[None]:
+def _count_request(metrics: Metrics, model: str, request: Request) -> Iterator[None]:
     """Count and trace a request for `model`; a failed one by its reason."""
     what, header = request.url.path.rpartition("/")[2], request.headers.get("traceparent", "")
-    metrics.began(model)
+    metrics.begin_request(model)
     try:
-        with served(f"{request.method} {what}", header, {"mdp.model": model}):
+        with server_span(f"{request.method} {what}", header, {"mdp.model": model}):
             yield
     except MDPError as error:
-        metrics.failed(model, error)
+        metrics.count_failure(model, error)
         raise
     finally:
-        metrics.ended(model)
+        metrics.end_request(model)
 
 
 class Gateway:
@@ -240,7 +240,7 @@ class Gateway:
             Route(f"{model}/devices/{{device:path}}", self.switch, methods=["PUT"]),
             Route(f"{model}/look", self.look),
             Route(f"{model}/watch", self.watch),
-            Route("/fleets", self.shown),
+            Route("/fleets", self.snapshot),
             Route("/events", self.events),
             Route("/metrics", self.metrics),
             *(Route(path, _file(name, kind)) for path, (name, kind) in PAGE.items()),
@@ -296,10 +296,10 @@ class Gateway:
     async def infer(self, request: Request) -> Response:
         """Pictures as a tensor in, probabilities and labels out."""
         fleet = self._fleet(request)
-        with _counted(self._metrics, fleet.name, request):
+        with _count_request(self._metrics, fleet.name, request):
             length = request.headers.get(infer.JSON_LENGTH)
             most = (MAX_JSON_BYTES, _JSON) if length is None else (MAX_BODY_BYTES, "a body")
-            async with self._bodies.held(request, *most) as body:
+            async with self._bodies.hold(request, *most) as body:
                 if infer.json_bytes(body, length) > MAX_JSON_BYTES:
                     raise too_large(_JSON, MAX_JSON_BYTES)
                 if infer.is_quick(body, length):
@@ -308,7 +308,7 @@ class Gateway:
                     # Numbers take many times their text: one such request at a time.
                     async with self._reading:
                         asked = await asyncio.to_thread(infer.read_request, body, length)
-                deadline_ms = self._checked(asked.deadline_ms, len(asked.pictures))
+                deadline_ms = self._check_deadline(asked.deadline_ms, len(asked.pictures))
                 answers = await self._answers(fleet, list(asked.pictures), deadline_ms)
         content, json_length = infer.respond(fleet.name, asked, answers)
         if json_length is None:
@@ -321,21 +321,21 @@ class Gateway:
     async def classify(self, request: Request) -> Response:
         """One picture as a file in; the answer, its parts and its worth out."""
         fleet = self._fleet(request)
-        with _counted(self._metrics, fleet.name, request):
-            deadline_ms = self._checked(request.query_params.get("deadline_ms"))
-            async with self._bodies.held(request, MAX_BODY_BYTES) as body:
-                picture = uploaded(request.headers.get("content-type", ""), body)
+        with _count_request(self._metrics, fleet.name, request):
+            deadline_ms = self._check_deadline(request.query_params.get("deadline_ms"))
+            async with self._bodies.hold(request, MAX_BODY_BYTES) as body:
+                picture = parse_upload(request.headers.get("content-type", ""), body)
                 (answer,) = await self._answers(fleet, [picture], deadline_ms)
-        return _json(infer.told(fleet.name, answer))
+        return _json(infer.to_json(fleet.name, answer))
 
     async def _answers(
         self, fleet: ServedFleet, pictures: Sequence[Picture], deadline_ms: float
     ) -> list[Prediction]:
         answers = await fleet.classify(pictures, deadline_ms)
-        self._metrics.answered(fleet.name, answers)
+        self._metrics.count_answers(fleet.name, answers)
         return answers
 
-    def _checked(self, deadline_ms: Any, pictures: int = 1) -> float:
+    def _check_deadline(self, deadline_ms: Any, pictures: int = 1) -> float:
         """A request's deadline, or this gateway's, for each of `pictures`; raises Refusal."""
         try:
             if isinstance(deadline_ms, bool):
@@ -345,7 +345,7 @@ class Gateway:
             raise Refusal(
                 400, f"deadline_ms: expected a number, got {str(deadline_ms)[:20]!r}"
             ) from error
-        checked_deadline_ms(wanted)
+        check_deadline_ms(wanted)
         most = MAX_REQUEST_MS / math.ceil(pictures / IN_FLIGHT)
         if wanted > most:
             raise Refusal(400, f"deadline_ms: expected at most {most:g}, got {wanted:g}")
@@ -354,27 +354,27 @@ class Gateway:
     async def look(self, request: Request) -> Response:
         """Classify what the devices' own cameras see."""
         fleet = self._fleet(request)
-        deadline_ms = self._checked(request.query_params.get("deadline_ms"))
+        deadline_ms = self._check_deadline(request.query_params.get("deadline_ms"))
         wanted = request.query_params.get("maps", "0")
         if wanted not in ("0", "1"):
             raise Refusal(400, f"maps: expected 0 or 1, got {wanted[:20]!r}")
-        return _json(await self._looked(request, fleet, deadline_ms, maps=wanted == "1"))
+        return _json(await self._look(request, fleet, deadline_ms, maps=wanted == "1"))
 
-    async def _looked(
+    async def _look(
         self, request: Request, fleet: ServedFleet, deadline_ms: float, *, maps: bool = False
     ) -> dict[str, Any]:
-        with _counted(self._metrics, fleet.name, request):
+        with _count_request(self._metrics, fleet.name, request):
             answer = await fleet.look(deadline_ms, maps=maps)
-            self._metrics.answered(fleet.name, [answer])
-        return infer.told(fleet.name, answer)
+            self._metrics.count_answers(fleet.name, [answer])
+        return infer.to_json(fleet.name, answer)
 
     async def watch(self, request: Request) -> Response:
         """The same as server-sent events, one every `every_ms`, until the client leaves."""
         fleet = self._fleet(request)
-        deadline_ms = self._checked(request.query_params.get("deadline_ms"))
+        deadline_ms = self._check_deadline(request.query_params.get("deadline_ms"))
         every = request.query_params.get("every_ms", str(DEFAULT_EVERY_MS))
         try:
-            every_s = max(checked_every_ms(float(every)), LEAST_EVERY_MS) / 1e3
+            every_s = max(check_every_ms(float(every)), LEAST_EVERY_MS) / 1e3
         except ValueError as error:
             raise Refusal(400, f"every_ms: expected a number, got {every[:20]!r}") from error
 
@@ -383,7 +383,7 @@ class Gateway:
             while not self.ending():
                 started_s = loop.time()
                 try:
-                    kind, told = b"answer", await self._looked(request, fleet, deadline_ms)
+                    kind, told = b"answer", await self._look(request, fleet, deadline_ms)
                 except MDPError as error:
                     kind, told = b"error", {"error": str(error)}
                 yield b"event: " + kind + b"\ndata: " + msgspec.json.encode(told) + b"\n\n"
@@ -396,7 +396,7 @@ class Gateway:
     async def switch(self, request: Request) -> Response:
         """Take a device out of this gateway's calls, or put it back: `{"in_use": false}`."""
         fleet = self._fleet(request)
-        async with self._bodies.held(request, MAX_SWITCH_BYTES) as body:
+        async with self._bodies.hold(request, MAX_SWITCH_BYTES) as body:
             try:
                 wanted = msgspec.json.decode(body, type=dict[str, bool])
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -404,15 +404,15 @@ class Gateway:
         if wanted.keys() != {"in_use"}:
             raise Refusal(400, 'expected {"in_use": true} or false')
         fleet.switch(request.path_params["device"], wanted["in_use"])
-        return _json(fleet.shown())
+        return _json(fleet.snapshot())
 
-    async def shown(self, request: Request) -> Response:
+    async def snapshot(self, request: Request) -> Response:
         """Every fleet's devices and faults: one event of `/events`."""
-        return _json(self._shown())
+        return _json(self._snapshots())
 
-    def _shown(self) -> list[dict[str, Any]]:
+    def _snapshots(self) -> list[dict[str, Any]]:
         teaches = self._teacher is not None
-        return [{**fleet.shown(), "teaches": teaches} for fleet in self._fleets.values()]
+        return [{**fleet.snapshot(), "teaches": teaches} for fleet in self._fleets.values()]
 
     async def events(self, request: Request) -> Response:
         """Server-sent events: `/fleets` again whenever something in it changes."""
@@ -423,7 +423,7 @@ class Gateway:
         last, sent_s = b"", loop.time()
         while not self.ending():
             changed = self._changed
-            content = msgspec.json.encode(self._shown())
+            content = msgspec.json.encode(self._snapshots())
             if content != last:
                 yield b"event: fleets\ndata: " + content + b"\n\n"
                 last, sent_s = content, loop.time()

@@ -37,7 +37,7 @@ class Bodies:
         self._pool, self._clock = Pool(MAX_HELD_BYTES), clock
 
     @asynccontextmanager
-    async def held(
+    async def hold(
         self, request: Request, most_bytes: int, what: str = "a body"
     ) -> AsyncIterator[bytearray]:
         """The whole body, in memory once, as long as the block lasts; `what` names it in errors.
@@ -99,7 +99,7 @@ def too_large(what: str, most_bytes: int) -> Refusal:
     return Refusal(413, f"expected {what} of at most {most_bytes} bytes", {"connection": "close"})
 
 
-def uploaded(content_type: str, body: bytearray) -> Buffer:
+def parse_upload(content_type: str, body: bytearray) -> Buffer:
     """The encoded picture in `body`: the one file of a multipart form, or all; raises Refusal."""
     if not content_type.lower().startswith("multipart/form-data"):
         if not body:

@@ -126,7 +126,7 @@ class Roll:
             found.append(DeviceChoice(devices=devices, latency_ms=latency_ms, accuracy=accuracy))
         return found
 
-    def told(self, statuses: Iterable[DeviceStatus], now_s: float) -> None:
+    def on_statuses(self, statuses: Iterable[DeviceStatus], now_s: float) -> None:
         """Take in what the devices say of themselves."""
         for status in statuses:
             device = self.devices.get(status.device)
@@ -148,7 +148,7 @@ class Roll:
             for name in off:
                 self.devices[name].in_use = False
 
-    def answered(self, prediction: Prediction, now_s: float) -> None:
+    def on_answer(self, prediction: Prediction, now_s: float) -> None:
         """Take in what one answer was made of, and what it lacks."""
         for member in prediction.members:
             device = self.devices.get(member.device)
@@ -156,9 +156,9 @@ class Roll:
                 device.latencies_ms.append(round(member.spent_ms, 2))
                 if device.fault and device.usable:
                     self._fault(device, "", now_s)
-        self.missed(prediction.missing, now_s)
+        self.on_missing(prediction.missing, now_s)
 
-    def missed(self, missing: Mapping[str, str], now_s: float) -> None:
+    def on_missing(self, missing: Mapping[str, str], now_s: float) -> None:
         """Take in why devices were missing in an answer."""
         for name, reason in missing.items():
             device = self.devices.get(name)
@@ -185,13 +185,13 @@ class Roll:
         others = (d for d in self.devices.values() if d.in_use and d.name != name)
         return not any(other.usable or not can_answer for other in others)
 
-    def switched(self, name: str, in_use: bool, now_s: float) -> None:
+    def on_switch(self, name: str, in_use: bool, now_s: float) -> None:
         """Note that somebody took a device out of this gateway's calls, or put it back."""
         self.devices[name].in_use = in_use
         what = f"switched {'on' if in_use else 'off'} at this gateway"
         self.faults.append(Fault(at_s=now_s, device=name, what=what, over=in_use))
 
-    def expected_accuracy(self) -> float | None:
+    def accuracy_now(self) -> float | None:
         """The accuracy of an answer of the devices that can be used now; None if unknown."""
         return self._accuracy({d.k for d in self.devices.values() if d.in_use and d.usable})
 
@@ -200,10 +200,10 @@ class Roll:
         rule = rule_for(ordered, self._fusion, self._weights) if members else self._fusion
         return self._bundle.expected_accuracy(ordered, rule)
 
-    def shown(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """Devices and faults for the page, for msgspec to encode."""
         return {
-            "expected_accuracy": self.expected_accuracy(),
+            "expected_accuracy": self.accuracy_now(),
             "expected_accuracy_all": self._accuracy({d.k for d in self.devices.values()}),
             "devices": [
                 asdict(device) | {"latencies_ms": list(device.latencies_ms)}

@@ -59,25 +59,27 @@ class ServedFleet:
         """The fleet's answers; raises what a client raises for the first picture without one."""
         client = self._client
         if len(pictures) == 1:
-            return await self._noted(_listed(client.classify(pictures[0], deadline_ms=deadline_ms)))
+            return await self._note_outcome(
+                _as_list(client.classify(pictures[0], deadline_ms=deadline_ms))
+            )
         answering = client.classify_many(pictures, deadline_ms=deadline_ms, in_flight=IN_FLIGHT)
-        return await self._noted(answering)
+        return await self._note_outcome(answering)
 
     async def look(self, deadline_ms: float, *, maps: bool = False) -> Prediction:
         """Classify what the devices' own cameras see; raises what a client raises."""
         looking = self._client.look(deadline_ms=deadline_ms, maps=maps)
-        (answer,) = await self._noted(_listed(looking))
+        (answer,) = await self._note_outcome(_as_list(looking))
         return answer
 
-    async def _noted(self, answering: Awaitable[list[Prediction]]) -> list[Prediction]:
+    async def _note_outcome(self, answering: Awaitable[list[Prediction]]) -> list[Prediction]:
         try:
             answers = await answering
         except InferenceError as error:
-            self.roll.missed(error.outcomes, time.time())
+            self.roll.on_missing(error.outcomes, time.time())
             self.changed()
             raise
         for answer in answers:
-            self.roll.answered(answer, time.time())
+            self.roll.on_answer(answer, time.time())
         self.changed()
         return answers
 
@@ -94,7 +96,7 @@ class ServedFleet:
             raise Refusal(409, f"{name} is the last device of {self.name} that {last}")
         off = {d.name for d in devices.values() if not d.in_use} ^ {name}
         self._client.leave_out(*off)
-        self.roll.switched(name, in_use, time.time())
+        self.roll.on_switch(name, in_use, time.time())
         self.changed()
 
     async def _renew(self) -> None:
@@ -116,7 +118,7 @@ class ServedFleet:
             await self._renew()
             with suppress(MDPError):
                 statuses = await self._client.status(timeout_s=STATUS_TIMEOUT_S)
-                self.roll.told(statuses, time.time())
+                self.roll.on_statuses(statuses, time.time())
                 self.changed()
             await asyncio.sleep(WATCH_S)
 
@@ -124,7 +126,7 @@ class ServedFleet:
         """Close all connections."""
         self._client.close()
 
-    def shown(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """The state of this fleet for the page, for msgspec to encode."""
         evaluation = self.bundle.manifest.evaluation
         return {
@@ -135,9 +137,9 @@ class ServedFleet:
             "ready": self.ready,
             "expected_accuracy_pictures": None if evaluation is None else evaluation.pictures,
             "scenes": bool(self.bundle.manifest.plan.cameras),
-            **self.roll.shown(),
+            **self.roll.snapshot(),
         }
 
 
-async def _listed(answering: Awaitable[Prediction]) -> list[Prediction]:
+async def _as_list(answering: Awaitable[Prediction]) -> list[Prediction]:
     return [await answering]

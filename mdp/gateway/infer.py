@@ -128,7 +128,7 @@ def read_request(body: bytes | bytearray, json_length: str | None) -> InferReque
     return InferRequest(
         id=request.id,
         pictures=_pictures(request.inputs[0], rest),
-        outputs=_wanted(request),
+        outputs=_outputs_of(request),
         deadline_ms=request.parameters.get("deadline_ms"),
     )
 
@@ -180,7 +180,7 @@ def _from_json(raw: bytes, shape: list[int]) -> Pixels:
     return values.astype(np.uint8).reshape(shape)
 
 
-def _wanted(request: _Request) -> dict[str, bool]:
+def _outputs_of(request: _Request) -> dict[str, bool]:
     everywhere = request.parameters.get("binary_data_output", False)
     wanted = request.outputs or [WantedOutput(name) for name in OUTPUTS]
     outputs: dict[str, bool] = {}
@@ -245,7 +245,7 @@ def _binary(values: Sequence[Any]) -> bytes:
     return np.asarray(values, "<f4").tobytes()
 
 
-def told(model: str, prediction: Prediction) -> dict[str, Any]:
+def to_json(model: str, prediction: Prediction) -> dict[str, Any]:
     """The JSON that `/classify` and `/look` answer."""
     return {"model": model, "degraded": prediction.degraded, **prediction.to_dict()}
 

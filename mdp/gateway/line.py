@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from mdp.errors import MDPError
 from mdp.gateway.access import Tokens
-from mdp.gateway.app import Guard, refused
+from mdp.gateway.app import Guard, error_response
 from mdp.gateway.bodies import Bodies
 from mdp.gateway.readers import QUIET_S, Readers
 from mdp.gateway.refusals import Refusal, busy, refusal_of
@@ -34,11 +34,11 @@ MOST_AWAITED = 100
 
 async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        return refused(Refusal(error.status_code, error.detail, error.headers or {}))
+        return error_response(Refusal(error.status_code, error.detail, error.headers or {}))
     if isinstance(error, MDPError):
-        return refused(refusal_of(error))
+        return error_response(refusal_of(error))
     # What it was goes to the log.
-    return refused(Refusal(500, "unforeseen error: the log says more"))
+    return error_response(Refusal(500, "unforeseen error: the log says more"))
 
 
 class _Unread:
@@ -124,7 +124,7 @@ class ServedLine:
         """Begin an item, its id in the body or none; with `?wait=1` its record is the answer."""
         if self._trigger is None:
             raise Refusal(409, "this line is triggered otherwise: expected --trigger http")
-        async with self._bodies.held(request, MAX_PAYLOAD_BYTES) as body:
+        async with self._bodies.hold(request, MAX_PAYLOAD_BYTES) as body:
             item = item_of(bytes(body))
         wait = request.query_params.get("wait", "0")
         if wait not in ("0", "1"):

@@ -14,7 +14,7 @@ from mdp.errors import DeadlineExceeded, MDPError
 from mdp.gateway.devices import kind_of
 from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.refusals import refusal_of
-from mdp.protocol.messages import OUTCOMES, RELOADS, Suspicion, answered_by
+from mdp.protocol.messages import OUTCOMES, RELOADS, Suspicion, answers_key
 from mdp.requests.prediction import Prediction
 
 #: From a picture of a quick board to the longest deadline.
@@ -31,19 +31,19 @@ _PROVIDERS = re.compile(
 OTHER = "other"
 
 
-def known_provider(told: str | None) -> str:
+def provider_label(told: str | None) -> str:
     """The provider that an agent says it runs on, empty before; `other` for an unknown one."""
     return OTHER if told and not _PROVIDERS.fullmatch(told) else told or ""
 
 
-def known_outcomes(counts: Mapping[str, int]) -> dict[str, int]:
+def outcome_counts(counts: Mapping[str, int]) -> dict[str, int]:
     """An agent's counts by outcome, those that this version does not know together as `other`.
 
     How many of the answers were each bundle's is left out: `answered` has all of them.
     """
     sums: Sums[str] = Sums()
     for outcome, count in counts.items():
-        if not outcome.startswith(answered_by("")):
+        if not outcome.startswith(answers_key("")):
             sums[outcome if outcome in OUTCOMES + RELOADS else OTHER] += count
     return dict(sums)
 
@@ -110,15 +110,15 @@ class Metrics:
         self._unknown.labels(name)
         self._under_way.labels(name)
 
-    def began(self, model: str) -> None:
-        """A request for `model` is being answered."""
+    def begin_request(self, model: str) -> None:
+        """Count a request for `model` as under way."""
         self._under_way.labels(model).inc()
 
-    def ended(self, model: str) -> None:
-        """It no longer is."""
+    def end_request(self, model: str) -> None:
+        """End the count of a request for `model`."""
         self._under_way.labels(model).dec()
 
-    def answered(self, model: str, predictions: Sequence[Prediction]) -> None:
+    def count_answers(self, model: str, predictions: Sequence[Prediction]) -> None:
         """Count answers and what they are made of."""
         for each in predictions:
             self._requests.labels(model, "degraded" if each.degraded else "answered").inc()
@@ -136,7 +136,7 @@ class Metrics:
                     self._member.labels(model, member.device, part).observe(spent_ms / 1e3)
             self._count_missing(model, each.missing)
 
-    def failed(self, model: str, error: MDPError) -> None:
+    def count_failure(self, model: str, error: MDPError) -> None:
         """Count a request without an answer."""
         outcome = "unavailable" if refusal_of(error).status == 503 else "refused"
         if isinstance(error, DeadlineExceeded):
@@ -201,7 +201,7 @@ class _DeviceGauges(Collector):
             for name, device in fleet.roll.devices.items():
                 up.add_metric([model, name], float(device.usable))
                 used.add_metric([model, name], float(device.in_use))
-                told = [device.state, known_provider(device.provider), device.submodel]
+                told = [device.state, provider_label(device.provider), device.submodel]
                 info.add_metric([model, name, *told], 1)
                 for why in get_args(Suspicion) if device.source else ():
                     suspect.add_metric([model, name, why], float(device.suspect == why))
@@ -209,9 +209,9 @@ class _DeviceGauges(Collector):
                     queue.add_metric([model, name], device.queued)
                 if device.temperature_c is not None and device.usable:
                     warm.add_metric([model, name], device.temperature_c)
-                for outcome, count in known_outcomes(device.counts).items():
+                for outcome, count in outcome_counts(device.counts).items():
                     done.add_metric([model, name, outcome], count)
-            expected = fleet.roll.expected_accuracy()
+            expected = fleet.roll.accuracy_now()
             if expected is not None:
                 worth.add_metric([model], expected)
         yield from (up, used, info, queue, warm, suspect, done, worth)

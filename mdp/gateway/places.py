@@ -115,7 +115,7 @@ class ConnectionPlaces:
         self.arrive(claim)
         return False
 
-    def left(self, claim: Claim) -> None:
+    def leave(self, claim: Claim) -> None:
         """A connection has ended."""
         for pool in (self._new, self._known):
             if claim in pool:

@@ -55,10 +55,10 @@ class Readers:
                 f"expected at most {MAX_WATCHERS_OF_ONE} readers of events of one caller at a "
                 f"time, and {MAX_WATCHERS} of all"
             )
-        return EventStream(events, self._counted(caller, reading or nullcontext()))
+        return EventStream(events, self._count(caller, reading or nullcontext()))
 
     @contextmanager
-    def _counted(self, caller: str, reading: AbstractContextManager[object]) -> Iterator[None]:
+    def _count(self, caller: str, reading: AbstractContextManager[object]) -> Iterator[None]:
         # From the start, as requests arrive together.
         self._by_caller[caller] += 1
         try:

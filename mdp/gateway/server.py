@@ -52,7 +52,7 @@ _MAX_HELD = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where a gateway listens, and what it asks of clients."""
+    """Address that a gateway listens on, and what it asks of clients."""
 
     bind: str
     tokens: Tokens
@@ -98,7 +98,7 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._claim is not None:
-            self._places.left(self._claim)
+            self._places.leave(self._claim)
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -252,7 +252,7 @@ class _Handshake(asyncio.Protocol):
             )
         # None where the connection has ended meanwhile.
         if encrypted is None or self._ended or encrypted.is_closing():
-            self._places.left(self._claim)
+            self._places.leave(self._claim)
             transport.abort()
             return
         protocol = _Protocol(self._places, self._claim, **self._of_protocol)
@@ -272,7 +272,7 @@ class _Server(uvicorn.Server):
             place.listen(WAITING)
 
 
-def bound(bind: str) -> socket.socket:
+def listen_on(bind: str) -> socket.socket:
     """A socket that listens on `HOST:PORT`; raises InputError where it cannot."""
     host, port = host_and_port(bind)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -340,7 +340,7 @@ def serve(
     """
     gateway = Gateway(fleets, deadline_ms, teacher, first)
     server = _server_of(gateway.app(listening.tokens, listening.teachers), listening)
-    place = bound(listening.bind)
+    place = listen_on(listening.bind)
     gateway.ending = lambda: server.should_exit
     # uvicorn ends in order, and then has the signal do what it did before.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -387,7 +387,7 @@ def serving_line(served: ServedLine, listening: Listening) -> Iterator[str]:
     """
     server = _server_of(served.app(listening.tokens), listening)
     served.ending = lambda: server.should_exit
-    with bound(listening.bind) as place, _errors_written():
+    with listen_on(listening.bind) as place, _errors_written():
         # Outside the main thread uvicorn leaves signals alone.
         thread = threading.Thread(
             target=server.run, kwargs={"sockets": [place]}, name="http", daemon=True

@@ -67,35 +67,35 @@ class TeachRoutes:
         """All of them, below /teach/."""
         device, item = "{device:path}", "/teach/kept/{item}"
         return [
-            Route("/teach/state", _refused(self.state)),
-            Route("/teach/events", _refused(self.events)),
-            Route("/teach/cameras", _refused(self.cameras)),
-            Route(f"/teach/cameras/{device}", _refused(self.picture)),
-            Route("/teach/masks", _refused(self.masks)),
-            Route(f"/teach/masks/{device}", _refused(self.set_mask), methods=["PUT"]),
-            Route("/teach/recording", _refused(self.record), methods=["PUT", "DELETE"]),
-            Route("/teach/recording/scenes", _refused(self.remove), methods=["DELETE"]),
-            Route("/teach/kept", _refused(self.kept)),
-            Route("/teach/moved", _refused(self.undo), methods=["DELETE"]),
-            Route(item, _refused(self.put_right), methods=["PUT", "DELETE"]),
-            Route(f"{item}/{device}", _refused(self.kept_picture)),
-            Route("/teach/build", _refused(self.build), methods=["PUT", "DELETE"]),
-            Route("/teach/rollout", _refused(self.roll_out), methods=["PUT"]),
+            Route("/teach/state", _refuse_errors(self.state)),
+            Route("/teach/events", _refuse_errors(self.events)),
+            Route("/teach/cameras", _refuse_errors(self.cameras)),
+            Route(f"/teach/cameras/{device}", _refuse_errors(self.picture)),
+            Route("/teach/masks", _refuse_errors(self.masks)),
+            Route(f"/teach/masks/{device}", _refuse_errors(self.set_mask), methods=["PUT"]),
+            Route("/teach/recording", _refuse_errors(self.record), methods=["PUT", "DELETE"]),
+            Route("/teach/recording/scenes", _refuse_errors(self.remove), methods=["DELETE"]),
+            Route("/teach/kept", _refuse_errors(self.list_kept)),
+            Route("/teach/moved", _refuse_errors(self.undo), methods=["DELETE"]),
+            Route(item, _refuse_errors(self.put_right), methods=["PUT", "DELETE"]),
+            Route(f"{item}/{device}", _refuse_errors(self.picture_of_kept)),
+            Route("/teach/build", _refuse_errors(self.build), methods=["PUT", "DELETE"]),
+            Route("/teach/rollout", _refuse_errors(self.roll_out), methods=["PUT"]),
         ]
 
-    async def _wanted(self, request: Request, kind: type[T]) -> T:
-        async with self._bodies.held(request, MAX_TEACH_BYTES) as body:
+    async def _read_body(self, request: Request, kind: type[T]) -> T:
+        async with self._bodies.hold(request, MAX_TEACH_BYTES) as body:
             try:
                 return msgspec.json.decode(body, type=kind)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise Refusal(400, f"{request.url.path}: {error}"[:400]) from error
 
-    def _shown(self) -> Response:
-        return json_response(self._teacher.shown())
+    def _snapshot_response(self) -> Response:
+        return json_response(self._teacher.snapshot())
 
     async def state(self, request: Request) -> Response:
         """Classes, recording, kept items, build and rollout: one event of `/teach/events`."""
-        return self._shown()
+        return self._snapshot_response()
 
     async def events(self, request: Request) -> Response:
         """Server-sent events: `/teach/state` again whenever something in it changes."""
@@ -106,7 +106,7 @@ class TeachRoutes:
         sent_s = float("-inf")
         while not self._ending():
             changed = self._changed
-            yield b"event: teach\ndata: " + msgspec.json.encode(self._teacher.shown()) + b"\n\n"
+            yield b"event: teach\ndata: " + msgspec.json.encode(self._teacher.snapshot()) + b"\n\n"
             sent_s = loop.time()
             await asyncio.sleep(EVENT_S)
             while not (changed.is_set() or self._ending()):
@@ -138,7 +138,7 @@ class TeachRoutes:
 
     async def set_mask(self, request: Request) -> Response:
         """Have one agent use another mask."""
-        wanted = await self._wanted(request, WantedMask)
+        wanted = await self._read_body(request, WantedMask)
         await self._teacher.set_mask(request.path_params["device"], wanted.mask)
         return json_response(await self._teacher.masks())
 
@@ -147,15 +147,15 @@ class TeachRoutes:
         if request.method == "DELETE":
             await self._teacher.stop_recording()
         else:
-            self._teacher.record(await self._wanted(request, RecordRequest))
-        return self._shown()
+            self._teacher.record(await self._read_body(request, RecordRequest))
+        return self._snapshot_response()
 
     async def remove(self, request: Request) -> Response:
         """Remove the scenes of the newest recording."""
         await self._teacher.remove_recorded()
-        return self._shown()
+        return self._snapshot_response()
 
-    async def kept(self, request: Request) -> Response:
+    async def list_kept(self, request: Request) -> Response:
         """The kept items, unsure first."""
         return json_response(self._teacher.items())
 
@@ -165,18 +165,20 @@ class TeachRoutes:
         if request.method == "DELETE":
             await self._teacher.discard(name)
         else:
-            await self._teacher.put_right(name, (await self._wanted(request, PutRight)).label)
-        return self._shown()
+            await self._teacher.put_right(name, (await self._read_body(request, PutRight)).label)
+        return self._snapshot_response()
 
     async def undo(self, request: Request) -> Response:
         """Take the last move back."""
         await self._teacher.undo()
-        return self._shown()
+        return self._snapshot_response()
 
-    async def kept_picture(self, request: Request) -> Response:
+    async def picture_of_kept(self, request: Request) -> Response:
         """A picture of a kept item."""
         parameters = request.path_params
-        content, suffix = await self._teacher.kept_picture(parameters["item"], parameters["device"])
+        content, suffix = await self._teacher.picture_of_kept(
+            parameters["item"], parameters["device"]
+        )
         return Response(content, media_type=_KINDS[suffix])
 
     async def build(self, request: Request) -> Response:
@@ -184,19 +186,19 @@ class TeachRoutes:
         if request.method == "DELETE":
             await self._teacher.cancel_build()
         else:
-            self._teacher.build(await self._wanted(request, BuildRequest))
-        return self._shown()
+            self._teacher.build(await self._read_body(request, BuildRequest))
+        return self._snapshot_response()
 
     async def roll_out(self, request: Request) -> Response:
         """Begin to push the newest build, or to roll back."""
-        if (await self._wanted(request, WantedRollout)).action == "push":
+        if (await self._read_body(request, WantedRollout)).action == "push":
             self._teacher.push()
         else:
             self._teacher.roll_back()
-        return self._shown()
+        return self._snapshot_response()
 
 
-def _refused(
+def _refuse_errors(
     answer: Callable[[Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
     """`answer`, with 409 for what is under way, and 404 for what is not there any more."""

@@ -85,7 +85,7 @@ class Book(Protocol):
     def step(self, now_s: float) -> DueLook | ItemOutcome | None:
         """Return what is due: a look to take, or an item that has ended; None: nothing yet."""
 
-    def looked(self, judgement: Judgement, now_s: float, time: str, seen: Any = None) -> None:
+    def on_look(self, judgement: Judgement, now_s: float, time: str, seen: Any = None) -> None:
         """Take in the look that `step` asked for, begun at `time`; `seen` is handed on."""
 
     def wake_s(self, now_s: float) -> float:
@@ -185,7 +185,7 @@ class ItemBook:
                 return None
         return self._ended.popleft()
 
-    def looked(self, judgement: Judgement, now_s: float, time: str, seen: Any = None) -> None:
+    def on_look(self, judgement: Judgement, now_s: float, time: str, seen: Any = None) -> None:
         """Take in the look that `step` asked for, begun at `time`; `seen` is handed on."""
         item = self._open
         assert item is not None, "no look was due"
@@ -284,7 +284,7 @@ class StateBook:
             return self._ended.popleft()
         return DueLook(None, math.inf) if now_s >= self._next_s else None
 
-    def looked(self, judgement: Judgement, now_s: float, time: str, seen: Any = None) -> None:
+    def on_look(self, judgement: Judgement, now_s: float, time: str, seen: Any = None) -> None:
         """Take in the look that `step` asked for, begun at `time`; `seen` is handed on."""
         began_s = self._next_s
         # Missed looks are not caught up.

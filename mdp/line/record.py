@@ -105,16 +105,16 @@ def answer_record(seen: Prediction | InferenceError | None) -> AnswerRecord:
     devices = {
         one.device: DeviceRecord(
             label=one.label,
-            probability=_rounded(one.probability),
+            probability=_round(one.probability),
             frame=one.frame,
-            frame_age_ms=_rounded(one.frame_age_ms, 1),
+            frame_age_ms=_round(one.frame_age_ms, 1),
             anomaly=one.anomaly,
         )
         for one in seen.members
     }
     return AnswerRecord(
         label=seen.label,
-        probability=_rounded(seen.probability),
+        probability=_round(seen.probability),
         known=seen.known,
         novelty=seen.novelty,
         known_rejected=seen.known_rejected,
@@ -173,5 +173,5 @@ def to_json(record: ItemRecord, more: Mapping[str, Any] | None = None) -> bytes:
     return msgspec.json.encode({**msgspec.to_builtins(record), **more})
 
 
-def _rounded(value: float | None, digits: int = 4) -> float | None:
+def _round(value: float | None, digits: int = 4) -> float | None:
     return None if value is None else round(value, digits)

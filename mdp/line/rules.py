@@ -181,7 +181,7 @@ def read_rules(texts: Sequence[str]) -> dict[str, int]:
 
 
 def read_different(text: str) -> DifferentBy:
-    """How a difference is seen, from `fused`, `any`, `2` and `off`; raises InputError."""
+    """Rule of how a difference is seen, from `fused`, `any`, `2` and `off`; raises InputError."""
     if text == "fused" or text == "off":
         return text  # type: ignore[return-value]
     votes = "1" if text == "any" else text

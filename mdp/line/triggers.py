@@ -33,17 +33,17 @@ def item_of(payload: bytes) -> str | None:
         text = payload.decode().strip()
         told = msgspec.json.decode(text).get("item") if text.startswith("{") else text
     except (ValueError, RecursionError) as error:  # not UTF-8, no JSON
-        raise InputError(f"{_EXPECTED}, got {_shown(payload)}") from error
+        raise InputError(f"{_EXPECTED}, got {_printable(payload)}") from error
     if told is None or told == "":
         return None
     if isinstance(told, int) and not isinstance(told, bool):
         told = str(told)
     if not isinstance(told, str) or len(told) > MAX_ITEM or not told.isprintable():
-        raise InputError(f"{_EXPECTED}, got {_shown(payload)}")
+        raise InputError(f"{_EXPECTED}, got {_printable(payload)}")
     return told
 
 
-def _shown(payload: bytes) -> str:
+def _printable(payload: bytes) -> str:
     text = payload[:40].decode(errors="replace")
     return "".join(one if one.isprintable() else "?" for one in text)
 

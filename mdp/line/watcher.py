@@ -103,7 +103,7 @@ class LineWatcher:
         except InferenceError as error:
             seen = error
         judgement = judge(look_of(seen, self._cameras()), self._rules)
-        self._book.looked(judgement, self._clock(), began, seen)
+        self._book.on_look(judgement, self._clock(), began, seen)
 
     def _end(self, outcome: ItemOutcome) -> None:
         item = outcome.trigger.item

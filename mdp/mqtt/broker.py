@@ -40,7 +40,7 @@ def matches(topics: str, topic: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a broker is, and how it is spoken to."""
+    """Address of a broker, and the way to speak to it."""
 
     host: str
     port: int
@@ -178,7 +178,7 @@ class Broker:
                 while not self._over.is_set() and self._turn():
                     pass
             except ssl.SSLCertVerificationError as error:
-                self._refused(f"its certificate is not trusted: {error.verify_message}")
+                self._on_refusal(f"its certificate is not trusted: {error.verify_message}")
             except Exception as error:  # of something that is no broker, any type
                 self._problem = getattr(error, "strerror", None) or str(error) or "no answer"
             if self._over.is_set():
@@ -246,7 +246,7 @@ class Broker:
         if reason.is_failure:
             self._problem = f"refused: {reason}"
             if reason.value in _REFUSED:
-                self._refused(f"it refuses this user or password: {reason}")
+                self._on_refusal(f"it refuses this user or password: {reason}")
             return
         with self._lock:
             self._waiting = {**self._retained, **self._waiting}
@@ -258,7 +258,7 @@ class Broker:
         self._since_s = time.monotonic()
         self._connected()
 
-    def _refused(self, why: str) -> None:
+    def _on_refusal(self, why: str) -> None:
         # Later on, a broker that restarts may refuse for a while what it will let in again.
         self._problem = why
         if not self._ever:

@@ -72,12 +72,12 @@ class Topics:
         }
 
     @property
-    def announced(self) -> str:
+    def discovery_filter(self) -> str:
         """The filter that matches the discovery of this fleet's devices, also of former ones."""
         return f"{DISCOVERY_PREFIX}/device/{self.node}/+/config"
 
     def health(self, device: str) -> str:
-        """Where a device's health is published."""
+        """Topic of a device's health."""
         return f"mdp/{self.name}/devices/{self.slugs[device]}"
 
 

@@ -50,7 +50,7 @@ def _check_png(picture: Image.Image, file: BinaryIO) -> None:
     header = next(_contents(file, b"IHDR"))
     pixel_bits = header[8] * _SAMPLES[header[9]]
     expected = _data_bytes(*picture.size, pixel_bits, interlaced=interlaced)
-    found = _inflated_bytes(_contents(file, b"IDAT"), expected)
+    found = _count_inflated(_contents(file, b"IDAT"), expected)
     if found < expected:
         raise PictureError(f"its data end after {100 * found // expected} % of its pixels")
 
@@ -107,7 +107,7 @@ def _data_bytes(width: int, height: int, pixel_bits: int, *, interlaced: bool) -
     return total
 
 
-def _inflated_bytes(compressed: Iterator[bytes], most: int) -> int:
+def _count_inflated(compressed: Iterator[bytes], most: int) -> int:
     """Count the bytes that the pieces `compressed` inflate to, up to `most` or little more."""
     inflater = zlib.decompressobj()
     total = 0

@@ -111,7 +111,7 @@ def _open(file: HeaderReader, name: str) -> Image.Image:
     except UnidentifiedImageError as error:
         raise PictureError(f"{name}: expected a picture, found no format that is read") from error
     except Exception as error:  # Pillow's readers raise any type on broken files
-        raise _broken(name, error) from error
+        raise _decoding_error(name, error) from error
 
 
 def _of_known_format(file: HeaderReader) -> Image.Image:
@@ -167,10 +167,10 @@ def _usable(
             turn = _TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
             return _upright_rgb(decoded or picture, turn, smallest_side)
     except Exception as error:  # as above; files are decoded here
-        raise _broken(name, error) from error
+        raise _decoding_error(name, error) from error
 
 
-def _broken(name: str, error: Exception) -> PictureError:
+def _decoding_error(name: str, error: Exception) -> PictureError:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return PictureError(f"{name}: cannot be decoded: {reason}")
 
@@ -203,7 +203,7 @@ def _upright_rgb(
     factor = 1
     if smallest_side and picture.width * picture.height > LARGE_PIXELS:
         factor = max(1, min(picture.size) // (smallest_side * _REDUCED_OVERSAMPLING))
-    picture = _reduced_rgb(picture, factor) if factor > 1 else _rgb(picture, _top(picture))
+    picture = _reduce_rgb(picture, factor) if factor > 1 else _rgb(picture, _top(picture))
     if turn is not None:
         picture = picture.transpose(turn)
         # Not to be turned again.
@@ -211,7 +211,7 @@ def _upright_rgb(
     return picture
 
 
-def _reduced_rgb(picture: Image.Image, factor: int) -> Image.Image:
+def _reduce_rgb(picture: Image.Image, factor: int) -> Image.Image:
     """`picture` in RGB, a `factor`-th as wide and high; converted band by band to save memory."""
     width, height = picture.size
     top = _top(picture)

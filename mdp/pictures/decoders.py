@@ -94,7 +94,7 @@ class Decoders:
         self._begun: queue.SimpleQueue[Decoding[Any]] = queue.SimpleQueue()
 
     @property
-    def abandoned(self) -> int:
+    def orphans(self) -> int:
         """The number of decoders that run for calls that have ended."""
         with self._lock:
             return sum(each.abandoned for each in self._running)

@@ -173,7 +173,7 @@ class Status(Record, frozen=True, omit_defaults=True):
     fallback: bool
     reason: Text
     queued: int
-    #: Outcome -> number of requests since the start; of each served bundle, those `answered_by`.
+    #: Outcome -> number of requests since the start; of each served bundle, those `answers_key`.
     counts: dict[Text, int]
     #: The agent's camera and its condition. Left out without one, for clients that predate it.
     source: Text = ""
@@ -193,12 +193,12 @@ class Status(Record, frozen=True, omit_defaults=True):
 NO_DIGEST = "0" * 64
 
 
-def answered_at(rung: int) -> str:
+def rung_answers_key(rung: int) -> str:
     """The key of a status's count of answers by a rung below the top."""
     return f"answered rung {rung}"
 
 
-def answered_by(digest: Digest) -> str:
+def answers_key(digest: Digest) -> str:
     """The key of a status's count of answers by a bundle."""
     return f"answered {digest[:12]}"
 
@@ -310,7 +310,7 @@ def decode(frames: Sequence[Buffer]) -> Envelope:
 
 
 def _unknown(head: bytes) -> str:
-    """Why a first frame is not of this protocol."""
+    """Reason why a first frame is not of this protocol."""
     if len(head) < PREAMBLE_BYTES or head[:3] != MAGIC:
         return "expected a first frame that begins with 'MDP', version and kind"
     if head[3] != VERSION:

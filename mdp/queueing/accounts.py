@@ -62,12 +62,12 @@ class Accounts(Generic[R]):
         """
         account = self._latest
         if account is None or account.name != name:
-            account = self._latest = self._moved_last(name, kept)
+            account = self._latest = self._move_last(name, kept)
         if account.used_s < self._virtual_s and not account.waiting and account not in computed:
             account.used_s = self._virtual_s
         return account
 
-    def _moved_last(self, name: str, kept: Container[str]) -> Account[R]:
+    def _move_last(self, name: str, kept: Container[str]) -> Account[R]:
         account = self._accounts.pop(name, None)
         if account is None:
             account = Account(name, self._virtual_s)

@@ -39,9 +39,9 @@ class ComputeTimes:
 
     def of(self, pictures: int) -> float:
         """Seconds of a batch; 0 before the first measurement."""
-        return self._known(pictures) or pictures * self.one_s
+        return self._seconds_of(pictures) or pictures * self.one_s
 
-    def _known(self, pictures: int) -> float:
+    def _seconds_of(self, pictures: int) -> float:
         """Seconds of a batch of this size as measured; 0 if it never was."""
         return self.one_s if pictures == 1 else self._batches_s.get(pictures, 0.0)
 
@@ -75,7 +75,7 @@ class ComputeTimes:
 
         It was admitted by `factor` times the estimates, which are lowered as far as it confirms.
         """
-        before = known = self._known(pictures)
+        before = known = self._seconds_of(pictures)
         if factor < 1.0 and took_s < known:
             share = max(factor, took_s / known)
             self.one_s *= share

@@ -55,7 +55,7 @@ class WaitingRequest(Protocol):
 
     @property
     def arrived_s(self) -> float:
-        """When it came, by this device's clock; looked at where there are rungs."""
+        """Moment of arrival, by this device's clock; looked at where there are rungs."""
 
     @property
     def deadline_s(self) -> float:
@@ -69,7 +69,7 @@ class WaitingRequest(Protocol):
 R = TypeVar("R", bound=WaitingRequest)
 
 
-def counted_bytes(request: WaitingRequest) -> int:
+def memory_bytes(request: WaitingRequest) -> int:
     """Memory that a waiting request counts as."""
     return max(request.size_bytes, LEAST_BYTES)
 
@@ -152,7 +152,7 @@ class AgentQueue(Generic[R]):
     def offer(self, request: R, now_s: float) -> list[tuple[R, Reason]]:
         """Queue it; returns rejected requests and why, itself or others."""
         leaving: dict[Account[R], int] = {}
-        if self.held_bytes + counted_bytes(request) > self.capacity_bytes:
+        if self.held_bytes + memory_bytes(request) > self.capacity_bytes:
             leaving = self._leaving_for(request)
             if not leaving:
                 return [(request, "overloaded")]
@@ -317,7 +317,7 @@ class AgentQueue(Generic[R]):
         )
 
     def _ends_s(self, account: Account[R], count: int, decoding_s: float, now_s: float) -> float:
-        """When the last of `count` requests, a client's, is expected to end."""
+        """Moment at which the last of `count` requests, a client's, is expected to end."""
         begins_s = self._busy_until_s if self._busy_until_s > now_s else now_s
         times = self.times
         takes_s = count * times.one_s if times.most == 1 else times.of_queue(count)
@@ -328,7 +328,7 @@ class AgentQueue(Generic[R]):
 
         The newest ones of the account that holds most, while the newcomer's holds no more.
         """
-        size_bytes = counted_bytes(request)
+        size_bytes = memory_bytes(request)
         own = self._competing.get(request.client)
         own_bytes = size_bytes + (0 if own is None else own.held_bytes)
         held = {account: account.held_bytes for account in self._competing.values()}
@@ -337,7 +337,7 @@ class AgentQueue(Generic[R]):
         while held and missing_bytes > 0:
             most = max(held, key=held.__getitem__)
             leaving[most] = leaving.get(most, 0) + 1
-            given_bytes = counted_bytes(most.waiting[-leaving[most]])
+            given_bytes = memory_bytes(most.waiting[-leaving[most]])
             held[most] -= given_bytes
             missing_bytes -= given_bytes
             if held[most] < own_bytes:
@@ -381,7 +381,7 @@ class AgentQueue(Generic[R]):
         self._count(account, -1, request)
 
     def _count(self, account: Account[R], sign: int, request: R) -> None:
-        size_bytes = sign * counted_bytes(request)
+        size_bytes = sign * memory_bytes(request)
         self.waiting += sign
         self.held_bytes += size_bytes
         account.held_bytes += size_bytes

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from mdp.errors import ConfigError, TransferError
-from mdp.files import MAX_JSON_BYTES, decoded, read_regular
+from mdp.files import MAX_JSON_BYTES, decode_content, read_regular
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, FileEntry, model_path
 from mdp.formats.device_part import entry_of
 from mdp.formats.signing import MAX_FILE_BYTES, SIGNATURE
@@ -156,7 +156,7 @@ def layers_of(where: str, content: bytes) -> dict[str, Descriptor]:
     The paths are not to be trusted as paths.
     """
     try:
-        artifact = decoded(where, content, Artifact, msgspec.json.decode)
+        artifact = decode_content(where, content, Artifact, msgspec.json.decode)
     except ConfigError as error:
         raise TransferError(f"{error}: expected a bundle (`mdp bundle push`)") from error
     found = {layer.annotations.get(_PATH, ""): layer for layer in artifact.layers}

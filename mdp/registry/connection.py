@@ -129,7 +129,7 @@ class Repository:
     def manifest(self) -> bytes:
         """The manifest that the reference names, of its digest where it has one."""
         wanted = self.reference.digest or self.reference.tag
-        response = self._asked("GET", f"manifests/{wanted}", {"Accept": OCI_MANIFEST})
+        response = self._ask("GET", f"manifests/{wanted}", {"Accept": OCI_MANIFEST})
         with closing(response):
             self._expect(response, "", 200)
             content = self._read(response, MAX_MANIFEST_BYTES)
@@ -142,7 +142,7 @@ class Repository:
 
     def has(self, blob: Descriptor) -> bool:
         """Tell whether a blob is there."""
-        response = self._asked("HEAD", f"blobs/{blob.digest}")
+        response = self._ask("HEAD", f"blobs/{blob.digest}")
         with closing(response):
             if response.status == 404:
                 return False
@@ -152,7 +152,7 @@ class Repository:
     def upload(self, blob: Descriptor, content: bytes) -> None:
         """Store a blob."""
         what = blob.annotations.get("org.opencontainers.image.title", "")
-        begun = self._asked("POST", "blobs/uploads/", {"Content-Length": "0"}, b"")
+        begun = self._ask("POST", "blobs/uploads/", {"Content-Length": "0"}, b"")
         with closing(begun):
             self._expect(begun, what, 202)
             place = begun.headers.get("Location") or ""
@@ -165,14 +165,14 @@ class Repository:
             raise TransferError(f"{self.reference.host}: uploads go to {place}: expected TLS")
         place += f"{'&' if urlsplit(place).query else '?'}digest={blob.digest}"
         headers = {"Content-Type": "application/octet-stream"}
-        done = self._asked("PUT", place, headers, content)
+        done = self._ask("PUT", place, headers, content)
         with closing(done):
             self._expect(done, what, 201, 204)
 
     def put_manifest(self, content: bytes) -> None:
         """Have the reference's tag name a manifest, all of whose blobs are there."""
         headers = {"Content-Type": OCI_MANIFEST}
-        done = self._asked("PUT", f"manifests/{self.reference.tag}", headers, content)
+        done = self._ask("PUT", f"manifests/{self.reference.tag}", headers, content)
         with closing(done):
             self._expect(done, "", 201)
 
@@ -186,7 +186,7 @@ class Repository:
         while done < blob.size or done == 0:
             before = done
             headers = {"Range": f"bytes={done}-"} if done else {}
-            response = self._asked("GET", f"blobs/{blob.digest}", headers)
+            response = self._ask("GET", f"blobs/{blob.digest}", headers)
             with closing(response):
                 if done and response.status == 416:
                     # The registry has no more of it.
@@ -208,7 +208,7 @@ class Repository:
                         break
                     done += len(piece)
                     if done > blob.size:
-                        raise TransferError(f"{self._named(what)}: more than {blob.size:,} bytes")
+                        raise TransferError(f"{self._message(what)}: more than {blob.size:,} bytes")
                     digest.update(piece)
                     into.write(piece)
                     fetched(len(piece))
@@ -217,32 +217,32 @@ class Repository:
             if done <= before:
                 if broken is None:
                     raise self._too_short(what, done, blob)
-                raise TransferError(f"{self._named(what)}: {_reason(broken)}") from broken
+                raise TransferError(f"{self._message(what)}: {_reason(broken)}") from broken
         if (found := f"sha256:{digest.hexdigest()}") != blob.digest:
-            raise TransferError(f"{self._named(what)}: expected {blob.digest}, is given {found}")
+            raise TransferError(f"{self._message(what)}: expected {blob.digest}, is given {found}")
 
     def _too_short(self, what: str, done: int, blob: Descriptor) -> TransferError:
         return TransferError(
-            f"{self._named(what)}: ends after {done:,} bytes, expected {blob.size:,}"
+            f"{self._message(what)}: ends after {done:,} bytes, expected {blob.size:,}"
         )
 
-    def _named(self, what: str) -> str:
+    def _message(self, what: str) -> str:
         return f"{self.reference}: {what}" if what else str(self.reference)
 
-    def _asked(
+    def _ask(
         self, method: str, place: str, headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> Response:  # fmt: skip
         """The response to a request, after a login where one is wanted."""
         address = urljoin(self._base, place)
-        response = self._sent(method, address, headers or {}, body, self._authorization)
+        response = self._send_once(method, address, headers or {}, body, self._authorization)
         if response.status != 401:
             return response
         with closing(response):
             self._authorization = self._log_in(response.headers.get("WWW-Authenticate") or "")
-        return self._sent(method, address, headers or {}, body, self._authorization)
+        return self._send_once(method, address, headers or {}, body, self._authorization)
 
-    def _sent(
+    def _send_once(
         self,
         method: str,
         address: str,
@@ -282,7 +282,7 @@ class Repository:
             raise TransferError(f"{urlsplit(address).netloc}: {_reason(error)}") from error
         with closing(response):
             if response.status in (401, 403):
-                raise self._no_login() if login is None else self._refused(login)
+                raise self._no_login() if login is None else self._refusal(login)
             self._expect(response, "token", 200)
             content = self._read(response, _MAX_WORDS_BYTES)
         try:
@@ -302,7 +302,7 @@ class Repository:
             f"`docker login {host}`)"
         )
 
-    def _refused(self, login: RegistryLogin) -> TransferError:
+    def _refusal(self, login: RegistryLogin) -> TransferError:
         return TransferError(
             f"{self.reference.host}: refuses user {login.user!r} of {login.source} for "
             f"{self.reference.name}"
@@ -314,10 +314,10 @@ class Repository:
             return
         if response.status in (401, 403):
             login = self._find()
-            raise self._no_login() if login is None else self._refused(login)
+            raise self._no_login() if login is None else self._refusal(login)
         said = _complaint(self._read(response, _MAX_WORDS_BYTES, refuse=False))
         reason = "is not there" if response.status == 404 else f"HTTP status {response.status}"
-        raise TransferError(f"{self._named(what)}: {reason}{f' ({said})' if said else ''}")
+        raise TransferError(f"{self._message(what)}: {reason}{f' ({said})' if said else ''}")
 
     def _read(self, response: Response, most_bytes: int, *, refuse: bool = True) -> bytes:
         content = bytearray()

@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from mdp.errors import ConfigError, TransferError
-from mdp.files import MAX_TOML_BYTES, decoded, read_regular
+from mdp.files import MAX_TOML_BYTES, decode_content, read_regular
 
 #: A program that asks a keyring, or a cloud, for a short-lived password.
 HELPER_S = 60.0
@@ -30,7 +30,7 @@ class _Entry(msgspec.Struct, frozen=True, rename={"identity_token": "identitytok
 
 
 class _LoginFile(msgspec.Struct, frozen=True, rename="camel"):
-    """What is read of `auth.json` and `config.json`."""
+    """Fields that are read of `auth.json` and `config.json`."""
 
     auths: dict[str, _Entry] = msgspec.field(default_factory=dict)
     creds_store: str = ""
@@ -92,7 +92,7 @@ def find_login(host: str, name: str, files: Sequence[Path], ask: AskHelper) -> R
             continue
         content, _ = read_regular(path, MAX_TOML_BYTES)
         try:
-            known = decoded(path, content, _LoginFile, msgspec.json.decode)
+            known = decode_content(path, content, _LoginFile, msgspec.json.decode)
         except ConfigError as error:
             # Without the content, which is secret.
             raise ConfigError(
@@ -103,9 +103,9 @@ def find_login(host: str, name: str, files: Sequence[Path], ask: AskHelper) -> R
         entry = _Entry() if key is None else known.auths[key]
         helper = known.cred_helpers.get(host) or known.creds_store
         if entry.auth:
-            return _decoded_login(path, host, entry.auth)
+            return _decode_login(path, host, entry.auth)
         if helper and (answer := ask(helper, host)) is not None:
-            return _helped(path, helper, answer)
+            return _parse_helper(path, helper, answer)
         if entry.identity_token:
             raise ConfigError(
                 f"{path}: {host}: has an identity token, which is not supported: expected `auth`"
@@ -125,7 +125,7 @@ def _host_of(key: str) -> str:
     return urlsplit(key).netloc if "://" in key else key.rstrip("/")
 
 
-def _decoded_login(path: Path, host: str, auth: str) -> RegistryLogin:
+def _decode_login(path: Path, host: str, auth: str) -> RegistryLogin:
     try:
         user, separator, password = base64.b64decode(auth, validate=True).decode().partition(":")
     except ValueError:
@@ -136,7 +136,7 @@ def _decoded_login(path: Path, host: str, auth: str) -> RegistryLogin:
     return RegistryLogin(user=user, password=password, source=path)
 
 
-def _helped(path: Path, helper: str, answer: bytes) -> RegistryLogin:
+def _parse_helper(path: Path, helper: str, answer: bytes) -> RegistryLogin:
     try:
         given = msgspec.json.decode(answer, type=dict[str, str])
         return RegistryLogin(user=given["Username"], password=given["Secret"], source=path)

@@ -207,8 +207,8 @@ class _Pull:
                 path.hardlink_to(same)
                 return
         with path.open("wb") as into:
-            self._repository.fetch(name, layer, into, self._moved)
+            self._repository.fetch(name, layer, into, self._add_moved)
 
-    def _moved(self, size_bytes: int) -> None:
+    def _add_moved(self, size_bytes: int) -> None:
         self.moved_bytes += size_bytes
         self._progress(self.moved_bytes, max(self.moved_bytes, self._left_bytes))

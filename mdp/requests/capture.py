@@ -53,8 +53,8 @@ class FrameSeen:
     frozen: bool = False
     suspected: bool = False
 
-    def taken_s(self, part: Arrival) -> float:
-        """When it was taken, on the client's clock; off by half of the network time at most.
+    def capture_s(self, part: Arrival) -> float:
+        """Moment of the frame on the client's clock; off by half of the network time at most.
 
         Half of that is taken for the way back, as NTP does (RFC 5905).
         """
@@ -82,7 +82,7 @@ def frames_of(
     return {
         part.device: FrameInAnswer(
             seen[part.device].number,
-            (now_s - seen[part.device].taken_s(part)) * 1e3,
+            (now_s - seen[part.device].capture_s(part)) * 1e3,
             seen[part.device].frozen,
             seen[part.device].suspected,
         )
@@ -132,7 +132,7 @@ def frame_query(at: Moment, *, within_ms: float, now_s: float) -> FrameQuery:
     return FrameQuery(moment_s=at, within_ms=within_ms)
 
 
-def checked_every_ms(every_ms: float) -> float:
+def check_every_ms(every_ms: float) -> float:
     """`every_ms` if one can look so often; raises InputError."""
     _check_age("every_ms", every_ms)
     return every_ms

@@ -23,7 +23,7 @@ class Choice(Struct, frozen=True):
     #: late. Empty: it would not.
     too_late: Mapping[str, Reason] = {}
 
-    def asked_first(self, k: int) -> str | None:
+    def first_to_ask(self, k: int) -> str | None:
         """The device that member `k` will be asked of, and waited for; None if there is none."""
         for device in self.members[k]:
             if device not in self.unavailable and device not in self.probing:
@@ -91,7 +91,7 @@ def others_by_s(
     now_s: float,
     decide_s: float,
 ) -> float:
-    """When the members that are not in `first` have to be asked at the latest; -inf: now.
+    """Latest moment at which to ask the members that are not in `first`; -inf: now.
 
     So late that they are still in time where each device needs `slow_s`; one of which too little
     is known (infinity) is taken to need half of what is left. Now, where the devices of the first
@@ -100,7 +100,7 @@ def others_by_s(
     left_s = decide_s - now_s
     needed_s = {True: 0.0, False: 0.0}
     for k in choice.members:
-        device = choice.asked_first(k)
+        device = choice.first_to_ask(k)
         if device is not None:
             known_s = slow_s(device)
             stage = k in first

@@ -24,12 +24,12 @@ class Deadline(Struct, frozen=True):
         """The moment of decision: the deadline less the reserve."""
         return self.started_s + self.ms / 1e3 - reserve_s(self.ms)
 
-    def left_s(self, now_s: float) -> float:
+    def remaining_s(self, now_s: float) -> float:
         """Seconds until the moment of decision, at least 0."""
         return max(0.0, self.decide_s - now_s)
 
 
-def checked_deadline_ms(deadline_ms: float) -> float:
+def check_deadline_ms(deadline_ms: float) -> float:
     """`deadline_ms` if it is a number of milliseconds one can wait; raises InputError."""
     check_number("deadline_ms", deadline_ms, _EXPECTED, lambda value: 0 < value <= MAX_DEADLINE_MS)
     return deadline_ms

@@ -64,7 +64,7 @@ class CircuitBreaker:
         """Tell whether the device is asked without being waited for."""
         return self.cause is None and self.owed > 0
 
-    def answered(self) -> None:
+    def on_answer(self) -> None:
         """A request was answered in time."""
         self.silences = 0
         self.answers += 1
@@ -97,7 +97,7 @@ class CircuitBreaker:
         requests = "request" if self.silences == 1 else "requests"
         self._fail(now_s, "silent", Reason("silent", f"{self.silences} {requests} unanswered"))
 
-    def failed(self, now_s: float, reason: Reason) -> None:
+    def on_failure(self, now_s: float, reason: Reason) -> None:
         """A request was answered with a failure, or with something that is no answer."""
         self.silences = 0
         self._fail(now_s, "failing", Reason("failing", str(reason)))
@@ -107,7 +107,7 @@ class CircuitBreaker:
         self.cause, self.reason, self.owed = "unready", reason, 0
         self.paused_until_s = self.ask_s = now_s + UNREADY_PAUSE_S
 
-    def told(self, now_s: float, trouble: Reason | None) -> None:
+    def on_status(self, now_s: float, trouble: Reason | None) -> None:
         """A status has come; `trouble` is what keeps the device from serving."""
         self.silences = 0
         if trouble is not None:
@@ -116,17 +116,17 @@ class CircuitBreaker:
         elif self.cause is not None and (self.cause != "failing" or now_s >= self.paused_until_s):
             self._half_open()
 
-    def disconnected(self) -> None:
+    def on_disconnect(self) -> None:
         """The connection was lost while an answer was owed."""
         self.lost, self.answers = True, 0
         if self.cause is None:
             self.failures += 1.0
 
-    def connected(self, now_s: float) -> None:
+    def on_connect(self, now_s: float) -> None:
         """The connection is up, for the first time or again."""
         lost, self.lost = self.lost, False
         if self.cause is not None:
-            self.told(now_s, None)
+            self.on_status(now_s, None)
         elif self.failures >= TOLERATED_FAILURES:
             self._open(now_s, "failing", UNSTEADY)
         elif lost:
@@ -138,7 +138,7 @@ class CircuitBreaker:
         """Tell whether it is open and the time has come for a status request."""
         return self.cause is not None and now_s >= self.ask_s
 
-    def asked(self, now_s: float) -> None:
+    def on_status_request(self, now_s: float) -> None:
         """A status request was sent; a silent device gets ever fewer."""
         if self.cause == "silent":
             self._pause(now_s)
@@ -181,7 +181,7 @@ class CircuitBreakers(dict[str, CircuitBreaker]):
             known = self[event.device] = CircuitBreaker()
         match what:
             case "answered":
-                known.answered()
+                known.on_answer()
             case "late" | "refused" | "no_frame":
                 known.alive()
             case "full":
@@ -189,15 +189,15 @@ class CircuitBreakers(dict[str, CircuitBreaker]):
             case "silent":
                 known.silent(now_s)
             case "failed" if reason is not None:
-                known.failed(now_s, reason)
+                known.on_failure(now_s, reason)
             case "unready" if reason is not None:
                 known.unready(now_s, reason)
             case "told":
-                known.told(now_s, reason)
+                known.on_status(now_s, reason)
             case "connected":
-                known.connected(now_s)
+                known.on_connect(now_s)
             case "lost":
-                known.disconnected()
+                known.on_disconnect()
         if known.well:
             del self[event.device]
 

@@ -1,4 +1,4 @@
-"""When a request is sent to a second replica, and how many may be. Pure.
+"""Rules of sending a request to a second replica, and a limit on how many are sent. Pure.
 
 After Dean and Barroso (The Tail at Scale, CACM 2013): a second request goes out when the first has
 been under way for longer than 95 % of its like take. A token bucket keeps the extra requests to a
@@ -95,7 +95,7 @@ class Hedging:
         own, replicas = self.slow_s(device), self._members[self._k_of[device]]
         return own if own < math.inf else min(map(self.slow_s, replicas))
 
-    def allowed(self) -> bool:
+    def try_spend(self) -> bool:
         """Tell whether one more request may be spent on hedging now; True spends it."""
         return self._bucket.spend()
 

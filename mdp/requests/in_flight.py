@@ -99,7 +99,7 @@ class InFlight(Generic[C]):
         self._open: dict[str, None] = {}
         self._paused: dict[str, None] = {}
         self._stranded: dict[str, None] = {}
-        self._selector = ReplicaSelector(members, self._breakers, chance, self._held_at)
+        self._selector = ReplicaSelector(members, self._breakers, chance, self._count_held)
         self._hedging = Hedging(members, k_of, hedge_after_s, hedge_share)
         hedges = bool(self._selector.members) and hedge_share > 0
         #: What sessions hedge by, if there is anything to hedge with.
@@ -130,7 +130,7 @@ class InFlight(Generic[C]):
                 self._k_of, gone, self._breakers, self._slow, tests, now_s, decide_s - now_s
             )
         out = {*unavailable, *probing} if probing else unavailable
-        choice = Choice(self._selector.ordered(out, now_s), unavailable, probing)
+        choice = Choice(self._selector.rank(out, now_s), unavailable, probing)
         # Where nothing is in flight, nobody has to wait.
         if self._entries and (late := self._late_at(choice, decide_s - now_s)):
             too_late = self._without(choice, late)
@@ -158,11 +158,11 @@ class InFlight(Generic[C]):
 
     @staticmethod
     def _without(choice: Choice, late: Mapping[str, Reason]) -> Mapping[str, Reason]:
-        """Why no device is asked, for every member, as those of `late` would be late."""
+        """Reason why no device is asked, for every member, as those of `late` would be late."""
         why = Reason("not asked", f"{', '.join(late)} would be late")
         missing = dict(late)
         for k, devices in choice.members.items():
-            first = choice.asked_first(k)
+            first = choice.first_to_ask(k)
             if first is None:
                 missing |= {d: choice.unavailable.get(d, PROBATION) for d in devices}
             elif first not in late:
@@ -170,7 +170,7 @@ class InFlight(Generic[C]):
         return missing
 
     def others_by_s(self, choice: Choice, now_s: float, decide_s: float) -> float:
-        """When a cascade's second stage has to be asked at the latest."""
+        """Latest moment at which to ask a cascade's second stage."""
         return others_by_s(choice, self._first, self._slow_s, now_s, decide_s)
 
     def number(self) -> int:
@@ -185,7 +185,7 @@ class InFlight(Generic[C]):
         self._entries[number] = _Entry(call.session.decide_s, {})
         return number
 
-    def decided(self, number: int, now_s: float) -> None:
+    def on_decision(self, number: int, now_s: float) -> None:
         """The call needs no more answers; requests in flight still tell of their devices."""
         del self.calls[number]
         entry = self._entries[number]
@@ -239,19 +239,19 @@ class InFlight(Generic[C]):
         return self.next_turn(now_s) if self._stranded else None
 
     def wake_s(self) -> float:
-        """When `next_turn` has to be asked at the latest; infinity while nothing waits."""
+        """Latest moment at which to call `next_turn`; infinity while nothing waits."""
         if not self.held:
             return math.inf
         paused_s = [self._windows[device].paused_until_s for device in self._paused]
         return min([self._next_end_s, *paused_s])
 
-    def sent(self, number: int, request: Request) -> None:
+    def on_send(self, number: int, request: Request) -> None:
         """`request` of a call has gone out."""
         entry, device, now_s = self._entries[number], request.device, request.sent_s
         until_s = entry.until_s
         if self._breakers or self._slow:
             self._mark(request, until_s)
-        (self._windows.get(device) or self._new_window(request)).sent(request)
+        (self._windows.get(device) or self._new_window(request)).on_send(request)
         entry.requests[device] = request
         if until_s < self._next_end_s:
             self._next_end_s = until_s
@@ -290,9 +290,9 @@ class InFlight(Generic[C]):
                 window = self._windows[device]
                 if isinstance(event, Replied):
                     queue_s, compute_s = event.queue_ms / 1e3, event.compute_ms / 1e3
-                    window.answered(request, queue_s, compute_s, now_s, event.rung)
+                    window.on_answer(request, queue_s, compute_s, now_s, event.rung)
                 elif event.reason.code == "overloaded":
-                    window.refused(request, now_s)
+                    window.on_refusal(request, now_s)
                 elif event.reason.code == "too_late":
                     window.was_late(request, ended.until_s)
             ended.what = what if in_time or what not in ("answered", "refused") else "late"
@@ -352,17 +352,17 @@ class InFlight(Generic[C]):
         request.sent_s, request.budget_ms = now_s, (entry.until_s - now_s) * 1e3
         return Turn(number, request, reason)
 
-    def _held_at(self, device: str) -> int:
+    def _count_held(self, device: str) -> int:
         window = self._windows.get(device)
         return 0 if window is None else len(window.line)
 
     # Devices.
 
-    def connected(self, device: str, now_s: float) -> None:
+    def on_connect(self, device: str, now_s: float) -> None:
         """The connection to `device` is up, for the first time or again."""
         self._tell(DeviceEvent("connected", device, now_s))
 
-    def lost(
+    def on_loss(
         self, device: str, now_s: float, reason: Reason = DISCONNECTED
     ) -> list[tuple[int, list[Action]]]:
         """Actions of the calls, by number, now that no answer of `device` will come.
@@ -378,7 +378,7 @@ class InFlight(Generic[C]):
             self._tell(DeviceEvent("failed", device, now_s, reason=reason))
         elif numbers:
             self._tell(DeviceEvent("lost", device, now_s))
-        if reason is DISCONNECTED and self._held_at(device):
+        if reason is DISCONNECTED and self._count_held(device):
             for number in self._windows[device].numbers:
                 self._turn(number, device, now_s, reason)
                 numbers.append(number)
@@ -397,10 +397,10 @@ class InFlight(Generic[C]):
         idle = self._selector.idle(now_s)
         return due + [device for device in idle if not self._breakers.is_open(device)]
 
-    def asked(self, number: int, device: str, now_s: float) -> None:
+    def on_status_request(self, number: int, device: str, now_s: float) -> None:
         """Status request `number` has gone out to `device`."""
         if self._breakers.is_open(device):
-            self._breakers[device].asked(now_s)
+            self._breakers[device].on_status_request(now_s)
         elif self._selector.knows(device):
             until_s = now_s + HEARTBEAT_S
             request = Request(k=self._k_of[device], device=device, sent_s=now_s)
@@ -408,7 +408,7 @@ class InFlight(Generic[C]):
             self._next_end_s = min(self._next_end_s, until_s)
             self._tell(DeviceEvent("asked", device, now_s, request, until_s))
 
-    def told(self, number: int, device: str, trouble: Reason | None, now_s: float) -> None:
+    def on_status(self, number: int, device: str, trouble: Reason | None, now_s: float) -> None:
         """A status of `device` has come; `trouble` is what keeps it from serving."""
         ended = self._close(number, device, now_s)
         ended.what, ended.reason = "told", trouble
@@ -467,7 +467,7 @@ class InFlight(Generic[C]):
             self._selector.handle(event)
         if self._observes:
             self._hedging.handle(event)
-        held = self.held and not is_good and self._held_at(event.device)
+        held = self.held and not is_good and self._count_held(event.device)
         if held and self._breakers.is_open(event.device):
             self._stranded[event.device] = None
 
@@ -475,4 +475,4 @@ class InFlight(Generic[C]):
         """Seconds that `device` may take: longer where it was late lately; infinity if unknown."""
         slow = self._slow.get(device)
         takes_s = self._hedging.slow_s(device) if slow is None else max(slow.trips)
-        return takes_s + self._windows[device].wait_s() if self._held_at(device) else takes_s
+        return takes_s + self._windows[device].wait_s() if self._count_held(device) else takes_s

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from msgspec import Struct
 
-from mdp.fusion.anomaly import fused_surprise, surprise
+from mdp.fusion.anomaly import fuse_surprises, surprise
 from mdp.fusion.anomaly_table import Anomaly
 
 #: Shares of items on which a camera in its place, and a moved one, are above their threshold.
@@ -68,7 +68,7 @@ class Inspector:
         self._sides: dict[str, _Side] = {}
 
     @property
-    def moved(self) -> frozenset[str]:
+    def cameras_moved(self) -> frozenset[str]:
         """Devices whose cameras have been moved since the good scenes, as the looks say."""
         return frozenset(device for device, side in self._sides.items() if side.moved)
 
@@ -88,7 +88,7 @@ class Inspector:
         if fitted is None:
             return None
         place = self._table.place
-        fused = fused_surprise([np.asarray(surprises[k]) for k in members], self._table.power)
+        fused = fuse_surprises([np.asarray(surprises[k]) for k in members], self._table.power)
         above = float(fused) - fitted.thresholds[place]
         return Finding(
             normal=above <= 0,
@@ -112,7 +112,7 @@ class Inspector:
             others = {
                 other: value
                 for other, value in surprises.items()
-                if other != k and devices[other] not in self.moved | frozenset(suspects)
+                if other != k and devices[other] not in self.cameras_moved | frozenset(suspects)
             }
             beside = self.finding(others)
             # Alone, nobody can say whether it is the camera or the items.

@@ -55,23 +55,23 @@ class SlowDevice:
         return failures >= TOLERATED_FAILURES
 
     def reason(self, budget_s: float) -> Reason:
-        """Why a call with so much time goes on without it."""
+        """Reason why a call with so much time goes on without this device."""
         late, of = sum(trip_s > budget_s for trip_s in self.trips), len(self.trips)
         return Reason(
             "slow", f"{late} of its last {of} answers took longer than this call can wait"
         )
 
-    def tested(self, now_s: float) -> None:
+    def on_test(self, now_s: float) -> None:
         """A call that does not wait for it has asked it."""
         if now_s >= self.paused_until_s:
             self.paused_until_s = now_s + self.pause_s
             self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
 
-    def refreshed(self) -> None:
+    def test_at_once(self) -> None:
         """There is reason to test it at once."""
         self.pause_s, self.paused_until_s = FIRST_PAUSE_S, float("-inf")
 
-    def refused(self) -> None:
+    def on_refusal(self) -> None:
         """A test was refused at once for want of time, which costs no call any."""
         self.pause_s, self.paused_until_s = max(self.pause_s / 2, FIRST_PAUSE_S), float("-inf")
 
@@ -91,16 +91,16 @@ class SlowDevices(dict[str, SlowDevice]):
         elif known is None:
             return
         elif event.what == "connected":
-            known.refreshed()
+            known.test_at_once()
         elif request is None or event.what == "sent":
             if request is not None and known.is_late_for(event.until_s - event.now_s):
-                known.tested(event.now_s)
+                known.on_test(event.now_s)
         elif event.what == "refused" and request.is_test:
-            known.refused()
+            known.on_refusal()
         elif event.what == "answered":
             known.trips.append(event.trip_s)
             if request.is_test:
-                known.refreshed()
+                known.test_at_once()
             # Twenty in a row that no call would have missed.
             if len(known.trips) == SETTLED_AFTER and max(known.trips) <= known.missed_s:
                 del self[event.device]

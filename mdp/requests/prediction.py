@@ -22,7 +22,7 @@ from mdp.fusion.fuse import (
     fuse,
     mode_of,
     rule_for,
-    scaled,
+    scale_rung,
     weights_for,
 )
 from mdp.fusion.novelty import NoveltyScore
@@ -39,7 +39,7 @@ _FEW = 16
 
 
 class MemberTiming(Struct, frozen=True, kw_only=True):
-    """Where the milliseconds of one member went."""
+    """Milliseconds of one member, by where they went."""
 
     device: str
     k: int
@@ -242,7 +242,7 @@ class AnswerBuilder:
         self._first = () if cascade is None else cascade.first
         self._threshold = 1.0 if cascade is None else cascade.threshold(fusion)
 
-    def scaled(self, k: int, rung: int, contribution: Contribution) -> Contribution:
+    def scale_rung(self, k: int, rung: int, contribution: Contribution) -> Contribution:
         """The logits of sub-model `k` at one rung, for the weights that the top one is fused by.
 
         Raises WireError for a rung that the bundle has not.
@@ -252,7 +252,7 @@ class AnswerBuilder:
         lower = self._bundle.manifest.plan.assignments[k].lower
         if rung > len(lower):
             raise WireError(f"expected a rung up to {len(lower)}, got {rung}")
-        return scaled(contribution, lower[rung - 1].scales)
+        return scale_rung(contribution, lower[rung - 1].scales)
 
     def is_sure(self, arrived: Mapping[int, Contribution]) -> bool:
         """Tell whether the answer of a cascade's first stage is final."""
@@ -295,7 +295,7 @@ class AnswerBuilder:
             suspects |= dict.fromkeys((one for one in used if frames[one].frozen), "frozen")
             if not suspects.keys().isdisjoint(used):
                 expected = known_rejected = None
-        inspected = self._inspected(finish, suspects, looked=frames is not None)
+        inspected = self._inspect(finish, suspects, looked=frames is not None)
         if inspected is not None and inspected.moved:
             suspects |= dict.fromkeys(inspected.moved, "moved")
             expected = known_rejected = None
@@ -323,13 +323,13 @@ class AnswerBuilder:
             known=known,
             novelty=novelty,
             known_rejected=known_rejected,
-            **_told(inspected),
+            **_fields_of(inspected),
         )
 
-    def _inspected(
+    def _inspect(
         self, finish: Finish, suspects: Mapping[str, Suspicion], *, looked: bool
     ) -> "_Inspected | None":
-        """What the anomaly scores say; None without heads."""
+        """Judge an answer by its anomaly scores; None without heads."""
         if self._inspector is None:
             return None
         scores = {
@@ -341,7 +341,9 @@ class AnswerBuilder:
         devices = {k: one.device for k, one in finish.arrived.items()}
         if looked:
             self._inspector.saw(surprises, devices, suspects)
-        moved = tuple(sorted(self._inspector.moved.intersection(devices.values()) - {*suspects}))
+        moved = tuple(
+            sorted(self._inspector.cameras_moved.intersection(devices.values()) - {*suspects})
+        )
         counted = {
             k: one
             for k, one in surprises.items()
@@ -424,7 +426,7 @@ class AnswerBuilder:
 
 @dataclass(frozen=True, slots=True)
 class _Inspected:
-    """What the anomaly scores of one answer say."""
+    """Judgement of one answer by its anomaly scores."""
 
     finding: Finding | None
     #: By member.
@@ -434,7 +436,7 @@ class _Inspected:
     blind: tuple[str, ...]
 
 
-def _told(inspected: _Inspected | None) -> dict[str, Any]:
+def _fields_of(inspected: _Inspected | None) -> dict[str, Any]:
     """Fields of a prediction."""
     if inspected is None:
         return {}

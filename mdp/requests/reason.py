@@ -1,4 +1,4 @@
-"""Why a device is not in an answer: a code for programs, a text for people. Pure."""
+"""Reasons why a device is not in an answer: a code for programs, a text for people. Pure."""
 
 from collections.abc import Mapping
 from typing import Literal

@@ -55,7 +55,7 @@ class ObservedReplica(Struct):
             usual_s = max(usual_s, now_s - max(self.owes_s, self.seen_s))
         return (self.load + held + 1) * usual_s
 
-    def asked(self, now_s: float, turn: int | None) -> None:
+    def on_request(self, now_s: float, turn: int | None) -> None:
         """The client's `turn`-th request was sent; None: a status request."""
         if turn is None or not self.load:
             self.owes_s = now_s
@@ -94,7 +94,7 @@ class ReplicaSelector:
         self._in_turn = self._round()
         self._checked = min(CHECKED, sum(map(len, self.members.values())))
 
-    def ordered(self, out: Collection[str], now_s: float) -> Mapping[int, Iterable[str]]:
+    def rank(self, out: Collection[str], now_s: float) -> Mapping[int, Iterable[str]]:
         """Index k -> devices, best first; those of `out` are not there."""
         if not self.members:
             return self._all
@@ -112,7 +112,7 @@ class ReplicaSelector:
         """Two of `devices` that are there, drawn at random; None if there are no two."""
         there = devices
         if out:
-            if len(devices) > _FEW and (drawn := self._drawn(devices, out)):
+            if len(devices) > _FEW and (drawn := self._draw_two(devices, out)):
                 return drawn
             there = [device for device in devices if device not in out]
         count = len(there)
@@ -123,7 +123,7 @@ class ReplicaSelector:
         first, second = int(self._chance() * count), int(self._chance() * (count - 1))
         return there[first], there[second + (second >= first)]
 
-    def _drawn(self, devices: Sequence[str], out: Collection[str]) -> tuple[str, str] | None:
+    def _draw_two(self, devices: Sequence[str], out: Collection[str]) -> tuple[str, str] | None:
         """The same without a list of those there; None where most of them are not."""
         found = ""
         for _ in range(_DRAWS):
@@ -154,11 +154,11 @@ class ReplicaSelector:
                 self._turn += 1
                 if replica is None:
                     replica = self._replicas[event.device] = ObservedReplica(seen_s=now_s)
-                replica.asked(now_s, self._turn)
+                replica.on_request(now_s, self._turn)
         elif replica is None:
             return
         elif what == "asked":
-            replica.asked(now_s, None)
+            replica.on_request(now_s, None)
         else:
             if event.in_flight:
                 replica.load -= 1

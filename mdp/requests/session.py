@@ -100,12 +100,12 @@ class Stages(Struct, frozen=True):
 
 
 class Hedge(Protocol):
-    """When a second device is asked beside a first one, and whether it may be."""
+    """Rule of when to ask a second device beside a first one, and whether one may."""
 
     def after_s(self, device: str) -> float:
         """Seconds that `device` is given; infinity if unknown: then half of what is left."""
 
-    def allowed(self) -> bool:
+    def try_spend(self) -> bool:
         """Tell whether one more request may be spent now; True spends it."""
 
 
@@ -215,9 +215,9 @@ class Session:
     def _fail(self, member: _Member, event: DeviceFailed) -> list[Action]:
         member.reasons[event.device] = event.reason
         del member.asked[event.device], self._waiting[event.device]
-        return [] if self._waited_for(member) else self._ask_next(member, event.now_s)
+        return [] if self._waits_for(member) else self._ask_next(member, event.now_s)
 
-    def _waited_for(self, member: _Member) -> bool:
+    def _waits_for(self, member: _Member) -> bool:
         return any(device not in self._probing for device in member.asked)
 
     def _ask_all(self, members: Mapping[int, _Member], now_s: float) -> list[Action]:
@@ -259,7 +259,7 @@ class Session:
             if member.hedge_s <= now_s < self.decide_s:
                 member.hedge_s = math.inf
                 # Without a token, the spare one may still step in for one that fails.
-                if member.spare is not None and self._hedge is not None and self._hedge.allowed():
+                if member.spare is not None and self._hedge is not None and self._hedge.try_spend():
                     actions.append(self._ask(member, member.spare, now_s, hedged=True))
                     member.spare = self._next(member)
         self._hedge_by(min((member.hedge_s for member in self._open.values()), default=math.inf))
@@ -326,7 +326,7 @@ class Session:
         ]
 
     def _is_waiting(self) -> bool:
-        return not self._arrived or any(self._waited_for(member) for member in self._open.values())
+        return not self._arrived or any(self._waits_for(member) for member in self._open.values())
 
     def _is_sure(self) -> bool:
         """Tell whether only the first stage has arrived, others could follow, and none has to."""
@@ -345,7 +345,7 @@ class Session:
             return True
         for k in self._stages.first:
             member = self._open.get(k)
-            if k not in self._arrived and (member is None or not self._waited_for(member)):
+            if k not in self._arrived and (member is None or not self._waits_for(member)):
                 return True
         return not self._open and not self._is_sure()
 

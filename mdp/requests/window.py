@@ -130,12 +130,12 @@ class SendWindow:
         """The numbers of the calls that wait, ascending."""
         return self._order.copy()
 
-    def sent(self, request: Request) -> None:
+    def on_send(self, request: Request) -> None:
         """`request` has gone out; whoever ends it takes one off `out`."""
         request.ahead = self.out
         self.out += 1
 
-    def answered(
+    def on_answer(
         self, request: Request, queue_s: float, compute_s: float, now_s: float, rung: int = 0
     ) -> None:
         """`request` was answered, after so long in the agent's queue and its batch's computing."""
@@ -176,7 +176,7 @@ class SendWindow:
                 self.limit = float(most)
             self.most = most
 
-    def refused(self, request: Request, now_s: float) -> None:
+    def on_refusal(self, request: Request, now_s: float) -> None:
         """Others fill the queue of the device; `request` was the last one out but `out`."""
         self.paused_until_s = now_s + self._pause_s
         # All that were out at the same time have found the same queue.

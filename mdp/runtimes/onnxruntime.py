@@ -39,7 +39,7 @@ class OrtRuntime:
             load_libraries(ort)
         if wanted == TENSORRT:
             load_tensorrt()
-        elsewhere = _planned_elsewhere(execution)
+        elsewhere = _other_runtime(execution)
         if elsewhere and not allow_fallback:
             raise base.NotHereError(elsewhere, "this is onnxruntime")
 
@@ -164,7 +164,7 @@ def _instead(ort: Any, planned: str, allow_fallback: bool) -> str:
     return CUDA if allow_fallback and same_gpu else base.CPU
 
 
-def _planned_elsewhere(execution: base.Execution) -> str:
+def _other_runtime(execution: base.Execution) -> str:
     """The planned runtime or precision that is not onnxruntime's; empty if there is none."""
     if execution.runtime != "onnxruntime":
         return f"{execution.runtime} in {execution.precision}"

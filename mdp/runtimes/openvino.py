@@ -50,7 +50,7 @@ class OpenVinoRuntime:
             graph = _read(openvino, model)
         except Exception as error:  # OpenVINO raises types of its own, without a common base
             raise AgentError(f"{model.path}: openvino cannot load it: {_line(error)}") from error
-        self._outputs = _checked_outputs(graph, model.path, execution, num_classes)
+        self._outputs = _check_outputs(graph, model.path, execution, num_classes)
         try:
             # A fixed batch of one made ViTs 3 to 5 % faster, and NPUs accept no other graph.
             graph.reshape({base.INPUT: [1, size, size, 3]})
@@ -175,7 +175,7 @@ def _read(openvino: Any, model: ModelFile) -> Any:
     return onnx.convert(onnx.load(io.BytesIO(model.content)))
 
 
-def _checked_outputs(
+def _check_outputs(
     graph: Any, model: Path, execution: base.Execution, num_classes: int
 ) -> Sequence[str]:
     where = ["framework", base.PRECISION_KEY]

@@ -22,7 +22,7 @@ from msgspec import Struct, field
 
 from mdp.errors import InputError
 from mdp.extras import PARTITION, install, missing
-from mdp.formats.profile import shipped_profiles
+from mdp.formats.profile import profiles_in_package
 
 PROGRAM = "mdp-partition"
 #: Lines of a build that are kept, and characters of one.
@@ -121,7 +121,7 @@ class BuildProgress(Struct, kw_only=True):
 
 
 def why_no_build() -> str:
-    """Why this machine cannot build; empty where it can."""
+    """Reason why this machine cannot build; empty where it can."""
     if module := missing(PARTITION):
         return f"{module} is not installed here; builds need it: {install('partition')}"
     return "" if program() else f"{PROGRAM}: not found beside this Python, nor in PATH"
@@ -138,7 +138,7 @@ def profiles_of(devices: Sequence[str]) -> list[str]:
 
     `n100`, and `raspberry-pi-5-1` to `raspberry-pi-5-4` as `raspberry-pi-5*4`. Raises InputError.
     """
-    shipped = shipped_profiles()
+    shipped = profiles_in_package()
     words: list[str] = []
     left = list(devices)
     while left:

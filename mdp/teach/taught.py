@@ -26,7 +26,7 @@ class TaughtClass:
 
 
 def class_folder(scenes: Path, label: str) -> SceneFolder:
-    """Where scenes of a class are written; raises InputError for what is no class's name."""
+    """Folder for the scenes of a class; raises InputError for what is no class's name."""
     if len(label) > MAX_LABEL:
         raise InputError(f"label: expected at most {MAX_LABEL} characters, got {len(label)}")
     return SceneFolder(scenes, label, "label")

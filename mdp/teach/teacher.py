@@ -39,7 +39,7 @@ RolloutState = Literal["none", "pushing", "rolling back", "done", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeachOptions:
-    """Where a gateway's page teaches, and what builds are made of."""
+    """Folders that a gateway's page teaches into, and settings of its builds."""
 
     fleet: Path
     scenes: Path
@@ -54,7 +54,7 @@ class TeachOptions:
 
     @property
     def builds(self) -> Path:
-        """Where bundles are written."""
+        """Folder that bundles are written to."""
         return self.scenes.with_name(f"{self.scenes.resolve().name}.builds")
 
 
@@ -160,7 +160,7 @@ class FleetTeacher:
             return [], builder.DEFAULT_LATENCY_MS
         return list(manifest.labels), manifest.plan.target_ms
 
-    def shown(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """Everything that the page shows, for msgspec to encode."""
         recording, build = self._desk.recording, self._builder.progress
         ended = recording is not None and not recording.under_way
@@ -281,29 +281,29 @@ class FleetTeacher:
             ],
         }
 
-    async def kept_picture(self, name: str, device: str) -> tuple[bytes, str]:
+    async def picture_of_kept(self, name: str, device: str) -> tuple[bytes, str]:
         """A kept picture and its suffix; raises GoneError."""
-        return await asyncio.to_thread(self._reviewed().picture, name, device)
+        return await asyncio.to_thread(self._require_review().picture, name, device)
 
     async def put_right(self, name: str, label: str) -> Move:
         """Make a kept item a scene of a class; raises GoneError or InputError."""
-        move = await asyncio.to_thread(self._reviewed().put_right, name, label)
+        move = await asyncio.to_thread(self._require_review().put_right, name, label)
         await self.scan()
         return move
 
     async def discard(self, name: str) -> None:
         """Remove a kept item; raises GoneError."""
-        await asyncio.to_thread(self._reviewed().discard, name)
+        await asyncio.to_thread(self._require_review().discard, name)
         await self.scan()
 
     async def undo(self) -> Move:
         """Take the last move back; raises GoneError, InputError or BusyError."""
         self._refuse_while(build=True)
-        move = await asyncio.to_thread(self._reviewed().undo)
+        move = await asyncio.to_thread(self._require_review().undo)
         await self.scan()
         return move
 
-    def _reviewed(self) -> Review:
+    def _require_review(self) -> Review:
         if self._review is None:
             raise GoneError("nothing is looked through here: expected --teach-kept DIR")
         return self._review
@@ -395,7 +395,7 @@ class FleetTeacher:
             await asyncio.sleep(0.2)
             self._wake()
 
-    def _told(self, device: str, share: float) -> None:
+    def _on_rollout(self, device: str, share: float) -> None:
         rollout = self.rollout
         if rollout.device not in ("", device) and rollout.device not in rollout.done:
             rollout.done = [*rollout.done, rollout.device]
@@ -403,9 +403,9 @@ class FleetTeacher:
 
     def _push(self, folder: Path) -> str:
         options = self.options
-        before = self._served()
-        FleetRollout(options.fleet, options.key).push(folder, self._told)
-        served = list(dict.fromkeys([*before, *self._served()]))[-2 * builder.KEPT_BUNDLES :]
+        before = self._list_served()
+        FleetRollout(options.fleet, options.key).push(folder, self._on_rollout)
+        served = list(dict.fromkeys([*before, *self._list_served()]))[-2 * builder.KEPT_BUNDLES :]
         text = "".join(f"{path}\n" for path in served)
         write_bytes(options.builds / SERVED, text.encode())
         self._builder.tidy(served)
@@ -413,13 +413,13 @@ class FleetTeacher:
 
     def _roll_back(self) -> str:
         options = self.options
-        folders = [*reversed(self._served()), *self._built()]
-        return FleetRollout(options.fleet, options.key).roll_back(folders, self._told).name
+        folders = [*reversed(self._list_served()), *self._list_builds()]
+        return FleetRollout(options.fleet, options.key).roll_back(folders, self._on_rollout).name
 
-    def _built(self) -> list[Path]:
+    def _list_builds(self) -> list[Path]:
         return [path for path in self.options.builds.glob("*") if path.is_dir()]
 
-    def _served(self) -> list[Path]:
+    def _list_served(self) -> list[Path]:
         """The bundles that the fleet file has named, the present one last."""
         found: list[Path] = []
         file = self.options.builds / SERVED

@@ -62,7 +62,7 @@ class AgentProcess(LineProcess):
 
     @property
     def address(self) -> str:
-        """Where it listens, from the first event; for after `wait_for`."""
+        """Address that the agent listens on, from its first event; for after `wait_for`."""
         address: str = self.events[0]["address"]
         return address
 
@@ -76,7 +76,7 @@ class AgentProcess(LineProcess):
             self.events.append(json.loads(said))
         return self
 
-    def _quoted(self) -> str:
+    def _quote(self) -> str:
         return f"{self.events} {self.stderr}"
 
 

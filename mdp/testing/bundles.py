@@ -137,9 +137,9 @@ def lowest_accuracy(count: int) -> bundle.LowestRungs:
         replace(
             top, boosted=top.under("boosted") / 2, stacked=top.stacked / 2, bagged=top.bagged / 2
         )
-        for top in map(subset_accuracy, fuse.listed_subsets(range(count)))
+        for top in map(subset_accuracy, fuse.list_subsets(range(count)))
     ]
-    sizes = tuple(size_accuracy(size) for size in fuse.unlisted_sizes(count))
+    sizes = tuple(size_accuracy(size) for size in fuse.sizes_not_listed(count))
     return bundle.LowestRungs(subsets=halves, sizes=sizes)
 
 
@@ -202,7 +202,7 @@ def write_bundle(
             path.write_bytes(colour_model(size, *scales, len(labels), comment_bytes, products))
             files[bundle.model_path(k, rung)] = bundle.file_entry(path)
     count = len(sizes)
-    subsets = fuse.listed_subsets(range(count))
+    subsets = fuse.list_subsets(range(count))
     weights = fuse.FusionWeights(
         num_classes=len(labels),
         subsets=[
@@ -211,7 +211,7 @@ def write_bundle(
         ],
         by_size=tuple(
             fuse.SizeWeights(size=size, a=(0.5,) * count, b=(1.0 / size,) * count)
-            for size in fuse.unlisted_sizes(count)
+            for size in fuse.sizes_not_listed(count)
         ),
     )
     write_json(folder / bundle.FUSION, weights)
@@ -226,7 +226,7 @@ def write_bundle(
             for k, device in enumerate(devices)
         ],
         subsets=[subset_accuracy(subset) for subset in subsets],
-        sizes=tuple(size_accuracy(size) for size in fuse.unlisted_sizes(count)),
+        sizes=tuple(size_accuracy(size) for size in fuse.sizes_not_listed(count)),
         lowest=lowest_accuracy(count) if rungs > 1 else UNSET,
     )
     manifest = bundle.Manifest(

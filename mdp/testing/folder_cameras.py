@@ -34,7 +34,7 @@ class FolderCameras:
             hidden.write_bytes(content)
             hidden.rename(self.folders[device] / "now")
 
-    def seen(self, client: Client, but: str | None = None) -> None:
+    def wait_for_frames(self, client: Client, but: str | None = None) -> None:
         """Wait until each camera, `but` one, has given a frame that was begun after this call.
 
         Raises AssertionError where that takes too long.

@@ -67,14 +67,14 @@ def _group(
 
 
 def _parent(controller: str) -> Path:
-    """Where groups of `controller` are made: version 1's own tree, or version 2's only one."""
+    """Folder for groups of `controller`: version 1's own tree, or version 2's only one."""
     own = GROUPS / controller
     return own if own.is_dir() else GROUPS
 
 
 @cache
 def groups_work(controller: str) -> str:
-    """Why no control group can be made here; empty if it can."""
+    """Reason why no control group can be made here; empty if one can."""
     group = _parent(controller) / f"mdp-{uuid.uuid4().hex[:8]}"
     try:
         group.mkdir()
@@ -119,7 +119,7 @@ def fill(folder: Path, *files: Path) -> Path:
 
 @cache
 def mounting_works() -> str:
-    """Why nothing can be mounted here; empty if it can."""
+    """Reason why nothing can be mounted here; empty if it can."""
     if os.geteuid() != 0:
         return "needs root, to mount a small disk"
     done = subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True)
@@ -149,7 +149,7 @@ def silent_name_server(folder: Path, *hosts: str) -> Iterator[socket.socket]:
 
 @cache
 def own_names_work() -> str:
-    """Why names cannot be resolved in another way for this process alone; empty if they can."""
+    """Reason why this process alone cannot resolve names in another way; empty if it can."""
     if os.geteuid() != 0:
         return "needs root, for a mount namespace"
     own, parents = (Path(f"/proc/{pid}/ns/mnt").stat().st_ino for pid in ("self", os.getppid()))

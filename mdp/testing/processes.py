@@ -114,12 +114,12 @@ class LineProcess(Closing):
             line = self._lines.next(timeout_s)
         except TimeoutError:
             raise AssertionError(
-                f"{self.name}: expected {expected} within {timeout_s:.3g} s: {self._quoted()}"
+                f"{self.name}: expected {expected} within {timeout_s:.3g} s: {self._quote()}"
             ) from None
         if line is None:
             code = self.process.wait(self.patience_s)
             raise AssertionError(
-                f"{self.name}: expected {expected}, ended with {code}: {self._quoted()}"
+                f"{self.name}: expected {expected}, ended with {code}: {self._quote()}"
             )
         return line
 
@@ -134,7 +134,7 @@ class LineProcess(Closing):
         while (line := self._lines.next(None)) is not None:
             yield line
 
-    def _quoted(self) -> str:
+    def _quote(self) -> str:
         """The part of this process's output that a message quotes."""
         return " / ".join(self.stderr.splitlines()[-_LAST_LINES:])
 

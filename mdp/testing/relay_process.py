@@ -67,7 +67,7 @@ class _Passage:
     async def _serve(self) -> None:
         tasks: set[asyncio.Task[None]] = set()
 
-        async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def on_accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task is not None
             tasks.add(task)
@@ -79,7 +79,7 @@ class _Passage:
             finally:
                 tasks.discard(task)
 
-        server = await asyncio.start_server(accepted, sock=self._listener)
+        server = await asyncio.start_server(on_accept, sock=self._listener)
         flapping = asyncio.create_task(self._flap())
         await self._over.wait()
         server.close()
@@ -132,7 +132,7 @@ class _Passage:
         with contextlib.suppress(OSError):
             while data := await reader.read(SEGMENT_BYTES):
                 link = self.link
-                free_s = max(free_s, self._loop.time()) + self._sent_again_s(link)
+                free_s = max(free_s, self._loop.time()) + self._retransmissions_s(link)
                 if link.rate_bps is not None:
                     free_s += len(data) * 8 / link.rate_bps
                 await way.put((free_s + link.delay_s, data))
@@ -152,7 +152,7 @@ class _Passage:
                 writer.write(data)
                 await writer.drain()
 
-    def _sent_again_s(self, link: Link) -> float:
+    def _retransmissions_s(self, link: Link) -> float:
         """Seconds of all retransmissions that one segment needs."""
         wait_s, timeout_s = 0.0, RETRANSMIT_S
         while self._random.random() < link.loss:

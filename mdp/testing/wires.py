@@ -124,7 +124,7 @@ class Wire(Closing):
 
 @cache
 def wiring_works() -> str:
-    """Why no such cable can be laid here; empty if it can."""
+    """Reason why no such cable can be laid here; empty if one can."""
     if os.geteuid() != 0:
         return "needs root, for network namespaces"
     try:

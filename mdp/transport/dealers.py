@@ -119,7 +119,7 @@ class Dealers:
         """Connect with a new socket, unless the host's name has no address; raises ZMQError."""
         self._shut(device)
         named = self._addresses[device]
-        address = self._names.resolved(named)
+        address = self._names.resolve(named)
         if not has_address(named):
             # Also for a resolved name, whose address may change.
             outage = self._outages.setdefault(device, Outage())
@@ -168,7 +168,7 @@ class Dealers:
         return self._epoll.fileno()
 
     @property
-    def unfinished(self) -> bool:
+    def may_have_more(self) -> bool:
         """Tell whether `poll` may have more, without an event of the descriptor."""
         return bool(self._unsure or self._early)
 
@@ -199,7 +199,7 @@ class Dealers:
         """Events, waiting at most `timeout_s` (None: for ever) for the first.
 
         May return early without any, when agents have to be redialled. Receives of each device at
-        most as much as may wait; see `unfinished`.
+        most as much as may wait; see `may_have_more`.
         """
         if self._process is not this_process():
             raise InputError(FORKED)
@@ -281,12 +281,12 @@ class Dealers:
                 continue
             self._absent(device, dealer, event, value)
             if event == zmq.Event.DISCONNECTED:
-                changes += self._lost(device)
+                changes += self._mark_lost(device)
         dealer.up_s = time.monotonic()
         self._absent(device, dealer, zmq.Event.DISCONNECTED)
-        return changes + self._lost(device)
+        return changes + self._mark_lost(device)
 
-    def _lost(self, device: str) -> list[TransportEvent]:
+    def _mark_lost(self, device: str) -> list[TransportEvent]:
         if device not in self.connected:
             return []
         self.connected.remove(device)
@@ -298,7 +298,7 @@ class Dealers:
         outage = self._outages.setdefault(device, Outage())
         outage.redial_s = time.monotonic() + UNASKED_S
         self.refused[device] = UNASKED
-        return self._lost(device)
+        return self._mark_lost(device)
 
     def _present(self, device: str) -> None:
         self.refused.pop(device, None)
@@ -383,7 +383,7 @@ class Dealers:
     def _look_up(self, device: str, outage: Outage, now_s: float) -> None:
         """Dial if its host's name has a new address."""
         dealer = self._dealers.get(device)
-        address = self._names.resolved(self._addresses[device])
+        address = self._names.resolve(self._addresses[device])
         wait_s = LOOKUP_S if address is None else RECONNECT_MAX_MS / 1e3
         outage.lookup_s = now_s + wait_s
         if (

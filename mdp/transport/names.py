@@ -45,7 +45,7 @@ class Names:
         self._lookup, self._clock = lookup, clock
         self._names: dict[str, _Name] = {}
 
-    def resolved(self, endpoint: str) -> str | None:
+    def resolve(self, endpoint: str) -> str | None:
         """`endpoint`, as `tcp://HOST:PORT`, with an address for its host's name; never waits.
 
         Starts a lookup if one is due. None before an address is known; a failed lookup keeps the

@@ -22,7 +22,7 @@ REASONS = {
 
 @dataclass(slots=True)
 class Outage:
-    """When to dial, and the diagnosis."""
+    """Next moment to dial, and the diagnosis."""
 
     #: Consecutive failed handshakes.
     failures: int = 0

@@ -153,7 +153,7 @@ class Router(Closing):
 
     @property
     def address(self) -> str:
-        """Where this socket listens, with the port that the system has chosen."""
+        """Address that this socket listens on, with the port that the system has chosen."""
         return self._router.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def allow(self, public_keys: frozenset[str], connections: Mapping[str, int]) -> None:
@@ -164,7 +164,7 @@ class Router(Closing):
         with self._lock:
             self._access.allow(public_keys, connections)
 
-    def rejected(self) -> dict[str, int]:
+    def take_rejections(self) -> dict[str, int]:
         """Connections and messages rejected since the last call, by reason."""
         if not self._access.rejected:
             return {}
@@ -265,11 +265,11 @@ class Router(Closing):
                 return
             event, number = monitor_event(frames)
             if event == zmq.Event.DISCONNECTED:
-                self._access.closed(number)
+                self._access.on_close(number)
             elif event == zmq.Event.LISTENING:
                 self._access.listener = socket.socket(fileno=os.dup(number))
             elif peer := peer_of(number):
-                self._access.opened(peer)
+                self._access.on_open(peer)
         # There may be more, which the descriptor does not announce again.
         self._crowded = True
         self.wake()
@@ -301,7 +301,7 @@ class Router(Closing):
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 
-    def delivered(self) -> bool:
+    def has_delivered(self) -> bool:
         """Tell whether the peers' kernels have all that libzmq has written."""
         with self._lock:
             return all(map(is_delivered, self._access.connections.all))

@@ -45,7 +45,7 @@ def timm_module(model: Model, weights: Path, names: int, rows: list[int]) -> nn.
     backbone = Backbone(model.timm, model.image_size, model.depth, model.pooling)
     state = read_state(weights)
     if "bag.weight" in state:
-        return _trained_member(backbone, state, weights, names, rows)
+        return _load_member(backbone, state, weights, names, rows)
     network = create(backbone, names, weights, own_classes=True)
     classifier = network.get_classifier()
     normalise = normalisation(network)
@@ -68,7 +68,7 @@ def classifier_of(module: nn.Module) -> str | None:
     return next(name for name, part in named.items() if part is classifier)
 
 
-def _trained_member(
+def _load_member(
     backbone: Backbone, state: dict[str, Tensor], weights: Path, names: int, rows: list[int]
 ) -> nn.Module:
     """A member trained by MDP, without its boost head; raises InputError for other weights."""
@@ -110,7 +110,7 @@ def onnx_member(model: Model, path: Path, names: int, rows: list[int]) -> tuple[
         _check_classes(value, path, names)
     own_input = inputs[0].name
     _rename(graph, {name: f"source/{name}" for name in {own_input, "images", *HEADS}})
-    before, tensors = _normalised(inputs[0], f"source/{own_input}", model)
+    before, tensors = _normalise(inputs[0], f"source/{own_input}", model)
     tensors.append(_tensor("mdp/rows", np.array(rows, dtype=np.int64)))
     logits = f"source/{head}" if head in {own_input, "images", *HEADS} else head
     cut = helper.make_node("Gather", [logits, "mdp/rows"], HEADS, axis=1)
@@ -184,7 +184,7 @@ def _tensor(name: str, value: Any) -> Any:
     return numpy_helper.from_array(value, name)
 
 
-def _normalised(value: Any, target: str, model: Model) -> tuple[list[Any], list[Any]]:
+def _normalise(value: Any, target: str, model: Model) -> tuple[list[Any], list[Any]]:
     """Nodes from `images` to the model's own input, and their constants."""
     import onnx
     from onnx import helper

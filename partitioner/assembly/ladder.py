@@ -22,19 +22,19 @@ from mdp.formats.plan import MAX_RUNGS, Assignment, NetworkSpec, Plan, Predicted
 from mdp.formats.profile import Precision
 from mdp.fusion.fuse import Contribution, FusionWeights
 from mdp.pictures.crop import Pixels
-from partitioner.assembly.students import joined
+from partitioner.assembly.students import join_models
 from partitioner.data.crops import load_views, view_of
-from partitioner.data.datasets import Dataset, PictureSet, thinned
+from partitioner.data.datasets import Dataset, PictureSet, thin_out
 from partitioner.estimates.macs import macs, memory_bytes, parameters
 from partitioner.export.evaluate import (
     Report,
     accuracy,
     check_labels,
+    earlier_teacher_accuracy,
     evaluate,
-    known_teacher,
     write_report,
 )
-from partitioner.export.quantize import QuantizationError, quantized
+from partitioner.export.quantize import QuantizationError, quantize_model
 from partitioner.export.quantize_bundle import check_calibration_split, check_no_rungs
 from partitioner.export.sessions import member_contribution, open_member
 from partitioner.export.try_precision import MIN_GAIN, best_ms
@@ -131,7 +131,7 @@ def add_rungs(
         raise InputError(f"{bundle.path}: has anomaly heads, which rungs lack: expected none")
     check_labels(bundle, data)
     check_calibration_split(bundle, data)
-    manifest, pictures = bundle.manifest, thinned(data.calibration, limit)
+    manifest, pictures = bundle.manifest, thin_out(data.calibration, limit)
     if manifest.plan.replicas:
         raise InputError(
             f"{bundle.path}: {manifest.plan.replicas[0].device} is a replica: expected a plan "
@@ -141,9 +141,9 @@ def add_rungs(
     if isinstance(wanted, str):
         ladders, what = making.precise(wanted), f"{wanted} below fp32"
     else:
-        ladders = making.grouped(wanted)
+        ladders = making.group(wanted)
         what = ", ".join(f"{group.device} of students {group.ks}" for group in wanted)
-    plan, cascade = making.planned(ladders), manifest.cascade
+    plan, cascade = making.make_plan(ladders), manifest.cascade
     with replacing_folder(out) as folder:
         for k, ladder in enumerate(ladders):
             for number, made in enumerate(ladder):
@@ -176,7 +176,7 @@ def add_rungs(
         )
         made_bundle = Bundle(folder, changed)
         report = evaluate(made_bundle, data, None, cache, progress)
-        teacher = known_teacher(manifest.evaluation, data)
+        teacher = earlier_teacher_accuracy(manifest.evaluation, data)
         evaluation = replace(report.evaluation, teacher=teacher)
         report = dataclasses.replace(report, evaluation=evaluation)
         write_report(made_bundle, report)
@@ -203,14 +203,14 @@ class _Making:
             forms = [(part, content)]
             if part.spec.precision == "fp32":
                 try:
-                    lower = quantized(content, precision, pixels)
+                    lower = quantize_model(content, precision, pixels)
                 except QuantizationError as error:
                     raise InputError(f"sub-model {part.k} {error}") from error
                 forms.append((replace(part.in_precision(precision), runtime="onnxruntime"), lower))
             ladders.append(self._ladder(forms, f"the same in {precision}", pixels))
-        return _checked(ladders)
+        return _check(ladders)
 
-    def grouped(self, groups: Sequence[Students]) -> list[list[MadeRung]]:
+    def group(self, groups: Sequence[Students]) -> list[list[MadeRung]]:
         """The first m to 1 students of each group, and each other member; raises InputError."""
         fusion, ladders = self._bundle.fusion_weights(), []
         first = {group.ks[0]: group for group in groups}
@@ -224,17 +224,17 @@ class _Making:
                     self._students(group, count, fusion) for count in range(len(group.ks), 0, -1)
                 ]
             ladders.append(self._ladder(forms, "fewer students", self._pixels[part.k]))
-        return _checked(ladders)
+        return _check(ladders)
 
     def _students(
         self, group: Students, count: int, fusion: FusionWeights
     ) -> tuple[Assignment, bytes]:
         """The first `count` students of a group as one sub-model of its device."""
         ks = sorted(group.ks[:count])
-        fitted = fusion.fitted(ks)
+        fitted = fusion.weights_of(ks)
         assert fitted is not None
         pairs = zip(fitted.a, fitted.b, strict=True) if fitted.a else ((b,) for b in fitted.b)
-        content = joined([self._bundle.model(k).content for k in ks], list(pairs))
+        content = join_models([self._bundle.model(k).content for k in ks], list(pairs))
         spec = self._parts[ks[0]].spec
         network = NetworkSpec(
             name=f"{count} x {spec.outline}",
@@ -278,7 +278,7 @@ class _Making:
             ladder.append(MadeRung(part, content, why, logits, took_ms))
         return ladder
 
-    def planned(self, ladders: Sequence[Sequence[MadeRung]]) -> Plan:
+    def make_plan(self, ladders: Sequence[Sequence[MadeRung]]) -> Plan:
         """The plan with the tops of `ladders` as members, without the devices of other students."""
         plan = self._bundle.manifest.plan
         tops = []
@@ -305,7 +305,7 @@ class _Making:
         )
 
 
-def _checked(ladders: list[list[MadeRung]]) -> list[list[MadeRung]]:
+def _check(ladders: list[list[MadeRung]]) -> list[list[MadeRung]]:
     if max(map(len, ladders)) == 1:
         raise InputError("--rungs: expected a form that is quicker here than the top, found none")
     return ladders
@@ -320,7 +320,7 @@ def with_rungs(
     """
     assignments = []
     for top, (first, *lower) in zip(plan.assignments, ladders, strict=True):
-        weights = fusion.fitted((top.k,))
+        weights = fusion.weights_of((top.k,))
         assert weights is not None
         rungs = [
             Rung(

@@ -94,7 +94,7 @@ class Models(Record, frozen=True):
         return list(dict.fromkeys(m.camera for m in self.models if m.camera is not None))
 
 
-def shared_files(models: Sequence[Model]) -> list[int]:
+def file_owners(models: Sequence[Model]) -> list[int]:
     """For each model the first one whose served file is its own too: all but devices' are equal.
 
     Cameras of one network and one region share a file; where the region is chosen nobody does.
@@ -198,7 +198,7 @@ def network_estimate(
     return found if found is not None and found.basis == "measured" else None
 
 
-def assigned(
+def assign(
     k: int,
     model: Model,
     region: plan.Region,
@@ -239,7 +239,7 @@ def assigned(
     )
 
 
-def assembled_plan(
+def assemble_plan(
     assignments: Sequence[plan.Assignment], num_classes: int, target_ms: float | None = None
 ) -> plan.Plan:
     """The plan of assembled models; without a target it is the slowest member's estimate."""

@@ -9,7 +9,7 @@ from mdp.errors import InputError
 from mdp.runtimes.base import HEADS, INPUT
 
 
-def joined(models: Sequence[bytes], weights: Sequence[tuple[float, ...]]) -> bytes:
+def join_models(models: Sequence[bytes], weights: Sequence[tuple[float, ...]]) -> bytes:
     """One model with the output `bag`: the students' logits, each head's times its weight, summed.
 
     `weights` has a number for each head of each student, boost before bag. Raises InputError for

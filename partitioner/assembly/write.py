@@ -33,12 +33,12 @@ from partitioner.assembly.imported import (
     timm_module,
 )
 from partitioner.data.crops import View, load_views
-from partitioner.data.datasets import Dataset, PictureSet, chosen_rows, thinned
+from partitioner.data.datasets import Dataset, PictureSet, choose_rows, thin_out
 from partitioner.data.memmaps import Views
 from partitioner.estimates.latency import Way, fit_latency, spec_of
 from partitioner.estimates.latency_networks import older_probe
 from partitioner.export import sessions
-from partitioner.export.quantize import quantized
+from partitioner.export.quantize import quantize_model
 from partitioner.export.unknown import unknown_logits
 from partitioner.export.write import (
     MAX_ERROR,
@@ -49,7 +49,7 @@ from partitioner.export.write import (
     versions,
 )
 from partitioner.fusion.bundle_fit import fit_bundle
-from partitioner.fusion.region_choice import CHOSEN_ON, chosen_regions
+from partitioner.fusion.region_choice import CHOSEN_ON, choose_regions
 from partitioner.networks.feature_distance import attach_distance, features_at
 from partitioner.networks.submodel import SubModel
 from partitioner.networks.teacher import teacher_spec
@@ -109,13 +109,13 @@ class Assembly:
         """Write the bundle without an evaluation; raises InputError and ParityError."""
         for model in models:
             check_execution(_here(model))
-        pictures = thinned(self.data.calibration, self.limit)
+        pictures = thin_out(self.data.calibration, self.limit)
         for profile in profiles.values():
             if (older := older_probe(profile)) is not None:
                 self.progress.note(older)
         assignments: list[Assignment] = []
         calibration: dict[int, Contribution] = {}
-        firsts = members.shared_files(models)
+        firsts = members.file_owners(models)
         shared = {
             first: [model for model, one in zip(models, firsts, strict=True) if one == first]
             for first in firsts
@@ -123,7 +123,7 @@ class Assembly:
         with replacing_folder(out) as folder:
             paths = [folder / model_path(k) for k in range(len(models))]
             exported = {
-                k: self._exported(models[k], *rows[k], paths[k], pictures, sharing)
+                k: self._export(models[k], *rows[k], paths[k], pictures, sharing)
                 for k, sharing in shared.items()
             }
             networks = [exported[first] for first in firsts]
@@ -138,7 +138,7 @@ class Assembly:
                     k, model, regions[k], networks[k], profiles[model.device], paths[k], pictures
                 )
                 assignments.append(part)
-            plan = members.assembled_plan(assignments, len(self.data.labels), self.target_ms)
+            plan = members.assemble_plan(assignments, len(self.data.labels), self.target_ms)
             labels, unknown = len(self.data.labels), self.data.unknown
             files, cascade = fit_bundle(
                 folder,
@@ -171,7 +171,7 @@ class Assembly:
         }
         return answers, more.targets
 
-    def _exported(
+    def _export(
         self,
         model: members.Model,
         names: int,
@@ -196,7 +196,7 @@ class Assembly:
             content = to_onnx(module, size, HEADS, {})
         parameters, macs = count_costs(content)
         write_bytes(path, content)
-        some = self._views(thinned(pictures, _COMPARED), size, [WHOLE], model.camera)[0]
+        some = self._views(thin_out(pictures, _COMPARED), size, [WHOLE], model.camera)[0]
         if model.onnx is None:
             error = check_parity(path, module, some, HEADS)
         else:
@@ -239,8 +239,8 @@ class Assembly:
                     for n, one in enumerate(train.sources)
                     if isinstance(one, Mapping) and model.camera in one
                 ]
-                train = chosen_rows(train, rows)
-            some = thinned(train, TAUGHT // len(models))
+                train = choose_rows(train, rows)
+            some = thin_out(train, TAUGHT // len(models))
             region = WHOLE if model.region is None else model.region
             found.append(self._views(some, size, [region], model.camera, "training")[0])
         return np.concatenate(found)
@@ -254,16 +254,16 @@ class Assembly:
     ) -> list[Region]:
         """The region of each member: its model's, else chosen on calibration pictures in fp32."""
         allowed = [REGIONS if model.region is None else (model.region,) for model in models]
-        some = thinned(pictures, CHOSEN_ON)
+        some = thin_out(pictures, CHOSEN_ON)
 
         @cache
-        def seen(k: int, region: Region) -> Contribution:
+        def contribution_of(k: int, region: Region) -> Contribution:
             size, camera = networks[k].image_size, models[k].camera
             views = self._views(some, size, allowed[k], camera)
             pixels = views[allowed[k].index(region)]
             return Contribution.of(sessions.run_session(open_session(paths[k]), pixels, HEADS))
 
-        return chosen_regions(allowed, seen, some.targets)
+        return choose_regions(allowed, contribution_of, some.targets)
 
     def _quantize(
         self,
@@ -280,7 +280,7 @@ class Assembly:
             side = network.image_size
             views = [self._views(pictures, side, [region], one)[0] for one in cameras]
             pixels = np.concatenate(views)
-        write_bytes(path, quantized(path.read_bytes(), model.precision, pixels, whole=True))
+        write_bytes(path, quantize_model(path.read_bytes(), model.precision, pixels, whole=True))
 
     def _member(
         self,
@@ -306,7 +306,7 @@ class Assembly:
             )
         of = f" of camera {model.camera}" if model.camera else ""
         why = "named in the list of models" if self.target_ms is None else "chosen by measurement"
-        part = members.assigned(
+        part = members.assign(
             k, model, region, network, profile, compute_ms, f"{why}; {how}", len(self.data.labels)
         )
         self.progress.note(

@@ -22,7 +22,7 @@ from partitioner.export.evaluate import Report
 from partitioner.planner.make_plan import Planned
 from partitioner.run.folder import RunFolder, bundle_name, default_run
 from partitioner.run.progress import Progress
-from partitioner.training.distributed import is_first, owned, together
+from partitioner.training.distributed import is_first, lock_run, together
 from partitioner.training.world import world
 
 
@@ -62,7 +62,7 @@ def build_bundle(
         return BuildOutcome(measured.report, measured)
     planned = plan_with_teacher(inputs, folder, progress)
     inputs = _accept(planned, inputs, on_plan)
-    with owned(folder):
+    with lock_run(folder):
         work = train_plan(inputs, planned.plan, folder, progress, crew=crew, bundle=named)
         if not is_first():
             return None
@@ -95,7 +95,7 @@ def _accept(
     Raises PlanRefused, and InputError for sub-models that cannot be measured here.
     """
     if not planned.plan.refused:
-        inputs = inputs.seen_by(planned.plan.cameras)
+        inputs = inputs.for_cameras(planned.plan.cameras)
         check_members(planned.plan, inputs.data)
     if is_first():
         on_plan(planned)

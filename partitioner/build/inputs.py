@@ -152,7 +152,7 @@ class BuildInputs(TrainingInputs):
         if cameras := own_cameras(settings, list(profiles), data):
             plan = msgspec.structs.replace(settings, cameras=cameras)
             config = msgspec.structs.replace(config, plan=plan)
-            data = data.seen_by(list(cameras.values()))
+            data = data.for_cameras(list(cameras.values()))
         source = None
         if teacher is not None:
             spec = teacher_spec(teacher, settings.teacher_args)
@@ -214,9 +214,9 @@ class BuildInputs(TrainingInputs):
             for profile in self.profiles.values()
         ]
 
-    def seen_by(self, cameras: Sequence[str]) -> "BuildInputs":
+    def for_cameras(self, cameras: Sequence[str]) -> "BuildInputs":
         """The same inputs with the scenes of `cameras` alone, of which nothing is read again."""
-        return replace(self, data=self.data.seen_by(cameras))
+        return replace(self, data=self.data.for_cameras(cameras))
 
 
 def open_pictures(options: RunOptions, cameras: Sequence[str] = ()) -> Dataset:

@@ -22,7 +22,7 @@ def plan_with_teacher(inputs: BuildInputs, run: RunFolder, progress: Progress) -
     say how accurate it is.
     """
     teacher, settings = inputs.require_teacher(), inputs.config.plan
-    if inputs.config.given_teacher:
+    if inputs.config.has_teacher_weights:
         teacher.check_same(run)
         if settings.teacher_accuracy is None:
             share = teacher.accuracy(run, single_pictures(inputs.data), progress)
@@ -42,19 +42,19 @@ def _plan(inputs: BuildInputs, settings: PlanSettings) -> Planned:
             epochs=schedule.epochs,
             start="scratch" if schedule.start == "scratch" else "cut",
         ),
-        rows=known_networks(inputs),
+        rows=networks_that_know(inputs),
         profiles=list(inputs.profiles.values()),
         weights=None if inputs.config.options.weights is None else inputs.weights,
     )
 
 
-def known_networks(inputs: TrainingInputs) -> set[str]:
+def networks_that_know(inputs: TrainingInputs) -> set[str]:
     """Networks at hand that know the data's classes, beside a teacher that does and stays as it is.
 
     Empty where the teacher has no rows for the classes, or is trained.
     """
     config, found = inputs.config, set[str]()
-    if not config.given_teacher or config.teacher_schedule.epochs:
+    if not config.has_teacher_weights or config.teacher_schedule.epochs:
         return found
     if inputs.require_teacher().facts.classes != "names":
         return found

@@ -51,7 +51,9 @@ def run_settings(inputs: TrainingInputs, networks: Collection[str] = ()) -> Sett
         autocast=quicker_autocast() if options.autocast == "auto" else options.autocast,
         data=data_facts(options, data),
         teacher=facts,
-        teacher_schedule=config.teacher_schedule.settled(from_scratch=not config.given_teacher),
+        teacher_schedule=config.teacher_schedule.with_default_rate(
+            from_scratch=not config.has_teacher_weights
+        ),
         schedule=config.schedule,
         # Mirrored digits are other signs.
         augmentation=msgspec.structs.replace(

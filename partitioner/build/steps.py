@@ -18,7 +18,7 @@ from partitioner.export.evaluate import Report, evaluate, write_report
 from partitioner.export.quantize import check_calibration
 from partitioner.export.quantize_bundle import quantize_bundle
 from partitioner.export.sessions import on_processor
-from partitioner.export.try_precision import MAX_LOSS, QuantizeRequest, needed_pictures
+from partitioner.export.try_precision import MAX_LOSS, QuantizeRequest, pictures_needed
 from partitioner.export.write import export_bundle
 from partitioner.run.folder import RunFolder, default_run
 from partitioner.run.progress import Progress
@@ -173,7 +173,7 @@ def quantize_step(
     Decided as by `mdp-partition quantize`; plain ViTs stay as planned. Returns the new evaluation,
     or None where nothing was accepted.
     """
-    plan, needed = bundle.manifest.plan, needed_pictures(MAX_LOSS)
+    plan, needed = bundle.manifest.plan, pictures_needed(MAX_LOSS)
     networks = [a.k for a in plan.assignments if a.network is not None]
     planned = {a.spec.precision for a in plan.assignments}
     if not networks or planned != {"fp32"} or bundle.manifest.quantisation is not None:

@@ -12,11 +12,11 @@ from mdp.formats.plan import TeacherSpec
 from partitioner.assembly.members import read_map, read_names, rows_of
 from partitioner.build.views import cut_views
 from partitioner.data.datasets import Dataset
-from partitioner.networks.teacher_weights import known_classes
+from partitioner.networks.teacher_weights import count_classes
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import TeacherFacts, TrainingConfig
-from partitioner.training.distributed import first_then_others, owned, together
+from partitioner.training.distributed import first_then_others, lock_run, together
 from partitioner.training.teacher import GivenTeacher
 
 
@@ -56,9 +56,9 @@ class TeacherSource:
             args=self.spec.args,
             file=checkpoint.name if checkpoint else None,
         )
-        if not self.config.given_teacher:
+        if not self.config.has_teacher_weights:
             return facts
-        known = known_classes(self.spec, checkpoint)
+        known = count_classes(self.spec, checkpoint)
         if labels is None:
             kept = known == len(self.labels)
             return msgspec.structs.replace(facts, classes="kept" if kept else "probe")
@@ -85,13 +85,13 @@ class TeacherSource:
             raise InputError(
                 "--pretrained and --teacher-checkpoint: expected one of the two, got both"
             )
-        if options.teacher_labels is not None and not self.config.given_teacher:
+        if options.teacher_labels is not None and not self.config.has_teacher_weights:
             raise InputError(
                 "--teacher-labels: expected --teacher-checkpoint or --pretrained beside it"
             )
         if options.teacher_map is not None and options.teacher_labels is None:
             raise InputError("--teacher-map: expected --teacher-labels beside it")
-        if not self.config.given_teacher and not self.config.teacher_schedule.epochs:
+        if not self.config.has_teacher_weights and not self.config.teacher_schedule.epochs:
             raise InputError(
                 f"--teacher: {self.spec.name!r} does not know these {len(self.labels)} classes: "
                 "give --teacher-epochs N to train it, --teacher-checkpoint FILE or --pretrained"
@@ -109,7 +109,7 @@ class TeacherSource:
         InputError.
         """
         given = GivenTeacher(run, self.spec, self.facts, data, self.checkpoint, progress)
-        with owned(run):
+        with lock_run(run):
             _measure(given, progress)
             share = given.accuracy()
         if self.config.teacher_schedule.epochs:
@@ -122,6 +122,6 @@ class TeacherSource:
 
 @first_then_others()
 def _measure(given: GivenTeacher, progress: Progress) -> None:
-    if not given.measured:
+    if not given.is_measured:
         cut_views(given.pixels, progress)
     given.accuracy()

@@ -54,7 +54,7 @@ def train_plan(
     work = TrainingContext(run, settings, plan, inputs.data, progress, starts)
     if remark := remark_on(inputs.data):
         progress.note(remark)
-    if not work.trained:
+    if not work.is_trained:
         progress.note(
             f"{run.path}: takes up to {work.picture_bytes() / 1e6:,.0f} MB of cut pictures, which "
             "are removed when they are no longer needed"

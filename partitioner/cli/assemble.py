@@ -78,7 +78,7 @@ def assemble(
     known = {profile.name: profile for profile in read_profiles(profiles)}
     named = bundle_name(name, out)
     with interruptible(f"{out} is as it was"), ExitStack() as stack:
-        listed = _listed(models, known)
+        listed = _read_known_models(models, known)
         pictures = open_dataset(data, limit_test=limit_test, cameras=listed.cameras)
         rows = _rows(listed, models.parent, pictures)
         prepare(1)
@@ -149,7 +149,7 @@ def _ladder(
     print(f"{out}: digest {written.digest}")
 
 
-def _listed(path: Path, known: Collection[str]) -> Models:
+def _read_known_models(path: Path, known: Collection[str]) -> Models:
     """The content of models.toml; raises ConfigError, and InputError without a profile."""
     listed = read_models(path)
     for model in listed.models:

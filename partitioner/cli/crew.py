@@ -12,7 +12,7 @@ from mdp.errors import InputError, PlanRefused
 from mdp.formats.plan import read_plan
 from mdp.logs import quiet_libraries
 from partitioner.cli.common import JsonOption, interruptible, prepare, say
-from partitioner.cli.options import configured
+from partitioner.cli.options import add_config_options
 from partitioner.config import Given
 from partitioner.run.progress import Progress
 
@@ -34,7 +34,7 @@ _SETTINGS = (
 
 
 @app.command(cls=console.list_options("--trainers"))
-@configured(*_SETTINGS)
+@add_config_options(*_SETTINGS)
 def probe(
     *,
     given: Given,
@@ -96,7 +96,7 @@ def probe(
 
 
 @app.command("plan")
-@configured(*_SETTINGS)
+@add_config_options(*_SETTINGS)
 def plan_crew(
     *,
     given: Given,
@@ -137,7 +137,7 @@ def plan_crew(
 
 
 @app.command()
-@configured(*_SETTINGS)
+@add_config_options(*_SETTINGS)
 def simulate(
     *,
     given: Given,

@@ -12,7 +12,7 @@ from mdp import console
 from mdp.errors import InputError
 from mdp.extras import PARTITION, install
 from mdp.formats.bundle import Bundle
-from mdp.formats.packaged import named_bundle
+from mdp.formats.packaged import bundle_by_name
 from mdp.formats.plan import read_plan
 from partitioner import api
 from partitioner.cli import assemble as assemble_command
@@ -33,14 +33,20 @@ from partitioner.cli.common import (
     prepare,
     say,
 )
-from partitioner.cli.options import configured
+from partitioner.cli.options import add_config_options
 from partitioner.cli.simulate import add_to as add_simulate
 from partitioner.config import Given
 from partitioner.data.datasets import SPLITS, open_dataset
 from partitioner.planner.make_plan import Planned
 from partitioner.run.folder import RunFolder, default_run
 from partitioner.run.progress import Progress
-from partitioner.training.distributed import StoppedElsewhere, is_first, joined, owned, together
+from partitioner.training.distributed import (
+    StoppedElsewhere,
+    is_first,
+    join_group,
+    lock_run,
+    together,
+)
 
 EXIT_CODES = (
     "Exit codes: 0 fine, 2 usage or bad input, 4 the plan was refused, 130 interrupted "
@@ -65,7 +71,7 @@ plan_command.add_to(app)
 
 
 @app.command()
-@configured(*_TRAINING)
+@add_config_options(*_TRAINING)
 def train(
     *,
     given: Given,
@@ -83,14 +89,14 @@ def train(
     --teacher-epochs 10
     """
     config, folder = given.training(), RunFolder(run)
-    with interruptible(_kept_in(run)), _one_of_several(config.options.threads):
+    with interruptible(_resume_hint(run)), _one_of_several(config.options.threads):
         from partitioner.build.inputs import TrainingInputs
         from partitioner.build.train import train_plan
 
         with together():
             chosen = read_plan(plan)
             inputs = TrainingInputs.of_plan(config, chosen)
-        with owned(folder):
+        with lock_run(folder):
             train_plan(inputs, chosen, folder, _progress(), crew=crew)
     if is_first():
         value = {"run": str(run), "members": len(chosen.assignments), **crew_command.costs(crew)}
@@ -104,7 +110,7 @@ export_command.add_to(app)
 def evaluate(
     *,
     bundle: Annotated[
-        Path, typer.Option(callback=named_bundle, help="Bundle folder to measure, or a name.")
+        Path, typer.Option(callback=bundle_by_name, help="Bundle folder to measure, or a name.")
     ],
     run: OwnRunOption = None,
     data: Annotated[
@@ -138,7 +144,7 @@ def evaluate(
 
 
 @app.command(cls=console.list_options(*plan_command.LISTS))
-@configured(
+@add_config_options(
     *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.cameras", "plan.latency_ms"),
     *("plan.min_accuracy", "plan.families", "plan.anyway", "run.minutes", *_TRAINING),
 )
@@ -171,7 +177,7 @@ def build(
         if not json or planned.plan.refused:
             plan_command.show(planned, json)
 
-    with interruptible(_kept_in(folder)), _one_of_several(config.options.threads):
+    with interruptible(_resume_hint(folder)), _one_of_several(config.options.threads):
         from partitioner.build.bundle import build_bundle
 
         built = build_bundle(config, out, _progress(), run=run, name=name, crew=crew, on_plan=show)
@@ -189,7 +195,7 @@ def build(
         pilot_tables.print_pilot(measured.pilot)
     _tables().print_report(built.report, bundle.manifest.plan)
     if measured is not None:
-        print(pilot_tables.predicted_and_measured(measured))
+        print(pilot_tables.accuracy_line(measured))
     _tables().print_written(bundle, folder)
 
 
@@ -254,7 +260,7 @@ def _with_extra() -> None:
         ) from error
 
 
-def _kept_in(run: Path) -> str:
+def _resume_hint(run: Path) -> str:
     return f"what is finished is kept in {run}, and the same command goes on from there"
 
 
@@ -263,7 +269,7 @@ def _one_of_several(threads: int) -> Iterator[None]:
     """Load torch and join torchrun's other processes, if any; one reports errors for all."""
     prepare(threads)
     try:
-        with joined():
+        with join_group():
             yield
     except StoppedElsewhere as error:
         raise SystemExit(error.exit_code) from error

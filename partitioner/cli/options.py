@@ -20,7 +20,7 @@ from partitioner.config import Given, field_of, option_of, parse_arguments, pars
 Command = Callable[..., None]
 
 
-def configured(*keys: str) -> Callable[[Command], Command]:
+def add_config_options(*keys: str) -> Callable[[Command], Command]:
     """Give a command `--config FILE` and an option for each of `keys`, such as `schedule.epochs`.
 
     The command gets them as `given`; its InputErrors name the option, or the file and its key.

@@ -42,7 +42,7 @@ def print_pilot(pilot: "Pilot") -> None:
         )
 
 
-def predicted_and_measured(build: "MeasuredBuild") -> str:
+def accuracy_line(build: "MeasuredBuild") -> str:
     """One line: the accuracy of all devices before, and on the test split."""
     pictures = build.report.evaluation.pictures
     text = f"all together: {build.pilot.predict_words(pictures)}"

@@ -12,7 +12,7 @@ from mdp.files import write_bytes, write_toml
 from mdp.formats.plan import Plan
 from partitioner import api
 from partitioner.cli.common import JsonOption, interruptible, picture_kind, prepare
-from partitioner.cli.options import configured
+from partitioner.cli.options import add_config_options
 from partitioner.config import BuildConfig, Given
 from partitioner.run.progress import Progress
 
@@ -28,7 +28,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(cls=console.list_options(*LISTS))(plan)
 
 
-@configured(
+@add_config_options(
     *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.latency_ms", "plan.percentile"),
     *("plan.min_accuracy", "plan.max_energy_j", "plan.teacher_accuracy"),
     *("plan.client_mbit", "plan.precision", "plan.any_precision", "plan.runs", "plan.families"),

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from mdp.formats.plan import Assignment, Plan, PredictedAccuracy, PredictedMs, Replica
-from partitioner.cli.tables import NAME_WIDTH, seen
+from partitioner.cli.tables import NAME_WIDTH, describe_part
 from partitioner.estimates.accuracy import Predictor
 from partitioner.planner.deadline import DECODED, DECODING_MS
 from partitioner.planner.explain import Explanation, cautions
@@ -17,7 +17,7 @@ from partitioner.planner.targets import ParetoPoint
 def print_planned(planned: Planned, console: Console | None = None) -> None:
     """The plan, its predictions and remarks, explanations and the Pareto front."""
     console = console or Console()
-    console.print(_plan_table(planned.plan, estimated(planned)))
+    console.print(_plan_table(planned.plan, list_estimated(planned)))
     if planned.plan.reason and not planned.plan.refused:
         console.print(planned.plan.reason, soft_wrap=True, highlight=False)
     _print_accuracy(console, planned.plan.accuracy, planned.problem.predictor)
@@ -68,7 +68,7 @@ def _camera(planned: Planned, camera: str) -> str:
     return text
 
 
-def estimated(planned: Planned) -> list[str]:
+def list_estimated(planned: Planned) -> list[str]:
     """The plan's devices with estimated latencies."""
     plan = planned.plan
     named = {a.device for a in plan.assignments} | {r.device for r in plan.replicas}
@@ -93,7 +93,7 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
         else None
     )
 
-    def shown(ms: PredictedMs, device: str) -> list[str]:
+    def format_ms(ms: PredictedMs, device: str) -> list[str]:
         form = "~{:.3g}" if device in guessed else "{:.2f}"
         return [form.format(value) for value in (ms.compute, ms.network, ms.total)]
 
@@ -108,19 +108,19 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
     for a in plan.assignments:
         parts: list[Assignment | Replica] = [a, *(r for r in plan.replicas if r.k == a.k)]
         for part in parts:
-            what = seen(a) if part is a else "the same"
+            what = describe_part(a) if part is a else "the same"
             table.add_row(
-                str(a.k), part.device, what, *shown(part.predicted_ms, part.device),
+                str(a.k), part.device, what, *format_ms(part.predicted_ms, part.device),
                 f"{part.memory_bytes / 1e6:.0f}",
             )  # fmt: skip
     if plan.single_device is not None:
         one = plan.single_device
-        what = "the teacher itself" if one.is_teacher else seen(one)
+        what = "the teacher itself" if one.is_teacher else describe_part(one)
         table.add_section()
         if one.accuracy is not None:
             what += f": right on {one.accuracy:.1%}"
         table.add_row(
-            "", f"{one.device} alone", what, *shown(one.predicted_ms, one.device), "",
+            "", f"{one.device} alone", what, *format_ms(one.predicted_ms, one.device), "",
         )  # fmt: skip
     return table
 

@@ -11,25 +11,25 @@ import typer
 from mdp import console
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle, CascadeAccuracy
-from mdp.formats.packaged import named_bundle
+from mdp.formats.packaged import bundle_by_name
 from mdp.formats.plan import Plan, read_plan
-from mdp.formats.profile import DeviceProfile, read_profile, read_profiles, shipped_profiles
-from mdp.requests.deadline import checked_deadline_ms
+from mdp.formats.profile import DeviceProfile, profiles_in_package, read_profile, read_profiles
+from mdp.requests.deadline import check_deadline_ms
 from partitioner.cli.common import JsonOption
 from partitioner.estimates import latency_quantiles
-from partitioner.estimates.accuracy import shipped_law
-from partitioner.run.plan_settings import checked_client_mbit
+from partitioner.estimates.accuracy import read_shipped_law
+from partitioner.run.plan_settings import check_client_mbit
 from partitioner.run.progress import Progress
 from partitioner.simulation import answer_accuracy, setup
 from partitioner.simulation.models import Load, LogNormal, Scenario
 from partitioner.simulation.what_ifs import (
     Comparison,
     WhatIf,
-    added,
+    add_device,
     at_one_rung,
     compare,
     each_lost,
-    hedged,
+    hedge_after,
     in_stages,
     without,
 )
@@ -63,7 +63,7 @@ def simulate(
     deadline_ms: Annotated[list[float], typer.Option(help="Deadlines to try, one or more.")],
     bundle: Annotated[
         Path | None,
-        typer.Option(callback=named_bundle, help="Bundle folder to simulate, or a name."),
+        typer.Option(callback=bundle_by_name, help="Bundle folder to simulate, or a name."),
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Or a plan.toml, before it is built.")] = None,
     profiles: Annotated[
@@ -134,7 +134,7 @@ def simulate(
     """
     for value in deadline_ms:
         _check_positive("--deadline-ms", value)
-        checked_deadline_ms(value)
+        check_deadline_ms(value)
     for option, count in (
         ("--requests", requests), ("--clients", clients), ("--replicas", replicas)
     ):  # fmt: skip
@@ -157,7 +157,7 @@ def simulate(
     if burst != 1 and rate is None:
         raise InputError("--burst: expected --rate beside it")
     if client_mbit is not None:
-        checked_client_mbit(client_mbit)
+        check_client_mbit(client_mbit)
     assumed = setup.Assumptions(
         sigma=sigma, jitter_ms=jitter_ms, loss=loss, mean_down_s=mean_down_s, detect_s=detect_s
     )
@@ -211,7 +211,7 @@ def _subject(bundle: Path | None, plan: Path | None) -> _Subject:
             name=str(plan),
             plan=chosen,
             num_classes=chosen.num_classes or _PLAN_CLASSES,
-            accuracy=answer_accuracy.PredictedSubsets(chosen, shipped_law().law),
+            accuracy=answer_accuracy.PredictedSubsets(chosen, read_shipped_law().law),
         )
     assert bundle is not None
     opened = Bundle.open(bundle)
@@ -228,7 +228,7 @@ def _subject(bundle: Path | None, plan: Path | None) -> _Subject:
 def _profiles(plan: Plan, given: Sequence[str] | None) -> dict[str, DeviceProfile]:
     """The named profiles, and shipped ones for devices of the plan that none was named for."""
     found = setup.by_name(read_profiles(given or []))
-    shipped = shipped_profiles()
+    shipped = profiles_in_package()
     for part in setup.parts_of(plan):
         if part.device not in found and part.device in shipped:
             found[part.device] = read_profile(shipped[part.device])
@@ -264,7 +264,7 @@ def _what_ifs(
     additions = [one for text in add or [] for one in _additions(text, subject, assumed)]
     what_ifs += additions
     if hedge_ms is not None:
-        hedge = hedged(hedge_ms)
+        hedge = hedge_after(hedge_ms)
         if len(scenario.members()) < len(names):
             what_ifs.append(hedge)
         elif not additions:
@@ -292,7 +292,8 @@ def _additions(text: str, subject: _Subject, assumed: setup.Assumptions) -> list
         raise InputError(f"--add {text}: expected a sub-model from 0 to {count - 1} after '='")
     profile = read_profile(path)
     return [
-        added(setup.added_model(subject.plan, profile, k, subject.num_classes, assumed)) for k in ks
+        add_device(setup.replica_model(subject.plan, profile, k, subject.num_classes, assumed))
+        for k in ks
     ]
 
 

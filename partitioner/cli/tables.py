@@ -31,7 +31,7 @@ def short(spec: Spec) -> str:
     return f"{name}@{spec.image_size}"
 
 
-def seen(part: Assignment | SingleDevice) -> str:
+def describe_part(part: Assignment | SingleDevice) -> str:
     """A member, and where it looks if that is not everywhere."""
     text = short(part.spec)
     return text if part.region == WHOLE else f"{text}, sees {where(part.region)}"
@@ -66,7 +66,8 @@ def print_report(report: Report, plan: Plan) -> None:
         )  # fmt: skip
     for member, latency_ms in zip(evaluation.members, report.member_latency_ms, strict=True):
         alone.add_row(
-            f"{member.k} {_looking(plan.assignments[member.k])}", seen(plan.assignments[member.k]),
+            f"{member.k} {_looking(plan.assignments[member.k])}",
+            describe_part(plan.assignments[member.k]),
             f"{member.accuracy:.2%}", f"{latency_ms:.2f}{busy}",
         )  # fmt: skip
     console.print(alone)

@@ -182,7 +182,7 @@ def train_together(
     said = _lead(call, jobs, finished, schedule_of, take_part, work.progress)
     for network, outcome in said.items():
         curve = msgspec.json.decode(outcome, type=JobOutcome).curve
-        if curve and network not in run.kept_curves():
+        if curve and network not in run.read_curves():
             run.keep_curve(network, curve)
     log = list(log_lines(folder.log))
     if spans := spans_of(log):
@@ -284,7 +284,7 @@ def _schedule(
         k = int(network.removeprefix("member-"))
         schedule, pictures = (
             work.schedule_of(k),
-            pictures[work.trained_on(work.plan.assignments[k])],
+            pictures[work.training_rows(work.plan.assignments[k])],
         )
     trainers = len(sync.by or facts.names)
     batches = trainers * math.ceil(len(pictures) / schedule.batch_size)
@@ -382,7 +382,7 @@ def join(
             cameras=begin.plan.cameras,
         )
         folder = RunFolder(run)
-        stack.enter_context(folder.locked())
+        stack.enter_context(folder.lock())
         own = replace(data_of, source=pictures.source)
         settings = replace(begin.settings, data=own)
         control.join(name, data_digest(pictures))

@@ -24,8 +24,8 @@ from partitioner.crew.passes import (
 from partitioner.data.memmaps import load
 from partitioner.export.write import export_member
 from partitioner.training.context import TrainingContext
-from partitioner.training.members import kept_outputs, train_members, twins
-from partitioner.training.teacher import ensure_teacher, kept_targets
+from partitioner.training.members import output_files, train_members, twins
+from partitioner.training.teacher import ensure_teacher, target_files
 
 #: Fetches a file that another trainer has made; tells whether it is another one now.
 Fetch = Callable[[Path], bool]
@@ -117,7 +117,7 @@ class MemberKind(NetworkKind):
         """The teacher's answers, and earlier sub-models with their outputs."""
         fetch(work.run.teacher)  # the names of the answers follow from its content
         earlier, taught = _before(work, self.k)
-        return [*kept_targets(work), *earlier, *taught]
+        return [*target_files(work), *earlier, *taught]
 
     def outputs(self, work: TrainingContext) -> list[Path]:
         """Its weights."""
@@ -126,7 +126,7 @@ class MemberKind(NetworkKind):
     def train(self, work: TrainingContext, given: Given) -> None:
         """Train it on the kept answers."""
         teacher = ensure_teacher(work, None)
-        train_members(work, teacher, [load(path) for path in kept_targets(work)], only=[self.k])
+        train_members(work, teacher, [load(path) for path in target_files(work)], only=[self.k])
 
 
 class ModelsKind(NetworkKind):
@@ -159,7 +159,7 @@ class AnswersKind(FrozenKind):
 
     def outputs(self, work: TrainingContext) -> list[Path]:
         """The answers, whose names follow from the teacher's content."""
-        return kept_targets(work) if work.run.teacher.exists() else []
+        return target_files(work) if work.run.teacher.exists() else []
 
     def passes(self, work: TrainingContext) -> Iterator[Pass]:
         """The teacher's passes."""
@@ -226,7 +226,7 @@ def kind_of(name: str) -> JobKind:
 
 
 def _outputs_of(work: TrainingContext, k: int) -> list[Path]:
-    return [path for paths in kept_outputs(work, k).values() for path in paths]
+    return [path for paths in output_files(work, k).values() for path in paths]
 
 
 def _before(work: TrainingContext, k: int) -> tuple[list[Path], list[Path]]:

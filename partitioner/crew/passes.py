@@ -23,13 +23,13 @@ from partitioner.export.sessions import contribution, logits_file, open_member
 from partitioner.run.settings import Autocast
 from partitioner.training.compute import training_device
 from partitioner.training.context import TrainingContext
-from partitioner.training.members import kept_outputs, outputs_of, remove_outputs
+from partitioner.training.members import output_files, outputs_of, remove_outputs
 from partitioner.training.teacher import (
     ensure_teacher,
-    kept_plain,
-    kept_targets,
     logits_of,
     note_accuracy,
+    plain_answers_file,
+    target_files,
 )
 
 #: Outputs of a batch of pictures, each `[B, ...]`.
@@ -55,7 +55,7 @@ def model_of(work: TrainingContext, k: int) -> Path:
 
 def outputs(work: TrainingContext, k: int) -> Iterator[Pass]:
     """A sub-model's outputs for its successors."""
-    kept, of_variant = kept_outputs(work, k), outputs_of(work, k)
+    kept, of_variant = output_files(work, k), outputs_of(work, k)
     count, arithmetic = len(work.data.train), work.settings.autocast
     yield _pass(f"sub-model {k}'s outputs", of_variant, count, kept, arithmetic, np.float16)
     if k:
@@ -69,7 +69,7 @@ def answers(work: TrainingContext) -> Iterator[Pass]:
     def of_variant(variant: int) -> Outputs:
         return logits_of(teacher, variants.view(work.teacher_view, variant))
 
-    what, kept = "the teacher's answers", {v: [path] for v, path in enumerate(kept_targets(work))}
+    what, kept = "the teacher's answers", {v: [path] for v, path in enumerate(target_files(work))}
     count, arithmetic = len(work.singles.train), work.settings.autocast
     yield _pass(what, of_variant, count, kept, arithmetic, np.float16)
 
@@ -77,7 +77,7 @@ def answers(work: TrainingContext) -> Iterator[Pass]:
         return logits_of(teacher, work.teacher_pixels(split))
 
     for split in HELD_OUT:
-        path, count = kept_plain(work, split), len(work.singles.split(split))
+        path, count = plain_answers_file(work, split), len(work.singles.split(split))
         yield _pass(what, partial(plain, split), count, {0: [path]}, "fp32", np.float32)
         if path.exists():  # which is at the desk
             note_accuracy(work, split)

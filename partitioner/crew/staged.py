@@ -30,7 +30,7 @@ from partitioner.run.curves import Curve
 from partitioner.training.context import TrainingContext
 from partitioner.training.distributed import Crew
 from partitioner.training.loop import fit
-from partitioner.training.teacher import untrained
+from partitioner.training.teacher import initial_teacher
 
 
 class StageLost(MDPError):
@@ -73,7 +73,7 @@ def hand_out_start(
     blocks = tuple(stage.blocks for stage in sync.stage)
     paths = [_file(work, "start", blocks, index) for index in range(len(blocks))]
     if not all(path.exists() for path in paths):
-        state = untrained(work, checkpoint).state_dict()
+        state = initial_teacher(work, checkpoint).state_dict()
         for index, path in enumerate(paths):
             own = {name: v for name, v in state.items() if stage_of(name, blocks) == index}
             with replacing(path) as temporary:

@@ -211,7 +211,7 @@ class Worker:
                     account.sent(path.stat().st_size)
             for path in kind.replaced(self._work):
                 self._ends.files.forget(self._name(path))
-        curve = self._work.run.kept_curves().get(job, [])
+        curve = self._work.run.read_curves().get(job, [])
         waited_s, sent_bytes = account.end()
         outcome = JobOutcome(curve=curve, waited_s=waited_s, sent_bytes=sent_bytes, files=files)
         return msgspec.json.encode(outcome).decode()

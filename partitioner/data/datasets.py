@@ -103,7 +103,7 @@ class Dataset:
         default=None, repr=False, compare=False
     )
 
-    def seen_by(self, cameras: Sequence[str]) -> "Dataset":
+    def for_cameras(self, cameras: Sequence[str]) -> "Dataset":
         """The data set of `cameras` instead, as `open_dataset` gives it; no folder is read again.
 
         Scenes that lack a picture of other cameras alone are complete then, so splits may differ.
@@ -137,7 +137,7 @@ class Dataset:
         return {"train": self.train, "calibration": self.calibration, "test": self.test}[name]
 
 
-def thinned(pictures: PictureSet, limit: int, *, least: int = 0) -> PictureSet:
+def thin_out(pictures: PictureSet, limit: int, *, least: int = 0) -> PictureSet:
     """At most `limit` pictures, evenly from all classes: sources are sorted by class.
 
     A class with fewer than `least` among them gets more, as far as it has any.
@@ -158,7 +158,7 @@ def thinned(pictures: PictureSet, limit: int, *, least: int = 0) -> PictureSet:
     return _rows_of(pictures, rows.tolist(), digest)
 
 
-def chosen_rows(pictures: PictureSet, rows: Sequence[int]) -> PictureSet:
+def choose_rows(pictures: PictureSet, rows: Sequence[int]) -> PictureSet:
     """The pictures `rows`, in that order."""
     if list(rows) == list(range(len(pictures))):
         return pictures
@@ -275,11 +275,11 @@ def _split(
         kept, test = _hold_out(labels, pool, TEST_SHARE, least=3, where=source)
     else:
         labels, kept, test = _read_listing(listing, reading)
-    kept = _limited(labels, kept, limit_train, "--limit-train", least=2)
-    test = _limited(labels, test, limit_test, "--limit-test", least=1)
+    kept = _limit(labels, kept, limit_train, "--limit-train", least=2)
+    test = _limit(labels, test, limit_test, "--limit-test", least=1)
     train, calibration = _hold_out(labels, kept, CALIBRATION_SHARE, least=2, where=source)
     room = limit_train and max(0, limit_train - len(kept))
-    partial_scenes = _limited(labels, reading.partial, room, "--limit-train", least=0)
+    partial_scenes = _limit(labels, reading.partial, room, "--limit-train", least=0)
     unknown, unknown_test = _unknown_halves(reading.unknown)
     return Dataset(
         source=source,
@@ -550,7 +550,7 @@ def _hold_out(
     return kept, held_out
 
 
-def _limited(
+def _limit(
     labels: list[str], samples: list[_Sample], limit: int | None, option: str, *, least: int
 ) -> list[_Sample]:
     """At most `limit` samples, the same share of every class and at least `least` of each."""

@@ -32,20 +32,20 @@ def new_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> Iterator[
     would end the process with a signal instead of an error.
     """
     with ExitStack() as stack:
-        with _written(path, math.prod(shape) * np.dtype(dtype).itemsize):
+        with _explain_write_errors(path, math.prod(shape) * np.dtype(dtype).itemsize):
             temporary = stack.enter_context(replacing(path))
             array = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
             with temporary.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, temporary.stat().st_size)
         # What goes wrong in here is not about the disk.
         yield array
-        with _written(path, array.nbytes):
+        with _explain_write_errors(path, array.nbytes):
             array.flush()
             stack.close()
 
 
 @contextmanager
-def _written(path: Path, size_bytes: int) -> Iterator[None]:
+def _explain_write_errors(path: Path, size_bytes: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -42,7 +42,7 @@ class Places:
 
 
 def places(scenes: PictureSet, cameras: Sequence[str]) -> Places:
-    """Where `single_pictures` has each picture of `scenes`."""
+    """Places that `single_pictures` gives each picture of `scenes`."""
     found = [
         (number, row)
         for number, camera in enumerate(cameras)
@@ -89,7 +89,7 @@ def _singles(scenes: PictureSet, cameras: Sequence[str]) -> PictureSet:
     )
 
 
-def fused_answers(
+def fuse_answers(
     answers: "Array", where: Places, random: np.random.Generator | None = None
 ) -> NDArray[np.float32]:
     """Mean of the logits `[P, C]` of each scene's pictures, `[N, C]`.
@@ -126,7 +126,7 @@ def taught(
     own = answers[part]
     if wanted == "own":
         return own
-    fused = fused_answers(answers, where, random)[where.scene[part]]
+    fused = fuse_answers(answers, where, random)[where.scene[part]]
     return fused if wanted == "fused" else (fused + own) / 2
 
 

@@ -37,7 +37,7 @@ def canvas_side(views: Iterable[View]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """Where the variants of one train split are kept, and how they are made."""
+    """Folder of the variants of one train split, and the recipe for them."""
 
     pictures: PictureSet
     num_classes: int
@@ -127,7 +127,7 @@ class Variants:
             self.progress.task(what, len(plain)) as advance,
         ):
             done = 0
-            for chunk in _loaded(augmented):
+            for chunk in _load_chunks(augmented):
                 canvases[done : done + len(chunk)] = chunk
                 done += len(chunk)
                 advance(len(chunk), "")
@@ -196,7 +196,7 @@ class _Augmented(Dataset[Pixels]):
         )
 
 
-def _loaded(augmented: _Augmented) -> Iterator[Pixels]:
+def _load_chunks(augmented: _Augmented) -> Iterator[Pixels]:
     """Chunks `[B, S, S, 3]` in order, by as many processes as torch has threads where it pays."""
     several = torch.get_num_threads() > 1 and math.prod(augmented.shape) // 3 >= _MANY_PIXELS
     loader: DataLoader[Pixels] = DataLoader(

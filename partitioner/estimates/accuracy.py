@@ -25,7 +25,7 @@ from partitioner.estimates.accuracy_records import (
     RecordedRun,
     RecordedSubset,
     alone_of,
-    predicted_of,
+    predict_capabilities,
 )
 from partitioner.regions import WHOLE
 
@@ -75,10 +75,10 @@ class OnFile(Record, frozen=True):
     num_classes: int
 
     def unlike(self, training: Training, num_classes: int) -> str:
-        """Why none of them is like this training, or an empty text."""
+        """Reason why none of them is like this training, or an empty text."""
         low, high = self.seen.get(training.start, (np.inf, 0.0))
-        if not low / _ALIKE <= training.seen <= high * _ALIKE:
-            return f"no training on file saw about {training.seen:,.0f} pictures"
+        if not low / _ALIKE <= training.pictures_seen <= high * _ALIKE:
+            return f"no training on file saw about {training.pictures_seen:,.0f} pictures"
         if training.pictures * _ALIKE < self.pictures:
             return f"no training on file had as few as {training.pictures:,} pictures"
         if num_classes > self.num_classes * _ALIKE:
@@ -170,7 +170,7 @@ class Predictor:
         return structs.replace(self.training, start=start, rows=known and spec.name in self.rows)
 
     def unknown_of(self, specs: Sequence[Spec]) -> str:
-        """Why no accuracy of these members is supported by a record; empty where one is."""
+        """Reason why no record supports an accuracy of these members; empty where one does."""
         reasons = [ASSUMED if self.assumed else "", self.unknown]
         if self.on_file is not None:
             trainings = [training for spec in specs if (training := self._training(spec))]
@@ -201,7 +201,7 @@ def _same_shape(spec: Spec, teacher: SubModelSpec) -> bool:
     return spec == structs.replace(teacher, precision=spec.precision)
 
 
-def shipped_law() -> FittedLaw:
+def read_shipped_law() -> FittedLaw:
     """The law fitted to the runs that come with MDP."""
     content = (resources.files("partitioner.estimates") / _SHIPPED).read_bytes()
     return json.decode(content, type=FittedLaw)
@@ -255,7 +255,7 @@ def _factor(law: AccuracyLaw, runs: Sequence[RecordedRun]) -> float:
     """By what the members of `runs` are more capable than the law says, believed in part."""
     deviations = []
     for run in runs:
-        predicted = predicted_of(law, run)
+        predicted = predict_capabilities(law, run)
         for k, accuracy in alone_of(run).items():
             deviations.append(np.log(capability_of(accuracy) / predicted[k]))
     if not deviations:
@@ -326,7 +326,7 @@ def seeing(predictor: Predictor, views: Views | None) -> Predictor:
         error = max(predictor.typical_error, views.error)
         # The teacher sees one view.
         return replace(predictor, law=law, beyond=math.inf, typical_error=error, views=str(views))
-    errors = shipped_law().errors
+    errors = read_shipped_law().errors
     return replace(
         predictor,
         unknown="; ".join(filter(None, (predictor.unknown, NO_SCENES))),

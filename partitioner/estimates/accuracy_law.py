@@ -89,7 +89,7 @@ class Training(Record, frozen=True):
     rows: bool = False
 
     @property
-    def seen(self) -> float:
+    def pictures_seen(self) -> float:
         """Pictures times epochs."""
         return self.pictures * self.epochs
 
@@ -180,7 +180,7 @@ def _sizes(spec: SubModelSpec) -> tuple[float, ...]:
     return (width, float(spec.depth), tokens, float(spec.patch_size))
 
 
-def published_lack(law: AloneLaw, specs: Sequence[Spec]) -> Array:
+def lack_as_published(law: AloneLaw, specs: Sequence[Spec]) -> Array:
     """The error of members `[n]` on ImageNet-1k by what is published, networks at their own size.
 
     Raises InputError for a network that the catalogue does not have.
@@ -205,7 +205,7 @@ def shape_lack(exponents: Sequence[float] | Array, scale: float, sizes: Array) -
     return values
 
 
-def blurred(spec: Spec, region: Region = WHOLE) -> float:
+def blur(spec: Spec, region: Region = WHOLE) -> float:
     """The ratio of the pixels it was published with to those that it sees, less one; of a part
     as if it saw the whole at the same pixels per picture. 0 of a plain ViT.
     """
@@ -236,7 +236,7 @@ def capabilities(
     as much. Raises InputError for a network that the catalogue does not have.
     """
     taught, much = 1 / capability_of(task.accuracy), demand(law, task)
-    teacher, *lacks = published_lack(law, [task.teacher, *specs]).tolist()
+    teacher, *lacks = lack_as_published(law, [task.teacher, *specs]).tolist()
     least = _least_published(specs) if capped else np.zeros(len(specs))
     found = []
     for spec, region, training, own, floor in zip(
@@ -244,16 +244,14 @@ def capabilities(
     ):
         smaller, untouched = -math.log(area_of(region)), taught + much * (own - teacher)
         if training == "untouched":
-            untouched += law.blur * blurred(spec, region) + law.untouched_area * smaller
+            untouched += law.blur * blur(spec, region) + law.untouched_area * smaller
             found.append(untouched)
             continue
-        lack = max(
-            taught + much * (max(own + law.blur * blurred(spec), floor) - teacher), _LEAST_LACK
-        )
-        left = 0.0 if training is None else much**0.25 * unlearned(law, training)
+        lack = max(taught + much * (max(own + law.blur * blur(spec), floor) - teacher), _LEAST_LACK)
+        left = 0.0 if training is None else much**0.25 * share_to_learn(law, training)
         lack = math.hypot(lack, left)
         if training is not None and training.rows:
-            lack = min(lack, untouched + law.blur * blurred(spec))
+            lack = min(lack, untouched + law.blur * blur(spec))
         found.append(lack + law.area * smaller)
     values: Array = 1 / np.maximum(found, _LEAST_LACK)
     return values
@@ -278,10 +276,10 @@ def _least_published(specs: Sequence[Spec]) -> Array:
     return values
 
 
-def unlearned(law: AloneLaw, training: Training) -> float:
+def share_to_learn(law: AloneLaw, training: Training) -> float:
     """The share of ImageNet-1k that a training leaves to learn."""
     start = {"cut": law.cut, "pretrained": law.pretrained, "scratch": law.scratch}
-    return float(start[training.start] * (SEEN / training.seen) ** 0.5)
+    return float(start[training.start] * (SEEN / training.pictures_seen) ** 0.5)
 
 
 def capability_of(accuracy: float) -> float:

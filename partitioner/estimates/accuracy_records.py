@@ -82,7 +82,7 @@ class RecordedRun(Record, frozen=True):
         )
 
     @property
-    def untouched(self) -> bool:
+    def has_untouched(self) -> bool:
         """Tell whether any member has public weights as they are."""
         return any(member.training == "untouched" for member in self.members)
 
@@ -132,7 +132,7 @@ def read_scenes(paths: Iterable[Path]) -> list[list[RecordedSubset]]:
     for path in paths:
         if path.is_dir() and (manifest := Bundle.open(path).manifest).plan.cameras:
             subsets = evaluation_of(path, manifest).subsets
-            found.append(recorded((subset.members, subset.stacked) for subset in subsets))
+            found.append(record_subsets((subset.members, subset.stacked) for subset in subsets))
     return found
 
 
@@ -152,7 +152,7 @@ def run_of_bundle(path: Path, manifest: Manifest) -> RecordedRun:
         teacher=teacher.shape,
         teacher_accuracy=min(max(evaluation.teacher.accuracy, 1e-6), 1 - 1e-6),
         members=members_of(manifest.plan),
-        subsets=recorded((subset.members, subset.stacked) for subset in evaluation.subsets),
+        subsets=record_subsets((subset.members, subset.stacked) for subset in evaluation.subsets),
         pictures=evaluation.pictures,
         num_classes=len(manifest.labels),
     )
@@ -176,12 +176,12 @@ def members_of(plan: Plan) -> list[RecordedMember]:
     ]
 
 
-def recorded(subsets: Iterable[tuple[Sequence[int], float]]) -> list[RecordedSubset]:
+def record_subsets(subsets: Iterable[tuple[Sequence[int], float]]) -> list[RecordedSubset]:
     """Subsets from (members, accuracy)."""
     return [RecordedSubset(members=tuple(m), accuracy=accuracy) for m, accuracy in subsets]
 
 
-def predicted_of(law: AccuracyLaw, run: RecordedRun) -> dict[int, float]:
+def predict_capabilities(law: AccuracyLaw, run: RecordedRun) -> dict[int, float]:
     """Predicted capability of a run's members, by k."""
     values = capabilities(
         law.alone,

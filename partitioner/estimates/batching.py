@@ -18,14 +18,14 @@ def with_batches(plan: Plan, profiles: Iterable[DeviceProfile]) -> Plan:
     """`plan` with the best batch size of each device."""
     known = {profile.name: profile for profile in profiles}
 
-    def batched(part: Part, precision: str) -> Part:
+    def add_batch(part: Part, precision: str) -> Part:
         return replace(part, batch=_batch(part, precision, known[part.device], plan.target_ms))
 
     precisions = [assignment.spec.precision for assignment in plan.assignments]
     return replace(
         plan,
-        assignments=[batched(a, a.spec.precision) for a in plan.assignments],
-        replicas=[batched(r, precisions[r.k]) for r in plan.replicas],
+        assignments=[add_batch(a, a.spec.precision) for a in plan.assignments],
+        replicas=[add_batch(r, precisions[r.k]) for r in plan.replicas],
     )
 
 

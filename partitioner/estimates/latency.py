@@ -69,11 +69,11 @@ def ways(profile: DeviceProfile) -> list[Way]:
     """Every allowed way of running with enough points in the profile, sorted."""
     counts = Counter(_way_of(point, profile) for point in profile.latency)
     return sorted(
-        way for way, count in counts.items() if count >= MIN_POINTS and _allowed(way, profile)
+        way for way, count in counts.items() if count >= MIN_POINTS and _fits(way, profile)
     )
 
 
-def _allowed(way: Way, profile: DeviceProfile) -> bool:
+def _fits(way: Way, profile: DeviceProfile) -> bool:
     """Tell whether the way's threads fit.
 
     A GPU's profile does not count its processor's threads.
@@ -278,11 +278,11 @@ def fit_latency(profile: DeviceProfile, way: Way | None = None) -> LatencyModel:
         measured=_ranges(specs, batches),
         spread=spread_of(points),
         stand_in_threads=None if most_threads == wanted.threads else most_threads,
-        sustained=sustained_factor(profile),
+        sustained=load_factor(profile),
     )
 
 
-def sustained_factor(profile: DeviceProfile) -> float:
+def load_factor(profile: DeviceProfile) -> float:
     """Latency after minutes of load over that of the first minute; 1 where unknown.
 
     Measured with one encoder in one way of running, and applied to all.

@@ -50,11 +50,11 @@ def fit_terms(relative: Array) -> FittedTerms:
     coarse = groups @ per_group
     if count < _MANY_POINTS:
         unsure = groups @ _inverse(grouped) @ groups.T
-        error = _left_out_error(grouped, grouped, per_group)
+        error = _cross_validation_error(grouped, grouped, per_group)
         return FittedTerms(coarse / unit, unsure / np.outer(unit, unit), error)
     system = np.vstack([shares, _HOLD * np.eye(len(NAMES))])
     solution = non_negative_least_squares(system, np.append(np.ones(count), _HOLD * coarse))
-    error = _left_out_error(shares, system, solution)
+    error = _cross_validation_error(shares, system, solution)
     return FittedTerms(solution / unit, _inverse(system) / np.outer(unit, unit), error)
 
 
@@ -71,7 +71,7 @@ def _inverse(rows: Array) -> Array:
     return np.linalg.pinv(rows.T @ rows, hermitian=True).astype(np.float64, copy=False)
 
 
-def _left_out_error(points: Array, system: Array, coefficients: Array) -> float:
+def _cross_validation_error(points: Array, system: Array, coefficients: Array) -> float:
     """Root mean square of each point's relative error, left out of the fit of the used columns.
 
     `system` are the points' rows and those of the prior.

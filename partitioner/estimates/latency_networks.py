@@ -22,8 +22,8 @@ from partitioner.estimates.latency import (
     LatencyModel,
     Way,
     fit_latency,
+    load_factor,
     own_way,
-    sustained_factor,
 )
 from partitioner.estimates.latency_fit import non_negative_least_squares
 from partitioner.estimates.latency_terms import Array
@@ -139,7 +139,7 @@ def fit_networks(profile: DeviceProfile, way: Way | None = None) -> NetworkLaten
     """
     wanted = way or own_way(profile)
     points = network_points(profile, wanted)
-    fitted = fit_points(points, sustained_factor(profile)) if enough(points) else None
+    fitted = fit_points(points, load_factor(profile)) if enough(points) else None
     try:
         vit = fit_latency(profile, way)
     except InputError:

@@ -63,7 +63,7 @@ class ServedCosts(Record, frozen=True):
 
 
 @cache
-def _served() -> Mapping[str, Served]:
+def _read_served_costs() -> Mapping[str, Served]:
     content = (resources.files("partitioner.estimates") / _SHIPPED).read_bytes()
     return {one.name: one for one in json.decode(content, type=ServedCosts).networks}
 
@@ -74,14 +74,14 @@ def network_terms(specs: Sequence[NetworkSpec]) -> Array:
 
 
 def _row(spec: NetworkSpec) -> list[float]:
-    network, served = network_of(spec), _served().get(spec.name)
+    network, served = network_of(spec), _read_served_costs().get(spec.name)
     if network is None or served is None or spec.image_size not in network.costs:
         return [np.nan] * len(NAMES)
-    counts = _scaled(network, served, spec.image_size)
+    counts = _scale_counts(network, served, spec.image_size)
     return [float(counts[name]) for name in NAMES]
 
 
-def _scaled(network: Network, served: Served, image_size: int) -> dict[str, float]:
+def _scale_counts(network: Network, served: Served, image_size: int) -> dict[str, float]:
     """The counts at another picture size, scaled like the catalogue's."""
     own, asked = network.costs[network.image_size], network.costs[image_size]
     larger = asked.values / own.values

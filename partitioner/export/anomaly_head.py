@@ -114,7 +114,7 @@ class Moments:
         return LayerFit(self._mean.astype(np.float32), np.maximum(scale, least).astype(np.float32))
 
 
-def chosen_layers(model: bytes, name: str) -> list[Layer]:
+def choose_layers(model: bytes, name: str) -> list[Layer]:
     """The layers of an exported model that its head reads; raises InputError where there are none.
 
     Of a convolutional network the last ones whose places are `STRIDES` pixels apart, of a
@@ -254,7 +254,7 @@ def map_of(layers: Sequence[Layer], distances: Sequence[Floats]) -> Floats:
     """Distances `[N, side, side]` of the finest grid, the mean of the layers' `[N, side^2]`."""
     side = max(layer.side for layer in layers)
     grids = [
-        _resized(one.reshape(-1, layer.side, layer.side), side)
+        _resize(one.reshape(-1, layer.side, layer.side), side)
         for layer, one in zip(layers, distances, strict=True)
     ]
     found: Floats = np.mean(grids, axis=0, dtype=np.float32)
@@ -267,7 +267,7 @@ def scores_of(maps: Floats) -> Floats:
     return found
 
 
-def _resized(grids: Floats, side: int) -> Floats:
+def _resize(grids: Floats, side: int) -> Floats:
     """Grids `[N, S, S]` at another side, bilinearly between the middles of places."""
     weights = _between(grids.shape[1], side)
     found: Floats = np.einsum("ai,nij,bj->nab", weights, grids, weights).astype(np.float32)
@@ -300,7 +300,7 @@ def with_head(
     writer = _Writer(loaded.graph)
     side = max(layer.side for layer in layers)
     grids = [
-        writer.resized(writer.distances(layer, fit), layer.side, side)
+        writer.resize(writer.distances(layer, fit), layer.side, side)
         for layer, fit in zip(layers, fits, strict=True)
     ]
     whole = grids[0]
@@ -310,7 +310,7 @@ def with_head(
         whole = writer.node("Mul", [whole, writer.constant(np.float32(1 / len(grids)))])
     flat = writer.node("Reshape", [whole, writer.constant(np.array([-1, side**2]))])
     writer.node("ReduceMax", [flat, writer.constant(np.array([1]))], keepdims=1, output=ANOMALY)
-    cells = writer.resized(whole, side, MAP_SIDE)
+    cells = writer.resize(whole, side, MAP_SIDE)
     cells = writer.node("Mul", [cells, writer.constant(np.float32(MAP_LIMIT / limit))])
     bounds = [writer.constant(np.float32(0)), writer.constant(np.float32(255))]
     cells = writer.node("Clip", [cells, *bounds])
@@ -381,8 +381,8 @@ class _Writer:
         grid = np.array([-1, layer.side, layer.side])
         return self.node("Reshape", [x, self.constant(grid)])
 
-    def resized(self, grid: str, before: int, after: int) -> str:
-        """A grid `[N, before, before]` at another side, as `_resized`: two small products."""
+    def resize(self, grid: str, before: int, after: int) -> str:
+        """A grid `[N, before, before]` at another side, as `_resize`: two small products."""
         if before == after:
             return grid
         weights = _between(before, after)
@@ -395,7 +395,7 @@ def fold_of(count: int, folds: int) -> NDArray[np.int64]:
     return np.arange(count) % folds
 
 
-def crossed_maps(
+def cross_validate_maps(
     features: Callable[[], Iterable[Sequence[Floats]]], layers: Sequence[Layer], folds: int
 ) -> tuple[list[LayerFit], Floats]:
     """Fits to all good pictures, and each picture's map by those of the other folds.
@@ -443,7 +443,7 @@ def crossed_maps(
     return fits, np.concatenate(maps)
 
 
-def planted(pixels: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint8]:
+def plant_patch(pixels: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint8]:
     """Pictures `[N, S, S, 3]` with a patch of another place of theirs, with other brightness.
 
     CutPaste (Li, Sohn, Yoon and Pfister, CVPR 2021): stands for defects where there are none.

@@ -116,7 +116,7 @@ def costs(name: str, own: int) -> dict[int, Cost]:
     return found
 
 
-def published(file: Path) -> dict[str, list[tuple[int, float]]]:
+def read_published(file: Path) -> dict[str, list[tuple[int, float]]]:
     """Model with recipe -> picture sizes and published top-1 in percent."""
     found: dict[str, list[tuple[int, float]]] = {}
     with file.open(newline="") as lines:
@@ -128,7 +128,7 @@ def published(file: Path) -> dict[str, list[tuple[int, float]]]:
 
 def networks(results: Path) -> Iterable[Network]:
     """Every network, counted, at the smallest size that its recipe was published with."""
-    known = published(results)
+    known = read_published(results)
     for tagged, family, ms, int8_ms in NETWORKS:
         name, _, recipe = tagged.partition(".")
         size, top1 = min(known[tagged])

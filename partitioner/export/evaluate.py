@@ -39,10 +39,10 @@ from mdp.fusion.fuse import (
     FusionWeights,
     Logits,
     fuse,
-    listed_subsets,
+    list_subsets,
     probabilities,
-    scaled,
-    unlisted_sizes,
+    scale_rung,
+    sizes_not_listed,
     weights_for,
 )
 from mdp.fusion.novelty import NoveltyScore
@@ -50,8 +50,8 @@ from mdp.fusion.novelty_table import Novelty
 from mdp.load import LEAST_S, OtherLoad
 from mdp.runtimes.onnxruntime import open_session
 from partitioner.data.crops import View, load_views, view_of
-from partitioner.data.datasets import Dataset, PictureSet, thinned
-from partitioner.data.scenes import fused_answers, places, single_pictures
+from partitioner.data.datasets import Dataset, PictureSet, thin_out
+from partitioner.data.scenes import fuse_answers, places, single_pictures
 from partitioner.estimates.macs import macs, parameters
 from partitioner.export.sessions import (
     latency_ms,
@@ -65,7 +65,7 @@ from partitioner.export.unknown import unknown_logits
 from partitioner.fusion.cascade_cost import BothWays, both_ways
 from partitioner.fusion.cascade_fit import MIN_PICTURES, fit_cascade, measure_cascade
 from partitioner.fusion.novelty_fit import area_under_curve
-from partitioner.fusion.stacking import SAMPLED, sampled_subsets
+from partitioner.fusion.stacking import SAMPLED, sample_subsets
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 
@@ -166,7 +166,7 @@ def subset_accuracies(
     """Accuracies of every listed arrival subset: all of them up to 8 members."""
     return [
         measure_subset(contributions, members, fusion, targets)
-        for members in listed_subsets(contributions)
+        for members in list_subsets(contributions)
     ]
 
 
@@ -178,10 +178,10 @@ def size_accuracies(
     The samples differ from those to which the sizes' weights were fitted.
     """
     found, count = [], len(contributions)
-    for size in unlisted_sizes(count):
+    for size in sizes_not_listed(count):
         sample = [
             measure_subset(contributions, members, fusion, targets)
-            for members in sampled_subsets(count, size, SAMPLED, seed=1)
+            for members in sample_subsets(count, size, SAMPLED, seed=1)
         ]
         errors = [one.ece for one in sample if one.ece is not None]
 
@@ -228,15 +228,15 @@ def measure_rejection(
 
     count = len(contributions)
     found = []
-    for members in listed_subsets(contributions):
+    for members in list_subsets(contributions):
         known, strange, area = of(members)
         found.append(
             SubsetRejection(
                 size=len(members), known=known, unknown=strange, auc=area, members=members
             )
         )
-    for size in unlisted_sizes(count):
-        sample = [of(one) for one in sampled_subsets(count, size, SAMPLED, seed=1)]
+    for size in sizes_not_listed(count):
+        sample = [of(one) for one in sample_subsets(count, size, SAMPLED, seed=1)]
         means = [
             float(np.mean([value for value in column if value is not None])) if unknown else None
             for column in list(zip(*sample, strict=True))[1:]
@@ -326,7 +326,7 @@ def run_rungs(
                 runtime = open_member(model, part, len(bundle.manifest.labels))
                 kept = logits_file(cache, model, part, pictures.digest)
                 own = member_contribution(runtime, pixels, part, kept)
-                found[a.k].append(scaled(own, rung.scales))
+                found[a.k].append(scale_rung(own, rung.scales))
             advance(1, "")
     return found
 
@@ -351,7 +351,7 @@ def evaluate(
         data=Path(data.source).name,
         data_digest=data.test.digest,
         pictures=len(targets),
-        teacher=measured or known_teacher(bundle.manifest.evaluation, data),
+        teacher=measured or earlier_teacher_accuracy(bundle.manifest.evaluation, data),
         members=[
             MemberAccuracy(
                 k=a.k, device=a.device, accuracy=accuracy(contributions[a.k].bag, targets)
@@ -410,14 +410,14 @@ def _cascade(
         return None
     # An assembled bundle may have been fitted to a part of them.
     count = int(manifest.provenance.get("calibration_pictures", len(data.calibration)))
-    pictures = thinned(data.calibration, count)
+    pictures = thin_out(data.calibration, count)
     if len(pictures) < MIN_PICTURES:
         return None
     contributions, *_ = run_on(bundle, pictures, "calibration", cache, progress)
     return fit_cascade(manifest.plan, contributions, pictures.targets, fusion)
 
 
-def known_teacher(before: Evaluation | None, data: Dataset) -> TeacherAccuracy | None:
+def earlier_teacher_accuracy(before: Evaluation | None, data: Dataset) -> TeacherAccuracy | None:
     """The teacher's accuracy of an earlier evaluation, with its pictures where they differ."""
     if before is None or before.teacher is None or before.data_digest == data.test.digest:
         return None if before is None else before.teacher
@@ -450,7 +450,7 @@ def _teacher(
         logits = run_session(session, pixels, ["logits"])[0]
     if data.cameras:
         # The answers to all views of a scene are fused, as the sub-models' are.
-        logits = fused_answers(logits, places(data.test, data.cameras))
+        logits = fuse_answers(logits, places(data.test, data.cameras))
     others = OtherLoad()
     took_ms = latency_ms(run_of(session), pixels)
     return accuracy(logits, data.test.targets), took_ms, others.cores(LEAST_S)

@@ -32,7 +32,7 @@ from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import INPUT, Runtime
 from mdp.runtimes.onnxruntime import import_onnxruntime
 from partitioner.data.crops import load_views, view_of
-from partitioner.data.datasets import PictureSet, open_scenes, thinned
+from partitioner.data.datasets import PictureSet, open_scenes, thin_out
 from partitioner.export import anomaly_head as heads
 from partitioner.export.quantize import SAME_FILE
 from partitioner.export.sessions import batch_for, open_member
@@ -61,7 +61,7 @@ _MAP_RATE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectRequest:
-    """What to learn from, and at which rate good items may be rejected."""
+    """Pictures to learn from, and the rate at which good items may be rejected."""
 
     good: str
     #: A folder of defective scenes that measure; None without any.
@@ -102,7 +102,7 @@ def inspect_bundle(
     if any(a.lower for a in manifest.plan.assignments):
         raise InputError(f"{bundle.path}: has rungs, which get no anomaly heads: expected none")
     cameras = sorted({a.camera for a in manifest.plan.assignments if a.camera})
-    good = thinned(open_scenes(request.good, cameras), MOST_GOOD)
+    good = thin_out(open_scenes(request.good, cameras), MOST_GOOD)
     try:
         check_count(len(good))
     except InputError as error:
@@ -116,12 +116,12 @@ def inspect_bundle(
     members = []
     with progress.task("fitting anomaly heads", len(views)) as advance:
         for a, pixels, others in zip(manifest.plan.assignments, seen, faulty, strict=True):
-            members.append(_fitted(bundle, a, pixels, others, request))
+            members.append(_fit_member(bundle, a, pixels, others, request))
             advance(1, a.device)
     _check_gate(request, members)
     scores = {m.assignment.k: m.good for m in members}
     if (found := suspicious(scores)) and not request.all_good:
-        raise InputError(_named(request.good, good, found))
+        raise InputError(_format_error(request.good, good, found))
     strange = lone_sides(scores, {m.assignment.k: m.patched for m in members})
     measured = {m.assignment.k: m.defects for m in members if m.defects is not None}
     if measured:
@@ -148,7 +148,7 @@ def inspect_bundle(
         write_json(folder / FUSION, fusion)
         changed = replace(
             manifest,
-            plan=_replanned(manifest.plan, members),
+            plan=_replan(manifest.plan, members),
             files={name: file_entry(folder / name) for name in manifest.files},
             inspection=inspection,
         )
@@ -156,7 +156,7 @@ def inspect_bundle(
     return Bundle.open(out)
 
 
-def _fitted(
+def _fit_member(
     bundle: Bundle,
     assignment: Assignment,
     pixels: Pixels,
@@ -167,8 +167,8 @@ def _fitted(
     k, precision = assignment.k, assignment.spec.precision
     before = bundle.model(k)
     plain = heads.without_head(before.content) if heads.has_head(before.content) else before.content
-    model, good, words = _headed(plain, before.path, pixels, batch_for(precision))
-    patched_pixels = heads.planted(pixels)
+    model, good, words = _add_head(plain, before.path, pixels, batch_for(precision))
+    patched_pixels = heads.plant_patch(pixels)
     classes = len(bundle.manifest.labels)
     runs = [
         open_member(ModelFile(before.path, content), assignment, classes)
@@ -194,9 +194,9 @@ def _fitted(
     )
 
 
-def _headed(plain: bytes, path: Path, pixels: Pixels, batch: int) -> tuple[bytes, Values, str]:
+def _add_head(plain: bytes, path: Path, pixels: Pixels, batch: int) -> tuple[bytes, Values, str]:
     """A model with a head, the scores of the good pictures it was fitted to, and its layers."""
-    layers = heads.chosen_layers(plain, str(path))
+    layers = heads.choose_layers(plain, str(path))
     ort = import_onnxruntime()
     session = ort.InferenceSession(
         heads.with_features(plain, layers), providers=["CPUExecutionProvider"]
@@ -215,10 +215,10 @@ def _headed(plain: bytes, path: Path, pixels: Pixels, batch: int) -> tuple[bytes
         # The network runs once; of more pictures it runs twice.
         once = [*features()]
 
-        def kept() -> Iterator[list[heads.Floats]]:
+        def keep() -> Iterator[list[heads.Floats]]:
             yield from once
 
-    fits, maps = heads.crossed_maps(kept, layers, FOLDS)
+    fits, maps = heads.cross_validate_maps(kept, layers, FOLDS)
     good = heads.scores_of(maps).astype(np.float64)
     limit = max(float(np.quantile(good, 1 - _MAP_RATE)), _LEAST_LIMIT)
     return heads.with_head(plain, layers, fits, limit), good, heads.words_of(layers)
@@ -247,7 +247,7 @@ def _exact_auc(before: Bundle, assignment: Assignment, pixels: Pixels, patched: 
         )
     model = before.model(assignment.k)
     plain = heads.without_head(model.content) if heads.has_head(model.content) else model.content
-    headed, good, _ = _headed(plain, model.path, pixels, batch_for("fp32"))
+    headed, good, _ = _add_head(plain, model.path, pixels, batch_for("fp32"))
     runtime = open_member(ModelFile(model.path, headed), exact, len(before.manifest.labels))
     return area_under_curve(good, _scores(runtime, patched, batch_for("fp32")))
 
@@ -271,7 +271,7 @@ def _check_gate(request: InspectRequest, members: Sequence[_Member]) -> None:
         )
 
 
-def _named(folder: str, good: PictureSet, rows: Sequence[int]) -> str:
+def _format_error(folder: str, good: PictureSet, rows: Sequence[int]) -> str:
     """The error that names good scenes which look defective."""
     names = ", ".join(good.names[row] for row in rows[:_NAMED])
     more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
@@ -281,7 +281,7 @@ def _named(folder: str, good: PictureSet, rows: Sequence[int]) -> str:
     )
 
 
-def _replanned(plan: Plan, members: Sequence[_Member]) -> Plan:
+def _replan(plan: Plan, members: Sequence[_Member]) -> Plan:
     """`plan` with what the heads cost: milliseconds and memory."""
     ratios = {m.assignment.k: max(1.0, m.facts.time_ratio) for m in members}
     added = {m.assignment.k: m.facts.added_bytes for m in members}

@@ -29,7 +29,7 @@ from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
 from mdp.formats.profile import Precision
 from mdp.pictures.crop import Pixels
 from partitioner.estimates.catalogue import catalogue
-from partitioner.export.quantize import MIN_RANGE_PICTURES, quantized
+from partitioner.export.quantize import MIN_RANGE_PICTURES, quantize_model
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.families import Backbone, FamilyMember, ServedFamily
 from partitioner.networks.submodel import SubModel
@@ -147,7 +147,7 @@ def network_specs(tier: str) -> list[NetworkSpec]:
     return [catalogue()[name].spec(size, NUM_CLASSES) for name, size in NETWORKS[tier]]
 
 
-def untrained_network(spec: NetworkSpec, seed: int = 0) -> bytes:
+def make_random_network(spec: NetworkSpec, seed: int = 0) -> bytes:
     """An exported fp32 network with random weights, branches re-parametrised."""
     torch.manual_seed(seed)
     backbone = Backbone(spec.name, spec.image_size)
@@ -170,7 +170,7 @@ def _perturb(module: nn.Module) -> None:
                 buffer.mul_(1 + 0.02 * torch.rand_like(buffer))
 
 
-def untrained_model(spec: SubModelSpec, seed: int = 0) -> bytes:
+def make_random_model(spec: SubModelSpec, seed: int = 0) -> bytes:
     """An exported fp32 sub-model with random weights."""
     torch.manual_seed(seed)
     submodel = SubModel(spec, NUM_CLASSES, boosting=True)
@@ -228,7 +228,7 @@ def make(tiers: Iterable[str], out: Path, cache: Path) -> None:
         of_vits: list[Precision] = [p for p, tiers in TIERS_OF.items() if tier in tiers]
         specs: list[Spec] = [*design_specs(tier), *network_specs(tier)]
         for spec in specs:
-            model = _cached_model(spec, cache)
+            model = _load_or_export(spec, cache)
             for precision in of_vits if isinstance(spec, SubModelSpec) else NETWORK_PRECISIONS:
                 wanted = msgspec.structs.replace(spec, precision=precision)
                 entry, graph, tensors = make_one(model, wanted)
@@ -247,13 +247,13 @@ def make(tiers: Iterable[str], out: Path, cache: Path) -> None:
     write_json(out / "index.json", index)
 
 
-def _cached_model(spec: Spec, cache: Path) -> bytes:
+def _load_or_export(spec: Spec, cache: Path) -> bytes:
     path = cache / f"{name_of(spec)}.onnx"
     if not path.is_file():
         if isinstance(spec, NetworkSpec):
-            content = untrained_network(spec)
+            content = make_random_network(spec)
         else:
-            content = untrained_model(spec)
+            content = make_random_model(spec)
         write_bytes(path, content)
     return path.read_bytes()
 
@@ -264,7 +264,7 @@ def make_one(model: bytes, spec: Spec) -> tuple[dict[str, Any], bytes, bytes]:
 
     pictures = calibration(spec.image_size) if spec.precision == "int8-static" else None
     kind = "submodel" if isinstance(spec, SubModelSpec) else "network"
-    content = quantized(model, spec.precision, pictures, whole=kind == "network")
+    content = quantize_model(model, spec.precision, pictures, whole=kind == "network")
     converted = onnx.load_from_string(content)
     graph, tensors = without_tensors(converted)
     entry = {

@@ -41,7 +41,7 @@ class QuantizationError(MDPError):
     """A model cannot be converted to a precision."""
 
 
-def quantized(
+def quantize_model(
     model: bytes, precision: Precision, calibration: Pixels | None = None, *, whole: bool = False
 ) -> bytes:
     """An exported fp32 `model` in `precision`; `calibration` `[N, S, S, 3]` is for int8-static.
@@ -60,7 +60,7 @@ def quantized(
         # Shapes are inferred anew; the exporter's clash with the transposed weights of a Gemm.
         del loaded.graph.value_info[:]
         try:
-            loaded = _converted(loaded, precision, calibration, whole)
+            loaded = _convert(loaded, precision, calibration, whole)
         except Exception as error:  # the tools raise types of their own, without a common base
             text = " ".join(str(error).split())
             raise QuantizationError(f"cannot be converted to {precision}: {text}") from error
@@ -79,7 +79,7 @@ def check_calibration(found: int) -> None:
         )
 
 
-def _converted(model: Any, precision: Precision, calibration: Pixels | None, whole: bool) -> Any:
+def _convert(model: Any, precision: Precision, calibration: Pixels | None, whole: bool) -> Any:
     silence_onnxruntime()
     if precision == "fp16":
         from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -98,10 +98,10 @@ def _converted(model: Any, precision: Precision, calibration: Pixels | None, who
             assert calibration is not None
             _quantize_statically(model, path, calibration, whole)
         written = onnx.load(path)
-        return stored_once(written) if whole else written
+        return store_once(written) if whole else written
 
 
-def stored_once(model: Any) -> Any:
+def store_once(model: Any) -> Any:
     """`model` with equal tensors stored once: the zero points, 1 to 5 bytes of every channel."""
     first: dict[tuple[int, tuple[int, ...], bytes], str] = {}
     instead: dict[str, str] = {}
@@ -156,7 +156,7 @@ def _quantize_statically(model: Any, path: Path, calibration: Pixels, whole: boo
         path,
         Reader(),
         quant_format=QuantFormat.QDQ,
-        op_types_to_quantize=_quantized_types(model, whole),
+        op_types_to_quantize=_types_to_quantize(model, whole),
         nodes_to_exclude=_without_weights(model),
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
@@ -169,7 +169,7 @@ def _quantize_statically(model: Any, path: Path, calibration: Pixels, whole: boo
     )
 
 
-def _quantized_types(model: Any, whole: bool) -> list[str]:
+def _types_to_quantize(model: Any, whole: bool) -> list[str]:
     """Products with weights, and of a convolutional network the whole trunk."""
     if sum(node.op_type == "Conv" for node in model.graph.node) < 2:
         return ["MatMul", "Conv", "Gemm"] if whole else ["MatMul"]

@@ -31,7 +31,7 @@ from partitioner.export.try_precision import (
     QuantizeRequest,
     Trial,
     accept,
-    needed_pictures,
+    pictures_needed,
     points,
     try_member,
     way_words,
@@ -112,7 +112,7 @@ def quantize_bundle(
         for name in manifest.files:
             write_bytes(folder / name, models.get(name) or bundle.verified(name).read_bytes())
         if accepted:
-            changed = replanned(plan, accepted, len(manifest.labels))
+            changed = replan(plan, accepted, len(manifest.labels))
             logits = fused.logits({k: trial.way for k, trial in accepted.items()})
             labels = len(manifest.labels)
             files, cascade = fit_bundle(
@@ -165,7 +165,7 @@ def _check(bundle: Bundle, data: Dataset, request: QuantizeRequest) -> None:
             if name not in devices:
                 known = ", ".join(sorted(devices))
                 raise InputError(f"{option}: {path} has no device {name!r} (there are: {known})")
-    needed = needed_pictures(request.max_loss)
+    needed = pictures_needed(request.max_loss)
     if len(data.calibration) < needed:
         raise InputError(
             f"--data {data.source}: {len(data.calibration)} calibration pictures cannot show a "
@@ -196,10 +196,10 @@ def check_no_rungs(bundle: Bundle) -> None:
             )
 
 
-def replanned(plan: Plan, accepted: Mapping[int, Trial], num_classes: int) -> Plan:
+def replan(plan: Plan, accepted: Mapping[int, Trial], num_classes: int) -> Plan:
     """`plan` with the accepted precisions: runtime, milliseconds, memory, energy and reason."""
 
-    def changed(a: Assignment) -> Assignment:
+    def change(a: Assignment) -> Assignment:
         trial = accepted.get(a.k)
         if trial is None or trial.timing is None:
             return a
@@ -216,7 +216,7 @@ def replanned(plan: Plan, accepted: Mapping[int, Trial], num_classes: int) -> Pl
             why=f"{a.why}; {way_words(trial.way)}: {trial.reason}",
         )
 
-    assignments = [changed(a) for a in plan.assignments]
+    assignments = [change(a) for a in plan.assignments]
     # A replica's milliseconds stay those of fp32, an upper bound.
     replicas = [
         replace(r, runtime=assignments[r.k].runtime, memory_bytes=assignments[r.k].memory_bytes)

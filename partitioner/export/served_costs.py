@@ -46,7 +46,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
 
-def served(network: Network) -> Served:
+def count_served(network: Network) -> Served:
     """Count one picture of the published size."""
     import_timm()
     from timm.utils.model import reparameterize_model
@@ -72,15 +72,15 @@ def served(network: Network) -> Served:
     with torch.no_grad(), _Operators() as operators:
         trunk(torch.zeros(1, 3, size, size))
 
-    def written(names: set[str]) -> int:
+    def count_written(names: set[str]) -> int:
         return sum(operators.values[name] for name in names)
 
     return Served(
         name=network.name,
         **counts,
-        activations=written(_ACTIVATIONS),
-        gelu=written(_GELU),
-        elementwise=written(_ELEMENTWISE),
+        activations=count_written(_ACTIVATIONS),
+        gelu=count_written(_GELU),
+        elementwise=count_written(_ELEMENTWISE),
         operators=sum(operators.runs[name] for name in _ACTIVATIONS | _GELU | _ELEMENTWISE),
     )
 
@@ -90,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Count networks as they are served.")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    networks = [served(network) for network in catalogue().values()]
+    networks = [count_served(network) for network in catalogue().values()]
     write_json(asked.out, ServedCosts(timm=import_timm().__version__, networks=networks))
 
 

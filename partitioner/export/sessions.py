@@ -85,7 +85,7 @@ def member_contribution(
 
 
 def logits_file(cache: Path, model: ModelFile, assignment: Assignment, pictures: str) -> Path:
-    """Where trainers of a crew keep one member's logits `[N, heads, C]` of pictures by digest."""
+    """File for one member's logits `[N, heads, C]` of pictures by digest, of a crew's trainers."""
     # The command line imports this module without torch.
     from partitioner.data.crops import view_of
 

@@ -26,7 +26,7 @@ from mdp.runtimes.select import open_runtime
 from partitioner.estimates import latency
 from partitioner.estimates.latency_networks import fit_networks
 from partitioner.estimates.macs import macs
-from partitioner.export.quantize import WAYS, QuantizationError, Way, quantized
+from partitioner.export.quantize import WAYS, QuantizationError, Way, quantize_model
 from partitioner.export.sessions import batch_for, contribution
 
 #: Smallest share of fp32's time that has to be saved: less is noise between two runs.
@@ -139,7 +139,7 @@ def try_precision(
             return trial
         timings[part.device] = found
     try:
-        trial.model = quantized(bundle.model(first.k).content, way[0], pixels)
+        trial.model = quantize_model(bundle.model(first.k).content, way[0], pixels)
         runtime = _open(bundle, first, way, trial.model)
         outputs = contribution(runtime, pixels, batch_for(way[0]))
     except (QuantizationError, InputError, AgentError) as error:
@@ -246,14 +246,14 @@ def way_words(way: Way) -> str:
 
 
 def too_slow(timing: TrialTiming, device: str) -> str:
-    """Why a timing is no reason to quantize, or an empty text."""
+    """Reason not to quantize, by a timing, or an empty text."""
     if timing.ratio <= 1 - MIN_GAIN:
         return ""
     how = "hardly faster" if timing.ratio < 1 else "slower"
     return f"{how}: takes {timing.compute_ms:.3g} ms on {device} and fp32 {timing.fp32_ms:.3g} ms"
 
 
-def needed_pictures(max_loss: float) -> int:
+def pictures_needed(max_loss: float) -> int:
     """Calibration pictures with which one picture is worth no more than `max_loss`, a fraction."""
     return math.ceil(round(1 / max_loss, 6))
 

@@ -30,16 +30,16 @@ from mdp.fusion.fuse import (
     FusionWeights,
     SizeWeights,
     SubsetWeights,
-    listed_subsets,
-    unlisted_sizes,
+    list_subsets,
+    sizes_not_listed,
 )
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.onnxruntime import open_session
-from partitioner.export.quantize import MIN_RANGE_PICTURES, quantized
+from partitioner.export.quantize import MIN_RANGE_PICTURES, quantize_model
 from partitioner.export.sessions import logits_file, member_contribution, open_member, run_session
 from partitioner.export.unknown import unknown_logits
 from partitioner.fusion.bundle_fit import fit_bundle
-from partitioner.networks.members import build_member, deployed
+from partitioner.networks.members import build_member, to_served_form
 from partitioner.networks.submodel import Member
 from partitioner.networks.teacher import Teacher, outline
 from partitioner.run.progress import Progress
@@ -254,10 +254,10 @@ def _write_member(
 ) -> float:
     """Write one model in the planned precision; returns the fp32 one's difference from torch."""
     heads = module.submodel.heads
-    model = to_onnx(deployed(module), assignment.spec.image_size, heads, properties)
+    model = to_onnx(to_served_form(module), assignment.spec.image_size, heads, properties)
     write_bytes(path, model)
     error = check_parity(path, module, pixels, heads)
-    write_bytes(path, quantized(model, assignment.spec.precision, calibration))
+    write_bytes(path, quantize_model(model, assignment.spec.precision, calibration))
     return error
 
 
@@ -284,7 +284,7 @@ def export_untrained(
     errors: dict[int, float] = {}
     with replacing_folder(out) as folder:
         for assignment in plan.assignments:
-            errors[assignment.k] = _untrained_member(assignment, folder, name, len(labels))
+            errors[assignment.k] = _write_random_member(assignment, folder, name, len(labels))
             progress.note(f"sub-model {assignment.k} for {assignment.device}: untrained")
         write_json(folder / FUSION, _plain_fusion(len(plan.assignments), len(labels)))
         paths = [*model_paths(plan), FUSION]
@@ -300,7 +300,9 @@ def export_untrained(
     return errors
 
 
-def _untrained_member(assignment: Assignment, folder: Path, name: str, num_classes: int) -> float:
+def _write_random_member(
+    assignment: Assignment, folder: Path, name: str, num_classes: int
+) -> float:
     """Write one model with weights drawn from its index; returns its difference from torch."""
     size = assignment.spec.image_size
     with torch.random.fork_rng():
@@ -319,10 +321,10 @@ def _plain_fusion(count: int, num_classes: int) -> FusionWeights:
         num_classes=num_classes,
         subsets=[
             SubsetWeights(members=s, a=(), b=(1 / len(s),) * len(s))
-            for s in listed_subsets(range(count))
+            for s in list_subsets(range(count))
         ],
         by_size=tuple(
-            SizeWeights(size=size, a=(), b=(1 / size,) * count) for size in unlisted_sizes(count)
+            SizeWeights(size=size, a=(), b=(1 / size,) * count) for size in sizes_not_listed(count)
         ),
     )
 

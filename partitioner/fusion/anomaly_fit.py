@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdp.errors import InputError
-from mdp.fusion.anomaly import fused_surprise, surprises_of
+from mdp.fusion.anomaly import fuse_surprises, surprises_of
 from mdp.fusion.anomaly_table import KNOTS, MAXIMUM, MEAN, Anomaly, ScoreTail, SubsetAnomaly
-from mdp.fusion.fuse import listed_subsets, unlisted_sizes
-from partitioner.fusion.novelty_fit import area_under_curve, supported, thresholds
-from partitioner.fusion.stacking import sampled_subsets
+from mdp.fusion.fuse import list_subsets, sizes_not_listed
+from partitioner.fusion.novelty_fit import area_under_curve, threshold_places, thresholds
+from partitioner.fusion.stacking import sample_subsets
 
 Values = NDArray[np.float64]
 Members = tuple[int, ...]
@@ -34,7 +34,7 @@ _LEAST_DECADE = 1e-6
 
 
 def fit_tail(scores: Values) -> ScoreTail:
-    """How rare scores are, by those of good items `[N]`.
+    """Fit the rates of scores to those of good items `[N]`.
 
     The slope beyond the last knot is that between the median and it, which a few defects among the
     good items hardly change: of an exponential distribution it is the same everywhere.
@@ -43,8 +43,8 @@ def fit_tail(scores: Values) -> ScoreTail:
     spread = max(float(knots[-1] - knots[1]), abs(float(knots[-1])) * 1e-3)
     decade = max(spread / np.log10(KNOTS[1] / KNOTS[-1]), _LEAST_DECADE)
     return ScoreTail(
-        scores=(_rounded(knots[0]), _rounded(knots[1]), _rounded(knots[2]), _rounded(knots[3])),
-        decade=_rounded(decade) or _LEAST_DECADE,
+        scores=(_round(knots[0]), _round(knots[1]), _round(knots[2]), _round(knots[3])),
+        decade=_round(decade) or _LEAST_DECADE,
     )
 
 
@@ -71,12 +71,12 @@ def fit_anomaly(
     power = max(
         POWERS,
         key=lambda each: area_under_curve(
-            fused_surprise([usual[k] for k in members], each),
-            fused_surprise([other[k] for k in members], each),
+            fuse_surprises([usual[k] for k in members], each),
+            fuse_surprises([other[k] for k in members], each),
         ),
     )
     wanted = max(1, int(rate * (count + 1) + 1e-9))
-    places = sorted({*supported(count), wanted})
+    places = sorted({*threshold_places(count), wanted})
     rates = tuple(_down(place / (count + 1)) for place in places)
     default = rates[places.index(wanted)]
     if default > rate:
@@ -86,10 +86,10 @@ def fit_anomaly(
         )
     defects = None if measured is None else surprises_of(measured, tails)
     subsets = []
-    for members_of in listed_subsets(members):
+    for members_of in list_subsets(members):
         subsets.append(_subset(members_of, usual, defects, power, places))
-    for size in unlisted_sizes(len(members)):
-        sample = sampled_subsets(len(members), size, _SAMPLED, seed=0)
+    for size in sizes_not_listed(len(members)):
+        sample = sample_subsets(len(members), size, _SAMPLED, seed=0)
         each = [_subset(one, usual, defects, power, places) for one in sample]
         mean = np.mean([one.thresholds for one in each], axis=0).tolist()
         found = np.mean([one.found for one in each], axis=0).tolist() if defects else ()
@@ -140,16 +140,16 @@ def _subset(
     power: int,
     places: Sequence[int],
 ) -> SubsetAnomaly:
-    fused = fused_surprise([usual[k] for k in members], power)
+    fused = fuse_surprises([usual[k] for k in members], power)
     limits = [_up(one) for one in thresholds(fused, np.ones(len(fused)), places)]
     found: tuple[float, ...] = ()
     if defects is not None:
-        other = fused_surprise([defects[k] for k in members], power)
+        other = fuse_surprises([defects[k] for k in members], power)
         found = tuple(round(float((other > limit).mean()), 4) for limit in limits)
     return SubsetAnomaly(size=len(members), thresholds=tuple(limits), members=members, found=found)
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     return round(float(value), _DIGITS)
 
 

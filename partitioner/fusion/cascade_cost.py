@@ -43,7 +43,7 @@ def both_ways(plan: Plan, first: Collection[int], escalated: float) -> BothWays:
             mean_ms=first_ms + escalated * later_ms,
             p99_ms=both_ms if escalated >= 0.01 else first_ms,
             device_ms=_device_ms(ahead) + escalated * _device_ms(behind),
-            energy_j=_mixed(_energy_j(ahead), _energy_j(behind), escalated),
+            energy_j=_mix(_energy_j(ahead), _energy_j(behind), escalated),
         ),
     )
 
@@ -79,5 +79,5 @@ def _energy_j(members: Sequence[Assignment]) -> float | None:
     return sum(known) if len(known) == len(members) else None
 
 
-def _mixed(first: float | None, later: float | None, escalated: float) -> float | None:
+def _mix(first: float | None, later: float | None, escalated: float) -> float | None:
     return None if first is None or later is None else first + escalated * later

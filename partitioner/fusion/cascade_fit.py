@@ -53,7 +53,7 @@ def fit_cascade(
     if len(targets) < MIN_PICTURES:
         return None
 
-    def fitted(first: Members, wanted: Fusion) -> tuple[float, NDArray[np.bool_]]:
+    def fit_threshold(first: Members, wanted: Fusion) -> tuple[float, NDArray[np.bool_]]:
         """The threshold of a first stage under one rule, and the pictures `[N]` above it."""
         scores = _scores(contributions, first, wanted, fusion)
         confidence, right = scores.max(axis=1), scores.argmax(axis=1) == targets
@@ -68,19 +68,19 @@ def fit_cascade(
     found: list[tuple[bool, float, Members]] = []
     for size in range(1, min(MOST_FIRST, count - 1) + 1):
         for first in combinations(everyone, size):
-            _, sure = fitted(first, "stacked")
+            _, sure = fit_threshold(first, "stacked")
             if sure.any():
                 spent = cost(plan, first, float((~sure).mean()))
                 found.append((not in_time(plan, first), spent, first))
     if not found:
         return None
     first = min(found)[-1]
-    _, sure = fitted(first, "stacked")
+    _, sure = fit_threshold(first, "stacked")
     return Cascade(
         first=first,
         pictures=len(targets),
         escalated=float((~sure).mean()),
-        **{rule: fitted(first, rule)[0] for rule in fusion.rules},
+        **{rule: fit_threshold(first, rule)[0] for rule in fusion.rules},
     )
 
 

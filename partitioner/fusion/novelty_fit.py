@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mdp.fusion.fuse import Contribution, FusionWeights, listed_subsets, unlisted_sizes
+from mdp.fusion.fuse import Contribution, FusionWeights, list_subsets, sizes_not_listed
 from mdp.fusion.novelty import NoveltyScore
 from mdp.fusion.novelty_table import DEFAULT_RATE, Novelty, Signal, SubsetNovelty
-from partitioner.fusion.stacking import sampled_subsets
+from partitioner.fusion.stacking import sample_subsets
 
 Targets = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -67,8 +67,8 @@ def fit_novelty(
         items, groups = most, None if groups is None else groups[rows]
     shares = np.ones(items) if groups is None else _shares(groups)
     count = round(float(shares.sum()))
-    places = supported(count)
-    rates = tuple(_rounded(place / (count + 1), down=True) for place in places)
+    places = threshold_places(count)
+    rates = tuple(_round(place / (count + 1), down=True) for place in places)
     default = max([rate for rate in rates if rate <= DEFAULT_RATE], default=rates[0])
     if default > DEFAULT_RATE:
         note(
@@ -79,11 +79,11 @@ def fit_novelty(
     found, signals = [], DISTANT if distance else PLAIN
     for size in range(1, len(contributions) + 1):
         weights = _size_weights(contributions, fusion, unknown, size, signals)
-        for members in _listed(len(contributions), size):
+        for members in _list_of_size(len(contributions), size):
             scores = NoveltyScore(members, fusion).of(contributions, weights)
             found.append(_subset(members, weights, thresholds(scores, shares, places)))
-        if size in unlisted_sizes(len(contributions)):
-            sample = _sampled(len(contributions), size)
+        if size in sizes_not_listed(len(contributions)):
+            sample = _sample(len(contributions), size)
             each = [NoveltyScore(one, fusion).of(contributions, weights) for one in sample]
             pooled = [thresholds(scores, shares, places) for scores in each]
             mean = np.mean(pooled, axis=0).tolist()
@@ -100,7 +100,7 @@ def tells_distance(fusion: FusionWeights) -> bool:
     return any("distance" in one.weights for one in scores)
 
 
-def supported(count: int) -> list[int]:
+def threshold_places(count: int) -> list[int]:
     """Places k of the k-th largest of `count` scores that are thresholds, of the rates
     k / (count + 1): the lowest, the default one and others in even ratios.
     """
@@ -141,15 +141,15 @@ def _shares(groups: Targets) -> Values:
     return found
 
 
-def _listed(count: int, size: int) -> list[Members]:
-    return [members for members in listed_subsets(range(count)) if len(members) == size]
+def _list_of_size(count: int, size: int) -> list[Members]:
+    return [members for members in list_subsets(range(count)) if len(members) == size]
 
 
-def _sampled(count: int, size: int) -> list[Members]:
+def _sample(count: int, size: int) -> list[Members]:
     """Subsets of one size, all of them where they are few."""
-    if size in unlisted_sizes(count):
-        return sampled_subsets(count, size, max(_SAMPLED, count), seed=0)
-    return _listed(count, size)
+    if size in sizes_not_listed(count):
+        return sample_subsets(count, size, max(_SAMPLED, count), seed=0)
+    return _list_of_size(count, size)
 
 
 def _subset(
@@ -159,12 +159,12 @@ def _subset(
     return SubsetNovelty(
         size=size or len(members),
         weights=dict(weights),
-        thresholds=tuple(_rounded(value) for value in values),
+        thresholds=tuple(_round(value) for value in values),
         members=members,
     )
 
 
-def _rounded(value: float, *, down: bool = False) -> float:
+def _round(value: float, *, down: bool = False) -> float:
     scale = 10.0**_DIGITS
     rounded = np.floor(value * scale) if down else np.ceil(value * scale)
     return float(rounded / scale)
@@ -179,7 +179,7 @@ def _size_weights(
 ) -> dict[Signal, float]:
     """The `signals` that count for subsets of one size, by their weights."""
     scored = [
-        NoveltyScore(members, fusion) for members in _sampled(len(contributions), size)[:_SAMPLED]
+        NoveltyScore(members, fusion) for members in _sample(len(contributions), size)[:_SAMPLED]
     ]
     known = [_values(one, contributions, signals) for one in scored]
     spread = np.concatenate(known).std(axis=0)

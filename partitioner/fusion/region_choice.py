@@ -13,7 +13,7 @@ CHOSEN_ON = 1000
 Seen = Callable[[int, Region], Contribution]
 
 
-def chosen_regions(
+def choose_regions(
     allowed: Sequence[Sequence[Region]], seen: Seen, targets: Targets
 ) -> list[Region]:
     """The regions with which members `0, 1, ...` are, stacked, right most often on `targets` `[N]`.

@@ -32,8 +32,8 @@ from mdp.fusion.fuse import (
     SizeWeights,
     SubsetWeights,
     Temperatures,
-    listed_subsets,
-    unlisted_sizes,
+    list_subsets,
+    sizes_not_listed,
 )
 
 #: Ridge penalties toward the start, relative to each scalar's curvature there, descending. The last
@@ -124,11 +124,11 @@ def fit_fusion(
         num_classes=contributions[0].bag.shape[1],
         subsets=[
             _fit_subset(contributions, members, targets, groups, calibrations)
-            for members in listed_subsets(contributions)
+            for members in list_subsets(contributions)
         ],
         by_size=tuple(
             fit_size(contributions, size, targets, groups)
-            for size in unlisted_sizes(len(contributions))
+            for size in sizes_not_listed(len(contributions))
         ),
     )
 
@@ -154,7 +154,7 @@ def _fit_subset(
 ) -> SubsetWeights:
     parts = _parts(contributions, members)
     every = np.arange(len(parts))
-    task = StackingTask(parts, targets, [Term(every, every)], _numbered(targets, groups))
+    task = StackingTask(parts, targets, [Term(every, every)], _number_groups(targets, groups))
     a, b, temperatures = _fit(task, len(members), [calibrations[k] for k in members])
     return SubsetWeights(members=tuple(members), a=a, b=b, temperatures=temperatures)
 
@@ -172,8 +172,8 @@ def fit_scales(
     heads = zip(own, part.heads[-len(own) :], strict=True)
     parts = _parts({k: Contribution.of([np.float32(one) * head for one, head in heads])}, (k,))
     every = np.arange(len(parts))
-    task = StackingTask(parts, targets, [Term(every, every)], _numbered(targets, groups))
-    theta = _loosened(task, _start(task, np.ones(len(parts)))).tolist()
+    task = StackingTask(parts, targets, [Term(every, every)], _number_groups(targets, groups))
+    theta = _loosen(task, _start(task, np.ones(len(parts)))).tolist()
     return theta[0], theta[-1]
 
 
@@ -186,18 +186,18 @@ def fit_size(
     """Weights that all subsets of one size share, fitted to a sample of them."""
     count = len(contributions)
     calibrations = _calibrations(contributions, targets, groups)
-    sample = [np.array(members) for members in sampled_subsets(count, size, SAMPLED, seed=0)]
+    sample = [np.array(members) for members in sample_subsets(count, size, SAMPLED, seed=0)]
     parts = _parts(contributions, range(count))
     rows = [
         np.concatenate([members + at for at in range(0, len(parts), count)]) for members in sample
     ]
     terms = [Term(one, one) for one in rows]
-    task = StackingTask(parts, targets, terms, _numbered(targets, groups))
+    task = StackingTask(parts, targets, terms, _number_groups(targets, groups))
     a, b, temperatures = _fit(task, size, [calibrations[k] for k in range(count)])
     return SizeWeights(size=size, a=a, b=b, temperatures=temperatures)
 
 
-def sampled_subsets(count: int, size: int, most: int, seed: int) -> list[tuple[int, ...]]:
+def sample_subsets(count: int, size: int, most: int, seed: int) -> list[tuple[int, ...]]:
     """At most `most` different subsets of `size` out of `count` members, each member equally often.
 
     Windows on shuffled circles of all members; circles that repeat a subset are drawn anew. Needs
@@ -234,7 +234,7 @@ def _parts(
     )
 
 
-def _numbered(targets: Targets, groups: Targets | None) -> Indices:
+def _number_groups(targets: Targets, groups: Targets | None) -> Indices:
     """Group of every picture `[N]`, from 0 without a gap; each picture's own without `groups`."""
     if groups is None:
         return np.arange(len(targets))
@@ -245,7 +245,7 @@ def _calibrations(
     contributions: Mapping[int, Contribution], targets: Targets, groups: Targets | None
 ) -> dict[int, Calibration]:
     """The calibration of every member's bag head."""
-    numbered = _numbered(targets, groups)
+    numbered = _number_groups(targets, groups)
     one = [Term(np.zeros(1, int), np.zeros(1, int))]
     return {
         k: _calibrate(
@@ -301,11 +301,11 @@ def _fit(
     else:
         temperatures = Temperatures(bagged=1 / _start(task, weights).factor)
         start = _start(task, shrink(calibrations))
-    scalars = tuple(_loosened(task, start).tolist())
+    scalars = tuple(_loosen(task, start).tolist())
     return scalars[: len(scalars) - count], scalars[len(scalars) - count :], temperatures
 
 
-def _loosened(task: StackingTask, start: StackingStart) -> Values:
+def _loosen(task: StackingTask, start: StackingStart) -> Values:
     """The scalars `[P]`, as far away from `start` as that surely helps."""
     theta, left_out = start.theta, start.left_out
     curvature = np.diag(_derivatives(task, start.theta)[1])

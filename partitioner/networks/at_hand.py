@@ -77,13 +77,13 @@ def find_weights(folder: Path | None, download: Iterable[str] = ()) -> dict[str,
     Those of the networks `download` that are nowhere else are fetched by timm. Raises InputError
     for an unusable folder or package, and for what cannot be fetched.
     """
-    found = {weights.name: weights for weights in _cached()}
-    found |= {weights.name: weights for weights in _packaged()}
+    found = {weights.name: weights for weights in _find_cached()}
+    found |= {weights.name: weights for weights in _find_packaged()}
     if folder is not None:
         found |= {name: Weights(name, path, "folder") for name, path in weights_in(folder).items()}
     for name in download:
         if name not in found:
-            found[name] = _fetched(name)
+            found[name] = _fetch(name)
     return dict(sorted(found.items()))
 
 
@@ -105,7 +105,7 @@ def cache_folder() -> Path:
     return cache / "mdp" / "weights"
 
 
-def _packaged() -> Iterator[Weights]:
+def _find_packaged() -> Iterator[Weights]:
     """Weights of installed packages, converted once for each content of their file."""
     for name, package in PACKAGES.items():
         spec = importlib.util.find_spec(package)
@@ -123,7 +123,7 @@ def _packaged() -> Iterator[Weights]:
         yield Weights(name, path, "package", _LICENCE_OF_PACKAGES)
 
 
-def _cached() -> Iterator[Weights]:
+def _find_cached() -> Iterator[Weights]:
     """Weights that timm has fetched before: of networks whose latency is known, as it names them.
 
     Other recipes than a network's first are left out, as are those that timm keeps elsewhere.
@@ -151,7 +151,7 @@ def _in_hub_cache(config: Any) -> Path | None:
     return None
 
 
-def _fetched(name: str) -> Weights:
+def _fetch(name: str) -> Weights:
     """Weights fetched into timm's cache; raises InputError."""
     from huggingface_hub import hf_hub_download
 

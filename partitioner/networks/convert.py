@@ -43,7 +43,7 @@ def pair(own: Shapes, foreign: Shapes, where: str) -> Pairing:
     Shapes have to agree, and `weight`, `bias` and statistics of norms wherever both say so. The
     error begins with `where` and names the first tensor that differs.
     """
-    own, foreign = _counted(own), _counted(foreign)
+    own, foreign = _without_counters(own), _without_counters(foreign)
     plain = _without_prefix(foreign)
     by_name = set(plain.values()) == set(own)
     names = plain if by_name else dict(zip(foreign, own, strict=False))
@@ -69,7 +69,7 @@ def pair(own: Shapes, foreign: Shapes, where: str) -> Pairing:
     return Pairing(names, by_name)
 
 
-def _counted(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+def _without_counters(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in shapes.items() if not name.endswith(_COUNTER)}
 
 
@@ -109,7 +109,7 @@ def convert(name: str, source: Path, out: Path) -> Conversion:
     if not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"{source}: expected tensors by their names, found something else")
     foreign = {key: tuple(value.shape) for key, value in state.items()}
-    classes, pairing = _paired(Backbone(name, side), _classes(config, foreign), foreign, source)
+    classes, pairing = _pair(Backbone(name, side), _classes(config, foreign), foreign, source)
     network = create(Backbone(name, side), classes)
     network.load_state_dict({own: state[key] for key, own in pairing.names.items()}, strict=False)
     _check_answer(network, side, source)
@@ -122,7 +122,7 @@ def convert(name: str, source: Path, out: Path) -> Conversion:
     return Conversion(pairing, classes)
 
 
-def _paired(backbone: Backbone, classes: int, foreign: Shapes, source: Path) -> tuple[int, Pairing]:
+def _pair(backbone: Backbone, classes: int, foreign: Shapes, source: Path) -> tuple[int, Pairing]:
     """The number of classes with which the tensors are the network's; 0 without a classifier."""
     error: InputError | None = None
     for count in (classes, 0):

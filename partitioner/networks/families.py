@@ -143,7 +143,7 @@ def read_weights(model: Any, weights: Path, *, own_classes: bool = False) -> Non
     With `own_classes` it has to fit. Raises InputError where any other tensor is missing or has
     another shape.
     """
-    state = dict(adapted(model, read_state(weights)))
+    state = dict(adapt_positions(model, read_state(weights)))
     own = model.state_dict()
     heads = {k for k in state if k.startswith(_HEADS)}
     drop = {k for k in heads if k not in own or own[k].shape != state[k].shape}
@@ -165,7 +165,7 @@ def read_weights(model: Any, weights: Path, *, own_classes: bool = False) -> Non
     model.load_state_dict(kept, strict=False)
 
 
-def adapted(model: Any, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def adapt_positions(model: Any, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """`state` with positional embeddings resampled to the image size of `model`."""
     if not hasattr(model, "pos_embed") or "pos_embed" not in state:
         return state

@@ -30,18 +30,18 @@ def fit_classifier(features: Tensor, targets: Tensor, num_classes: int) -> tuple
     if held_out.any():
         found = []
         for candidate in PENALTIES:
-            weight, bias = _fitted(x[~held_out], targets[~held_out], num_classes, candidate)
+            weight, bias = _fit(x[~held_out], targets[~held_out], num_classes, candidate)
             logits = x[held_out] @ weight + bias
             for factor in SHARPNESS:
                 loss = float(F.cross_entropy(factor * logits, targets[held_out]))
                 found.append((loss, candidate, factor))
         _, penalty, sharpness = min(found)
-    weight, bias = _fitted(x, targets, num_classes, penalty)
+    weight, bias = _fit(x, targets, num_classes, penalty)
     weight = weight / scale[:, None]
     return sharpness * weight.T, sharpness * (bias - mean @ weight)
 
 
-def _fitted(x: Tensor, targets: Tensor, num_classes: int, penalty: float) -> tuple[Tensor, Tensor]:
+def _fit(x: Tensor, targets: Tensor, num_classes: int, penalty: float) -> tuple[Tensor, Tensor]:
     """Weight `[D, C]` and bias `[C]` that minimise the penalised cross-entropy, by L-BFGS."""
     weight = x.new_zeros(x.shape[1], num_classes, requires_grad=True)
     bias = x.new_zeros(num_classes, requires_grad=True)

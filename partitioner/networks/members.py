@@ -30,7 +30,7 @@ def check_member(spec: Spec) -> None:
         check_known(spec.name)
 
 
-def deployed(module: nn.Module) -> nn.Module:
+def to_served_form(module: nn.Module) -> nn.Module:
     """The served form: branches of one linear map summed, batch norms folded.
 
     By timm's `reparameterize_model`, a copy where the module has such parts.

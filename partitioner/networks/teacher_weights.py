@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mdp.errors import InputError
 from mdp.formats.plan import TeacherSpec
-from partitioner.networks.families import adapted, cut_classifier
+from partitioner.networks.families import adapt_positions, cut_classifier
 from partitioner.networks.teacher import Teacher, build_teacher, outline
 from partitioner.torchvision_shim import import_timm
 
@@ -46,7 +46,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     return {key.removeprefix("module.").removeprefix("network."): v for key, v in content.items()}
 
 
-def known_classes(spec: TeacherSpec, checkpoint: Path | None) -> int:
+def count_classes(spec: TeacherSpec, checkpoint: Path | None) -> int:
     """The number of classes of the weights' classifier; 0 where they have none.
 
     The weights are the file's, else timm's own. Raises InputError where the file's do not fit the
@@ -56,10 +56,12 @@ def known_classes(spec: TeacherSpec, checkpoint: Path | None) -> int:
         config = import_timm().get_pretrained_cfg(spec.name)
         return int(config.num_classes) if config else 0
     network = outline(spec.name, spec.args)
-    return _check(network, _fitted(network, read_state(checkpoint), checkpoint), checkpoint)
+    return _check(
+        network, _adapt_positions(network, read_state(checkpoint), checkpoint), checkpoint
+    )
 
 
-def given_teacher(
+def load_teacher(
     spec: TeacherSpec, num_classes: int, checkpoint: Path | None, rows: Sequence[int] | None = None
 ) -> Teacher:
     """The teacher with the weights of a file, or else timm's own, for `num_classes` classes.
@@ -67,7 +69,7 @@ def given_teacher(
     Its classifier is the rows `rows` of theirs; without `rows` it is theirs, or random where the
     number of classes differs. Raises InputError where the weights do not fit.
     """
-    known = num_classes if rows is None else known_classes(spec, checkpoint)
+    known = num_classes if rows is None else count_classes(spec, checkpoint)
     teacher = build_teacher(spec, known, pretrained=checkpoint is None)
     if checkpoint is not None:
         load_checkpoint(teacher, checkpoint)
@@ -85,7 +87,7 @@ def load_checkpoint(teacher: Teacher, path: Path) -> None:
     Its classifier is left alone where the file's has another number of classes. Raises InputError.
     """
     network = teacher.network
-    state = _fitted(network, read_state(path), path)
+    state = _adapt_positions(network, read_state(path), path)
     heads, own = classifiers(network), network.state_dict()
     if _check(network, state, path) != len(own[f"{heads[0]}.weight"]):
         state = {key: value for key, value in state.items() if not _of_heads(key, heads)}
@@ -116,10 +118,10 @@ def _of_heads(key: str, heads: Sequence[str]) -> bool:
     return key.rpartition(".")[0] in heads
 
 
-def _fitted(network: nn.Module, state: State, path: Path) -> State:
+def _adapt_positions(network: nn.Module, state: State, path: Path) -> State:
     """`state` with positions resampled to the picture of `network`; raises InputError."""
     try:
-        return adapted(network, state)
+        return adapt_positions(network, state)
     except Exception as error:
         # timm's filter takes the tensors' shapes for granted.
         raise InputError(

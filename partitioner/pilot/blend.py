@@ -32,7 +32,7 @@ class Blend:
         )
 
 
-def blended(
+def find_blend(
     left_out: HeldOutPredictions, own: Classifier, features: NDArray[np.floating], targets: Index
 ) -> tuple[HeldOutPredictions, Blend | None]:
     """The predictions with the least cross-entropy of blends with `own`, and that blend.

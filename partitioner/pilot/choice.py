@@ -51,7 +51,7 @@ def without_slow(
     then expected to err less.
     """
 
-    def expected(row: int) -> float:
+    def error_after(row: int) -> float:
         return errors[row] * (1 - _MENDED * min(1.0, epochs[row] / _MENDS))
 
     return {
@@ -59,7 +59,8 @@ def without_slow(
             row
             for row in rows
             if not any(
-                epochs[other] > epochs[row] and expected(other) < expected(row) for other in rows
+                epochs[other] > epochs[row] and error_after(other) < error_after(row)
+                for other in rows
             )
         ]
         for device, rows in allowed.items()
@@ -229,12 +230,12 @@ def _losses_together(
     total, count = np.sum(chosen, axis=0), len(chosen)
     if count == 1:
         return _losses(total, right)
-    rest = [_fused_losses(total - own, count - 1, right) for own in chosen]
-    found: Array = (_fused_losses(total, count, right) + np.mean(rest, axis=0)) / 2
+    rest = [_fuse_losses(total - own, count - 1, right) for own in chosen]
+    found: Array = (_fuse_losses(total, count, right) + np.mean(rest, axis=0)) / 2
     return found
 
 
-def _fused_losses(total: Array, count: int, right: Index) -> Array:
+def _fuse_losses(total: Array, count: int, right: Index) -> Array:
     """Cross-entropy `[S]` of a sum of answers at the best of three temperatures.
 
     Answers that err together are worth their mean, independent ones their sum.

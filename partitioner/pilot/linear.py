@@ -69,7 +69,7 @@ def leave_groups_out(
     the surest, and several together seem better than they are, by 30 points with five pictures of
     two classes that are hard to tell apart.
     """
-    scores, losses = _left_out_scores(features, targets, groups, num_classes)
+    scores, losses = _score_left_out(features, targets, groups, num_classes)
     best = int(losses.argmin())
     chosen = np.full(len(targets), best)
     if len(targets) <= _FEW:
@@ -77,7 +77,7 @@ def leave_groups_out(
         for part in np.unique(parts):
             others = parts != part
             if len(np.unique(groups[others])) > 1:
-                chosen[~others] = _left_out_scores(
+                chosen[~others] = _score_left_out(
                     features[others], targets[others], groups[others], num_classes
                 )[1].argmin()
     penalties, sharps = np.divmod(chosen, len(SHARPNESS))
@@ -89,16 +89,16 @@ def leave_groups_out(
     )
 
 
-def _left_out_scores(
+def _score_left_out(
     features: NDArray[np.floating], targets: Index, groups: Index, num_classes: int
 ) -> tuple[Array, Array]:
     """Scores `[P, N, C]` of the pictures left out, and the cross-entropy `[P x S]` of them.
 
     P are the penalties, and S the values of sharpness.
     """
-    x, labels = _standardised(features)[0], np.eye(num_classes)[targets]
+    x, labels = _standardise(features)[0], np.eye(num_classes)[targets]
     mean = labels.mean(axis=0)
-    u, squares = _left_vectors(x)
+    u, squares = _singular_vectors(x)
     centred = labels - mean
     projected = u.T @ centred
     blocks, every = _blocks(folds(targets, groups)), np.arange(len(x))
@@ -140,7 +140,7 @@ def fit(
     sharpness: float,
 ) -> Classifier:
     """The classifier of features `[N, D]` and targets `[N]`; its softmax gives probabilities."""
-    x, mean, scale = _standardised(features)
+    x, mean, scale = _standardise(features)
     labels = np.eye(num_classes)[targets]
     centre = labels.mean(axis=0)
     if x.shape[1] <= len(x):
@@ -174,14 +174,14 @@ def interval(right: int, count: int, tested: int | None = None) -> tuple[float, 
     return max(0.0, centre - width), min(1.0, centre + width)
 
 
-def _standardised(features: NDArray[np.floating]) -> tuple[Array, Array, Array]:
+def _standardise(features: NDArray[np.floating]) -> tuple[Array, Array, Array]:
     """Features `[N, D]` with mean 0 and variance 1, and their mean and scale `[D]`."""
     x = np.asarray(features, dtype=np.float64)
     mean, scale = x.mean(axis=0), np.maximum(x.std(axis=0), _LEAST_SCALE)
     return (x - mean) / scale, mean, scale
 
 
-def _left_vectors(x: Array) -> tuple[Array, Array]:
+def _singular_vectors(x: Array) -> tuple[Array, Array]:
     """Left singular vectors `[N, R]` and squared singular values `[R]`, by the smaller product."""
     if x.shape[1] <= len(x):
         squares, v = np.linalg.eigh(x.T @ x)

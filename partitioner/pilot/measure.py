@@ -24,12 +24,12 @@ from mdp.files import write_bytes
 from mdp.formats.bundle import sha256_of
 from mdp.formats.plan import SubModelSpec
 from partitioner.data.crops import View, load_views
-from partitioner.data.datasets import Dataset, PictureSet, thinned
+from partitioner.data.datasets import Dataset, PictureSet, thin_out
 from partitioner.data.memmaps import Views
 from partitioner.data.scenes import Places, places, single_pictures
 from partitioner.networks.families import Backbone, FamilyMember, Pooling
 from partitioner.networks.teacher import teacher_spec
-from partitioner.pilot.blend import Blend, blended
+from partitioner.pilot.blend import Blend, find_blend
 from partitioner.pilot.candidates import (
     DeviceLatency,
     FrozenNetwork,
@@ -72,9 +72,9 @@ class PilotPictures:
     def of(cls, data: Dataset, limit: int) -> "PilotPictures":
         """At most `limit` training pictures, in scenes with a picture of every camera."""
         if not data.cameras:
-            kept = thinned(data.train, limit, least=LEAST)
+            kept = thin_out(data.train, limit, least=LEAST)
             return cls(kept, np.arange(len(kept)), None)
-        whole = thinned(_whole_scenes(data), limit // len(data.cameras), least=LEAST)
+        whole = thin_out(_whole_scenes(data), limit // len(data.cameras), least=LEAST)
         where = places(whole, data.cameras)
         return cls(single_pictures(replace(data, train=whole)).train, where.scene, where)
 
@@ -330,7 +330,7 @@ def _measure(
         for (name, side), by_depth in passes.items():
             features = _features(name, side, weights[name], sorted(by_depth), views[side], advance)
             for depth, row in by_depth.items():
-                left_out, blend = _left_out(
+                left_out, blend = _predict_left_out(
                     features[depth],
                     wanted[row],
                     weights[name],
@@ -343,7 +343,7 @@ def _measure(
     return found
 
 
-def _left_out(
+def _predict_left_out(
     features: Features,
     one: FrozenNetwork,
     weights: Path,
@@ -359,7 +359,7 @@ def _left_out(
     own = None
     if rows is not None:
         own = own_rows(one.name, one.depth, weights, rows)
-    return (left_out, None) if own is None else blended(left_out, own, features, targets)
+    return (left_out, None) if own is None else find_blend(left_out, own, features, targets)
 
 
 class KeptPredictions:
@@ -463,7 +463,7 @@ def fit_member(
         (pixels,) = _views(pictures.pictures, [side], cache, progress)
         with progress.task(f"fitting the classifier of {one.words}", len(pixels)) as advance:
             features = _features(one.name, side, weights, [one.depth], pixels, advance)[one.depth]
-        left_out, blend = _left_out(features, one, weights, rows, pictures, num_classes)
+        left_out, blend = _predict_left_out(features, one, weights, rows, pictures, num_classes)
     with threadpool_limits(1, user_api="blas"):
         classifier = fit(
             features,

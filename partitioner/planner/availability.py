@@ -96,7 +96,7 @@ class Objective:
 
     def value(self, sums: PartSums, *, most: float = np.inf) -> float:
         """Expected accuracy; an answer counts for at most `most` times the top capability."""
-        combined = self._combined(sums)
+        combined = self._combine(sums)
         combined = np.minimum(combined, most**self.law.sharpness)
         return float(self._values(combined))
 
@@ -105,7 +105,7 @@ class Objective:
     ) -> Array:
         """Expected accuracy `[candidates]` with each as a further member on these devices."""
         parts = np.array([self.part(c.capability) for c in candidates])
-        there, base = self.present(devices), self._combined(sums)
+        there, base = self.present(devices), self._combine(sums)
         # Only patterns with one of these devices, often half of them, differ between candidates;
         # and only what a candidate shares with members differs between those patterns.
         rows = np.flatnonzero(there)
@@ -120,7 +120,7 @@ class Objective:
         grown = self._values(base[rows] + alone[:, None] + more, rows)
         return grown + self._values(base[~there], np.flatnonzero(~there))
 
-    def _combined(self, sums: PartSums) -> Array:
+    def _combine(self, sums: PartSums) -> Array:
         combined = self.law.own * sums.total
         for share, known in zip(self._shares, sums.most, strict=True):
             for part in known.values():

@@ -258,7 +258,7 @@ class DeviceCandidates(FittedProfile):
 
     def places(self, limits: PlanLimits) -> NDArray[np.int64]:
         """Their indices in `rows`."""
-        if self.blind or self.computed_by(limits):
+        if self.blind or self.computing_neighbour(limits):
             return np.empty(0, dtype=np.int64)
         met = self.costs.within(limits)
         if limits.max_energy_j is not None:
@@ -266,7 +266,7 @@ class DeviceCandidates(FittedProfile):
             met &= power_w * np.round(self.costs.compute_ms, 3) / 1e3 <= limits.max_energy_j
         return np.flatnonzero(met)
 
-    def computed_by(self, limits: PlanLimits) -> str:
+    def computing_neighbour(self, limits: PlanLimits) -> str:
         """The device that computes this one's camera instead of it; empty where none can."""
         return next((other.name for other in self.before if len(other.places(limits))), "")
 

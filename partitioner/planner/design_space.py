@@ -196,7 +196,7 @@ def make_design_space(
     capability, memory = [], []
     for precision in known:
         mine = [_with_precision(spec, precision) for spec in plain]
-        capability.append(quantised(predictor.of_specs(mine), precision))
+        capability.append(after_quantisation(predictor.of_specs(mine), precision))
         memory.append(np.array([memory_bytes(spec, num_classes) for spec in mine]))
         specs += mine
     views = [view_of(spec) for spec in specs]
@@ -223,7 +223,7 @@ def make_design_space(
     )
 
 
-def quantised(capability: Array, precision: Precision) -> Array:
+def after_quantisation(capability: Array, precision: Precision) -> Array:
     """Capability after the assumed loss of a precision."""
     loss = QUANTISATION_LOSS.get(precision, 0.0)
     values: Array = -np.log(np.minimum(np.exp(-capability) + loss, 1.0))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mdp.formats.profile import DeviceProfile
-from partitioner.estimates.latency import sustained_factor
+from partitioner.estimates.latency import load_factor
 from partitioner.estimates.latency_quantiles import LatencyQuantile
 from partitioner.planner.candidates import Candidate, DeviceCandidates
 from partitioner.planner.limits import PlanLimits
@@ -62,7 +62,7 @@ def why(problem: Problem, placements: Sequence[Placement], k: int, limits: PlanL
     """One sentence: the choice, and the limit that the next larger one exceeds."""
     placement = placements[k]
     device, pick = problem.devices[placement.device], placement.candidate
-    text = f"{pick} takes {taken(pick, limits)}, and "
+    text = f"{pick} takes {share_of_target(pick, limits)}, and "
     following = next_bigger(device, pick, limits.quantile)
     if following is None:
         return text + "none tried with this picture size is bigger"
@@ -79,7 +79,7 @@ def why(problem: Problem, placements: Sequence[Placement], k: int, limits: PlanL
     return f"{text} would change the expected accuracy by {100 * gain:+.2f} points"
 
 
-def taken(c: Candidate, limits: PlanLimits) -> str:
+def share_of_target(c: Candidate, limits: PlanLimits) -> str:
     """The share of the target that a sub-model takes, slow answers included with a percentile."""
     text = f"{c.predicted_ms.total:.2f} of {limits.target_ms:g} ms"
     if limits.quantile.median:
@@ -202,7 +202,7 @@ def cautions(profile: DeviceProfile) -> list[str]:
             f"During {record.busy_points} of {len(profile.latency)} points others kept it busy, so "
             "it may be faster"
         )
-    slower = sustained_factor(profile)
+    slower = load_factor(profile)
     if record.sustained is not None and slower > 1:
         found.append(
             f"After {record.sustained.minutes:g} minutes of load it takes {slower - 1:.0%} longer, "

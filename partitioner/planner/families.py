@@ -49,7 +49,7 @@ def families_of(
                 f"{next(iter(catalogue()))}.safetensors, found {there}"
             )
     for name in named or ():
-        networks += [n for n in _called(name, weights) if n not in networks]
+        networks += [n for n in _networks_of(name, weights) if n not in networks]
     vits = named is None or bool({PLAIN_VIT.lower(), EVERY} & {name.lower() for name in named})
     low, high = (share * teacher.image_size for share in (MIN_IMAGE_SHARE, MAX_IMAGE_SHARE))
     specs = [
@@ -68,7 +68,7 @@ def families_of(
     return Families(vits=vits, networks=tuple(specs))
 
 
-def _called(name: str, weights: Collection[str] | None) -> list[Network]:
+def _networks_of(name: str, weights: Collection[str] | None) -> list[Network]:
     """The networks that a name stands for; with weights only those that have them."""
     every = list(catalogue().values())
     families = dict.fromkeys(network.family for network in every)

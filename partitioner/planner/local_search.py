@@ -76,7 +76,7 @@ def _with_port(
     def search(port_bytes: float) -> _Search:
         return _Search(devices, predictor, replace(limits, port_bytes=port_bytes), among)
 
-    def refined(port_bytes: float, placements: Placements) -> _Valued:
+    def refine(port_bytes: float, placements: Placements) -> _Valued:
         now = 0.0
         while True:
             before = now
@@ -94,7 +94,7 @@ def _with_port(
     starts = [(port_bytes, plan) for _, port_bytes, plan in found[:STARTS]]
     if start:
         starts.append((total_bytes(start), start))
-    improved = [refined(*one) for one in starts]
+    improved = [refine(*one) for one in starts]
     # A single member does not wait, whatever the total.
     improved.append(_Search(devices, predictor, limits).best_alone())
     return max(improved, key=lambda one: one[1])
@@ -295,7 +295,7 @@ class _Search:
             grown = (*placements[:k], served, *placements[k + 1 :])
             if not self._affordable(total_energy_j(grown), total_bytes(grown)):
                 continue
-            value = self.objective.value(self._summed_up(grown))
+            value = self.objective.value(self._sum_up(grown))
             if best is None or value > best[1]:
                 best = (grown, value)
         return best
@@ -314,10 +314,10 @@ class _Search:
     def _sums(self, placements: Placements) -> PartSums:
         """The sums of the placements; those of the last call are kept."""
         if self._summed is None or self._summed[0] is not placements:
-            self._summed = (placements, self._summed_up(placements))
+            self._summed = (placements, self._sum_up(placements))
         return self._summed[1]
 
-    def _summed_up(self, placements: Placements) -> PartSums:
+    def _sum_up(self, placements: Placements) -> PartSums:
         return self.objective.sums([(s.candidate, s.devices) for s in placements])
 
     def _affordable(self, energy_j: float, sent_bytes: float) -> bool:
@@ -340,7 +340,7 @@ class _Search:
         rest = without_device(without_device(placements, first), second)
         if len(rest) + 2 > self.limits.max_members:
             return None
-        sums = self._summed_up(rest)
+        sums = self._sum_up(rest)
         best: _Valued | None = None
         for option in self._available(rest, first):
             one = (*rest, Placement(device=first, candidate=option))

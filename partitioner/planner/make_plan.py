@@ -10,7 +10,7 @@ import msgspec
 from mdp.errors import PlanRefused
 from mdp.formats.plan import Plan, TeacherSpec
 from mdp.formats.profile import DeviceProfile, read_profiles
-from partitioner.estimates.accuracy import fit_views, predictor_for, seeing, shipped_law
+from partitioner.estimates.accuracy import fit_views, predictor_for, read_shipped_law, seeing
 from partitioner.estimates.accuracy_law import Training
 from partitioner.estimates.accuracy_records import read_runs, read_scenes
 from partitioner.planner.deadline import DECODING_MS
@@ -89,7 +89,7 @@ def make_planned(
     families = families_of(settings.families, known, teacher.shape, num_classes)
     runs = [Path(run) for run in settings.runs]
     predictor = predictor_for(
-        shipped_law(),
+        read_shipped_law(),
         teacher.shape,
         num_classes=num_classes,
         teacher_accuracy=settings.teacher_accuracy,
@@ -110,7 +110,7 @@ def make_planned(
         families=families,
         cameras=settings.cameras,
     )
-    solution = _searched(problem, settings)
+    solution = _solve(problem, settings)
     plan, nearest_ms = solution.plan, None
     if plan.refused and settings.anyway:
         plan = msgspec.structs.replace(
@@ -128,7 +128,7 @@ def make_planned(
     )
 
 
-def _searched(problem: Problem, settings: PlanSettings) -> Solution:
+def _solve(problem: Problem, settings: PlanSettings) -> Solution:
     if settings.min_accuracy is not None:
         return plan_with_accuracy(problem, settings.min_accuracy, settings.latency_ms)
     assert settings.latency_ms is not None

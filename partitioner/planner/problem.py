@@ -12,7 +12,7 @@ import numpy as np
 from mdp.errors import InputError
 from mdp.formats.plan import PLANNED_MEMBERS, Plan, PredictedAccuracy, PredictedMs, TeacherSpec
 from mdp.formats.profile import DeviceProfile, Precision
-from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
+from partitioner.estimates.accuracy import Predictor, predictor_for, read_shipped_law
 from partitioner.estimates.accuracy_law import LawMember, capability_of, together
 from partitioner.estimates.catalogue import catalogue
 from partitioner.estimates.latency_members import MemberLatency
@@ -27,7 +27,7 @@ from partitioner.estimates.macs import memory_bytes
 from partitioner.estimates.network import choose_encoding, network_ms, through_port
 from partitioner.planner.availability import Objective, PartSums, exact_arrivals
 from partitioner.planner.candidates import DeviceCandidates, Run, Sight, evaluate_device, fit_ways
-from partitioner.planner.design_space import make_design_space, quantised
+from partitioner.planner.design_space import after_quantisation, make_design_space
 from partitioner.planner.families import Families
 from partitioner.planner.limits import PlanLimits
 from partitioner.planner.placement import Placement, Placements, with_waits
@@ -104,7 +104,7 @@ def make_problem(
     if client_bps is None:
         client_bps = max(profile.link.bandwidth_bps for profile in profiles)
     if predictor is None:
-        predictor = predictor_for(shipped_law(), teacher.shape, num_classes=num_classes)
+        predictor = predictor_for(read_shipped_law(), teacher.shape, num_classes=num_classes)
     choices = make_design_space(
         teacher.shape,
         predictor,
@@ -207,7 +207,7 @@ def _public_networks(
             for size in network.costs
         ]
         compute = model.networks.predict_many_ms(specs).tolist()
-        values = quantised(predictor.of_specs(specs), precision)
+        values = after_quantisation(predictor.of_specs(specs), precision)
         for spec, compute_ms, capability in zip(specs, compute, values.tolist(), strict=True):
             if math.isnan(compute_ms) or memory_bytes(spec, classes) > profile.memory_bytes:
                 continue
@@ -250,11 +250,11 @@ def _check(profiles: Sequence[DeviceProfile], num_classes: int) -> None:
 
 
 def accuracy_unknown(problem: Problem, placements: Sequence[Placement]) -> str:
-    """Why no accuracy of these placements is predicted; empty where one is."""
+    """Reason why no accuracy of these placements is predicted; empty where one is."""
     return problem.predictor.unknown_of([placement.candidate.spec for placement in placements])
 
 
-def predicted_accuracy(problem: Problem, placements: Sequence[Placement]) -> PredictedAccuracy:
+def predict_accuracy(problem: Problem, placements: Sequence[Placement]) -> PredictedAccuracy:
     """Accuracy with every member in, and the exact expectation over available devices.
 
     Nothing but the reason where no recorded training supports it.

@@ -27,7 +27,7 @@ from partitioner.planner.problem import (
     Solution,
     accuracy_unknown,
     availability,
-    predicted_accuracy,
+    predict_accuracy,
     share_complete,
 )
 from partitioner.planner.single_device import reason_to_refuse, single_device
@@ -92,7 +92,7 @@ def solution_of(
             with_waits(placements, problem.client_bps), key=lambda p: _boosting_order(problem, p)
         )
     )
-    accuracy = predicted_accuracy(problem, ordered)
+    accuracy = predict_accuracy(problem, ordered)
     single = single_device(problem, limits)
     reason = reason_to_refuse(problem, ordered, accuracy, single, limits, floor)
     plan = Plan(
@@ -102,7 +102,7 @@ def solution_of(
         reason=reason,
         assignments=[_assignment(problem, ordered, k, limits) for k in range(len(ordered))],
         single_device=single,
-        left_out=_left_out(problem, ordered, limits),
+        left_out=_explain_unused(problem, ordered, limits),
         replicas=[
             Replica(k=k, why=why_replica(problem, ordered, k), **_run_of(problem, device, c))
             for k, placement in enumerate(ordered)
@@ -121,7 +121,7 @@ def solution_of(
     return Solution(plan=plan, placements=ordered)
 
 
-def rounded_up(value_ms: float) -> float:
+def round_up(value_ms: float) -> float:
     """Rounded up to a tenth of a millisecond."""
     return math.ceil(round(value_ms * 10, 6)) / 10
 
@@ -166,7 +166,7 @@ def _run_of(problem: Problem, device: int, c: Candidate) -> dict[str, Any]:
     }
 
 
-def _left_out(
+def _explain_unused(
     problem: Problem, placements: Sequence[Placement], limits: PlanLimits
 ) -> dict[str, str]:
     """Unused devices, each with the reason."""
@@ -218,10 +218,10 @@ def _joins(device: DeviceCandidates, placements: Sequence[Placement], limits: Pl
 
 
 def why_left_out(device: DeviceCandidates, limits: PlanLimits) -> str:
-    """Why a device is unused: its fastest choice, and the limit that it exceeds."""
+    """Reason why a device is unused: its fastest choice, and the limit that it exceeds."""
     if device.blind:
         return "it has no camera (--camera)"
-    if device.sight is not None and (other := device.computed_by(limits)):
+    if device.sight is not None and (other := device.computing_neighbour(limits)):
         return f"{other} computes the camera {device.sight.camera} itself"
     c = device.quickest
     return (
@@ -247,10 +247,10 @@ def nothing_fits(problem: Problem, target_ms: float) -> str:
     both_ms = two_by_ms(problem)
     text = (
         f"no device can answer within {target_ms:g} ms; the nearest target that could be "
-        f"met is {rounded_up(able[0][0]):g} ms, by {able[0][1]}"
+        f"met is {round_up(able[0][0]):g} ms, by {able[0][1]}"
     )
     if both_ms is not None:
-        text += f", and two devices can take part from {rounded_up(both_ms):g} ms on"
+        text += f", and two devices can take part from {round_up(both_ms):g} ms on"
     return text
 
 

@@ -28,7 +28,7 @@ def single_device(problem: Problem, limits: PlanLimits) -> SingleDevice | None:
     unsure = problem.predictor.typical_error
     runs: list[tuple[float, float, str, Run, bool]] = []
     for index, device in enumerate(problem.devices):
-        if device.blind or device.computed_by(alone):
+        if device.blind or device.computing_neighbour(alone):
             continue
         there = device.profile.availability
         itself = problem.with_teacher[index].within(alone)
@@ -73,7 +73,7 @@ def reason_to_refuse(
     limits: PlanLimits,
     floor: float,
 ) -> str:
-    """Why one device is at least as good, or an empty text.
+    """Reason why one device is at least as good, or an empty text.
 
     Where no accuracy is predicted, by latency and availability alone.
     """
@@ -87,7 +87,7 @@ def reason_to_refuse(
     alone = there * single.accuracy
     error = accuracy.typical_error or 0.0
     if single.is_teacher and alone >= floor:
-        lead = _expected_at_most(problem, placements) - alone
+        lead = _expectation_at_most(problem, placements) - alone
         if lead <= error:
             return _teacher_instead(
                 single, there, alone + lead, accuracy.expected, limits, device.sight
@@ -107,7 +107,7 @@ def reason_to_refuse(
             else "the plan's only member"
         )
         return (
-            f"{single.device} alone, with {single.spec.words}{_seen(device.sight)}, is predicted "
+            f"{single.device} alone, with {single.spec.words}{_sight(device.sight)}, is predicted "
             f"to be right on {single.accuracy:.2%} in {single.predicted_ms.total:.1f} ms, and "
             f"{several} on {accuracy.all_in:.2%}"
         )
@@ -129,7 +129,7 @@ def _reason_without_accuracy(
     there: float,
     limits: PlanLimits,
 ) -> str:
-    """Why one device is at least as good, or an empty text, where no accuracy is known.
+    """Reason why one device is at least as good, or an empty text, where no accuracy is known.
 
     Members do not outdo the model that they learn from by design, so that they lead the teacher
     only where they answer more often.
@@ -148,7 +148,7 @@ def _reason_without_accuracy(
     return ""
 
 
-def _seen(sight: Sight | None) -> str:
+def _sight(sight: Sight | None) -> str:
     return "" if sight is None else f" on the pictures of {sight.camera} alone"
 
 
@@ -181,12 +181,12 @@ def _teacher_instead(
 def _runs_teacher(single: SingleDevice, limits: PlanLimits, sight: Sight | None) -> str:
     quantised = "" if single.spec.precision == "fp32" else f" in {single.spec.precision}"
     return (
-        f"{single.device} runs the teacher itself{quantised}{_seen(sight)} in "
+        f"{single.device} runs the teacher itself{quantised}{_sight(sight)} in "
         f"{single.predicted_ms.total:.1f} ms, within the target of {limits.target_ms:g} ms"
     )
 
 
-def _expected_at_most(problem: Problem, placements: Sequence[Placement]) -> float:
+def _expectation_at_most(problem: Problem, placements: Sequence[Placement]) -> float:
     """Expected accuracy with every answer capped at the teacher's.
 
     A prediction that members outdo the model they learned from does not justify giving it up. With

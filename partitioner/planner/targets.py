@@ -15,12 +15,12 @@ from partitioner.planner.problem import (
     Solution,
     expected_accuracy,
     latency_ms,
-    predicted_accuracy,
+    predict_accuracy,
 )
 from partitioner.planner.search import (
     nothing_fits,
     placements_within,
-    rounded_up,
+    round_up,
     solution_of,
     two_by_ms,
 )
@@ -65,18 +65,18 @@ def plan_with_accuracy(problem: Problem, floor: float, limit_ms: float | None = 
 
     low, high = 0, len(targets) - 1
     highest = reaches(high)
-    check_known(predicted_accuracy(problem, known[high][0]).unknown)
+    check_known(predict_accuracy(problem, known[high][0]).unknown)
     if not highest:
         raise PlanRefused(
             f"no plan reaches an expected accuracy of {floor:.2%}; the most accurate one within "
-            f"{rounded_up(targets[high]):g} ms is predicted to reach {known[high][2]:.2%}"
+            f"{round_up(targets[high]):g} ms is predicted to reach {known[high][2]:.2%}"
         )
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if reaches(middle) else (middle + 1, high)
     placements, limits, _ = known[high]
     slowest = latency_ms(problem, placements, limits.quantile)
-    kept = replace(limits, target_ms=rounded_up(slowest))
+    kept = replace(limits, target_ms=round_up(slowest))
     solution = solution_of(problem, placements, kept, floor)
     if solution.plan.accuracy is not None:
         check_known(solution.plan.accuracy.unknown)
@@ -132,7 +132,7 @@ def _point(problem: Problem, placements: Placements, quantile: LatencyQuantile) 
     known = [energy for energy in energies if energy is not None]
     return ParetoPoint(
         latency_ms=latency_ms(problem, placements, quantile),
-        accuracy=predicted_accuracy(problem, placements),
+        accuracy=predict_accuracy(problem, placements),
         members=len(placements),
         replicas=sum(len(placement.replicas) for placement in placements),
         energy_j=round(sum(known), 6) if len(known) == len(energies) else None,
@@ -151,7 +151,7 @@ def nearest_target_ms(problem: Problem, refused: Plan) -> float | None:
         tried = [target_ms * longer for longer in _LONGER]
         if both_ms is not None and both_ms > target_ms:
             tried.append(both_ms)
-        tried = [rounded_up(ms) for ms in tried]
+        tried = [round_up(ms) for ms in tried]
     tried.sort(key=lambda ms: abs(math.log(ms / target_ms)))
     for ms in tried[:_TRIED]:
         placements, limits = placements_within(problem, ms)

@@ -90,7 +90,7 @@ class RunFolder:
 
         As long as nothing has been trained they may change.
         """
-        if self.settings_file.exists() and self._begun():
+        if self.settings_file.exists() and self._has_begun():
             before = self.settings()
             changed = differences(_without_place(before), _without_place(settings))
             changed = changed or differences(self.plan(), plan)
@@ -110,7 +110,7 @@ class RunFolder:
 
     def check_teacher(self, facts: TeacherFacts) -> None:
         """Raise InputError for a run trained with another teacher, and for no run folder."""
-        if not (self.settings_file.exists() and self._begun()):
+        if not (self.settings_file.exists() and self._has_begun()):
             self.check_new()
             return
         before = msgspec.structs.replace(self.settings().teacher, file=facts.file)
@@ -133,7 +133,7 @@ class RunFolder:
         if found - own:
             raise InputError(f"{self.path}: expected a new, an empty or a run folder")
 
-    def _begun(self) -> bool:
+    def _has_begun(self) -> bool:
         """Tell whether any training has left something here."""
         return any(any(self.path.glob(trace)) for trace in ("*.safetensors", "checkpoint-*.pt"))
 
@@ -141,12 +141,12 @@ class RunFolder:
         """Add one network's mean losses per epoch to curves.json, and draw them all anew."""
         from partitioner.run.curves import draw_curves
 
-        curves = self.kept_curves()
+        curves = self.read_curves()
         curves[stage] = curve
         write_json(self.curves, curves)
         write_bytes(self.curves_picture, draw_curves(curves))
 
-    def kept_curves(self) -> dict[str, list[dict[str, float]]]:
+    def read_curves(self) -> dict[str, list[dict[str, float]]]:
         """The content of curves.json."""
         if not self.curves.exists():
             return {}
@@ -169,7 +169,7 @@ class RunFolder:
         return digest_of([self.plan_file, *weights])
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Lock the folder against other processes, and remove half-written files."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)

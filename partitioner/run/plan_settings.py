@@ -108,7 +108,7 @@ class PlanSettings(Record, frozen=True, kw_only=True):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InputError(f"plan.{key}: expected a number above 0, got {value:g}")
         if self.client_mbit is not None:
-            checked_client_mbit(self.client_mbit, "plan.client_mbit")
+            check_client_mbit(self.client_mbit, "plan.client_mbit")
         if self.percentile is not None and not 50 <= self.percentile <= 99.9:
             raise InputError(
                 f"plan.percentile: expected a number from 50 to 99.9, got {self.percentile:g}"
@@ -145,7 +145,7 @@ def check_argument(key: str) -> None:
         raise InputError(f"--teacher-arg: {key!r} is set by mdp-partition itself")
 
 
-def checked_client_mbit(client_mbit: float, name: str = "--client-mbit") -> float:
+def check_client_mbit(client_mbit: float, name: str = "--client-mbit") -> float:
     """`client_mbit` if a port can carry it, infinity included; raises InputError."""
     if not client_mbit > 0:
         raise InputError(f"{name}: expected a number above 0, got {client_mbit:g}")

@@ -29,7 +29,7 @@ class Progress:
 
     @property
     def stream(self) -> TextIO:
-        """Where it is shown."""
+        """Stream that progress is written to."""
         return self._stream
 
     def note(self, text: str) -> None:

@@ -57,7 +57,7 @@ class TeacherSchedule(Schedule, frozen=True):
     weight_decay: WeightDecay = 0.05
     label_smoothing: Smoothing = 0.1
 
-    def settled(self, *, from_scratch: bool) -> "TeacherSchedule":
+    def with_default_rate(self, *, from_scratch: bool) -> "TeacherSchedule":
         """With the default step size filled in."""
         rate = self.learning_rate or (FROM_SCRATCH if from_scratch else FINE_TUNING)
         return msgspec.structs.replace(self, learning_rate=rate)
@@ -282,7 +282,7 @@ class RunOptions(Record, frozen=True):
 
     @property
     def weights_folder(self) -> Path | None:
-        """Where pretrained weights of networks are, if anywhere."""
+        """Folder of pretrained weights of networks, if there is one."""
         return None if self.weights is None else Path(self.weights)
 
 
@@ -295,7 +295,7 @@ class TrainingConfig(Record, frozen=True):
     augmentation: Augmentation = Augmentation()
 
     @property
-    def given_teacher(self) -> bool:
+    def has_teacher_weights(self) -> bool:
         """Tell whether the teacher has weights at hand, the user's or timm's."""
         return self.options.pretrained or self.options.teacher_checkpoint is not None
 

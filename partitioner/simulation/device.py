@@ -172,7 +172,7 @@ class SimulatedDevice:
         elif self._running is None:
             self._take(now_s)
         elif queue.waiting == 1:
-            self._push(self._free_s, self._freed, self.epoch)
+            self._push(self._free_s, self._on_free, self.epoch)
 
     def _take(self, now_s: float) -> None:
         jobs, dropped = self._queue.take(now_s)
@@ -189,14 +189,14 @@ class SimulatedDevice:
         self._free_s = self._done_s + self._turnaround_s
         self._push(self._done_s + job.back_s, self._deliver, job)
 
-    def _freed(self, now_s: float, epoch: int) -> None:
+    def _on_free(self, now_s: float, epoch: int) -> None:
         """Take the next job: the agent is idle and jobs wait."""
         if epoch != self.epoch:
             return
         self._ready(now_s)
         self._take(now_s)
         if self._queue.waiting:
-            self._push(self._free_s, self._freed, epoch)
+            self._push(self._free_s, self._on_free, epoch)
 
     def _deliver(self, now_s: float, job: QueuedRequest) -> None:
         if job.is_lost:
@@ -247,10 +247,10 @@ def _ways(model: models.DeviceModel, streams: models.RandomStreams) -> Callable[
     if not jitter_s:
         return repeat(half_s).__next__
 
-    def drawn_s(random: Generator, size: int) -> NDArray[np.float64]:
+    def draw_s(random: Generator, size: int) -> NDArray[np.float64]:
         return half_s + jitter_s * models.exponential(random, size)
 
-    return models.SampleStream(streams, model.name, "ways", drawn_s).next
+    return models.SampleStream(streams, model.name, "ways", draw_s).next
 
 
 def _halves(trip_s: Callable[[], float]) -> Iterator[float]:

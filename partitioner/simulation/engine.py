@@ -15,7 +15,7 @@ import numpy as np
 
 from mdp.fusion.fuse import Contribution
 from mdp.requests.choice import Choice
-from mdp.requests.deadline import Deadline, checked_deadline_ms, reserve_s
+from mdp.requests.deadline import Deadline, check_deadline_ms, reserve_s
 from mdp.requests.in_flight import InFlight
 from mdp.requests.reason import UNREACHABLE, Reason
 from mdp.requests.request import Request
@@ -83,7 +83,7 @@ class Simulation:
         self.scenario = scenario
         self.trace = Trace()
         # Fusing has to end within the reserve.
-        reserved_s = reserve_s(checked_deadline_ms(scenario.deadline_ms))
+        reserved_s = reserve_s(check_deadline_ms(scenario.deadline_ms))
         self._after_s = min(scenario.after_s, reserved_s)
         streams = models.RandomStreams(scenario.seed)
         self._streams, self._before = (
@@ -108,7 +108,7 @@ class Simulation:
         self._push, self._turn = _pusher(self._events, number), _pusher(self._turns, number)
         self._devices = {
             model.name: SimulatedDevice(
-                model, streams, self._push, self._replied, scenario.client_bps
+                model, streams, self._push, self._on_reply, scenario.client_bps
             )
             for model in scenario.devices
         }
@@ -223,8 +223,8 @@ class Simulation:
         for name in book.due(now_s):
             if name not in self._gone:
                 number = book.number()
-                book.asked(number, name, now_s)
-                self._devices[name].ask(now_s, self._told, (client, number))
+                book.on_status_request(number, name, now_s)
+                self._devices[name].ask(now_s, self._on_status, (client, number))
 
     def _stages(
         self, book: InFlight[_Call], choice: Choice, now_s: float, decide_s: float
@@ -233,9 +233,9 @@ class Simulation:
         by_s = book.others_by_s(choice, now_s, decide_s)
         return Stages(self.scenario.first, by_s, lambda _: sure)
 
-    def _told(self, now_s: float, told: tuple[tuple[_Client, int], str]) -> None:
+    def _on_status(self, now_s: float, told: tuple[tuple[_Client, int], str]) -> None:
         (client, number), name = told
-        client.book.told(number, name, None, now_s)
+        client.book.on_status(number, name, None, now_s)
 
     # Sessions.
 
@@ -257,7 +257,7 @@ class Simulation:
                 device.send(now_s, call, request.budget_ms / 1e3)
             else:
                 client.port.send(now_s, (device, call, request.budget_ms / 1e3))
-            client.book.sent(call.number, request)
+            client.book.on_send(call.number, request)
             if client.wakes:
                 self._wake_before(call)
 
@@ -319,7 +319,7 @@ class Simulation:
         if call.client.book.held:
             self._give_turns(now_s, call.client)
 
-    def _replied(self, now_s: float, job: QueuedRequest) -> None:
+    def _on_reply(self, now_s: float, job: QueuedRequest) -> None:
         call, device = job.call, job.device
         event: Replied | DeviceFailed
         if job.refusal is not None:
@@ -343,7 +343,7 @@ class Simulation:
             self._give_turns(now_s, call.client)
 
     def _finish(self, call: _Call, finish: Finish, now_s: float) -> None:
-        call.client.book.decided(call.number, now_s)
+        call.client.book.on_decision(call.number, now_s)
         # Its alarm keeps the call until the deadline; free the session now.
         call.session = _OVER
         trace = self.trace
@@ -391,7 +391,7 @@ class Simulation:
             return
         self._gone = {**self._gone, device.name: UNREACHABLE}
         for client in self._clients:
-            for number, actions in client.book.lost(device.name, now_s):
+            for number, actions in client.book.on_loss(device.name, now_s):
                 call = client.book.calls.get(number)
                 if call is not None:
                     self._act(call, actions, now_s)
@@ -403,7 +403,7 @@ class Simulation:
         if epoch == device.epoch and device.up:
             self._gone = {name: why for name, why in self._gone.items() if name != device.name}
             for client in self._clients:
-                client.book.connected(device.name, now_s)
+                client.book.on_connect(device.name, now_s)
 
 
 def simulate(scenario: models.Scenario) -> Trace:

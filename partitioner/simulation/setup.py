@@ -143,7 +143,7 @@ def device_model(
     )
 
 
-def added_model(
+def replica_model(
     plan: Plan, profile: DeviceProfile, k: int, num_classes: int, assumed: Assumptions
 ) -> DeviceModel:
     """`profile`'s device as one more replica of member `k`, by the latency model's prediction.

@@ -42,7 +42,7 @@ def each_lost(scenario: Scenario) -> list[WhatIf]:
     return [without(device.name) for device in scenario.devices]
 
 
-def added(device: DeviceModel) -> WhatIf:
+def add_device(device: DeviceModel) -> WhatIf:
     """Add a device, the last replica of its member."""
     return WhatIf(
         name=f"with {device.name} for sub-model {device.k}",
@@ -58,7 +58,7 @@ def in_stages(first: frozenset[int], names: str, escalated: float) -> WhatIf:
     )
 
 
-def hedged(after_ms: float) -> WhatIf:
+def hedge_after(after_ms: float) -> WhatIf:
     """Ask another replica after `after_ms` without an answer."""
     return WhatIf(
         name=f"hedged after {after_ms:g} ms",
@@ -69,13 +69,13 @@ def hedged(after_ms: float) -> WhatIf:
 def at_one_rung(name: str, place: int) -> WhatIf:
     """Have each device run at one of its rungs alone, the `place`-th of its list."""
 
-    def pinned(device: DeviceModel) -> DeviceModel:
+    def pin(device: DeviceModel) -> DeviceModel:
         return replace(device, rung=range(1 + len(device.rungs))[place])
 
     return WhatIf(
         name=name,
         change=lambda scenario: replace(
-            scenario, devices=tuple(pinned(device) for device in scenario.devices)
+            scenario, devices=tuple(pin(device) for device in scenario.devices)
         ),
     )
 

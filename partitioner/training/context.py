@@ -15,8 +15,8 @@ from partitioner.networks.submodel import Member
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule, Schedule, Settings
-from partitioner.training.distributed import finished, on_first
-from partitioner.training.loop import TrainingStage, derived_seed
+from partitioner.training.distributed import all_exist, on_first
+from partitioner.training.loop import TrainingStage, derive_seed
 from partitioner.training.synchroniser import EveryStep, Synchroniser
 
 #: The splits that nothing is trained on.
@@ -94,7 +94,7 @@ class TrainingContext:
         """Cameras and scenes of the single training pictures."""
         return places(self.data.train, self.data.cameras)
 
-    def trained_on(self, assignment: Assignment) -> slice:
+    def training_rows(self, assignment: Assignment) -> slice:
         """The single training pictures of one sub-model: its camera's, or all of a shared one."""
         if self.settings.schedule.shared or assignment.camera is None:
             return slice(None)
@@ -110,9 +110,9 @@ class TrainingContext:
             self.member_pixels(self.plan.assignments[0], split)
 
     @property
-    def trained(self) -> bool:
+    def is_trained(self) -> bool:
         """Tell whether the teacher and every sub-model are finished, the same on every process."""
-        return finished(self.run.teacher, *(self.run.member(a.k) for a in self.plan.assignments))
+        return all_exist(self.run.teacher, *(self.run.member(a.k) for a in self.plan.assignments))
 
     def picture_bytes(self) -> int:
         """Bytes of cut pictures that the run folder has at most, until the training is finished.
@@ -156,7 +156,7 @@ class TrainingContext:
             name=what,
             pictures=len(range(len(self.singles.train))[rows]),
             schedule=schedule,
-            seed=derived_seed(self.settings.seed, name),
+            seed=derive_seed(self.settings.seed, name),
             autocast=self.settings.autocast,
             checkpoint=self.run.checkpoint(name),
             patience=patience,

@@ -74,7 +74,7 @@ def is_first(crew: Crew | None = None) -> bool:
 
 
 @contextmanager
-def joined(backend: str | None = None) -> Iterator[World]:
+def join_group(backend: str | None = None) -> Iterator[World]:
     """Join torchrun's process group; without torchrun there is none.
 
     By default nccl carries tensors on GPUs and gloo all others.
@@ -158,10 +158,10 @@ def on_first(action: Callable[[], object], crew: Crew | None = None) -> None:
 
 
 @contextmanager
-def owned(run: RunFolder) -> Iterator[None]:
+def lock_run(run: RunFolder) -> Iterator[None]:
     """Lock a run folder, by the first process for all."""
     with ExitStack() as held:
-        on_first(lambda: held.enter_context(run.locked()))
+        on_first(lambda: held.enter_context(run.lock()))
         yield
 
 
@@ -169,18 +169,18 @@ def _writes(crew: Crew | None) -> bool:
     return is_first(crew) or all_started(crew).own_files
 
 
-def finished(*paths: Path) -> bool:
+def all_exist(*paths: Path) -> bool:
     """Tell whether all of `paths` exist for the first process: one answer on every process."""
     return bool(from_first(lambda: float(all(path.exists() for path in paths))))
 
 
-def shared(error: MDPError, crew: Crew | None = None) -> MDPError:
+def common_error(error: MDPError, crew: Crew | None = None) -> MDPError:
     """The error to raise for one that all of a crew meet at once: the first reports it."""
     here = all_started(crew)
     return error if here.rank == 0 or here.size == 1 else StoppedElsewhere(str(error))
 
 
-def agreed(value: int, crew: Crew | None = None) -> bool:
+def all_agree(value: int, crew: Crew | None = None) -> bool:
     """Tell whether `value` is the same on every process."""
     here = all_started(crew)
     return _highest(value, here) == value and -_highest(-value, here) == value
@@ -246,7 +246,7 @@ def share_statistics(module: "nn.Module", crew: Crew | None = None) -> None:
                 _broadcast(buffer, here)
 
 
-def summed(values: "Tensor", crew: Crew | None = None) -> "Tensor":
+def sum_over_all(values: "Tensor", crew: Crew | None = None) -> "Tensor":
     """Sum of every process's `values`, in place."""
     here = all_started(crew)
     if here.size > 1:

@@ -30,11 +30,11 @@ from partitioner.training.loop import (
     STATISTICS,
     TrainingDiverged,
     check_batches,
-    derived_seed,
+    derive_seed,
     parameter_groups,
     retake_statistics,
 )
-from partitioner.training.losses import centred
+from partitioner.training.losses import centre
 from partitioner.training.student import BatchTargets, Student, member_losses
 
 #: Share of the steps during which the learning rate rises.
@@ -221,7 +221,7 @@ def _optimiser(
     return torch.optim.AdamW(groups, lr=rate, fused=cuda, capturable=cuda)
 
 
-def placed(network: nn.Module, device: torch.device) -> None:
+def move_to(network: nn.Module, device: torch.device) -> None:
     """Move a network to the device, in the memory format that is fastest there."""
     network.to(device)
     parts: list[Any] = list(network.modules())
@@ -265,7 +265,7 @@ class LiveRun:
         for start in range(0, count, _CHUNK):
             chunk = torch.from_numpy(np.array(canvases[start : start + _CHUNK]))
             pixels[start : start + _CHUNK] = chunk.to(device).permute(0, 3, 1, 2)
-        placed(teacher.eval().requires_grad_(requires_grad=False), device)
+        move_to(teacher.eval().requires_grad_(requires_grad=False), device)
         targets = torch.from_numpy(work.data.train.targets).to(device)
         return cls(work, teacher, Pictures(pixels, targets, len(work.data.labels)))
 
@@ -277,18 +277,18 @@ class LiveRun:
         earlier = known if schedule.boosting else known[-1:] if schedule.stacking else []
         before = [(work.load_member(a), view_of(a)) for a in earlier]
         for member, _ in before:
-            placed(member.requires_grad_(requires_grad=False), device)
+            move_to(member.requires_grad_(requires_grad=False), device)
         stage = work.stage(
             f"member-{k}", f"training sub-model {k} for {assignment.device}", schedule
         )
         student = Student(submodel, before[-1][0].width if before and schedule.stacking else None)
         check_batches(student, replace(stage, pictures=min(schedule.batch_size, stage.pictures)))
-        placed(student, device)
+        move_to(student, device)
         recipe = Recipe(
             schedule=schedule,
             drawing=drawing_of(work.settings.augmentation),
             autocast=work.settings.autocast,
-            seed=derived_seed(stage.seed, "views"),
+            seed=derive_seed(stage.seed, "views"),
         )
         return distil(
             student, view_of(assignment), self._teach(before), self.pictures, recipe, stage.name,
@@ -310,7 +310,7 @@ class LiveRun:
             boosts = [output.boost.float() for output in outputs if output.boost is not None]
             return BatchTargets(
                 labels=draw.labels(self.pictures),
-                teacher=centred(logits.float()),
+                teacher=centre(logits.float()),
                 before=torch.stack(boosts).sum(dim=0) if boosts else None,
                 imitated=outputs[-1].feature.float() if outputs else None,
             )

@@ -26,7 +26,13 @@ from partitioner.run.settings import Autocast, Schedule
 from partitioner.run.step_size import learning_rate
 from partitioner.training.checkpoint import TrainingState, restore, save
 from partitioner.training.compute import training_device
-from partitioner.training.distributed import agreed, first_then_others, on_first, shared, together
+from partitioner.training.distributed import (
+    all_agree,
+    common_error,
+    first_then_others,
+    on_first,
+    together,
+)
 from partitioner.training.synchroniser import EveryStep, Synchroniser
 
 #: Pictures, at most, from which the statistics of batch norms are taken at the end.
@@ -83,7 +89,7 @@ class _Training:
         )
 
 
-def derived_seed(seed: int, *what: object) -> int:
+def derive_seed(seed: int, *what: object) -> int:
     """The seed of one purpose, 0 to 2**63 - 1."""
     digest = hashlib.sha256(repr((seed, *what)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
@@ -134,7 +140,7 @@ def fit(
     optimiser = torch.optim.AdamW(
         parameter_groups(module, stage.schedule.weight_decay), lr=0.0, fused=True
     )
-    state = _taken_up(module, optimiser, stage)
+    state = _take_up(module, optimiser, stage)
     network = stage.sync.wrap(module, optimiser, device)
     training = _Training(module, network, optimiser, stage, loss_of, device)
     _train(training, state, progress, validate)
@@ -149,7 +155,7 @@ def check_batches(module: nn.Module, stage: TrainingStage) -> None:
     batches = stage.sync.parts * math.ceil(stage.pictures / stage.schedule.batch_size)
     least = stage.pictures // batches // stage.sync.crew.size
     if least < 2 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
-        raise shared(
+        raise common_error(
             InputError(
                 f"{stage.name}: expected batches of at least 2 pictures for each process, for its "
                 f"batch norms, got {least}: give a larger batch size"
@@ -158,15 +164,15 @@ def check_batches(module: nn.Module, stage: TrainingStage) -> None:
         )
 
 
-def _taken_up(
+def _take_up(
     module: nn.Module, optimiser: torch.optim.Optimizer, stage: TrainingStage
 ) -> TrainingState:
     """The state of the last finished epoch, the same on every process."""
     crew = stage.sync.crew
     with together(crew):
         state = restore(module, optimiser, stage.checkpoint)
-    if not agreed(len(state.curve), crew):
-        raise shared(
+    if not all_agree(len(state.curve), crew):
+        raise common_error(
             InputError(f"{stage.checkpoint}: not the same file on every machine of this training"),
             crew,
         )
@@ -227,7 +233,7 @@ def _epoch(training: _Training, epoch: int, report: Callable[[float], None]) -> 
     started_s = time.monotonic()
     stage, batches = training.stage, training.batches
     training.module.train()
-    torch.manual_seed(derived_seed(stage.seed, stage.name, epoch))
+    torch.manual_seed(derive_seed(stage.seed, stage.name, epoch))
     order = torch.randperm(stage.pictures).numpy()
     steps, peak = stage.schedule.epochs * batches, stage.schedule.learning_rate or 0.0
     sums: dict[str, float] = {}
@@ -235,7 +241,7 @@ def _epoch(training: _Training, epoch: int, report: Callable[[float], None]) -> 
         for group in training.optimiser.param_groups:
             group["lr"] = learning_rate(epoch * batches + number, steps, peak)
         # Uneven shares consume the random state unevenly: it is seeded anew for every batch.
-        torch.manual_seed(derived_seed(stage.seed, stage.name, epoch, number))
+        torch.manual_seed(derive_seed(stage.seed, stage.name, epoch, number))
         losses = _step(training, share, part, epoch, number)
         for name, loss in losses.items():
             sums[name] = sums.get(name, 0.0) + loss / batches
@@ -249,7 +255,7 @@ def _epoch(training: _Training, epoch: int, report: Callable[[float], None]) -> 
 def _settle_statistics(training: _Training) -> None:
     """Recompute the statistics of batch norms with the final weights, on every process alike."""
     module, stage = training.module, training.stage
-    seed = derived_seed(stage.seed, stage.name, "statistics")
+    seed = derive_seed(stage.seed, stage.name, "statistics")
     rows = np.random.default_rng(seed).permutation(stage.pictures)[:STATISTICS]
 
     def see() -> None:
@@ -313,7 +319,7 @@ def _step(
     means = dict(zip(losses, stage.sync.step_losses(weighted).tolist(), strict=True))
     for what, value in (("loss", means["loss"]), ("gradient's norm", norm)):
         if not math.isfinite(value):
-            raise _diverged(training, what, value, epoch, number)
+            raise _divergence(training, what, value, epoch, number)
     return means
 
 
@@ -322,14 +328,14 @@ def _check_weights(training: _Training, epoch: int) -> None:
     for name, value in training.module.state_dict().items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             odd = float(value[~value.isfinite()].flatten()[0])
-            raise _diverged(training, f"weight {name}", odd, epoch, training.batches - 1)
+            raise _divergence(training, f"weight {name}", odd, epoch, training.batches - 1)
 
 
-def _diverged(training: _Training, what: str, value: float, epoch: int, number: int) -> MDPError:
+def _divergence(training: _Training, what: str, value: float, epoch: int, number: int) -> MDPError:
     """The error, which every process raises in the same step."""
     stage = training.stage
     kept = f"the state after epoch {epoch} is kept in {stage.checkpoint}" if epoch else ""
-    return shared(
+    return common_error(
         TrainingDiverged(
             f"{stage.name}: the {what} became {value} in epoch {epoch + 1}, step {number + 1} of "
             f"{training.batches}; {kept or 'nothing had been finished before'}; "
@@ -344,7 +350,7 @@ def _validation(training: _Training, epoch: int, validate: Validate) -> float:
     with torch.no_grad():
         value = training.stage.sync.from_first(lambda: validate(training.module))
     if not math.isfinite(value):
-        raise _diverged(training, "validation", value, epoch, training.batches - 1)
+        raise _divergence(training, "validation", value, epoch, training.batches - 1)
     return value
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def centred(logits: Tensor) -> Tensor:
+def centre(logits: Tensor) -> Tensor:
     """Logits `[..., C]` with each row's mean taken off, which changes no softmax."""
     return logits - logits.mean(dim=-1, keepdim=True)
 

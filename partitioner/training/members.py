@@ -27,9 +27,9 @@ from partitioner.run.settings import MemberSchedule
 from partitioner.training.cached_outputs import BATCH, batch, device_of, keep_outputs
 from partitioner.training.compute import training_device
 from partitioner.training.context import TrainingContext
-from partitioner.training.distributed import finished, on_first
+from partitioner.training.distributed import all_exist, on_first
 from partitioner.training.live import LiveRun
-from partitioner.training.loop import Validate, derived_seed, train_stage
+from partitioner.training.loop import Validate, derive_seed, train_stage
 from partitioner.training.student import DistillationTargets, MemberLoss, Student
 
 #: Pictures, at most, that a linear probe is fitted on.
@@ -53,14 +53,14 @@ def train_members(
     for assignment in work.plan.assignments:
         if only is not None and assignment.k not in only:
             continue
-        if finished(work.run.member(assignment.k)):
+        if all_exist(work.run.member(assignment.k)):
             continue
         if (twin := same.get(assignment.k)) is not None:
             on_first(partial(_copy, work, assignment, work.plan.assignments[twin]))
             continue
         if work.settings.teaching == "live":
             live = live or LiveRun.of(work, teacher)
-            submodel = untrained(work, assignment, teacher)
+            submodel = initial_member(work, assignment, teacher)
             _keep(work, assignment, submodel, live.train(assignment, submodel))
         else:
             _train_member(work, assignment, teacher, logits)
@@ -107,7 +107,7 @@ def _train_member(
         for replaced in predecessors[:-1]:
             remove_outputs(work, replaced)
         targets = _targets(work, assignment, logits)
-        submodel = untrained(work, assignment, teacher)
+        submodel = initial_member(work, assignment, teacher)
         student = Student(submodel, targets.imitated[0].shape[1] if targets.imitated else None)
         validate = None
         if schedule.patience:
@@ -120,7 +120,7 @@ def _train_member(
 
     what = f"training sub-model {k} for {assignment.device}"
     stage = work.stage(
-        f"member-{k}", what, schedule, schedule.patience, work.trained_on(assignment)
+        f"member-{k}", what, schedule, schedule.patience, work.training_rows(assignment)
     )
     train_stage(stage, prepare, keep, work.progress)
 
@@ -141,12 +141,12 @@ def _keep(work: TrainingContext, assignment: Assignment, submodel: Member, curve
     write_bytes(work.run.member(assignment.k), save(state))
 
 
-def untrained(work: TrainingContext, assignment: Assignment, teacher: Teacher) -> Member:
+def initial_member(work: TrainingContext, assignment: Assignment, teacher: Teacher) -> Member:
     """Sub-model k before its training; raises InputError if the teacher does not fit it.
 
     Plain ViTs start from other weights as the schedule says, networks from pretrained ones.
     """
-    torch.manual_seed(derived_seed(work.settings.seed, "member", assignment.k, "init"))
+    torch.manual_seed(derive_seed(work.settings.seed, "member", assignment.k, "init"))
     weights = work.weights.get(assignment.k)
     submodel = work.new_member(assignment, weights)
     start = work.settings.schedule.start
@@ -182,7 +182,7 @@ def _start_heads(
     if rows and own is not None and own.in_features == submodel.width:
         submodel.start_heads(cut_classifier(own, rows))
         return f"{count} rows of its classifier"
-    part = work.trained_on(assignment)
+    part = work.training_rows(assignment)
     pixels = work.variants.view(single_view_of(assignment), 0)[part]
     index = np.arange(0, len(pixels), math.ceil(len(pixels) / _PROBED))
     device = training_device()
@@ -225,7 +225,11 @@ def _targets(
 ) -> DistillationTargets:
     """Sub-model k's views, labels, teacher logits and predecessors' outputs, per variant."""
     k, variants, schedule = assignment.k, work.variants, work.settings.schedule
-    every, part, view = _seen(work, k), work.trained_on(assignment), single_view_of(assignment)
+    every, part, view = (
+        _variants_of(work, k),
+        work.training_rows(assignment),
+        single_view_of(assignment),
+    )
     before = schedule.predecessors(k)
     last = before[-1] if before else 0
     boosting, stacking = k > 0 and schedule.boosting, k > 0 and schedule.stacking
@@ -246,7 +250,7 @@ def _taught(work: TrainingContext, logits: Array, variant: int, part: slice) -> 
     return taught(logits, work.places, part, work.settings.schedule.teacher_views, random)
 
 
-def _seen(work: TrainingContext, k: int) -> range:
+def _variants_of(work: TrainingContext, k: int) -> range:
     """The variants that the training of sub-model k uses."""
     return range(min(work.variants.count, work.schedule_of(k).epochs))
 
@@ -269,14 +273,14 @@ def _bag_logits(network: nn.Module, pixels: Views) -> Tensor:
         return torch.cat([network(batch(pixels, part, device)).bag.cpu() for part in parts])
 
 
-def kept_outputs(work: TrainingContext, k: int) -> dict[int, list[Path]]:
+def output_files(work: TrainingContext, k: int) -> dict[int, list[Path]]:
     """The files of F_k (boosting) and h_k (stacking) by variant, of which there may be none.
 
     Those of every variant that the sub-models see which follow `k`.
     """
     schedule = work.settings.schedule
     wanted = [_sum] * schedule.boosting + [_feature] * schedule.stacking
-    return {v: [path(work, k, v) for path in wanted] for v in _seen(work, k + 1)}
+    return {v: [path(work, k, v) for path in wanted] for v in _variants_of(work, k + 1)}
 
 
 def outputs_of(work: TrainingContext, k: int) -> Callable[[int], Callable[[Index], list[Tensor]]]:
@@ -285,7 +289,7 @@ def outputs_of(work: TrainingContext, k: int) -> Callable[[int], Callable[[Index
     With boosting the folder needs F_{k-1}.
     """
     assignment, boosting = work.plan.assignments[k], work.settings.schedule.boosting
-    count = len(kept_outputs(work, k)[0])
+    count = len(output_files(work, k)[0])
     student = Student(work.load_member(assignment)).to(training_device()).eval()
 
     def of_variant(variant: int) -> Callable[[Index], list[Tensor]]:
@@ -306,7 +310,7 @@ def outputs_of(work: TrainingContext, k: int) -> Callable[[int], Callable[[Index
 
 def _ensure_outputs(work: TrainingContext, k: int) -> None:
     """Write F_k (boosting) and h_k (stacking) of every variant that sub-model k + 1 sees."""
-    kept, count = kept_outputs(work, k), len(work.data.train)
+    kept, count = output_files(work, k), len(work.data.train)
     missing = [v for v, paths in kept.items() if not all(path.exists() for path in paths)]
     if not missing:
         return

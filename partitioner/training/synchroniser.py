@@ -17,7 +17,7 @@ from partitioner.training.distributed import (
     from_first,
     share_of,
     share_statistics,
-    summed,
+    sum_over_all,
 )
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class EveryStep:
 
     def step_losses(self, losses: "Tensor") -> "Tensor":
         """Means over the pictures of all."""
-        return summed(losses, self.crew)
+        return sum_over_all(losses, self.crew)
 
     def update(self, optimiser: "torch.optim.Optimizer") -> float:
         """A step of one's own: DDP has averaged the gradients."""

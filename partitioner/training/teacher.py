@@ -21,7 +21,7 @@ from partitioner.data.memmaps import Array, Index, Views, load, load_weights
 from partitioner.networks.linear_probe import fit_classifier
 from partitioner.networks.submodel import init_weights
 from partitioner.networks.teacher import Teacher, build_teacher
-from partitioner.networks.teacher_weights import given_teacher, start_classifier
+from partitioner.networks.teacher_weights import load_teacher, start_classifier
 from partitioner.run.curves import Curve
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
@@ -29,9 +29,9 @@ from partitioner.run.settings import TeacherFacts
 from partitioner.training.cached_outputs import BATCH, batch, device_of, keep_outputs
 from partitioner.training.compute import training_device
 from partitioner.training.context import TrainingContext
-from partitioner.training.distributed import finished
-from partitioner.training.loop import BatchLoss, derived_seed, train_stage
-from partitioner.training.losses import centred
+from partitioner.training.distributed import all_exist
+from partitioner.training.loop import BatchLoss, derive_seed, train_stage
+from partitioner.training.losses import centre
 
 
 class Right(Record, frozen=True):
@@ -71,7 +71,7 @@ class GivenTeacher:
         if self.facts.pretrained:
             self.progress.note(f"getting timm's weights of {self.spec.name}")
         count = len(self.data.labels)
-        teacher = given_teacher(self.spec, count, self.checkpoint, self.facts.rows)
+        teacher = load_teacher(self.spec, count, self.checkpoint, self.facts.rows)
         if self.facts.classes == "probe":
             path = self.run.cache / f"classifier-{self._digest}.safetensors"
             if not path.exists():
@@ -91,7 +91,7 @@ class GivenTeacher:
         return read_json(path, Right).share
 
     @property
-    def measured(self) -> bool:
+    def is_measured(self) -> bool:
         """Tell whether the accuracy is known already."""
         return self._accuracy.exists()
 
@@ -135,7 +135,7 @@ def ensure_teacher(work: TrainingContext, checkpoint: Path | None) -> Teacher:
     `checkpoint` is the user's file to start from. Raises InputError where it does not fit.
     """
     run, schedule, variants = work.run, work.settings.teacher_schedule, work.variants
-    if finished(run.teacher):
+    if all_exist(run.teacher):
         teacher = _random(work)
         teacher.load_state_dict(load_weights(run.teacher))
         return teacher.eval()
@@ -143,7 +143,7 @@ def ensure_teacher(work: TrainingContext, checkpoint: Path | None) -> Teacher:
 
     def prepare() -> tuple[Teacher, BatchLoss, None]:
         # The first process downloads or refuses, the others find the files.
-        teacher = untrained(work, checkpoint)
+        teacher = initial_teacher(work, checkpoint)
         pixels = [variants.view(work.teacher_view, v) for v in every]
         labels = [variants.labels(v) for v in every]
 
@@ -169,10 +169,10 @@ def _random(work: TrainingContext) -> Teacher:
     return build_teacher(work.plan.require_teacher(), len(work.data.labels), pretrained=False)
 
 
-def untrained(work: TrainingContext, checkpoint: Path | None) -> Teacher:
+def initial_teacher(work: TrainingContext, checkpoint: Path | None) -> Teacher:
     """The teacher before its training; raises InputError where `checkpoint` does not fit."""
     facts, spec = work.settings.teacher, work.plan.require_teacher()
-    torch.manual_seed(derived_seed(work.settings.seed, "teacher", "init"))
+    torch.manual_seed(derive_seed(work.settings.seed, "teacher", "init"))
     if facts.pretrained or checkpoint is not None:
         return GivenTeacher(work.run, spec, facts, work.singles, checkpoint, work.progress).build()
     teacher = _random(work)
@@ -180,7 +180,7 @@ def untrained(work: TrainingContext, checkpoint: Path | None) -> Teacher:
     return teacher
 
 
-def kept_targets(work: TrainingContext) -> list[Path]:
+def target_files(work: TrainingContext) -> list[Path]:
     """The files of the finished teacher's logits, by variant; none where teaching is live."""
     variants = work.variants
     count = variants.count if work.settings.teaching == "kept" else 0
@@ -192,7 +192,7 @@ def ensure_targets(work: TrainingContext, teacher: Teacher) -> list[Array]:
 
     None where teaching is live. Those for calibration and test are kept too.
     """
-    variants, count, kept = work.variants, len(work.singles.train), kept_targets(work)
+    variants, count, kept = work.variants, len(work.singles.train), target_files(work)
     teacher.to(training_device())
     missing = [v for v, path in enumerate(kept) if not path.exists()]
     if missing:
@@ -214,7 +214,7 @@ def ensure_targets(work: TrainingContext, teacher: Teacher) -> list[Array]:
 
 def _ensure_plain(work: TrainingContext, teacher: Teacher, split: SplitName) -> None:
     """Keep the teacher's fp32 logits for an unchanged split."""
-    path = kept_plain(work, split)
+    path = plain_answers_file(work, split)
     if path.exists():
         return
     pixels = work.teacher_pixels(split)
@@ -230,7 +230,7 @@ def _ensure_plain(work: TrainingContext, teacher: Teacher, split: SplitName) -> 
     note_accuracy(work, split)
 
 
-def kept_plain(work: TrainingContext, split: SplitName) -> Path:
+def plain_answers_file(work: TrainingContext, split: SplitName) -> Path:
     """The file of the finished teacher's fp32 logits for an unchanged split."""
     return work.run.answers(work.singles.split(split).digest[:16])
 
@@ -238,7 +238,7 @@ def kept_plain(work: TrainingContext, split: SplitName) -> Path:
 def note_accuracy(work: TrainingContext, split: SplitName) -> None:
     """Say how good the teacher's kept logits for a split are."""
     targets = work.singles.split(split).targets
-    right = accuracy(load(kept_plain(work, split)), targets)
+    right = accuracy(load(plain_answers_file(work, split)), targets)
     work.progress.note(f"teacher: {right:.1%} on {len(targets):,} {split} pictures")
 
 
@@ -246,7 +246,7 @@ def logits_of(teacher: Teacher, pixels: Views) -> Callable[[Index], list[Tensor]
     """A function from indices of pictures to the teacher's centred logits."""
     # Centred in float32: in bf16 the difference of two large logits loses its digits.
     device = device_of(teacher)
-    return lambda index: [centred(teacher(batch(pixels, index, device)).float())]
+    return lambda index: [centre(teacher(batch(pixels, index, device)).float())]
 
 
 def accuracy(logits: Array, targets: Index) -> float:

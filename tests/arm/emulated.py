@@ -42,7 +42,7 @@ def arm() -> Arm:
 
 @pytest.fixture(scope="session")
 def figures() -> Iterator[list[dict[str, Any]]]:
-    """What was measured; `python -m benchmarks.keep arm` puts it into the results and the page."""
+    """Measured figures; `python -m benchmarks.keep arm` puts them into the results and the page."""
     rows: list[dict[str, Any]] = []
     yield rows
     write_json(FIGURES, {"processor": PROCESSOR, "rows": rows})

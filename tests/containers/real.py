@@ -19,7 +19,7 @@ from urllib.request import urlopen
 import pytest
 
 from mdp.testing.processes import until
-from tests.support.pictures import encoded, four_corners
+from tests.support.pictures import encode_picture, four_corners
 from tests.support.registries import PROGRAM, reason_against
 from tools.containers import BASE, BuiltImages, prepare
 from tools.engine import ROOT
@@ -46,7 +46,7 @@ class PodmanFleet:
         self.network = f"mdp-{folder.name}"
         self._run("network", "create", self.network)
         stack.callback(self.tried, "network", "rm", "--force", self.network)
-        self.picture = encoded(four_corners(), "PNG")
+        self.picture = encode_picture(four_corners(), "PNG")
 
     def _run(self, *words: str) -> str:
         done = self.tried(*words)
@@ -162,7 +162,7 @@ class PodmanFleet:
                 return error.code, json.load(error)
 
     def uses(self, *devices: str) -> Callable[[], bool]:
-        """Whether exactly these devices answer."""
+        """Tell whether exactly these devices answer."""
 
         def reached() -> bool:
             try:

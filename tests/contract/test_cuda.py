@@ -72,7 +72,7 @@ class Build:
 
 
 def strict(options: Any) -> bool:
-    """Whether a session refuses to run parts of a graph on the processor."""
+    """Tell whether a session refuses to run parts of a graph on the processor."""
     try:
         return bool(options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1")
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Whether a model names other files, held against what the package `onnx` reads."""
+"""Check for other files that a model names, held against what the package `onnx` reads."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ def in_training(model: onnx.ModelProto) -> None:
     model.training_info.add().algorithm.initializer.append(outside())
 
 
-def compiled(model: onnx.ModelProto) -> None:
+def compile_model(model: onnx.ModelProto) -> None:
     node = helper.make_node(
         "EPContext", [], ["c"], domain="com.microsoft", ep_cache_context="a.bin"
     )
@@ -70,7 +70,7 @@ def compiled(model: onnx.ModelProto) -> None:
         in_a_function,
         in_a_function_s_default,
         in_training,
-        compiled,
+        compile_model,
     ],
 )
 def test_another_file_is_found_wherever_it_is_named(add: Callable[[onnx.ModelProto], None]) -> None:
@@ -96,7 +96,7 @@ def tensors(message: object) -> Iterator[TensorProto]:
 
 
 def test_no_damage_hides_another_file() -> None:
-    """What `onnx` reads as external is found, or the file is refused altogether."""
+    """Data that `onnx` reads as external is found, or the file is refused altogether."""
     model = onnx.load_from_string(colour_model(12, 1.0, 4.0))
     in_a_branch(model)
     model.graph.initializer.append(outside())

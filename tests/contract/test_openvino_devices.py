@@ -57,7 +57,7 @@ def model(bundle: Bundle) -> ModelFile:
     return bundle.model(0)
 
 
-def planned(bundle: Bundle, provider: str, precision: str) -> Execution:
+def plan_execution(bundle: Bundle, provider: str, precision: str) -> Execution:
     return msgspec.structs.replace(
         Execution.of(bundle.assignment(DEVICES[0])),
         runtime="openvino",
@@ -92,7 +92,7 @@ def test_a_device_gets_one_picture_at_a_time_its_precision_and_no_threads(
     hint: str | None,
 ) -> None:
     core = with_core(monkeypatch, Core(ARC))
-    runtime = OpenVinoRuntime(model, planned(bundle, provider, precision), num_classes=3)
+    runtime = OpenVinoRuntime(model, plan_execution(bundle, provider, precision), num_classes=3)
     device = provider.removeprefix("openvino:")
     wishes = {"PERFORMANCE_HINT": "LATENCY"} | ({"INFERENCE_PRECISION_HINT": hint} if hint else {})
     assert core.compiled == [(device, wishes)]
@@ -138,7 +138,7 @@ def test_a_device_refuses_what_it_cannot_do_unless_a_fallback_is_allowed(
     said: str,
 ) -> None:
     with_core(monkeypatch, core)
-    asked = planned(bundle, provider, precision)
+    asked = plan_execution(bundle, provider, precision)
     with pytest.raises(NotHereError) as caught:
         open_runtime(model, asked, num_classes=3)
     assert str(caught.value) == f"the plan asks for openvino {said}"
@@ -149,6 +149,6 @@ def test_a_device_refuses_what_it_cannot_do_unless_a_fallback_is_allowed(
 
 
 def test_openvino_s_own_core_names_the_devices_found(bundle: Bundle, model: ModelFile) -> None:
-    asked = planned(bundle, "GPU.99", "fp32")
+    asked = plan_execution(bundle, "GPU.99", "fp32")
     with pytest.raises(NotHereError, match=r"on GPU\.99, openvino finds .*CPU.* here$"):
         open_runtime(model, asked, num_classes=3)

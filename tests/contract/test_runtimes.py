@@ -23,7 +23,7 @@ from mdp.runtimes.onnxruntime import OrtRuntime
 from mdp.runtimes.openvino import OPENVINO_CPU, OpenVinoRuntime
 from mdp.runtimes.select import open_runtime
 from mdp.testing.bundles import CHANNELS, DEVICES, SIZES, colour_model, write_bundle
-from tests.support.bundles import change_assignment, listed
+from tests.support.bundles import change_assignment, relist
 
 CUDA = "CUDAExecutionProvider"
 K = 1
@@ -41,21 +41,21 @@ def model(bundle: Bundle) -> ModelFile:
 
 @pytest.fixture(params=["onnxruntime", "openvino"])
 def name(request: pytest.FixtureRequest) -> str:
-    """What the plan asks for."""
+    """Name of what the plan asks for."""
     return str(request.param)
 
 
 @pytest.fixture
-def planned(bundle: Bundle) -> Execution:
+def plan_execution(bundle: Bundle) -> Execution:
     return Execution.of(bundle.assignment(DEVICES[K]))
 
 
 @pytest.fixture
 def execution(planned: Execution, name: str) -> Execution:
-    return changed(planned, runtime=name)
+    return change_execution(planned, runtime=name)
 
 
-def changed(execution: Execution, **changes: object) -> Execution:
+def change_execution(execution: Execution, **changes: object) -> Execution:
     return msgspec.structs.replace(execution, **changes)
 
 
@@ -91,7 +91,7 @@ def test_logits_match_numpy(model: ModelFile, execution: Execution, batch: int, 
 
 @pytest.mark.parametrize("spin", [False, True])
 def test_threads_and_spinning_are_planned(model: ModelFile, planned: Execution, spin: bool) -> None:
-    runtime = OrtRuntime(model, changed(planned, threads=3, spin=spin), num_classes=3)
+    runtime = OrtRuntime(model, change_execution(planned, threads=3, spin=spin), num_classes=3)
     options = runtime._session.get_session_options()
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 1)
     entry = options.get_session_config_entry
@@ -105,7 +105,7 @@ def test_threads_and_spinning_are_planned(model: ModelFile, planned: Execution, 
 def test_openvino_gets_one_unpinned_stream(
     model: ModelFile, planned: Execution, threads: int
 ) -> None:
-    runtime = OpenVinoRuntime(model, changed(planned, threads=threads), num_classes=3)
+    runtime = OpenVinoRuntime(model, change_execution(planned, threads=threads), num_classes=3)
     said = runtime._compiled.get_property
     assert said("INFERENCE_NUM_THREADS") == min(threads, os.cpu_count() or 1)
     assert said("NUM_STREAMS") == 1
@@ -124,14 +124,14 @@ def test_the_planned_provider_or_a_fallback(
     here = rf"{CUDA}, this device has .*{CPU}"
     if name == "openvino":
         here = rf"openvino on {CUDA}, openvino finds .*CPU.* here"
-    elsewhere = changed(execution, provider=CUDA)
+    elsewhere = change_execution(execution, provider=CUDA)
     with pytest.raises(AgentError, match=f"^the plan asks for {here}$"):
         open_runtime(model, elsewhere, num_classes=3)
     assert fell_back(model, elsewhere)
 
 
 def fell_back(model: ModelFile, execution: Execution) -> bool:
-    """Whether onnxruntime serves, after saying that it is not what was planned."""
+    """Tell whether onnxruntime serves, after saying that it is not what was planned."""
     runtime = open_runtime(model, execution, num_classes=3, allow_fallback=True)
     runtime.warm_up()
     return isinstance(runtime, OrtRuntime) and runtime.provider == CPU and runtime.fallback
@@ -144,7 +144,7 @@ def test_openvino_that_is_not_installed_is_refused_or_replaced(
         raise ImportError("No module named 'openvino'")
 
     monkeypatch.setattr(openvino_runtime, "import_openvino", missing)
-    asked = changed(planned, runtime="openvino")
+    asked = change_execution(planned, runtime="openvino")
     expected = (
         r"^the plan asks for openvino in fp32, which is not installed "
         r"\(pip install '\.\[openvino\]' in a checkout of MDP\)$"
@@ -166,7 +166,7 @@ def test_bf16_is_refused_where_the_processor_only_imitates_it(
     model: ModelFile, planned: Execution, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openvino_runtime, "core_of", lambda openvino: Plain())
-    asked = changed(planned, runtime="openvino", precision="bf16")
+    asked = change_execution(planned, runtime="openvino", precision="bf16")
     expected = "openvino in bf16, this processor computes FP32, INT8 only$"
     with pytest.raises(NotHereError, match=expected):
         open_runtime(model, asked, num_classes=3)
@@ -184,7 +184,7 @@ def test_bf16_is_refused_where_the_processor_only_imitates_it(
 def test_a_precision_that_a_runtime_has_not_or_is_slow_at_is_refused(
     model: ModelFile, planned: Execution, runtime: str, precision: str, said: str
 ) -> None:
-    asked = changed(planned, runtime=runtime, precision=precision)
+    asked = change_execution(planned, runtime=runtime, precision=precision)
     with pytest.raises(NotHereError, match=f"^the plan asks for {said}$"):
         open_runtime(model, asked, num_classes=3)
     assert precision != "bf16" or fell_back(model, asked)
@@ -194,7 +194,7 @@ def test_bf16_is_computed_in_bf16(model: ModelFile, planned: Execution) -> None:
     core = openvino_runtime.core_of(openvino_runtime.import_openvino())
     if "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this processor has no bf16")
-    asked = changed(planned, runtime="openvino", precision="bf16")
+    asked = change_execution(planned, runtime="openvino", precision="bf16")
     runtime = OpenVinoRuntime(model, asked, num_classes=3)
     hint = runtime._compiled.get_property("INFERENCE_PRECISION_HINT")
     assert hint.get_type_name() == "bf16"
@@ -204,7 +204,7 @@ def says(precision: str) -> Callable[[onnx.ModelProto], object]:
     return lambda model: onnx.helper.set_model_props(model, {"mdp_precision": precision})
 
 
-def written(folder: Path, change: Callable[[onnx.ModelProto], object]) -> ModelFile:
+def write_model(folder: Path, change: Callable[[onnx.ModelProto], object]) -> ModelFile:
     model = onnx.load_from_string(colour_model(SIZES[K], 1.0, 4.0))
     change(model)
     return ModelFile(folder / "model.onnx", model.SerializeToString())
@@ -246,7 +246,11 @@ def test_a_model_that_is_not_as_planned_is_refused(
     expected: str,
 ) -> None:
     with pytest.raises(AgentError, match=rf"model\.onnx: .*{expected}"):
-        open_runtime(written(tmp_path, change), changed(execution, **changes), num_classes=classes)
+        open_runtime(
+            write_model(tmp_path, change),
+            change_execution(execution, **changes),
+            num_classes=classes,
+        )
 
 
 @pytest.mark.parametrize("content", [b"", b"I am not a model", b"\x08\x08" + b"\xff" * 100])
@@ -276,13 +280,13 @@ def test_weights_in_another_file_are_not_loaded(tmp_path: Path, name: str) -> No
     onnx.external_data_helper.set_external_data(weight, "weights.bin")
     weight.ClearField("raw_data")
     path.write_bytes(model.SerializeToString())
-    listed(folder, model_path(0))
+    relist(folder, model_path(0))
     candidate = ServeOptions(bundle=folder, device=DEVICES[0]).loadable()
     with pytest.raises(ConfigError, match=r"model\.onnx: the model names another file for its wei"):
         candidate.load()
 
 
-def scaled(value: float) -> Callable[[onnx.ModelProto], object]:
+def scale_weights(value: float) -> Callable[[onnx.ModelProto], object]:
     def change(model: onnx.ModelProto) -> None:
         weight = np.full((3, 3), value, dtype=np.float32)
         model.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(weight, "bag_weight"))
@@ -291,7 +295,7 @@ def scaled(value: float) -> Callable[[onnx.ModelProto], object]:
 
 
 def test_logits_that_are_not_finite_are_refused(tmp_path: Path, execution: Execution) -> None:
-    runtime = open_runtime(written(tmp_path, scaled(np.nan)), execution, num_classes=3)
+    runtime = open_runtime(write_model(tmp_path, scale_weights(np.nan)), execution, num_classes=3)
     with pytest.raises(AgentError, match="gives logits that are not finite on a black picture"):
         runtime.warm_up()
 
@@ -307,7 +311,7 @@ def test_a_model_that_cannot_run(tmp_path: Path, execution: Execution, name: str
         eye = onnx.numpy_helper.from_array(np.zeros((7, 3), dtype=np.float32), "eye")
         model.graph.initializer.append(eye)
 
-    path = written(tmp_path, impossible)
+    path = write_model(tmp_path, impossible)
     expected = rf"the model cannot be run: |model\.onnx: {name} cannot load it: "
     with pytest.raises(AgentError, match=expected):
         open_runtime(path, execution, num_classes=3).warm_up()
@@ -370,7 +374,7 @@ def test_a_runtime_reports_nothing_of_its_use_and_survives_signals(
     tmp_path: Path, model: ModelFile, planned: Execution, program: str, runtime: str, printed: str
 ) -> None:
     kept = {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}
-    execution = msgspec.json.encode(changed(planned, runtime=runtime)).decode()
+    execution = msgspec.json.encode(change_execution(planned, runtime=runtime)).decode()
     done = subprocess.run(
         [sys.executable, "-c", HEAD + program, str(model.path), execution],
         env={**{k: v for k, v in os.environ.items() if k not in kept}, "HOME": str(tmp_path)},

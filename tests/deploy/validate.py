@@ -94,7 +94,7 @@ def _model(kind: str) -> tuple[dict[str, str], dict[str, str]]:
     return types, {json: python for python, json in names.items()}
 
 
-def broken(manifest: dict[str, Any]) -> dict[str, Any]:
+def break_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
     """A copy with what `BREAKS` says."""
     path, value = BREAKS[manifest["kind"]]
     whole = copy.deepcopy(manifest)
@@ -120,7 +120,7 @@ def main(files: list[str]) -> None:
         for version in VERSIONS:
             check(manifest, version)
             try:
-                check(broken(manifest), version)
+                check(break_manifest(manifest), version)
             except Refused as error:
                 refusal = str(error).splitlines()[0]
             else:

@@ -33,9 +33,9 @@ from mdp.protocol.messages import (
 from mdp.protocol.transfer import BundleContent, BundlePiece, BundleRead, BundleRequest, BundleState
 from mdp.testing.bundles import DEVICES, LABELS, SIZES, write_bundle
 from mdp.transport import Peer, Router
-from tests.fuzz.messages import frames_of, joined, parse_frames, render_frames
+from tests.fuzz.messages import frames_of, join_frames, parse_frames, render_frames
 from tests.fuzz.target import Structure, Target, scratch
-from tests.support.pictures import encoded, four_corners
+from tests.support.pictures import encode_picture, four_corners
 
 PEER = Peer(b"peer", "peer")
 #: The request id of the question that follows every input.
@@ -58,7 +58,7 @@ class Desk:
         self._come.put([(PEER, frames) for frames in messages])
 
     def poll(self, timeout_s: float | None) -> list[tuple[Peer, Sequence[Buffer]]]:
-        """What has come, waiting at most so long."""
+        """Messages that have come, waiting at most so long."""
         try:
             came = self._come.get(timeout=timeout_s)
         except Empty:
@@ -67,7 +67,7 @@ class Desk:
         return came
 
     def was_woken(self) -> bool:
-        """Whether `wake` was called since the last call."""
+        """Tell whether `wake` was called since the last call."""
         woken, self._woken = self._woken, False
         return woken
 
@@ -80,11 +80,11 @@ class Desk:
         """End a `poll`."""
         self._come.put([])
 
-    def delivered(self) -> bool:
+    def has_delivered(self) -> bool:
         """Everything."""
         return True
 
-    def rejected(self) -> dict[str, int]:
+    def take_rejections(self) -> dict[str, int]:
         """Nobody."""
         return {}
 
@@ -138,7 +138,7 @@ class Served:
             pass
 
     def ask(self, replies: list[Message]) -> Status:
-        """How the agent is; what it says before that is added to `replies`."""
+        """Status of the agent; messages before that are added to `replies`."""
         self.desk.hand_in(encode(StatusRequest(request_id=LAST)))
         return self.until_status(replies)
 
@@ -154,18 +154,18 @@ class Served:
         """Stop the agent."""
         self._agent.stop()
         self._thread.join(PATIENCE_S)
-        served.cache_clear()
+        serve_once.cache_clear()
 
 
 @functools.cache
-def served() -> Served:
+def serve_once() -> Served:
     """The agent of this process, started when it is first asked for."""
     return Served()
 
 
 def read_request(data: bytes) -> bool:
     """One message to an agent: it says one thing to it, and goes on."""
-    agent = served()
+    agent = serve_once()
     replies: list[Message] = []
     agent.desk.hand_in(frames_of(data), encode(StatusRequest(request_id=LAST)))
     status = agent.until_status(replies)
@@ -180,22 +180,22 @@ def read_request(data: bytes) -> bool:
 
 def _requests() -> Mapping[str, bytes]:
     infer = Infer(
-        request_id=7, digest=served().bundle.digest, k=0, budget_ms=1e6, image_size=SIDE,
+        request_id=7, digest=serve_once().bundle.digest, k=0, budget_ms=1e6, image_size=SIDE,
         encoding="raw",
     )  # fmt: skip
     jpeg = msgspec.structs.replace(infer, encoding="jpeg")
-    manifest = served().offer["manifest.json"].sha256
-    offer = BundleRequest(request_id=5, action="offer", manifest=manifest, files=served().offer)
+    manifest = serve_once().offer["manifest.json"].sha256
+    offer = BundleRequest(request_id=5, action="offer", manifest=manifest, files=serve_once().offer)
     piece = BundlePiece(request_id=6, manifest=manifest, file="manifest.json", offset=0)
     read = BundleRead(request_id=8, manifest=manifest, file="model.onnx", offset=100)
     return {
-        "raw": joined(encode(infer, bytes(SIDE * SIDE * 3))),
-        "jpeg": joined(encode(jpeg, encoded(four_corners(SIDE, SIDE), "JPEG"))),
-        "ask": joined(encode(StatusRequest(request_id=3))),
-        "bundle-state": joined(encode(BundleRequest(request_id=4, action="state"))),
-        "bundle-offer": joined(encode(offer)),
-        "bundle-piece": joined(encode(piece, b"{")),
-        "bundle-read": joined(encode(read)),
+        "raw": join_frames(encode(infer, bytes(SIDE * SIDE * 3))),
+        "jpeg": join_frames(encode(jpeg, encode_picture(four_corners(SIDE, SIDE), "JPEG"))),
+        "ask": join_frames(encode(StatusRequest(request_id=3))),
+        "bundle-state": join_frames(encode(BundleRequest(request_id=4, action="state"))),
+        "bundle-offer": join_frames(encode(offer)),
+        "bundle-piece": join_frames(encode(piece, b"{")),
+        "bundle-read": join_frames(encode(read)),
     }
 
 

@@ -9,7 +9,7 @@ from mdp.discovery.announcements import Found, fleet_text, propose, read_announc
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet
 from mdp.testing.bundles import DEVICES, write_bundle
-from tests.fuzz.messages import frames_of, join_bytes, joined
+from tests.fuzz.messages import frames_of, join_bytes, join_frames
 from tests.fuzz.target import Structure, Target, scratch
 
 #: A key that the user has of `beta`: any 40 characters serve, as nothing connects.
@@ -23,7 +23,7 @@ def _bundle() -> Bundle:
     return Bundle.open(write_bundle(scratch("announcements") / "bundle"))
 
 
-def found_in(data: bytes) -> list[Found]:
+def parse_found(data: bytes) -> list[Found]:
     """Up to four announcements; any bytes are some."""
     frames = frames_of(data, 4 * _PARTS)
     found = []
@@ -43,7 +43,7 @@ def found_in(data: bytes) -> list[Found]:
 
 def read_announcements(data: bytes) -> bool:
     """Whatever is announced: nothing of it is trusted, and what is shown is harmless."""
-    found = found_in(data)
+    found = parse_found(data)
     for on_loopback in (True, False):
         proposal = propose(_bundle(), found, keys=KEYS, on_loopback=on_loopback)
         for left in proposal.left_out:
@@ -53,7 +53,7 @@ def read_announcements(data: bytes) -> bool:
             assert _bundle().assignment(entry.device.partition("/")[0]).k == entry.k
             if entry.key is None:
                 assert on_loopback
-                assert not entry.exposed
+                assert not entry.is_exposed
             else:
                 assert entry.key in KEYS.values()
         names = {entry.device for entry in proposal.entries}
@@ -75,7 +75,11 @@ def _announcements() -> Mapping[str, bytes]:
         port = (7500 + k).to_bytes(2, "big")
         announced.append([device.encode(), b"127.0.0.1,10.0.0.9", port, pairs])
     both = [frame for frames in announced for frame in frames]
-    return {"plain": joined(announced[0]), "key": joined(announced[1]), "both": joined(both)}
+    return {
+        "plain": join_frames(announced[0]),
+        "key": join_frames(announced[1]),
+        "both": join_frames(both),
+    }
 
 
 TARGETS = (

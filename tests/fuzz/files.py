@@ -12,14 +12,14 @@ from zmq.utils import z85
 from mdp.errors import ConfigError
 from mdp.files import Record, read_json
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, Manifest
-from mdp.formats.fleet import Fleet, agent_keys, exposed, new_fleet, read_fleet
+from mdp.formats.fleet import Fleet, agent_keys, new_fleet, plain_text_entries, read_fleet
 from mdp.formats.keys import PUBLIC, SECRET, KeyFile, load_allowed, load_pair, load_public
 from mdp.formats.plan import Assignment, Plan, Replica, read_plan
 from mdp.formats.profile import DeviceProfile, contradictions, read_profile
 from mdp.fusion.fuse import Contribution, FusionWeights, fuse, probabilities, rule_for, weights_for
 from mdp.testing.bundles import DEVICES, write_bundle
 from mdp.transport import public_key_of
-from tests.fuzz.target import Structure, Target, refused, scratch
+from tests.fuzz.target import Structure, Target, refuse, scratch
 
 JSON = Structure(parse=msgspec.json.decode, render=msgspec.json.encode)
 TOML = Structure(parse=msgspec.toml.decode, render=msgspec.toml.encode)
@@ -72,7 +72,7 @@ def read_manifest(data: bytes) -> bool:
     try:
         bundle = Bundle.open(folder)
     except ConfigError as error:
-        return refused(error, folder / MANIFEST)
+        return refuse(error, folder / MANIFEST)
     manifest = bundle.manifest
     devices = [a.device for a in manifest.plan.assignments]
     _one_line([manifest.name, *devices])
@@ -98,7 +98,7 @@ def read_fusion(data: bytes) -> bool:
     try:
         weights = read_json(path, FusionWeights)
     except ConfigError as error:
-        return refused(error, path)
+        return refuse(error, path)
     # A bundle's weights have as many classes as it has labels, which a file holds one by one.
     logits = np.linspace(-9, 9, min(weights.num_classes, 10), dtype=np.float32)
     for subset in weights.subsets[:8]:
@@ -134,8 +134,8 @@ def read_any_fleet(data: bytes) -> bool:
             load_pair(folder / fleet.key, public_key_of)
         agent_keys(fleet, has_key=fleet.key is not None, insecure=False)
     except ConfigError as error:
-        return refused(error)
-    assert not exposed(fleet)
+        return refuse(error)
+    assert not plain_text_entries(fleet)
     _one_line([text for entry in fleet.devices for text in (entry.device, entry.address)])
     assert sorted(fleet.members()) == sorted({entry.k for entry in fleet.devices})
     content = msgspec.toml.encode(_without_none(fleet))
@@ -144,12 +144,12 @@ def read_any_fleet(data: bytes) -> bool:
 
 
 def _without_none(record: msgspec.Struct) -> Any:
-    def kept(value: Any) -> Any:
+    def keep(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: kept(item) for key, item in value.items() if item is not None}
-        return [kept(item) for item in value] if isinstance(value, list) else value
+            return {key: keep(item) for key, item in value.items() if item is not None}
+        return [keep(item) for item in value] if isinstance(value, list) else value
 
-    return kept(msgspec.to_builtins(record))
+    return keep(msgspec.to_builtins(record))
 
 
 def read_any_plan(data: bytes) -> bool:
@@ -159,7 +159,7 @@ def read_any_plan(data: bytes) -> bool:
     try:
         plan = read_plan(path)
     except ConfigError as error:
-        return refused(error, path)
+        return refuse(error, path)
     parts: list[Assignment | Replica] = [*plan.assignments, *plan.replicas]
     for part in parts:
         found = plan.assignment_of(part.device)
@@ -177,7 +177,7 @@ def read_any_profile(data: bytes) -> bool:
     try:
         profile = read_profile(path)
     except ConfigError as error:
-        return refused(error, path)
+        return refuse(error, path)
     assert profile.name == "n100"
     assert contradictions(profile.latency, profile.provider) == []
     _same(path, msgspec.toml.encode(_without_none(profile)), read_profile, profile)
@@ -201,7 +201,7 @@ def read_keys(data: bytes) -> bool:
                 assert set(load_allowed(folder)) == {load_public(path)}
             accepted = True
         except ConfigError as error:
-            refused(error, path)
+            refuse(error, path)
     return accepted
 
 

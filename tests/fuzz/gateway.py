@@ -19,14 +19,14 @@ from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.gateway import infer
 from mdp.gateway.access import OPEN, Tokens, check_request
 from mdp.gateway.app import Gateway
-from mdp.gateway.bodies import uploaded
+from mdp.gateway.bodies import parse_upload
 from mdp.gateway.devices import Roll
 from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.refusals import Refusal
 from mdp.pictures.crop import Picture
 from mdp.requests.prediction import Prediction
 from mdp.testing.bundles import DEVICES, LABELS, write_bundle
-from tests.fuzz.target import Structure, Target, refused, scratch
+from tests.fuzz.target import Structure, Target, refuse, scratch
 
 MODEL = "colours"
 TOKEN = "a-token-of-some-length"
@@ -35,10 +35,10 @@ _SAFE = ("GET", "HEAD", "OPTIONS")
 _HOST = re.compile(r"(\[(?P<ipv6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(:[0-9]*)?")
 
 
-def turned_down(refusal: Refusal) -> bool:
+def turn_down(refusal: Refusal) -> bool:
     """False, for a request that is the client's fault."""
     assert 400 <= refusal.status < 500, f"{refusal.status}: {refusal}"
-    return refused(refusal)
+    return refuse(refusal)
 
 
 def answer() -> Prediction:
@@ -65,9 +65,9 @@ def read_form(data: bytes) -> bool:
     """The picture in a body, alone or in a form: a part of what was sent, and not copied about."""
     content_type, _, body = data.partition(b"\n")
     try:
-        picture = bytes(uploaded(content_type.decode("latin-1"), bytearray(body)))
+        picture = bytes(parse_upload(content_type.decode("latin-1"), bytearray(body)))
     except Refusal as refusal:
-        return turned_down(refusal)
+        return turn_down(refusal)
     assert picture, "an empty picture"
     assert picture in body, "a picture that was not sent"
     return True
@@ -110,7 +110,7 @@ def read_inference(data: bytes) -> bool:
         infer.is_quick(body, length)
         asked = infer.read_request(bytearray(body), length)
     except Refusal as refusal:
-        return turned_down(refusal)
+        return turn_down(refusal)
     pictures = asked.pictures
     assert pictures.dtype == np.uint8
     assert pictures.ndim == 4
@@ -223,7 +223,7 @@ def read_access(data: bytes) -> bool:
     try:
         check_request(asked.method, asked.path, headers, tokens)
     except Refusal as refusal:
-        return turned_down(refusal)
+        return turn_down(refusal)
     check_let_in(asked)
     return True
 
@@ -278,7 +278,7 @@ def _headers(asked: Parsed) -> list[tuple[bytes, bytes]]:
     return head.headers
 
 
-async def _asked(asked: Parsed) -> tuple[int, bytes]:
+async def _request(asked: Parsed) -> tuple[int, bytes]:
     """Status and body of the gateway's response; the client leaves once it has sent all.
 
     Raises httptools.HttpParserError for what the server does not hand on.
@@ -317,7 +317,7 @@ def read_request(data: bytes) -> bool:
     """A whole request: it is answered, or refused in words, and never by an unforeseen error."""
     asked = Parsed(data)
     try:
-        status, content = asyncio.run(_asked(asked))
+        status, content = asyncio.run(_request(asked))
     except httptools.HttpParserError:
         return False
     if status not in (401, 403):

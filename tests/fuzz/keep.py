@@ -46,7 +46,7 @@ def steps_of(target: Target, data: bytes) -> set[Step]:
     return steps | {("accepted", int(accepted), 0)}
 
 
-def chosen(target: Target, inputs: Iterable[bytes], seen: set[Step]) -> list[bytes]:
+def choose(target: Target, inputs: Iterable[bytes], seen: set[Step]) -> list[bytes]:
     """Those of `inputs` that take a step which is not in `seen`, to which theirs are added."""
     kept = []
     for data in sorted(set(inputs), key=lambda data: (len(data), data)):
@@ -79,7 +79,7 @@ def main() -> None:
         new = options.work / name / "new"
         made = list(new.iterdir()) if new.is_dir() else []
         inputs = {file.read_bytes() for file in [*unnamed, *made]}
-        kept = chosen(target, inputs, seen)
+        kept = choose(target, inputs, seen)
         for file in unnamed:
             file.unlink()
         for data in kept:

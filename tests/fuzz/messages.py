@@ -38,22 +38,22 @@ from mdp.requests.prediction import Prediction
 from mdp.testing.bundles import DEVICES, LABELS, SIZES, write_bundle
 from mdp.transport import zap
 from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, PROBE, mechanism_of
-from tests.fuzz.target import Structure, Target, refused, scratch
+from tests.fuzz.target import Structure, Target, refuse, scratch
 from tests.support.exchanges import Desk
-from tests.support.pictures import encoded, four_corners
+from tests.support.pictures import encode_picture, four_corners
 
 DIGEST = "ab" * 32
 _LENGTH = struct.Struct(">H")
 
 
-def joined(frames: Sequence[Buffer]) -> bytes:
+def join_frames(frames: Sequence[Buffer]) -> bytes:
     """Frames as one input, each after its length; the last one goes on to the end."""
     whole = [_LENGTH.pack(min(len(frame), 0xFFFF)) + bytes(frame) for frame in frames[:-1]]
     return b"".join([*whole, b"\xff\xff", bytes(frames[-1])]) if frames else b""
 
 
 def frames_of(data: bytes, most: int = 8) -> list[bytes]:
-    """What `joined` put together; any bytes are some frames, `most` at most."""
+    """Frames that `join_frames` put together; any bytes are some frames, `most` at most."""
     frames: list[bytes] = []
     while len(data) >= _LENGTH.size and len(frames) < most:
         (length,) = _LENGTH.unpack_from(data)
@@ -80,19 +80,19 @@ def render_frames(frames: Any) -> bytes:
 
 
 def join_bytes(frames: Any) -> bytes:
-    """`joined` for what a mutation has made of frames; raises ValueError."""
+    """`join_frames` for what a mutation has made of frames; raises ValueError."""
     if not all(isinstance(frame, bytes) for frame in frames):
         raise ValueError("frames hold bytes only")
-    return joined(frames)
+    return join_frames(frames)
 
 
 def read_frames(data: bytes) -> bool:
-    """What an agent and a client do with a message before they know its sender's intent."""
+    """Read a message as agent and client do before they know its sender's intent."""
     frames = frames_of(data)
     try:
         envelope = decode(frames)
     except WireError as error:
-        return refused(error)
+        return refuse(error)
     message, buffers = envelope.message, envelope.buffers
     again = decode(encode(message, *buffers))
     assert again.message == message, "another message once it was sent on"
@@ -168,7 +168,7 @@ def _messages() -> dict[str, list[Buffer]]:
     )  # fmt: skip
     return {
         "infer": encode(infer, bytes(range(48))),
-        "infer-jpeg": encode(jpeg, encoded(four_corners(8, 8), "JPEG")),
+        "infer-jpeg": encode(jpeg, encode_picture(four_corners(8, 8), "JPEG")),
         "ask": encode(StatusRequest(request_id=0)),
         "result": encode(_result(3), _logits()),
         "failure": encode(Failure(request_id=1, code="bad_message", text="what?")),
@@ -194,7 +194,7 @@ def _logits() -> Buffer:
 FRAMES = Target(
     name="frames",
     read=read_frames,
-    seeds=lambda: {name: joined(frames) for name, frames in _messages().items()},
+    seeds=lambda: {name: join_frames(frames) for name, frames in _messages().items()},
     share=0.305,
     structure=Structure(parse=parse_frames, render=render_frames),
     words=(b"MDP\x01\x01", b"MDP\x01\x03", b"MDP\x01\x05", b"\xff\xd8\xff\xda", b"\xff\xff"),
@@ -319,7 +319,7 @@ _ALLOWED = frozenset([z85.encode(_KEY).decode()])
 
 
 def read_knock(data: bytes) -> bool:
-    """What libzmq asks about a visitor: nobody gets in but with the key that is allowed."""
+    """Answer libzmq about a visitor: nobody gets in but with the key that is allowed."""
     frames = frames_of(data)
     reply, let_in = zap.answer(frames, _ALLOWED)
     assert len(reply) == 6
@@ -331,7 +331,7 @@ def read_knock(data: bytes) -> bool:
 KNOCK = Target(
     name="knock",
     read=read_knock,
-    seeds=lambda: {"right": joined([b"1.0", b"1", b"mdp", b"10.0.0.9", b"", b"CURVE", _KEY])},
+    seeds=lambda: {"right": join_frames([b"1.0", b"1", b"mdp", b"10.0.0.9", b"", b"CURVE", _KEY])},
     share=0.147,
     max_bytes=256,
     structure=Structure(parse=frames_of, render=join_bytes),

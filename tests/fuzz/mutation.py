@@ -78,7 +78,7 @@ def _change(place: Place, places: Sequence[Place], random: random.Random) -> Non
         case 3 if isinstance(container[key], int | float):
             container[key] = _near(container[key], random)
         case 4 if isinstance(container[key], str | bytes):
-            container[key] = _respelled(container[key], random)
+            container[key] = _respell(container[key], random)
         case _:
             container[key] = random.choice(ODD_VALUES)
 
@@ -87,7 +87,7 @@ def _near(number: float, random: random.Random) -> float:
     return random.choice((number + 1, number - 1, -number, number * 2, number * 0.5, number * 1e9))
 
 
-def _respelled(text: str | bytes, random: random.Random) -> str | bytes:
+def _respell(text: str | bytes, random: random.Random) -> str | bytes:
     at = random.randrange(len(text) + 1)
     if isinstance(text, bytes):
         return text[:at] + random.randbytes(random.randrange(4)) + text[at + 1 :]

@@ -10,10 +10,10 @@ from mdp.errors import PictureError
 from mdp.formats.plan import Region
 from mdp.pictures import crop as cropping
 from mdp.pictures.crop import COMMON_FORMATS, OTHER_FORMATS, crop, decode_jpeg, load_picture
-from tests.fuzz.target import Target, refused, scratch
+from tests.fuzz.target import Target, refuse, scratch
 from tests.support.pictures import (
     chunk,
-    encoded,
+    encode_picture,
     exif_segment,
     four_corners,
     png_that_claims,
@@ -39,7 +39,7 @@ def read_picture(data: bytes) -> bool:
         picture = load_picture(path, smallest_side=_SIDES[data[0] % len(_SIDES)])
         view = crop(picture, Region(left=0.1, right=0.6), 16)
     except PictureError as error:
-        return refused(error, path)
+        return refuse(error, path)
     finally:
         cropping.MAX_PIXELS = kept
     assert isinstance(picture, Image.Image)
@@ -55,19 +55,21 @@ def _pictures() -> Mapping[str, bytes]:
     clear.putalpha(128)
     seeds = {
         "turned": with_orientation(6),
-        "clear": encoded(clear, "PNG"),
-        "palette": encoded(picture.quantize(8), "PNG", transparency=1),
-        "wide": encoded(Image.fromarray(np.full((4, 4), 70_000, dtype=np.int32)), "TIFF"),
-        "float": encoded(Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)), "TIFF"),
-        "cmyk": encoded(picture.convert("CMYK"), "JPEG"),
-        "progressive": encoded(picture, "JPEG", progressive=True),
+        "clear": encode_picture(clear, "PNG"),
+        "palette": encode_picture(picture.quantize(8), "PNG", transparency=1),
+        "wide": encode_picture(Image.fromarray(np.full((4, 4), 70_000, dtype=np.int32)), "TIFF"),
+        "float": encode_picture(Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)), "TIFF"),
+        "cmyk": encode_picture(picture.convert("CMYK"), "JPEG"),
+        "progressive": encode_picture(picture, "JPEG", progressive=True),
         "segments": with_segments(
-            encoded(picture, "JPEG"),
+            encode_picture(picture, "JPEG"),
             exif_segment(b"II*\0\x08" + bytes(9)),
             segment(0xE2, b"ICC_PROFILE\0\1\1"),
             b"\xff",
         ),
-        "chunks": encoded(picture, "PNG")[:-12] + chunk(b"tEXt", b"k\0v") * 3 + chunk(b"IEND"),
+        "chunks": encode_picture(picture, "PNG")[:-12]
+        + chunk(b"tEXt", b"k\0v") * 3
+        + chunk(b"IEND"),
     }
     for name in (*COMMON_FORMATS, *OTHER_FORMATS):
         stream = io.BytesIO()
@@ -88,7 +90,7 @@ def read_jpeg(data: bytes) -> bool:
     try:
         view = decode_jpeg(data[1:], side)
     except PictureError as error:
-        return refused(error)
+        return refuse(error)
     assert view.shape == (side, side, 3)
     assert view.dtype == np.uint8
     return True
@@ -97,11 +99,11 @@ def read_jpeg(data: bytes) -> bool:
 def _jpegs() -> Mapping[str, bytes]:
     view = Image.fromarray(four_corners(16, 16))
     seeds = {
-        "colour": encoded(view, "JPEG"),
-        "grey": encoded(view.convert("L"), "JPEG"),
-        "optimised": encoded(view, "JPEG", optimize=True),
-        "fine": encoded(view, "JPEG", quality=100, subsampling=0),
-        "restarts": encoded(view, "JPEG", restart_marker_blocks=1),
+        "colour": encode_picture(view, "JPEG"),
+        "grey": encode_picture(view.convert("L"), "JPEG"),
+        "optimised": encode_picture(view, "JPEG", optimize=True),
+        "fine": encode_picture(view, "JPEG", quality=100, subsampling=0),
+        "restarts": encode_picture(view, "JPEG", restart_marker_blocks=1),
     }
     return {name: bytes([15]) + data for name, data in seeds.items()}
 

@@ -114,7 +114,7 @@ def _slope_kib(samples: Sequence[Mapping[str, Any]]) -> float | None:
     return round(float(np.polyfit(inputs, rss, 1)[0]) * 1e6 / 1024, 1)
 
 
-def told(work: Path) -> list[dict[str, Any]]:
+def read_figures(work: Path) -> list[dict[str, Any]]:
     """The figures of the last run of every target."""
     return [
         json.loads(path.read_text())
@@ -145,7 +145,7 @@ def main() -> int:
         )
         print(json.dumps(figures), flush=True)
         found = found or figures["finding"] is not None
-    write_json(options.work / "figures.json", told(options.work))
+    write_json(options.work / "figures.json", read_figures(options.work))
     return int(found)
 
 

@@ -1,4 +1,4 @@
-"""What a fuzz target is: a reader of other people's bytes, and what has to hold for every input."""
+"""Fuzz targets: a reader of other people's bytes, and what has to hold for every input."""
 
 import functools
 import tempfile
@@ -16,7 +16,7 @@ Render = Callable[[Any], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """How a target's inputs are taken apart and put together, so that parts can be changed."""
+    """Ways to take a target's inputs apart and together again, so that parts can be changed."""
 
     parse: Parse
     render: Render
@@ -41,7 +41,7 @@ class Target:
     growth_bytes: int = 128 * 2**20
 
 
-def refused(error: Exception, about: object = "") -> bool:
+def refuse(error: Exception, about: object = "") -> bool:
     """False, for an input that was refused in words which begin with what they are about."""
     words = str(error)
     assert words, "an error without words"

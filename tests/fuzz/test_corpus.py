@@ -17,7 +17,7 @@ GENERATED = 120
 @pytest.fixture(scope="module", autouse=True)
 def no_agent_stays() -> Iterator[None]:
     yield
-    agents.served().close()
+    agents.serve_once().close()
 
 
 every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))

@@ -1,11 +1,11 @@
-"""What a run tells about a target, which inputs are kept of it, and how inputs are changed."""
+"""Reports of a run about a target, the inputs that it keeps, and changes of inputs."""
 
 import random
 
 import pytest
 
 from tests.fuzz.files import words_of
-from tests.fuzz.keep import chosen
+from tests.fuzz.keep import choose
 from tests.fuzz.mutation import mutate
 from tests.fuzz.run import summary
 from tests.fuzz.target import seeds_of
@@ -46,8 +46,8 @@ def test_a_run_that_ended_early_counts_the_inputs_read() -> None:
 def test_inputs_that_take_no_new_step_are_not_kept() -> None:
     target = TARGETS["greeting"]
     curve, other = (target.seeds()[name] for name in ("curve", "plain"))
-    assert chosen(target, [curve, other], set()) == [min(curve, other)]
-    assert chosen(target, [curve, b"x"], set()) == [b"x", curve]
+    assert choose(target, [curve, other], set()) == [min(curve, other)]
+    assert choose(target, [curve, b"x"], set()) == [b"x", curve]
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))

@@ -234,20 +234,20 @@ def in_page(
             page.wait_for("#recording-text", "^Recording")
             until(lambda: int(page.text("#count-down") or 0) > 6, "six scenes")
             show(page, "teach-record")
-            waited(page, "#recording-text", "recorded")
+            wait_long_for(page, "#recording-text", "recorded")
             watch.note("recorded")
             page.run("document.querySelector('#build-start').click()")
-            waited(page, "#build-step", "measuring")
+            wait_long_for(page, "#build-step", "measuring")
             show(page, "teach-build")
             until(lambda: "%" in page.text("#predicted"), "it is built", PATIENCE_S)
             watch.note("built")
             page.run("document.querySelector('#push').click()")
-            waited(page, "#rollout-text", f"^All {len(DEVICES)} boards serve")
+            wait_long_for(page, "#rollout-text", f"^All {len(DEVICES)} boards serve")
             watch.note("pushed")
             belt.show_item(TAUGHT, slice(30, 40))
             page.run("document.querySelector('#look').click()")
-            waited(page, "#answer-note", f"by {len(DEVICES)} of {len(DEVICES)} boards")
-            waited(page, "#answer", f"^{TAUGHT}$")
+            wait_long_for(page, "#answer-note", f"by {len(DEVICES)} of {len(DEVICES)} boards")
+            wait_long_for(page, "#answer", f"^{TAUGHT}$")
             watch.note("answered")
             for name, how in (
                 ("teach-light", {}),
@@ -259,13 +259,13 @@ def in_page(
                 show(page, name)
             page.emulate(height=1000)
             page.run("document.querySelector('#cameras button').click()")
-            waited(page, "#boxes", "Region")
+            wait_long_for(page, "#boxes", "Region")
             page.run("document.querySelector('#mask-add').click()")
             show(page, "teach-mask")
     return watch.reached
 
 
-def waited(page: Browser, selector: str, wanted: str) -> None:
+def wait_long_for(page: Browser, selector: str, wanted: str) -> None:
     """As `wait_for`, with the patience that a build takes."""
     until(
         lambda: re.search(wanted, page.text(selector)) is not None,

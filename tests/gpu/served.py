@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(5 * PATIENCE_S)
 
 @pytest.fixture(scope="session")
 def figures() -> Iterator[list[dict[str, Any]]]:
-    """What was measured; `python -m benchmarks.keep gpu` puts it into the results."""
+    """Measured figures; `python -m benchmarks.keep gpu` puts them into the results."""
     rows: list[dict[str, Any]] = []
     yield rows
     write_json(FIGURES, {"gpu": gpu_name(), "rows": rows})
@@ -66,7 +66,7 @@ def both(
 ) -> Iterator[Both]:
     device, precision = request.param
     folder = tmp_path_factory.mktemp("gpu")
-    bundle = planned(folder / "bundle", precision)
+    bundle = plan_for_gpu(folder / "bundle", precision)
     with (
         Side(folder / "cpu", bundle, device, PATIENCE_S) as cpu,
         Side(folder / "gpu", bundle, device, PATIENCE_S) as gpu,
@@ -82,7 +82,7 @@ def gpu_name() -> str:
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def planned(folder: Path, precision: Precision) -> Bundle:
+def plan_for_gpu(folder: Path, precision: Precision) -> Bundle:
     """The reference bundle, planned for a GPU."""
     return reference_bundle(folder, precision, provider=CUDA)
 
@@ -142,7 +142,7 @@ def test_pictures_computed_together_come_out_the_same(both: Both, tmp_path: Path
 
 def test_another_bundle_takes_over_while_the_first_is_asked(tmp_path: Path) -> None:
     device = DEVICES[0]
-    bundles = {precision: planned(tmp_path / precision, precision) for precision in TOLERANCE}
+    bundles = {precision: plan_for_gpu(tmp_path / precision, precision) for precision in TOLERANCE}
     (tmp_path / "live").symlink_to("fp32")
     command = [AGENT, "run", "--json", "--bundle", str(tmp_path / "live"), "--device", device,
                "--bind", ANY_PORT, "--threads", "1"]  # fmt: skip
@@ -174,7 +174,7 @@ def test_another_bundle_takes_over_while_the_first_is_asked(tmp_path: Path) -> N
 
 
 def test_an_agent_that_sees_no_gpu_refuses(tmp_path: Path) -> None:
-    bundle = planned(tmp_path / "bundle", "fp32")
+    bundle = plan_for_gpu(tmp_path / "bundle", "fp32")
     command = [*NO_GPU, AGENT, "run", "--bundle", str(bundle.path), "--device", DEVICES[0],
                "--bind", ANY_PORT]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

@@ -1,4 +1,4 @@
-"""What integration tests share: a fleet of the test's own, and a gate for odd agents."""
+"""Fixtures of integration tests: a fleet of the test's own, and a gate for odd agents."""
 
 from collections.abc import Iterator
 from pathlib import Path

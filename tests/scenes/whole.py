@@ -56,20 +56,20 @@ def start(fleet: Fleet, stage: Stage, *options: object) -> None:
 
 
 def mdp(*words: object, program: str = "mdp") -> str:
-    """What a command prints, which has to succeed."""
+    """Output of a command, which has to succeed."""
     command = [str(BIN / program), *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def recorded(fleet: Fleet, stage: Stage, scenes: Path) -> None:
+def record(fleet: Fleet, stage: Stage, scenes: Path) -> None:
     """`mdp record`: a few scenes of each class; the others are written as it would."""
     start(fleet, stage, "--allow-record")
     with fleet.client() as client:
         for label, shown in (*zip(LABELS, LABELS, strict=True), ("unknown", SHOWN_BEFORE[0])):
             stage.show_all(shown)
-            stage.seen(client)
+            stage.wait_for_frames(client)
             asked = ("--fleet", fleet.folder / "fleet.toml", "--label", label, "--out", scenes)
             mdp("record", *asked, "--every", "500ms", "--count", 3)
     for camera in CAMERAS:
@@ -90,7 +90,7 @@ def gauges(served: Gateway) -> dict[tuple[str, str], float]:
     }
 
 
-def built(scenes: Path, bundle: Path) -> Bundle:
+def build(scenes: Path, bundle: Path) -> Bundle:
     """Fit a network to each camera, with its distance from what it was taught."""
     weights = bundle.with_name("weights")
     weights.mkdir()
@@ -113,21 +113,21 @@ def test_recorded_built_looked_at_and_covered(
     (tmp_path / "client.limits").write_text("record = true\n")
     first = write_bundle(tmp_path / "bundle", devices=CAMERAS)
     with Fleet(tmp_path, first, keys=True) as fleet:
-        recorded(fleet, stage, scenes)
+        record(fleet, stage, scenes)
         fleet.bundle = tmp_path / "built"
-        made = built(scenes, fleet.bundle)
+        made = build(scenes, fleet.bundle)
         start(fleet, stage)
         with fleet.client() as client, gateway("--fleet", fleet.folder / "fleet.toml") as served:
             path = f"/v2/models/built/look?deadline_ms={PLENTY_MS:g}"
             until(lambda: served.ask(path).status == 200, "an answer")
 
             def look(turn: int, changed: str = "", wanted: str = "") -> dict[str, Any]:
-                shown = stage.drawn(LABELS[turn % len(LABELS)], WRONG)
+                shown = stage.draw(LABELS[turn % len(LABELS)], WRONG)
                 if changed:
-                    shown[changed] = wanted or stage.drawn("red", 1.0)[changed]
+                    shown[changed] = wanted or stage.draw("red", 1.0)[changed]
                 stage.show(shown)
-                stage.seen(client)
-                told: dict[str, Any] = served.ask(path).told
+                stage.wait_for_frames(client)
+                told: dict[str, Any] = served.ask(path).json
                 return told
 
             began_s = time.monotonic()
@@ -186,8 +186,8 @@ def check_unknown(fleet: Fleet, stage: Stage, served: Gateway, path: str) -> flo
     for _ in range(STRANGE):
         stage.show_all(NEVER_SHOWN)
         with fleet.client() as client:
-            stage.seen(client)
-            answers.append(served.ask(path).told)
+            stage.wait_for_frames(client)
+            answers.append(served.ask(path).json)
     assert [answer["known"] for answer in answers] == [False] * STRANGE
     assert unknown_answers(served) == before + STRANGE
     with fleet.client() as client:
@@ -224,7 +224,7 @@ def check_shown(fleet: Fleet, served: Gateway, camera: str, folder: Path) -> Non
     shown = mdp("status", "--fleet", file, "--json")
     sources = {one["device"]: one["source"] for one in json.loads(shown)["devices"]}
     assert [name for name, source in sources.items() if "looks disagree" in source] == [camera]
-    until(lambda: suspected(served) == [camera], "the page shows it")
+    until(lambda: list_suspects(served) == [camera], "the page shows it")
     told = gauges(served)
     assert len(told) == 2 * len(CAMERAS)
     assert [key for key, value in told.items() if value] == [(camera, "disagrees")]
@@ -238,7 +238,7 @@ def check_shown(fleet: Fleet, served: Gateway, camera: str, folder: Path) -> Non
     assert ", accuracy unknown with a suspected camera, " in line
     assert f"  {camera}: {DISAGREES}" in more
     with gateway("--fleet", file) as fresh:
-        until(lambda: suspected(fresh) == [camera], "the page of another gateway shows it")
+        until(lambda: list_suspects(fresh) == [camera], "the page of another gateway shows it")
         assert [key for key, value in gauges(fresh).items() if value] == [(camera, "disagrees")]
         if why_no_browser():
             return
@@ -265,9 +265,9 @@ def check_cleared(fleet: Fleet, look: Callable[[], object]) -> None:
     assert not any(DISAGREES in line or "suspected" in line for line in lines), lines
 
 
-def suspected(served: Gateway) -> list[str]:
+def list_suspects(served: Gateway) -> list[str]:
     """The devices that the page names as suspects, each with the reason."""
-    devices = {one["name"]: one for one in served.ask("/fleets").told[0]["devices"]}
+    devices = {one["name"]: one for one in served.ask("/fleets").json[0]["devices"]}
     told = [name for name, one in devices.items() if DISAGREES in one["reason"]]
     assert told == [name for name, one in devices.items() if one["suspect"]]
     return told

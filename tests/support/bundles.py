@@ -1,4 +1,4 @@
-"""What tests change of a bundle that mdp.testing.bundles has written."""
+"""Changes that tests make to a bundle that mdp.testing.bundles has written."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from mdp.formats.bundle import (
 )
 from mdp.fusion.anomaly_table import MAXIMUM, Anomaly, ScoreTail, SubsetAnomaly
 from mdp.fusion.cascade import Cascade
-from mdp.fusion.fuse import FusionWeights, listed_subsets
+from mdp.fusion.fuse import FusionWeights, list_subsets
 from mdp.fusion.novelty_table import Novelty, SubsetNovelty
 
 #: What a bundle of `with_cascade` says that its cascade was measured to do.
@@ -34,7 +34,7 @@ def change_assignment(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(content))
 
 
-def listed(folder: Path, name: str) -> None:
+def relist(folder: Path, name: str) -> None:
     """Put the hash and size that a file has now into its bundle's manifest."""
     path = folder / MANIFEST
     content = json.loads(path.read_text())
@@ -70,7 +70,7 @@ def with_novelty(folder: Path, threshold: float = -2.0, rejected: float | None =
     test items that the first member alone takes for unknown, each further one 0.01 less.
     """
     manifest = read_json(folder / MANIFEST, Manifest)
-    subsets = listed_subsets(range(len(manifest.plan.assignments)))
+    subsets = list_subsets(range(len(manifest.plan.assignments)))
     novelty = Novelty(
         rates=(0.01, 0.05),
         default=0.05,
@@ -98,7 +98,7 @@ def with_novelty(folder: Path, threshold: float = -2.0, rejected: float | None =
         )
         evaluation = msgspec.structs.replace(evaluation, rejection=rejection)
         write_json(folder / MANIFEST, msgspec.structs.replace(manifest, evaluation=evaluation))
-    listed(folder, FUSION)
+    relist(folder, FUSION)
     return folder
 
 
@@ -119,10 +119,10 @@ def with_anomaly(folder: Path, found: float = 0.75) -> Path:
         good=99,
         subsets=[
             SubsetAnomaly(size=len(one), thresholds=(2.0,), members=one, found=(found,))
-            for one in listed_subsets(range(count))
+            for one in list_subsets(range(count))
         ],
         defective=20,
     )
     write_json(folder / FUSION, msgspec.structs.replace(weights, anomaly=anomaly))
-    listed(folder, FUSION)
+    relist(folder, FUSION)
     return folder

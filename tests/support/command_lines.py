@@ -11,7 +11,7 @@ import pytest
 
 
 def run_here(main: Callable[[], object], *words: object) -> CompletedProcess[str]:
-    """What the entry point `main` does with a program's name and its words."""
+    """Result of the entry point `main` with a program's name and its words."""
     args = [str(word) for word in words]
     out, err = io.StringIO(), io.StringIO()
     with (

@@ -48,7 +48,7 @@ class Stage:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What ENV sets."""
+        """Variables that ENV sets."""
         texts = [text for name, text in self.instructions if name == "ENV"]
         return dict(word.split("=", 1) for text in texts for word in shlex.split(text))
 
@@ -99,7 +99,7 @@ def command(
     lines = ["set -eu", "umask 022", f"mount -t tmpfs -o mode=0755 tmpfs {_q(root)}"]
     lines.append(f"mkdir {_q(root / 'tmp')}")
     lines.append(f"mount -t tmpfs -o mode=1777 tmpfs {_q(root / 'tmp')}")
-    for mount in (*system, *_installed(), *mounts):
+    for mount in (*system, *_environment_mounts(), *mounts):
         place = root / mount.place.lstrip("/")
         if mount.source.is_file():
             lines.append(
@@ -131,7 +131,7 @@ def command(
     return [*outer, *spaces, "sh", "-c", "\n".join(lines)]
 
 
-def _installed() -> list[Mount]:
+def _environment_mounts() -> list[Mount]:
     """This environment, at /opt/mdp and where it is, and what the wheel is built from."""
     prefix, base = Path(sys.prefix), Path(sys.base_prefix)
     found = [(Path("/opt/mdp") / name, prefix / name) for name in _ENVIRONMENT]
@@ -155,7 +155,7 @@ def _q(path: Path) -> str:
 
 @cache
 def reason_against() -> str:
-    """Why no container can be run here; empty if one can."""
+    """Reason why no container can be run here; empty if one can."""
     if os.geteuid() != 0:
         return "needs root, for a root and a network of its own"
     for program in ("unshare", "nsenter", "setpriv", "ip"):

@@ -139,14 +139,14 @@ class Desk:
         )
         self.receive(device, status)
 
-    def asked(self) -> list[tuple[str, Infer]]:
-        """What the devices have been asked since the last call of this."""
+    def take_asked(self) -> list[tuple[str, Infer]]:
+        """Requests to the devices since the last call of this."""
         sent, self.transport.sent = self.transport.sent, []
         decoded = [(device, decode(frames).message) for device, frames in sent]
         return [(device, infer) for device, infer in decoded if isinstance(infer, Infer)]
 
     def infers(self) -> list[tuple[str, Infer]]:
-        """What the devices have been asked to infer; it is still there for `asked` and `asks`."""
+        """Requests to infer; they are still there for `take_asked` and `asks`."""
         decoded = [(device, decode(frames).message) for device, frames in self.transport.sent]
         return [(device, infer) for device, infer in decoded if isinstance(infer, Infer)]
 

@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 def in_threads(size: int, run: Callable[[int], R]) -> list[R]:
-    """What `run(rank)` returns in each of `size` threads at once."""
+    """Results of `run(rank)` in each of `size` threads at once."""
     with ThreadPoolExecutor(size) as pool:
         return [future.result() for future in [pool.submit(run, rank) for rank in range(size)]]
 

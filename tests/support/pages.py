@@ -30,7 +30,7 @@ def cells(notebook: Path) -> list[str]:
 
 @cache
 def own_network() -> tuple[str, ...]:
-    """What precedes a command to give it a network of its own; empty where that is impossible."""
+    """Words before a command that give it a network of its own; empty where that is impossible."""
     if not shutil.which("unshare") or not shutil.which("ip"):
         return ()
     tried = subprocess.run([*OWN_NETWORK, "ip", "link", "set", "lo", "up"], capture_output=True)

@@ -25,7 +25,7 @@ def four_corners(height: int = 64, width: int = 96) -> Pixels:
     return pixels
 
 
-def encoded(picture: Image.Image | Pixels, format_: str, **options: object) -> bytes:
+def encode_picture(picture: Image.Image | Pixels, format_: str, **options: object) -> bytes:
     """`picture` as the bytes of a file."""
     if not isinstance(picture, Image.Image):
         picture = Image.fromarray(picture)
@@ -50,7 +50,7 @@ def with_orientation(orientation: int) -> bytes:
     stored = picture if turned is None else picture.transpose(turned)
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
-    return encoded(stored, "PNG", exif=exif)
+    return encode_picture(stored, "PNG", exif=exif)
 
 
 def chunk(kind: bytes, data: bytes = b"") -> bytes:
@@ -89,7 +89,7 @@ def exif_that_warns(tags: int) -> bytes:
 
 def jpeg_that_claims(width: int, height: int) -> bytes:
     """A small JPEG whose header promises `width` x `height` pixels."""
-    data = bytearray(encoded(four_corners(), "JPEG"))
+    data = bytearray(encode_picture(four_corners(), "JPEG"))
     frame_header = data.index(b"\xff\xc0")
     data[frame_header + 5 : frame_header + 9] = struct.pack(">HH", height, width)
     return bytes(data)

@@ -54,7 +54,7 @@ def a_run(threads: int = 1, batch: int = 1, provider: str = CPU, **shape: int) -
     )
 
 
-def measured(latency_ms: float = 10.0, others_cores: float | None = 0.0) -> MeasuredPoint:
+def make_point(latency_ms: float = 10.0, others_cores: float | None = 0.0) -> MeasuredPoint:
     """A point with a spread of a tenth."""
     return MeasuredPoint(
         latency_ms=latency_ms,
@@ -178,7 +178,7 @@ class FakeDevice:
                 reason = self.failing(run, len(self.asked))
                 if reason is not None:
                     return ChildFailed(reason=reason)
-                found = measured(self.latency_ms(run), self.others_cores(len(self.asked)))
+                found = make_point(self.latency_ms(run), self.others_cores(len(self.asked)))
                 return replace(found, start_up_ms=self.start_up_ms(run))
 
     @property

@@ -50,7 +50,7 @@ def complaint(status: int, code: str, message: str) -> FakeResponse:
 
 @dataclass(slots=True)
 class MemoryRegistry:
-    """What the distribution specification says of manifests and blobs; a `Send`.
+    """Manifests and blobs by the distribution specification; a `Send`.
 
     `before` sees each request first, and may answer it.
     """
@@ -106,7 +106,7 @@ class MemoryRegistry:
 
 
 def reason_against() -> str:
-    """Why no real registry can be started here; empty if one can."""
+    """Reason why no real registry can be started here; empty if one can."""
     return "" if shutil.which(PROGRAM) else f"{PROGRAM} is not installed"
 
 

@@ -101,17 +101,17 @@ def request(
     return encode(infer, bytes([number]) * SIZES[0] ** 2 * 3)
 
 
-def told(peer: StrangePeer) -> Status:
-    """How the agent is, once everything that `peer` has sent is taken in."""
+def ask_status(peer: StrangePeer) -> Status:
+    """Status of the agent, once everything that `peer` has sent is taken in."""
     peer.send(encode(StatusRequest(request_id=1000)))
     message = peer.receive().message
     assert isinstance(message, Status)
     return message
 
 
-def queued(peer: StrangePeer) -> int:
-    """How many requests wait, once everything that `peer` has sent is taken in."""
-    return told(peer).queued
+def count_queued(peer: StrangePeer) -> int:
+    """Number of waiting requests, once everything that `peer` has sent is taken in."""
+    return ask_status(peer).queued
 
 
 def replies(peer: StrangePeer, count: int) -> dict[int, str]:

@@ -22,7 +22,7 @@ from mdp.protocol.messages import Buffer, Infer, Result, contribution_of, encode
 from mdp.testing.agents import AgentFleet, AgentProcess
 from mdp.testing.bundles import colour_picture
 from mdp.transport import public_key_of
-from partitioner.export.quantize import quantized
+from partitioner.export.quantize import quantize_model
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import PLENTY_MS, ROOT
 from tests.support.models.quantized import put_models
@@ -92,7 +92,7 @@ class Side(AgentFleet):
 
 @dataclass(frozen=True)
 class Likeness:
-    """How alike two agents' logits are."""
+    """Likeness of two agents' logits."""
 
     largest_logit: float
     largest_difference: float
@@ -127,11 +127,11 @@ def reference_bundle(folder: Path, precision: Precision, **changes: object) -> B
     export_untrained(named.plan, named.labels, folder, named.name, Progress(io.StringIO()))
     reference = Bundle.open(folder)
 
-    def changed(assignment: Assignment) -> Assignment:
+    def change(assignment: Assignment) -> Assignment:
         return msgspec.structs.replace(assignment.in_precision(precision), **changes)
 
     plan = reference.manifest.plan
-    assignments = [changed(assignment) for assignment in plan.assignments]
+    assignments = [change(assignment) for assignment in plan.assignments]
     manifest = msgspec.structs.replace(
         reference.manifest,
         plan=msgspec.structs.replace(plan, assignments=assignments),
@@ -139,7 +139,9 @@ def reference_bundle(folder: Path, precision: Precision, **changes: object) -> B
     )
     write_json(folder / MANIFEST, manifest)
     models = {
-        a.k: onnx.load_from_string(quantized((folder / model_path(a.k)).read_bytes(), precision))
+        a.k: onnx.load_from_string(
+            quantize_model((folder / model_path(a.k)).read_bytes(), precision)
+        )
         for a in assignments
     }
     return put_models(folder, models)

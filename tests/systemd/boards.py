@@ -18,7 +18,7 @@ class Board:
     def __init__(self, podman: Podman, name: str) -> None:
         self.podman, self.name = podman, name
 
-    def tried(self, script: str) -> subprocess.CompletedProcess[str]:
+    def try_script(self, script: str) -> subprocess.CompletedProcess[str]:
         """Run `script` by bash there."""
         words = ["exec", "--env=PATH=/opt/mdp/bin:/usr/sbin:/usr/bin:/sbin:/bin", self.name]
         command = self.podman.command(*words, "bash", "-c", script)
@@ -28,7 +28,7 @@ class Board:
 
     def run(self, script: str) -> str:
         """Its output; fails unless it succeeds."""
-        done = self.tried(script)
+        done = self.try_script(script)
         assert done.returncode == 0, f"{script}: {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
@@ -37,7 +37,7 @@ class Board:
         tried = f"for i in $(seq {int(PATIENCE_S * 5)}); do {condition} && exit; sleep .2; done"
         self.run(f"{{ {tried}; }} > /dev/null 2>&1; {condition}")
 
-    def shown(self, setting: str, unit: str) -> str:
+    def property_of(self, setting: str, unit: str) -> str:
         """A property of a unit."""
         return self.run(f"systemctl show --property={setting} --value {unit}")
 
@@ -52,7 +52,7 @@ class Board:
 
 
 @contextmanager
-def booted_board(
+def boot_board(
     prepared: Prepared, mounts: Sequence[str] = (), network: str = "none"
 ) -> Iterator[Board]:
     """A board that has booted; removed with the block. Raises MissingError."""

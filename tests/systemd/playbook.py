@@ -14,7 +14,7 @@ from mdp.registry.connection import connect
 from mdp.registry.reference import parse_reference
 from mdp.registry.transfer import push_to_registry
 from tests.support.registries import PROGRAM, real_registry, reason_against
-from tests.systemd.boards import WHEELS, Board, booted_board
+from tests.systemd.boards import WHEELS, Board, boot_board
 from tools.engine import ROOT
 from tools.prepare import MissingError
 from tools.systemd import Prepared, prepare
@@ -71,7 +71,9 @@ class Shelf:
 
     def pids(self) -> list[str]:
         """The agents' processes."""
-        return [board.shown("MainPID", f"mdp-agent-{name}") for name, board in self.boards.items()]
+        return [
+            board.property_of("MainPID", f"mdp-agent-{name}") for name, board in self.boards.items()
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +85,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
         prepared = prepare()
         registry = folder / "registry"
         mounts = registry_mounts(registry)
-        with booted_board(prepared, mounts) as first, booted_board(prepared, mounts) as second:
+        with boot_board(prepared, mounts) as first, boot_board(prepared, mounts) as second:
             shutil.copytree(BUNDLE, folder / "cifar10")
             first.run("pip install --quiet --no-index --no-deps --force-reinstall /now/*.whl")
             first.run("mdp keys new --out /root --name client")
@@ -109,7 +111,7 @@ def registry_mounts(folder: Path) -> list[str]:
     return [f"{folder}:/registry", f"{program}:{program}"]
 
 
-def changed(done: subprocess.CompletedProcess[str]) -> list[int]:
+def count_changed(done: subprocess.CompletedProcess[str]) -> list[int]:
     """The number of tasks that changed something, by board."""
     assert done.returncode == 0, done.stdout + done.stderr
     return [int(number) for number in re.findall(r"ok=\d+\s+changed=(\d+)", done.stdout)]
@@ -121,30 +123,30 @@ def test_two_boards(shelf: Shelf) -> None:
     assert done.returncode != 0
     assert "expected a port from 1024" in done.stdout
     assert "TASK [mdp_agent : READY]" not in done.stdout
-    assert shelf.boards[DEVICES[1]].tried("test -e /srv/mdp").returncode == 1
-    first = changed(shelf.play())
+    assert shelf.boards[DEVICES[1]].try_script("test -e /srv/mdp").returncode == 1
+    first = count_changed(shelf.play())
     assert len(first) == 2
     assert min(first) > 0
     for device, board in shelf.boards.items():
         assert board.run("mdp-agent health") == f"READY {device}"
         assert (shelf.folder / "keys" / f"{device}.public").exists()
     before = shelf.pids()
-    assert changed(shelf.play()) == [0, 0]
+    assert count_changed(shelf.play()) == [0, 0]
     assert shelf.pids() == before, "nothing was interrupted"
     # A client whose key is taken away here is no client there.
     (shelf.folder / "clients" / "former.public").write_bytes(
         (shelf.folder / "clients" / "client.public").read_bytes()
     )
-    assert min(changed(shelf.play())) > 0
+    assert min(count_changed(shelf.play())) > 0
     (shelf.folder / "clients" / "former.public").unlink()
-    assert min(changed(shelf.play())) > 0
+    assert min(count_changed(shelf.play())) > 0
     for board in shelf.boards.values():
         assert board.run("ls /etc/mdp/clients") == "client.public"
     before = shelf.pids()
     # Another bundle restarts each.
     manifest = shelf.folder / "cifar10" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b"airplane", b"aeroplan"))
-    assert changed(shelf.play()) == [2, 2]
+    assert count_changed(shelf.play()) == [2, 2]
     assert not set(shelf.pids()) & set(before)
 
 
@@ -158,13 +160,13 @@ def test_boards_pull_their_parts_from_a_registry(shelf: Shelf) -> None:
         "mdp_bundle": "oci://127.0.0.1:5000/shelf/imagenette:1",
         "mdp_pull_options": ["--insecure"],
     }
-    assert min(changed(shelf.play(**pulled))) > 0
+    assert min(count_changed(shelf.play(**pulled))) > 0
     for k, (device, board) in enumerate(zip(DEVICES, shelf.boards.values(), strict=True)):
         assert board.run("mdp-agent health") == f"READY {device}"
         found = board.run("cd /srv/mdp/imagenette && ls submodels")
         assert found == str(1 - k), "the place of the device in the plan"
     before = shelf.pids()
-    assert changed(shelf.play(**pulled)) == [0, 0]
+    assert count_changed(shelf.play(**pulled)) == [0, 0]
     assert shelf.pids() == before
     # Gone, the play says so, and the agents serve on.
     for board in shelf.boards.values():

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.systemd.boards import Board, booted_board
+from tests.systemd.boards import Board, boot_board
 from tools.engine import ROOT
 from tools.prepare import MissingError
 from tools.systemd import Prepared, prepare
@@ -43,7 +43,7 @@ class AgentBoard(Board):
 
     def refuses(self, script: str, expected: str) -> None:
         """Assert exit code 2 and a line that has `expected`."""
-        done = self.tried(script)
+        done = self.try_script(script)
         assert done.returncode == 2, f"{done.returncode}: {done.stdout}{done.stderr}"
         assert re.search(expected, done.stderr.splitlines()[-1]), done.stderr
 
@@ -88,7 +88,7 @@ def booted(prepared: Prepared) -> Iterator[AgentBoard]:
     mounts = [f"{BUNDLES}:/bundles", f"{ROOT / 'deploy' / 'systemd'}:/deploy"]
     with ExitStack() as stack:
         try:
-            plain = stack.enter_context(booted_board(prepared, mounts))
+            plain = stack.enter_context(boot_board(prepared, mounts))
         except MissingError as error:
             pytest.skip(str(error))
         board = AgentBoard(plain.podman, plain.name)
@@ -110,7 +110,7 @@ def board(booted: AgentBoard) -> Iterator[AgentBoard]:
     booted.run("printf 'push = true\\n' > /etc/mdp/clients/client.limits")
     booted.forget()
     yield booted
-    booted.tried(f"mdp-agent uninstall --purge --device {DEVICE}")
+    booted.try_script(f"mdp-agent uninstall --purge --device {DEVICE}")
 
 
 @pytest.mark.parametrize(
@@ -133,16 +133,16 @@ def test_every_form_of_bind(board: AgentBoard, bind: str) -> None:
     # Any user may ask.
     assert board.run("setpriv --reuid=nobody mdp-agent health --live") == f"READY {DEVICE}"
     board.answers("tcp://[::1]:7500" if "::" in bind else "tcp://127.0.0.1:7500")
-    assert board.shown("StatusText", NAME) == "READY"
+    assert board.property_of("StatusText", NAME) == "READY"
 
 
 def test_an_unchanged_agent_is_left_alone(board: AgentBoard) -> None:
     board.install()
-    first = board.shown("MainPID", NAME)
+    first = board.property_of("MainPID", NAME)
 
     def next_pid(expected: str) -> str:
         assert f"{NAME}: {expected}" in board.install()
-        return board.shown("MainPID", NAME)
+        return board.property_of("MainPID", NAME)
 
     assert next_pid("runs as before") == first
     # Its clients' keys it reads again by itself.
@@ -159,33 +159,33 @@ def test_an_unchanged_agent_is_left_alone(board: AgentBoard) -> None:
     fourth = next_pid("restarted")
     assert fourth != third
     board.refuses(f"{INSTALL} --threads 1", "another unit exists: expected --replace")
-    assert board.shown("MainPID", NAME) == fourth
+    assert board.property_of("MainPID", NAME) == fourth
     assert "restarted" in board.install("--threads 1 --replace")
 
 
 def test_it_comes_back_when_killed(board: AgentBoard) -> None:
     board.install()
     board.drop_in("RestartSec=100ms")
-    killed = board.shown("MainPID", NAME)
+    killed = board.property_of("MainPID", NAME)
     board.run(f"kill -9 {killed}")
     board.until(f"test $(systemctl show -p NRestarts --value {NAME}) = 1")
     board.until_ready()
-    assert board.shown("MainPID", NAME) != killed
+    assert board.property_of("MainPID", NAME) != killed
     board.answers()
 
 
 def test_it_comes_back_when_it_hangs(board: AgentBoard) -> None:
     board.install()
-    hung = board.shown("MainPID", NAME)
+    hung = board.property_of("MainPID", NAME)
     board.run(f"kill -STOP {hung}")
-    done = board.tried("mdp-agent health --live")
+    done = board.try_script("mdp-agent health --live")
     assert done.returncode == 3
     assert "says nothing within 2 s" in done.stderr
     board.run(f"kill -CONT {hung}")
     board.until_ready()
     board.drop_in("WatchdogSec=3\\nRestartSec=100ms")
     board.run(f"systemctl restart {NAME}")
-    board.run(f"kill -STOP {board.shown('MainPID', NAME)}")
+    board.run(f"kill -STOP {board.property_of('MainPID', NAME)}")
     board.until(f"test $(systemctl show -p NRestarts --value {NAME}) = 1")
     board.until_ready()
     assert "Watchdog timeout" in board.journal()
@@ -194,16 +194,16 @@ def test_it_comes_back_when_it_hangs(board: AgentBoard) -> None:
 
 def test_reload_and_stop(board: AgentBoard) -> None:
     board.install()
-    before = board.shown("MainPID", NAME)
+    before = board.property_of("MainPID", NAME)
     board.run("ln -sfn second /srv/next && mv -T /srv/next /srv/bundle")
     board.run(f"systemctl reload {NAME}")
     board.until(f"journalctl -u {NAME} -o cat | grep 'serves imagenette'")
-    assert board.shown("MainPID", NAME) == before
+    assert board.property_of("MainPID", NAME) == before
     board.answers()
     board.run(f"systemctl stop {NAME}")
-    assert board.shown("Result", NAME) == "success"
+    assert board.property_of("Result", NAME) == "success"
     assert "DRAINING" in board.journal()
-    done = board.tried("mdp-agent health")
+    done = board.try_script("mdp-agent health")
     assert (done.returncode, done.stdout) == (3, "")
     assert "no agent is on port 7500" in done.stderr
 
@@ -237,7 +237,7 @@ def test_uninstall_says_what_stays(board: AgentBoard) -> None:
     said = board.run(f"mdp-agent uninstall --device {DEVICE} 2>&1")
     assert [f"mdp-agent: {place}: stays" in said for place in places] == [True] * 5, said
     board.run(" && ".join(f"test -e {place}" for place in places))
-    assert board.shown("LoadState", NAME) == "not-found"
+    assert board.property_of("LoadState", NAME) == "not-found"
     said = board.run(f"mdp-agent uninstall --purge --device {DEVICE} 2>&1")
     assert [f"mdp-agent: {place}: removed" in said for place in places] == [True] * 5, said
     board.run(" && ".join(f"! test -e {place}" for place in places))
@@ -249,12 +249,12 @@ def test_an_upgrade_of_the_package_and_its_way_back(board: AgentBoard) -> None:
     versions = "/opt/mdp/bin/pip list --format=json"
     pip = "pip install --quiet --no-index --no-deps --force-reinstall"
     for folder, major in (("later", "9"), ("now", "0")):
-        before = board.shown("MainPID", NAME)
+        before = board.property_of("MainPID", NAME)
         board.run(f"{pip} /{folder}/*.whl")
         found = {one["name"]: one["version"] for one in json.loads(board.run(versions))}
         assert found["mdp-edge"].startswith(f"{major}.")
         board.answers()
-        assert board.shown("MainPID", NAME) == before
+        assert board.property_of("MainPID", NAME) == before
         assert "restarted" in board.install()
         board.answers()
         assert "runs as before" in board.install()
@@ -278,22 +278,25 @@ def test_a_taken_port(board: AgentBoard) -> None:
         board.run(f"systemctl stop {NAME}; {hold}")
         board.until(taken)
         board.drop_in("RestartSec=50ms\\n[Unit]\\nStartLimitBurst=3")
-        assert board.tried(f"systemctl start {NAME}").returncode == 1
+        assert board.try_script(f"systemctl start {NAME}").returncode == 1
         board.until(f"test $(systemctl show -p ActiveState --value {NAME}) = failed")
-        assert 2 <= int(board.shown("NRestarts", NAME)) <= 3
+        assert 2 <= int(board.property_of("NRestarts", NAME)) <= 3
         board.run("systemctl stop holder")
         # Also after that.
         assert "started" in board.install()
     finally:
-        board.tried("systemctl stop holder")
+        board.try_script("systemctl stop holder")
 
 
 def test_what_cannot_work_is_not_tried_again(board: AgentBoard) -> None:
     board.install()
     board.run("chmod 0700 /etc/mdp/clients")
     try:
-        assert board.tried(f"systemctl restart {NAME}").returncode == 1
-        assert (board.shown("Result", NAME), board.shown("NRestarts", NAME)) == ("exit-code", "0")
+        assert board.try_script(f"systemctl restart {NAME}").returncode == 1
+        assert (board.property_of("Result", NAME), board.property_of("NRestarts", NAME)) == (
+            "exit-code",
+            "0",
+        )
         assert "'/etc/mdp/clients' is not readable" in board.journal()
         board.refuses(INSTALL, "--clients: /etc/mdp/clients: expected rights for others to read")
     finally:
@@ -306,8 +309,11 @@ def test_what_cannot_work_is_not_tried_again(board: AgentBoard) -> None:
     board.run("cp -r /srv/first /srv/foreign; sed -i s/n100/n101/g /srv/foreign/manifest.json")
     board.run("ln -sfn foreign /srv/next && mv -T /srv/next /srv/bundle")
     board.refuses(INSTALL, f"no assignment for device '{DEVICE}'")
-    assert board.tried(f"systemctl restart {NAME}").returncode == 1
-    assert (board.shown("Result", NAME), board.shown("NRestarts", NAME)) == ("exit-code", "0")
+    assert board.try_script(f"systemctl restart {NAME}").returncode == 1
+    assert (board.property_of("Result", NAME), board.property_of("NRestarts", NAME)) == (
+        "exit-code",
+        "0",
+    )
 
 
 def test_a_key_that_cannot_be_read(board: AgentBoard) -> None:
@@ -333,12 +339,14 @@ def test_a_replaced_unit_that_does_not_start_is_taken_back(board: AgentBoard) ->
 
 def test_memory_is_bounded(board: AgentBoard) -> None:
     board.install()
-    limit = int(board.shown("MemoryMax", NAME))
+    limit = int(board.property_of("MemoryMax", NAME))
     assert 300 * 2**20 < limit < 500 * 2**20
-    assert board.shown("LimitCORE", NAME) == "0"
-    group = board.shown("ControlGroup", NAME)
+    assert board.property_of("LimitCORE", NAME) == "0"
+    group = board.property_of("ControlGroup", NAME)
     version_1 = f"/sys/fs/cgroup/memory{group}/memory.limit_in_bytes"
-    found = board.tried(f"cat {version_1} /sys/fs/cgroup{group}/memory.max 2> /dev/null").stdout
+    found = board.try_script(
+        f"cat {version_1} /sys/fs/cgroup{group}/memory.max 2> /dev/null"
+    ).stdout
     if not found:
         pytest.skip("this container's systemd is given no control group of memory")
     assert int(found) == limit
@@ -385,6 +393,6 @@ def test_units_of_clients(board: AgentBoard) -> None:
         board.run(f"systemctl is-active {names}")
         board.run(f"systemctl stop {names}")
         for name in names.split():
-            assert board.shown("Result", name) == "success", board.journal(name)
+            assert board.property_of("Result", name) == "success", board.journal(name)
     finally:
         board.run(f"systemctl disable --now {names}; rm /etc/systemd/system/mdp-[gmw]*.service")

@@ -1,4 +1,4 @@
-"""What trains: the tutorial of a bundle, and the notebook, word for word (make tutorials)."""
+"""Pages that train: the tutorial of a bundle, and the notebook, word for word (make tutorials)."""
 
 import json
 import re

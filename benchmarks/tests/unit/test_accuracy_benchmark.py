@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 pytest.importorskip("torch")
 
 from benchmarks.accuracy import unseen
-from benchmarks.accuracy.compare import FLEETS, Field, compared, difference
+from benchmarks.accuracy.compare import FLEETS, Field, compare, difference
 from benchmarks.accuracy.networks import Network, parts_of
 from benchmarks.accuracy.page import draw, figures
 from mdp.fusion.fuse import Contribution
@@ -67,7 +67,7 @@ def test_fleets_are_held_against_the_single_network_that_sees_its_best_part() ->
         for seen, share in (("whole", 0.7), ("centre88", 0.75))
     ]
     own = a_field([*networks, ("teacher-512", "teacher", 0, "whole", 0.99)])
-    found = compared(own, "cifar10")
+    found = compare(own, "cifar10")
     (budget,) = found["budgets"]
     assert budget["budget_ms"] == pytest.approx(0.64)
     assert all(name.endswith("@centre88") for name in budget["single"])

@@ -12,7 +12,7 @@ from benchmarks.law.errors import on_file
 from benchmarks.law.fit import BLUR, fit_law
 from mdp.errors import InputError
 from mdp.formats.plan import SubModelSpec
-from partitioner.estimates.accuracy import Predictor, shipped_law
+from partitioner.estimates.accuracy import Predictor, read_shipped_law
 from partitioner.estimates.accuracy_law import (
     AccuracyLaw,
     LawMember,
@@ -25,8 +25,8 @@ from partitioner.estimates.accuracy_records import (
     RecordedMember,
     RecordedRun,
     alone_of,
-    predicted_of,
-    recorded,
+    predict_capabilities,
+    record_subsets,
 )
 from partitioner.estimates.macs import macs
 
@@ -41,7 +41,7 @@ def shape(**changes: object) -> SubModelSpec:
 
 def test_what_ships_is_fitted_to_what_is_in_the_results() -> None:
     runs = maker.gather()
-    shipped = shipped_law()
+    shipped = read_shipped_law()
     assert shipped.law == fit_law(runs)
     assert shipped.on_file == on_file(runs)
     # What is left out is harder to predict than what is fitted; neither is off by much.
@@ -51,12 +51,12 @@ def test_what_ships_is_fitted_to_what_is_in_the_results() -> None:
 
 
 def test_published_vits_of_at_most_vit_s_cost_are_predicted_without_bias() -> None:
-    law = shipped_law().law
+    law = read_shipped_law().law
     off = []
-    for run in maker.published():
+    for run in maker.published_runs():
         if run.source.endswith(maker.NOT_FITTED) or macs(run.members[0].spec, 0) > 4.7e9:
             continue
-        off.append(-math.expm1(-predicted_of(law, run)[0]) - run.subsets[0].accuracy)
+        off.append(-math.expm1(-predict_capabilities(law, run)[0]) - run.subsets[0].accuracy)
     assert len(off) > 12
     assert abs(np.mean(off)) < 0.015
     assert np.mean(np.abs(off)) < 0.015
@@ -73,15 +73,15 @@ def test_what_smaller_pictures_cost_networks_is_much_as_published() -> None:
     blurs = [(a[1] - b[1]) / (1 - (a[0] / b[0]) ** 2) for a, b in lacks.values()]
     assert np.median(blurs) == pytest.approx(BLUR, abs=0.002)
     # Fitted to networks at up to half of their size; these are nearer to it.
-    assert BLUR < shipped_law().law.alone.blur < 1.5 * BLUR
+    assert BLUR < read_shipped_law().law.alone.blur < 1.5 * BLUR
 
 
 def test_untouched_networks_are_predicted_in_parts_and_on_the_whole() -> None:
-    law = shipped_law().law
+    law = read_shipped_law().law
     off = [
-        -math.expm1(-predicted_of(law, run)[k]) - accuracy
+        -math.expm1(-predict_capabilities(law, run)[k]) - accuracy
         for run in maker.gather()
-        if run.untouched
+        if run.has_untouched
         for k, accuracy in alone_of(run).items()
     ]
     assert len(off) == 49
@@ -113,14 +113,14 @@ def made_up_runs(law: AccuracyLaw, accuracies: tuple[float, ...] = (0.6, 0.8)) -
             RecordedRun(
                 name=f"run {number}", source=f"source {number}", teacher=BASE,
                 teacher_accuracy=accuracy, members=[RecordedMember(submodel=s) for s in shapes],
-                subsets=recorded(measured), pictures=1000,
+                subsets=record_subsets(measured), pictures=1000,
             )
         )  # fmt: skip
     return runs
 
 
 def with_shape(exponents: tuple[float, float, float], scale: float) -> AccuracyLaw:
-    alone = msgspec.structs.replace(shipped_law().law.alone, exponents=exponents, scale=scale)
+    alone = msgspec.structs.replace(read_shipped_law().law.alone, exponents=exponents, scale=scale)
     return AccuracyLaw(alone=alone, sharpness=15.0, same_view=0.3, same_model=0.0)
 
 
@@ -129,7 +129,7 @@ def test_a_law_is_found_again_in_the_runs_it_made() -> None:
     made_up = [run for run in runs if run.name.startswith("run ")]
     # Several members of a run count as taught; alone they are like published models.
     published = [
-        msgspec.structs.replace(run, members=[m], subsets=recorded([((0,), s.accuracy)]))
+        msgspec.structs.replace(run, members=[m], subsets=record_subsets([((0,), s.accuracy)]))
         for run in made_up
         for m, s in zip(run.members, run.subsets[:4], strict=True)
     ]

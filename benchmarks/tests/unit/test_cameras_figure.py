@@ -2,7 +2,7 @@
 
 from benchmarks.scenes.figure import lost, means, of_bundle, picture
 from mdp.formats.bundle import Bundle
-from mdp.formats.packaged import packaged_bundle
+from mdp.formats.packaged import bundle_in_package
 
 CAMERAS = ("a", "b", "c")
 SUBSETS = {
@@ -25,7 +25,7 @@ def test_a_lost_camera_leaves_the_others() -> None:
 
 
 def test_it_shows_what_the_bundle_was_measured_to_be() -> None:
-    cameras, subsets = of_bundle(Bundle.open(packaged_bundle("parts")))
+    cameras, subsets = of_bundle(Bundle.open(bundle_in_package("parts")))
     drawn = picture().decode()
     assert len(subsets) == 15
     for name, value in lost(cameras, subsets).items():

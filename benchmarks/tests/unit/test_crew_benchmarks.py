@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.crew.assignment import published_score
 from benchmarks.crew.links import row
-from benchmarks.harness.results import kept
+from benchmarks.harness.results import read_result
 from partitioner.crew.planning.assign import search
 
 
@@ -19,5 +19,5 @@ def test_the_published_score_of_two_sites() -> None:
 
 
 def test_the_table_of_links_is_that_of_the_planner() -> None:
-    known = {(one["network"], one["gflops"]): one for one in kept("crew-links")["rows"]}
+    known = {(one["network"], one["gflops"]): one for one in read_result("crew-links")["rows"]}
     assert row("96 x 3 at 32 px", 110.0) == known["96 x 3 at 32 px", 110.0]

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
-from benchmarks.faults.calling_client import decoded, encoded
+from benchmarks.faults.calling_client import decode, encode
 from benchmarks.faults.promises import (
     Checks,
     Kind,
     ObservedCall,
     Phase,
     Promise,
-    broken,
-    broken_together,
+    find_broken,
+    find_broken_together,
 )
 from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
 from mdp.requests.prediction import Prediction
@@ -87,7 +87,7 @@ CASES: list[tuple[Kind, ObservedCall, Promise, str]] = [
 
 @pytest.mark.parametrize(("kind", "made", "promise", "expected"), CASES)
 def test_a_call_is_checked(kind: Kind, made: ObservedCall, promise: Promise, expected: str) -> None:
-    found = broken(made, promise, checks(kind))
+    found = find_broken(made, promise, checks(kind))
     assert expected in found if expected else found == []
 
 
@@ -114,12 +114,12 @@ ONE_WRONG = Promise(used="perhaps", wrong_labels=1)
 def test_calls_are_checked_together(
     calls: list[ObservedCall], promise: Promise, expected: Any
 ) -> None:
-    assert broken_together(calls, promise, checks()) == expected
+    assert find_broken_together(calls, promise, checks()) == expected
 
 
 def test_outcomes_pass_between_two_processes() -> None:
-    assert decoded(encoded(LESS, 3.5)) == (LESS, 3.5)
+    assert decode(encode(LESS, 3.5)) == (LESS, 3.5)
     error = DeadlineExceeded("no answer within 80 ms (a: late)", {"a": "late"})
-    found, elapsed_ms = decoded(encoded(error, 81.0))
+    found, elapsed_ms = decode(encode(error, 81.0))
     assert isinstance(found, DeadlineExceeded)
     assert (str(found), found.outcomes, elapsed_ms) == (str(error), error.outcomes, 81.0)

@@ -47,7 +47,7 @@ def test_figures_replace_former_ones_between_the_marks_of_one_document(
 def test_documents_hold_the_figures_of_the_kept_results(name: str) -> None:
     pytest.importorskip("torch")
     own = page_of(name)
-    expected = page.filled(own.path, own.writer, own.figures())
+    expected = page.fill(own.path, own.writer, own.figures())
     assert own.path.read_bytes() == expected, f"python -m benchmarks writes {own.path} again"
 
 
@@ -58,8 +58,8 @@ def test_pictures_are_reproducible_and_have_dark_colours() -> None:
     def draw(canvas: "figure.Figure") -> None:
         canvas.subplots().plot([0, 1], [0, 1])
 
-    made = figure.drawn(4, 3, draw)
-    assert made == figure.drawn(4, 3, draw)
+    made = figure.draw_svg(4, 3, draw)
+    assert made == figure.draw_svg(4, 3, draw)
     assert b"prefers-color-scheme: dark" in made
 
 

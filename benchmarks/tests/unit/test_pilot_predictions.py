@@ -33,9 +33,11 @@ def test_the_pilot_and_the_test_share_no_scene_and_classes_are_equally_many() ->
     assert not set(pool.groups[parts[0].rows]) & set(pool.groups[parts[1].rows])
     for part in parts:
         assert (np.array([2, 0, 1])[part.targets] == pool.targets[part.rows]).all()
-        seen = part.rows[part.seen_by("left")]
+        seen = part.rows[part.rows_of_camera("left")]
         assert (seen % len(CAMERAS) == CAMERAS.index("left")).all()
-        assert (part.groups[part.seen_by("left")] == part.groups[part.seen_by("back")]).all()
+        assert (
+            part.groups[part.rows_of_camera("left")] == part.groups[part.rows_of_camera("back")]
+        ).all()
 
 
 def test_a_pool_reads_the_pictures_of_each_class_and_scenes_whole(tmp_path: Path) -> None:

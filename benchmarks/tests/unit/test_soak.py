@@ -13,13 +13,13 @@ from msgspec import structs
 
 from benchmarks.soak.__main__ import failures
 from benchmarks.soak.client import Asker, numbers_of, play
-from benchmarks.soak.faults import LASTS_S, QUIET_S, counted, schedule
-from benchmarks.soak.over_http import inferred
+from benchmarks.soak.faults import LASTS_S, QUIET_S, count_faults, schedule
+from benchmarks.soak.over_http import parse_infer
 from benchmarks.soak.pictures import DEVICES, SIZES, draw, label_of, picture_of, write_colour_bundle
-from benchmarks.soak.tally import Answer, CallFailed, Outcome, Tally, unaccounted, verdict
-from benchmarks.soak.watch import Held, grown, trends
+from benchmarks.soak.tally import Answer, CallFailed, Outcome, Tally, find_unaccounted, verdict
+from benchmarks.soak.watch import Held, find_growth, trends
 from mdp.formats.bundle import Bundle, model_path
-from mdp.fusion.fuse import Contribution, fuse, listed_subsets, probabilities, weights_for
+from mdp.fusion.fuse import Contribution, fuse, list_subsets, probabilities, weights_for
 
 
 def test_an_answer_with_another_pictures_part_is_recognised(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_an_answer_with_another_pictures_part_is_recognised(tmp_path: Path) -> N
     chance, number = random.Random(0), 0
     for _ in range(25):
         other, number = number, draw(chance, number)
-        for members in listed_subsets(range(3)):
+        for members in list_subsets(range(3)):
             same = dict.fromkeys(members, number)
             for named in (bundle, other_bundle):
                 assert found(same, number, named) == "right"
@@ -104,11 +104,11 @@ def test_wrong_mixed_doubled_and_lost_calls_are_counted() -> None:
 
 def test_a_device_that_is_neither_used_nor_missing_is_found() -> None:
     whole = answer(0, used=("alpha", "gamma"), missing=("beta",))
-    assert unaccounted(whole) == []
-    assert unaccounted(answer(0, used=("alpha", "beta/second"), missing=("gamma",))) == []
-    assert unaccounted(answer(0, used=("alpha", "gamma"))) == ["beta"]
+    assert find_unaccounted(whole) == []
+    assert find_unaccounted(answer(0, used=("alpha", "beta/second"), missing=("gamma",))) == []
+    assert find_unaccounted(answer(0, used=("alpha", "gamma"))) == ["beta"]
     # Told for several pictures together.
-    assert unaccounted(answer(0, used=("alpha",), missing=None)) == []
+    assert find_unaccounted(answer(0, used=("alpha",), missing=None)) == []
     tally = Tally(100.0, {"one": ""})
     tally.end(tally.begin(0), answer(0, used=("alpha", "gamma")), 0.01)
     tally.end(tally.begin(0), whole, 0.01)
@@ -134,24 +134,24 @@ def test_what_http_answers_is_read() -> None:
         ],
         "parameters": {"used": "alpha", "missing": "beta: lost; or so; gamma: late"},
     }
-    first, second = inferred(told)
+    first, second = parse_infer(told)
     assert (first.label, second.label, second.probability) == ("0-0-1", "0-0-2", 0.75)
     # Of several pictures, it is not told which lacks a device, unless there is an output for that.
     assert (first.used, first.missing) == (["alpha"], None)
     told["outputs"].append({"name": "used", "shape": [2], "data": ["alpha, beta", "alpha"]})
-    first, second = inferred(told)
+    first, second = parse_infer(told)
     assert (first.used, first.missing) == (["alpha", "beta"], ["gamma"])
     assert (second.used, second.missing) == (["alpha"], ["beta", "gamma"])
     for output in told["outputs"][:2]:
         output |= {"shape": [1, 2], "data": output["data"][:2]}
-    (alone,) = inferred(told | {"outputs": told["outputs"][:2]})
+    (alone,) = parse_infer(told | {"outputs": told["outputs"][:2]})
     assert (alone.used, alone.missing) == (["alpha"], ["beta", "gamma"])
     # A member with a replica is missing by the name of what was asked.
     told["parameters"]["missing"] = "beta/second: late; gamma: late"
-    (alone,) = inferred(told | {"outputs": told["outputs"][:2]})
+    (alone,) = parse_infer(told | {"outputs": told["outputs"][:2]})
     assert alone.missing == ["beta", "gamma"]
     told["outputs"][2]["data"] = ["alpha, beta/second"]
-    (alone,) = inferred(told)
+    (alone,) = parse_infer(told)
     assert alone.missing == ["gamma"]
 
 
@@ -186,32 +186,32 @@ def test_a_schedule_follows_its_seed_and_ends_early_enough_to_heal() -> None:
     ended = [fault for fault in faults if fault.name == "gateway" and fault.kind != "stop"]
     assert ended
     assert all(fault.at_s < 100 for fault in ended)
-    assert sum(counted(faults)["gamma"].values()) == counted(faults)["gamma"]["stop"] > 0
+    assert sum(count_faults(faults)["gamma"].values()) == count_faults(faults)["gamma"]["stop"] > 0
     for name in ending:
         own = [fault for fault in faults if fault.name == name]
         assert all(one.at_s + one.lasts_s <= after.at_s for one, after in pairwise(own))
         assert own[-1].at_s + LASTS_S[1] <= 300 - QUIET_S
 
 
-def held(at_s: float, mib: float = 80.0, pid: int = 1, **changes: int) -> Held:
+def make_held(at_s: float, mib: float = 80.0, pid: int = 1, **changes: int) -> Held:
     counts = {"files": 20, "sockets": 5, "threads": 6} | changes
     return Held(at_s=at_s, process="alpha", pid=pid, rss_bytes=round(mib * 2**20), **counts)
 
 
 def test_growth_of_long_lived_processes_and_unreleased_sockets_are_found() -> None:
     noise = np.random.default_rng(0).normal(0, 0.2, 1800)
-    grows = [held(t, 80 + t / 3600 * 6 + noise[int(t)]) for t in np.arange(1800.0)]
-    warms = [held(t, 50 if t < 180 else 80, pid=2) for t in np.arange(1800.0)]
-    short = [held(t, pid=3) for t in np.arange(800.0)]
+    grows = [make_held(t, 80 + t / 3600 * 6 + noise[int(t)]) for t in np.arange(1800.0)]
+    warms = [make_held(t, 50 if t < 180 else 80, pid=2) for t in np.arange(1800.0)]
+    short = [make_held(t, pid=3) for t in np.arange(800.0)]
     growing, flat = trends([*grows, *warms, *short], 1800.0)
     assert growing["mib_per_hour"] == pytest.approx(6, abs=2 * growing["mib_per_hour_margin"])
     assert 0 < growing["mib_per_hour_margin"] < 0.5
     assert flat["mib_per_hour"] == 0
-    steady = trends([held(t + 0.1, 56.82, pid=4) for t in np.arange(107.0)], 110.0)
+    steady = trends([make_held(t + 0.1, 56.82, pid=4) for t in np.arange(107.0)], 110.0)
     assert [(row["mib_per_hour"], row["mib_per_hour_margin"]) for row in steady] == [(0.0, 0.0)]
-    before = {"alpha": held(0), "gone": held(0)}
-    assert grown(before, {"alpha": held(1, files=19)}) == []
-    assert grown(before, {"alpha": held(1, sockets=6)}) == ["alpha: sockets 5 -> 6"]
+    before = {"alpha": make_held(0), "gone": make_held(0)}
+    assert find_growth(before, {"alpha": make_held(1, files=19)}) == []
+    assert find_growth(before, {"alpha": make_held(1, sockets=6)}) == ["alpha: sockets 5 -> 6"]
 
 
 CLIENT = {

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.soak.pictures import DEVICES
 from benchmarks.truth import changes
-from benchmarks.truth.__main__ import SECOND, STYLES, compared, failures
+from benchmarks.truth.__main__ import SECOND, STYLES, count_compared, failures
 from benchmarks.truth.changes import HELD, Changes, point
 
 CLIENT = {
@@ -38,7 +38,7 @@ def test_each_broken_promise_fails_a_run(changed: dict[str, Any]) -> None:
 
 
 def test_answers_are_counted_and_errors_are_not() -> None:
-    assert compared([CLIENT, CLIENT]) == 16
+    assert count_compared([CLIENT, CLIENT]) == 16
     assert {"sync", "stream", "async", "classify", "infer"} == set(STYLES)
 
 

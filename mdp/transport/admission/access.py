@@ -90,7 +90,7 @@ class Access:
         return reply
 
     def _refusal(self, key: str) -> str:
-        """Why a key is refused; empty if it is not."""
+        """Reason why a key is refused; empty if it is not."""
         if not self.allowed or key not in self.allowed:
             return UNKNOWN_KEY
         count = self.connections.count(key)
@@ -110,10 +110,10 @@ class Access:
             self._disconnect(peer, "revoke", REVOKED)
         return False
 
-    def opened(self, peer: TcpPeer) -> None:
+    def on_open(self, peer: TcpPeer) -> None:
         """A connection was accepted."""
-        self.connections.opened(peer)
-        leaving = self._pending.opened(peer, self._may_be_done)
+        self.connections.on_open(peer)
+        leaving = self._pending.on_open(peer, self._may_be_done)
         if leaving is not None:
             self._disconnect(leaving, "refuse", CROWDED_OUT)
         if (
@@ -123,15 +123,15 @@ class Access:
             self._disconnect(one, "refuse", DESCRIPTORS_SHORT)
         if self.allowed is None:
             self._audit("connect", "", peer.address, "")
-        if self.rate.connected(peer.host, time.monotonic()):
+        if self.rate.count_connection(peer.host, time.monotonic()):
             self.rejected[TOO_OFTEN] += 1
             self._audit("refuse", "", peer.host, TOO_OFTEN)
             self._update_filter()
 
-    def closed(self, descriptor: int) -> None:
+    def on_close(self, descriptor: int) -> None:
         """A connection has ended."""
-        self._pending.closed(descriptor)
-        self.connections.closed(descriptor)
+        self._pending.on_close(descriptor)
+        self.connections.on_close(descriptor)
 
     def unblock(self, timeout_s: float | None) -> float | None:
         """Unblock hosts that are due; returns the timeout until the next one."""
@@ -149,7 +149,7 @@ class Access:
         # Without a filter in the kernel, hosts are not blocked.
         if self.listener is not None:
             with contextlib.suppress(OSError):
-                block(self.listener, self.rate.blocked)
+                block(self.listener, self.rate.hosts_to_block)
 
     def _is_short(self, kept: int) -> bool:
         """Tell whether fewer than `kept` descriptors are left."""
@@ -167,7 +167,7 @@ class Access:
         if hang_up(peer):
             self.rejected[reason] += 1
             self._audit(event, self.connections.key_of(peer), peer.address, reason)
-            self.connections.closed(peer.descriptor)
+            self.connections.on_close(peer.descriptor)
 
     def _handshake_done(self, peer: TcpPeer) -> bool:
         """Tell whether a connection is open and has sent enough for a handshake."""

@@ -34,11 +34,11 @@ class ConnectionRate:
         self.due_s = math.inf
 
     @property
-    def blocked(self) -> frozenset[Network]:
+    def hosts_to_block(self) -> frozenset[Network]:
         """The blocked hosts."""
         return frozenset(self._blocked_until_s)
 
-    def connected(self, host: str, now_s: float) -> bool:
+    def count_connection(self, host: str, now_s: float) -> bool:
         """Count a connection from `host`; whether it is now blocked and was not before."""
         network = network_of(host)
         if len(self._full_s) >= _MANY:

@@ -54,13 +54,13 @@ class Connections:
         """Keys with at least one connection."""
         return self._by_key.keys()
 
-    def opened(self, peer: TcpPeer) -> None:
+    def on_open(self, peer: TcpPeer) -> None:
         """A connection was accepted."""
         # A descriptor is used again only after its connection has closed.
-        self.closed(peer.descriptor)
+        self.on_close(peer.descriptor)
         self._open[peer.descriptor] = peer
 
-    def closed(self, descriptor: int) -> None:
+    def on_close(self, descriptor: int) -> None:
         """A connection has ended."""
         self._open.pop(descriptor, None)
         self._release(descriptor)

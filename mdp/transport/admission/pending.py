@@ -38,24 +38,24 @@ class PendingConnections:
     def __len__(self) -> int:
         return len(self._hosts)
 
-    def opened(self, peer: TcpPeer, proved: Callable[[TcpPeer], bool]) -> TcpPeer | None:
+    def on_open(self, peer: TcpPeer, proved: Callable[[TcpPeer], bool]) -> TcpPeer | None:
         """Add a connection; returns the one to close, if there are too many.
 
         `proved` is whether a connection may have finished its handshake, or is closed.
         """
         # A descriptor is used again only after its connection has closed.
-        self.closed(peer.descriptor)
+        self.on_close(peer.descriptor)
         self._hosts[peer.descriptor] = peer.host
         self._pending.setdefault(peer.host, {})[peer.descriptor] = peer
         while len(self._hosts) > self._limit:
             crowd = max(self._pending.values(), key=len)
             oldest = next(iter(crowd.values()))
-            self.closed(oldest.descriptor)
+            self.on_close(oldest.descriptor)
             if not proved(oldest):
                 return oldest
         return None
 
-    def closed(self, descriptor: int) -> None:
+    def on_close(self, descriptor: int) -> None:
         """A connection has ended, or is no longer pending."""
         host = self._hosts.pop(descriptor, None)
         if host is not None:

@@ -14,7 +14,7 @@ from mdp.files import write_json
 from partitioner.assembly.chosen import LABELS, entries, origin_of
 from partitioner.assembly.write import Assembly, LeftOutAnswers
 from partitioner.build.inputs import BuildInputs
-from partitioner.build.measured.planning import choose, predicted_ms
+from partitioner.build.measured.planning import choose, predict_ms
 from partitioner.build.measured.training import FittedMember, Taught, teacher_of, train_networks
 from partitioner.build.settings import data_facts
 from partitioner.build.steps import evaluate_step
@@ -26,7 +26,7 @@ from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MeasuredRun
 from partitioner.training.compute import own_threads, use_threads
-from partitioner.training.distributed import owned
+from partitioner.training.distributed import lock_run
 
 #: PilotPictures, at most, that classifiers are fitted to, and that fusion is fitted to.
 FITTED = 5000
@@ -73,7 +73,7 @@ def build_measured(
     use_threads(inputs.threads or own_threads())
     if remark := remark_on(inputs.data):
         progress.note(remark)
-    with owned(run):
+    with lock_run(run):
         _record(inputs, run)
         pilot = choose(inputs, run.cache, progress, run.path / "pilot")
         for device, row in pilot.choice.rows.items():
@@ -182,7 +182,7 @@ class _Build:
             )
         return describe(curve, "scenes" if self.inputs.cameras else "pictures")
 
-    def left_out(self, members: Mapping[int, FittedMember]) -> LeftOutAnswers:
+    def answers_left_out(self, members: Mapping[int, FittedMember]) -> LeftOutAnswers:
         """Answers of the frozen networks to training pictures that are left out of their fits."""
         cameras, rows = self.inputs.cameras, self.pilot.choice.rows
         first = self.pictures.rows_of(next(iter(cameras.values()), None))
@@ -216,7 +216,7 @@ class _Build:
             self.run.cache,
             self.progress,
             inputs.target_ms,
-            predicted_ms=predicted_ms(self.pilot, inputs),
+            predicted_ms=predict_ms(self.pilot, inputs),
             origin={
                 **origin_of(self.pilot, inputs.weights, inputs.digests),
                 **{
@@ -224,7 +224,7 @@ class _Build:
                     for row, one in taught.items()
                 },
             },
-            left_out=None if better else self.left_out(members),
+            left_out=None if better else self.answers_left_out(members),
             features=frozen,
         )
         paths = {row: better.get(row, member.path) for row, member in members.items()}

@@ -26,7 +26,7 @@ from partitioner.networks.families import FamilyMember
 from partitioner.pilot.candidates import FrozenNetwork
 from partitioner.run.progress import Progress
 from partitioner.training.compute import quicker_autocast
-from partitioner.training.live import Averaged, placed
+from partitioner.training.live import Averaged, move_to
 from partitioner.training.loop import (
     STATISTICS,
     TrainingDiverged,
@@ -102,9 +102,9 @@ def fine_tune(
     InputError for a checkpoint of another training.
     """
     device = pictures.pixels.device
-    placed(member, device)
+    move_to(member, device)
     if teacher is not None:
-        placed(teacher.eval(), device)
+        move_to(teacher.eval(), device)
     optimiser = torch.optim.AdamW(_groups(member, recipe), lr=0.0, fused=True)
     averaged = Averaged(member, recipe.average)
     state = _State(member, optimiser, averaged, checkpoint, seconds)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mdp.formats.plan import Plan
 from partitioner.assembly.chosen import entries
-from partitioner.assembly.members import assembled_plan, assigned
+from partitioner.assembly.members import assemble_plan, assign
 from partitioner.build.inputs import BuildInputs
 from partitioner.build.measured.fine_tuning import epoch_seconds, recipe_of
 from partitioner.data.scenes import single_pictures
@@ -61,7 +61,7 @@ def _epochs(inputs: BuildInputs) -> Callable[[FrozenNetwork], float]:
     return epochs
 
 
-def predicted_ms(pilot: Pilot, inputs: BuildInputs) -> dict[str, float]:
+def predict_ms(pilot: Pilot, inputs: BuildInputs) -> dict[str, float]:
     """Predicted milliseconds of computing of each device's chosen network."""
     classes = len(inputs.data.labels)
     return {
@@ -79,13 +79,13 @@ def plan_of(pilot: Pilot, inputs: BuildInputs) -> Plan:
         row: inputs.weights[pilot.measured[row].candidate.name]
         for row in pilot.choice.rows.values()
     }
-    computing_ms = predicted_ms(pilot, inputs)
+    computing_ms = predict_ms(pilot, inputs)
     assignments = []
     for k, model in enumerate(entries(pilot, files, inputs.cameras)):
         one = pilot.measured[pilot.choice.rows[model.device]]
         share = pilot.choice.alone[model.device]
         assignments.append(
-            assigned(
+            assign(
                 k,
                 model,
                 WHOLE,
@@ -96,4 +96,4 @@ def plan_of(pilot: Pilot, inputs: BuildInputs) -> Plan:
                 classes,
             )
         )
-    return assembled_plan(assignments, classes, inputs.target_ms)
+    return assemble_plan(assignments, classes, inputs.target_ms)

@@ -39,7 +39,7 @@ from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.training.cached_outputs import BATCH, batch
 from partitioner.training.compute import quicker_autocast, training_device
-from partitioner.training.loop import STATISTICS, derived_seed, norms_of
+from partitioner.training.loop import STATISTICS, derive_seed, norms_of
 
 #: Fewest seconds of training of one network that are worth their start, and epochs that are said
 #: to be enough.
@@ -164,7 +164,7 @@ class TrainingEstimate:
     check_s: float
     serving_s: float
 
-    def left_for_training(self, left_s: float) -> float:
+    def training_budget_s(self, left_s: float) -> float:
         """Seconds of `left_s` that the training itself may take."""
         return left_s - self.check_s - self.serving_s
 
@@ -281,7 +281,7 @@ class _NetworkTraining:
             norms=bool(norms_of(member)),
             teacher_share=self._teacher_share(),
         )
-        seconds = expected.left_for_training(until_s - clock())
+        seconds = expected.training_budget_s(until_s - clock())
         if not self.checkpoint.exists():
             if not expected.is_enough(seconds):
                 self._note_frozen(seconds, expected)
@@ -296,7 +296,7 @@ class _NetworkTraining:
             None if self.teacher is None else self.teacher.load(classes),
             recipe,
             seconds=seconds,
-            seed=derived_seed(self.inputs.seed, "views", self.key),
+            seed=derive_seed(self.inputs.seed, "views", self.key),
             checkpoint=self.checkpoint,
             what=f"training {candidate.words}",
             progress=self.progress,

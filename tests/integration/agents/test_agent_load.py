@@ -27,7 +27,7 @@ from mdp.transport import AgentKeys, new_pair
 from tests.support.bundles import change_assignment
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import PLENTY_MS, Fleet
-from tests.support.serving import Held, Paying, queued, replies, request, serving, told
+from tests.support.serving import Held, Paying, ask_status, count_queued, replies, request, serving
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -47,17 +47,17 @@ def test_a_client_that_floods_does_not_starve_another(fleet: Fleet) -> None:
             for number in range(sent + 1, sent + 65):
                 greedy.send(request(bundle, number % 200, request_id=number))
             # Never more than the agent takes in at a time.
-            assert queued(greedy) == sent + 63
+            assert count_queued(greedy) == sent + 63
         for number in range(most + 2, most + 25):
             greedy.send(request(bundle, 0, request_id=number))
         # One is computed; those that wait fill the memory; the others have been told.
         told_first = [greedy.receive().message for _ in range(23)]
         texts = {message.text for message in told_first if isinstance(message, Failure)}
         assert texts == {f"{most} requests wait already"}
-        assert queued(greedy) == most
+        assert count_queued(greedy) == most
         for number in (201, 202):
             modest.send(request(bundle, number))
-        assert queued(modest) == most
+        assert count_queued(modest) == most
         runtime.free.set()
         assert replies(modest, 2) == {201: "answered", 202: "answered"}
         left = replies(greedy, most + 1)
@@ -99,16 +99,16 @@ def test_a_client_is_its_key_however_many_connections_it_has(fleet: Fleet) -> No
     with serving(bundle, runtime, keys=keys) as (_, address), ExitStack() as stack:
         crowd = [stack.enter_context(StrangePeer(address, (*greedy, own))) for _ in range(4)]
         alone = stack.enter_context(StrangePeer(address, (*modest, own)))
-        assert queued(alone) == 0
+        assert count_queued(alone) == 0
         runtime.hold()
         crowd[0].send(request(bundle, 1))
         until(runtime.waiting.is_set, "the first is computed")
         for place, peer in enumerate(crowd):
             for number in range(4):
                 peer.send(request(bundle, 10 * place + number))
-            assert queued(peer) == 4 * (place + 1)
+            assert count_queued(peer) == 4 * (place + 1)
         alone.send(request(bundle, 201))
-        queued(alone)
+        count_queued(alone)
         runtime.free.set()
         assert replies(alone, 1) == {201: "answered"}
         # By connection, one of each of the four would have come before it.
@@ -128,7 +128,7 @@ def test_waiting_requests_are_batched(fleet: Fleet, caplog: pytest.LogCaptureFix
         until(runtime.waiting.is_set, "the first is computed, and did not wait for others")
         for number in range(2, 7):
             peer.send(request(bundle, number))
-        assert queued(peer) == 5
+        assert count_queued(peer) == 5
         runtime.free.set()
         for number in range(1, 7):
             envelope = peer.receive()
@@ -167,7 +167,7 @@ def test_accepted_requests_are_answered_before_the_end(fleet: Fleet, tmp_path: P
         for peer in peers:
             for number in (1, 2):
                 peer.send(request(bundle, number))
-            queued(peer)
+            count_queued(peer)
         agent.signal(signal.SIGTERM)
         agent.wait_for("DRAINING")
         for peer in peers:
@@ -189,14 +189,14 @@ def test_an_agent_stays_on_the_cores_that_it_is_given(fleet: Fleet) -> None:
     tasks = list(Path(f"/proc/{agent.process.pid}/task").iterdir())
     # Two that serve, the one that waits, ZeroMQ's two, and those that compute.
     assert len(tasks) >= 8
-    assert {allowed(task / "status") for task in tasks} == {frozenset([core])}
+    assert {cores_allowed(task / "status") for task in tasks} == {frozenset([core])}
 
 
 def own_cores() -> frozenset[int]:
-    return allowed(Path("/proc/self/status"))
+    return cores_allowed(Path("/proc/self/status"))
 
 
-def allowed(status: Path) -> frozenset[int]:
+def cores_allowed(status: Path) -> frozenset[int]:
     found = re.search(r"^Cpus_allowed_list:\s*(\S+)$", status.read_text(), flags=re.MULTILINE)
     assert found is not None
     return cores_in(found[1])
@@ -215,10 +215,10 @@ def test_an_agent_is_built_from_options_alone(tmp_path: Path) -> None:
         with StrangePeer(built.address) as peer:
             peer.send(request(options.loadable().bundle, 1))
             assert replies(peer, 1) == {1: "answered"}
-            assert told(peer).temperature_c == 61.5
+            assert ask_status(peer).temperature_c == 61.5
             sensor.unlink()
             built.agent.main_loop.wake()
-            until(lambda: told(peer).temperature_c is None, "the sensor is gone")
+            until(lambda: ask_status(peer).temperature_c is None, "the sensor is gone")
         built.agent.stop()
         thread.join(PATIENCE_S)
     assert (built.public_key, built.agent.left_behind) == (None, False)

@@ -32,7 +32,7 @@ def run_agent(*args: object) -> subprocess.CompletedProcess[str]:
     return run_here(main, "mdp-agent", "run", *args)
 
 
-def refused(done: subprocess.CompletedProcess[str], expected: str, code: int = 2) -> None:
+def assert_refusal(done: subprocess.CompletedProcess[str], expected: str, code: int = 2) -> None:
     """Assert the exit code, one line on stderr, and no event of a life that never began."""
     assert done.returncode == code, done.stderr
     assert re.match(rf"mdp-agent: .*{expected}", done.stderr), done.stderr
@@ -53,7 +53,7 @@ def change_manifest(folder: Path, **changes: object) -> None:
 def test_events_from_start_to_end(fleet: Fleet) -> None:
     agent = fleet.start("alpha")
     options = ["--bundle", fleet.bundle, "--device", "beta", "--bind", agent.address]
-    refused(run_agent(*options), f"cannot listen on {agent.address}: in use", code=5)
+    assert_refusal(run_agent(*options), f"cannot listen on {agent.address}: in use", code=5)
     assert agent.terminate() == 0
     agent.wait_for("DRAINING")
     events = ["LISTENING", "WARMING", "READY", "DRAINING"]
@@ -117,14 +117,14 @@ def test_without_json_events_are_written_to_stderr_until_ctrl_c(fleet: Fleet) ->
 )
 def test_bad_options_end_in_one_line(fleet: Fleet, options: list[str], expected: str) -> None:
     done = run_agent("--bundle", fleet.bundle, "--json", *options)
-    refused(done, expected)
+    assert_refusal(done, expected)
     assert "s3cret" not in done.stderr
 
 
 def test_an_address_that_is_not_there_yet_has_an_exit_code_of_its_own(fleet: Fleet) -> None:
     bind = ["--bind", "tcp://192.0.2.1:7500", "--insecure"]
     done = run_agent("--bundle", fleet.bundle, "--device", "alpha", *bind)
-    refused(done, r"cannot listen on tcp://192\.0\.2\.1:7500: ", code=5)
+    assert_refusal(done, r"cannot listen on tcp://192\.0\.2\.1:7500: ", code=5)
 
 
 def test_usage_errors_end_with_2(fleet: Fleet) -> None:
@@ -145,7 +145,7 @@ def test_a_bundle_that_cannot_be_served_ends_the_start_in_one_line(fleet: Fleet)
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
-        refused(done, said)
+        assert_refusal(done, said)
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 255
         path.write_bytes(data)

@@ -28,7 +28,7 @@ from mdp.testing.agents import AgentProcess
 from mdp.testing.bundles import colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S
 from mdp.transport import Dealers
-from tests.support.bundles import listed
+from tests.support.bundles import relist
 from tests.support.fleet import BIN, PLENTY_MS, Fleet
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -76,7 +76,7 @@ def again(fleet: Fleet, *options: object) -> AgentProcess:
     return fleet.restart("alpha", "--allow-push", fleet.folder / "kept-alpha", *options)
 
 
-def served_name(state: BundleState) -> str | None:
+def name_of_served(state: BundleState) -> str | None:
     """The name of the bundle that an agent serves."""
     return None if state.serves is None else state.serves.name
 
@@ -124,7 +124,7 @@ def audit_lines(fleet: Fleet, event: str) -> list[dict[str, Any]]:
     return told
 
 
-def audited(fleet: Fleet, event: str) -> list[str]:
+def audit_reasons(fleet: Fleet, event: str) -> list[str]:
     return [line["reason"] for line in audit_lines(fleet, event)]
 
 
@@ -168,7 +168,7 @@ def test_a_push_goes_on_while_pictures_are_classified(fleet: Fleet) -> None:
         assert connected.state().previous == version_of(new(fleet))
         with client_of(fleet, "old") as back:
             assert back.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
-    begun, switch, switched = audited(fleet, "push")
+    begun, switch, switched = audit_reasons(fleet, "push")
     assert begun.startswith(f"begin {version_of(new(fleet)).manifest[:12]}, ")
     assert (switch.split()[0], switched) == ("switch", "switched")
 
@@ -192,10 +192,10 @@ def test_a_push_goes_on_after_its_client_was_killed(fleet: Fleet) -> None:
     command = [sys.executable, "-c", KILLED, str(fleet.write()), str(fleet.folder / "new")]
     assert subprocess.run(command, timeout=PATIENCE_S).returncode == -9
     with device(fleet) as connected:
-        assert served_name(connected.state()) == "old"
+        assert name_of_served(connected.state()) == "old"
         pushed = connected.push(new(fleet))
         assert 0 < pushed.sent_bytes <= pushed.total_bytes / 2
-        assert served_name(connected.state()) == "new"
+        assert name_of_served(connected.state()) == "new"
 
 
 def test_a_key_without_the_right_is_refused(fleet: Fleet) -> None:
@@ -224,38 +224,38 @@ def test_a_bundle_that_does_not_load_is_not_served(fleet: Fleet) -> None:
     agent, model = start(fleet), fleet.folder / "new" / model_path(0)
     # The model of another picture size.
     model.write_bytes((fleet.folder / "new" / model_path(1)).read_bytes())
-    listed(fleet.folder / "new", model_path(0))
+    relist(fleet.folder / "new", model_path(0))
     with device(fleet) as connected, client_of(fleet, "old") as old:
         with pytest.raises(TransferError, match=r"alpha: serves what it did before: .*model.onnx"):
             connected.push(new(fleet))
         assert old.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
-        assert served_name(connected.state()) == "old"
+        assert name_of_served(connected.state()) == "old"
         agent.kill()
         again(fleet)
         state = connected.state()
-        assert (served_name(state), state.previous) == ("old", None)
-    assert audited(fleet, "push")[-1].startswith("failed: ")
+        assert (name_of_served(state), state.previous) == ("old", None)
+    assert audit_reasons(fleet, "push")[-1].startswith("failed: ")
 
 
 def test_a_changed_piece_is_sent_again(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     start(fleet)
     sent = Dealers.send
 
-    def altered(self: Dealers, to: str, frames: list[bytes]) -> bool:
+    def send_altered(self: Dealers, to: str, frames: list[bytes]) -> bool:
         if len(frames) == 2 and len(frames[1]) == 2**16:
             frames = [frames[0], bytes(frames[1][:-1]) + b"?"]
         return sent(self, to, frames)
 
     with device(fleet) as connected:
         with monkeypatch.context() as patch:
-            patch.setattr(Dealers, "send", altered)
+            patch.setattr(Dealers, "send", send_altered)
             with pytest.raises(TransferError, match=r"before: model.onnx: expected sha256"):
                 connected.push(new(fleet))
-        assert served_name(connected.state()) == "old"
+        assert name_of_served(connected.state()) == "old"
         pushed = connected.push(new(fleet))
         # All but the model was right.
         assert pushed.sent_bytes == len(part_of(new(fleet), 0)["model.onnx"])
-        assert served_name(connected.state()) == "new"
+        assert name_of_served(connected.state()) == "new"
 
 
 def test_a_bundle_that_is_too_large_is_refused_before_a_byte_is_sent(fleet: Fleet) -> None:
@@ -293,7 +293,7 @@ def test_two_versions_are_kept_and_what_was_pulled_is_as_it_was_pushed(fleet: Fl
         agent.wait_for(re.compile("serves old .* no more"))
         connected.push(Bundle.open(fleet.folder / "third"))
         state = connected.state()
-        assert (served_name(state), state.previous and state.previous.name) == ("third", "new")
+        assert (name_of_served(state), state.previous and state.previous.name) == ("third", "new")
         kept = [path.name for path in (fleet.folder / "kept-alpha").iterdir()]
         assert len(kept) == 3
         assert connected.pull(fleet.folder / "pulled") == state.serves

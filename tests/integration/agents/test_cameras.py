@@ -44,7 +44,7 @@ def frame_of(member: MemberTiming) -> int:
     return member.frame
 
 
-def looked_until_all(client: Client, count: int, **options: Any) -> Prediction:
+def look_until_all(client: Client, count: int, **options: Any) -> Prediction:
     """The first look at which `count` devices have something to see."""
     until_s = time.monotonic() + PATIENCE_S
     while True:
@@ -64,7 +64,7 @@ def test_two_devices_have_cameras_and_a_third_has_none(tmp_path: Path, fleet: Fl
     fleet.start("beta", "--source", f"folder:{tmp_path / 'yard'}", "--source-fps", 100)
     fleet.start("gamma")
     with fleet.client() as client:
-        answer = looked_until_all(client, 2)
+        answer = look_until_all(client, 2)
         assert (answer.label, answer.mode, answer.used) == ("red", "stacked", ("alpha", "beta"))
         assert answer.missing == {"gamma": NO_SOURCE}
         assert answer.frame_spread_ms is not None
@@ -74,7 +74,7 @@ def test_two_devices_have_cameras_and_a_third_has_none(tmp_path: Path, fleet: Fl
         first = [frame_of(member) for member in answer.members]
 
         def gone_on() -> bool:
-            later = [frame_of(member) for member in looked_until_all(client, 2).members]
+            later = [frame_of(member) for member in look_until_all(client, 2).members]
             return all(then < now for then, now in zip(first, later, strict=True))
 
         until(gone_on, "both cameras give other frames")
@@ -115,12 +115,12 @@ def test_a_moment_of_the_past_is_looked_at(tmp_path: Path, fleet: Fleet) -> None
     # 64 frames are kept: those of twelve seconds.
     fleet.start("alpha", "--source", f"folder:{door}", "--source-fps", 5)
     with fleet.client() as client:
-        assert looked_until_all(client, 1).label == "red"
+        assert look_until_all(client, 1).label == "red"
         moment_s = time.monotonic()
         # The next frames are of another colour; what was seen before is still there.
-        until(lambda: frame_of(looked_until_all(client, 1).members[0]) > 3, "some frames of red")
+        until(lambda: frame_of(look_until_all(client, 1).members[0]) > 3, "some frames of red")
         put(door, "1.png", "blue")
-        until(lambda: looked_until_all(client, 1).label == "blue", "a frame of blue")
+        until(lambda: look_until_all(client, 1).label == "blue", "a frame of blue")
         past = client.look(deadline_ms=PLENTY_MS, at=moment_s, within_ms=PLENTY_MS)
         assert past.label == "red"
         with pytest.raises(QuorumNotMet, match=r"alpha: no_frame: .*the nearest frame is off by"):
@@ -139,7 +139,7 @@ def test_an_empty_folder_is_opened_again(tmp_path: Path, fleet: Fleet) -> None:
             client.look(deadline_ms=PLENTY_MS)
         (door / "0.png").write_bytes(b"no picture")
         put(door, "1.png", "green")
-        assert looked_until_all(client, 1).label == "green"
+        assert look_until_all(client, 1).label == "green"
         (status,) = client.status(timeout_s=PATIENCE_S)[:1]
         assert "could not be read" in status.source
         for file in door.iterdir():
@@ -183,17 +183,17 @@ def test_crops_of_frames_follow_a_change_of_bundle(tmp_path: Path, fleet: Fleet)
     source = ("--source", f"folder:{tmp_path / 'door'}", "--source-fps", 100)
     agent = fleet.start("alpha", *source, bundle=link)
     with fleet.client() as client:
-        assert looked_until_all(client, 1).label == "blue"
+        assert look_until_all(client, 1).label == "blue"
         # Of another image size, so that the crops are others.
         other = write_bundle(tmp_path / "other", sizes=(32, 12, 8))
         link.unlink()
         link.symlink_to(other)
         agent.signal(signal.SIGHUP)
         agent.wait_for(f"serves colours {Bundle.open(other).digest[:12]}")
-        assert looked_until_all(client, 1).label == "blue", "the former one is still served"
+        assert look_until_all(client, 1).label == "blue", "the former one is still served"
     fleet.bundle = other
     with fleet.client() as client:
-        assert looked_until_all(client, 1).label == "blue"
+        assert look_until_all(client, 1).label == "blue"
 
 
 def test_a_network_camera_that_disconnects_and_one_that_hangs(tmp_path: Path, fleet: Fleet) -> None:
@@ -201,15 +201,15 @@ def test_a_network_camera_that_disconnects_and_one_that_hangs(tmp_path: Path, fl
     with NetworkCamera(colour_picture("green", 48, 64)) as camera:
         agent = fleet.start("alpha", "--source", camera.url, "--source-fps", 50)
         with fleet.client() as client:
-            first = looked_until_all(client, 1)
+            first = look_until_all(client, 1)
             assert first.label == "green"
             camera.hang_up()
             until(lambda: camera.viewers == 2, "the agent has come back")
             # From here on, new frames come over the new connection.
-            number = frame_of(looked_until_all(client, 1).members[0])
+            number = frame_of(look_until_all(client, 1).members[0])
 
             def sees_more() -> bool:
-                return frame_of(looked_until_all(client, 1).members[0]) > number
+                return frame_of(look_until_all(client, 1).members[0]) > number
 
             until(sees_more, "there are new frames")
             (status,) = client.status(timeout_s=PATIENCE_S)[:1]
@@ -251,7 +251,7 @@ def test_a_video_as_camera_and_a_missing_camera_that_is_named(tmp_path: Path, fl
     fleet.start("alpha", "--source", f"video:{tmp_path / 'film.avi'}", "--source-fps", 50)
     beta = fleet.start("beta", "--source", "camera:63")
     with fleet.client() as client:
-        answer = looked_until_all(client, 1)
+        answer = look_until_all(client, 1)
         assert (answer.label, answer.used) == ("green", ("alpha",))
         until(
             lambda: (
@@ -261,7 +261,7 @@ def test_a_video_as_camera_and_a_missing_camera_that_is_named(tmp_path: Path, fl
             "beta has tried its camera",
         )
         beta.wait_for("no pictures: camera:63: cannot be opened")
-        until(lambda: frame_of(looked_until_all(client, 1).members[0]) > 5, "the film begins again")
+        until(lambda: frame_of(look_until_all(client, 1).members[0]) > 5, "the film begins again")
     for device in ("alpha", "beta"):
         agent = fleet.agents[device]
         assert agent.terminate() == 0, agent.stderr

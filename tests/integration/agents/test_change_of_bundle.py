@@ -43,7 +43,7 @@ def point(fleet: Fleet, name: str) -> None:
     link.replace(fleet.folder / "live")
 
 
-def named(fleet: Fleet, name: str) -> str:
+def label(fleet: Fleet, name: str) -> str:
     """A bundle as agents call it."""
     return f"{name} {Bundle.open(fleet.folder / name).digest[:12]}"
 
@@ -80,7 +80,7 @@ def test_both_bundles_are_served_until_the_old_one_is_unused(fleet: Fleet) -> No
         before = ask(old)
         assert before.used == ("alpha",)
         point(fleet, "new")
-        look_again(agent, f"serves {named(fleet, 'new')}")
+        look_again(agent, f"serves {label(fleet, 'new')}")
         with client_of(fleet, "new") as new:
             answers = [ask(client) for client in (old, new, old, new)]
             assert [answer.missing.get("alpha") for answer in answers] == [None] * 4
@@ -95,11 +95,11 @@ def test_both_bundles_are_served_until_the_old_one_is_unused(fleet: Fleet) -> No
             told = status(old)
             assert (told.usable, told.reason) == (
                 True,
-                f"serves {named(fleet, 'new')} by now, and this client's bundle until nobody asks "
+                f"serves {label(fleet, 'new')} by now, and this client's bundle until nobody asks "
                 "for it: reload this client",
             )
             # Nobody asks for the old one from here on.
-            agent.wait_for(f"serves {named(fleet, 'old')} no more")
+            agent.wait_for(f"serves {label(fleet, 'old')} no more")
             assert ask(new).used == ("alpha",)
         assert not status(old).usable
         assert status(old).reason.startswith("wrong_bundle: serves new ")
@@ -107,12 +107,12 @@ def test_both_bundles_are_served_until_the_old_one_is_unused(fleet: Fleet) -> No
     assert agent.stderr == ""
 
 
-def truncated(folder: Path) -> None:
+def truncate(folder: Path) -> None:
     path = folder / MANIFEST
     path.write_bytes(path.read_bytes()[:200])
 
 
-def altered(folder: Path) -> None:
+def alter(folder: Path) -> None:
     path = folder / model_path(0)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 255
@@ -145,8 +145,8 @@ def gone(folder: Path) -> None:
 
 
 SPOILT = [
-    (truncated, "manifest.json: Input data was truncated"),
-    (altered, "model.onnx: expected sha256 "),
+    (truncate, "manifest.json: Input data was truncated"),
+    (alter, "model.onnx: expected sha256 "),
     (not_finite, "the model gives logits that are not finite on a black picture"),
     (hungry, "needs 140,737,488 MB beside what is served, "),
     (elsewhere, "the plan asks for CUDAExecutionProvider, this device has "),
@@ -178,7 +178,7 @@ def test_a_bundle_that_cannot_be_served_changes_nothing(fleet: Fleet) -> None:
         # A bundle that can be served is then taken.
         point(fleet, "new")
         write_bundle(fleet.folder / "new", name="new", bag_scale=9.0)
-        look_again(agent, f"serves {named(fleet, 'new')}")
+        look_again(agent, f"serves {label(fleet, 'new')}")
         assert ask(old).probability == before.probability
         assert status(old).counts["renewed"] == 1
     with client_of(fleet, "new") as new:
@@ -194,7 +194,7 @@ def test_there_and_back_needs_no_loading_and_a_third_has_to_wait(fleet: Fleet) -
     with client_of(fleet, "old") as old, client_of(fleet, "new") as new:
         ask(old)
         point(fleet, "new")
-        look_again(agent, f"serves {named(fleet, 'new')}")
+        look_again(agent, f"serves {label(fleet, 'new')}")
         assert (ask(old).used, ask(new).used) == (("alpha",), ("alpha",))
         point(fleet, "third")
         agent.signal(signal.SIGHUP)
@@ -203,7 +203,7 @@ def test_there_and_back_needs_no_loading_and_a_third_has_to_wait(fleet: Fleet) -
         # Its model is gone from the disk, but not from memory.
         (fleet.folder / "old" / model_path(0)).unlink()
         point(fleet, "old")
-        look_again(agent, f"serves {named(fleet, 'old')}")
+        look_again(agent, f"serves {label(fleet, 'old')}")
         assert (ask(old).used, ask(new).used) == (("alpha",), ("alpha",))
         assert status(old).reason == ""
 
@@ -230,12 +230,12 @@ def test_an_agent_with_a_bundle_key_serves_signed_bundles_only(fleet: Fleet) -> 
         assert "new: not signed: expected signature.json" in status(old).reason
         assert ask(old).used == ("alpha",)
     assert bundle_command(*signing, fleet.folder / "new").returncode == 0
-    look_again(agent, f"serves {named(fleet, 'new')}")
+    look_again(agent, f"serves {label(fleet, 'new')}")
     verifying = ["verify", "--key", keys / "release.public", "--bundle"]
     verified = bundle_command(*verifying, fleet.folder / "new")
     assert (verified.returncode, verified.stderr) == (0, "")
     assert "signed with key release (" in verified.stdout
-    altered(fleet.folder / "new")
+    alter(fleet.folder / "new")
     verified = bundle_command(*verifying, fleet.folder / "new")
     assert verified.returncode == 2
     assert "model.onnx: expected sha256 " in verified.stderr

@@ -47,7 +47,7 @@ class Station:
 
     def look(self, client: Client, *patched: str, maps: bool = False) -> Prediction:
         self.put(*patched)
-        self.cameras.seen(client)
+        self.cameras.wait_for_frames(client)
         return client.look(deadline_ms=PLENTY_MS, maps=maps)
 
 

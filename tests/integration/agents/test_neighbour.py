@@ -58,7 +58,7 @@ def start(fleet: Fleet, doorbell: AgentProcess) -> AgentProcess:
 
 
 def why_not_answered(client: Client) -> str:
-    """Why a look has no answer; empty where it has."""
+    """Reason why a look has no answer; empty where it has one."""
     try:
         client.look(deadline_ms=PLENTY_MS, within_ms=1000)
     except InferenceError as error:

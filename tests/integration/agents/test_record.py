@@ -58,8 +58,8 @@ def record(fleet: Fleet, out: Path, *options: object) -> subprocess.CompletedPro
     return run_here(mdp_main, "mdp", "record", *asked)
 
 
-def looked_until(fleet: Fleet, device: str) -> Scene:
-    """What the cameras give, once that of `device` gives something."""
+def look_until(fleet: Fleet, device: str) -> Scene:
+    """Scene of the cameras, once that of `device` gives something."""
     path = fleet.write()
     taken: list[Scene] = []
 
@@ -74,8 +74,8 @@ def looked_until(fleet: Fleet, device: str) -> Scene:
 
 
 def is_shown_as_recorded(fleet: Fleet) -> bool:
-    """Whether `mdp status` says so after a further picture."""
-    looked_until(fleet, "alpha")
+    """Tell whether `mdp status` says so after a further picture."""
+    look_until(fleet, "alpha")
     shown = run_here(mdp_main, "mdp", "status", "--fleet", fleet.write()).stdout
     (seen,) = (line for line in shown.splitlines() if line.startswith("alpha looks at "))
     return seen.endswith("; being recorded")
@@ -85,8 +85,8 @@ def test_recorded_scenes_are_data_for_several_cameras(tmp_path: Path, fleet: Fle
     alpha = start(fleet, "alpha", "--allow-record")
     start(fleet, "beta", "--allow-record")
     start(fleet, "gamma")
-    looked_until(fleet, "alpha")
-    looked_until(fleet, "beta")
+    look_until(fleet, "alpha")
+    look_until(fleet, "beta")
     out = tmp_path / "scenes"
     for label in ("part-a", "part-b"):
         done = record(fleet, out, "--label", label, "--count", 4)
@@ -189,7 +189,7 @@ def check_before_recording(path: Path, folder: Path) -> None:
 
 def test_refused_without_the_right_and_above_the_rate(tmp_path: Path, fleet: Fleet) -> None:
     start(fleet, "alpha", "--allow-record")
-    looked_until(fleet, "alpha")
+    look_until(fleet, "alpha")
     path = fleet.write()
     known, _ = read_fleet(path)
     with FleetCameras(known, Options(fleet=path, timeout_s=PATIENCE_S)) as cameras:
@@ -214,7 +214,7 @@ def test_one_picture_from_two_cameras_and_ctrl_c(tmp_path: Path, fleet: Fleet) -
         folder = tmp_path / f"camera-{name}"
         start(fleet, name, "--allow-record", colour="red")
         (folder / "1.png").unlink()
-    looked_until(fleet, "alpha")
+    look_until(fleet, "alpha")
     out = tmp_path / "scenes"
     command = [BIN / "mdp", "record", "--fleet", fleet.write(), "--label", "a", "--out", out]
     with subprocess.Popen(
@@ -244,7 +244,7 @@ def test_a_full_disk(tmp_path: Path, fleet: Fleet) -> None:
         pytest.skip(why)
     for name in ("alpha", "beta"):
         start(fleet, name, "--allow-record")
-        looked_until(fleet, name)
+        look_until(fleet, name)
     with small_disk(tmp_path / "disk", 64 * 1024) as disk:
         full = fill(disk)
         done = record(fleet, disk / "scenes", "--label", "part-a", "--count", 3)

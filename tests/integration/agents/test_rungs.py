@@ -10,10 +10,10 @@ from devices.cli.main import main
 from mdp import Prediction
 from mdp.client.sync import Client
 from mdp.formats.bundle import Bundle, model_path
-from mdp.protocol.messages import answered_at
+from mdp.protocol.messages import rung_answers_key
 from mdp.testing.bundles import DEVICES, colour_model, colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S
-from tests.support.bundles import listed
+from tests.support.bundles import relist
 from tests.support.command_lines import run_here
 from tests.support.fleet import PLENTY_MS, Fleet
 
@@ -35,10 +35,10 @@ def rungs(answer: Prediction) -> tuple[int, ...]:
     return tuple(member.rung for member in answer.members)
 
 
-def lowered(client: Client) -> int:
-    """How many answers the agents have given by lower rungs."""
+def count_lowered(client: Client) -> int:
+    """Number of answers that the agents have given by lower rungs."""
     statuses = client.status(timeout_s=PATIENCE_S)
-    return sum((status.counts or {}).get(answered_at(1), 0) for status in statuses)
+    return sum((status.counts or {}).get(rung_answers_key(1), 0) for status in statuses)
 
 
 def test_a_burst_is_answered_by_lower_rungs_and_calls_alone_by_the_top(fleet: Fleet) -> None:
@@ -46,7 +46,7 @@ def test_a_burst_is_answered_by_lower_rungs_and_calls_alone_by_the_top(fleet: Fl
     with fleet.client() as client:
         calm = [client.classify(RED, deadline_ms=PLENTY_MS) for _ in range(3)]
         assert [rungs(answer) for answer in calm] == [(0, 0, 0)] * 3
-        assert lowered(client) == 0
+        assert count_lowered(client) == 0
         # At the top some six would be well in time.
         deadline_ms = 10 * max(member.compute_ms for one in calm for member in one.members)
         burst = client.classify_many(
@@ -59,7 +59,7 @@ def test_a_burst_is_answered_by_lower_rungs_and_calls_alone_by_the_top(fleet: Fl
             members = tuple(member.k for member in answer.members)
             expected = bundle.expected_accuracy(members, "stacked", rungs(answer))
             assert answer.expected_accuracy == expected
-        assert lowered(client) >= sum(sum(rungs(answer)) for answer in answers)
+        assert count_lowered(client) >= sum(sum(rungs(answer)) for answer in answers)
         # Afterwards those that are asked are at the top again.
         assert set(rungs(client.classify(RED, deadline_ms=PLENTY_MS))) == {0}
 
@@ -91,7 +91,7 @@ def test_a_rung_that_cannot_be_served_ends_the_start_in_one_line(
     else:
         path.write_bytes(colour_model(16, 1.0, 1.0, num_classes=4))
     if broken == "of other classes":
-        listed(folder, model_path(0, 1))
+        relist(folder, model_path(0, 1))
     done = run_here(main, "mdp-agent", "run", "--bundle", folder, "--device", DEVICES[0], "--json")
     assert done.returncode == 2, done.stderr
     assert re.match(rf"mdp-agent: .*{expected}", done.stderr), done.stderr

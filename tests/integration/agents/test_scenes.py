@@ -62,7 +62,7 @@ def check_cleared(fleet: Fleet, look: Callable[[int], Mapping[str, str]]) -> Non
 
 def suspects_of(served: Gateway) -> dict[str, str]:
     """Device -> why the gateway's page shows its camera as a suspect."""
-    (shown,) = served.ask("/fleets").told
+    (shown,) = served.ask("/fleets").json
     return {one["name"]: one["suspect"] for one in shown["devices"] if one["suspect"]}
 
 
@@ -77,7 +77,7 @@ def test_a_covered_camera_is_shown_and_an_old_frame_is_not_fused(
         def suspects(turn: int, covered: str = "") -> dict[str, str]:
             label = LABELS[turn % len(LABELS)]
             stage.show({one: "black" if one == covered else label for one in DEVICES})
-            stage.seen(client)
+            stage.wait_for_frames(client)
             answer = client.look(deadline_ms=PLENTY_MS)
             # Whatever the clocks of gamma's machine say.
             assert all(abs(m.frame_age_ms or 0) < 60_000 for m in answer.members)

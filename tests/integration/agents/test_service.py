@@ -27,7 +27,7 @@ from tests.support.command_lines import run_here
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import BIN
 from tests.support.serving import Held, replies, request, serving
-from tests.support.serving import told as told_by
+from tests.support.serving import ask_status as told_by
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -58,7 +58,7 @@ def uninstall(root: str = ".") -> subprocess.CompletedProcess[str]:
     return run_here(main, "mdp-agent", "uninstall", "--device", "alpha", "--root", root)
 
 
-def refused(done: subprocess.CompletedProcess[str], expected: str) -> None:
+def assert_refusal(done: subprocess.CompletedProcess[str], expected: str) -> None:
     assert done.returncode == 2, done.stderr
     assert re.match(rf"mdp-agent: .*{expected}", done.stderr), done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
@@ -107,7 +107,7 @@ def test_installed_and_removed_without_a_trace(tmp_path: Path) -> None:
     assert {path for path in tmp_path.rglob("*") if not path.is_dir()} == {
         path for path in before if not path.is_dir()
     }
-    refused(uninstall(), "there is none")
+    assert_refusal(uninstall(), "there is none")
 
 
 def test_a_dry_run_shows_a_unit_that_could_not_be_installed(
@@ -120,22 +120,24 @@ def test_a_dry_run_shows_a_unit_that_could_not_be_installed(
     assert shown.stdout.startswith(MARK)
     assert shown.stderr.startswith("mdp-agent: WARNING: to be installed: ")
     assert shown.stderr.count("\n") == 1
-    refused(install("--root", "/"), re.escape(shown.stderr.partition("installed: ")[2].strip()))
+    assert_refusal(
+        install("--root", "/"), re.escape(shown.stderr.partition("installed: ")[2].strip())
+    )
     assert not Path("/", UNIT).exists()
 
 
 def test_another_unit_stays_unless_replaced() -> None:
     UNIT.parent.mkdir(parents=True)
     UNIT.write_text("[Service]\n")
-    refused(install(), "another unit exists: expected --replace")
-    refused(uninstall(), "did not write it: it stays")
+    assert_refusal(install(), "another unit exists: expected --replace")
+    assert_refusal(uninstall(), "did not write it: it stays")
     assert UNIT.read_text() == "[Service]\n"
     assert install("--replace").returncode == 0
     assert UNIT.read_text().startswith(MARK)
-    refused(install("--threads", 1), "another unit exists")
+    assert_refusal(install("--threads", 1), "another unit exists")
     UNIT.unlink()
     UNIT.symlink_to("/dev/null")
-    refused(install(), "expected a regular file")
+    assert_refusal(install(), "expected a regular file")
 
 
 @pytest.mark.parametrize(
@@ -153,8 +155,8 @@ def test_another_unit_stays_unless_replaced() -> None:
     ],
 )
 def test_nothing_is_written_for_what_run_refuses(options: list[str], expected: str) -> None:
-    refused(install(*options), expected)
-    refused(install(device="gamma-none"), "gamma-none")
+    assert_refusal(install(*options), expected)
+    assert_refusal(install(device="gamma-none"), "gamma-none")
     assert not Path("etc").exists()
 
 
@@ -164,7 +166,7 @@ def test_without_a_bundle_it_waits_for_the_first_push(tmp_path: Path) -> None:
     words = ["--device", "alpha", "--root", ".", "--key", "alpha.secret"]
     words += ["--clients", "client.public"]
     done = run_here(main, "mdp-agent", "install", *words)
-    refused(done, "--bundle: expected a bundle folder, or --allow-push for a first one")
+    assert_refusal(done, "--bundle: expected a bundle folder, or --allow-push for a first one")
     assert not UNIT.exists()
     push = ["--allow-push", "/var/lib/mdp-agent-alpha"]
     done = run_here(main, "mdp-agent", "install", *words, *push)
@@ -244,7 +246,7 @@ def test_systemctl_starts_and_stops_it(
     assert f"{name}: restarted" in install("--root", "/").stderr
     assert done_by_systemctl() == [*begin, f"restart {name}"]
     (systemd / "systemctl").write_text("#!/bin/sh\necho Access denied >&2; exit 4\n")
-    refused(uninstall("/"), f"systemctl disable --now {name}: Access denied")
+    assert_refusal(uninstall("/"), f"systemctl disable --now {name}: Access denied")
     assert UNIT.exists()
     (systemd / "systemctl").unlink()
     monkeypatch.setenv("PATH", str(systemd))
@@ -285,13 +287,13 @@ def test_uninstall_says_what_stays(tmp_path: Path) -> None:
     for place in (f"var/log/{name}", f"var/log/private/{name}"):
         assert f"mdp-agent: {tmp_path}/{place}: stays\n" in done.stderr
     assert done.stderr.endswith("mdp-agent: --purge removes what stays\n")
-    refused(uninstall("/"), "there is none")
+    assert_refusal(uninstall("/"), "there is none")
     words = ["uninstall", "--device", "alpha", "--root", "/", "--purge"]
     done = run_here(main, "mdp-agent", *words)
     assert done.returncode == 0
     assert f"mdp-agent: {tmp_path}/var/log/{name}: removed\n" in done.stderr
     assert list((tmp_path / "var/log").rglob("*")) == [tmp_path / "var/log/private"]
-    refused(run_here(main, "mdp-agent", *words), "there is none")
+    assert_refusal(run_here(main, "mdp-agent", *words), "there is none")
 
 
 def test_health_is_told_without_a_key(bundle: Path, tmp_path: Path) -> None:

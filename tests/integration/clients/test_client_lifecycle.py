@@ -91,7 +91,7 @@ with mdp.Client.connect(sys.argv[1], timeout_s=60) as client:
 def test_ctrl_c_at_any_line_of_a_call_lets_the_client_close(fleet: Fleet) -> None:
     lines = 0
 
-    def traced(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
         nonlocal lines
         if frame.f_code.co_filename != sync.__file__ or frame.f_code.co_name == "close":
             return None
@@ -99,13 +99,13 @@ def test_ctrl_c_at_any_line_of_a_call_lets_the_client_close(fleet: Fleet) -> Non
         if lines == 0:
             sys.settrace(None)
             raise KeyboardInterrupt
-        return traced
+        return trace
 
     for number in itertools.count(1):
         with fleet.client() as client:
             lines, before = number, sys.gettrace()
             try:
-                sys.settrace(traced)
+                sys.settrace(trace)
                 client.classify(RED, deadline_ms=PLENTY_MS)
             except KeyboardInterrupt:
                 continue
@@ -129,15 +129,15 @@ def test_a_cancelled_call(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.Monk
     decoded = threading.Event()
     decode = views.Cutter.views
 
-    def signalled(self: views.Cutter, picture: Picture) -> object:
+    def decode_and_signal(self: views.Cutter, picture: Picture) -> object:
         try:
             return decode(self, picture)
         finally:
             decoded.set()
 
-    monkeypatch.setattr(views.Cutter, "views", signalled)
+    monkeypatch.setattr(views.Cutter, "views", decode_and_signal)
 
-    async def cancelled(path: Path) -> int:
+    async def cancel_calls(path: Path) -> int:
         count = 0
         async with mdp.AsyncClient.connect(path, timeout_s=PATIENCE_S) as client:
             for number in range(30):
@@ -158,7 +158,7 @@ def test_a_cancelled_call(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.Monk
     with ExitStack() as stack:
         silent = {name: stack.enter_context(FakeAgent(lambda _: [])) for name in fleet.agents}
         path = fleet.write(**{name: agent.address for name, agent in silent.items()})
-        assert asyncio.run(cancelled(path)) == 30
+        assert asyncio.run(cancel_calls(path)) == 30
 
 
 def test_an_async_client_lives_as_the_other_one_does(fleet: Fleet, tmp_path: Path) -> None:

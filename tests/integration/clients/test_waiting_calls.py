@@ -37,7 +37,7 @@ class GatedFleet(Fleet):
     gate: Path
 
     @contextmanager
-    def held(self) -> Iterator[Callable[[], int]]:
+    def hold(self) -> Iterator[Callable[[], int]]:
         """Alpha computes nothing in the block; yields how many requests wait at it."""
         self.gate.unlink(missing_ok=True)
         with self.client() as watching:
@@ -53,7 +53,7 @@ class GatedFleet(Fleet):
         assert status.counts is not None
         return status.queued, status.counts["answered"]
 
-    def answered(self) -> int:
+    def count_answers(self) -> int:
         with self.client() as client:
             return self.counts(client)[1]
 
@@ -80,14 +80,14 @@ def full(queued: Callable[[], int]) -> None:
 
 
 def test_calls_that_wait_may_be_cancelled_and_cost_no_device_anything(gated: GatedFleet) -> None:
-    before = gated.answered()
+    before = gated.count_answers()
 
     async def ask() -> list[Prediction]:
         async with mdp.AsyncClient.connect(gated.write(), timeout_s=PATIENCE_S) as client:
             calls = [
                 asyncio.create_task(client.classify(RED, deadline_ms=AGES_MS)) for _ in range(CALLS)
             ]
-            with gated.held() as queued:
+            with gated.hold() as queued:
                 await asyncio.to_thread(full, queued)
                 for call in calls[-4:]:
                     call.cancel()
@@ -100,7 +100,7 @@ def test_calls_that_wait_may_be_cancelled_and_cost_no_device_anything(gated: Gat
     answers = asyncio.run(ask())
     assert whole(answers) == CALLS - 4
     assert max(answer.members[0].held_ms for answer in answers) > 0
-    assert gated.answered() == before + CALLS - 4
+    assert gated.count_answers() == before + CALLS - 4
 
 
 def in_threads(work: Callable[[], object], count: int) -> list[threading.Thread]:
@@ -113,7 +113,7 @@ def in_threads(work: Callable[[], object], count: int) -> list[threading.Thread]
 def test_threads_share_a_client_and_their_calls_are_under_way_together(gated: GatedFleet) -> None:
     answers: list[Prediction] = []
     with gated.client() as client:
-        with gated.held() as queued:
+        with gated.hold() as queued:
             threads = in_threads(
                 lambda: answers.append(client.classify(RED, deadline_ms=AGES_MS)), CALLS
             )
@@ -134,7 +134,7 @@ def test_a_stream_waits_in_the_window(gated: GatedFleet) -> None:
             found = client.stream([RED] * CALLS, deadline_ms=AGES_MS, in_flight=CALLS)
             answers.extend(found)
 
-    with gated.held() as queued:
+    with gated.hold() as queued:
         (thread,) = in_threads(stream, 1)
         full(queued)
     thread.join(PATIENCE_S)
@@ -145,7 +145,7 @@ def test_a_gateway_s_calls_wait_in_the_window(gated: GatedFleet) -> None:
     async def ask() -> list[Prediction]:
         served = ServedFleet("colours", gated.write(), timeout_s=PATIENCE_S)
         try:
-            with gated.held() as queued:
+            with gated.hold() as queued:
                 requests = [
                     asyncio.create_task(served.classify([RED], AGES_MS)) for _ in range(CALLS)
                 ]
@@ -168,7 +168,7 @@ def test_a_client_is_closed_with_threads_calls_waiting(gated: GatedFleet) -> Non
             errors.append(str(error))
 
     with gated.client() as client:
-        with gated.held() as queued:
+        with gated.hold() as queued:
             threads = in_threads(ask, CALLS)
             full(queued)
             (closing,) = in_threads(client.close, 1)
@@ -199,7 +199,7 @@ def test_a_signal_handler_closes_the_client_of_a_call_that_waits(gated: GatedFle
 
         before = signal.signal(signal.SIGUSR1, lambda *_: client.close())
         try:
-            with gated.held():
+            with gated.hold():
                 (other,) = in_threads(ask, 1)
                 until(lambda: client._holder is not None, "the other thread has its turn")
                 (interrupting,) = in_threads(interrupt, 1)
@@ -220,7 +220,7 @@ def test_an_async_client_is_closed_with_calls_waiting(gated: GatedFleet) -> None
             *(client.classify(RED, deadline_ms=AGES_MS) for _ in range(CALLS)),
             return_exceptions=True,
         )
-        with gated.held() as queued:
+        with gated.hold() as queued:
             await asyncio.to_thread(full, queued)
             await client.aclose()
             return await calls

@@ -25,7 +25,7 @@ from mdp.testing.processes import until
 from mdp.transport import new_pair
 from partitioner.cli.main import main as partition_main
 from partitioner.networks.families import Backbone, create
-from tests.support.bundles import listed
+from tests.support.bundles import relist
 from tests.support.command_lines import run_here
 from tests.support.faults.stage import Stage
 from tests.support.fleet import BIN, PLENTY_MS
@@ -165,7 +165,7 @@ def test_an_agent_that_waits_ends_by_a_signal_and_refuses_what_it_cannot_load(st
         assert pushed.returncode == 2
         broken = write_bundle(Path("broken"), devices=CAMERAS[:1], sizes=(16,))
         (broken / model_path(0)).write_bytes(colour_model(12, 2.0, 4.0))
-        listed(broken, model_path(0))
+        relist(broken, model_path(0))
         pushed = run_here(mdp_main, "mdp", "bundle", "push", broken, *fleet)
         assert pushed.returncode == 3
         assert pushed.stderr.startswith(f"mdp: {name}: serves no bundle yet: ")

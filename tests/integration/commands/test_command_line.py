@@ -28,7 +28,7 @@ from tests.support.bundles import with_novelty
 from tests.support.command_lines import run_here
 from tests.support.fakes import other_program
 from tests.support.fleet import BIN, ROOT, Fleet
-from tests.support.pictures import encoded, with_orientation
+from tests.support.pictures import encode_picture, with_orientation
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -111,7 +111,7 @@ def test_classify_prints_what_is_documented(toml: Path, pictures: Path) -> None:
 def test_odd_files_and_names_take_their_own_place(toml: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mixed"
     folder.mkdir()
-    good = encoded(colour_picture("red"), "PNG")
+    good = encode_picture(colour_picture("red"), "PNG")
     bytes_name = os.fsencode(folder) + b"/e-caf\xe9.png"
     for name, content in (
         ("a.png", good),
@@ -171,7 +171,7 @@ def here(*args: object) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def refused(ended: tuple[int, str, str], expected: str) -> None:
+def assert_refusal(ended: tuple[int, str, str], expected: str) -> None:
     """Assert exit code 2 and one line on stderr."""
     code, out, err = ended
     assert (code, out) == (2, "")
@@ -218,7 +218,7 @@ def test_refusals_leave_nothing(fleet: Fleet, toml: Path, pictures: Path, tmp_pa
     words |= {"EMPTY": tmp_path / "empty", "TYPE/new.toml": tmp_path / "type.toml" / "new.toml"}
     before, content = sorted(tmp_path.rglob("*")), toml.read_bytes()
     for line, expected in REFUSED:
-        refused(here(*(words.get(word, word) for word in line.split())), expected)
+        assert_refusal(here(*(words.get(word, word) for word in line.split())), expected)
     assert (sorted(tmp_path.rglob("*")), toml.read_bytes()) == (before, content)
     for options in (["--deadline-ms", "soon"], ["--fusion", "magic"], ["--nonsense"], ["--fleet"]):
         done = mdp("classify", "--fleet", toml, pictures, *options)

@@ -1,4 +1,4 @@
-"""What deploy/ describes, run as an engine would: not as root, on a root that cannot be written."""
+"""Stages of deploy/, run as an engine would: not as root, on a root that cannot be written."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from mdp.testing.processes import LineProcess
 from mdp.transport import new_pair
 from tests.support import container
 from tests.support.container import ROOT, Mount, command, reason_against, stages
-from tests.support.pictures import encoded, four_corners
+from tests.support.pictures import encode_picture, four_corners
 from tests.support.web.gateway import self_signed
 
 pytestmark = pytest.mark.skipif(bool(reason_against()), reason=reason_against())
@@ -83,7 +83,7 @@ class Host:
 
 def picture_file(folder: Path) -> Path:
     path = folder / "picture.png"
-    path.write_bytes(encoded(four_corners(), "PNG"))
+    path.write_bytes(encode_picture(four_corners(), "PNG"))
     return path
 
 
@@ -166,7 +166,7 @@ def test_compose(tmp_path: Path) -> None:
             assert yaml.safe_load(answer)["used"] == ["laptop-cpu"]
 
 
-def projected(folder: Path, files: Mapping[str, bytes]) -> Path:
+def project_files(folder: Path, files: Mapping[str, bytes]) -> Path:
     """A folder as kubelet mounts secrets for a pod with a group."""
     data = folder / "..2027_01_31"
     data.mkdir(parents=True)
@@ -207,14 +207,14 @@ def test_kubernetes(tmp_path: Path) -> None:
     )
     fleet = (made / "fleet.toml").read_text().splitlines()
     fleet[0] = 'bundle = "/srv/bundle"'
-    agent_keys = projected(
+    agent_keys = project_files(
         tmp_path / "agent",
         {
             "agent.secret": (made / "n100.secret").read_bytes(),
             "client.public": (made / "client.public").read_bytes(),
         },
     )
-    gateway_keys = projected(
+    gateway_keys = project_files(
         tmp_path / "gateway",
         {
             "client.secret": (made / "client.secret").read_bytes(),
@@ -223,7 +223,7 @@ def test_kubernetes(tmp_path: Path) -> None:
         },
     )
     certificate, key = self_signed(tmp_path)
-    tls = projected(
+    tls = project_files(
         tmp_path / "tls", {"tls.crt": certificate.read_bytes(), "tls.key": key.read_bytes()}
     )
     host = Host(tmp_path, ["agent-n100"])

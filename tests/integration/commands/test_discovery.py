@@ -75,7 +75,7 @@ def discover(bundle: Bundle, *options: object) -> subprocess.CompletedProcess[st
     )
 
 
-def discovered(bundle: Bundle, count: int, *options: object) -> subprocess.CompletedProcess[str]:
+def run_discover(bundle: Bundle, count: int, *options: object) -> subprocess.CompletedProcess[str]:
     """The first time that so many are heard: on a busy machine, an answer may come too late."""
     until_s = time.monotonic() + PATIENCE_S
     while True:
@@ -108,7 +108,7 @@ def test_a_proposal_has_the_users_keys(
     announce(announced, bundle, "gamma", 2, 7503, unknown)
     out = tmp_path / "fleet.toml"
     client = keys / f"client{SECRET}"
-    done = discovered(bundle, 3, "--keys", keys, "--key", client, "--out", out)
+    done = run_discover(bundle, 3, "--keys", keys, "--key", client, "--out", out)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == f"agents of bundle colours {bundle.digest[:16]}:"
@@ -132,7 +132,7 @@ def test_a_proposal_has_the_users_keys(
     assert "# Left out: beta at tcp://127.0.0.1:7502" in text
     assert changed not in text
     assert unknown not in text
-    again = discovered(bundle, 0, "--keys", keys, "--key", client, "--out", out)
+    again = run_discover(bundle, 0, "--keys", keys, "--key", client, "--out", out)
     assert (again.returncode, out.read_text()) == (2, text)
     assert again.stderr.startswith(f"mdp: {out}: exists already: expected another name")
 
@@ -168,7 +168,7 @@ def test_an_agent_announces_its_bundle_and_withdraws_at_its_end(tmp_path: Path) 
     with Fleet(tmp_path, link) as fleet:
         agent = fleet.start("alpha", "--announce", bundle=link)
         out = tmp_path / "fleet.toml"
-        done = discovered(Bundle.open(first), 1, "--out", out)
+        done = run_discover(Bundle.open(first), 1, "--out", out)
         assert done.returncode == 0, done.stdout + done.stderr
         with Client.connect(out, timeout_s=PATIENCE_S) as client:
             answer = client.classify(colour_picture("red"), deadline_ms=PLENTY_MS)

@@ -31,7 +31,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentFleet]:
 
 
 def doctor(fleet: AgentFleet, **addresses: str) -> str:
-    """What the command says of this fleet, with the page's addresses."""
+    """Output of the command about this fleet, with the page's addresses."""
     toml = fleet.write(**addresses)
     code, out, err = here("doctor", "--fleet", toml)
     assert (code, err) == (3, "")

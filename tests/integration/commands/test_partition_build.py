@@ -57,7 +57,7 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def started(args: list[str]) -> Iterator[subprocess.Popen[str]]:
+def start(args: list[str]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     )
@@ -70,7 +70,7 @@ def started(args: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 def interrupt_once(args: list[str], appeared: Path) -> tuple[int, str]:
     """Start a build and press Ctrl-C as soon as a file is there; returns exit code and stderr."""
-    with started(args) as process:
+    with start(args) as process:
         deadline_s = time.monotonic() + PATIENCE_S
         while not appeared.exists():
             assert process.poll() is None, process.communicate()[1]
@@ -228,7 +228,7 @@ def test_a_live_build_keeps_no_answers_and_goes_on_after_its_last_member(folder:
 
 @pytest.fixture(scope="module")
 def config(folder: Path) -> api.BuildConfig:
-    """What the commands above were given, in one file."""
+    """Options of the commands above, in one file."""
     profiles = [str(folder / f"{name}.toml") for name in ("alpha", "beta")]
     (folder / "all.toml").write_text(f"""
 [plan]

@@ -28,7 +28,7 @@ WAYS: tuple[Way, ...] = (("int8", "onnxruntime"), ("int8-static", "openvino"), (
 
 
 def partition(*args: object) -> Any:
-    """What `mdp-partition` prints as JSON."""
+    """JSON that `mdp-partition` prints."""
     done = run_here(main, "mdp-partition", *args, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -68,7 +68,7 @@ def test_untrained_sub_models_are_served(untrained: Untrained, tmp_path: Path) -
         "random weights, for latency: its answers mean nothing"
     )
     assert bundle.manifest.labels == sorted(LABELS)
-    fitted = bundle.fusion_weights().fitted((0, 1))
+    fitted = bundle.fusion_weights().weights_of((0, 1))
     assert fitted is not None
     assert fitted.b == (0.5, 0.5)
     for k, (precision, _) in enumerate(WAYS[:2]):

@@ -21,7 +21,7 @@ from tests.support.models.runs import (
     QUIET,
     SHARED_ARGS,
     SHARED_MS,
-    asked,
+    config_of,
     tiny_plan,
     write_profiles,
 )
@@ -101,7 +101,7 @@ def test_one_shared_network_is_trained_once_for_all_cameras(folder: Path, tmp_pa
     source = str(folder / "scenes")
     data = open_dataset(source, cameras=CAMERAS)
     schedule = {"shared": True, "teacher_views": "fused", "patience": 1}
-    wanted = asked(source, epochs=1, schedule=schedule)
+    wanted = config_of(source, epochs=1, schedule=schedule)
     without = replace(plan, assignments=[replace(first, camera=None), *plan.assignments[1:]])
     with pytest.raises(InputError, match=r"--camera: expected one for .* got none: alpha"):
         train(RunFolder(tmp_path / "odd"), without, data, wanted, QUIET)
@@ -111,7 +111,7 @@ def test_one_shared_network_is_trained_once_for_all_cameras(folder: Path, tmp_pa
     assert one == two != three
     curves = json.loads(work.run.curves.read_text())
     assert sorted(curves) == ["member-0", "member-2", "teacher"]
-    places = [work.trained_on(assignment) for assignment in plan.assignments]
+    places = [work.training_rows(assignment) for assignment in plan.assignments]
     assert places == [slice(None)] * 3
 
 

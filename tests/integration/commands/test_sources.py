@@ -22,7 +22,7 @@ from mdp.testing.processes import LineProcess, Lines
 from tests.support.command_lines import run_here
 from tests.support.fleet import BIN, PLENTY_MS, Fleet
 from tests.support.mqtt.mosquitto import free_port
-from tests.support.pictures import encoded
+from tests.support.pictures import encode_picture
 from tests.support.rtsp import PASSWORD, NetworkCamera
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -47,7 +47,7 @@ def command(fleet: Fleet, name: str) -> list[object]:
     return ["mdp", name, "--fleet", fleet.folder / "fleet.toml", "--deadline-ms", PLENTY_MS]
 
 
-def classified(
+def classify(
     fleet: Fleet, *words: object
 ) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
     done = run_here(main, *command(fleet, "classify"), "--json", *words)
@@ -55,13 +55,13 @@ def classified(
 
 
 def test_standard_input(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = encoded(colour_picture("blue"), "PNG")
+    content = encode_picture(colour_picture("blue"), "PNG")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     (tmp_path / "1.png").write_bytes(content)
     (tmp_path / "2.png").write_bytes(content[:100])
     (tmp_path / "3.mp4").write_bytes(b"no film")
     pytest.importorskip("cv2", reason="needs the camera extra")
-    answers, done = classified(fleet, f"{tmp_path}/*", "-")
+    answers, done = classify(fleet, f"{tmp_path}/*", "-")
     assert [answer.get("label") for answer in answers] == ["blue", None, None, "blue"]
     assert [answer["path"] for answer in answers[2:]] == [f"{tmp_path}/3.mp4", "-"]
     assert done.returncode == 2
@@ -77,7 +77,7 @@ def test_a_video_at_its_own_pace(fleet: Fleet, tmp_path: Path) -> None:
     film = tmp_path / "film.avi"
     # Ten pictures a second.
     write_film(film, [*["red"] * 5, *["green"] * 5, *["blue"] * 5])
-    answers, done = classified(fleet, film, "--every", "0.5s")
+    answers, done = classify(fleet, film, "--every", "0.5s")
     assert (done.returncode, done.stderr) == (0, "")
     assert [(each["label"], round(each["at_s"], 3)) for each in answers] == [
         ("red", 0.0), ("green", 0.5), ("blue", 1.0),
@@ -101,7 +101,7 @@ def test_a_stream_until_it_ends_and_one_that_nobody_gives(fleet: Fleet, tmp_path
     assert answers[0]["time"] < answers[1]["time"]
     assert rest[-1]["error"] == f"{camera.shown_as}: gives no picture"
     port = free_port()
-    answers, done = classified(fleet, f"rtsp://me:{PASSWORD}@127.0.0.1:{port}/door")
+    answers, done = classify(fleet, f"rtsp://me:{PASSWORD}@127.0.0.1:{port}/door")
     assert done.returncode == 2
     assert done.stderr == f"mdp: rtsp://127.0.0.1:{port}/door: cannot be opened\n"
     assert PASSWORD not in process.stderr + str(answers) + done.stderr

@@ -25,9 +25,9 @@ from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.progress import Advance, Progress  # noqa: E402
 from tests.integration.crew.test_training_together import free_port  # noqa: E402
 from tests.support.models import fitted  # noqa: E402
-from tests.support.models.fitted import Net, cases, stage, stopped_at, trained  # noqa: E402
+from tests.support.models.fitted import Net, cases, stage, stop_at, train_and_write  # noqa: E402
 from tests.support.models.forked import Forked, command  # noqa: E402
-from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
+from tests.support.models.runs import QUIET, config_of, tiny_plan  # noqa: E402
 from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
@@ -90,10 +90,10 @@ def difference(ours: Any, theirs: Any) -> float:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What every case leaves behind, trained by one process and then by two."""
+    """Folder of what every case leaves behind, trained by one process and then by two."""
     made = tmp_path_factory.mktemp("fitted")
     with pytest.raises(KeyboardInterrupt):
-        trained(made / "resumed", stage(made / "resumed"), stopped_at(1))
+        train_and_write(made / "resumed", stage(made / "resumed"), stop_at(1))
     for case in ("damaged/1", "damaged/2"):
         (made / case).mkdir(parents=True)
         (made / case / "checkpoint.pt").write_bytes(b"damaged")
@@ -228,7 +228,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     tree, plan_file = folder / "tree", folder / "plan.toml"
     write_tree(tree, each=40)
     write_toml(plan_file, tiny_plan())
-    wanted = asked(tree)
+    wanted = config_of(tree)
     wanted = msgspec.structs.replace(
         wanted, teacher_schedule=msgspec.structs.replace(wanted.teacher_schedule, epochs=2)
     )

@@ -154,7 +154,7 @@ def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPa
     build = ["build", "--config", "build.toml", "--crew", "crew", "--out", "bundle", "--json"]
     machines.start("desk", *build)
     strangers(machines)
-    interrupted(machines, crew)
+    interrupt(machines, crew)
     machines.start("desk", *build)
     built = json.loads(machines.all_end())
     assert built["digest"] == Bundle.open("bundle").digest
@@ -177,7 +177,7 @@ def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPa
             assert np.array_equal(np.load(kept), np.stack(alone[a.k].heads, axis=1))
 
 
-def interrupted(machines: Machines, crew: CrewFolder) -> None:
+def interrupt(machines: Machines, crew: CrewFolder) -> None:
     """Ctrl-C ends a trainer and the desk in a line each; the same commands go on."""
     shutil.copy(crew.key, machines.folder("tower"))
     machines.start("tower", *machines.join_words("tower"))

@@ -48,7 +48,7 @@ def test_a_crew_goes_on_without_those_it_loses(tmp_path: Path) -> None:
             wait_for(log, moments.randint(300, 500))
             os.kill(pids["t2"], signal.SIGSTOP)
             told = [json.loads(crew.stdout.readline()) for _ in ("desk", "t3", "late")]
-            while not _ended(pids["desk"]):
+            while not _has_ended(pids["desk"]):
                 time.sleep(0.01)
         finally:
             os.kill(pids["t2"], signal.SIGCONT)
@@ -68,8 +68,8 @@ def test_a_crew_goes_on_without_those_it_loses(tmp_path: Path) -> None:
     assert all(then == now for then, now in replayed)
 
 
-def _ended(pid: int) -> bool:
-    """Whether a process that is no child of this one has ended."""
+def _has_ended(pid: int) -> bool:
+    """Tell whether a process that is no child of this one has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
     except FileNotFoundError:

@@ -54,7 +54,7 @@ from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.watch import Watch
 from partitioner.data.datasets import DIGITS, open_dataset
-from tests.support.models.runs import QUIET, asked, tiny_plan
+from tests.support.models.runs import QUIET, config_of, tiny_plan
 
 pytestmark = [pytest.mark.torch]
 
@@ -201,7 +201,7 @@ def test_desks_of_other_versions(tmp_path: Path, begin: bytes, message: str) -> 
 def test_a_trainer_that_no_plan_names(tmp_path: Path) -> None:
     data, plan = open_dataset(DIGITS, limit_train=20), tiny_plan()
     store = serve_store(HOST, 0, TOKEN)
-    settings = run_settings(TrainingInputs.of(asked(DIGITS), data, plan.teacher))
+    settings = run_settings(TrainingInputs.of(config_of(DIGITS), data, plan.teacher))
     begin = Begin(version=__version__, names=("desk", "tower"), settings=settings, plan=plan)
     log, said = tmp_path / "log.jsonl", msgspec.json.encode(begin)
     desk = Desk(store, machine(), Watch(20.0), log, said)

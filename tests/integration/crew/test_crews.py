@@ -20,11 +20,11 @@ from tests.support.models.crews import (  # noqa: E402
     ROUNDS,
     TRAINERS,
     flat,
-    joined_state,
+    join_state,
     machine,
     main,
-    trained_teacher,
-    trained_vit,
+    train_teacher,
+    train_vit,
 )  # fmt: skip
 from tests.support.models.forked import Forked  # noqa: E402
 
@@ -36,7 +36,7 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What every case leaves behind, trained by three processes."""
+    """Folder of what every case leaves behind, trained by three processes."""
     made = tmp_path_factory.mktemp("crews")
     said = [made / f"{rank}.log" for rank in range(TRAINERS)]
     with ExitStack() as stack:
@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The weights that one process ends with."""
-    return flat(trained_vit(tmp_path_factory.mktemp("alone"), EveryStep()))
+    return flat(train_vit(tmp_path_factory.mktemp("alone"), EveryStep()))
 
 
 def ends(folder: Path, name: str) -> list[Any]:
@@ -83,7 +83,7 @@ def test_stages_end_with_the_weights_of_one_process(folder: Path, tmp_path: Path
     stages = [torch.load(folder / f"stage-{index}" / "end.pt") for index in range(TRAINERS)]
     found = {name: value for stage in stages for name, value in stage["weights"].items()}
     assert len(found) == sum(len(stage["weights"]) for stage in stages)  # none is held twice
-    assert difference(joined_state(found), trained_teacher(tmp_path)) < TOLERANCE
+    assert difference(join_state(found), train_teacher(tmp_path)) < TOLERANCE
     assert stages[0]["losses"] == stages[1]["losses"] == stages[2]["losses"]
 
 

@@ -124,7 +124,7 @@ def test_a_training_with_a_stranger_at_the_port(tmp_path: Path) -> None:
     own = tmp_path / "run-tower" / "member-1.safetensors"
     assert crew.run.member(1).read_bytes() == own.read_bytes() != content
     assert any(value.any() for value in load_file(crew.run.member(1)).values())
-    said = crew.said("desk").read_text()
+    said = crew.log_of("desk").read_text()
     assert "values in the desk's store were not of this crew, and were deleted" in said
 
 
@@ -192,14 +192,14 @@ def test_an_event_of_a_rank_that_has_joined_is_not_made_or_repeated(
     signed = other.get(key)
     other.delete_key(key)
     for number in range(0, 200, 2):
-        other.set(_named(store, f"event/{hand.rank}/{number}"), bytes(32) + forged)
-        other.set(_named(store, f"event/{hand.rank}/{number + 1}"), signed)
+        other.set(_listed_name(store, f"event/{hand.rank}/{number}"), bytes(32) + forged)
+        other.set(_listed_name(store, f"event/{hand.rank}/{number + 1}"), signed)
     until(lambda: desk.dropped > 0, "a forged event", WAIT_S)
     assert '"kind":"gone"' not in (tmp_path / "log").read_text()
     hand.close()
 
 
-def _named(store: SignedStore, name: str) -> str:
+def _listed_name(store: SignedStore, name: str) -> str:
     """The name that a listing shows once the crew has used it."""
     return sign_name(store._key, name)
 
@@ -209,7 +209,7 @@ def test_an_action_that_the_desk_has_not_sent_ends_the_trainer(
 ) -> None:
     hand = Hand(store)
     leave = msgspec.msgpack.encode(Leave(rank=hand.rank, network=""))
-    store._store.set(_named(store, f"act/{hand.rank}/0"), bytes(32) + leave)  # type: ignore[arg-type]
+    store._store.set(_listed_name(store, f"act/{hand.rank}/0"), bytes(32) + leave)  # type: ignore[arg-type]
     with pytest.raises(Tampered, match=r"act/0/0 is not signed with this crew's key") as caught:
         hand.poll(WAIT_S)
     assert caught.value.exit_code == 3
@@ -252,7 +252,7 @@ def test_the_desk_takes_the_file_that_its_trainer_has_told_of(
 def test_queues_give_each_message_of_the_crew_once(store: SignedStore) -> None:
     desk, trainer = StoreDesk(store, "answers"), StoreTrainer(store.another(), "answers", 0)
     other: Any = stranger(store.port)
-    queue = _named(store, "answers/log")
+    queue = _listed_name(store, "answers/log")
     trainer.append(b"one")
     message = other.queue_pop(queue)
     for one in (b"", b"junk", message, message, message[:-1], message + b"!"):
@@ -264,7 +264,7 @@ def test_queues_give_each_message_of_the_crew_once(store: SignedStore) -> None:
     assert not trainer.closed("pass")
     desk.close("pass")
     assert trainer.closed("pass")
-    other.set(_named(store, "answers/closed/pass"), b"")
+    other.set(_listed_name(store, "answers/closed/pass"), b"")
     with pytest.raises(Tampered):
         trainer.closed("pass")
 
@@ -281,7 +281,7 @@ def test_where_members_of_a_mean_listen_is_signed(store: SignedStore) -> None:
     assert "~" in name
     second = name.rpartition("~")[0].replace("/1/", "/2/", 1)
     first = second.rpartition("/")[0]
-    other.set(_named(store, f"{first}/1"), other.get(name))
+    other.set(_listed_name(store, f"{first}/1"), other.get(name))
     with pytest.raises((Tampered, RuntimeError), match="not signed"):
         groups.of("member-0", 2, (0, 1))
     groups.close()

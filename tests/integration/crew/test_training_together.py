@@ -24,7 +24,7 @@ from partitioner.data.memmaps import load  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.training.checkpoint import epochs_of  # noqa: E402
 from partitioner.training.compute import use_threads  # noqa: E402
-from partitioner.training.members import kept_outputs, outputs_of  # noqa: E402
+from partitioner.training.members import output_files, outputs_of  # noqa: E402
 from tests.support.models import crew_run  # noqa: E402
 from tests.support.models.crew_run import training  # noqa: E402
 from tests.support.models.forked import Forked  # noqa: E402
@@ -87,17 +87,17 @@ class Crew:
         if name != "desk":
             run = str(self.path / f"run-{name}")
             args = [how, self.address, name, run, str(self.data)]
-        process = Forked(crew_run.main, *args, stderr=self.said(name))
+        process = Forked(crew_run.main, *args, stderr=self.log_of(name))
         self.started.append(process)
         return process
 
-    def said(self, name: str) -> Path:
-        """What a process wrote to stderr."""
+    def log_of(self, name: str) -> Path:
+        """File with what a process wrote to stderr."""
         return self.path / f"{name}.log"
 
     def ends(self, name: str, process: Forked) -> None:
         """Wait until a process has ended well."""
-        assert process.wait(PATIENCE_S) == 0, self.said(name).read_text()
+        assert process.wait(PATIENCE_S) == 0, self.log_of(name).read_text()
 
     def log(self) -> Iterator[tuple[dict[str, object], list[dict[str, object]]]]:
         """Events, and what was told after each."""
@@ -134,7 +134,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """What one process trains."""
+    """Run folder that one process trains."""
     run = RunFolder(tmp_path_factory.mktemp("alone") / "run")
     training(run, scenes, QUIET)
     return run
@@ -171,7 +171,7 @@ def test_jobs_side_by_side_and_exact_crews_give_the_weights_of_one_process(
     assert difference(crew.run.teacher, alone.teacher) < 1e-4
     for k in (0, 1):
         assert difference(crew.run.member(k), alone.member(k)) < 1e-3
-    assert set(crew.run.kept_curves()) == set(NETWORKS)
+    assert set(crew.run.read_curves()) == set(NETWORKS)
 
 
 def test_rounds_and_passes_survive_a_trainer_that_is_killed(data: Path, tmp_path: Path) -> None:
@@ -199,12 +199,12 @@ def test_rounds_and_passes_survive_a_trainer_that_is_killed(data: Path, tmp_path
     assert any(e["kind"] == "gone" for e, _ in crew.log())
     for path in (crew.run.teacher, crew.run.member(0), crew.run.member(1)):
         assert all(value.isfinite().all() for value in load_file(path).values())
-    epochs = {name: len(curve) for name, curve in crew.run.kept_curves().items()}
+    epochs = {name: len(curve) for name, curve in crew.run.read_curves().items()}
     assert epochs == {"teacher": 3, "member-0": 3, "member-1": 2}
     # What member-1 has learned from was computed by both that were left, as by one process.
     use_threads(1)
     work = reopen(crew.run, QUIET)
-    files, of_variant = kept_outputs(work, 0), outputs_of(work, 0)
+    files, of_variant = output_files(work, 0), outputs_of(work, 0)
     assert sum(len(paths) for paths in files.values()) == 4
     for variant, paths in files.items():
         with torch.inference_mode():
@@ -227,14 +227,14 @@ def test_a_teacher_in_stages_goes_on_after_one_is_lost(
     desk, nuc = crew.start("desk"), crew.start("nuc", "dying")
     assert nuc.wait(PATIENCE_S) != 0
     assert desk.wait(PATIENCE_S) == 1
-    assert "go on from the last epoch that all stages have" in crew.said("desk").read_text()
+    assert "go on from the last epoch that all stages have" in crew.log_of("desk").read_text()
     # The desk has written its second epoch, of which the other stage has nothing.
     kept = [*tmp_path.glob("run*/checkpoint-teacher-*")]
     assert sorted(map(epochs_of, kept)) == [1, 1, 2]
     first = torch.load(next(path for path in kept if path.parent.name == "run-nuc"))["curve"]
     for name, process in [(name, crew.start(name)) for name in ("desk", "nuc")]:
         crew.ends(name, process)
-    assert crew.run.kept_curves()["teacher"][:1] == first
+    assert crew.run.read_curves()["teacher"][:1] == first
     assert difference(crew.run.teacher, alone.teacher) < 1e-4
     assert not [*tmp_path.glob("run*/checkpoint-*"), *tmp_path.glob("run*/cache/teacher-stage*")]
 
@@ -246,7 +246,7 @@ def test_a_trainer_that_differs_is_refused_in_a_line(data: Path, tmp_path: Path)
     stranger = crew.start("nuc")
     assert stranger.wait(PATIENCE_S) == 2
     refused = "pictures, settings or version of nuc differ from the desk's"
-    assert crew.said("nuc").read_text().splitlines()[-1].startswith(refused)
+    assert crew.log_of("nuc").read_text().splitlines()[-1].startswith(refused)
     # The desk waits for the one that was planned.
     crew.data = data
     assert not (tmp_path / "run-nuc").exists()
@@ -270,7 +270,7 @@ def test_a_desk_that_dies_goes_on_by_the_same_commands(data: Path, tmp_path: Pat
     processes["desk"].kill()
     assert processes["desk"].wait() == -signal.SIGKILL
     assert processes["tower"].wait(PATIENCE_S) == 3
-    said = crew.said("tower").read_text()
+    said = crew.log_of("tower").read_text()
     assert "the desk is lost: start it again, and this command, to go on" in said
     assert "Traceback" not in said
     # What another run has left is not taken for this one's.
@@ -280,7 +280,7 @@ def test_a_desk_that_dies_goes_on_by_the_same_commands(data: Path, tmp_path: Pat
     processes = {name: crew.start(name) for name in names}
     for name, process in processes.items():
         crew.ends(name, process)
-    epochs = {name: len(curve) for name, curve in crew.run.kept_curves().items()}
+    epochs = {name: len(curve) for name, curve in crew.run.read_curves().items()}
     assert epochs == {"teacher": 3, "member-0": 3, "member-1": 2}
     assert stale.teacher.read_bytes() == crew.run.teacher.read_bytes()
     for path in (crew.run.member(0), crew.run.member(1)):

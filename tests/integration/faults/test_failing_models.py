@@ -22,7 +22,7 @@ from mdp.testing.processes import PATIENCE_S, until
 from tests.support.bundles import change_assignment
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import Fleet
-from tests.support.serving import Held, queued, replies, request, serving, told
+from tests.support.serving import Held, ask_status, count_queued, replies, request, serving
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -64,8 +64,8 @@ def open_shop(shop: Shop) -> Iterator[tuple[Agent, StrangePeer]]:
         yield agent, peer
 
 
-def failed(peer: StrangePeer, bundle: Bundle, number: int) -> str:
-    """Why a request failed."""
+def failure_of(peer: StrangePeer, bundle: Bundle, number: int) -> str:
+    """Reason why a request failed."""
     peer.send(request(bundle, number))
     message = peer.receive().message
     assert isinstance(message, Failure)
@@ -73,7 +73,7 @@ def failed(peer: StrangePeer, bundle: Bundle, number: int) -> str:
     return f"{message.code}: {message.text}"
 
 
-def answered(peer: StrangePeer, bundle: Bundle, number: int) -> None:
+def assert_answer(peer: StrangePeer, bundle: Bundle, number: int) -> None:
     peer.send(request(bundle, number))
     assert replies(peer, 1) == {number: "answered"}
 
@@ -82,14 +82,14 @@ def test_a_failing_model_is_rolled_back(shop: Shop, open_shop: tuple[Agent, Stra
     agent, peer = open_shop
     shop.there = shop.new
     agent.reload()
-    until(lambda: told(peer).digest == shop.new.digest, "it has changed over")
-    answered(peer, shop.new, 1)
+    until(lambda: ask_status(peer).digest == shop.new.digest, "it has changed over")
+    assert_answer(peer, shop.new, 1)
     shop.runtime(shop.new).error = RuntimeError("on fire")
     for number in (2, 3, 4):
-        assert failed(peer, shop.new, number) == "failed: RuntimeError: on fire"
-    assert failed(peer, shop.new, 5).startswith("wrong_bundle: serves old ")
-    answered(peer, shop.old, 6)
-    status = told(peer)
+        assert failure_of(peer, shop.new, number) == "failed: RuntimeError: on fire"
+    assert failure_of(peer, shop.new, 5).startswith("wrong_bundle: serves old ")
+    assert_answer(peer, shop.old, 6)
+    status = ask_status(peer)
     assert (status.state, status.digest) == ("READY", shop.old.digest)
     expected = f"the bundle is as before: new {shop.new.digest[:12]} failed: RuntimeError: on fire"
     assert status.reason == expected
@@ -121,7 +121,7 @@ def test_decoding_keeps_its_bundle(shop: Shop, monkeypatch: pytest.MonkeyPatch) 
         agent.reload()
         until(lambda: f"serves new {shop.new.digest[:12]}" in said, "it has changed over")
         # Whoever answers this has looked before whether the old one can go.
-        assert told(peer).digest == shop.new.digest
+        assert ask_status(peer).digest == shop.new.digest
         assert gone not in said
         may_go.set()
         assert replies(peer, 1) == {1: "answered"}
@@ -142,13 +142,13 @@ def test_a_client_cannot_keep_a_third_bundle_out(shop: Shop, tmp_path: Path) -> 
     ):
         shop.there = shop.new
         agent.reload()
-        until(lambda: told(peer).digest == shop.new.digest, "it has changed over")
+        until(lambda: ask_status(peer).digest == shop.new.digest, "it has changed over")
         shop.there = third
         now_s[0] = 29.0
-        answered(peer, shop.old, 1)
+        assert_answer(peer, shop.old, 1)
         agent.reload()
-        until(lambda: bool(told(peer).reason), "a third is refused")
-        assert told(peer).reason == (
+        until(lambda: bool(ask_status(peer).reason), "a third is refused")
+        assert ask_status(peer).reason == (
             "the bundle is as before: two bundles are served, and old "
             f"{shop.old.digest[:12]} for 1 s more: reload its clients, and try again then"
         )
@@ -157,20 +157,20 @@ def test_a_client_cannot_keep_a_third_bundle_out(shop: Shop, tmp_path: Path) -> 
         peer.send(request(shop.old, 2))
         until(old.waiting.is_set, "one of the first is computed")
         peer.send(request(shop.old, 3))
-        assert queued(peer) == 1
+        assert count_queued(peer) == 1
         agent.reload()
         until(lambda: len(agent.lifecycle.sources) == 1, "the first takes no more requests")
-        assert failed(peer, shop.old, 4).startswith("wrong_bundle: serves new ")
+        assert failure_of(peer, shop.old, 4).startswith("wrong_bundle: serves new ")
         assert shop.runtime(third).batches == [], "two are in memory"
         old.free.set()
         assert replies(peer, 2) == {2: "answered", 3: "answered"}
         # Behind a computation the agent looks again after some of its own seconds.
         now_s[0] += 1.0
-        until(lambda: told(peer).digest == third.digest, "the third is served")
-        answered(peer, shop.new, 5)
-        answered(peer, third, 6)
-        assert failed(peer, shop.old, 7).startswith("wrong_bundle: serves third ")
-        assert told(peer).reason == ""
+        until(lambda: ask_status(peer).digest == third.digest, "the third is served")
+        assert_answer(peer, shop.new, 5)
+        assert_answer(peer, third, 6)
+        assert failure_of(peer, shop.old, 7).startswith("wrong_bundle: serves third ")
+        assert ask_status(peer).reason == ""
 
 
 @pytest.mark.parametrize("how", ["told to reload", "by itself"])
@@ -185,21 +185,21 @@ def test_an_agent_fails_after_three_errors_and_serves_once_its_bundle_works(
         runtime.error = MemoryError() if errors == 3 else RuntimeError("on\nfire")
         said = "failed: MemoryError:" if errors == 3 else "failed: RuntimeError: on fire"
         for number in range(errors):
-            assert failed(peer, shop.old, number) == said
+            assert failure_of(peer, shop.old, number) == said
         if errors == 2:
-            assert told(peer).reason == "RuntimeError: on fire"
+            assert ask_status(peer).reason == "RuntimeError: on fire"
             runtime.error = None
-            answered(peer, shop.old, 3)
-            assert (told(peer).state, told(peer).reason) == ("READY", "")
+            assert_answer(peer, shop.old, 3)
+            assert (ask_status(peer).state, ask_status(peer).reason) == ("READY", "")
     until(lambda: agent.state == "FAILED", "it gives up")
-    assert failed(peer, shop.old, 4) == "failed: MemoryError:"
+    assert failure_of(peer, shop.old, 4) == "failed: MemoryError:"
     runtime.error = None
     if how == "told to reload":
         assert shop.looked == 0
         agent.reload()
     until(lambda: agent.state == "READY", "it serves again")
-    answered(peer, shop.old, 5)
-    assert told(peer).reason == ""
+    assert_answer(peer, shop.old, 5)
+    assert ask_status(peer).reason == ""
 
 
 def test_an_agent_serves_on_while_its_log_s_disk_is_full(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_an_agent_serves_on_while_its_log_s_disk_is_full(tmp_path: Path) -> None
         agent = fleet.start("alpha", "--insecure", bind="tcp://0.0.0.0:0")
         port = agent.address.rpartition(":")[2]
         with StrangePeer(f"tcp://127.0.0.1:{port}") as peer:
-            answered(peer, Bundle.open(bundle), 1)
+            assert_answer(peer, Bundle.open(bundle), 1)
         assert agent.process.poll() is None
         assert agent.terminate() == 0
 
@@ -238,6 +238,6 @@ def test_an_agent_stopped_while_it_loads_another_model_ends_in_order(tmp_path: P
         agent.signal(signal.SIGHUP)
         # Signals are handled in their order: the loading is under way by then, or begins.
         with StrangePeer(agent.address) as peer:
-            assert told(peer).state == "READY"
+            assert ask_status(peer).state == "READY"
         assert agent.terminate() == 0
         assert agent.stderr == ""

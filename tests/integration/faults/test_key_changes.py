@@ -49,7 +49,7 @@ def guarded(tmp_path: Path, keys: Keys) -> Iterator[Fleet]:
         yield fleet
 
 
-def _told(audit: Path, line: tuple[str, str, str]) -> bool:
+def _has_line(audit: Path, line: tuple[str, str, str]) -> bool:
     return line in reasons(audit)
 
 
@@ -93,7 +93,7 @@ def test_a_clients_key_is_rotated(guarded: Fleet, keys: Keys, tmp_path: Path) ->
         for name, agent in guarded.agents.items():
             agent.wait_for("1 clients allowed")
             audit = tmp_path / f"{name}.audit"
-            until(partial(_told, audit, revoked), "its connections are ended")
+            until(partial(_has_line, audit, revoked), "its connections are ended")
         with pytest.raises(InferenceError):
             thief.classify(RED, deadline_ms=PLENTY_MS)
         assert whole(client)

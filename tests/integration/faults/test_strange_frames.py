@@ -32,13 +32,13 @@ from tests.support.bundles import change_assignment
 from tests.support.fakes import FakeAgent, StrangePeer, other_program, red_result
 from tests.support.fleet import BIN, PLENTY_MS, Fleet, answers_until
 from tests.support.pictures import (
-    encoded,
+    encode_picture,
     exif_that_warns,
     four_corners,
     jpeg_that_claims,
     with_segments,
 )
-from tests.support.serving import told
+from tests.support.serving import ask_status
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -71,19 +71,19 @@ PIXELS = bytes(SIZE * SIZE * 3)
 
 
 def is_well(peer: StrangePeer) -> Status:
-    status = told(peer)
+    status = ask_status(peer)
     assert status.state == "READY"
     return status
 
 
-def failed(peer: StrangePeer) -> Failure:
+def next_failure(peer: StrangePeer) -> Failure:
     """The next reply, which has to be a failure."""
     failure = peer.receive().message
     assert isinstance(failure, Failure)
     return failure
 
 
-def replaced(infer: Infer, **changes: object) -> Infer:
+def replace(infer: Infer, **changes: object) -> Infer:
     return msgspec.structs.replace(infer, **changes)
 
 
@@ -108,7 +108,7 @@ REFUSED: list[tuple[dict[str, object], bytes, str, str]] = [
             (b"\xff\xd8\xff\xe1", ""),
             (jpeg_that_claims(16, 16)[:200], ""),
             (jpeg_that_claims(65_500, 65_500), ""),
-            (encoded(four_corners(8, 8), "JPEG"), "expected a JPEG of 16x16, got (8, 8)"),
+            (encode_picture(four_corners(8, 8), "JPEG"), "expected a JPEG of 16x16, got (8, 8)"),
         )
     ),
 ]
@@ -119,12 +119,12 @@ def test_malformed_and_impossible_requests_are_answered(fleet: Fleet, infer: Inf
         before = is_well(peer).counts
         for frames, expected in MALFORMED:
             peer.send(frames)
-            failure = failed(peer)
+            failure = next_failure(peer)
             assert (failure.request_id, failure.code) == (0, "bad_message")
             assert failure.text.startswith(expected)
         for changes, pixels, code, expected in REFUSED:
-            peer.send(encode(replaced(infer, **changes), pixels))
-            failure = failed(peer)
+            peer.send(encode(replace(infer, **changes), pixels))
+            failure = next_failure(peer)
             assert (failure.request_id, failure.code) == (5, code)
             assert failure.text.startswith(expected)
         after = is_well(peer).counts
@@ -132,17 +132,17 @@ def test_malformed_and_impossible_requests_are_answered(fleet: Fleet, infer: Inf
         assert after["bad_message"] == before["bad_message"] + bad
         # None of them is a failure of the model, which still serves.
         assert after["failed"] == 0
-        jpeg = encoded(four_corners(SIZE, SIZE), "JPEG")
-        for request in (encode(infer, PIXELS), encode(replaced(infer, encoding="jpeg"), jpeg)):
+        jpeg = encode_picture(four_corners(SIZE, SIZE), "JPEG")
+        for request in (encode(infer, PIXELS), encode(replace(infer, encoding="jpeg"), jpeg)):
             peer.send(request)
             result = peer.receive()
             assert isinstance(result.message, Result)
             assert (result.message.request_id, result.message.num_classes) == (5, 3)
             assert len(result.buffers[0]) == 24
     with StrangePeer(fleet.agents["beta"].address) as peer:
-        small = replaced(infer, k=1, image_size=SIZES[1], encoding="jpeg")
-        peer.send(encode(small, encoded(four_corners(SIZES[1], SIZES[1]), "JPEG")))
-        assert failed(peer).text == "expected raw pixels, as planned, got a JPEG"
+        small = replace(infer, k=1, image_size=SIZES[1], encoding="jpeg")
+        peer.send(encode(small, encode_picture(four_corners(SIZES[1], SIZES[1]), "JPEG")))
+        assert next_failure(peer).text == "expected raw pixels, as planned, got a JPEG"
 
 
 def test_an_unread_stderr_blocks_no_agent(fleet: Fleet, infer: Infer, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_an_unread_stderr_blocks_no_agent(fleet: Fleet, infer: Infer, tmp_path: 
     folder = tmp_path / "pictures"
     folder.mkdir()
     for number in range(20):
-        jpeg = with_segments(encoded(RED, "JPEG"), exif_that_warns(100 + number))
+        jpeg = with_segments(encode_picture(RED, "JPEG"), exif_that_warns(100 + number))
         (folder / f"{number}.jpg").write_bytes(jpeg)
     command = [str(BIN / "mdp-agent"), "run", "--bundle", str(fleet.bundle), "--device", "alpha"]
     own = ["--bind", ANY_PORT, "--json", "--source", f"folder:{folder}", "--source-fps", "200"]
@@ -162,11 +162,11 @@ def test_an_unread_stderr_blocks_no_agent(fleet: Fleet, infer: Infer, tmp_path: 
             while b"READY" not in process.stdout.readline():
                 assert process.poll() is None
             with StrangePeer(address) as peer:
-                hostile = replaced(infer, encoding="jpeg")
+                hostile = replace(infer, encoding="jpeg")
                 for number in range(20):
-                    view = encoded(four_corners(SIZE, SIZE), "JPEG")
+                    view = encode_picture(four_corners(SIZE, SIZE), "JPEG")
                     peer.send(encode(hostile, with_segments(view, exif_that_warns(80 + number))))
-                    failure = failed(peer)
+                    failure = next_failure(peer)
                     assert failure.text.endswith("got one of 0xFFE1")
                 until(lambda: frames_of(is_well(peer)) > 60, "every picture was read thrice")
             process.terminate()
@@ -178,7 +178,7 @@ def test_an_unread_stderr_blocks_no_agent(fleet: Fleet, infer: Infer, tmp_path: 
 
 
 def frames_of(status: Status) -> int:
-    """How many pictures the agent's own source has given."""
+    """Number of pictures that the agent's own source has given."""
     found = re.search(r"frame (\d+)", status.source)
     return int(found[1]) if found else 0
 

@@ -33,12 +33,12 @@ from mdp.transport.admission import pending as door
 from mdp.transport.admission.access import TOO_MANY, UNKNOWN_KEY
 from mdp.transport.greeting import PROBE
 from mdp.transport.outage import AGENT_IS_PLAIN, ANOTHER_KEY, CLIENT_IS_PLAIN, NO_MORE, NOT_ACCEPTED
-from tests.integration.commands.test_command_line import here, refused
+from tests.integration.commands.test_command_line import assert_refusal, here
 from tests.support.command_lines import run_here
 from tests.support.fakes import StrangePeer, other_program
 from tests.support.faults.strangers import Keys, Relay, crowd, host_and_port, hung_up
 from tests.support.fleet import PLENTY_MS, Fleet
-from tests.support.serving import told
+from tests.support.serving import ask_status
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -90,7 +90,7 @@ def own(fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
         yield own
 
 
-def guarded(own: Fleet, keys: Keys, *clients: str, key: str = "alpha") -> list[object]:
+def guard_options(own: Fleet, keys: Keys, *clients: str, key: str = "alpha") -> list[object]:
     """Options of an agent that has the keys `key` and lets in `clients`."""
     allowed = keys.allow(own.folder / "clients", *clients)
     keys.pair(key)
@@ -148,7 +148,7 @@ REFUSALS = {
 }
 
 
-def refused_fleet(fleet: Fleet, keys: Keys, folder: Path, how: str) -> tuple[Path, str, str]:
+def fleet_with_refusal(fleet: Fleet, keys: Keys, folder: Path, how: str) -> tuple[Path, str, str]:
     """A fleet file, the device that is refused, and why."""
     agents, own, device, reason = REFUSALS[how]
     if own is not None:
@@ -159,7 +159,7 @@ def refused_fleet(fleet: Fleet, keys: Keys, folder: Path, how: str) -> tuple[Pat
 
 @pytest.mark.parametrize("how", REFUSALS)
 def test_a_refusal_names_its_reason(fleet: Fleet, keys: Keys, tmp_path: Path, how: str) -> None:
-    path, device, reason = refused_fleet(fleet, keys, tmp_path, how)
+    path, device, reason = fleet_with_refusal(fleet, keys, tmp_path, how)
     with Client.connect(path, timeout_s=PATIENCE_S) as client:
         answer = client.classify(RED, deadline_ms=PLENTY_MS)
         assert answer.missing[device] == f"refused: {reason}"
@@ -170,7 +170,7 @@ def test_a_refusal_names_its_reason(fleet: Fleet, keys: Keys, tmp_path: Path, ho
 
 
 def test_the_commands_name_the_reason(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
-    path, device, reason = refused_fleet(fleet, keys, tmp_path, "another client")
+    path, device, reason = fleet_with_refusal(fleet, keys, tmp_path, "another client")
 
     def seen() -> dict[str, str]:
         code, out, err = here("status", "--fleet", path, "--json")
@@ -185,7 +185,7 @@ def test_the_commands_name_the_reason(fleet: Fleet, keys: Keys, tmp_path: Path) 
 
 
 def test_a_replaced_key_needs_both_in_the_fleet(own: Fleet, keys: Keys, tmp_path: Path) -> None:
-    old, new = (guarded(own, keys, "office", key=name) for name in ("alpha", "alpha-2"))
+    old, new = (guard_options(own, keys, "office", key=name) for name in ("alpha", "alpha-2"))
     own.start("alpha", *old)
     first, second = (keys.pair(name).public for name in ("alpha", "alpha-2"))
     (tmp_path / "both").mkdir()
@@ -219,11 +219,11 @@ def test_silent_connections_do_not_keep_clients_out(
     fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_path: Path, words: bytes
 ) -> None:
     with peer_of(alpha, keys) as before, crowd(alpha.address, 200, words) as visitors:
-        assert told(before).state == "READY"
+        assert ask_status(before).state == "READY"
         with office(fleet, keys, tmp_path) as client:
             for _ in range(5):
                 assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha", "beta")
-        assert told(before).state == "READY"
+        assert ask_status(before).state == "READY"
         assert not any(map(hung_up, visitors[-50:]))
 
 
@@ -234,7 +234,7 @@ def plain_handshake() -> bytes:
     return greeting + b"\x04" + bytes([len(ready)]) + ready
 
 
-def thinned(router: Router, visitors: list[socket.socket], left: int) -> None:
+def thin_out(router: Router, visitors: list[socket.socket], left: int) -> None:
     """Poll until only the newest `left` of a crowd are there."""
 
     def polled() -> bool:
@@ -243,7 +243,7 @@ def thinned(router: Router, visitors: list[socket.socket], left: int) -> None:
 
     until(polled, "the oldest have to go")
     assert not any(map(hung_up, visitors[-left:]))
-    assert router.rejected()["handshakes crowded out"] == len(visitors) - left
+    assert router.take_rejections()["handshakes crowded out"] == len(visitors) - left
 
 
 def test_an_authenticated_connection_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_an_authenticated_connection_is_not_closed(monkeypatch: pytest.MonkeyPat
         # From where the one with the key is: it is the oldest there.
         half = plain_handshake()[:60]
         with crowd(router.address, 50, half, host="127.0.0.1") as visitors:
-            thinned(router, visitors, left=20)
+            thin_out(router, visitors, left=20)
         peer.send(encode(StatusRequest(request_id=2)))
         until(lambda: any(router.poll(0.005)), "it is still heard")
 
@@ -273,10 +273,10 @@ def test_an_authenticated_connection_is_not_closed(monkeypatch: pytest.MonkeyPat
 def come(router: Router, host: str) -> list[socket.socket]:
     """Connections from `host`, begun and polled for until one does not come about."""
     visitors: list[socket.socket] = []
-    while router.rejected().get("host connecting too often", 0) == 0:
+    while router.take_rejections().get("host connecting too often", 0) == 0:
         visitors.append(visit(router, host))
         assert len(visitors) <= arrivals.AT_ONCE
-        until(lambda: made(visitors[-1]), "it is connected")
+        until(lambda: is_made(visitors[-1]), "it is connected")
         list(router.poll(0.01))
     return visitors
 
@@ -290,8 +290,8 @@ def visit(router: Router, host: str) -> socket.socket:
     return visitor
 
 
-def made(visitor: socket.socket) -> bool:
-    """Whether a connection has come about."""
+def is_made(visitor: socket.socket) -> bool:
+    """Tell whether a connection has come about."""
     try:
         visitor.getpeername()
     except OSError:
@@ -312,15 +312,15 @@ def test_a_host_that_connects_too_often_has_to_wait_and_no_other_host() -> None:
         for connection in (*visitors, neighbour := visit(router, other)):
             stack.callback(connection.close)
         # What comes after it is there before it.
-        until(lambda: made(neighbour), "others are let in")
-        assert not made(visitors[-1])
+        until(lambda: is_made(neighbour), "others are let in")
+        assert not is_made(visitors[-1])
         peer.send(encode(StatusRequest(request_id=2)))
         until(lambda: any(router.poll(0.005)), "whoever is connected is heard")
 
         def let_in() -> bool:
             # Without a limit: this ends when a host's time has come, and when somebody has.
             list(router.poll(None))
-            return made(visitors[-1])
+            return is_made(visitors[-1])
 
         until(let_in, "it does not have to wait for good")
 
@@ -334,13 +334,13 @@ def test_silent_connections_are_closed_in_time(monkeypatch: pytest.MonkeyPatch) 
 def test_descriptors_of_closed_connections_are_freed(alpha: AgentProcess, keys: Keys) -> None:
     process = psutil.Process(alpha.process.pid)
     with peer_of(alpha, keys) as peer:
-        told(peer)
+        ask_status(peer)
         before = process.num_fds()
         for _ in range(3):
             with crowd(alpha.address, 200):
-                told(peer)
+                ask_status(peer)
         until(lambda: process.num_fds() <= before, "descriptors are given back")
-        told(peer)
+        ask_status(peer)
 
 
 def test_a_large_frame_ends_its_connection(fleet: Fleet, alpha: AgentProcess, keys: Keys) -> None:
@@ -354,18 +354,18 @@ def test_a_large_frame_ends_its_connection(fleet: Fleet, alpha: AgentProcess, ke
         encoding="raw",
     )
     with peer_of(alpha, keys) as other, peer_of(alpha, keys) as peer:
-        told(other)
+        ask_status(other)
         # As large as is taken: refused in words, in a connection that goes on.
         peer.send(encode(infer, bytes(largest)))
         assert peer.receive().message.text.startswith("expected a crop of 16 pixels")  # type: ignore[union-attr]
         peer.send([encode(infer, b"")[0], bytes(largest + 64)])
-        told(other)
+        ask_status(other)
         with pytest.raises(AssertionError, match="no reply"):
             peer.receive(timeout_s=0.3)
 
 
 def null_greeting_and_message() -> bytes:
-    """What a client without keys would send: greeting, READY, and a StatusRequest."""
+    """Bytes that a client without keys would send: greeting, READY, and a StatusRequest."""
     (head,) = encode(StatusRequest(request_id=1))
     return plain_handshake() + b"\x00" + bytes([len(head)]) + bytes(head)
 
@@ -386,7 +386,7 @@ def test_no_weaker_protocol_is_accepted(alpha: AgentProcess, keys: Keys, start: 
             pass
         assert b"request_id" not in heard
     with peer_of(alpha, keys) as known:
-        told(known)
+        ask_status(known)
 
 
 @pytest.mark.parametrize("greeting", [b"\x01\x00" * 20, b"SSH-2.0-x\r\n", OLD[1]])
@@ -409,11 +409,11 @@ def test_a_replay_is_ignored(fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_
         assert "alpha" in client.classify(RED, deadline_ms=PLENTY_MS).used
         recorded = bytes(relay.sent)
     with peer_of(alpha, keys) as peer:
-        before = told(peer).counts
+        before = ask_status(peer).counts
         for part in (recorded, recorded[:64] + recorded[300:], recorded[-500:]):
             with crowd(alpha.address, 1, part) as (replayed,):
                 until(partial(hung_up, replayed), "it is not listened to")
-        assert told(peer).counts == before
+        assert ask_status(peer).counts == before
 
 
 def test_a_changed_byte(fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_path: Path) -> None:
@@ -431,14 +431,14 @@ def test_a_changed_byte(fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_path:
         assert relay.connections == 2
 
 
-def audited(path: Path) -> list[dict[str, Any]]:
+def read_audit(path: Path) -> list[dict[str, Any]]:
     """The whole lines of an audit log."""
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if "\n" in line]
 
 
 def reasons(path: Path) -> list[tuple[str, str, str]]:
     """Event, key and reason of each line of an audit log; none before its first line."""
-    lines = audited(path) if path.exists() else []
+    lines = read_audit(path) if path.exists() else []
     return [(line["event"], line["key"], line.get("reason", "")) for line in lines]
 
 
@@ -451,17 +451,17 @@ def test_removal_works_beside_a_wrong_key_file(fleet: Fleet, keys: Keys, tmp_pat
             "alpha", "--key", keys.secret("alpha"), "--clients", clients, "--audit", audit
         )
         with peer_of(agent, keys) as office, peer_of(agent, keys, "phone") as phone:
-            assert told(office).reason == told(phone).reason == ""
+            assert ask_status(office).reason == ask_status(phone).reason == ""
             keys.allow(clients, "phone", "newcomer")
             (clients / "broken.public").write_text("?")
             agent.signal(signal.SIGHUP)
-            until(lambda: "clients: " in told(phone).reason, "the status names what is wrong")
-            assert told(phone).reason.startswith(f"clients: {clients}/broken.public: ")
+            until(lambda: "clients: " in ask_status(phone).reason, "the status names what is wrong")
+            assert ask_status(phone).reason.startswith(f"clients: {clients}/broken.public: ")
             # Its connection was ended.
             revoked = fingerprint(keys.pair("office").public)
 
             def ended() -> bool:
-                lines = [line for line in audited(audit) if line["event"] == "revoke"]
+                lines = [line for line in read_audit(audit) if line["event"] == "revoke"]
                 return [line["key"] for line in lines] == [revoked]
 
             until(ended, "the office's connection is ended")
@@ -470,23 +470,25 @@ def test_removal_works_beside_a_wrong_key_file(fleet: Fleet, keys: Keys, tmp_pat
                 newcomer.send(encode(StatusRequest(request_id=1)))
                 unknown = fingerprint(keys.pair("newcomer").public)
                 until(
-                    lambda: (unknown, "refuse") in [(a["key"], a["event"]) for a in audited(audit)],
+                    lambda: (
+                        (unknown, "refuse") in [(a["key"], a["event"]) for a in read_audit(audit)]
+                    ),
                     "a newcomer is refused",
                 )
-                assert told(phone).state == "READY"
+                assert ask_status(phone).state == "READY"
                 # Once nothing is wrong any more, its next connection is accepted.
                 (clients / "broken.public").unlink()
                 agent.signal(signal.SIGHUP)
                 agent.wait_for("2 clients allowed")
             with peer_of(agent, keys, "newcomer") as newcomer:
-                assert told(newcomer).state == "READY"
-        connected = [line for line in audited(audit) if line["event"] == "connect"]
+                assert ask_status(newcomer).state == "READY"
+        connected = [line for line in read_audit(audit) if line["event"] == "connect"]
         assert {line["client"] for line in connected} == {"office", "phone", "newcomer"}
         assert all(line["address"].startswith("127.0.0.1:") for line in connected)
 
 
 def test_a_client_is_disconnected_when_its_key_expires(own: Fleet, keys: Keys) -> None:
-    options = guarded(own, keys, "office", "phone")
+    options = guard_options(own, keys, "office", "phone")
     soon = datetime.datetime.now(tz=datetime.UTC) + datetime.timedelta(seconds=2)
     (own.folder / "clients" / "phone.limits").write_text(f"expires = {soon.isoformat()}")
     audit = own.folder / "audit"
@@ -497,7 +499,7 @@ def test_a_client_is_disconnected_when_its_key_expires(own: Fleet, keys: Keys) -
         # Disconnected, it tries to connect again.
         refused = ("refuse", expired, UNKNOWN_KEY)
         until(lambda: refused in reasons(audit), "the phone is refused")
-        assert told(office).state == "READY"
+        assert ask_status(office).state == "READY"
 
 
 def test_one_key_cannot_take_all_descriptors(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
@@ -522,13 +524,13 @@ def test_one_key_cannot_take_all_descriptors(fleet: Fleet, keys: Keys, tmp_path:
                 dealer.connect(f"tcp://127.0.7.{number // 15 + 1}:0;{host}:{port}")
             until(lambda: ("refuse", greedy, TOO_MANY) in reasons(audit), "some are refused")
             with peer_of(agent, keys) as office:
-                assert told(office).state == "READY"
+                assert ask_status(office).state == "READY"
         finally:
             context.destroy(linger=0)
 
 
 def test_too_many_connections_are_a_reason(own: Fleet, keys: Keys, tmp_path: Path) -> None:
-    options = guarded(own, keys, "office")
+    options = guard_options(own, keys, "office")
     (own.folder / "clients" / "office.limits").write_text("connections = 1")
     agent = own.start("alpha", *options)
     with office(own, keys, tmp_path) as first, office(own, keys, tmp_path) as second:
@@ -630,10 +632,12 @@ def test_the_commands_from_keys_to_a_fleet(fleet: Fleet, tmp_path: Path) -> None
         code, said, err = here("keys", "new", "--out", folder, "--name", name, "--json")
         assert (code, err) == (0, "")
         assert len(json.loads(said)["public"]) == 40
-    refused(here("keys", "new", "--out", folder, "--name", "alpha"), "secret: exists already")
+    assert_refusal(
+        here("keys", "new", "--out", folder, "--name", "alpha"), "secret: exists already"
+    )
     new = ["fleet", "new", "--bundle", fleet.bundle, "--out", out, "--keys", folder]
     new += ["--device", "alpha=tcp://10.0.0.7:7500", "--device", "gamma/attic=tcp://h:1"]
-    refused(here(*new), "--keys and --key: expected both")
+    assert_refusal(here(*new), "--keys and --key: expected both")
     new += ["--key", folder / "client.secret"]
     code, said, err = here(*new, "--json")
     assert (code, err) == (0, "")
@@ -643,7 +647,7 @@ def test_the_commands_from_keys_to_a_fleet(fleet: Fleet, tmp_path: Path) -> None
     with Client(out) as client:
         assert client.fleet.key == "../keys/client.secret"
     (folder / "alpha.public").unlink()
-    refused(here(*new), r"alpha\.public: cannot be read: No such file")
+    assert_refusal(here(*new), r"alpha\.public: cannot be read: No such file")
 
 
 def test_a_link_to_an_agent_with_keys_is_measured(alpha: AgentProcess, keys: Keys) -> None:

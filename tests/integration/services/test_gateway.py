@@ -56,7 +56,7 @@ def served(fleet: Fleet) -> Iterator[Gateway]:
 
 def everyone_is_there(served: Gateway) -> None:
     def usable() -> bool:
-        return all(device["usable"] for device in served.ask("/fleets").told[0]["devices"])
+        return all(device["usable"] for device in served.ask("/fleets").json[0]["devices"])
 
     until(usable, "every device can answer")
 
@@ -73,13 +73,13 @@ def form(content: bytes) -> bytes:
 
 
 def test_what_the_server_and_its_model_say_of_themselves(served: Gateway) -> None:
-    assert served.ask("/v2").told["extensions"] == ["binary_tensor_data"]
-    assert served.ask("/v2/health/live").told == {"live": True}
-    assert served.ask("/v2/health/ready").told == {"ready": True}
-    model = served.ask("/v2/models/colours").told
+    assert served.ask("/v2").json["extensions"] == ["binary_tensor_data"]
+    assert served.ask("/v2/health/live").json == {"live": True}
+    assert served.ask("/v2/health/ready").json == {"ready": True}
+    model = served.ask("/v2/models/colours").json
     assert model["inputs"] == [{"name": "images", "datatype": "UINT8", "shape": [-1, -1, -1, 3]}]
     assert [output["shape"] for output in model["outputs"]] == [[-1, 3], [-1, 3], [-1]]
-    assert served.ask("/v2/models/colours/ready").told == {"name": "colours", "ready": True}
+    assert served.ask("/v2/models/colours/ready").json == {"name": "colours", "ready": True}
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
@@ -107,17 +107,17 @@ def test_a_batch_through_the_inference_protocol(served: Gateway) -> None:
     headers = {"Inference-Header-Content-Length": str(len(head))}
     reply = served.ask(INFER, head + pixels, headers=headers)
     assert reply.status == 200, reply.body
-    likeliest = reply.told["outputs"][1]["data"][::3]
+    likeliest = reply.json["outputs"][1]["data"][::3]
     assert likeliest == labels
-    assert reply.told["outputs"][2]["data"] == [", ".join(DEVICES)] * 3
-    assert reply.told["parameters"]["degraded"] is False
-    assert reply.told["parameters"]["expected_accuracy"] == subset_accuracy((0, 1, 2)).stacked
+    assert reply.json["outputs"][2]["data"] == [", ".join(DEVICES)] * 3
+    assert reply.json["parameters"]["degraded"] is False
+    assert reply.json["parameters"]["expected_accuracy"] == subset_accuracy((0, 1, 2)).stacked
 
 
 @pytest.mark.parametrize("kind", ["image/png", FORM])
 def test_an_upload(served: Gateway, kind: str) -> None:
     content = form(png("green")) if kind == FORM else png("green")
-    told = served.ask(CLASSIFY, content, headers={"Content-Type": kind}).told
+    told = served.ask(CLASSIFY, content, headers={"Content-Type": kind}).json
     assert (told["label"], told["mode"], told["degraded"]) == ("green", "stacked", False)
     assert told["used"] == list(DEVICES)
     assert told["expected_accuracy"] == subset_accuracy((0, 1, 2)).stacked
@@ -163,8 +163,8 @@ def test_bad_requests(
 ) -> None:
     reply = served.ask(path, content, headers={"Content-Type": kind} if kind else {})
     assert reply.status == status
-    assert reply.told.keys() == {"error"}
-    assert said in reply.told["error"]
+    assert reply.json.keys() == {"error"}
+    assert said in reply.json["error"]
 
 
 def test_a_body_that_is_too_large_is_not_waited_for(served: Gateway) -> None:
@@ -221,9 +221,9 @@ def test_metrics_that_prometheus_reads(served: Gateway) -> None:
 def test_a_device_is_switched_off_and_on(served: Gateway) -> None:
     beta = "/v2/models/colours/devices/beta"
     everyone_is_there(served)
-    told = served.ask(beta, b'{"in_use": false}', method="PUT").told
+    told = served.ask(beta, b'{"in_use": false}', method="PUT").json
     assert told["expected_accuracy"] == subset_accuracy((0, 2)).stacked
-    answer = served.ask(CLASSIFY, png()).told
+    answer = served.ask(CLASSIFY, png()).json
     assert answer["missing"] == {"beta": "left out: by this client"}
     assert answer["expected_accuracy"] == subset_accuracy((0, 2)).stacked
     assert answer["degraded"]
@@ -235,15 +235,15 @@ def test_a_device_is_switched_off_and_on(served: Gateway) -> None:
         assert served.ask(beta, body, method="PUT").status == 400
     served.ask("/v2/models/colours/devices/alpha", b'{"in_use": false}', method="PUT")
     last = served.ask("/v2/models/colours/devices/gamma", b'{"in_use": false}', method="PUT")
-    assert (last.status, "last device" in last.told["error"]) == (409, True)
+    assert (last.status, "last device" in last.json["error"]) == (409, True)
     for device in ("alpha", "beta"):
         served.ask(f"/v2/models/colours/devices/{device}", b'{"in_use": true}', method="PUT")
-    assert served.ask(CLASSIFY, png()).told["used"] == list(DEVICES)
+    assert served.ask(CLASSIFY, png()).json["used"] == list(DEVICES)
 
 
 def test_without_agents_it_says_so_and_when_to_ask_again(fleet: Fleet, served: Gateway) -> None:
     fleet.agents["alpha"].kill()
-    until(lambda: not served.ask("/fleets").told[0]["devices"][0]["usable"], "alpha is gone")
+    until(lambda: not served.ask("/fleets").json[0]["devices"][0]["usable"], "alpha is gone")
     for device, in_use, status in (
         ("beta", False, 200),
         ("gamma", False, 409),
@@ -258,19 +258,19 @@ def test_without_agents_it_says_so_and_when_to_ask_again(fleet: Fleet, served: G
         fleet.agents[device].kill()
     reply = served.ask(CLASSIFY, png())
     assert (reply.status, reply.headers["retry-after"]) == (503, "1")
-    assert "no device can answer" in reply.told["error"]
+    assert "no device can answer" in reply.json["error"]
     until(lambda: served.ask("/v2/health/ready").status == 503, "the gateway is not ready")
     assert served.ask("/v2/health/live").status == 200
     for device in DEVICES:
         start(fleet, device, fleet.agents[device].address)
     everyone_is_there(served)
-    assert served.ask(CLASSIFY, png()).told["used"] == list(DEVICES)
-    faults = served.ask("/fleets").told[0]["faults"]
+    assert served.ask(CLASSIFY, png()).json["used"] == list(DEVICES)
+    faults = served.ask("/fleets").json[0]["faults"]
     assert {fault["device"] for fault in faults if fault["over"]} >= set(DEVICES)
 
 
 def test_what_the_fleets_own_cameras_see(served: Gateway) -> None:
-    told = served.ask(f"/v2/models/colours/look?deadline_ms={PLENTY_MS:g}").told
+    told = served.ask(f"/v2/models/colours/look?deadline_ms={PLENTY_MS:g}").json
     assert (told["label"], told["used"]) == ("red", list(DEVICES))
     assert told["members"][0]["frame"] >= 1
     for wrong in ("every_ms=x", "every_ms=-1", "deadline_ms=0"):
@@ -288,13 +288,13 @@ def test_a_changed_fleet_file_is_read_again(fleet: Fleet, served: Gateway) -> No
     whole = file.read_text()
 
     def devices() -> list[str]:
-        return [device["name"] for device in served.ask("/fleets").told[0]["devices"]]
+        return [device["name"] for device in served.ask("/fleets").json[0]["devices"]]
 
     without = FleetFile.read(file).without("gamma")
     file.write_text("devices = [")
     file.write_text(without.text)
     until(lambda: devices() == list(DEVICES[:2]), "the file is read again")
-    assert served.ask(CLASSIFY, png()).told["missing"] == {"gamma": "not in the fleet"}
+    assert served.ask(CLASSIFY, png()).json["missing"] == {"gamma": "not in the fleet"}
     file.write_text(whole)
     until(lambda: devices() == list(DEVICES), "the file is read again")
     everyone_is_there(served)
@@ -325,7 +325,7 @@ def test_tokens_and_two_models_of_one_bundle(fleet: Fleet, tmp_path: Path) -> No
             assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
         right = {"Authorization": "Bearer 0123456789abcdef"}
         for model in ("cats", "dogs"):
-            assert found.ask(f"/v2/models/{model}", headers=right).told["name"] == model
+            assert found.ask(f"/v2/models/{model}", headers=right).json["name"] == model
         page = found.ask("/")
         assert page.status == 200
         assert "default-src 'none'" in page.headers["content-security-policy"]

@@ -13,7 +13,7 @@ import pytest
 
 from mdp.testing.bundles import DEVICES, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
-from tests.support.web.gateway import Gateway, gateway, limited, self_signed
+from tests.support.web.gateway import Gateway, gateway, self_signed, with_limits
 
 TOKEN = "0123456789abcdef"
 MODEL = "/v2/models/colours"
@@ -44,7 +44,7 @@ def unread(tmp_path: Path) -> Iterator[Path]:
     os.close(reader)
 
 
-def ended(client: socket.socket) -> bool:
+def has_ended(client: socket.socket) -> bool:
     """Wait until the other side sends or ends; True if it has ended this connection."""
     try:
         return client.recv(1) == b""
@@ -67,20 +67,20 @@ def head(served: Gateway, method: str, path: str, *lines: str) -> bytes:
 
 def test_a_stderr_that_nobody_reads_stops_nothing(fleet: Path, unread: Path) -> None:
     # Each failure's traceback is longer than what a pipe holds.
-    program = limited("app.infer.metadata = lambda *given: {}[65_536 * 'x']")
+    program = with_limits("app.infer.metadata = lambda *given: {}[65_536 * 'x']")
     with gateway("--fleet", fleet, program=program, log=unread) as served:
         for _ in range(20):
             assert served.ask(MODEL).status == 500
         form = {"Content-Type": "multipart/form-data; boundary=a"}
         for _ in range(20):
             assert served.ask(f"{MODEL}/classify", b"--a junk" * 999, headers=form).status == 400
-        assert served.ask("/v2/health/live").told == {"live": True}
+        assert served.ask("/v2/health/live").json == {"live": True}
         served.end()
 
 
 def test_unforeseen_errors_do_not_fill_the_log(fleet: Path, tmp_path: Path) -> None:
     failing = "app.infer.metadata = lambda *given: {}['a reason']"
-    program = limited(failing, "server.ErrorLog.EVERY_S = 1e9")
+    program = with_limits(failing, "server.ErrorLog.EVERY_S = 1e9")
     log = tmp_path / "log"
     with gateway("--fleet", fleet, program=program, log=log) as served:
         for _ in range(9):
@@ -101,7 +101,10 @@ def test_a_stranger_takes_no_descriptors_from_callers(fleet: Path, tmp_path: Pat
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))"
     log = tmp_path / "log"
     trusted = ssl.create_default_context(cafile=str(certificate))
-    with gateway(*options, program=limited(few, PATIENT), log=log) as served, ExitStack() as held:
+    with (
+        gateway(*options, program=with_limits(few, PATIENT), log=log) as served,
+        ExitStack() as held,
+    ):
         known = http.client.HTTPSConnection(served.host, timeout=PATIENCE_S, context=trusted)
         held.callback(known.close)
 
@@ -119,7 +122,7 @@ def test_a_stranger_takes_no_descriptors_from_callers(fleet: Path, tmp_path: Pat
                 assert is_answered(new)
                 assert is_answered(known)
         # The oldest had to leave.
-        assert ended(strangers[0])
+        assert has_ended(strangers[0])
         assert served.descriptors < 96
     assert log.read_text() == ""
 
@@ -132,7 +135,7 @@ def test_without_descriptors_one_line_says_so(fleet: Path, tmp_path: Path) -> No
     )
     log = tmp_path / "log"
     with (
-        gateway("--fleet", fleet, program=limited(few, PATIENT), log=log) as served,
+        gateway("--fleet", fleet, program=with_limits(few, PATIENT), log=log) as served,
         ExitStack() as held,
     ):
         for number in range(100):
@@ -146,25 +149,25 @@ def test_without_descriptors_one_line_says_so(fleet: Path, tmp_path: Path) -> No
 
 def test_connections_without_a_request_take_no_place_of_callers(fleet: Path) -> None:
     # Of 16, 4 have asked nothing, 12 were let in; one may have half of each.
-    program = limited(PATIENT, "server.MAX_CONNECTIONS = 16")
+    program = with_limits(PATIENT, "server.MAX_CONNECTIONS = 16")
     with gateway("--fleet", fleet, program=program) as served, ExitStack() as held:
         kept = held.enter_context(served.connect())
         kept.sendall(head(served, "GET", "/v2"))
         assert reply(kept)[0] == 200
         first, second, third = (held.enter_context(served.connect("127.0.0.2")) for _ in range(3))
-        assert ended(first)
+        assert has_ended(first)
         for number in range(3, 40):
             held.enter_context(served.connect(f"127.0.0.{number}"))
             if number % 10 == 0:
                 assert served.ask("/v2").status == 200
-        assert ended(second)
-        assert ended(third)
+        assert has_ended(second)
+        assert has_ended(third)
         kept.sendall(head(served, "GET", "/v2"))
         assert reply(kept)[0] == 200
 
 
 def test_a_caller_whose_places_are_all_being_answered_is_told_to_wait(fleet: Path) -> None:
-    program = limited(PATIENT, "server.MAX_CONNECTIONS = 8")
+    program = with_limits(PATIENT, "server.MAX_CONNECTIONS = 8")
     with gateway("--fleet", fleet, program=program) as served, ExitStack() as held:
         idle = held.enter_context(served.connect())
         idle.sendall(head(served, "GET", "/v2"))
@@ -174,7 +177,7 @@ def test_a_caller_whose_places_are_all_being_answered_is_told_to_wait(fleet: Pat
             stream.sendall(head(served, "GET", "/events"))
             assert stream.recv(64).startswith(b"HTTP/1.1 200 ")
         # Half of six are one caller's: its idle one made room, its streams do not.
-        assert ended(idle)
+        assert has_ended(idle)
         fourth = held.enter_context(served.connect())
         fourth.sendall(head(served, "GET", "/v2"))
         full = fourth.makefile("rb").read()
@@ -188,7 +191,7 @@ def test_a_caller_whose_places_are_all_being_answered_is_told_to_wait(fleet: Pat
 
 def test_who_reads_no_answer_loses_the_connection(fleet: Path) -> None:
     with (
-        gateway("--fleet", fleet, program=limited("server.UNREAD_S = 0.5")) as served,
+        gateway("--fleet", fleet, program=with_limits("server.UNREAD_S = 0.5")) as served,
         socket.socket() as client,
     ):
         # The kernel keeps no more than a few MB of the answers, which are 20 kB each.
@@ -205,7 +208,7 @@ def test_strangers_who_read_no_answer_keep_no_place(fleet: Path, tmp_path: Path)
     (tmp_path / "tokens").touch(0o600)
     (tmp_path / "tokens").write_text(f"{TOKEN}\n")
     # Of 16, 4 are for those that were not let in.
-    program = limited(PATIENT, "server.UNREAD_S = 600", "server.MAX_CONNECTIONS = 16")
+    program = with_limits(PATIENT, "server.UNREAD_S = 600", "server.MAX_CONNECTIONS = 16")
     options = ("--fleet", fleet, "--tokens", tmp_path / "tokens")
     with gateway(*options, program=program) as served, ExitStack() as held:
         for number in range(4):
@@ -222,14 +225,14 @@ def test_strangers_who_read_no_answer_keep_no_place(fleet: Path, tmp_path: Path)
                 # It may have been ended already.
                 with suppress(ConnectionError):
                     caller.sendall(head(served, "GET", MODEL, f"Authorization: Bearer {TOKEN}"))
-                return not ended(caller)
+                return not has_ended(caller)
 
         until(is_let_in, "there is room for a caller")
 
 
 def test_uploads_that_stop_make_room_for_others(fleet: Path) -> None:
     size = 2**16
-    program = limited("bodies.BODY_S = 600", f"bodies.MAX_HELD_BYTES = {8 * size}")
+    program = with_limits("bodies.BODY_S = 600", f"bodies.MAX_HELD_BYTES = {8 * size}")
     with gateway("--fleet", fleet, program=program) as served, ExitStack() as held:
         stuck = []
         for number in range(8):

@@ -143,7 +143,7 @@ def test_an_item_of_no_class(page: Browser, served: Gateway, tmp_path: Path) -> 
     Image.fromarray(np.full((80, 80, 3), 90, np.uint8)).save(path)
     page.type("#file", str(path))
     page.wait_for("#label", "^unknown$")
-    label = served.ask("/v2/models/colours/classify", path.read_bytes()).told["label"]
+    label = served.ask("/v2/models/colours/classify", path.read_bytes()).json["label"]
     page.wait_for(
         "#note", f"^none of the classes, nearest {label}, 33.3 % probable, from alpha, beta"
     )
@@ -178,7 +178,7 @@ def test_a_switch_by_keyboard(page: Browser, served: Gateway, two_colours: Path)
 
 def test_a_chart_of_what_devices_are_worth(page: Browser, served: Gateway) -> None:
     page.wait_for("#front-card", "Accuracy against latency")
-    front = served.ask("/fleets").told[0]["front"]
+    front = served.ask("/fleets").json[0]["front"]
     assert [point["latency_ms"] for point in front] == [2.0, 3.0, 4.0][: len(front)]
     assert front[-1]["accuracy"] == max(point["accuracy"] for point in front)
     assert page.run("return document.querySelectorAll('#front .step').length") == len(front)
@@ -297,7 +297,7 @@ def test_a_gateway_that_says_nothing_is_noticed(page: Browser, served: Gateway) 
     script = page.before_load(hasty)
     page.open(served.url)
     page.wait_for("#count", "3 of 3")
-    with served.paused():
+    with served.pause():
         page.wait_for("#live", "No gateway")
     page.wait_for("#live", "^Live$")
     page.not_before_load(script)

@@ -20,7 +20,7 @@ from mdp.testing.processes import PATIENCE_S, LineProcess, until
 from tests.support.command_lines import run_here
 from tests.support.faults.stage import Stage, with_cameras
 from tests.support.fleet import BIN, PLENTY_MS, Fleet
-from tests.support.mqtt.mosquitto import Mosquitto, needed
+from tests.support.mqtt.mosquitto import Mosquitto, require_program
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -42,10 +42,10 @@ class Line:
         """Put an item before all cameras, and wait until each has seen it."""
         self.stage.show({**dict.fromkeys(DEVICES, label), **other})
         with self.fleet.client() as client:
-            self.stage.seen(client)
+            self.stage.wait_for_frames(client)
 
     @contextmanager
-    def watched(
+    def watch(
         self, folder: Path, *options: object, log: str = "watch.log"
     ) -> Iterator[LineProcess]:
         """`mdp watch` of this line, until the block ends."""
@@ -62,7 +62,7 @@ class Line:
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    needed("mosquitto")
+    require_program("mosquitto")
     folder = tmp_path_factory.mktemp("line")
     bundle = with_cameras(write_bundle(folder / "bundle", bag_scale=12.0))
     stage = Stage(folder, DEVICES)
@@ -78,19 +78,19 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
         yield Line(fleet, stage)
 
 
-def told(process: LineProcess) -> Any:
+def next_record(process: LineProcess) -> Any:
     return json.loads(process.line("a record"))
 
 
 def publish(broker: Mosquitto, payload: str, *options: str) -> None:
     command = [
-        needed("mosquitto_pub"), "-h", "127.0.0.1", "-p", str(broker.port), "-u", "fleet",
+        require_program("mosquitto_pub"), "-h", "127.0.0.1", "-p", str(broker.port), "-u", "fleet",
         "-P", "s3cret", "-q", "1", "-t", "belt/item", "-m", payload, *options,
     ]  # fmt: skip
     subprocess.run(command, check=True)
 
 
-def heard(process: LineProcess, topic: str = "mdp/belt/items") -> Any:
+def next_message(process: LineProcess, topic: str = "mdp/belt/items") -> Any:
     return json.loads(process.line_with(f" {topic} ").split(" ", 2)[2])
 
 
@@ -102,18 +102,18 @@ def test_items_by_mqtt_have_one_record_each(line: Line, tmp_path: Path) -> None:
         "--name", "belt", "--rule", "green=any", "blue=2", "--pass", "red", "--sure", "0.6",
         "--keep", keep, "--out", out,
     )  # fmt: skip
-    with line.watched(tmp_path, *options) as process:
+    with line.watch(tmp_path, *options) as process:
         with broker.running():
             # What was retained is of before.
             broker.publish("belt/item", "of before")
-            with broker.heard() as listener:
+            with broker.hear() as listener:
                 while listener.line_with(" mdp/belt/line ").split()[2] != "online":
                     pass
                 line.put("red")
                 publish(broker, "17")
-                first = told(process)
+                first = next_record(process)
                 assert (first["item"], first["class"], first["passed"]) == ("17", "red", True)
-                assert heard(listener) == first
+                assert next_message(listener) == first
                 assert first["trigger"] == "mqtt"
                 assert first["latency_ms"] <= first["deadline_ms"]
                 assert set(first["answer"]["devices"]) == set(DEVICES)
@@ -121,7 +121,7 @@ def test_items_by_mqtt_have_one_record_each(line: Line, tmp_path: Path) -> None:
                 line.put("red", beta="green")
                 publish(broker, "17")
                 publish(broker, '{"item": "18"}')
-                second = told(process)
+                second = next_record(process)
                 assert (second["item"], second["class"], second["decision"]) == (
                     "18",
                     "green",
@@ -134,10 +134,10 @@ def test_items_by_mqtt_have_one_record_each(line: Line, tmp_path: Path) -> None:
                 line.put("red+blue")
                 publish(broker, "a\tb")
                 publish(broker, "")
-                third = told(process)
+                third = next_record(process)
                 assert third["item"].endswith("-3")
                 assert (third["sure"], third["why_kept"]) == (False, "unsure")
-                assert [heard(listener), heard(listener)] == [second, third]
+                assert [next_message(listener), next_message(listener)] == [second, third]
         said = process.stderr
         assert "mdp: belt/item: item 17 came twice: it has one record\n" in said
         assert "belt/item: a trigger: expected an id of 1 to 128 printable characters" in said
@@ -146,11 +146,11 @@ def test_items_by_mqtt_have_one_record_each(line: Line, tmp_path: Path) -> None:
         until(lambda: len(list_kept(keep)) == 2, "both items are kept")
         until(lambda: "trying again" in process.stderr, "the broker is missed")
         # Its records wait for the broker.
-        with broker.running(), broker.heard() as listener:
-            until(lambda: _triggered(broker, process), "the topic is heard again")
-            item = heard(listener)["item"]
+        with broker.running(), broker.hear() as listener:
+            until(lambda: _triggers(broker, process), "the topic is heard again")
+            item = next_message(listener)["item"]
             # What the broker had not acknowledged when it went comes again.
-            assert (heard(listener)["item"] if item == third["item"] else item) == "back"
+            assert (next_message(listener)["item"] if item == third["item"] else item) == "back"
             assert process.terminate() == 0
             assert listener.line_with(" mdp/belt/line ").endswith("offline")
     by_item = {one.record.item: one for one in list_kept(keep)}
@@ -162,16 +162,16 @@ def test_items_by_mqtt_have_one_record_each(line: Line, tmp_path: Path) -> None:
     assert len(records) == 4
 
 
-def _triggered(broker: Mosquitto, process: LineProcess) -> bool:
+def _triggers(broker: Mosquitto, process: LineProcess) -> bool:
     """Tell whether an item that is published now has a record; it has one id, however often."""
     publish(broker, "back")
     try:
-        return bool(told_within(process, 0.5)["item"] == "back")
+        return bool(next_record_within(process, 0.5)["item"] == "back")
     except AssertionError:
         return False
 
 
-def told_within(process: LineProcess, timeout_s: float) -> Any:
+def next_record_within(process: LineProcess, timeout_s: float) -> Any:
     return json.loads(process.line("a record", timeout_s))
 
 
@@ -203,14 +203,14 @@ def events(host: str, last: str = "", ids: list[str] | None = None) -> Generator
 
 def test_items_over_http(line: Line, tmp_path: Path) -> None:
     line.put("blue")
-    with line.watched(tmp_path, "--trigger", "http", "--bind", "127.0.0.1:0") as process:
-        host = told(process)["url"].removeprefix("http://")
+    with line.watch(tmp_path, "--trigger", "http", "--bind", "127.0.0.1:0") as process:
+        host = next_record(process)["url"].removeprefix("http://")
         ids: list[str] = []
         stream = events(host, ids=ids)
         assert next(stream) is None
         status, record = ask(host, "/trigger?wait=1", b'{"item": "a/1"}')
         assert (status, record["item"], record["class"]) == (200, "a/1", "blue")
-        assert next(stream) == record == told(process)
+        assert next(stream) == record == next_record(process)
         status, taken = ask(host, "/trigger", b"")
         assert (status, taken["item"]) == (202, None)
         counted = next(stream)
@@ -234,11 +234,11 @@ def test_items_over_http(line: Line, tmp_path: Path) -> None:
 def test_a_state_has_a_record_when_it_changes(line: Line, tmp_path: Path) -> None:
     line.put("red")
     options = ("--trigger", "interval", "--every", "20ms", "--equal", "3")
-    with line.watched(tmp_path, *options) as process:
-        first = told(process)
+    with line.watch(tmp_path, *options) as process:
+        first = next_record(process)
         assert (first["class"], first["looks"]) == ("red", 3)
         line.put("blue")
-        assert told(process)["class"] == "blue"
+        assert next_record(process)["class"] == "blue"
         assert process.terminate() == 0
 
 
@@ -268,7 +268,7 @@ WRONG = (
 def test_what_is_asked_wrongly_is_one_line(line: Line, tmp_path: Path) -> None:
     fleet = ("--fleet", line.fleet.folder / "fleet.toml")
 
-    def said(*options: object) -> str:
+    def stderr_of(*options: object) -> str:
         done = run_here(main, "mdp", "watch", *fleet, *options)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         return done.stderr
@@ -276,19 +276,19 @@ def test_what_is_asked_wrongly_is_one_line(line: Line, tmp_path: Path) -> None:
     for options, expected in WRONG:
         words = options.split()
         trigger = () if "--trigger" in words else ("--trigger", "still")
-        assert said(*trigger, *words).startswith(f"mdp: {expected}")
+        assert stderr_of(*trigger, *words).startswith(f"mdp: {expected}")
     about_items = "mdp: --keep: expected --trigger too, as it is about items\n"
-    assert said("--keep", "kept") == about_items
+    assert stderr_of("--keep", "kept") == about_items
     file = tmp_path / "file"
     file.touch()
-    assert said("--trigger", "still", "--keep", file) == (
+    assert stderr_of("--trigger", "still", "--keep", file) == (
         f"mdp: {file}: expected a folder or nothing, found a file\n"
     )
     plain = tmp_path / "plain.toml"
     new_fleet(Bundle.open(line.fleet.bundle), ["alpha=tcp://127.0.0.1:9"], plain)
-    assert said("--fleet", plain, "--trigger", "http", "--bind", "127.0.0.1:0", "--keep", "k") == (
-        f"mdp: {plain}: no `key` in the fleet file: pictures are sent with keys only\n"
-    )
+    assert stderr_of(
+        "--fleet", plain, "--trigger", "http", "--bind", "127.0.0.1:0", "--keep", "k"
+    ) == (f"mdp: {plain}: no `key` in the fleet file: pictures are sent with keys only\n")
 
 
 def test_what_rests_is_an_item_and_a_board_that_comes_back_is_none(
@@ -297,27 +297,25 @@ def test_what_rests_is_an_item_and_a_board_that_comes_back_is_none(
     fleet, stage = line.fleet, line.stage
     line.put("red")
     program = (sys.executable, "-c", OLD_AGENT, "run", "--json")
-    with line.watched(
-        tmp_path, "--trigger", "still", "--rest", "100ms", "--empty", "red"
-    ) as process:
+    with line.watch(tmp_path, "--trigger", "still", "--rest", "100ms", "--empty", "red") as process:
         # Until it has asked them all, what changes is where it begins.
         until(lambda: _rests(line, process, "green"), "a first item")
         for label in ("blue", "red", "green"):
             stage.show_all(label)
             if label != "red":
-                record = told(process)
+                record = next_record(process)
                 assert (record["class"], record["trigger"]) == (label, "still")
         fleet.agents["beta"].kill()
         stage.show_all("blue")
-        record = told(process)
+        record = next_record(process)
         assert (record["class"], list(record["answer"]["missing"])) == ("blue", ["beta"])
         fleet.restart("beta", *stage.source("beta"), "--allow-record", program=program)
         log = "beta: its mdp-agent cannot tell whether its picture rests: expected a newer one"
         until(lambda: log in process.stderr, "what an old agent lacks")
         with fleet.client() as client:
-            stage.seen(client)
+            stage.wait_for_frames(client)
         stage.show_all("green")
-        record = told(process)
+        record = next_record(process)
         assert record["class"] == "green"
         numbers = record["number"]
         assert process.terminate() == 0
@@ -329,7 +327,7 @@ def _rests(line: Line, process: LineProcess, label: str) -> bool:
     """Tell whether a first item has a record; if not, it goes away for a moment."""
     line.put(label)
     try:
-        return bool(told_within(process, 2.0)["class"] == label)
+        return bool(next_record_within(process, 2.0)["class"] == label)
     except AssertionError:
         line.put("red")
         return False

@@ -17,7 +17,7 @@ from mdp.testing.processes import LineProcess, until
 from tests.support.command_lines import run_here
 from tests.support.fleet import BIN, PLENTY_MS, Fleet
 from tests.support.mqtt.home_assistant import check_discovery, states
-from tests.support.mqtt.mosquitto import Mosquitto, free_port, needed
+from tests.support.mqtt.mosquitto import Mosquitto, free_port, require_program
 from tests.support.web.gateway import self_signed
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -27,7 +27,7 @@ AVAILABILITY = "mdp/colours/availability"
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    needed("mosquitto")
+    require_program("mosquitto")
     folder = tmp_path_factory.mktemp("mqtt")
     (folder / "seen").mkdir()
     Image.fromarray(colour_picture("red")).save(folder / "seen" / "red.png")
@@ -66,7 +66,7 @@ def test_home_assistant_finds_the_fleet(fleet: Fleet, tmp_path: Path) -> None:
     with broker.running(), publishing(fleet, broker) as process:
         broker.publish(former, "{}")
         assert process.line() == f"publishing to {broker.address} as mdp/colours; Ctrl-C ends it"
-        with broker.heard() as heard:
+        with broker.hear() as heard:
             assert message(heard, AVAILABILITY) == ("1", "online")
             answer = message(heard, "mdp/colours/answer", '"gamma"')[1]
             assert (answer["label"], answer["used"], answer["error"]) == ("red", [*DEVICES], None)
@@ -80,7 +80,7 @@ def test_home_assistant_finds_the_fleet(fleet: Fleet, tmp_path: Path) -> None:
             assert message(heard, health, "READY")[1]["provider"] == "CPUExecutionProvider"
             process.kill()
             assert message(heard, AVAILABILITY) == ("0", "offline")
-        with broker.heard("homeassistant/#") as heard:
+        with broker.hear("homeassistant/#") as heard:
             found = {}
             for _ in range(1 + len(DEVICES)):
                 retained, topic, payload = heard.line().split(" ", 2)
@@ -100,7 +100,7 @@ def test_a_late_and_a_restarted_broker(fleet: Fleet, tmp_path: Path) -> None:
     with publishing(fleet, broker) as process:
         for expected in (away, away + lost):
             until(lambda text=expected: process.stderr == text, expected)  # type: ignore[misc]
-            with broker.running(), broker.heard() as heard:
+            with broker.running(), broker.hear() as heard:
                 assert process.line().startswith("publishing to ")
                 assert message(heard, "mdp/colours/answer")[1]["label"] == "red"
                 if expected != away:

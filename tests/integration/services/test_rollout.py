@@ -106,12 +106,12 @@ def test_a_fleet_without_a_bundle_is_served_from_its_first_one_on(tmp_path: Path
         assert run_here(mdp_main, "mdp", "fleet", "new", *devices, *keys).returncode == 0
         teach = ("--teach", tmp_path / "scenes", "--teach-tokens", tmp_path / "teachers")
         served = stack.enter_context(gateway("--fleet", file, *teach))
-        assert served.ask("/fleets").told == []
+        assert served.ask("/fleets").json == []
         assert served.ask("/v2/health/ready").status == 503
         assert served.ask("/v2/models/taught").status == 404
-        told = served.ask("/teach/state", headers={"Authorization": f"Bearer {TOKEN}"}).told
+        told = served.ask("/teach/state", headers={"Authorization": f"Bearer {TOKEN}"}).json
         assert (told["cameras"], told["classes"], told["served"]) == ([*names], [], [])
         assert FleetRollout(file, None).push(bundle, lambda device, share: None) == [*names]
         until(lambda: served.ask("/v2/health/ready").status == 200, "it is served")
-        assert [one["name"] for one in served.ask("/fleets").told] == ["taught"]
+        assert [one["name"] for one in served.ask("/fleets").json] == ["taught"]
         assert served.ask("/v2/models/taught/ready").status == 200

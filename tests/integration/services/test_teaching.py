@@ -101,10 +101,10 @@ def ask(
 
 
 def state(served: Gateway) -> Any:
-    return ask(served, "/teach/state").told
+    return ask(served, "/teach/state").json
 
 
-def recorded(served: Gateway, label: str, count: int = 2) -> Any:
+def record(served: Gateway, label: str, count: int = 2) -> Any:
     """The outcome of a whole recording."""
     wanted = {"label": label, "count": count, "every_s": 0.5, "countdown_s": 0}
     # A picture of a camera that was just looked at may be one too many.
@@ -122,7 +122,7 @@ def test_only_those_who_may_teach_see_and_change_anything(served: Gateway) -> No
     for path in paths:
         for token, status in (("", 401), (f"{TEACHER}x", 401), (ASKER, 403)):
             reply = ask(served, f"/teach/{path}", token=token)
-            assert (reply.status, list(reply.told)) == (status, ["error"])
+            assert (reply.status, list(reply.json)) == (status, ["error"])
     changes = (
         ("recording", "PUT"), ("recording", "DELETE"), ("recording/scenes", "DELETE"),
         ("kept/17", "PUT"), ("kept/17", "DELETE"), ("moved", "DELETE"), ("masks/n100", "PUT"),
@@ -132,19 +132,19 @@ def test_only_those_who_may_teach_see_and_change_anything(served: Gateway) -> No
         assert ask(served, f"/teach/{path}", {}, method, token=ASKER).status == 403
         assert ask(served, f"/teach/{path}", {}, method, token="").status == 401
     # Who may teach may ask too; who may ask is let in for that alone.
-    assert ask(served, "/fleets").told[0]["teaches"] is True
+    assert ask(served, "/fleets").json[0]["teaches"] is True
     assert ask(served, "/fleets", token=ASKER).status == 200
     assert ask(served, "/fleets", token="").status == 401
 
 
 def test_a_class_is_recorded_counted_and_removed(room: Room, served: Gateway) -> None:
-    outcome = recorded(served, "lid", 3)
+    outcome = record(served, "lid", 3)
     assert (outcome["scenes"] + outcome["left_out"], outcome["wanted"]) == (3, 3)
     kept = outcome["scenes"]
     assert len(list((room.scenes / "lid").glob("*/n100.jpg"))) == kept >= 1
     counts = {"label": "lid", "scenes": kept, "cameras": dict.fromkeys(CAMERAS, kept)}
     until(lambda: counts in state(served)["classes"], "they are counted")
-    told = ask(served, "/teach/recording/scenes", method="DELETE").told
+    told = ask(served, "/teach/recording/scenes", method="DELETE").json
     assert [one["label"] for one in told["classes"] if one["label"] == "lid"] == []
     assert not (room.scenes / "lid").exists()
 
@@ -166,7 +166,7 @@ def test_a_class_is_recorded_counted_and_removed(room: Room, served: Gateway) ->
 )
 def test_recordings_that_are_refused(served: Gateway, wanted: object, expected: str) -> None:
     reply = ask(served, "/teach/recording", wanted, "PUT")
-    assert (reply.status, reply.told) == (400, {"error": expected})
+    assert (reply.status, reply.json) == (400, {"error": expected})
 
 
 def test_two_people_teach_at_once(room: Room, served: Gateway) -> None:
@@ -174,12 +174,12 @@ def test_two_people_teach_at_once(room: Room, served: Gateway) -> None:
     assert ask(served, "/teach/recording", wanted, "PUT").status == 200
     second = ask(served, "/teach/recording", {**wanted, "label": "second"}, "PUT")
     assert second.status == 409
-    assert second.told["error"].startswith("first is being recorded, 0 of 50 scenes: ")
+    assert second.json["error"].startswith("first is being recorded, 0 of 50 scenes: ")
     assert ask(served, "/teach/build", {}, "PUT").status == 409
     assert ask(served, "/teach/masks/n100", {"mask": None}, "PUT").status == 409
     # Both see what is under way, and either may end it.
     assert state(served)["recording"]["label"] == "first"
-    assert ask(served, "/teach/recording", method="DELETE").told["recording"]["state"] == "stopped"
+    assert ask(served, "/teach/recording", method="DELETE").json["recording"]["state"] == "stopped"
     assert not (room.scenes / "second").exists()
     # Of many who put one item right, one does.
     room.keep("17", "red")
@@ -216,11 +216,11 @@ def test_items_that_are_not_there(served: Gateway, item: str) -> None:
 
 def test_a_mask_of_another_size_than_the_picture(room: Room, served: Gateway) -> None:
     until(lambda: ask(served, "/teach/cameras/n100").status == 200, "a picture")
-    found = ask(served, "/teach/masks").told["masks"]["n100"]
+    found = ask(served, "/teach/masks").json["masks"]["n100"]
     assert (found["mask"], found["width"], found["height"]) == (None, 60, 40)
     wrong = {"mask": {"width": 1280, "height": 720}}
     reply = ask(served, "/teach/masks/n100", wrong, "PUT")
-    assert (reply.status, reply.told["error"]) == (
+    assert (reply.status, reply.json["error"]) == (
         400,
         "n100: a picture of 60x40: expected the shape of the mask's, 1280x720: draw the mask anew",
     )
@@ -238,11 +238,11 @@ def test_a_build_that_fails_leaves_the_old_bundle(room: Room, served: Gateway) -
     assert build["error"].endswith("(exit code 2)")
     assert build["error"].split(" (exit")[0] == build["lines"][-1]
     assert build["pushable"] is False
-    assert ask(served, "/teach/rollout", {"action": "push"}, "PUT").told == {
+    assert ask(served, "/teach/rollout", {"action": "push"}, "PUT").json == {
         "error": "expected a build that is done"
     }
     assert read_fleet(room.folder / "fleet.toml")[1].digest == before
-    answer = ask(served, "/v2/models/colours/look").told
+    answer = ask(served, "/v2/models/colours/look").json
     assert (answer["used"], answer["label"]) == ([*CAMERAS], LABELS[0])
     assert not list((room.folder / "scenes.builds").iterdir())
 
@@ -401,8 +401,8 @@ def test_from_a_new_class_to_answers_and_back(room: Room, page: Browser) -> None
     click(page, "#build-start")
     # By then the page has dropped the error of the build before.
     until(lambda: bool(page.run("return !document.querySelector('#building').hidden")), "it builds")
-    until(lambda: "%" in page.text("#predicted") or failed(page) != "", "it is built", BUILD_S)
-    assert not failed(page)
+    until(lambda: "%" in page.text("#predicted") or build_error(page) != "", "it is built", BUILD_S)
+    assert not build_error(page)
     assert page.text("#measured").endswith("%")
     page.wait_for("#measured-text", r"^on \d+ scenes that it never saw$")
     click(page, "#push")
@@ -414,7 +414,7 @@ def test_from_a_new_class_to_answers_and_back(room: Room, page: Browser) -> None
     assert made.manifest.name == before.manifest.name
     click(page, "#look")
     page.wait_for("#answer-note", "by 2 of 2 boards")
-    until(lambda: seen(room, page, NEW), "the new class is seen")
+    until(lambda: has_label(room, page, NEW), "the new class is seen")
     click(page, "#look")
     click(page, "#rollback")
     page.wait_for("#rollout-text", f"^All 2 boards serve {before.manifest.name}")
@@ -422,11 +422,11 @@ def test_from_a_new_class_to_answers_and_back(room: Room, page: Browser) -> None
     assert [line for line in page.log() if "401" not in line and "403" not in line] == []
 
 
-def failed(page: Browser) -> str:
+def build_error(page: Browser) -> str:
     return page.text("#build-error")
 
 
-def seen(room: Room, page: Browser, label: str) -> bool:
+def has_label(room: Room, page: Browser, label: str) -> bool:
     """Tell whether a look at a new item has this label: some known ones are called unknown."""
     room.stage.show_all(label)
     return page.text("#answer") == label

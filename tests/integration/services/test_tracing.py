@@ -28,10 +28,10 @@ def test_spans_of_gateway_client_and_agent_are_of_the_callers_trace(tmp_path: Pa
         path = fleet.write()
         told = (*TRACED, tmp_path / "gateway.json", "mdp")
         with gateway("--fleet", path, program=told) as served:
-            until(lambda: len(_asked(served, file)["used"]) == len(DEVICES), "all answer")
+            until(lambda: len(_ask(served, file)["used"]) == len(DEVICES), "all answer")
             gamma.kill()
             header = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
-            answer = _asked(served, file, header)
+            answer = _ask(served, file, header)
             served.end()
         assert answer["used"] == ["alpha", "beta"]
         fleet.agents["alpha"].terminate()
@@ -68,6 +68,6 @@ def test_spans_of_gateway_client_and_agent_are_of_the_callers_trace(tmp_path: Pa
     assert remote[0]["end_time"] == remote[1]["start_time"] <= remote[1]["end_time"]
 
 
-def _asked(served: Any, file: io.BytesIO, headers: dict[str, str] | None = None) -> Any:
+def _ask(served: Any, file: io.BytesIO, headers: dict[str, str] | None = None) -> Any:
     path = f"/v2/models/colours/classify?deadline_ms={PLENTY_MS:g}"
-    return served.ask(path, file.getvalue(), headers=headers or {}).told
+    return served.ask(path, file.getvalue(), headers=headers or {}).json

@@ -43,7 +43,7 @@ def events_until(made: Dealers, wanted: TransportEvent) -> list[TransportEvent]:
     return events
 
 
-def closed_in_time(made: Dealers) -> bool:
+def closes_in_time(made: Dealers) -> bool:
     closing = threading.Thread(target=made.close, daemon=True)
     closing.start()
     closing.join(PATIENCE_S / 2)
@@ -102,7 +102,7 @@ def test_an_unpolled_flapping_device_blocks_nothing(monkeypatch: pytest.MonkeyPa
         events_until(made, Connected("beta"))
         assert made.send("beta", [b"hello"])
         assert any(list(well.poll(0.1)) for _ in range(100))
-        assert closed_in_time(made)
+        assert closes_in_time(made)
 
 
 def test_a_connection_that_ends_at_once_is_not_made_again_at_once() -> None:

@@ -19,15 +19,15 @@ def answer(router: Router, peer: Peer, request_id: int) -> None:
     assert router.send(peer.route, encode(failure))
 
 
-def asked(frames: Sequence[Buffer]) -> int:
-    """Which request this is."""
+def request_number(frames: Sequence[Buffer]) -> int:
+    """Number of this request."""
     message = decode(frames).message
     assert isinstance(message, StatusRequest)
     return message.request_id
 
 
 def coming(router: Router) -> list[tuple[Peer, Sequence[Buffer]]]:
-    """What comes next, however long it takes; a connection's arrival may end a wait first."""
+    """Next messages, however long they take; a connection's arrival may end a wait first."""
     while not (came := list(router.poll(None))):
         pass
     return came
@@ -42,7 +42,7 @@ def test_messages_that_arrive_while_others_are_answered_are_read() -> None:
         came: list[int] = []
         while len(came) < count:
             for sender, frames in router.poll(PATIENCE_S):
-                came.append(asked(frames))
+                came.append(request_number(frames))
                 answer(router, sender, came[-1])
                 if came[-1] % 7 == 0:
                     # Whoever leaves in the middle finds the others next time.
@@ -58,11 +58,11 @@ def test_a_wake_up_is_no_message_and_delays_none() -> None:
     with Router(ANY_PORT) as router, StrangePeer(router.address) as peer:
         peer.send(encode(StatusRequest(request_id=1)))
         ((sender, frames),) = coming(router)
-        assert asked(frames) == 1
+        assert request_number(frames) == 1
         router.wake()
         peer.send(encode(StatusRequest(request_id=2)))
         answer(router, sender, 1)
-        assert [asked(frames) for _, frames in coming(router)] == [2]
+        assert [request_number(frames) for _, frames in coming(router)] == [2]
         assert (router.was_woken(), router.was_woken()) == (True, False)
         assert list(router.poll(0.0)) == []
         router.wake()
@@ -77,8 +77,8 @@ def test_a_wake_up_is_heard_however_much_comes() -> None:
         for turn in range(10):
             for sender, frames in router.poll(None):
                 # The next one is on its way before this one is answered.
-                peer.send(encode(StatusRequest(request_id=asked(frames) + 1)))
-                answer(router, sender, asked(frames))
+                peer.send(encode(StatusRequest(request_id=request_number(frames) + 1)))
+                answer(router, sender, request_number(frames))
             woken |= router.was_woken() and turn > 1
             if turn == 1:
                 router.wake()
@@ -100,7 +100,7 @@ def test_a_reply_from_another_thread_loses_no_message() -> None:
         try:
             for wanted in range(1, 51):
                 peer.send(encode(StatusRequest(request_id=wanted)))
-                assert [asked(frames) for _, frames in coming(router)] == [wanted]
+                assert [request_number(frames) for _, frames in coming(router)] == [wanted]
         finally:
             over.set()
             replying.join()

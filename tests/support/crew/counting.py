@@ -53,7 +53,7 @@ GROUP_S, SILENT_S = 4.0, 3.0
 
 
 def machine(batches: int, epochs: int) -> MembershipMachine:
-    """What the desk asks."""
+    """Machine that the desk asks."""
     return MembershipMachine(
         DIGEST, {NETWORK: NAMES}, {NETWORK: Everyone(NETWORK, EVERY, batches, epochs)}
     )
@@ -175,7 +175,7 @@ def late(path: Path, lines: int, port: int, batches: int, epochs: int) -> None:
     trainer("late", port, batches, epochs)
 
 
-def forked(target: Callable[..., None], *args: object) -> int:
+def fork(target: Callable[..., None], *args: object) -> int:
     """A child process, which has all modules already."""
     pid = os.fork()
     if not pid:
@@ -187,11 +187,11 @@ def main() -> None:
     path, lines, *numbers = sys.argv[1:]
     batches, epochs = map(int, numbers)
     mine, told = Pipe()
-    pids = {"desk": forked(desk, Path(path), batches, epochs, told)}
+    pids = {"desk": fork(desk, Path(path), batches, epochs, told)}
     port = mine.recv()
     for name in NAMES[1:-1]:
-        pids[name] = forked(trainer, name, port, batches, epochs)
-    pids["late"] = forked(late, Path(path), int(lines), port, batches, epochs)
+        pids[name] = fork(trainer, name, port, batches, epochs)
+    pids["late"] = fork(late, Path(path), int(lines), port, batches, epochs)
     print(json.dumps(pids), flush=True)
     codes = {name: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for name, pid in pids.items()}
     print(json.dumps(codes), flush=True)

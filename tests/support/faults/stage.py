@@ -52,7 +52,7 @@ class Stage(FolderCameras):
     def write_scenes(self, out: Path, each: int, *, wrong: float = 0.0) -> None:
         """Write `each` scenes of every colour; a camera sees another in a share `wrong` of them."""
         for label in LABELS:
-            self._write(out, label, [self.drawn(label, wrong) for _ in range(each)])
+            self._write(out, label, [self.draw(label, wrong) for _ in range(each)])
 
     def write_unknown(self, out: Path, items: Iterable[str]) -> None:
         """Write a scene of each of `items`, which are of no class."""
@@ -64,8 +64,8 @@ class Stage(FolderCameras):
             pictures = {camera: jpeg(self.picture(seen)) for camera, seen in shown.items()}
             folder.write(at + timedelta(seconds=number), pictures)
 
-    def drawn(self, label: str, wrong: float) -> dict[str, str]:
-        """What each camera sees of a scene of `label`."""
+    def draw(self, label: str, wrong: float) -> dict[str, str]:
+        """Labels that each camera sees of a scene of `label`."""
         return {
             camera: str(self._random.choice(LABELS)) if self._random.random() < wrong else label
             for camera in self.folders

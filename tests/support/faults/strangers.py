@@ -1,4 +1,4 @@
-"""Who may come to an agent's door: keys on disk, silent crowds, and somebody on the way."""
+"""Strangers at an agent's door: keys on disk, silent crowds, and somebody on the way."""
 
 import contextlib
 import selectors
@@ -32,7 +32,7 @@ class Keys:
         return load_pair(path, public_key_of)
 
     def secret(self, name: str) -> Path:
-        """Where the secret file of `name` is, or will be."""
+        """Path of the secret file of `name`, which may not be there yet."""
         return self.folder / f"{name}.secret"
 
     def allow(self, clients: Path, *names: str) -> Path:
@@ -84,7 +84,7 @@ def crowd(
 
 
 def hung_up(visitor: socket.socket) -> bool:
-    """Whether the other side has ended a connection, whatever it said before."""
+    """Tell whether the other side has ended a connection, whatever it said before."""
     visitor.setblocking(False)
     try:
         while visitor.recv(65536):
@@ -139,9 +139,9 @@ class Relay(Closing):
                     data = key.fileobj.recv(65536)
                     if not data:
                         return
-                    key.data.sendall(self._seen(data) if key.fileobj is client else data)
+                    key.data.sendall(self._inspect(data) if key.fileobj is client else data)
 
-    def _seen(self, data: bytes) -> bytes:
+    def _inspect(self, data: bytes) -> bytes:
         place = -1 if self.flip is None else self.flip - len(self.sent)
         self.sent += data
         if 0 <= place < len(data):

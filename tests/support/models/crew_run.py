@@ -24,8 +24,8 @@ from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.training import checkpoint
 from partitioner.training.compute import use_threads
-from partitioner.training.distributed import owned
-from tests.support.models.runs import CHAINED, asked, tiny_plan
+from partitioner.training.distributed import lock_run
+from tests.support.models.runs import CHAINED, config_of, tiny_plan
 
 DEPTH = 3
 
@@ -59,8 +59,8 @@ def training(run: RunFolder, data: Path, progress: Progress, crew: Path | None =
     """Train the plan in `run`, alone or as the desk of a crew."""
     plan = deeper_plan(data)
     chained = {"teacher_views": "fused"} if plan.cameras else CHAINED
-    wanted = asked(data, seed=1, schedule={"chain": "star", **chained})
-    with owned(run):
+    wanted = config_of(data, seed=1, schedule={"chain": "star", **chained})
+    with lock_run(run):
         train_plan(TrainingInputs.of_plan(wanted, plan), plan, run, progress, crew=crew)
 
 

@@ -107,12 +107,12 @@ class ViT(nn.Module):
         return logits
 
 
-def seen(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
+def loss(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
     """Cross-entropy."""
     return {"loss": nn.functional.cross_entropy(network(PIXELS[index]), LABELS[index])}
 
 
-def trained_vit(out: Path, sync: Synchroniser) -> nn.Module:
+def train_vit(out: Path, sync: Synchroniser) -> nn.Module:
     """Three steps of 7 pictures or 6."""
     module = ViT()
     schedule = MemberSchedule(epochs=1, batch_size=7, learning_rate=0.001)
@@ -120,16 +120,16 @@ def trained_vit(out: Path, sync: Synchroniser) -> nn.Module:
         name="exact", pictures=20, schedule=schedule, seed=3, autocast="fp32",
         checkpoint=out / "checkpoint.pt", sync=sync,
     )  # fmt: skip
-    fit(module, stage, seen, Progress(io.StringIO()))
+    fit(module, stage, loss, Progress(io.StringIO()))
     return module
 
 
 def flat(module: nn.Module) -> Tensor:
     """All weights and statistics as one vector."""
-    return joined_state(module.state_dict())
+    return join_state(module.state_dict())
 
 
-def joined_state(state: Mapping[str, Tensor]) -> Tensor:
+def join_state(state: Mapping[str, Tensor]) -> Tensor:
     """All tensors as one vector, by name."""
     return torch.cat([state[name].flatten().float() for name in sorted(state)])
 
@@ -149,8 +149,8 @@ def new_teacher() -> Teacher:
     return build_teacher(DEEP, 5, pretrained=False)
 
 
-def trained_teacher(out: Path) -> Tensor:
-    """What one process trains, of two variants."""
+def train_teacher(out: Path) -> Tensor:
+    """Weights that one process trains, of two variants."""
     teacher, wanted = new_teacher(), Labels(LABELS.numpy(), 5, None)
 
     def loss_of(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
@@ -282,11 +282,11 @@ def every_step(out: Path, rank: int, port: int) -> None:
     said: dict[str, int] = {}
     for name, (means, paces, bucket_bytes) in EXACT.items():
         gradients = Gradients(crew, means, always("fp32"), paces=paces, bucket_bytes=bucket_bytes)
-        torch.save(flat(trained_vit(out / name, gradients)), out / f"{name}-{rank}.pt")
+        torch.save(flat(train_vit(out / name, gradients)), out / f"{name}-{rank}.pt")
         said[name] = gradients.sent_bytes
     for codec, way in LOSSY.items():
         gradients = Gradients(crew, WAYS[way], always(codec), bucket_bytes=2**25)
-        torch.save(flat(trained_vit(out / codec, gradients)), out / f"{codec}-{rank}.pt")
+        torch.save(flat(train_vit(out / codec, gradients)), out / f"{codec}-{rank}.pt")
         said[codec] = gradients.sent_bytes
     in_stages(out, crew)
     (out / f"sent-{rank}.json").write_bytes(msgspec.json.encode(said))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mdp.errors import InputError, MDPError
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule
-from partitioner.training.distributed import first_then_others, from_first, joined, together
+from partitioner.training.distributed import first_then_others, from_first, join_group, together
 from partitioner.training.loop import BatchLoss, Index, TrainingStage, Validate, fit
 from partitioner.training.world import world
 
@@ -68,7 +68,7 @@ def plain(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
     return {"loss": error, "half": error / 2}
 
 
-def stopped_at(epoch_to_stop: int) -> BatchLoss:
+def stop_at(epoch_to_stop: int) -> BatchLoss:
     """Like `plain`, until someone presses Ctrl-C."""
 
     def loss_of(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ def stopped_at(epoch_to_stop: int) -> BatchLoss:
     return loss_of
 
 
-def broken_for(picture: int, epoch_to_break: int) -> BatchLoss:
+def break_for(picture: int, epoch_to_break: int) -> BatchLoss:
     """Like `plain`, but no number for one picture, which only one process gets to see."""
 
     def loss_of(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
@@ -90,13 +90,13 @@ def broken_for(picture: int, epoch_to_break: int) -> BatchLoss:
     return loss_of
 
 
-def scripted(values: list[float]) -> Validate:
+def play_values(values: list[float]) -> Validate:
     """One value per epoch; asked for more than once an epoch it would run out."""
     left = iter(values)
     return lambda network: next(left)
 
 
-def trained(
+def train_and_write(
     out: Path,
     stage: TrainingStage,
     loss_of: BatchLoss = plain,
@@ -115,8 +115,8 @@ def trained(
     (out / f"report-{rank}.json").write_bytes(msgspec.json.encode(report))
 
 
-def _waited(out: Path) -> None:
-    """What the processes say to each other without training anything."""
+def _wait_for_others(out: Path) -> None:
+    """Messages of the processes to each other without training anything."""
     here, said = world(), []
     with first_then_others():
         path = out / "cache"
@@ -149,29 +149,29 @@ def cases(folder: Path) -> dict[str, Callable[[], None]]:
         out = folder / name / str(world().size)
         return out, stage(out, **more)
 
-    def resumed() -> None:
+    def resume() -> None:
         out = folder / "resumed"
-        trained(out, stage(out))
+        train_and_write(out, stage(out))
 
     return {
-        "plain": lambda: trained(*case("plain")),
+        "plain": lambda: train_and_write(*case("plain")),
         # So few pictures a process that a batch norm would see one of them alone.
-        "normed": lambda: trained(*case("normed"), network=Normed),
-        "alone": lambda: trained(*case("alone", batch_size=2), network=Normed),
-        "empty": lambda: trained(*case("empty", epochs=1, batch_size=1)),
-        "resumed": resumed,
-        "early": lambda: trained(
-            *case("early", epochs=9, patience=2), plain, scripted([3.0, 1.0, 2.0, 1.0])
+        "normed": lambda: train_and_write(*case("normed"), network=Normed),
+        "alone": lambda: train_and_write(*case("alone", batch_size=2), network=Normed),
+        "empty": lambda: train_and_write(*case("empty", epochs=1, batch_size=1)),
+        "resumed": resume,
+        "early": lambda: train_and_write(
+            *case("early", epochs=9, patience=2), plain, play_values([3.0, 1.0, 2.0, 1.0])
         ),
-        "broken": lambda: trained(*case("broken"), broken_for(11, 2)),
-        "damaged": lambda: trained(*case("damaged")),
+        "broken": lambda: train_and_write(*case("broken"), break_for(11, 2)),
+        "damaged": lambda: train_and_write(*case("damaged")),
     }
 
 
 def main(folder: Path) -> None:
     """Run all cases in processes that have torchrun's variables."""
     torch.set_num_threads(1)
-    with joined():
+    with join_group():
         for run in cases(folder).values():
             run()
-        _waited(folder)
+        _wait_for_others(folder)

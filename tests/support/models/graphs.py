@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 _VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
 
 
-def inferred(content: bytes, batch: int = 1) -> Any:
+def infer_shapes(content: bytes, batch: int = 1) -> Any:
     """The model for `batch` pictures, with the shape of every value."""
     model = onnx.load_from_string(content)
     for value in (*model.graph.input, *model.graph.output):
@@ -36,7 +36,7 @@ def matrix_macs(model: Any) -> int:
     return total
 
 
-def stored_bytes(model: Any) -> int:
+def count_stored(model: Any) -> int:
     """Bytes of all initialisers that are learned: neither shape arithmetic nor plain constants."""
     return sum(
         numpy_helper.to_array(tensor).nbytes

@@ -34,7 +34,7 @@ class Formula:
         )
 
     def point(self, spec: SubModelSpec, threads: int = 1) -> LatencyPoint:
-        """What measuring `spec` would give."""
+        """Point that measuring `spec` would give."""
         return LatencyPoint(
             image_size=spec.image_size,
             patch_size=spec.patch_size,

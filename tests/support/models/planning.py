@@ -8,7 +8,7 @@ import msgspec
 
 from mdp.formats.plan import Plan, PredictedAccuracy, SubModelSpec, TeacherSpec
 from mdp.formats.profile import DeviceProfile, NetworkLink, read_profile
-from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
+from partitioner.estimates.accuracy import Predictor, predictor_for, read_shipped_law
 from partitioner.planner.problem import Problem, make_problem
 from partitioner.planner.search import plan_within
 from partitioner.run.plan_settings import PlanSettings
@@ -39,7 +39,7 @@ def known_predictor(of: TeacherSpec, num_classes: int = 1000) -> Predictor:
 
     Nothing is predicted without a teacher's accuracy and a training that is like recorded ones.
     """
-    known = predictor_for(shipped_law(), of.shape, num_classes=num_classes)
+    known = predictor_for(read_shipped_law(), of.shape, num_classes=num_classes)
     return replace(known, assumed=False, unknown="")
 
 

@@ -33,7 +33,7 @@ def write_colours(root: Path) -> Path:
 
 
 def profile_of(device: str, times: Mapping[Way, float], *, measured: bool = True) -> DeviceProfile:
-    """What was measured of the colour bundle's shapes: fp32 takes 1 ms, other ways as said."""
+    """Profile of the colour bundle's shapes: fp32 takes 1 ms, other ways as said."""
     points = [
         LatencyPoint(
             **msgspec.structs.asdict(shape(size)) | {"precision": way[0], "runtime": way[1]},

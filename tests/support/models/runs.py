@@ -73,7 +73,7 @@ def tiny_plan() -> Plan:
 CHAINED = {"boost_weight": 1.0, "stack_weight": 0.5}
 
 
-def asked(
+def config_of(
     data: str | Path,
     *,
     seed: int = 0,

@@ -1,4 +1,4 @@
-"""What Home Assistant's documentation allows in the discovery of a device (MQTT integration)."""
+"""Rules of Home Assistant's documentation for the discovery of a device (MQTT integration)."""
 
 import re
 from typing import Any

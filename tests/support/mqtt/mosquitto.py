@@ -14,8 +14,8 @@ from mdp.testing.processes import LineProcess, until
 USER, PASSWORD = "fleet", "s3cret"
 
 
-def needed(program: str) -> str:
-    """Where one of mosquitto's programs is; skips the test that needs it where it is missing."""
+def require_program(program: str) -> str:
+    """Path of one of mosquitto's programs; skips the test that needs it where it is missing."""
     found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
     if found is None:
         pytest.skip(f"{program} is not installed")
@@ -35,9 +35,9 @@ class Mosquitto:
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
-        self._folder, self._program = folder, needed("mosquitto")
+        self._folder, self._program = folder, require_program("mosquitto")
         passwords = folder / "passwords"
-        make = [needed("mosquitto_passwd"), "-b", "-c", str(passwords), USER, PASSWORD]
+        make = [require_program("mosquitto_passwd"), "-b", "-c", str(passwords), USER, PASSWORD]
         subprocess.run(make, check=True, capture_output=True)
         passwords.chmod(0o644)
         lines = [f"listener {self.port} 127.0.0.1", f"password_file {passwords}"]
@@ -63,10 +63,10 @@ class Mosquitto:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     @contextmanager
-    def heard(self, topics: str = "#") -> Iterator[LineProcess]:
+    def hear(self, topics: str = "#") -> Iterator[LineProcess]:
         """Lines of retained or not (1 or 0), topic and payload, from now on."""
         command = [
-            needed("mosquitto_sub"), "-h", "127.0.0.1", "-p", self.port, "-u", USER,
+            require_program("mosquitto_sub"), "-h", "127.0.0.1", "-p", self.port, "-u", USER,
             "-P", PASSWORD, "-t", topics, "-F", "%r %t %p",
         ]  # fmt: skip
         with LineProcess("mosquitto_sub", command) as process:
@@ -75,7 +75,7 @@ class Mosquitto:
     def publish(self, topic: str, payload: str) -> None:
         """Publish a retained message."""
         command = [
-            needed("mosquitto_pub"), "-h", "127.0.0.1", "-p", str(self.port), "-u", USER,
+            require_program("mosquitto_pub"), "-h", "127.0.0.1", "-p", str(self.port), "-u", USER,
             "-P", PASSWORD, "-r", "-t", topic, "-m", payload,
         ]  # fmt: skip
         subprocess.run(command, check=True)

@@ -48,7 +48,7 @@ _FLAGS = (
 
 
 def why_no_browser() -> str:
-    """What is not installed, or nothing."""
+    """Name of what is not installed, or nothing."""
     lacking = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return f"{' and '.join(lacking)}: not installed (chromium, chromium-driver)" if lacking else ""
 
@@ -67,7 +67,7 @@ class Browser:
         self._do("url", {"url": url})
 
     def run(self, script: str) -> Any:
-        """What `script`, the body of a function, returns."""
+        """Value that `script`, the body of a function, returns."""
         return self._do("execute/sync", {"script": script, "args": []})
 
     def text(self, selector: str) -> str:
@@ -110,7 +110,7 @@ class Browser:
         return self._do("goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def tree(self) -> list[dict[str, Any]]:
-        """What a screen reader is told: every node's `role` and `name`."""
+        """Tree that a screen reader gets: every node's `role` and `name`."""
         nodes = self._devtools("Accessibility.getFullAXTree", {})["nodes"]
         return [
             {key: node.get(key, {}).get("value") for key in ("role", "name")}
@@ -119,7 +119,7 @@ class Browser:
         ]
 
     def log(self) -> list[str]:
-        """What the page has complained about since the last time."""
+        """Complaints of the page since the last time."""
         return [entry["message"] for entry in self._do("se/log", {"type": "browser"})]
 
     def picture(self) -> bytes:

@@ -23,7 +23,7 @@ from cryptography.x509.oid import NameOID
 from mdp.testing.processes import PATIENCE_S, LineProcess
 
 
-def limited(*changes: str) -> tuple[str, ...]:
+def with_limits(*changes: str) -> tuple[str, ...]:
     """`mdp` with other limits of `server`, `bodies` and `app`, as these statements set them."""
     modules = ("app", "bodies", "server")
     imports = [f"import mdp.gateway.{name} as {name}" for name in modules]
@@ -32,7 +32,7 @@ def limited(*changes: str) -> tuple[str, ...]:
 
 
 #: `mdp`, with the limits on slow clients of a moment.
-IMPATIENT = limited("server.HEADERS_S = server.HANDSHAKE_S = 1", "bodies.BODY_S = 0.5")
+IMPATIENT = with_limits("server.HEADERS_S = server.HANDSHAKE_S = 1", "bodies.BODY_S = 0.5")
 
 
 class Reply(NamedTuple):
@@ -43,13 +43,13 @@ class Reply(NamedTuple):
     body: bytes
 
     @property
-    def told(self) -> Any:
+    def json(self) -> Any:
         """The body's JSON."""
         return json.loads(self.body)
 
 
 class Gateway:
-    """Where a gateway listens."""
+    """Address that a gateway listens on."""
 
     def __init__(self, url: str, process: LineProcess) -> None:
         self.url = url
@@ -66,7 +66,7 @@ class Gateway:
         return len(list(Path(f"/proc/{self._process.process.pid}/fd").iterdir()))
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Its process stands still in this block, with its connections as they are."""
         self._process.stop()
         try:

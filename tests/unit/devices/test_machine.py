@@ -1,4 +1,4 @@
-"""What a Linux system shows, read from a folder that looks like one."""
+"""Facts of a Linux system, read from a folder that looks like one."""
 
 import os
 from pathlib import Path

@@ -22,7 +22,7 @@ from devices.service import (
     digest_of,
     is_same,
     memory_of,
-    quoted,
+    quote,
     unit_text,
 )
 from mdp.errors import InputError
@@ -94,12 +94,12 @@ def test_a_secret_key_is_a_credential() -> None:
     ],
 )
 def test_words_are_quoted(word: str, written: str) -> None:
-    assert quoted(word) == written
+    assert quote(word) == written
 
 
 def test_a_word_that_no_unit_can_hold() -> None:
     with pytest.raises(InputError, match="printable"):
-        quoted("a\nExecStartPre=/bin/false")
+        quote("a\nExecStartPre=/bin/false")
 
 
 def test_ports_that_only_root_may_take() -> None:

@@ -12,8 +12,8 @@ from mdp.client.aio import AsyncClient
 from mdp.client.base import WatchOptions
 from mdp.client.sync import Client
 from mdp.errors import InputError
-from mdp.requests.capture import checked_every_ms, frame_query
-from mdp.requests.deadline import checked_deadline_ms
+from mdp.requests.capture import check_every_ms, frame_query
+from mdp.requests.deadline import check_deadline_ms
 
 #: Of any type, as a caller without a type checker may give them.
 CLIENTS: list[Any] = [Client, AsyncClient]
@@ -81,7 +81,7 @@ def test_a_stream(wrong: dict[str, object], expected: str) -> None:
 def test_watching_and_looking() -> None:
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: CLIENT.watch(errors="ignore"), "errors: expected raise or yield, got 'ignore'"),
-        (lambda: checked_every_ms("1"), "every_ms: expected 0 to 1e+09, got '1'"),  # type: ignore[arg-type]
+        (lambda: check_every_ms("1"), "every_ms: expected 0 to 1e+09, got '1'"),  # type: ignore[arg-type]
         (
             lambda: frame_query("latest", within_ms="1", now_s=0.0),  # type: ignore[arg-type]
             "within_ms: expected 0 to 1e+09, got '1'",
@@ -106,6 +106,6 @@ def test_a_fleet_that_cannot_answer_is_not_asked_without_pause() -> None:
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    assert checked_deadline_ms(np.float32(80)) == 80  # type: ignore[arg-type]
+    assert check_deadline_ms(np.float32(80)) == 80  # type: ignore[arg-type]
     of_numpy: Any = np.int64(80)
-    assert checked_deadline_ms(of_numpy) == 80
+    assert check_deadline_ms(of_numpy) == 80

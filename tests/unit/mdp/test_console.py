@@ -14,7 +14,9 @@ import typer
 from mdp import console, errors
 
 
-def ended(capsys: pytest.CaptureFixture[str], raised: BaseException | None) -> tuple[int, str, str]:
+def end_with(
+    capsys: pytest.CaptureFixture[str], raised: BaseException | None
+) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command line that raises."""
 
     def app() -> None:
@@ -40,12 +42,12 @@ def ended(capsys: pytest.CaptureFixture[str], raised: BaseException | None) -> t
 def test_an_error_is_one_line_and_its_class_s_exit_code(
     capsys: pytest.CaptureFixture[str], error: errors.MDPError, code: int
 ) -> None:
-    assert ended(capsys, error) == (code, "", "mdp: oh\n")
+    assert end_with(capsys, error) == (code, "", "mdp: oh\n")
 
 
 def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
     error = errors.ConfigError("line 1\n   line 2\r\n\tline 3  ")
-    assert ended(capsys, error) == (2, "", "mdp: line 1 line 2 line 3\n")
+    assert end_with(capsys, error) == (2, "", "mdp: line 1 line 2 line 3\n")
 
 
 def test_streams_that_the_caller_has_closed() -> None:
@@ -73,7 +75,7 @@ HOSTILE = "a\x1b]0;owned\x07b\x9b31mc\u202ed\x7f"
 
 def test_a_message_has_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
     error = errors.PictureError(f"{HOSTILE}.png: no picture")
-    assert ended(capsys, error) == (2, "", "mdp: a?]0;owned?b?31mc?d?.png: no picture\n")
+    assert end_with(capsys, error) == (2, "", "mdp: a?]0;owned?b?31mc?d?.png: no picture\n")
 
 
 def test_json_is_one_line_that_a_terminal_only_shows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,8 +87,8 @@ def test_json_is_one_line_that_a_terminal_only_shows(capsys: pytest.CaptureFixtu
 
 
 def test_other_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended(capsys, None) == (0, "", "")
-    assert ended(capsys, KeyboardInterrupt()) == (130, "", "mdp: interrupted\n")
+    assert end_with(capsys, None) == (0, "", "")
+    assert end_with(capsys, KeyboardInterrupt()) == (130, "", "mdp: interrupted\n")
 
 
 def test_a_ctrl_c_during_a_destructor_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:

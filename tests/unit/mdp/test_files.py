@@ -37,7 +37,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def interrupted_while_writing(path: Path) -> None:
+def interrupt_writing(path: Path) -> None:
     path.write_text("half of the n")
     raise KeyboardInterrupt
 
@@ -151,7 +151,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
     with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
-        interrupted_while_writing(temporary)
+        interrupt_writing(temporary)
     assert path.read_text() == "old"
     assert names(tmp_path) == ["file"]
     with replacing(path) as temporary:

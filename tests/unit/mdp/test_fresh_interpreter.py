@@ -1,4 +1,4 @@
-"""What an import loads, and what the package shows. Each import in an interpreter of its own."""
+"""Modules that an import loads, and names that the package shows, each in a new interpreter."""
 
 import ast
 import dataclasses
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 HEAVY = {"torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "scipy", "safetensors"}
 
 
-def loaded_by(statement: str) -> set[str]:
+def modules_after(statement: str) -> set[str]:
     """Top-level packages in `sys.modules` after `statement`."""
     program = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     command = [sys.executable, "-W", "error", "-c", program]
@@ -32,7 +32,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_the_client_needs_neither_torch_nor_onnxruntime_nor_a_command_line() -> None:
-    loaded = loaded_by("import mdp; mdp.Client")
+    loaded = modules_after("import mdp; mdp.Client")
     assert "zmq" in loaded
     assert not loaded & (
         HEAVY | {"onnxruntime", "cryptography", "typer", "rich", "click", "devices"}
@@ -42,19 +42,19 @@ def test_the_client_needs_neither_torch_nor_onnxruntime_nor_a_command_line() -> 
 def test_neither_command_line_nor_agent_load_torch_or_onnxruntime() -> None:
     commands = {where.partition(":")[0] for where, _ in COMMANDS.values()}
     others = ("mdp.testing", "devices.agent.options", "devices.cli.main", "devices.probe.child")
-    loaded = loaded_by(f"import {', '.join([*sorted(commands), *others])}")
+    loaded = modules_after(f"import {', '.join([*sorted(commands), *others])}")
     assert not loaded & (HEAVY | {"onnxruntime", "openvino", "partitioner"})
     assert not loaded & {"starlette", "uvicorn", "prometheus_client"}
 
 
 def test_the_help_imports_no_command() -> None:
     program = "from mdp.cli.main import app\ntry: app(['--help'])\nexcept SystemExit: pass"
-    assert not loaded_by(program) & {"zmq", "numpy", "PIL", "rich"}
+    assert not modules_after(program) & {"zmq", "numpy", "PIL", "rich"}
 
 
 def test_the_package_imports_its_exports_at_their_first_use() -> None:
-    assert not loaded_by("import mdp") & {"zmq", "numpy", "PIL", "msgspec"}
-    loaded_by("import sys, mdp; mdp.Client; assert 'mdp.testing' not in sys.modules")
+    assert not modules_after("import mdp") & {"zmq", "numpy", "PIL", "msgspec"}
+    modules_after("import sys, mdp; mdp.Client; assert 'mdp.testing' not in sys.modules")
 
 
 def test_all_is_what_the_package_shows() -> None:

@@ -10,7 +10,7 @@ import pytest
 from mdp import tracing
 from mdp.errors import InputError
 from mdp.testing.bundles import DEVICES, write_bundle
-from mdp.tracing import EXPORTER, begin_call, read_traceparent, served, set_up, trace_id
+from mdp.tracing import EXPORTER, begin_call, read_traceparent, server_span, set_up, trace_id
 from tests.support.exchanges import Desk
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -47,10 +47,10 @@ def test_only_sampled_traces_are_logged() -> None:
 def test_context_without_opentelemetry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)
     desk = Desk(write_bundle(tmp_path / "bundle"), [(name, k) for k, name in enumerate(DEVICES)])
-    with served("POST classify", HEADER, {}):
+    with server_span("POST classify", HEADER, {}):
         desk.submit()
     desk.submit()
-    carried = [infer.traceparent for _, infer in desk.asked()]
+    carried = [infer.traceparent for _, infer in desk.take_asked()]
     assert carried == [HEADER] * 3 + [""] * 3
     assert begin_call(1.0) is None
 
@@ -74,7 +74,7 @@ from mdp import tracing
 tracing.LEAVE_S = 0.1
 ConsoleSpanExporter.export = lambda self, spans: threading.Event().wait()
 tracing.set_up("x")
-with tracing.served("y", "", {}): pass
+with tracing.server_span("y", "", {}): pass
 """
     command = [sys.executable, "-c", program]
     # OpenTelemetry itself would wait for 30 s.

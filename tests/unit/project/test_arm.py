@@ -1,4 +1,4 @@
-"""What the emulated agents need, and the one line in which it is said to be missing."""
+"""Needs of the emulated agents, and the one line in which one is said to be missing."""
 
 import platform
 import shutil

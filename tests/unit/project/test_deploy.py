@@ -1,4 +1,4 @@
-"""What deploy/ says fits the commands, files and addresses of this checkout."""
+"""Contents of deploy/ fit the commands, files and addresses of this checkout."""
 
 import re
 import subprocess
@@ -50,7 +50,7 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def rendered() -> list[dict[str, Any]]:
-    """What the chart makes of its own values: `make manifests` compares the file with it."""
+    """Manifests that the chart makes of its own values; `make manifests` compares the file."""
     return list(yaml.safe_load_all((KUBERNETES / "mdp.yaml").read_text()))
 
 

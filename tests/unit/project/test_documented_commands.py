@@ -26,7 +26,7 @@ INLINE = re.compile(r"`(mdp(?:-agent|-partition)? [^`]+)`")
 ENDS = {";", "&&", "||", "|", "&", "(", ")", ">", "do", "until", "while", "then", "--"}
 
 
-def written(page: str) -> Iterator[list[str]]:
+def list_commands(page: str) -> Iterator[list[str]]:
     """The words of each command of ours, from its program's name on."""
     fenced = "\n".join(FENCED.findall(page)).replace("\\\n", " ").splitlines()
     for line in [*fenced, *(" ".join(found.split()) for found in INLINE.findall(page))]:
@@ -68,7 +68,7 @@ def unknown(words: list[str]) -> str:
 def test_every_command_and_option_exists(page: Path) -> None:
     faults = [
         f"{' '.join(words)}: no {what}"
-        for words in written(page.read_text())
+        for words in list_commands(page.read_text())
         if (what := unknown(words))
     ]
     assert faults == []
@@ -76,7 +76,7 @@ def test_every_command_and_option_exists(page: Path) -> None:
 
 def test_commands_are_found_in_blocks_and_in_text() -> None:
     page = "`mdp status --x`\n```\n$ A=b sudo mdp-agent run --y; mdp keys new &\nmdp\n```\n"
-    found = list(written(page))
+    found = list(list_commands(page))
     assert found == [
         ["mdp-agent", "run", "--y"],
         ["mdp", "keys", "new"],
@@ -85,4 +85,4 @@ def test_commands_are_found_in_blocks_and_in_text() -> None:
     ]
     assert [unknown(words) for words in found] == ["--y", "", "", "--x"]
     assert unknown(["mdp", "dance"]) == "dance"
-    assert sum(len(list(written(page.read_text()))) for page in PAGES) > 80
+    assert sum(len(list(list_commands(page.read_text()))) for page in PAGES) > 80

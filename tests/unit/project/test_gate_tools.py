@@ -83,7 +83,7 @@ def test_dead_links_anchors_and_mentions_are_named(
     good = f"[a]({page}#a-code-heading) [b]({page}#twice-1) [c](https://x.org/d.md) `[d](no)`"
     (tmp_path / "README.md").write_text(f"{good}\n```\n[e](no)\n```\n")
     (tmp_path / "module.py").write_text(f'"""See {page}."""\n')
-    monkeypatch.setattr(links, "tracked", lambda: ["README.md", "module.py", page])
+    monkeypatch.setattr(links, "list_tracked", lambda: ["README.md", "module.py", page])
     assert links.main(tmp_path) == 0
     (tmp_path / "README.md").write_text(f"[a](gone.md) [b]({page}#none) [c](#none)\n")
     (tmp_path / "module.py").write_text(f'"""See {gone}."""\n')

@@ -31,7 +31,7 @@ def test_every_key_of_a_build_has_its_meaning() -> None:
 
 
 def test_python_parts_name_what_a_package_exports() -> None:
-    page = site.generated("before\n\n<!-- generated: python mdp -->\n")
+    page = site.fill_in("before\n\n<!-- generated: python mdp -->\n")
     assert "::: mdp.Client\n" in page
     assert "__version__" not in page
 

@@ -1,4 +1,4 @@
-"""What the gate installs: pinned, hashed, and listed."""
+"""Packages that the gate installs: pinned, hashed, and listed."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def pins() -> dict[str, str]:
     return {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines}
 
 
-def locked() -> dict[str, tuple[str, int]]:
+def read_lock() -> dict[str, tuple[str, int]]:
     """Name -> version and number of hashes."""
     text = (ROOT / "constraints.lock").read_text()
     entries = re.findall(
@@ -35,8 +35,8 @@ def locked() -> dict[str, tuple[str, int]]:
 
 def test_every_version_that_the_gate_installs_has_hashes() -> None:
     wanted = {n: v for n, v in pins().items() if n not in WITHOUT_HASHES | NOT_OF_THE_GATE}
-    assert {name: version for name, (version, _) in locked().items()} == wanted
-    assert all(count for _, count in locked().values())
+    assert {name: version for name, (version, _) in read_lock().items()} == wanted
+    assert all(count for _, count in read_lock().values())
 
 
 def test_nothing_is_installed_that_is_not_pinned() -> None:
@@ -63,7 +63,7 @@ def test_the_bill_of_materials_names_everything_once(tmp_path: Path) -> None:
     assert len(parts) == len(content["components"])
     pillow = next(part for part in parts.values() if part["name"].lower() == "pillow")
     assert pillow["purl"] == f"pkg:pypi/pillow@{metadata.version('pillow')}"
-    assert len(pillow["hashes"]) == locked()["pillow"][1]
+    assert len(pillow["hashes"]) == read_lock()["pillow"][1]
     project = content["metadata"]["component"]["bom-ref"]
     needs = {entry["ref"]: entry["dependsOn"] for entry in content["dependencies"]}
     assert needs.keys() == {*parts, project}

@@ -1,4 +1,4 @@
-"""What an agent makes sure of before it listens; limits are tried in another interpreter."""
+"""Checks of an agent before it listens; limits are tried in another interpreter."""
 
 import subprocess
 import sys

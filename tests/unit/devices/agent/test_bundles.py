@@ -13,9 +13,9 @@ from devices.agent.bundles import (
     ServedBundle,
     ServedBundles,
     measure_batches,
-    warmed,
+    warm_up,
 )
-from devices.agent.reload import NewBundle, Rejected, Reloader, Unchanged, prepared
+from devices.agent.reload import NewBundle, Rejected, Reloader, Unchanged, prepare_bundle
 from mdp.errors import AgentError
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
@@ -84,8 +84,8 @@ def test_the_former_one_is_served_until_nobody_asks_for_it(services: list[Served
     assert served.retire(now_s=1e9) is None, "the only one is never taken down"
     served.install(second, now_s=100.0)
     assert served.retires_s() == 130.0
-    served.requested(first.digest, now_s=120.0)
-    served.requested(second.digest, now_s=140.0)
+    served.bundle_for(first.digest, now_s=120.0)
+    served.bundle_for(second.digest, now_s=140.0)
     assert served.retire(now_s=149.9) is None
     assert served.retire(now_s=150.0) is first
     assert served.all == [second]
@@ -99,25 +99,25 @@ def test_requests_keep_no_bundle_longer_than_its_grace_if_a_third_is_to_come(
     served = ServedBundles(30.0)
     served.install(first, now_s=0.0)
     served.install(second, now_s=100.0)
-    assert served.requested(first.digest, now_s=120.0) is first
+    assert served.bundle_for(first.digest, now_s=120.0) is first
     assert served.make_room(now_s=120.0) == 10.0
     assert served.all == [second, first], "as before"
-    assert served.requested(first.digest, now_s=129.0) is first
+    assert served.bundle_for(first.digest, now_s=129.0) is first
     assert served.make_room(now_s=130.0) == 0.0
     assert served.make_room(now_s=130.0) == 0.0
-    assert served.requested(first.digest, now_s=131.0) is None
-    assert served.requested(second.digest, now_s=131.0) is second
+    assert served.bundle_for(first.digest, now_s=131.0) is None
+    assert served.bundle_for(second.digest, now_s=131.0) is second
     assert served.all == [second]
     # What was accepted may still be computed; whoever asked decides when it is retired.
     assert served.previous is first
     assert served.retires_s() < 131.0
     assert served.retire(now_s=131.0) is first
     served.install(third, now_s=140.0)
-    assert served.requested(second.digest, now_s=141.0) is second
+    assert served.bundle_for(second.digest, now_s=141.0) is second
     assert served.make_room(now_s=170.0) == 0.0
     # Where the current one fails, the leaving one is taken back.
     assert served.withdraw(third) is second
-    assert served.requested(second.digest, now_s=171.0) is second
+    assert served.bundle_for(second.digest, now_s=171.0) is second
 
 
 def test_one_that_fails_is_taken_down(services: list[ServedBundle]) -> None:
@@ -196,7 +196,7 @@ def not_needed() -> None:
 @pytest.fixture
 def prepare() -> Prepare:
     def prepare(candidate: LoadableBundle, served: ServedBundles) -> object:
-        return prepared(
+        return prepare_bundle(
             candidate,
             served,
             available_bytes=lambda: 1000 * MB,
@@ -232,8 +232,8 @@ def test_the_same_bundle_is_left_alone_unless_it_was_taken_down(
     assert again.served is not services[0]
 
 
-def finished(reloader: Reloader, served: ServedBundles) -> object:
-    """What a reloader that is asked for comes to."""
+def finish(reloader: Reloader, served: ServedBundles) -> object:
+    """Outcome of a reloader that is asked for."""
     done: list[None] = []
     reloader.request()
     reloader.start(served, make_room=not_needed, done=lambda: done.append(None))
@@ -263,9 +263,9 @@ def test_whatever_a_bundle_does_is_an_answer(
     served = ServedBundles()
     served.install(services[0], now_s=0.0)
     reloader = Reloader(lambda: broken, clock=lambda: 0.0, available_bytes=lambda: None)
-    assert finished(reloader, served) == Rejected(error)
+    assert finish(reloader, served) == Rejected(error)
     whole = Reloader(lambda: candidates[1], clock=lambda: 0.0, available_bytes=lambda: None)
-    assert isinstance(finished(whole, served), NewBundle)
+    assert isinstance(finish(whole, served), NewBundle)
 
 
 def test_too_little_memory(candidates: list[LoadableBundle], services: list[ServedBundle]) -> None:
@@ -278,14 +278,14 @@ def test_too_little_memory(candidates: list[LoadableBundle], services: list[Serv
     hungry = dataclasses.replace(candidates[1], load=load)
     expected = r"^second [0-9a-f]{12} needs 1 MB beside what is served, 1 MB are free$"
     with pytest.raises(AgentError, match=expected):
-        prepared(
+        prepare_bundle(
             hungry,
             served,
             available_bytes=lambda: needed - 1,
             make_room=not_needed,
             clock=lambda: 0.0,
         )
-    enough = prepared(
+    enough = prepare_bundle(
         candidates[1],
         served,
         available_bytes=lambda: needed,
@@ -308,13 +308,15 @@ def test_a_third_is_loaded_once_there_is_room(
 
     third = dataclasses.replace(candidates[2], load=load)
 
-    def refused() -> None:
+    def refuse() -> None:
         raise AgentError("two bundles are served")
 
     with pytest.raises(AgentError, match="two bundles are served"):
-        prepared(third, served, available_bytes=lambda: None, make_room=refused, clock=lambda: 0.0)
+        prepare_bundle(
+            third, served, available_bytes=lambda: None, make_room=refuse, clock=lambda: 0.0
+        )
     assert loaded == []
-    room = prepared(
+    room = prepare_bundle(
         third,
         served,
         available_bytes=lambda: None,
@@ -355,7 +357,7 @@ def test_rungs_are_measured_and_those_that_are_no_quicker_are_not_used(
     source = ladder(
         bundles[0], lambda: Slow(ticks, 4.0), lambda: Slow(ticks, 2.0), lambda: Slow(ticks, 1.0)
     )
-    served = warmed(source, Slow(ticks, 3.0), lambda: ticks[0])
+    served = warm_up(source, Slow(ticks, 3.0), lambda: ticks[0])
     assert [(rung.number, rung.measured_s) for rung in served.rungs] == [
         (0, {1: 3.0}), (2, {1: 2.0}), (3, {1: 1.0}),
     ]  # fmt: skip
@@ -369,7 +371,7 @@ def test_a_rung_with_other_heads_is_refused(bundles: list[Bundle]) -> None:
     ticks = [0.0]
     source = ladder(bundles[0], lambda: Slow(ticks, 1.0, heads=1))
     with pytest.raises(AgentError, match="rung 1: expected 2 heads as at the top, got 1"):
-        warmed(source, Slow(ticks, 3.0), lambda: ticks[0])
+        warm_up(source, Slow(ticks, 3.0), lambda: ticks[0])
 
 
 def test_a_bundle_takes_the_memory_of_all_its_rungs(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is counted, and when people are told."""
+"""Counters of an agent, and when people are told."""
 
 from devices.agent.counters import REPORT_EVERY_S, Counters
 

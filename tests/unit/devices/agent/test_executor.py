@@ -26,9 +26,9 @@ from mdp.protocol.messages import (
     Infer,
     Message,
     Result,
-    answered_at,
     contribution_of,
     decode,
+    rung_answers_key,
 )
 from mdp.testing.bundles import SIZES, write_bundle
 
@@ -311,7 +311,7 @@ def test_a_reply_names_the_rung_that_ran(desk: Desk) -> None:
     assert [desk.results[number].rung for number in (1, 2, 3)] == [0, 2, 2]
     assert (desk.runtime.sizes, below.sizes) == ([1], [2])
     counts = desk.counters.counts
-    assert (counts["answered"], counts[answered_at(2)]) == (3, 2)
+    assert (counts["answered"], counts[rung_answers_key(2)]) == (3, 2)
 
 
 def test_a_bundle_with_fewer_rungs_than_the_queue_knows_runs_at_its_lowest(desk: Desk) -> None:

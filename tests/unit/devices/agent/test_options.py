@@ -1,4 +1,4 @@
-"""What an operator asks for beside the plan, and what then is loaded."""
+"""Options of an operator beside the plan, and what then is loaded."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from mdp.errors import AgentError, ConfigError
 from mdp.formats.bundle import Bundle, model_path
 from mdp.runtimes.base import Execution
 from mdp.testing.bundles import colour_model, write_bundle
-from tests.support.bundles import change_assignment, listed
+from tests.support.bundles import change_assignment, relist
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_every_rung_is_loaded_and_one_of_other_classes_is_refused(tmp_path: Path
     np.testing.assert_allclose(4 * lower[1].bag, top.bag, rtol=1e-5)
     path = folder / model_path(1, 2)
     path.write_bytes(colour_model(12, 1.0, 1.0, num_classes=4))
-    listed(folder, model_path(1, 2))
+    relist(folder, model_path(1, 2))
     source = ServeOptions(device="beta", bundle=folder).loadable()
     source.load_lower[0]()
     with pytest.raises(AgentError, match=r"rung-2\.onnx: expected an output .* with 3 classes"):

@@ -1,4 +1,4 @@
-"""What limited clients may use, and how often an audit log writes. No clocks, no files."""
+"""Quotas of limited clients, and how often an audit log writes. No clocks, no files."""
 
 from devices.access.audit import Rate
 from devices.agent.quotas import Quotas
@@ -8,7 +8,7 @@ from mdp.formats.keys import ClientLimits
 def test_a_client_without_limits_uses_what_it_likes() -> None:
     quotas = Quotas()
     quotas.limit({"office": ClientLimits(), "phone": ClientLimits(bytes_per_s=1.0)})
-    quotas.computed(["office"], 0.0, 1e6)
+    quotas.charge(["office"], 0.0, 1e6)
     assert quotas.refusal("office", 10**9, 1e6) == quotas.refusal("other", 10**9, 1e6) == ""
 
 
@@ -31,7 +31,7 @@ def test_computing_time_is_bounded_in_the_long_run() -> None:
             now_s += 0.01
             continue
         # Computed together with another client's, which has half of the time.
-        quotas.computed(["phone", "office"], now_s, now_s + 0.2)
+        quotas.charge(["phone", "office"], now_s, now_s + 0.2)
         now_s, used_s = now_s + 0.2, used_s + 0.1
     assert 25.0 <= used_s <= 25.0 + 0.5
     said = quotas.refusal("phone", 1, now_s - 0.2)

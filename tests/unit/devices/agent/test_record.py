@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from devices.agent.counters import Counters
-from devices.agent.record import FORBIDDEN, SILENT_S, TOO_MANY, RecordAccess, Recording, encoded
+from devices.agent.record import FORBIDDEN, SILENT_S, TOO_MANY, RecordAccess, Recording, to_jpeg
 from devices.agent.replies import Replies
 from devices.camera.frames import FrameBuffer
 from mdp.errors import PictureError
@@ -72,13 +72,13 @@ def desk() -> Iterator[Desk]:
         pass
 
 
-def refused(message: Message) -> tuple[str, str]:
+def refusal(message: Message) -> tuple[str, str]:
     assert isinstance(message, Failure)
     return message.code, message.text
 
 
 def test_the_newest_frame_is_given_whole_and_its_owner_told(desk: Desk) -> None:
-    assert refused(desk.ask()) == ("no_frame", "folder:door has given no frame yet")
+    assert refusal(desk.ask()) == ("no_frame", "folder:door has given no frame yet")
     assert not desk.recording.is_recorded
     desk.camera.pictures = [np.full((30, 40, 3), 200, np.uint8), np.zeros((90, 120, 3), np.uint8)]
     desk.frames.step()
@@ -95,14 +95,14 @@ def test_the_newest_frame_is_given_whole_and_its_owner_told(desk: Desk) -> None:
     assert desk.audited == [("record", OWNER, "begins to record")]
     assert desk.recording.is_recorded
     assert "; being recorded" in desk.frames.describe(recorded=True)
-    code, text = refused(desk.ask(within_ms=200.0))
+    code, text = refusal(desk.ask(within_ms=200.0))
     assert code == "no_frame"
     assert "the newest frame is 250 ms old, at most 200 ms" in text
 
 
 def test_a_key_without_the_right_gets_none(desk: Desk) -> None:
     desk.frames.step()
-    assert refused(desk.ask(STRANGER)) == ("no_frame", FORBIDDEN)
+    assert refusal(desk.ask(STRANGER)) == ("no_frame", FORBIDDEN)
     assert desk.audited == [("refuse", STRANGER, f"record: {FORBIDDEN}")]
     assert desk.told == []
 
@@ -117,7 +117,7 @@ def test_two_pictures_a_second_for_all_clients_together(desk: Desk) -> None:
         if isinstance(message, PictureReply):
             given.append(step)
         else:
-            assert refused(message) == ("overloaded", TOO_MANY)
+            assert refusal(message) == ("overloaded", TOO_MANY)
         desk.clock.now_s += 0.1
     # Two in ten steps of 0.1 s, and one that was saved up.
     assert len(given) in (7, 8)
@@ -136,7 +136,7 @@ def test_pictures_that_are_sent_small_count_a_tenth(desk: Desk, picture: Pixels,
         desk.frames.step()
     for _ in range(2):
         assert isinstance(desk.ask(side=SMALL_SIDE + 1), PictureReply)
-    assert refused(desk.ask(side=SMALL_SIDE + 1)) == ("overloaded", TOO_MANY)
+    assert refusal(desk.ask(side=SMALL_SIDE + 1)) == ("overloaded", TOO_MANY)
 
 
 def test_the_end_of_a_recording_is_told(desk: Desk) -> None:
@@ -170,9 +170,9 @@ def test_no_picture_is_kept_where_none_may_be_recorded() -> None:
 def test_a_picture_that_no_message_takes() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (1920, 1920, 3), np.uint8)
     with pytest.raises(PictureError, match="more than a message takes"):
-        encoded(noise, 1920)
+        to_jpeg(noise, 1920)
     # Never enlarged, and without what a file says besides its pixels.
-    small = Image.open(io.BytesIO(encoded(noise[:20, :30], 1280)))
+    small = Image.open(io.BytesIO(to_jpeg(noise[:20, :30], 1280)))
     assert small.size == (30, 20)
     assert not small.getexif()
 

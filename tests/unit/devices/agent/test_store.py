@@ -1,4 +1,4 @@
-"""Where an agent keeps pushed bundles: resumed, verified, bounded, switched whole or not at all."""
+"""Store of pushed bundles: resumed, verified, bounded, switched whole or not at all."""
 
 import hashlib
 import os
@@ -52,14 +52,14 @@ def read(folder: Path) -> tuple[Bundle, int]:
     return Bundle.open(folder), 0
 
 
-def opened_current(store: BundleStore, original: Bundle) -> Bundle:
+def open_current(store: BundleStore, original: Bundle) -> Bundle:
     """The bundle to serve."""
     folder = current_folder(store.folder, original.path)
     assert folder is not None
     return Bundle.open(folder)
 
 
-def opened(folder: Path, free_bytes: int = 2**40) -> BundleStore:
+def open_store(folder: Path, free_bytes: int = 2**40) -> BundleStore:
     return BundleStore(
         folder / "kept",
         folder / "original",
@@ -85,7 +85,7 @@ def original(tmp_path: Path) -> Bundle:
 
 
 def test_a_committed_version_is_served(tmp_path: Path, push: Push, original: Bundle) -> None:
-    store = opened(tmp_path)
+    store = open_store(tmp_path)
     push.send(store)
     folder = store.complete(push.manifest)
     assert current_folder(store.folder, original.path) == original.path
@@ -93,7 +93,7 @@ def test_a_committed_version_is_served(tmp_path: Path, push: Push, original: Bun
     assert not (folder / model_path(1)).exists()
     store.commit(Bundle.open(folder), original)
     assert current_folder(store.folder, original.path) == folder
-    assert opened(tmp_path).versions == [version_of(push.bundle), version_of(original)]
+    assert open_store(tmp_path).versions == [version_of(push.bundle), version_of(original)]
     # Back, and forth again.
     assert store.complete(version_of(original).manifest) == original.path
     store.commit(original, push.bundle)
@@ -105,7 +105,7 @@ def test_a_relative_folder_is_that_of_the_start(
     tmp_path: Path, push: Push, original: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    store = opened(Path())
+    store = open_store(Path())
     push.send(store)
     monkeypatch.chdir("/")
     assert store.complete(push.manifest) == tmp_path / "kept" / push.manifest
@@ -114,7 +114,7 @@ def test_a_relative_folder_is_that_of_the_start(
 
 
 def test_the_third_version_is_removed(tmp_path: Path, push: Push, original: Bundle) -> None:
-    store, former = opened(tmp_path), original
+    store, former = open_store(tmp_path), original
     for scale in (5.0, 6.0, 7.0):
         one = Push(write_bundle(tmp_path / str(scale), bag_scale=scale))
         one.send(store)
@@ -133,7 +133,7 @@ def test_the_third_version_is_removed(tmp_path: Path, push: Push, original: Bund
 def test_pieces_in_any_order_make_the_same_files(shared: Push, data: st.DataObject) -> None:
     with TemporaryDirectory() as name:
         folder, push = Path(name), shared
-        store = opened(folder)
+        store = open_store(folder)
         received = store.offer(push.manifest, push.files)
         for _ in range(data.draw(st.integers(0, 30))):
             file: PartFile = data.draw(st.sampled_from(sorted(push.part)))
@@ -141,14 +141,14 @@ def test_pieces_in_any_order_make_the_same_files(shared: Push, data: st.DataObje
             at = data.draw(st.one_of(st.just(received[file]), st.integers(0, len(content))))
             piece = content[at : at + data.draw(st.integers(1, len(content)))]
             if data.draw(st.booleans()):
-                store = opened(folder)
+                store = open_store(folder)
                 assert store.offer(push.manifest, push.files) == received
             try:
                 after = store.append(push.manifest, file, at, piece)
             except AgentError:
                 # Fusion weights or a model before the manifest.
                 assert received[MANIFEST] < len(push.part[MANIFEST])
-                received = store.received()
+                received = store.count_received()
                 continue
             grown = {one for one in after if after[one] != received[one]}
             assert grown <= {file}
@@ -168,7 +168,7 @@ def test_a_crash_leaves_the_old_version_or_the_new(
     class Crash(BaseException):
         pass
 
-    store, left = opened(tmp_path), fails_at
+    store, left = open_store(tmp_path), fails_at
     push.send(store)
     renamed = Path.replace
 
@@ -187,32 +187,32 @@ def test_a_crash_leaves_the_old_version_or_the_new(
         crashed = True
     monkeypatch.undo()
     assert crashed == (fails_at < 5)
-    served = opened_current(store, original)
+    served = open_current(store, original)
     assert served.digest == (original.digest if crashed else push.bundle.digest)
     served.model(0)
     # The next push goes on from there.
-    again = opened(tmp_path)
+    again = open_store(tmp_path)
     push.send(again)
     again.commit(Bundle.open(again.complete(push.manifest)), original)
     assert current_folder(store.folder, original.path) == again.folder / push.manifest
 
 
 def test_what_was_altered_is_not_served_and_is_sent_again(tmp_path: Path, push: Push) -> None:
-    store = opened(tmp_path)
+    store = open_store(tmp_path)
     push.send(store)
     path = store.folder / f"{push.manifest}.partial" / MODEL
     path.write_bytes(b"?" + path.read_bytes()[1:])
     with pytest.raises(AgentError, match=r"model.onnx: expected sha256 .*, got "):
         store.complete(push.manifest)
-    assert store.received()[MODEL] == 0
+    assert store.count_received()[MODEL] == 0
     push.send(store)
     folder = store.complete(push.manifest)
     (folder / model_path(0)).write_bytes(b"?" * len(push.part[MODEL]))
-    assert opened(tmp_path).offer(push.manifest, push.files)[MODEL] == 0
+    assert open_store(tmp_path).offer(push.manifest, push.files)[MODEL] == 0
 
 
 def test_a_resigned_version_is_verified_first(tmp_path: Path, push: Push, original: Bundle) -> None:
-    store = opened(tmp_path)
+    store = open_store(tmp_path)
     push.send(store)
     folder = store.complete(push.manifest)
     store.commit(Bundle.open(folder), original)
@@ -227,7 +227,7 @@ def test_a_resigned_version_is_verified_first(tmp_path: Path, push: Push, origin
     store._read = strict
     with pytest.raises(ConfigError, match="not signed for"):
         push.send(store)
-    assert opened_current(store, original).digest == push.bundle.digest
+    assert open_current(store, original).digest == push.bundle.digest
     store._read = read
     push.send(store)
     assert store.complete(push.manifest) == folder
@@ -237,7 +237,7 @@ def test_a_resigned_version_is_verified_first(tmp_path: Path, push: Push, origin
 
 @pytest.mark.parametrize("file", [MANIFEST, FUSION, MODEL])
 def test_an_incomplete_version_is_not_served(tmp_path: Path, push: Push, file: PartFile) -> None:
-    store = opened(tmp_path)
+    store = open_store(tmp_path)
     push.send(store)
     os.truncate(store.folder / f"{push.manifest}.partial" / file, 100)
     with pytest.raises(AgentError, match=f"{file}: expected .* bytes, got 100"):
@@ -248,7 +248,7 @@ def test_no_model_before_a_verified_manifest(tmp_path: Path, push: Push) -> None
     def unsigned(folder: Path) -> tuple[Bundle, int]:
         raise ConfigError("not signed")
 
-    store = opened(tmp_path)
+    store = open_store(tmp_path)
     store.offer(push.manifest, push.files)
     with pytest.raises(AgentError, match=r"manifest.json: expected .* bytes, got 0"):
         store.append(push.manifest, MODEL, 0, b"x")
@@ -265,7 +265,7 @@ def test_no_model_before_a_verified_manifest(tmp_path: Path, push: Push) -> None
 
 
 def test_an_offer_that_differs_from_its_manifest_is_refused(tmp_path: Path, push: Push) -> None:
-    store = opened(tmp_path)
+    store = open_store(tmp_path)
     other = hashlib.sha256(b"other").hexdigest()
     push.files[MODEL] = type(push.files[MODEL])(sha256=other, size_bytes=MAX_BYTES // 2)
     with pytest.raises(AgentError, match=r"fusion.json|model.onnx: the offer differs"):
@@ -273,7 +273,7 @@ def test_an_offer_that_differs_from_its_manifest_is_refused(tmp_path: Path, push
 
 
 def test_rungs_are_sent_verified_and_kept(tmp_path: Path, original: Bundle) -> None:
-    push, store = Push(write_bundle(tmp_path / "ladder", rungs=3)), opened(tmp_path)
+    push, store = Push(write_bundle(tmp_path / "ladder", rungs=3)), open_store(tmp_path)
     assert [*push.part][2:] == [MODEL, "rung-1.onnx", "rung-2.onnx"]
     push.send(store)
     kept = Bundle.open(store.complete(push.manifest))
@@ -290,20 +290,20 @@ def test_an_offer_has_the_rungs_of_its_manifest(tmp_path: Path, change: str) -> 
         push.part["rung-2.onnx"] = b"more"
         push.files["rung-2.onnx"] = entry_of(b"more")
     with pytest.raises(AgentError, match=r"rung-[12].onnx: the offer differs from manifest.json"):
-        push.send(opened(tmp_path))
+        push.send(open_store(tmp_path))
 
 
 def test_what_is_refused_before_a_byte_is_sent(tmp_path: Path, push: Push) -> None:
     large = Push(write_bundle(tmp_path / "large", comment_bytes=MAX_BYTES))
     with pytest.raises(AgentError, match=r"1.0 MB are offered, this agent takes 1.0 MB"):
-        opened(tmp_path).offer(large.manifest, large.files)
+        open_store(tmp_path).offer(large.manifest, large.files)
     total = sum(map(len, push.part.values()))
-    full = opened(tmp_path, free_bytes=KEPT_FREE_BYTES + total - 1)
+    full = open_store(tmp_path, free_bytes=KEPT_FREE_BYTES + total - 1)
     with pytest.raises(AgentError, match="no room: "):
         full.offer(push.manifest, push.files)
     assert list((tmp_path / "kept").iterdir()) == []
     # What is there already needs no room.
-    push.send(opened(tmp_path, free_bytes=KEPT_FREE_BYTES + total))
+    push.send(open_store(tmp_path, free_bytes=KEPT_FREE_BYTES + total))
     assert full.offer(push.manifest, push.files)[MODEL] == len(push.part[MODEL])
     for missing in (MANIFEST, FUSION, MODEL):
         files = {file: entry for file, entry in push.files.items() if file != missing}
@@ -317,7 +317,7 @@ def test_what_is_refused_before_a_byte_is_sent(tmp_path: Path, push: Push) -> No
 
 
 def test_more_than_was_offered_is_refused(tmp_path: Path, push: Push) -> None:
-    store = opened(tmp_path)
+    store = open_store(tmp_path)
     push.send(store)
     length = len(push.part[MODEL])
     with pytest.raises(AgentError, match=rf"model.onnx: expected {length:,} bytes, got more"):
@@ -331,7 +331,7 @@ def test_more_than_was_offered_is_refused(tmp_path: Path, push: Push) -> None:
 
 
 def test_a_full_disk_is_freed(tmp_path: Path, push: Push, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = opened(tmp_path)
+    store = open_store(tmp_path)
     store.offer(push.manifest, push.files)
     store.append(push.manifest, MANIFEST, 0, b"{")
     monkeypatch.setattr(module, "_append", partial(_full))
@@ -346,7 +346,7 @@ def _full(path: Path, data: bytes) -> None:
 
 
 def test_a_link_in_the_folder_leads_nowhere(tmp_path: Path, push: Push) -> None:
-    store = opened(tmp_path)
+    store = open_store(tmp_path)
     store.offer(push.manifest, push.files)
     staging = store.folder / f"{push.manifest}.partial"
     staging.mkdir()

@@ -19,7 +19,7 @@ def write(path: Path, colour: str) -> None:
     Image.fromarray(colour_picture(colour)).save(path)
 
 
-def played(camera: FolderCamera, count: int) -> list[str]:
+def play(camera: FolderCamera, count: int) -> list[str]:
     """The strongest channel of the next pictures."""
     seen = []
     for _ in range(count):
@@ -38,9 +38,9 @@ def test_a_folder_is_played_by_name_again_and_again(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     camera = open_camera(Source(kind="folder", place=str(tmp_path)))
     assert isinstance(camera, FolderCamera)
-    assert played(camera, 3) == ["R", "G", "R"]
+    assert play(camera, 3) == ["R", "G", "R"]
     write(tmp_path / "3.png", "blue")
-    assert played(camera, 4) == ["G", "R", "G", "B"], "new files are seen the next time round"
+    assert play(camera, 4) == ["G", "R", "G", "B"], "new files are seen the next time round"
     camera.close()
 
 
@@ -83,7 +83,7 @@ def test_without_opencv_only_folders_work(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class TestWithOpenCv:
-    """What only OpenCV can play."""
+    """Sources that only OpenCV can play."""
 
     @pytest.fixture(autouse=True)
     def _opencv(self) -> None:

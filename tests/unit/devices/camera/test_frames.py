@@ -401,7 +401,7 @@ def test_a_client_s_suspicion_is_kept_for_a_while_for_all_others(camera: ToyCame
     buffer = buffer_of(camera)
     buffer.report_to(told.append)
 
-    def suspected_for(route: bytes) -> bool:
+    def is_suspect_for(route: bytes) -> bool:
         return buffer.match(VIEW, ago_ms=0.0, within_ms=1e9, route=route).suspected
 
     buffer.step()
@@ -414,10 +414,10 @@ def test_a_client_s_suspicion_is_kept_for_a_while_for_all_others(camera: ToyCame
         assert buffer.describe().endswith(f" ms old; {SUSPECTED}")
         assert buffer.suspicion() == "disagrees"
         # The finder knows by itself when it ends.
-        assert (suspected_for(b"finder"), suspected_for(b"other")) == (False, True)
+        assert (is_suspect_for(b"finder"), is_suspect_for(b"other")) == (False, True)
     assert told == [f"folder:door: {SUSPECTED}"]
     camera.clock.now_s += SUSPECTED_S / 2
-    assert (buffer.suspicion(), suspected_for(b"other")) == (None, False)
+    assert (buffer.suspicion(), is_suspect_for(b"other")) == (None, False)
     assert buffer.describe().endswith(" ms old")
 
 

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.camera.qr import MOST_BYTES, qr_code, shown
+from devices.camera.qr import MOST_BYTES, qr_code, to_text
 
 cv2 = pytest.importorskip("cv2")
 
 
 def read(code: list[list[bool]]) -> Any:
-    """What OpenCV reads in it."""
+    """Text that OpenCV reads in it."""
     pixels = np.where(np.array(code), 0, 255).astype(np.uint8)
     framed = np.pad(np.kron(pixels, np.ones((8, 8), np.uint8)), 32, constant_values=255)
     return cv2.QRCodeDetector().detectAndDecode(framed)[0]
@@ -41,7 +41,7 @@ def test_a_text_that_is_too_long() -> None:
 
 def test_a_terminal_shows_two_rows_a_line() -> None:
     code = qr_code("mdp")
-    lines = shown(code).splitlines()
+    lines = to_text(code).splitlines()
     assert len(lines) == (len(code) + 4 + 1) // 2
     marks = {" ": (0, 0), "▀": (1, 0), "▄": (0, 1), "█": (1, 1)}
     plain = [line.removeprefix("\033[30;107m").removesuffix("\033[0m") for line in lines]

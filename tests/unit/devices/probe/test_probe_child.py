@@ -12,7 +12,7 @@ from devices.probe.child import ChildFailed, _ending, _openvino_devices, serve
 REPLY = msgspec.json.Decoder(ChildFailed)
 
 
-def served(lines: bytes) -> list[str]:
+def serve_lines(lines: bytes) -> list[str]:
     """The reasons of all replies."""
     replies = io.BytesIO()
     serve(io.BytesIO(lines), replies)
@@ -21,7 +21,7 @@ def served(lines: bytes) -> list[str]:
 
 def test_without_fork_one_request_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert len(served(b"nonsense\nnonsense\n")) == 1
+    assert len(serve_lines(b"nonsense\nnonsense\n")) == 1
 
 
 @pytest.mark.parametrize(

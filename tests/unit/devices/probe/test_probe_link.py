@@ -1,4 +1,4 @@
-"""What times of messages say of a link. No sockets."""
+"""Properties of a link by times of messages. No sockets."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is measured, in which order, and what is made of it. Pure."""
+"""Plan of a probe: what is measured, in which order, and what is made of it. Pure."""
 
 import itertools
 from typing import Any
@@ -18,7 +18,7 @@ from devices.probe.schedule import (
     tasks,
     thread_counts,
 )
-from tests.support.probes import CPU, CUDA, ENCODERS, a_run, encoder, measured
+from tests.support.probes import CPU, CUDA, ENCODERS, a_run, encoder, make_point
 
 ORT_FP32 = Backend("onnxruntime", CPU, "fp32")
 ORT_INT8 = Backend("onnxruntime", CPU, "int8")
@@ -135,27 +135,27 @@ def test_some_encoders_are_measured_in_batches_too_but_not_in_openvino() -> None
 
 
 def test_of_two_measurements_the_quieter_is_kept() -> None:
-    loud, quiet = measured(8.0, others_cores=1.0), measured(9.0, others_cores=0.0)
+    loud, quiet = make_point(8.0, others_cores=1.0), make_point(9.0, others_cores=0.0)
     assert quieter(loud, quiet) is quiet
     assert quieter(quiet, loud) is quiet
 
 
 def test_of_several_looks_the_middle_one_counts_and_disturbed_ones_do_not() -> None:
-    looks = [measured(ms, others_cores=0.0) for ms in (9.0, 12.0, 8.0, 10.0)]
+    looks = [make_point(ms, others_cores=0.0) for ms in (9.0, 12.0, 8.0, 10.0)]
     assert representative(looks[:1]) is looks[0]
     assert representative(looks[:2]) is looks[0]
     assert representative(looks[:3]) is looks[0]
     assert representative(looks) is looks[0]
-    loud = [measured(ms, others_cores=1.0) for ms in (5.0, 6.0, 7.0)]
+    loud = [make_point(ms, others_cores=1.0) for ms in (5.0, 6.0, 7.0)]
     assert representative([*loud, *looks]) is looks[0]
     assert representative(loud) is loud[1]
 
 
 def test_of_points_that_exclude_each_other_the_disturbed_one_goes() -> None:
     points = [
-        point_of(a_run(depth=2), measured(10.0, others_cores=0.0)),
-        point_of(a_run(depth=4), measured(20.0, others_cores=0.0)),
-        point_of(a_run(depth=1), measured(90.0, others_cores=1.9)),
+        point_of(a_run(depth=2), make_point(10.0, others_cores=0.0)),
+        point_of(a_run(depth=4), make_point(20.0, others_cores=0.0)),
+        point_of(a_run(depth=1), make_point(90.0, others_cores=1.9)),
     ]
     kept, said = consistent(points)
     assert kept == points[:2]
@@ -168,12 +168,12 @@ def test_the_best_provider_is_the_fastest_on_what_all_of_them_ran() -> None:
     small: dict[str, Any] = {"image_size": 8}
     large: dict[str, Any] = {"image_size": 64}
     points = [
-        point_of(a_run(**small), measured(1.0)),
-        point_of(a_run(**large), measured(100.0)),
+        point_of(a_run(**small), make_point(1.0)),
+        point_of(a_run(**large), make_point(100.0)),
         # The GPU is slower on the small one, and did not run a third.
-        point_of(a_run(**small, provider=CUDA), measured(2.0)),
-        point_of(a_run(**large, provider=CUDA), measured(3.0)),
-        point_of(a_run(image_size=12), measured(0.001)),
+        point_of(a_run(**small, provider=CUDA), make_point(2.0)),
+        point_of(a_run(**large, provider=CUDA), make_point(3.0)),
+        point_of(a_run(image_size=12), make_point(0.001)),
     ]
     assert best_provider(points) == CUDA
     assert best_provider(points[:2]) == CPU

@@ -14,7 +14,7 @@ from mdp.errors import AgentError
 from mdp.files import write_toml
 from mdp.formats.profile import DeviceProfile, Sustained, read_profile
 from tests.support.clock import Clock
-from tests.support.probes import CPU, CUDA, ENCODERS, FakeDevice, FakeModels, measured, spec
+from tests.support.probes import CPU, CUDA, ENCODERS, FakeDevice, FakeModels, make_point, spec
 
 DEVICE = SystemReport(
     name="here",
@@ -35,7 +35,7 @@ LINK = MeasuredLink(
 )
 
 
-def taken_on(device: FakeDevice, **options: float) -> ProbeResult:
+def probe_on(device: FakeDevice, **options: float) -> ProbeResult:
     made = Probe(device.ask, FakeModels(), Clock())  # type: ignore[arg-type]
     made.run(ENCODERS, 10, ProbeOptions(threads=[1, 2], **options))  # type: ignore[arg-type]
     return made.result
@@ -43,7 +43,7 @@ def taken_on(device: FakeDevice, **options: float) -> ProbeResult:
 
 @pytest.fixture(scope="module")
 def profile() -> DeviceProfile:
-    return profile_of(taken_on(FakeDevice(), load_s=180.0), DEVICE, LINK)
+    return profile_of(probe_on(FakeDevice(), load_s=180.0), DEVICE, LINK)
 
 
 def tiny(image_size: int, latency_ms: float) -> tuple[EncoderRun, object]:
@@ -54,7 +54,7 @@ def tiny(image_size: int, latency_ms: float) -> tuple[EncoderRun, object]:
     run = EncoderRun(
         submodel=shape, runtime="onnxruntime", provider=CPU, threads=2, batch=1, num_classes=10
     )
-    return run, measured(latency_ms)
+    return run, make_point(latency_ms)
 
 
 def test_a_written_profile_reads_as_it_was(profile: DeviceProfile, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_profile_says_what_was_measured_and_what_was_judged(profile: DevicePro
 @pytest.mark.parametrize("spin", [True, False])
 def test_a_profile_says_how_its_threads_waited(spin: bool) -> None:
     device = FakeDevice()
-    profile = profile_of(taken_on(device, spin=spin), DEVICE, None)
+    profile = profile_of(probe_on(device, spin=spin), DEVICE, None)
     assert {run.spin for run in device.runs} == {spin}
     assert profile.spin == spin
     assert any("threads spin" in line for line in report(profile)) == spin
@@ -89,7 +89,7 @@ def test_a_profile_says_how_its_threads_waited(spin: bool) -> None:
 def test_a_shared_machine_s_points_are_said_to_be_measured_beside_others() -> None:
     device = FakeDevice()
     device.others_cores = lambda asked: 1.0
-    result = taken_on(device, shared=True)
+    result = probe_on(device, shared=True)
     # Nothing was measured anew, as nothing was disturbed.
     assert len(device.runs) == result.planned
     profile = profile_of(result, DEVICE, LINK)
@@ -110,7 +110,7 @@ def test_the_link_is_what_was_measured_to_four_digits(profile: DeviceProfile) ->
 
 
 def test_a_link_nobody_measured_is_said_to_be_a_guess() -> None:
-    profile = profile_of(taken_on(FakeDevice()), DEVICE, None)
+    profile = profile_of(probe_on(FakeDevice()), DEVICE, None)
     assert profile.provenance["link"].method == "estimated"
     assert profile.provenance["link"].source.startswith("not measured: ")
     assert (
@@ -126,7 +126,7 @@ def test_the_profile_s_own_provider_is_not_repeated_in_every_point(profile: Devi
 
 
 def test_a_faster_gpu_becomes_the_profile_s_provider_and_the_processor_s_points_stay() -> None:
-    result = taken_on(FakeDevice([CUDA, CPU]))
+    result = probe_on(FakeDevice([CUDA, CPU]))
     for run in list(result.measured):
         if run.provider == CUDA:
             result.measured[run] = replace(result.measured[run], latency_ms=0.1, p10_ms=0.1)
@@ -136,7 +136,7 @@ def test_a_faster_gpu_becomes_the_profile_s_provider_and_the_processor_s_points_
 
 
 def test_too_few_points_make_no_profile() -> None:
-    result = taken_on(FakeDevice())
+    result = probe_on(FakeDevice())
     for run in list(result.measured)[2:]:
         del result.measured[run]
     with pytest.raises(AgentError, match=r"^2 points were measured, a profile needs 3: none is"):
@@ -144,7 +144,7 @@ def test_too_few_points_make_no_profile() -> None:
 
 
 def test_an_interrupted_probe_is_marked_and_said() -> None:
-    result = taken_on(FakeDevice())
+    result = probe_on(FakeDevice())
     planned = result.planned
     for run in list(result.measured)[5:]:
         del result.measured[run]
@@ -158,7 +158,7 @@ def test_an_interrupted_probe_is_marked_and_said() -> None:
 def test_a_machine_that_was_not_quiet_is_said() -> None:
     device = FakeDevice()
     device.others_cores = lambda asked: 0.8
-    profile = profile_of(taken_on(device), DEVICE, LINK)
+    profile = profile_of(probe_on(device), DEVICE, LINK)
     count = len(profile.latency)
     said = warnings(profile)
     assert said[0].startswith(
@@ -173,11 +173,11 @@ def test_a_quiet_and_complete_probe_with_a_peer_needs_no_warning(profile: Device
 
 
 def test_a_point_that_contradicts_the_others_does_not_get_into_the_profile() -> None:
-    result = taken_on(FakeDevice())
+    result = probe_on(FakeDevice())
     run = next(iter(result.measured))
     assert run.submodel is not None
     deeper = replace(run, submodel=replace(run.submodel, depth=3))
-    result.measured[deeper] = measured(result.measured[run].latency_ms / 3, others_cores=1.0)
+    result.measured[deeper] = make_point(result.measured[run].latency_ms / 3, others_cores=1.0)
     profile = profile_of(result, DEVICE, LINK)
     assert len(profile.latency) == len(result.measured) - 1
     assert any("contradicts itself" in line for line in warnings(profile))
@@ -195,7 +195,7 @@ def test_throttling_is_told_from_keeping_speed(profile: DeviceProfile) -> None:
 
 
 def test_a_short_load_claims_nothing_about_throttling() -> None:
-    profile = profile_of(taken_on(FakeDevice(), load_s=5.0), DEVICE, LINK)
+    profile = profile_of(probe_on(FakeDevice(), load_s=5.0), DEVICE, LINK)
     assert profile.probe is not None
     assert profile.probe.sustained is None
     assert profile.probe.load_temperature_c == 70.0
@@ -216,4 +216,4 @@ def test_the_report_has_encoders_by_ways(profile: DeviceProfile) -> None:
 def test_disturbed_points_are_starred() -> None:
     device = FakeDevice()
     device.others_cores = lambda asked: 0.8
-    assert any(" 11.6*" in line for line in report(profile_of(taken_on(device), DEVICE, LINK)))
+    assert any(" 11.6*" in line for line in report(profile_of(probe_on(device), DEVICE, LINK)))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from devices.probe.share import GRAPHS, HEADING, shared_rows
+from devices.probe.share import GRAPHS, HEADING, rows_to_share
 from mdp.errors import InputError
 from mdp.formats.profile import (
     DeviceProfile,
@@ -80,7 +80,7 @@ POINTS = [point(graph, 10.0 + n) for n, (_, graph) in enumerate(GRAPHS)]
 
 
 def test_a_row_has_a_column_for_each_of_the_heading() -> None:
-    (row,) = shared_rows(profile(POINTS), "Board 5\nModel B")
+    (row,) = rows_to_share(profile(POINTS), "Board 5\nModel B")
     assert row == (
         "| Board 5 Model B | Cortex-A76 / four | 4 | onnxruntime 1.31.1, CPU "
         "| 10 / - | 11 / - | 12 / - | 13 / - | 2026-11-26, mdp-edge 0.1.0 |"
@@ -97,21 +97,21 @@ def test_the_quickest_number_of_threads_counts_and_busy_points_are_marked() -> N
         point(graph, 2.5, "int8-static"),
         point(graph, 0.1, "int8"),
     ]
-    (row,) = shared_rows(profile([*POINTS, *more]), "")
+    (row,) = rows_to_share(profile([*POINTS, *more]), "")
     assert row.startswith("| - | ")
     assert "| 4* / 2.5 |" in row
 
 
 def test_each_runtime_has_a_row() -> None:
     second = point(GRAPHS[0][1], 3.0, runtime="openvino")
-    one, two = shared_rows(profile([*POINTS, second]), "Board")
+    one, two = rows_to_share(profile([*POINTS, second]), "Board")
     assert "onnxruntime 1.31.1, CPU | 10 / - |" in one
     assert "openvino 2026.4.1, CPU | 3 / - | - / - | - / - | - / - |" in two
 
 
 def test_too_few_points_are_no_row() -> None:
     with pytest.raises(InputError, match=r"^--share: expected all points of --quick at least"):
-        shared_rows(profile(POINTS[:-1]), "Board")
+        rows_to_share(profile(POINTS[:-1]), "Board")
     whole = profile(POINTS)
     with pytest.raises(InputError, match=r"^--share"):
-        shared_rows(replace(whole, probe=None), "Board")
+        rows_to_share(replace(whole, probe=None), "Board")

@@ -1,4 +1,4 @@
-"""What `mdp bench` sums up."""
+"""Sums of `mdp bench`."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

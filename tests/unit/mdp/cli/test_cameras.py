@@ -1,10 +1,10 @@
-"""What commands say of several cameras."""
+"""Output of commands about several cameras."""
 
 from pathlib import Path
 
 import pytest
 
-from mdp.cli.answers import measured_on
+from mdp.cli.answers import evaluation_items
 from mdp.cli.doctor import camera_finding
 from mdp.formats.bundle import Bundle
 from mdp.testing.bundles import write_bundle
@@ -13,8 +13,8 @@ from tests.support.faults.stage import with_cameras
 
 def test_accuracies_of_several_cameras_are_of_scenes(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle")
-    assert measured_on(Bundle.open(bundle)) == "test pictures"
-    assert measured_on(Bundle.open(with_cameras(bundle))) == "test scenes"
+    assert evaluation_items(Bundle.open(bundle)) == "test pictures"
+    assert evaluation_items(Bundle.open(with_cameras(bundle))) == "test scenes"
 
 
 @pytest.mark.parametrize(

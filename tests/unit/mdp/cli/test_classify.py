@@ -1,4 +1,4 @@
-"""What the words after `mdp classify` name, and how the time between pictures is written."""
+"""Words after `mdp classify`, and how the time between pictures is written."""
 
 import io
 import sys
@@ -10,7 +10,7 @@ from rich.console import Console
 from mdp.arguments import seconds
 from mdp.cameras import Source
 from mdp.cli import classify
-from mdp.cli.classify import Given, given_pictures, pictures_of, progress
+from mdp.cli.classify import Given, parse_pictures, pictures_of, progress
 from mdp.errors import InputError
 
 
@@ -25,30 +25,30 @@ def folder(tmp_path: Path) -> Path:
 def test_files_folders_patterns_and_videos(folder: Path) -> None:
     film = Source(kind="video", place=str(folder / "door.MP4"))
     a, b, c = folder / "a.png", folder / "b.png", folder / "sub" / "c.png"
-    assert given_pictures([str(folder)]) == [a, b, film, c]
-    assert given_pictures([f"{folder}/*.png", f"{folder}/**/c.png"]) == [a, b, c]
+    assert parse_pictures([str(folder)]) == [a, b, film, c]
+    assert parse_pictures([f"{folder}/*.png", f"{folder}/**/c.png"]) == [a, b, c]
     # Links that lead up are not followed, or there would be no end.
     for name in ("up", "higher"):
         (folder / "sub" / name).symlink_to(folder)
     (folder / "sub" / ".c.png").touch()
-    assert given_pictures([f"{folder}/**/*.png"]) == [a, b, c]
-    assert given_pictures([f"{folder}/**"]) == [a, b, film, c]
-    assert given_pictures([f"{folder}/**/.c**"]) == [folder / "sub" / ".c.png"]
+    assert parse_pictures([f"{folder}/**/*.png"]) == [a, b, c]
+    assert parse_pictures([f"{folder}/**"]) == [a, b, film, c]
+    assert parse_pictures([f"{folder}/**/.c**"]) == [folder / "sub" / ".c.png"]
     # A file whose name is that of a pattern is that file.
     (folder / "[ab].png").touch()
-    assert given_pictures([f"{folder}/[ab].png"]) == [folder / "[ab].png"]
-    ((path, error),) = [each for each in given_pictures([f"{folder}/*.gif"]) if type(each) is tuple]
+    assert parse_pictures([f"{folder}/[ab].png"]) == [folder / "[ab].png"]
+    ((path, error),) = [each for each in parse_pictures([f"{folder}/*.gif"]) if type(each) is tuple]
     assert (path, str(error)) == (folder / "*.gif", f"{folder}/*.gif: no such file")
-    assert given_pictures([f"video:{folder}/a.png"]) == [Source(kind="video", place=str(a))]
+    assert parse_pictures([f"video:{folder}/a.png"]) == [Source(kind="video", place=str(a))]
 
 
 @pytest.mark.parametrize("word", ["/dev/video1", "camera:1", "webcam:01"])
 def test_cameras(word: str) -> None:
-    assert given_pictures([word]) == [Source(kind="camera", place="1")]
+    assert parse_pictures([word]) == [Source(kind="camera", place="1")]
 
 
 def test_streams() -> None:
-    (stream,) = given_pictures(["rtsp://me:s3cret@door/live"])
+    (stream,) = parse_pictures(["rtsp://me:s3cret@door/live"])
     assert str(stream) == "rtsp://door/live"
 
 
@@ -65,7 +65,7 @@ def test_streams() -> None:
 )
 def test_words_that_name_nothing(words: list[str], expected: str) -> None:
     with pytest.raises(InputError, match=expected):
-        given_pictures(words)
+        parse_pictures(words)
 
 
 class _Terminal(io.StringIO):

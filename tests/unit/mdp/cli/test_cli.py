@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from devices.cli.main import app as agent_app
-from mdp.cli.answers import describe, failure, named, picture_files
+from mdp.cli.answers import describe, failure, path_keys, picture_files
 from mdp.cli.bench import flat
 from mdp.cli.doctor import fits, status_line, status_table
 from mdp.cli.main import COMMANDS, app
@@ -85,7 +85,7 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_an_error_about_a_name_that_is_no_utf_8_can_be_printed() -> None:
     path = Path(os.fsdecode(b"caf\xe9.png"))
     assert failure(InputError(f"{path}: gone")) == {"error": "caf?.png: gone"}
-    assert named(Path("café.png")) == {"path": "café.png"}
+    assert path_keys(Path("café.png")) == {"path": "café.png"}
 
 
 def test_an_answer_in_words() -> None:

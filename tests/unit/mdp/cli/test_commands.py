@@ -1,4 +1,4 @@
-"""What the three installed commands have in common, each in a process of its own."""
+"""Properties that the three installed commands share, each in a process of its own."""
 
 import os
 import subprocess

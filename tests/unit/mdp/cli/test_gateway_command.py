@@ -22,7 +22,7 @@ def fleet(tmp_path: Path) -> Path:
     return path
 
 
-def refused(*words: object) -> str:
+def refusal(*words: object) -> str:
     done = run_here(main.main, "mdp", "gateway", *words)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     return done.stderr
@@ -30,7 +30,7 @@ def refused(*words: object) -> str:
 
 def test_the_extra_that_it_needs(fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway, "missing", lambda modules: "starlette")
-    assert refused("--fleet", fleet) == (
+    assert refusal("--fleet", fleet) == (
         "mdp: starlette is not installed; the gateway needs it: "
         "pip install '.[gateway]' in a checkout of MDP\n"
     )
@@ -38,34 +38,34 @@ def test_the_extra_that_it_needs(fleet: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_other_machines_only_with_tokens_and_tls(fleet: Path, tmp_path: Path) -> None:
     beyond = ("--fleet", fleet, "--bind", "0.0.0.0:8080")
-    assert "expected --tokens, --certificate and --private-key" in refused(*beyond)
+    assert "expected --tokens, --certificate and --private-key" in refusal(*beyond)
     pem = tmp_path / "cert.pem"
     pem.write_text("no certificate")
-    assert "expected both" in refused(*beyond, "--certificate", pem)
+    assert "expected both" in refusal(*beyond, "--certificate", pem)
     wanted = ("--certificate", pem, "--private-key", pem)
-    assert "tokens: cannot be read" in refused(*beyond, *wanted, "--tokens", tmp_path / "tokens")
-    assert "both PEM" in refused("--fleet", fleet, *wanted)
-    assert "expected a PEM file, found none" in refused(
+    assert "tokens: cannot be read" in refusal(*beyond, *wanted, "--tokens", tmp_path / "tokens")
+    assert "both PEM" in refusal("--fleet", fleet, *wanted)
+    assert "expected a PEM file, found none" in refusal(
         "--fleet", fleet, "--certificate", tmp_path / "x", "--private-key", pem
     )
 
 
 def test_addresses_and_deadlines_that_are_none(fleet: Path) -> None:
-    assert "expected HOST:PORT" in refused("--fleet", fleet, "--bind", "8080")
-    assert "deadline_ms: expected more than 0" in refused("--fleet", fleet, "--deadline-ms", 0)
+    assert "expected HOST:PORT" in refusal("--fleet", fleet, "--bind", "8080")
+    assert "deadline_ms: expected more than 0" in refusal("--fleet", fleet, "--deadline-ms", 0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert refused("--fleet", fleet, "--bind", place) == (
+        assert refusal("--fleet", fleet, "--bind", place) == (
             f"mdp: --bind {place}: Address already in use\n"
         )
 
 
 def test_names_of_fleets(fleet: Path, tmp_path: Path) -> None:
-    twice = refused("--fleet", fleet, "--fleet", fleet)
+    twice = refusal("--fleet", fleet, "--fleet", fleet)
     assert "another fleet is called 'colours' already: expected --fleet NAME=FILE" in twice
-    assert "expected NAME=FILE, NAME being" in refused("--fleet", f"a/b={fleet}")
-    assert "absent.toml: cannot be read" in refused("--fleet", tmp_path / "absent.toml")
-    assert gateway.named_fleets([f"porch={fleet}", str(fleet)]) == {
+    assert "expected NAME=FILE, NAME being" in refusal("--fleet", f"a/b={fleet}")
+    assert "absent.toml: cannot be read" in refusal("--fleet", tmp_path / "absent.toml")
+    assert gateway.parse_fleets([f"porch={fleet}", str(fleet)]) == {
         "porch": fleet,
         "colours": fleet,
     }
@@ -73,21 +73,21 @@ def test_names_of_fleets(fleet: Path, tmp_path: Path) -> None:
 
 def test_teaching_that_lacks_something(fleet: Path, tmp_path: Path) -> None:
     teach = ("--fleet", fleet, "--teach", tmp_path / "scenes")
-    assert refused(*teach) == (
+    assert refusal(*teach) == (
         "mdp: --teach: expected --teach-tokens: a file of tokens for those who may teach\n"
     )
     tokens = tmp_path / "tokens"
-    assert "tokens: cannot be read" in refused(*teach, "--teach-tokens", tokens)
+    assert "tokens: cannot be read" in refusal(*teach, "--teach-tokens", tokens)
     tokens.touch(0o600)
     tokens.write_text("0123456789abcdef\n")
     several = ("--fleet", f"other={fleet}", "--teach-tokens", tokens)
-    assert refused(*teach, *several) == "mdp: --teach: expected one --fleet, got 2\n"
+    assert refusal(*teach, *several) == "mdp: --teach: expected one --fleet, got 2\n"
     for option in ("--teach-tokens", "--teach-kept", "--teach-config"):
         expected = f"mdp: {option}: expected --teach FOLDER beside it\n"
-        assert refused("--fleet", fleet, option, tokens) == expected
+        assert refusal("--fleet", fleet, option, tokens) == expected
 
 
 def test_only_a_fleet_that_is_taught_needs_no_bundle(fleet: Path) -> None:
     fleet.write_text(fleet.read_text().replace('bundle = "bundle"\n', ""))
-    assert "key `bundle`: expected a bundle folder" in refused("--fleet", fleet)
-    assert gateway.named_fleets([str(fleet)], taught=True) == {"taught": fleet}
+    assert "key `bundle`: expected a bundle folder" in refusal("--fleet", fleet)
+    assert gateway.parse_fleets([str(fleet)], taught=True) == {"taught": fleet}

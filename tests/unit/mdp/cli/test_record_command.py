@@ -51,13 +51,13 @@ def cameras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlowCameras:
     return cameras
 
 
-def recorded(folder: Path, *words: object) -> CompletedProcess[str]:
+def record(folder: Path, *words: object) -> CompletedProcess[str]:
     asked = ("--fleet", folder / "fleet.toml", "--out", folder / "out", "--every", "500ms")
     return run_here(main, "mdp", "record", *asked, *words)
 
 
 def test_a_slow_picture_brings_no_two_moments_closer(tmp_path: Path, cameras: SlowCameras) -> None:
-    done = recorded(tmp_path, "--label", "a", "--count", 8)
+    done = record(tmp_path, "--label", "a", "--count", 8)
     assert done.returncode == 0, done.stderr
     gaps_s = [b - a for a, b in zip(cameras.asked_s, cameras.asked_s[1:], strict=False)]
     assert len(gaps_s) == 7
@@ -70,7 +70,7 @@ def test_further_classes_wait_for_enter(
     tmp_path: Path, cameras: SlowCameras, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("\n\n"))
-    done = recorded(tmp_path, "--label", "a", "b", "unknown", "--count", 2)
+    done = record(tmp_path, "--label", "a", "b", "unknown", "--count", 2)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == [
         f"mdp: {tmp_path / 'out' / 'a'}: scenes 2",
@@ -106,6 +106,6 @@ def test_several_classes_that_cannot_be_recorded(
     expected: str,
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
-    done = recorded(tmp_path, *words)
+    done = record(tmp_path, *words)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == f"mdp: {expected}"

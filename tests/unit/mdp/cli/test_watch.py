@@ -1,4 +1,4 @@
-"""What `mdp watch` shows and writes of a look."""
+"""Output and files of `mdp watch` for a look."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from mdp.cli.answers import describe
-from mdp.cli.watch import COLUMNS, LookLines, Seen, Table, have_no_camera, rows, written
+from mdp.cli.watch import COLUMNS, LookLines, Seen, Table, have_no_camera, look_writer, rows
 from mdp.client.status import DeviceStatus
 from mdp.errors import InputError, QuorumNotMet
 from mdp.requests.prediction import MemberTiming, Prediction
@@ -48,7 +48,7 @@ def test_every_device_has_a_row() -> None:
     assert [row[1] + row[-1] for row in rows(DEVICES, NOBODY)] == ["nounreachable"] * 3
 
 
-def shown(table: Table, seen: Seen) -> str:
+def render(table: Table, seen: Seen) -> str:
     out = Console(width=120)
     with out.capture() as captured:
         out.print(table.after(NOW, seen))
@@ -57,19 +57,19 @@ def shown(table: Table, seen: Seen) -> str:
 
 def test_the_table_goes_on_without_an_answer() -> None:
     table = Table(DEVICES)
-    text = shown(table, SEEN)
+    text = render(table, SEEN)
     assert "03:04:05 UTC  red (93%), single from alpha, 50.0% accurate" in text
     assert "no_frame: [odd]" in text
-    shown(table, SEEN)
-    text = shown(table, NOBODY)
+    render(table, SEEN)
+    text = render(table, NOBODY)
     assert "3 looks, 1 without an answer" in text
     assert text.splitlines()[-2:] == ["  03:04:05  no answer", "  03:04:05  red"]
 
 
 def test_unknown_items_are_a_change_of_the_label() -> None:
     table, strange = Table(DEVICES), replace(SEEN, known=False, novelty=0.25)
-    shown(table, SEEN)
-    text = shown(table, strange)
+    render(table, SEEN)
+    text = render(table, strange)
     assert "03:04:05 UTC  unknown, nearest red (93%), single from alpha, 12.5 ms" in text
     assert text.splitlines()[-2:] == ["  03:04:05  unknown", "  03:04:05  red"]
 
@@ -114,7 +114,7 @@ def test_a_csv_file_is_appended_to(tmp_path: Path) -> None:
     file = tmp_path / "seen.csv"
     strange = replace(SEEN, suspects={"alpha": "frozen"}, known=False, novelty=0.25)
     for seen in (strange, NOBODY):
-        with written(file) as write:
+        with look_writer(file) as write:
             write(NOW, seen)
     assert file.read_text().splitlines() == [
         ",".join(COLUMNS),
@@ -125,7 +125,7 @@ def test_a_csv_file_is_appended_to(tmp_path: Path) -> None:
 
 def test_json_lines_hold_whole_answers(tmp_path: Path) -> None:
     file = tmp_path / "seen.jsonl"
-    with written(file) as write:
+    with look_writer(file) as write:
         write(NOW, SEEN)
         write(NOW, NOBODY)
     answer, failed = map(json.loads, file.read_text().splitlines())
@@ -142,6 +142,6 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         (other, "expected an empty file, or columns time,label,"),
         (tmp_path / "none" / "seen.csv", "cannot be written: No such file or directory"),
     ):
-        with pytest.raises(InputError, match=expected), written(path):
+        with pytest.raises(InputError, match=expected), look_writer(path):
             raise AssertionError("it was taken")
     assert other.read_text() == "a,b\n"

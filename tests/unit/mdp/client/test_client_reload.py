@@ -67,7 +67,7 @@ class PlayedConnection:
         for call in calls:
             call.end()
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         return True
 
     def wake(self) -> None:
@@ -134,7 +134,7 @@ def test_a_stream_s_connection_stays_open_over_a_reload(
     assert not bench.after.users
 
 
-@pytest.mark.parametrize("name", ["_cut", "_answered"])
+@pytest.mark.parametrize("name", ["_cut", "_ask"])
 def test_a_call_s_connection_closes_with_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     bench = Bench(monkeypatch)
     bench.reload_before(name)

@@ -17,13 +17,13 @@ from mdp.protocol.messages import (
     FailureCode,
     Result,
     StatusRequest,
-    answered_by,
+    answers_key,
     code_and_text,
     encode,
     failure,
     logits_buffer,
 )
-from mdp.requests.deadline import MAX_DEADLINE_MS, Deadline, checked_deadline_ms, reserve_s
+from mdp.requests.deadline import MAX_DEADLINE_MS, Deadline, check_deadline_ms, reserve_s
 from mdp.requests.health import FIRST_PAUSE_S, TOLERATED_FAILURES
 from mdp.requests.hedging import ENOUGH
 from mdp.requests.window import FIRST_PAUSE_S as WINDOW_PAUSE_S
@@ -68,7 +68,7 @@ def result(request_id: int = 1, num_classes: int = len(LABELS)) -> Result:
 
 def test_every_device_gets_its_own_crop_and_what_is_left_of_the_deadline(desk: Desk) -> None:
     desk.submit(deadline_ms=100.0)
-    asked = desk.asked()
+    asked = desk.take_asked()
     assert [device for device, _ in asked] == ["alpha", "beta", "gamma"]
     assert [infer.image_size for _, infer in asked] == list(SIZES)
     assert [infer.k for _, infer in asked] == [0, 1, 2]
@@ -105,21 +105,21 @@ def test_a_disconnection_settles_every_call_that_waits_for_it(desk: Desk) -> Non
 def test_a_device_that_comes_back_is_asked_again(desk: Desk) -> None:
     desk.disconnect("beta")
     desk.submit()
-    assert [device for device, _ in desk.asked()] == ["alpha", "gamma"]
+    assert [device for device, _ in desk.take_asked()] == ["alpha", "gamma"]
     desk.connect("beta")
     desk.submit()
-    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+    assert [device for device, _ in desk.take_asked()] == ["alpha", "beta", "gamma"]
 
 
 def test_a_replica_takes_over_and_nothing_is_missing(folder: Path) -> None:
     desk = Desk(folder, REPLICAS)
     desk.submit()
-    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+    assert [device for device, _ in desk.take_asked()] == ["alpha", "beta", "gamma"]
     desk.reply("beta")
     desk.reply("gamma")
     desk.clock.now_s += 0.05
     desk.disconnect("alpha")
-    ((device, infer),) = desk.asked()
+    ((device, infer),) = desk.take_asked()
     assert (device, infer.k, infer.image_size) == ("alpha/attic", 0, SIZES[0])
     assert infer.budget_ms == pytest.approx(48.0)
     desk.reply("alpha/attic")
@@ -133,7 +133,7 @@ def test_a_send_that_fails_is_a_failure_like_any_other(folder: Path) -> None:
     desk = Desk(folder, REPLICAS)
     desk.transport.full = {"alpha", "gamma"}
     desk.submit()
-    assert [device for device, _ in desk.asked()] == ["alpha/attic", "beta"]
+    assert [device for device, _ in desk.take_asked()] == ["alpha/attic", "beta"]
     desk.reply("alpha/attic")
     desk.reply("beta")
     assert desk.prediction().missing == {"gamma": "backlogged: takes no more requests"}
@@ -245,7 +245,7 @@ def test_a_failure_of_an_unread_message_fails_whatever_waits_for_the_device(desk
 def test_a_member_without_a_device_is_named(folder: Path) -> None:
     desk = Desk(folder, (("alpha", 0), ("gamma", 2)))
     desk.submit()
-    assert [device for device, _ in desk.asked()] == ["alpha", "gamma"]
+    assert [device for device, _ in desk.take_asked()] == ["alpha", "gamma"]
     desk.reply("alpha")
     desk.reply("gamma")
     answer = desk.prediction()
@@ -262,7 +262,7 @@ def silence(desk: Desk, device: str, times: int) -> None:
     """`device` lets `times` requests go unanswered, the others answer."""
     for _ in range(times):
         desk.submit()
-        asked = desk.asked()
+        asked = desk.take_asked()
         for other, infer in asked:
             if other != device:
                 desk.reply(other, infer.request_id)
@@ -273,7 +273,7 @@ def silence(desk: Desk, device: str, times: int) -> None:
 def well(desk: Desk, *devices: str) -> list[str]:
     """`devices` answer a call; returns who was asked."""
     desk.submit()
-    asked = desk.asked()
+    asked = desk.take_asked()
     for device, infer in asked:
         if device in devices:
             desk.reply(device, infer.request_id)
@@ -317,7 +317,7 @@ def test_a_silent_device_is_readmitted(desk: Desk, caplog: pytest.LogCaptureFixt
 def test_what_was_never_asked_is_no_sign_of_life(desk: Desk, way: str) -> None:
     for _ in range(TOLERATED_FAILURES):
         desk.submit()
-        for other, infer in desk.asked():
+        for other, infer in desk.take_asked():
             if other != "gamma":
                 desk.reply(other, infer.request_id)
             elif way == "answers":
@@ -334,7 +334,7 @@ def late(desk: Desk, device: str, times: int) -> None:
     """`device` answers `times` requests after their deadline, the others at once."""
     for _ in range(times):
         desk.submit()
-        for other, infer in desk.asked():
+        for other, infer in desk.take_asked():
             if other != device:
                 desk.reply(other, infer.request_id)
         desk.pass_s(0.1)
@@ -368,7 +368,7 @@ def test_to_say_after_the_deadline_that_there_was_no_time_is_late(desk: Desk) ->
 def test_where_everybody_is_late_all_are_waited_for(desk: Desk) -> None:
     for _ in range(2 * TOLERATED_FAILURES):
         desk.submit()
-        asked = desk.asked()
+        asked = desk.take_asked()
         assert [device for device, _ in asked] == ["alpha", "beta", "gamma"]
         desk.pass_s(0.1)
         assert set(desk.error().outcomes.values()) == {"late"}
@@ -389,10 +389,10 @@ def test_silent_devices_are_asked_where_nobody_else_is_left(desk: Desk) -> None:
         desk.submit()
         desk.pass_s(0.1)
         assert set(desk.error().outcomes.values()) == {"late"}
-    desk.asked()
+    desk.take_asked()
     desk.disconnect("alpha")
     desk.submit()
-    assert [device for device, _ in desk.asked()] == ["beta", "gamma"]
+    assert [device for device, _ in desk.take_asked()] == ["beta", "gamma"]
     # Whoever takes this chance is not kept waiting for the others.
     desk.reply("beta", 4)
     silent = "on probation: asked, not waited for"
@@ -408,12 +408,12 @@ def test_a_client_that_is_slow_itself_blames_no_device(desk: Desk) -> None:
         desk.answers.append(call.answer)
         assert set(desk.error().outcomes.values()) == {"not asked: no time left"}
     desk.submit()
-    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+    assert [device for device, _ in desk.take_asked()] == ["alpha", "beta", "gamma"]
 
 
 @pytest.mark.parametrize("fine", [0.001, 1, 80.0, MAX_DEADLINE_MS])
 def test_deadlines_that_are_fine(fine: float) -> None:
-    assert checked_deadline_ms(fine) == fine
+    assert check_deadline_ms(fine) == fine
     assert 0 < reserve_s(fine) <= fine / 2e3
 
 
@@ -428,7 +428,7 @@ def test_what_is_kept_back_of_a_deadline(deadline_ms: float, reserve_ms: float) 
 @pytest.mark.parametrize("bad", [0, -1, -0.0, math.nan, math.inf, -math.inf, MAX_DEADLINE_MS + 1])
 def test_deadlines_that_are_refused(bad: float) -> None:
     with pytest.raises(InputError, match=r"deadline_ms: expected more than 0 and at most 3\.6e"):
-        checked_deadline_ms(bad)
+        check_deadline_ms(bad)
 
 
 def test_equal_views_are_cut_once() -> None:
@@ -486,7 +486,7 @@ def test_a_device_that_says_the_same_of_everything_is_taken_out(desk: Desk) -> N
         views = Cutter(desk.dispatcher.assignments).views(picture(number))
         desk.ask(PictureQuestion(views))
         answer_all(desk, number, "alpha", "beta")
-        if "gamma" in [device for device, _ in desk.asked()]:
+        if "gamma" in [device for device, _ in desk.take_asked()]:
             desk.receive("gamma", result(desk.last_id), logits(0, 0, 1))
         reasons.append(desk.prediction().missing.get("gamma"))
     constant = "bad_output: the same logits for 4 different crops in a row"
@@ -508,7 +508,7 @@ def test_a_device_that_cannot_serve_until_it_is_ready(desk: Desk, code: FailureC
     for device in ("alpha", "beta"):
         desk.reply(device)
     assert desk.prediction().missing == {"gamma": f"{code}: so it is"}
-    desk.asked()
+    desk.take_asked()
     assert well(desk, "alpha", "beta") == ["alpha", "beta"]
     assert desk.prediction().missing == {"gamma": f"{code}: so it is"}
     desk.tell("gamma", state="WARMING")
@@ -529,11 +529,11 @@ def test_a_device_that_serves_two_bundles_is_asked_for_its_older_one(desk: Desk)
     for device in ("alpha", "beta"):
         desk.reply(device)
     assert desk.prediction().missing == {"gamma": "draining: so it is"}
-    desk.asked()
+    desk.take_asked()
     assert well(desk, "alpha", "beta") == ["alpha", "beta"]
     desk.prediction()
     # By now it also serves another bundle, in which it has another part.
-    counts = {"answered": 9, answered_by(desk.bundle.digest): 7}
+    counts = {"answered": 9, answers_key(desk.bundle.digest): 7}
     desk.tell("gamma", digest="0" * 64, k=0, counts=counts)
     assert well(desk, "gamma", "alpha", "beta") == ["gamma", "alpha", "beta"]
     assert desk.prediction().missing == {}
@@ -542,7 +542,7 @@ def test_a_device_that_serves_two_bundles_is_asked_for_its_older_one(desk: Desk)
 def test_one_that_has_no_time_is_asked_again_at_once(desk: Desk) -> None:
     for _ in range(2 * TOLERATED_FAILURES):
         desk.submit()
-        assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+        assert [device for device, _ in desk.take_asked()] == ["alpha", "beta", "gamma"]
         for device in ("alpha", "beta"):
             desk.reply(device, desk.last_id)
         desk.fail("gamma", desk.last_id, code="too_late")
@@ -551,14 +551,14 @@ def test_one_that_has_no_time_is_asked_again_at_once(desk: Desk) -> None:
 
 def test_a_request_refused_for_want_of_room_is_sent_again(desk: Desk) -> None:
     desk.submit(deadline_ms=100.0)
-    desk.asked()
+    desk.take_asked()
     for device in ("alpha", "beta"):
         desk.reply(device)
     desk.fail("gamma")
     assert not desk.answers
     assert desk.dispatcher.next_wake_s() == pytest.approx(desk.clock() + WINDOW_PAUSE_S)
     desk.pass_s(WINDOW_PAUSE_S)
-    ((device, infer),) = desk.asked()
+    ((device, infer),) = desk.take_asked()
     assert (device, infer.request_id) == ("gamma", 1)
     assert infer.budget_ms == pytest.approx(93.0)
     # Its first answer again is not taken for one to the second request.
@@ -566,7 +566,7 @@ def test_a_request_refused_for_want_of_room_is_sent_again(desk: Desk) -> None:
     desk.reply("gamma")
     assert desk.dispatcher.counters["duplicate"] == 1
     desk.pass_s(10 * WINDOW_PAUSE_S)
-    assert [device for device, _ in desk.asked()] == ["gamma"]
+    assert [device for device, _ in desk.take_asked()] == ["gamma"]
     desk.reply("gamma")
     answer = desk.prediction()
     assert answer.missing == {}
@@ -604,10 +604,10 @@ def test_a_quota_has_a_code_of_its_own_that_older_clients_can_read(desk: Desk) -
 def test_calls_beyond_the_window_wait_and_go_as_replies_come(desk: Desk) -> None:
     for _ in range(MOST_OUT + 2):
         desk.submit(deadline_ms=1000.0)
-    assert len(desk.asked()) == 3 * MOST_OUT
+    assert len(desk.take_asked()) == 3 * MOST_OUT
     desk.clock.now_s += 0.1
     desk.reply("beta", request_id=3)
-    ((device, infer),) = desk.asked()
+    ((device, infer),) = desk.take_asked()
     assert (device, infer.request_id) == ("beta", MOST_OUT + 1)
     assert infer.budget_ms == pytest.approx(890.0)
 
@@ -617,11 +617,11 @@ def test_nobody_is_asked_for_a_call_whose_caller_has_gone(desk: Desk) -> None:
         desk.submit(deadline_ms=1000.0)
     gone = desk.ask(picture_question(desk), deadline_ms=1000.0)
     desk.submit(deadline_ms=1000.0)
-    desk.asked()
+    desk.take_asked()
     desk.dispatcher.abandon(gone)
     desk.dispatcher.abandon(gone)
     desk.reply("alpha", request_id=1)
-    assert [(d, infer.request_id) for d, infer in desk.asked()] == [("alpha", MOST_OUT + 2)]
+    assert [(d, infer.request_id) for d, infer in desk.take_asked()] == [("alpha", MOST_OUT + 2)]
     assert not desk.answers
     # One of which requests are out: their replies are late.
     out = desk.dispatcher._book.calls[2]
@@ -634,20 +634,20 @@ def test_a_hedged_over_device_that_stays_silent_is_found_out(folder: Path) -> No
     desk = Desk(folder, REPLICAS, hedge_after_s=0.020)
     for round_ in range(TOLERATED_FAILURES):
         desk.submit(deadline_ms=100.0)
-        asked = [device for device, _ in desk.asked()]
+        asked = [device for device, _ in desk.take_asked()]
         if "alpha" not in asked:
             break
         for device in asked:
             if device != "alpha":
                 desk.reply(device, desk.last_id)
         desk.pass_s(0.021)
-        assert [device for device, _ in desk.asked()] == ["alpha/attic"], round_
+        assert [device for device, _ in desk.take_asked()] == ["alpha/attic"], round_
         desk.reply("alpha/attic", desk.last_id)
         assert desk.prediction().missing == {}
         desk.pass_s(0.2)
     # Its replica is preferred by now, though it was never missing from an answer.
     desk.submit(deadline_ms=100.0)
-    assert next(device for device, _ in desk.asked()) == "alpha/attic"
+    assert next(device for device, _ in desk.take_asked()) == "alpha/attic"
 
 
 def test_an_idle_replica_is_asked_how_it_is_and_taken_out_if_it_never_says(folder: Path) -> None:
@@ -668,7 +668,7 @@ def test_an_idle_replica_is_asked_how_it_is_and_taken_out_if_it_never_says(folde
     assert set(asks) == {"alpha/attic"}, "the others are heard in every call"
     desk.disconnect("alpha")
     desk.submit()
-    assert [device for device, _ in desk.asked()] == ["beta", "gamma"]
+    assert [device for device, _ in desk.take_asked()] == ["beta", "gamma"]
     for device in ("beta", "gamma"):
         desk.reply(device, desk.last_id)
     silent = f"silent: {TOLERATED_FAILURES} requests unanswered"
@@ -679,7 +679,7 @@ def test_a_device_that_refuses_this_client_is_missing_with_its_reason(desk: Desk
     desk.transport.connected.discard("alpha")
     desk.transport.refused["alpha"] = "no such key"
     desk.submit()
-    assert [device for device, _ in desk.asked()] == ["beta", "gamma"]
+    assert [device for device, _ in desk.take_asked()] == ["beta", "gamma"]
     desk.reply("beta")
     desk.reply("gamma")
     assert desk.prediction().missing == {"alpha": "refused: no such key"}
@@ -689,7 +689,7 @@ def test_devices_that_are_left_out_are_not_asked(folder: Path) -> None:
     desk = Desk(folder, THREE)
     desk.dispatcher.left_out = frozenset({"beta"})
     desk.submit()
-    assert [device for device, _ in desk.asked()] == ["alpha", "gamma"]
+    assert [device for device, _ in desk.take_asked()] == ["alpha", "gamma"]
     desk.reply("alpha")
     desk.reply("gamma")
     answer = desk.prediction()
@@ -698,7 +698,7 @@ def test_devices_that_are_left_out_are_not_asked(folder: Path) -> None:
     assert answer.expected_accuracy == subset_accuracy((0, 2)).stacked
     desk.dispatcher.left_out = frozenset()
     desk.submit()
-    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+    assert [device for device, _ in desk.take_asked()] == ["alpha", "beta", "gamma"]
 
 
 @pytest.fixture(scope="module")
@@ -717,7 +717,7 @@ def test_all_are_asked_at_once_without_the_switch(in_turns: Path, cascade: bool)
     # Nor where the first stage is not in the fleet.
     desk = Desk(in_turns, THREE[1:] if cascade else THREE, cascade=cascade)
     desk.submit()
-    asked = [device for device, _ in desk.asked()]
+    asked = [device for device, _ in desk.take_asked()]
     assert len(asked) == (2 if cascade else 3)
     for device in asked:
         desk.reply(device)
@@ -735,13 +735,13 @@ def test_a_silent_first_stage_leaves_the_others_their_time(in_turns: Path) -> No
         desk.pass_s(0.010)
         desk.reply("gamma", desk.last_id)
         assert desk.prediction().stage == "escalated"
-    desk.asked()
+    desk.take_asked()
     # They need 30 of the 98 ms.
     desk.submit()
     desk.pass_s(0.067)
-    assert [device for device, _ in desk.asked()] == ["alpha"]
+    assert [device for device, _ in desk.take_asked()] == ["alpha"]
     desk.pass_s(0.002)
-    assert [device for device, _ in desk.asked()] == ["beta", "gamma"]
+    assert [device for device, _ in desk.take_asked()] == ["beta", "gamma"]
     for device in ("beta", "gamma"):
         desk.reply(device, desk.last_id)
     desk.pass_s(0.1)
@@ -749,7 +749,7 @@ def test_a_silent_first_stage_leaves_the_others_their_time(in_turns: Path) -> No
     assert (answer.stage, answer.missing) == ("escalated", {"alpha": "late"})
     # 10 and 30 do not fit into 35.
     desk.submit(deadline_ms=35.0)
-    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+    assert [device for device, _ in desk.take_asked()] == ["alpha", "beta", "gamma"]
     desk.reply("alpha", desk.last_id)
     assert desk.prediction().stage == "first"
 

@@ -31,7 +31,7 @@ def look(desk: Desk, query: FrameQuery | None = None, deadline_ms: float = 100.0
 
 
 def looks(desk: Desk) -> dict[str, FrameRequest]:
-    """What each device has been asked since the last call of this."""
+    """Requests to each device since the last call of this."""
     sent, desk.transport.sent = desk.transport.sent, []
     decoded = {device: decode(frames).message for device, frames in sent}
     return {
@@ -68,7 +68,7 @@ def see(
 
 
 def gamma(asked: dict[str, FrameRequest]) -> str:
-    """Which of the replicas was asked."""
+    """Replica that was asked."""
     return "gamma" if "gamma" in asked else "gamma/attic"
 
 
@@ -107,7 +107,7 @@ def test_the_answer_tells_every_frame_and_how_far_apart_they_are(desk: Desk) -> 
 
 def test_an_answer_to_a_picture_has_no_frames(desk: Desk) -> None:
     desk.submit()
-    for device, _ in desk.asked():
+    for device, _ in desk.take_asked():
         desk.reply(device)
     answer = desk.prediction()
     assert answer.frame_spread_ms is None
@@ -151,7 +151,7 @@ def test_no_number_of_looks_without_a_frame_makes_a_device_worse_for_pictures(de
                 see(desk, device, request_id=ask.request_id)
         assert desk.prediction().missing == {"alpha": "no_frame: camera:0: cannot be opened"}
     desk.submit()
-    assert [infer.k for _, infer in desk.asked()] == [0, 1, 2]
+    assert [infer.k for _, infer in desk.take_asked()] == [0, 1, 2]
 
 
 def test_a_result_is_no_answer_to_a_look_nor_the_other_way_round(desk: Desk) -> None:
@@ -165,7 +165,7 @@ def test_a_result_is_no_answer_to_a_look_nor_the_other_way_round(desk: Desk) -> 
     logits = logits_buffer(Contribution(*np.zeros((2, len(LABELS)), dtype=np.float32)))
     seen = FrameReply(request_id=2, num_classes=3, queue_ms=0, compute_ms=1, frame=1, age_ms=0)
     desk.receive("alpha", seen, logits)
-    for device, _ in desk.asked():
+    for device, _ in desk.take_asked():
         if device != "alpha":
             desk.reply(device, 2)
     assert desk.prediction().missing == {"alpha": "bad_output: expected a Result, got a FrameReply"}

@@ -13,7 +13,7 @@ AT = datetime(2026, 11, 23, 10, 15, 4, 250_000, tzinfo=UTC)
 BOTH = {"alpha": b"a", "beta/yard": b"b"}
 
 
-def written(out: Path) -> dict[str, bytes]:
+def read_tree(out: Path) -> dict[str, bytes]:
     files = (path for path in out.rglob("*") if path.is_file())
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
 
@@ -21,7 +21,7 @@ def written(out: Path) -> dict[str, bytes]:
 def test_a_scene_is_a_folder_named_by_utc_time(tmp_path: Path) -> None:
     path = SceneFolder(tmp_path / "scenes", "part-a").write(AT, BOTH)
     assert path == tmp_path / "scenes" / "part-a" / "2026-11-23T10-15-04.250"
-    assert written(path) == {"alpha.jpg": b"a", "beta+yard.jpg": b"b"}
+    assert read_tree(path) == {"alpha.jpg": b"a", "beta+yard.jpg": b"b"}
     east = timezone(timedelta(hours=2))
     assert name_of(AT.astimezone(east)) == path.name
 
@@ -30,7 +30,7 @@ def test_scenes_that_are_there_stay(tmp_path: Path) -> None:
     folder = SceneFolder(tmp_path, "part-a")
     first, second = folder.write(AT, BOTH), folder.write(AT, {"alpha": b"c"})
     assert second.name == "2026-11-23T10-15-04.251"
-    assert written(first) == {"alpha.jpg": b"a", "beta+yard.jpg": b"b"}
+    assert read_tree(first) == {"alpha.jpg": b"a", "beta+yard.jpg": b"b"}
 
 
 @pytest.mark.parametrize(

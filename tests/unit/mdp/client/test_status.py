@@ -1,4 +1,4 @@
-"""How a device is called, by what it says of itself and what its client holds."""
+"""States of a device, by what it says of itself and what its client holds."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from mdp.client.status import device_status, with_camera_faults
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
-from mdp.protocol.messages import NO_DIGEST, State, Status, answered_by
+from mdp.protocol.messages import NO_DIGEST, State, Status, answers_key
 from mdp.testing.bundles import write_bundle
 
 ENTRY = FleetEntry(device="beta/attic", address="tcp://10.0.0.8:7500", k=1, key="0" * 40)
@@ -20,7 +20,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return Bundle.open(write_bundle(tmp_path_factory.mktemp("status") / "bundle"))
 
 
-def said(bundle: Bundle, /, **changes: Any) -> Status:
+def make_status(bundle: Bundle, /, **changes: Any) -> Status:
     status = Status(
         request_id=1,
         device="beta",
@@ -66,7 +66,7 @@ def said(bundle: Bundle, /, **changes: Any) -> Status:
 def test_what_a_device_says(
     bundle: Bundle, changes: dict[str, Any], usable: bool, reason: str
 ) -> None:
-    status = device_status(ENTRY, said(bundle, **changes), bundle, silent=False)
+    status = device_status(ENTRY, make_status(bundle, **changes), bundle, silent=False)
     assert (status.device, status.address) == ("beta/attic", "tcp://10.0.0.8:7500")
     assert status.state == changes.get("state", "READY")
     assert status.usable is usable
@@ -76,15 +76,17 @@ def test_what_a_device_says(
 
 
 def test_a_client_without_a_bundle_asks_for_cameras_alone(bundle: Bundle) -> None:
-    told = said(bundle, digest=NO_DIGEST, bundle="", k=0, reason="no bundle", source="folder:door")
+    told = make_status(
+        bundle, digest=NO_DIGEST, bundle="", k=0, reason="no bundle", source="folder:door"
+    )
     status = device_status(ENTRY, told, None, silent=False)
     assert (status.usable, status.reason, status.source) == (True, "no bundle", "folder:door")
 
 
 @pytest.mark.parametrize("state", ["READY", "DRAINING"])
 def test_a_device_that_changes_over_still_serves_this_client(bundle: Bundle, state: State) -> None:
-    counts = {"answered": 3, answered_by(bundle.digest): 2, answered_by("a" * 64): 1}
-    told = said(bundle, digest="a" * 64, bundle="other", k=2, state=state, counts=counts)
+    counts = {"answered": 3, answers_key(bundle.digest): 2, answers_key("a" * 64): 1}
+    told = make_status(bundle, digest="a" * 64, bundle="other", k=2, state=state, counts=counts)
     status = device_status(ENTRY, told, bundle, silent=False)
     assert status.usable is (state == "READY")
     assert status.reason == (
@@ -117,12 +119,12 @@ def test_plain_text_over_a_network_is_said(
     bundle: Bundle, address: str, key: str | None, encrypted: bool, reason: str
 ) -> None:
     entry = FleetEntry(device="beta", address=address, k=1, key=key)
-    status = device_status(entry, said(bundle), bundle, silent=False)
+    status = device_status(entry, make_status(bundle), bundle, silent=False)
     assert (status.encrypted, status.reason, status.usable) == (encrypted, reason, True)
 
 
 def test_a_suspected_camera_is_a_reason_and_the_device_stays_usable(bundle: Bundle) -> None:
-    status = device_status(ENTRY, said(bundle, suspect="frozen"), bundle, silent=False)
+    status = device_status(ENTRY, make_status(bundle, suspect="frozen"), bundle, silent=False)
     assert (status.suspect, status.usable) == ("frozen", True)
     assert status.reason == "camera: the same picture again and again: camera frozen?"
 
@@ -143,7 +145,7 @@ class Seats:
         for number, (host, camera, source) in enumerate(seats):
             address, k = f"tcp://{host}:{7500 + number}", cameras.index(camera)
             entries.append(FleetEntry(device=f"d{number}", address=address, k=k))
-            told = said(self.bundle, k=k, source=source)
+            told = make_status(self.bundle, k=k, source=source)
             self.told.append(device_status(entries[-1], told, self.bundle, silent=False))
         self.fleet = Fleet(bundle="bundle", devices=entries)
 

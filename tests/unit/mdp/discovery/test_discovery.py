@@ -1,4 +1,4 @@
-"""What is made of announcements: honest, broken and hostile ones. No network."""
+"""Proposals from announcements: honest, broken and hostile ones. No network."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return Bundle.open(write_bundle(tmp_path_factory.mktemp("discovery") / "bundle"))
 
 
-def found(
+def make_found(
     bundle: Bundle,
     device: str,
     k: int,
@@ -42,7 +42,7 @@ def found(
     port: int = 7500,
     digest: str | None = None,
 ) -> Found:
-    """What an agent announces."""
+    """Announcement of an agent."""
     texts = texts_of(device=device, digest=digest or bundle.digest, k=k, public_key=key)
     return Found(
         name=f"{device}-1",
@@ -52,7 +52,7 @@ def found(
     )
 
 
-def proposed(bundle: Bundle, *announced: Found, on_loopback: bool = False) -> FleetProposal:
+def propose_fleet(bundle: Bundle, *announced: Found, on_loopback: bool = False) -> FleetProposal:
     # Where plain text is tried, nobody has a key.
     return propose(bundle, announced, keys={} if on_loopback else KEYS, on_loopback=on_loopback)
 
@@ -64,25 +64,25 @@ def reasons(proposal: FleetProposal) -> list[tuple[str, str, str]]:
 
 def test_the_key_of_another_device_is_not_proposed(bundle: Bundle) -> None:
     # Unknown and changed keys, and those in --keys: tests/integration/commands/test_discovery.py.
-    assert reasons(proposed(bundle, found(bundle, "alpha", 0, key=KEYS["beta"]))) == [
+    assert reasons(propose_fleet(bundle, make_found(bundle, "alpha", 0, key=KEYS["beta"]))) == [
         ("alpha", "tcp://10.0.0.7:7500", "announces the key of beta")
     ]
 
 
 def test_plain_text_is_proposed_on_loopback_only(bundle: Bundle) -> None:
-    here = found(bundle, "alpha", 0, address="127.0.0.1")
-    (entry,) = proposed(bundle, here, on_loopback=True).entries
+    here = make_found(bundle, "alpha", 0, address="127.0.0.1")
+    (entry,) = propose_fleet(bundle, here, on_loopback=True).entries
     assert (entry.device, entry.address, entry.key) == ("alpha", "tcp://127.0.0.1:7500", None)
     why = "announces no key: plain text over a network is never proposed"
-    assert reasons(proposed(bundle, here)) == [("alpha", "tcp://127.0.0.1:7500", why)]
-    there = found(bundle, "alpha", 0)
-    assert reasons(proposed(bundle, there, on_loopback=True)) == [
+    assert reasons(propose_fleet(bundle, here)) == [("alpha", "tcp://127.0.0.1:7500", why)]
+    there = make_found(bundle, "alpha", 0)
+    assert reasons(propose_fleet(bundle, there, on_loopback=True)) == [
         ("alpha", "tcp://10.0.0.7:7500", why)
     ]
 
 
 def test_plain_text_is_not_proposed_for_a_device_whose_key_is_known(bundle: Bundle) -> None:
-    here = found(bundle, "alpha", 0, address="127.0.0.1")
+    here = make_found(bundle, "alpha", 0, address="127.0.0.1")
     why = "announces no key, --keys has alpha.public: expected an encrypted agent"
     proposal = propose(bundle, [here], keys=KEYS, on_loopback=True)
     assert reasons(proposal) == [("alpha", "tcp://127.0.0.1:7500", why)]
@@ -91,8 +91,8 @@ def test_plain_text_is_not_proposed_for_a_device_whose_key_is_known(bundle: Bund
 def test_replicas_are_told_apart_by_their_key_files(bundle: Bundle) -> None:
     keys = {"alpha": "a" * 40, "alpha-attic": "d" * 40}
     announced = [
-        found(bundle, "alpha", 0, key="d" * 40, address="10.0.0.9"),
-        found(bundle, "alpha", 0, key="a" * 40),
+        make_found(bundle, "alpha", 0, key="d" * 40, address="10.0.0.9"),
+        make_found(bundle, "alpha", 0, key="a" * 40),
     ]
     proposal = propose(bundle, announced, keys=keys, on_loopback=False)
     assert [(e.device, e.address, e.key) for e in proposal.entries] == [
@@ -103,30 +103,35 @@ def test_replicas_are_told_apart_by_their_key_files(bundle: Bundle) -> None:
 
 def test_a_device_whose_name_begins_like_another_s_is_no_replica(tmp_path: Path) -> None:
     bundle = Bundle.open(write_bundle(tmp_path / "b", devices=("pi", "pi-5", "n100")))
-    announced = found(bundle, "pi", 0, key="d" * 40)
+    announced = make_found(bundle, "pi", 0, key="d" * 40)
     proposal = propose(bundle, [announced], keys={"pi-5": "d" * 40}, on_loopback=False)
     assert [left.reason for left in proposal.left_out] == ["announces the key of pi-5"]
 
 
 def test_two_agents_that_claim_one_device_are_both_left_out(bundle: Bundle) -> None:
     announced = [
-        found(bundle, "alpha", 0, key=KEYS["alpha"], address=f"10.0.0.{host}") for host in (7, 8)
+        make_found(bundle, "alpha", 0, key=KEYS["alpha"], address=f"10.0.0.{host}")
+        for host in (7, 8)
     ]
     why = "2 agents claim to be alpha with the same key: at most one is genuine"
-    assert reasons(proposed(bundle, *announced)) == [
+    assert reasons(propose_fleet(bundle, *announced)) == [
         ("alpha", "tcp://10.0.0.7:7500", why),
         ("alpha", "tcp://10.0.0.8:7500", why),
     ]
-    plain = [found(bundle, "alpha", 0, address="127.0.0.1", port=port) for port in (7500, 7501)]
-    assert [why for _, _, why in reasons(proposed(bundle, *plain, on_loopback=True))] == [
+    plain = [
+        make_found(bundle, "alpha", 0, address="127.0.0.1", port=port) for port in (7500, 7501)
+    ]
+    assert [why for _, _, why in reasons(propose_fleet(bundle, *plain, on_loopback=True))] == [
         "2 agents claim to be alpha"
     ] * 2
 
 
 def test_two_devices_at_one_address_are_both_left_out(bundle: Bundle) -> None:
-    announced = [found(bundle, name, k, key=KEYS[name]) for k, name in enumerate(("alpha", "beta"))]
+    announced = [
+        make_found(bundle, name, k, key=KEYS[name]) for k, name in enumerate(("alpha", "beta"))
+    ]
     why = "another device announces the same address"
-    assert reasons(proposed(bundle, *announced)) == [
+    assert reasons(propose_fleet(bundle, *announced)) == [
         ("alpha", "tcp://10.0.0.7:7500", why),
         ("beta", "tcp://10.0.0.7:7500", why),
     ]
@@ -135,11 +140,11 @@ def test_two_devices_at_one_address_are_both_left_out(bundle: Bundle) -> None:
 def test_agents_of_something_else_are_left_out(bundle: Bundle) -> None:
     mine = bundle.digest[:16]
     announced = [
-        found(bundle, "alpha", 0, key=KEYS["alpha"], digest="0" * 64),
-        found(bundle, "alpha", 1, key=KEYS["alpha"]),
-        found(bundle, "stranger", 0, key=KEYS["alpha"]),
+        make_found(bundle, "alpha", 0, key=KEYS["alpha"], digest="0" * 64),
+        make_found(bundle, "alpha", 1, key=KEYS["alpha"]),
+        make_found(bundle, "stranger", 0, key=KEYS["alpha"]),
     ]
-    assert [why for _, _, why in reasons(proposed(bundle, *announced))] == [
+    assert [why for _, _, why in reasons(propose_fleet(bundle, *announced))] == [
         f"serves another bundle: {'0' * 16}, expected {mine}",
         "announces sub-model 1, the bundle gives it 0",
         "is no device of this bundle",
@@ -165,11 +170,11 @@ def test_agents_of_something_else_are_left_out(bundle: Bundle) -> None:
     ],
 )
 def test_texts_that_are_malformed(changes: dict[bytes, bytes | None], reason: str) -> None:
-    assert left_out(texts={**TEXTS, **changes}).reason.startswith(f"malformed: {reason}")
+    assert notice(texts={**TEXTS, **changes}).reason.startswith(f"malformed: {reason}")
 
 
-def left_out(**changes: Any) -> LeftOut:
-    """What is said of an announcement that cannot be used."""
+def notice(**changes: Any) -> LeftOut:
+    """Notice about an announcement that cannot be used."""
     known = {"name": "x", "addresses": ("10.0.0.7",), "port": 7500, "texts": TEXTS}
     read = read_announcement(Found(**{**known, **changes}))
     assert isinstance(read, LeftOut)
@@ -190,7 +195,7 @@ def left_out(**changes: Any) -> LeftOut:
     ],
 )
 def test_addresses_that_nobody_can_dial(addresses: tuple[str, ...], port: int, reason: str) -> None:
-    assert left_out(addresses=addresses, port=port).reason == f"malformed: {reason}"
+    assert notice(addresses=addresses, port=port).reason == f"malformed: {reason}"
 
 
 def test_unknown_texts_are_passed_over() -> None:
@@ -202,11 +207,11 @@ def test_unknown_texts_are_passed_over() -> None:
 
 
 def test_untrusted_texts_are_shown_short_and_printable() -> None:
-    assert left_out(addresses=()).address == "nowhere"
-    assert left_out(name="n" * SHOWN_CHARACTERS, port=0).device == "n" * SHOWN_CHARACTERS
+    assert notice(addresses=()).address == "nowhere"
+    assert notice(name="n" * SHOWN_CHARACTERS, port=0).device == "n" * SHOWN_CHARACTERS
     hostile = "\x1b[2J\r\n[[devices]]\n" + "x" * 10_000
     texts = {b"device": hostile.encode()}
-    read = left_out(name=hostile, addresses=(hostile,) * 1000, port=1, texts=texts)
+    read = notice(name=hostile, addresses=(hostile,) * 1000, port=1, texts=texts)
     for text in (read.device, read.address, read.reason):
         assert text.isprintable()
         assert len(text) <= 1024
@@ -214,7 +219,7 @@ def test_untrusted_texts_are_shown_short_and_printable() -> None:
 
 
 def test_any_announcement_makes_a_valid_file(tmp_path: Path, bundle: Bundle) -> None:
-    (entry,) = proposed(bundle, found(bundle, "alpha", 0, key=KEYS["alpha"])).entries
+    (entry,) = propose_fleet(bundle, make_found(bundle, "alpha", 0, key=KEYS["alpha"])).entries
     fleet = Fleet(bundle="bundle", devices=[entry], key="client.secret")
     hostile = LeftOut(device="a\nb = 1", address="x\r[[devices]]", reason="\u2028\x00" + "y" * 5000)
     path = tmp_path / "fleet.toml"

@@ -1,4 +1,4 @@
-"""Where an agent is announced, and what is said where zeroconf is not installed."""
+"""Addresses of announcements, and the message where zeroconf is not installed."""
 
 import ipaddress
 import sys

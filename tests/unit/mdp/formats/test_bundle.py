@@ -15,7 +15,7 @@ from mdp.formats.bundle import FUSION, MANIFEST, Bundle, model_path
 from mdp.formats.plan import Assignment
 from mdp.fusion.fuse import weights_for
 from mdp.testing.bundles import LABELS, size_accuracy, subset_accuracy, write_bundle
-from tests.support.bundles import change_assignment, listed
+from tests.support.bundles import change_assignment, relist
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -289,7 +289,7 @@ def outside(folder: Path) -> None:
     (folder / MANIFEST).symlink_to(folder.parent / "other" / MANIFEST)
 
 
-def truncated(folder: Path) -> None:
+def truncate(folder: Path) -> None:
     (folder / MANIFEST).write_bytes(b'{"name": ')
 
 
@@ -306,7 +306,7 @@ def endless(folder: Path) -> None:
         (device, "leads out of the bundle"),
         (outside, "leads out of the bundle"),
         (endless, "expected at most 67,108,864 bytes, found more"),
-        (truncated, "Input data was truncated"),
+        (truncate, "Input data was truncated"),
     ],
 )
 def test_an_unreadable_manifest(
@@ -331,7 +331,7 @@ def test_an_unreadable_manifest(
 def test_another_bundles_weights(folder: Path, change: dict[str, object], expected: str) -> None:
     content = json.loads((folder / FUSION).read_text())
     (folder / FUSION).write_text(json.dumps({**content, **change}))
-    listed(folder, FUSION)
+    relist(folder, FUSION)
     with pytest.raises(ConfigError, match=rf"fusion\.json: {expected}"):
         Bundle.open(folder).fusion_weights()
 
@@ -379,7 +379,7 @@ def test_the_digest_does_not_depend_on_what_was_measured(folder: Path, tmp_path:
     assert never.digest == digest
     assert never.manifest.evaluation is None
     write_json(folder / FUSION, {"num_classes": 3, "subsets": []})
-    listed(folder, FUSION)
+    relist(folder, FUSION)
     assert Bundle.open(folder).digest == digest
 
 
@@ -413,7 +413,7 @@ def test_sixteen_members_have_the_mean_of_the_size_where_a_subset_is_not_listed(
         mean = size_accuracy(len(members)).mean
         for rule in ("stacked", "bagged", "boosted"):
             assert bundle.expected_accuracy(members, rule) == getattr(mean, rule)
-    fitted = bundle.fusion_weights().fitted(odd)
+    fitted = bundle.fusion_weights().weights_of(odd)
     assert fitted is not None
     assert fitted.b == (0.2,) * 5
 
@@ -447,7 +447,7 @@ def test_a_bundle_from_before_temperatures_and_calibration_errors_opens(folder: 
     for subset in content["subsets"]:
         subset.pop("temperatures")
     (folder / FUSION).write_text(json.dumps(content))
-    listed(folder, FUSION)
+    relist(folder, FUSION)
 
     def older(manifest: dict[str, Any]) -> None:
         manifest["evaluation"].pop("sizes")

@@ -12,9 +12,9 @@ from mdp.formats.fleet import (
     Fleet,
     FleetEntry,
     agent_keys,
-    exposed,
     fleet_toml,
     new_fleet,
+    plain_text_entries,
     read_fleet,
 )
 from mdp.formats.plan import PredictedMs, Replica
@@ -232,7 +232,7 @@ def test_who_is_spoken_to_encrypted_in_plain_text_or_not_at_all(
         return
     found = agent_keys(fleet, has_key=has_key, insecure=insecure)
     assert found == ({"beta": key} if key else {})
-    assert len(exposed(fleet)) == (address == AWAY and key is None)
+    assert len(plain_text_entries(fleet)) == (address == AWAY and key is None)
 
 
 def test_how_far_apart_frames_may_be(tmp_path: Path, bundle: Bundle) -> None:

@@ -8,7 +8,7 @@ import pytest
 from mdp.errors import ConfigError, InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import FleetEntry, new_fleet, read_fleet, relative_to
-from mdp.formats.fleet_edit import FleetFile, name_bundle, suggested
+from mdp.formats.fleet_edit import FleetFile, name_bundle, suggest_member
 from mdp.testing.bundles import write_bundle
 
 # With every character that TOML gives a meaning.
@@ -139,15 +139,15 @@ def test_what_is_written_anew_can_be_edited(tmp_path: Path) -> None:
 
 def test_the_member_that_one_more_device_should_serve(path: Path, tmp_path: Path) -> None:
     file = FleetFile.read(path)
-    assert suggested(file.bundle, file.fleet)[0].device == "gamma"
+    assert suggest_member(file.bundle, file.fleet)[0].device == "gamma"
     whole = file.with_entry(entry())
     # The made-up accuracies grow with k: losing gamma costs most.
-    found, why = suggested(whole.bundle, whole.fleet)
+    found, why = suggest_member(whole.bundle, whole.fleet)
     assert (found.device, why) == ("gamma", "without gamma answers are right on 89.0%")
     doubled = whole.with_entry(entry("gamma/attic", "tcp://h:3"))
-    assert suggested(doubled.bundle, doubled.fleet)[0].device == "beta"
+    assert suggest_member(doubled.bundle, doubled.fleet)[0].device == "beta"
     unmeasured = Bundle.open(write_bundle(tmp_path / "unmeasured", evaluated=False))
-    assert "slowest" in suggested(unmeasured, whole.fleet)[1]
+    assert "slowest" in suggest_member(unmeasured, whole.fleet)[1]
 
 
 def test_a_bundle_is_named_and_nothing_else_changes(path: Path) -> None:

@@ -40,7 +40,7 @@ def pair(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def written(path: Path, text: str, mode: int = 0o600) -> Path:
+def write(path: Path, text: str, mode: int = 0o600) -> Path:
     path.write_text(text)
     path.chmod(mode)
     return path
@@ -174,7 +174,7 @@ def test_the_two_files_are_not_confused(pair: Path) -> None:
     ],
 )
 def test_damaged_files(tmp_path: Path, text: str, expected: str) -> None:
-    path = written(tmp_path / "box.secret", text)
+    path = write(tmp_path / "box.secret", text)
     with pytest.raises(ConfigError, match=r"box\.secret: ") as refusal:
         load_pair(path, public_key_of)
     assert expected in str(refusal.value)
@@ -262,7 +262,7 @@ def test_a_revoked_key_is_allowed_under_no_name(tmp_path: Path) -> None:
     for name in ("office", "phone"):
         new_keys(tmp_path, name, new_pair)
     (tmp_path / "desk.public").write_bytes((tmp_path / "office.public").read_bytes())
-    written(tmp_path / "broken.public", "?")
+    write(tmp_path / "broken.public", "?")
     with pytest.raises(InputError, match=r"there are: broken, desk, office, phone"):
         revoke(tmp_path, "nobody")
     assert [path.name for path in revoke(tmp_path, "office")] == ["desk.revoked", "office.revoked"]
@@ -354,7 +354,7 @@ def test_a_client_is_let_in_and_keeps_what_it_had(pair: Path) -> None:
     clients, limits = pair / "clients", pair / "clients/box.limits"
     allow(clients, pair / "box.public", {})
     assert not limits.exists()
-    written(limits, "expires = 2027-01-31T00:00:00Z\npush = true\n")
+    write(limits, "expires = 2027-01-31T00:00:00Z\npush = true\n")
     assert allow(clients, pair / "box.public", {"record": True}).push
     until = datetime.datetime(2027, 1, 31, tzinfo=datetime.UTC)
     (client,) = load_allowed(clients).values()

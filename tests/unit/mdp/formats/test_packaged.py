@@ -8,16 +8,21 @@ import pytest
 from mdp.errors import InputError
 from mdp.formats import packaged
 from mdp.formats.bundle import Bundle, model_path
-from mdp.formats.packaged import named_bundle, packaged_bundle, packaged_bundles, unpacked_bundle
+from mdp.formats.packaged import (
+    bundle_by_name,
+    bundle_in_package,
+    bundles_in_package,
+    unpack_bundle,
+)
 
 
 def test_equal_models_are_in_a_package_once(tmp_path: Path) -> None:
-    whole = packaged_bundle("parts")
-    assert unpacked_bundle(whole, tmp_path / "unused") == whole
+    whole = bundle_in_package("parts")
+    assert unpack_bundle(whole, tmp_path / "unused") == whole
     assert not (tmp_path / "unused").exists()
     package = tmp_path / "package"
     shutil.copytree(whole, package, ignore=shutil.ignore_patterns("1", "2", "3"))
-    made = unpacked_bundle(package, tmp_path / "made")
+    made = unpack_bundle(package, tmp_path / "made")
     assert made == tmp_path / "made"
     bundle = Bundle.open(made)
     for assignment in bundle.manifest.plan.assignments:
@@ -29,15 +34,17 @@ def test_equal_models_are_in_a_package_once(tmp_path: Path) -> None:
 
 def test_a_bundle_that_there_is_not() -> None:
     with pytest.raises(InputError, match=r"bolts: expected a bundle's folder, or one of .*parts"):
-        packaged_bundle("bolts")
+        bundle_in_package("bolts")
 
 
 @pytest.fixture
 def lean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only packaged bundle, without the models that are copies of another's; an empty cache."""
     folder = tmp_path / "package/parts"
-    shutil.copytree(packaged_bundle("parts"), folder, ignore=shutil.ignore_patterns("1", "2", "3"))
-    monkeypatch.setattr(packaged, "packaged_bundles", lambda: {"parts": folder})
+    shutil.copytree(
+        bundle_in_package("parts"), folder, ignore=shutil.ignore_patterns("1", "2", "3")
+    )
+    monkeypatch.setattr(packaged, "bundles_in_package", lambda: {"parts": folder})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return folder
@@ -45,19 +52,19 @@ def lean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_folder_comes_before_a_name(lean: Path) -> None:
     (lean.parents[1] / "parts").mkdir()
-    assert named_bundle(Path("parts")) == Path("parts")
-    assert named_bundle(Path("bolts")) == Path("bolts")
-    assert named_bundle(None) is None
+    assert bundle_by_name(Path("parts")) == Path("parts")
+    assert bundle_by_name(Path("bolts")) == Path("bolts")
+    assert bundle_by_name(None) is None
 
 
 def test_what_is_named_is_made_whole_once(lean: Path, tmp_path: Path) -> None:
-    found = named_bundle(Path("parts"))
+    found = bundle_by_name(Path("parts"))
     assert found is not None
     assert found.parent == tmp_path / "cache/mdp/bundles"
     bundle = Bundle.open(found)
     assert all((found / model_path(one.k)).is_file() for one in bundle.manifest.plan.assignments)
     first = (found / model_path(3)).stat().st_ino
-    assert named_bundle(Path("parts")) == found
+    assert bundle_by_name(Path("parts")) == found
     assert (found / model_path(3)).stat().st_ino == first
     assert list(found.parent.iterdir()) == [found]
 
@@ -65,7 +72,7 @@ def test_what_is_named_is_made_whole_once(lean: Path, tmp_path: Path) -> None:
 def test_a_whole_one_stays_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    assert named_bundle(Path("parts")) == packaged_bundles()["parts"]
+    assert bundle_by_name(Path("parts")) == bundles_in_package()["parts"]
 
 
 def test_a_cache_that_cannot_be_written(
@@ -74,4 +81,4 @@ def test_a_cache_that_cannot_be_written(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(InputError, match=r"file/mdp/bundles: cannot be written: Not a directory"):
-        named_bundle(Path("parts"))
+        bundle_by_name(Path("parts"))

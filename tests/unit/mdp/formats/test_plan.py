@@ -1,4 +1,4 @@
-"""What a plan may say, and what it may not."""
+"""Contents that a plan may have, and those that it may not."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def without_none(value: Any) -> Any:
     return [without_none(item) for item in value] if isinstance(value, list) else value
 
 
-def changed(plan: Plan, **changes: Any) -> dict[str, Any]:
+def change(plan: Plan, **changes: Any) -> dict[str, Any]:
     """The plan as builtins, with `a__b=value` put at a -> b; 0, 1, ... index lists."""
     content: dict[str, Any] = without_none(msgspec.to_builtins(plan))
     for key, value in changes.items():
@@ -92,7 +92,7 @@ def test_round_trip_keeps_everything(tmp_path: Path) -> None:
 def test_what_a_plan_may_not_say(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
     import tomli_w
 
-    content = changed(colour_plan(), **changes)
+    content = change(colour_plan(), **changes)
     path = tmp_path / "plan.toml"
     path.write_text(tomli_w.dumps(content))
     with pytest.raises(ConfigError, match=rf"plan\.toml: .*{expected}"):
@@ -146,7 +146,7 @@ def test_what_a_replica_may_not_be(changes: dict[str, Any], expected: str) -> No
 def test_too_many_members() -> None:
     devices = tuple(f"d{k}" for k in range(MAX_MEMBERS))
     assert len(colour_plan(devices, (8,) * MAX_MEMBERS).assignments) == MAX_MEMBERS
-    content = changed(colour_plan(devices, (8,) * MAX_MEMBERS))
+    content = change(colour_plan(devices, (8,) * MAX_MEMBERS))
     content["assignments"].append({**content["assignments"][0], "k": MAX_MEMBERS, "device": "one"})
     with pytest.raises(msgspec.ValidationError, match=f"length <= {MAX_MEMBERS}"):
         msgspec.convert(content, Plan)

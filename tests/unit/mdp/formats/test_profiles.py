@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from mdp.errors import ConfigError
-from mdp.formats.profile import read_profile, shipped_profiles
+from mdp.formats.profile import profiles_in_package, read_profile
 
 NAMES = ("desktop-gpu", "jetson-orin-nano", "laptop-cpu", "n100", "raspberry-pi-5")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shipped_profile_reads_and_says_where_each_number_comes_from(name: str) -> None:
-    assert tuple(shipped_profiles()) == NAMES
+    assert tuple(profiles_in_package()) == NAMES
     profile = read_profile(name)
     assert profile.name == name
     on_processor = name in ("raspberry-pi-5", "n100", "laptop-cpu")
@@ -45,7 +45,7 @@ def test_a_larger_shape_takes_longer_in_every_shipped_profile() -> None:
 
 def write(folder: Path, old: str = "", new: str = "") -> Path:
     """The shipped n100 profile with one text replaced, as a file of its own."""
-    text = shipped_profiles()["n100"].read_text()
+    text = profiles_in_package()["n100"].read_text()
     assert old in text
     path = folder / "n100.toml"
     path.write_text(text.replace(old, new, 1))

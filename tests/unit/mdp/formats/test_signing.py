@@ -20,7 +20,7 @@ from mdp.formats.signing import (
     sign,
 )
 from mdp.testing.bundles import write_bundle
-from tests.support.bundles import change_assignment, listed
+from tests.support.bundles import change_assignment, relist
 
 
 @pytest.fixture
@@ -36,14 +36,14 @@ def trusted(keys: Path) -> BundleKey:
     return load_bundle_key(keys / "release.public")
 
 
-def signed(folder: Path, key: Path) -> Path:
+def sign_folder(folder: Path, key: Path) -> Path:
     sign(folder / MANIFEST, Bundle.open(folder).manifest_content, load_signing_key(key))
     return folder
 
 
 @pytest.fixture
 def folder(tmp_path: Path, keys: Path) -> Path:
-    return signed(write_bundle(tmp_path / "bundle"), keys / "release.secret")
+    return sign_folder(write_bundle(tmp_path / "bundle"), keys / "release.secret")
 
 
 def test_a_bundle_as_it_was_signed_is_loaded(folder: Path, trusted: BundleKey) -> None:
@@ -55,20 +55,20 @@ def unsign(folder: Path) -> None:
     (folder / SIGNATURE).unlink()
 
 
-def signed_by_another(folder: Path) -> None:
-    signed(folder, folder.parent / "keys" / "other.secret")
+def sign_by_another(folder: Path) -> None:
+    sign_folder(folder, folder.parent / "keys" / "other.secret")
 
 
 def another_bundle_s_signature(folder: Path) -> None:
     other = write_bundle(folder.parent / "another", bag_scale=9.0)
-    signed(other, folder.parent / "keys" / "release.secret")
+    sign_folder(other, folder.parent / "keys" / "release.secret")
     shutil.copy(other / SIGNATURE, folder / SIGNATURE)
 
 
-def forged_name_of_the_key(folder: Path) -> None:
+def forge_name_of_the_key(folder: Path) -> None:
     """Signed by another key, and said to be of the trusted one."""
     public = json.loads((folder / SIGNATURE).read_text())["public"]
-    signed_by_another(folder)
+    sign_by_another(folder)
     content = json.loads((folder / SIGNATURE).read_text())
     (folder / SIGNATURE).write_text(json.dumps({**content, "public": public}))
 
@@ -81,12 +81,12 @@ def more_threads(folder: Path) -> None:
 def another_model(folder: Path) -> None:
     """With its hash in the manifest."""
     shutil.copy(folder / model_path(1), folder / model_path(0))
-    listed(folder, model_path(0))
+    relist(folder, model_path(0))
 
 
 def other_fusion(folder: Path) -> None:
     (folder / FUSION).write_text((folder / FUSION).read_text() + " ")
-    listed(folder, FUSION)
+    relist(folder, FUSION)
 
 
 def rubbish(folder: Path) -> None:
@@ -100,9 +100,9 @@ ALTERED = r"manifest\.json: altered since it was signed with key release \("
     ("change", "expected"),
     [
         (unsign, r"bundle: not signed: expected signature\.json beside manifest\.json, signed "),
-        (signed_by_another, r"signature\.json: expected a signature with key release \(.* got one"),
+        (sign_by_another, r"signature\.json: expected a signature with key release \(.* got one"),
         (another_bundle_s_signature, ALTERED),
-        (forged_name_of_the_key, ALTERED),
+        (forge_name_of_the_key, ALTERED),
         (more_threads, ALTERED),
         (another_model, ALTERED),
         (other_fusion, ALTERED),
@@ -151,7 +151,7 @@ def readable(keys: Path) -> None:
     (keys / "release.secret").chmod(0o640)
 
 
-def mixed(keys: Path) -> None:
+def mix_keys(keys: Path) -> None:
     content = (keys / "release.secret").read_text()
     own, other = (load_bundle_key(keys / f"{name}.public").public for name in ("release", "other"))
     (keys / "release.secret").write_text(content.replace(own, other))
@@ -173,7 +173,11 @@ def as_it_is(keys: Path) -> None:
             load_signing_key,
             "release.secret: expected mode 0600, got 0640: others may read this secret key",
         ),
-        (mixed, load_signing_key, "release.secret: `public` and `secret` do not belong together"),
+        (
+            mix_keys,
+            load_signing_key,
+            "release.secret: `public` and `secret` do not belong together",
+        ),
         (
             as_it_is,
             load_signing_key,

@@ -1,4 +1,4 @@
-"""How rare a score is, how cameras' surprises are fused, and what a table may say."""
+"""Rates of scores, fused surprises of cameras, and what a table may say."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mdp.fusion.anomaly import fused_surprise, surprise, surprises_of
+from mdp.fusion.anomaly import fuse_surprises, surprise, surprises_of
 from mdp.fusion.anomaly_table import MAXIMUM, MEAN, Anomaly, ScoreTail, SubsetAnomaly
 
 TAIL = ScoreTail(scores=(1.0, 2.0, 3.0, 4.0), decade=0.5)
@@ -23,14 +23,14 @@ def test_no_surprise_is_beyond_all_numbers() -> None:
     assert surprise(1e30, TAIL) == 1000.0
     same = ScoreTail(scores=(1.0, 1.0, 1.0, 1.0), decade=1e-6)
     assert surprise(1.0, same) <= 1.0
-    assert np.isfinite(fused_surprise([surprise(1e30, TAIL)] * 3, 8))
+    assert np.isfinite(fuse_surprises([surprise(1e30, TAIL)] * 3, 8))
 
 
 @pytest.mark.parametrize(("power", "expected"), [(MEAN, 2.0), (2, np.sqrt(5.0)), (MAXIMUM, 3.0)])
 def test_surprises_are_fused_by_a_power_mean(power: int, expected: float) -> None:
-    assert fused_surprise([np.array(1.0), np.array(3.0)], power) == pytest.approx(expected)
-    assert fused_surprise([np.array([0.0, 2.0])], power).tolist() == [0.0, 2.0]
-    assert fused_surprise([np.zeros(2), np.zeros(2)], power).tolist() == [0.0, 0.0]
+    assert fuse_surprises([np.array(1.0), np.array(3.0)], power) == pytest.approx(expected)
+    assert fuse_surprises([np.array([0.0, 2.0])], power).tolist() == [0.0, 2.0]
+    assert fuse_surprises([np.zeros(2), np.zeros(2)], power).tolist() == [0.0, 0.0]
 
 
 def test_members_have_tails_of_their_own() -> None:

@@ -21,11 +21,11 @@ from mdp.fusion.fuse import (
     Temperatures,
     fuse,
     is_boosting_prefix,
-    listed_subsets,
+    list_subsets,
     mode_of,
     probabilities,
     rule_for,
-    unlisted_sizes,
+    sizes_not_listed,
     weights_for,
 )
 
@@ -85,21 +85,21 @@ def test_probabilities_do_not_change_with_an_offset(logits: list[float], offset:
 
 
 def test_arrival_subsets_are_all_of_them_smaller_ones_first() -> None:
-    assert listed_subsets([2, 0, 1]) == [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
+    assert list_subsets([2, 0, 1]) == [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
 
 
 def test_up_to_eight_members_every_subset_is_listed() -> None:
     for count in range(1, 9):
-        assert len(listed_subsets(range(count))) == 2**count - 1
-        assert unlisted_sizes(count) == []
+        assert len(list_subsets(range(count))) == 2**count - 1
+        assert sizes_not_listed(count) == []
 
 
 @pytest.mark.parametrize("count", range(9, 17))
 def test_of_more_members_few_subsets_are_listed_and_every_prefix(count: int) -> None:
-    listed = listed_subsets(range(count))
+    listed = list_subsets(range(count))
     assert len(set(listed)) == len(listed) < 400
     assert [len(members) for members in listed] == sorted(len(members) for members in listed)
-    unlisted = unlisted_sizes(count)
+    unlisted = sizes_not_listed(count)
     assert {1, 2, count - 2, count - 1, count}.isdisjoint(unlisted)
     for size in range(1, count + 1):
         of_size = sum(len(members) == size for members in listed)
@@ -186,8 +186,8 @@ def test_a_subset_that_is_not_listed_takes_the_weights_of_its_size() -> None:
     )
     assert weights_for((0, 2), "bagged", fusion).b == (2.0, 2.0)
     assert weights_for((0, 2), "boosted", fusion).a == (1.0, 1.0)
-    assert fusion.fitted((1,)) is None
-    assert fusion.fitted((1, 3)) is None
+    assert fusion.weights_of((1,)) is None
+    assert fusion.weights_of((1, 3)) is None
 
 
 @given(cases(), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
@@ -284,9 +284,9 @@ def test_one_picture_is_fused_as_one_of_many_which_stay_as_they_are() -> None:
 
 
 def test_a_size_is_unlisted_above_120_subsets() -> None:
-    assert unlisted_sizes(8) == []
-    assert unlisted_sizes(16) == list(range(3, 14))
-    assert unlisted_sizes(121) == list(range(1, 121))
+    assert sizes_not_listed(8) == []
+    assert sizes_not_listed(16) == list(range(3, 14))
+    assert sizes_not_listed(121) == list(range(1, 121))
 
 
 def test_temperatures_reach_their_bounds() -> None:

@@ -1,4 +1,4 @@
-"""Who may use a gateway, and where it may listen."""
+"""Users that a gateway lets in, and addresses that it may listen on."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -143,7 +143,7 @@ def test_refused_token_files(tmp_path: Path, content: str | None, mode: int, sai
 TEACHER = "fedcba9876543210"
 
 
-def asked(path: str, token: str, tokens: Tokens, teachers: Tokens | None, **more: str) -> int:
+def status_of(path: str, token: str, tokens: Tokens, teachers: Tokens | None, **more: str) -> int:
     """The status of the refusal; 200 if it is let in."""
     headers = {"host": "localhost", **more}
     if token:
@@ -159,17 +159,19 @@ def asked(path: str, token: str, tokens: Tokens, teachers: Tokens | None, **more
 def test_only_who_may_teach_does(tokens: Tokens) -> None:
     teachers = Tokens([TEACHER])
     path = "/teach/recording"
-    assert asked(path, TEACHER, tokens, teachers) == 200
+    assert status_of(path, TEACHER, tokens, teachers) == 200
     # On loopback neither: any local process could watch.
-    assert asked(path, "", tokens, teachers) == 401
-    assert asked(path, "0" * 16, tokens, teachers) == 401
-    assert asked(path, TOKEN, tokens, teachers) == (403 if tokens else 401)
+    assert status_of(path, "", tokens, teachers) == 401
+    assert status_of(path, "0" * 16, tokens, teachers) == 401
+    assert status_of(path, TOKEN, tokens, teachers) == (403 if tokens else 401)
     for without in (None, Tokens([])):
-        assert asked(path, TEACHER, tokens, without) == 401
+        assert status_of(path, TEACHER, tokens, without) == 401
     # A page of another site has no token, and could not use one.
-    assert asked(path, TEACHER, tokens, teachers, origin="http://elsewhere") == 403
-    assert asked("/teach", "", tokens, teachers) == asked("/teach.js", "", tokens, None) == 200
-    assert asked("/v2", TEACHER, tokens, teachers) == 200
+    assert status_of(path, TEACHER, tokens, teachers, origin="http://elsewhere") == 403
+    assert (
+        status_of("/teach", "", tokens, teachers) == status_of("/teach.js", "", tokens, None) == 200
+    )
+    assert status_of("/v2", TEACHER, tokens, teachers) == 200
 
 
 def test_a_teacher_is_a_caller_of_its_own() -> None:

@@ -54,7 +54,7 @@ class Told:
         alpha = DeviceStatus(
             device="alpha", address="", state="READY", queued=3, temperature_c=61.5
         )
-        self.roll.told([alpha], 1.0)
+        self.roll.on_statuses([alpha], 1.0)
         self.error: Exception | None = None
         self.deadlines_ms: list[float] = []
         self.maps: list[bool] = []
@@ -70,8 +70,8 @@ class Told:
         (answer,) = await self.classify([b""], deadline_ms)
         return answer
 
-    def shown(self) -> dict[str, Any]:
-        return {"name": self.name, **self.roll.shown()}
+    def snapshot(self) -> dict[str, Any]:
+        return {"name": self.name, **self.roll.snapshot()}
 
 
 class Stop:

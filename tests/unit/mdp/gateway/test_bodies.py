@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mdp.gateway import bodies
-from mdp.gateway.bodies import MAX_FIELDS, uploaded
+from mdp.gateway.bodies import MAX_FIELDS, parse_upload
 from mdp.gateway.refusals import Refusal
 
 FORM = "multipart/form-data; boundary=a"
@@ -40,7 +40,7 @@ class Counted(bytearray):
 def test_the_one_file_of_a_form(content: bytes, others: int) -> None:
     notes = [(TEXT, b"note")] * others
     for fields in ([(FILE, content), *notes], [*notes, (FILE, content)]):
-        assert bytes(uploaded(FORM, form(*fields))) == content
+        assert bytes(parse_upload(FORM, form(*fields))) == content
 
 
 def test_a_form_that_another_program_made() -> None:
@@ -55,7 +55,7 @@ def test_a_form_that_another_program_made() -> None:
     body = message.as_bytes().replace(b"\n", b"\r\n")
     at = body.index(b"\r\n\r\n--") + 4
     kind = f'Multipart/Form-Data; charset=utf-8; Boundary="{message.get_boundary()}"'
-    assert bytes(uploaded(kind, bytearray(body[at:]))).startswith(b"FORM-DATA; name=b")
+    assert bytes(parse_upload(kind, bytearray(body[at:]))).startswith(b"FORM-DATA; name=b")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_form_that_another_program_made() -> None:
 )
 def test_forms_that_are_none(body: bytes, said: str) -> None:
     with pytest.raises(Refusal, match=said) as refused:
-        uploaded(FORM, bytearray(body))
+        parse_upload(FORM, bytearray(body))
     assert refused.value.status == 400
 
 
@@ -95,7 +95,7 @@ def test_forms_that_are_none(body: bytes, said: str) -> None:
 )
 def test_boundaries_that_are_none(kind: str) -> None:
     with pytest.raises(Refusal, match="expected a boundary of 1 to 70 characters"):
-        uploaded(f"multipart/form-data{kind}", form((FILE, b"x")))
+        parse_upload(f"multipart/form-data{kind}", form((FILE, b"x")))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_large_form_costs_a_few_searches_whatever_is_in_it(hostile: bytes, hea
     times = 2**18 // len(hostile)
     body = Counted(head + hostile * times)
     with pytest.raises(Refusal):
-        uploaded(FORM, body)
+        parse_upload(FORM, body)
     assert body.asked <= 4 * MAX_FIELDS, body.asked
 
 
@@ -114,16 +114,16 @@ def test_a_field_s_headers_are_short() -> None:
     # What Python's parser of headers takes grows with the square of their length.
     long = FILE + b"; " + b";" * bodies.MAX_FIELD_HEADER_BYTES
     with pytest.raises(Refusal, match="headers after its boundary"):
-        uploaded(FORM, form((long, b"x")))
+        parse_upload(FORM, form((long, b"x")))
 
 
 @pytest.mark.parametrize("name", [b"filename*=\x00''a.png", b"filename*=no-such-set''a.png"])
 def test_a_file_whose_name_has_no_character_set(name: bytes) -> None:
     """Names are not decoded: the standard library raises ValueError for the first one."""
     head = b'Content-Disposition: form-data; name="picture"; ' + name
-    assert bytes(uploaded(FORM, form((TEXT, b"1"), (head, b"content")))) == b"content"
+    assert bytes(parse_upload(FORM, form((TEXT, b"1"), (head, b"content")))) == b"content"
 
 
 def test_a_boundary_whose_name_has_no_character_set() -> None:
     kind = "multipart/form-data; boundary*=\x00''a"
-    assert bytes(uploaded(kind, form((FILE, b"content")))) == b"content"
+    assert bytes(parse_upload(kind, form((FILE, b"content")))) == b"content"

@@ -1,4 +1,4 @@
-"""What a gateway remembers of its devices."""
+"""Memory of a gateway about its devices."""
 
 import copy
 from pathlib import Path
@@ -48,13 +48,13 @@ def answer(*used: str, **missing: str) -> Prediction:
 
 
 def test_a_fault_begins_and_ends_once(roll: Roll) -> None:
-    roll.told([status(name) for name in DEVICES], 1.0)
+    roll.on_statuses([status(name) for name in DEVICES], 1.0)
     assert not roll.faults
     for now_s in (2.0, 3.0):
-        roll.told([status("beta", "UNREACHABLE", "no connection")], now_s)
+        roll.on_statuses([status("beta", "UNREACHABLE", "no connection")], now_s)
     # The status says more than the answer that lacks it.
-    roll.answered(answer("alpha", beta="unreachable"), 3.5)
-    roll.told([status("beta")], 4.0)
+    roll.on_answer(answer("alpha", beta="unreachable"), 3.5)
+    roll.on_statuses([status("beta")], 4.0)
     assert [(f.at_s, f.device, f.what, f.over) for f in roll.faults] == [
         (2.0, "beta", "UNREACHABLE: no connection", False),
         (4.0, "beta", "back after UNREACHABLE: no connection", True),
@@ -62,17 +62,17 @@ def test_a_fault_begins_and_ends_once(roll: Roll) -> None:
 
 
 def test_a_late_device_is_a_fault_until_it_is_in_an_answer(roll: Roll) -> None:
-    roll.told([status(name) for name in DEVICES], 1.0)
+    roll.on_statuses([status(name) for name in DEVICES], 1.0)
     for now_s in (2.0, 3.0):
-        roll.answered(answer("alpha", "beta", gamma="late"), now_s)
-    roll.answered(answer(*DEVICES), 4.0)
+        roll.on_answer(answer("alpha", "beta", gamma="late"), now_s)
+    roll.on_answer(answer(*DEVICES), 4.0)
     assert [(f.at_s, f.what) for f in roll.faults] == [(2.0, "late"), (4.0, "back after late")]
 
 
 def test_latencies_are_kept_and_shown(roll: Roll) -> None:
     for _ in range(KEPT_LATENCIES + 5):
-        roll.answered(answer(*DEVICES), 1.0)
-    shown = msgspec.json.decode(msgspec.json.encode(roll.shown()))
+        roll.on_answer(answer(*DEVICES), 1.0)
+    shown = msgspec.json.decode(msgspec.json.encode(roll.snapshot()))
     assert shown["devices"][0]["latencies_ms"] == [3.5] * KEPT_LATENCIES
     assert shown["devices"][1]["submodel"] == "12 px, patch 4, 8 x 1"
     assert shown["devices"][1]["region"] == [0, 0, 1, 1]
@@ -82,15 +82,15 @@ def test_latencies_are_kept_and_shown(roll: Roll) -> None:
 
 
 def test_accuracy_is_that_of_the_devices_that_can_answer_and_are_in_use(roll: Roll) -> None:
-    assert roll.expected_accuracy() is None
-    roll.told([status(name) for name in DEVICES], 1.0)
-    assert roll.expected_accuracy() == subset_accuracy((0, 1, 2)).stacked
-    roll.switched("beta", False, 2.0)
-    assert roll.expected_accuracy() == subset_accuracy((0, 2)).stacked
-    roll.told([status("alpha", "UNREACHABLE")], 3.0)
-    assert roll.expected_accuracy() == subset_accuracy((2,)).stacked
+    assert roll.accuracy_now() is None
+    roll.on_statuses([status(name) for name in DEVICES], 1.0)
+    assert roll.accuracy_now() == subset_accuracy((0, 1, 2)).stacked
+    roll.on_switch("beta", False, 2.0)
+    assert roll.accuracy_now() == subset_accuracy((0, 2)).stacked
+    roll.on_statuses([status("alpha", "UNREACHABLE")], 3.0)
+    assert roll.accuracy_now() == subset_accuracy((2,)).stacked
     # What somebody asked for is no fault of the device.
-    roll.answered(answer("gamma", beta=str(LEFT_OUT)), 4.0)
+    roll.on_answer(answer("gamma", beta=str(LEFT_OUT)), 4.0)
     assert [fault.device for fault in roll.faults] == ["beta", "alpha"]
 
 
@@ -100,14 +100,14 @@ def test_the_last_device_is_the_last_that_can_answer(roll: Roll) -> None:
 
     # Before anything is known of them.
     assert last() == []
-    roll.told([status("alpha"), status("beta"), status("gamma", "UNREACHABLE")], 1.0)
+    roll.on_statuses([status("alpha"), status("beta"), status("gamma", "UNREACHABLE")], 1.0)
     assert last() == []
-    roll.switched("alpha", False, 2.0)
+    roll.on_switch("alpha", False, 2.0)
     # Gamma is in use and cannot answer: it is no loss itself.
     assert last() == ["beta"]
-    roll.told([status("beta", "UNREACHABLE")], 3.0)
+    roll.on_statuses([status("beta", "UNREACHABLE")], 3.0)
     assert last() == []
-    roll.switched("beta", False, 4.0)
+    roll.on_switch("beta", False, 4.0)
     assert last() == ["gamma"]
 
 
@@ -128,7 +128,7 @@ def test_a_roll_that_is_made_anew_keeps_what_is_switched_off(roll: Roll) -> None
         assert list(fresh.faults) == list(roll.faults)
         return [device.in_use for device in fresh.devices.values()]
 
-    roll.switched("gamma", False, 1.0)
+    roll.on_switch("gamma", False, 1.0)
     assert shown(("gamma",)) == [True, True, False]
     # All of a fleet that was written anew: somebody has to answer.
     assert shown(DEVICES) == [True, True, True]

@@ -11,8 +11,8 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.gateway.devices import Roll
 from mdp.gateway.fleets import ServedFleet
-from mdp.gateway.metrics import OTHER, Metrics, known_provider
-from mdp.protocol.messages import OUTCOMES, RELOADS, answered_by
+from mdp.gateway.metrics import OTHER, Metrics, provider_label
+from mdp.protocol.messages import OUTCOMES, RELOADS, answers_key
 from mdp.requests.prediction import Prediction
 from mdp.testing.bundles import DEVICES, write_bundle
 
@@ -35,18 +35,18 @@ class Told:
         lines = self._metrics.exposition("")[0].decode().splitlines()
         return sum(not line.startswith("#") for line in lines)
 
-    def answered(self, known: bool | None) -> None:
+    def answer(self, known: bool | None) -> None:
         """Count an answer of the device alpha."""
         answer = Prediction(
             label="red", probability=0.9, top=(("red", 0.9),), mode="single", used=("alpha",),
             missing={}, expected_accuracy=0.5, latency_ms=1.0, deadline_ms=80.0, members=(),
             known=known,
         )  # fmt: skip
-        self._metrics.answered("colours", [answer])
+        self._metrics.count_answers("colours", [answer])
 
-    def scraped(self, family: str, *statuses: DeviceStatus) -> dict[str, float]:
+    def scrape(self, family: str, *statuses: DeviceStatus) -> dict[str, float]:
         """Labels -> value of the samples of `family`, after the devices have said `statuses`."""
-        self.roll.told(statuses, 1.0)
+        self.roll.on_statuses(statuses, 1.0)
         lines = self._metrics.exposition("")[0].decode().splitlines()
         found = [line for line in lines if line.startswith(f"{family}{{")]
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in found}
@@ -58,12 +58,12 @@ def told(tmp_path: Path) -> Told:
 
 
 def test_answers_about_unknown_items_are_counted(told: Told) -> None:
-    assert told.scraped("mdp_unknown_answers_total") == {
+    assert told.scrape("mdp_unknown_answers_total") == {
         'mdp_unknown_answers_total{model="colours"}': 0.0
     }
     for known in (True, False, None, False):
-        told.answered(known)
-    assert [*told.scraped("mdp_unknown_answers_total").values()] == [2.0]
+        told.answer(known)
+    assert [*told.scrape("mdp_unknown_answers_total").values()] == [2.0]
 
 
 def test_a_suspected_camera_is_a_gauge_of_devices_with_a_camera(told: Told) -> None:
@@ -72,7 +72,7 @@ def test_a_suspected_camera_is_a_gauge_of_devices_with_a_camera(told: Told) -> N
         device="beta", address="", state="READY", source="camera:0: frame 1", suspect="disagrees"
     )
     gamma = DeviceStatus(device="gamma", address="", state="READY")
-    assert told.scraped("mdp_camera_suspect", alpha, beta, gamma) == {
+    assert told.scrape("mdp_camera_suspect", alpha, beta, gamma) == {
         f'mdp_camera_suspect{{device="{device}",model="colours",why="{why}"}}': value
         for device, why, value in (
             ("alpha", "disagrees", 0.0),
@@ -88,13 +88,13 @@ def alpha(provider: str, counts: dict[str, int]) -> DeviceStatus:
 
 
 def test_an_agent_s_words_make_no_new_series(told: Told) -> None:
-    honest = dict.fromkeys((*OUTCOMES, *RELOADS, answered_by("ab" * 32)), 2)
-    told.scraped("mdp_device_requests_total", alpha("CPUExecutionProvider", honest))
-    told.scraped("mdp_device_requests_total", alpha("x", {"y": 1} | honest))
+    honest = dict.fromkeys((*OUTCOMES, *RELOADS, answers_key("ab" * 32)), 2)
+    told.scrape("mdp_device_requests_total", alpha("CPUExecutionProvider", honest))
+    told.scrape("mdp_device_requests_total", alpha("x", {"y": 1} | honest))
     before = told.series
     for scrape in range(5):
         counts = {f"outcome {scrape} {number}": number for number in range(100)} | honest
-        found = told.scraped(
+        found = told.scrape(
             "mdp_device_requests_total", alpha(f"Provider{scrape}ExecutionProvider", counts)
         )
         assert told.series == before
@@ -102,7 +102,7 @@ def test_an_agent_s_words_make_no_new_series(told: Told) -> None:
         assert len(ours) == len(OUTCOMES + RELOADS) + 1, "and no answers twice"
         other = next(found[name] for name in ours if 'outcome="other"' in name)
         assert other == sum(range(100))
-        (info,) = [name for name in told.scraped("mdp_device") if 'device="alpha"' in name]
+        (info,) = [name for name in told.scrape("mdp_device") if 'device="alpha"' in name]
         assert 'provider="other"' in info
 
 
@@ -111,10 +111,10 @@ def test_providers_that_runtimes_have_are_known() -> None:
 
     openvino = ["openvino:CPU", "openvino:GPU", "openvino:GPU.1", "openvino:NPU"]
     for provider in (*onnxruntime.get_all_providers(), *openvino, ""):
-        assert known_provider(provider) == provider
-    assert known_provider(None) == ""
+        assert provider_label(provider) == provider
+    assert provider_label(None) == ""
     for provider in ("openvino:GPU.12", "openvino:TPU", "CPUExecutionProvider ", "cpu"):
-        assert known_provider(provider) == OTHER
+        assert provider_label(provider) == OTHER
 
 
 def test_outcomes_are_those_that_agents_count() -> None:

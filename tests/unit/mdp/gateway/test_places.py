@@ -108,8 +108,8 @@ def test_connections_without_a_request_cost_no_other_a_place() -> None:
         if address == 3:
             assert places.admit(late, "token")
     assert all("stranger" in name for name in gone)
-    places.left(honest[0])
-    places.left(strangers[0])
+    places.leave(honest[0])
+    places.leave(strangers[0])
     # Three quarters are for those that were let in, half of them for one caller.
     for number in range(9):
         claim = connection("10.0.0.1", f"more {number}", 300.0 + number)

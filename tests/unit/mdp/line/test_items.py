@@ -49,12 +49,12 @@ def test_an_item_ends_with_enough_equal_looks() -> None:
     assert isinstance(due, DueLook)
     assert due.at_s == 10.05
     assert due.left_s == pytest.approx(0.99)
-    book.looked(verdict("nut"), 10.07, "")
+    book.on_look(verdict("nut"), 10.07, "")
     check_idle(book, 10.07, 10.15)
     assert isinstance(book.step(10.15), DueLook)
-    book.looked(verdict("washer"), 10.16, "")
+    book.on_look(verdict("washer"), 10.16, "")
     assert isinstance(book.step(10.26), DueLook)
-    book.looked(verdict("washer"), 10.27, "")
+    book.on_look(verdict("washer"), 10.27, "")
     end = book.step(10.27)
     assert isinstance(end, ItemOutcome)
     assert (end.trigger.item, end.number, end.looks, end.equal) == ("17", 1, 3, 2)
@@ -70,7 +70,7 @@ def test_an_item_that_was_found_out_late_is_looked_at_as_it_was() -> None:
     assert isinstance(due, DueLook)
     assert due.at_s == 9.0
     assert due.left_s == pytest.approx(0.5)
-    book.looked(verdict(), 10.1, "")
+    book.on_look(verdict(), 10.1, "")
     end = book.step(10.1)
     assert isinstance(end, ItemOutcome)
     assert end.due_from_s == 10.0
@@ -80,7 +80,7 @@ def test_the_next_item_ends_one_that_is_not_settled() -> None:
     book = ItemBook(TIMING)
     book.add(trigger(0.0, "a"), 0.0)
     assert isinstance(book.step(0.05), DueLook)
-    book.looked(verdict(), 0.06, "")
+    book.on_look(verdict(), 0.06, "")
     book.add(trigger(0.08, "b"), 0.08)
     # The item is still there until the delay of the next one is over.
     check_idle(book, 0.09, 0.13)
@@ -108,7 +108,7 @@ def test_triggers_faster_than_looks_leave_an_outcome_each() -> None:
     ]  # fmt: skip
     assert {one.judgement.decision for one in ended} == {"missed"}
     assert isinstance(step, DueLook)
-    book.looked(verdict(), 2.0, "")
+    book.on_look(verdict(), 2.0, "")
     decisions = []
     while isinstance(step := book.step(2.0), ItemOutcome):
         decisions.append(step.judgement.decision)
@@ -123,7 +123,7 @@ def test_a_rest_without_an_item_has_no_outcome() -> None:
         for moment_s, seen in ((0.0, empty), (1.0, verdict())):
             book.add(trigger(moment_s), moment_s)
             assert isinstance(book.step(moment_s), DueLook)
-            book.looked(seen, moment_s, "")
+            book.on_look(seen, moment_s, "")
             while isinstance(step := book.step(moment_s), ItemOutcome):
                 numbers.append(step.number)
         assert numbers == ([1] if skip_empty else [1, 2])
@@ -135,7 +135,7 @@ def test_a_camera_that_comes_back_in_the_middle_counts_no_item_twice() -> None:
     # By rule: open while two of four cameras are missing, seen once they are back.
     for label, passed, at_s in (("nut", False, 0.06), ("nut", True, 0.2), ("nut", True, 0.3)):
         assert isinstance(book.step(at_s), DueLook)
-        book.looked(verdict(label, passed), at_s, "")
+        book.on_look(verdict(label, passed), at_s, "")
     end = book.step(0.3)
     assert isinstance(end, ItemOutcome)
     assert (end.looks, end.equal, end.judgement.passed) == (3, 2, True)
@@ -149,7 +149,7 @@ def test_a_state_changes_after_equal_looks() -> None:
     for number, label in enumerate("osbossssoooo"):
         now_s = 100.0 + number
         assert book.step(now_s) == DueLook(None, math.inf)
-        book.looked(verdict(label), now_s + 0.1, f"at {number}")
+        book.on_look(verdict(label), now_s + 0.1, f"at {number}")
         while isinstance(step := book.step(now_s + 0.1), ItemOutcome):
             began.append((step.judgement.label, step.number, step.trigger.time))
     assert began == [("s", 1, "at 4"), ("o", 2, "at 8")]
@@ -161,11 +161,11 @@ def test_looks_at_one_item_are_by_one_bundle() -> None:
     book.add(trigger(10.0), 10.0)
     assert isinstance(book.step(10.05), DueLook)
     assert book.between_items
-    book.looked(verdict(), 10.06, "")
+    book.on_look(verdict(), 10.06, "")
     # One look of two.
     assert not book.between_items
     assert isinstance(book.step(10.2), DueLook)
-    book.looked(verdict(), 10.21, "")
+    book.on_look(verdict(), 10.21, "")
     assert not book.between_items, "its outcome is not taken yet"
     assert isinstance(book.step(10.21), ItemOutcome)
     assert book.between_items
@@ -173,23 +173,23 @@ def test_looks_at_one_item_are_by_one_bundle() -> None:
 
 def test_looks_at_a_state_begin_anew_with_a_bundle() -> None:
     book = StateBook(ItemTiming(equal=2, every_s=1.0), 0.0)
-    book.looked(verdict(), 0.1, "")
+    book.on_look(verdict(), 0.1, "")
     assert book.between_items
     book.renew()
-    book.looked(verdict(), 1.1, "")
+    book.on_look(verdict(), 1.1, "")
     assert book.step(1.1) is None
-    book.looked(verdict(), 2.1, "")
+    book.on_look(verdict(), 2.1, "")
     assert isinstance(book.step(2.1), ItemOutcome)
 
 
 def test_states_miss_looks_without_catching_up() -> None:
     book = StateBook(ItemTiming(every_s=1.0), 0.0)
     assert book.step(0.0)
-    book.looked(verdict(), 7.5, "")
+    book.on_look(verdict(), 7.5, "")
     assert isinstance(book.step(7.5), ItemOutcome)
     assert book.wake_s(7.5) == 7.5
     assert isinstance(book.step(7.5), DueLook)
-    book.looked(verdict(), 7.6, "")
+    book.on_look(verdict(), 7.6, "")
     assert book.step(7.6) is None
     assert book.wake_s(7.6) == 8.5
 
@@ -243,7 +243,7 @@ def test_every_trigger_has_one_outcome_in_order_and_in_time(
                 took_s, label, passed = takes[turn % len(takes)]
                 turn += 1
                 now_s += min(took_s, step.left_s)
-                book.looked(verdict(label, passed), now_s, "")
+                book.on_look(verdict(label, passed), now_s, "")
             else:
                 wake_s = book.wake_s(now_s)
                 assert wake_s > now_s

@@ -1,4 +1,4 @@
-"""What is published of answers and devices, and what Home Assistant makes of it."""
+"""Messages about answers and devices, and what Home Assistant makes of them."""
 
 import json
 from collections.abc import Callable

@@ -11,7 +11,7 @@ from mdp.errors import PictureError
 from mdp.pictures import complete
 from mdp.pictures import jpeg as quick
 from mdp.pictures.crop import Pixels, load_picture
-from tests.support.pictures import chunk, encoded
+from tests.support.pictures import chunk, encode_picture
 
 #: Colour type -> samples of a pixel.
 SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
@@ -130,14 +130,14 @@ def test_data_in_pieces_and_with_damage_behind_the_pixels_are_as_complete(
 def test_more_data_than_a_picture_has_are_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(complete, "_HELD_BYTES", 1000)
     compressed = iter([zlib.compress(bytes(10_000_000), 1), b"not read"])
-    assert complete._inflated_bytes(compressed, 5000) == 5000
+    assert complete._count_inflated(compressed, 5000) == 5000
     assert next(compressed) == b"not read"
 
 
 def test_a_picture_that_does_not_end_in_black_is_inflated_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(complete, "_inflated_bytes", None)
+    monkeypatch.setattr(complete, "_count_inflated", None)
     assert load_picture(png(COLOURED))
     with pytest.raises(PictureError, match="not callable"):
         load_picture(png(BLACK_BELOW))
@@ -150,7 +150,7 @@ GREY_BELOW[100:] = 128
 
 
 def jpeg(pixels: Pixels, **options: object) -> bytes:
-    return encoded(pixels, "JPEG", quality=80, **options)
+    return encode_picture(pixels, "JPEG", quality=80, **options)
 
 
 def ending_early(content: bytes, share: float) -> bytes:
@@ -168,7 +168,9 @@ def test_a_jpeg_that_ends_early_is_refused_and_grey_rows_are_not(
     options: dict[str, int], grey: bool
 ) -> None:
     for whole in (PHOTO, GREY_BELOW, np.full_like(PHOTO, 128)):
-        content = encoded(whole[..., 0] if grey else whole, "JPEG", **({"quality": 80, **options}))
+        content = encode_picture(
+            whole[..., 0] if grey else whole, "JPEG", **({"quality": 80, **options})
+        )
         # The marker of the end behind something else, as cameras write.
         for behind in (b"", b"more", content):
             for side in (0, 16):
@@ -198,8 +200,8 @@ def test_a_jpeg_that_does_not_end_in_grey_is_decoded_once(
 
 def test_an_animation_s_first_frame_and_other_formats(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = [Image.fromarray(BLACK_BELOW[..., :3]), Image.fromarray(COLOURED[..., :3])]
-    animation = encoded(frames[0], "PNG", save_all=True, append_images=frames[1:])
+    animation = encode_picture(frames[0], "PNG", save_all=True, append_images=frames[1:])
     assert (np.asarray(load_picture(animation)) == BLACK_BELOW[..., :3]).all()
     monkeypatch.setattr(complete, "_last_row", None)
     for name in ("BMP", "GIF", "TIFF"):
-        load_picture(encoded(frames[0], name))
+        load_picture(encode_picture(frames[0], name))

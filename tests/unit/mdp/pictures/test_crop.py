@@ -29,7 +29,7 @@ from mdp.pictures.crop import (
 from mdp.testing.processes import PATIENCE_S
 from tests.support.pictures import (
     chunk,
-    encoded,
+    encode_picture,
     exif_segment,
     exif_that_warns,
     four_corners,
@@ -65,8 +65,8 @@ def test_every_exif_orientation_is_turned_upright(tmp_path: Path, orientation: i
         np.testing.assert_array_equal(pixels_of(load_picture(picture)), four_corners())
 
 
-def piped(data: bytes) -> Image.Image | Pixels:
-    """What is loaded from a pipe that holds `data`."""
+def load_from_pipe(data: bytes) -> Image.Image | Pixels:
+    """Picture that is loaded from a pipe that holds `data`."""
     reader, writer = os.pipe()
     try:
         # Few enough bytes for the pipe's own buffer.
@@ -80,10 +80,10 @@ def piped(data: bytes) -> Image.Image | Pixels:
 def test_a_jpeg_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode_jpeg(four_corners())
     same = load_picture(file(tmp_path, data))
-    np.testing.assert_array_equal(pixels_of(piped(data)), pixels_of(same))
+    np.testing.assert_array_equal(pixels_of(load_from_pipe(data)), pixels_of(same))
     monkeypatch.setattr("mdp.pictures.sources.MAX_PIPE_BYTES", len(data) - 1)
     with pytest.raises(PictureError, match=r"/dev/fd/\d+: expected at most \d+ bytes from a pipe"):
-        piped(data)
+        load_from_pipe(data)
 
 
 def test_what_is_no_picture_at_all() -> None:
@@ -96,18 +96,18 @@ def test_what_is_no_picture_at_all() -> None:
 def test_an_impossible_orientation_is_ignored(tmp_path: Path, value: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = value
-    path = file(tmp_path, encoded(four_corners(), "PNG", exif=exif))
+    path = file(tmp_path, encode_picture(four_corners(), "PNG", exif=exif))
     np.testing.assert_array_equal(pixels_of(load_picture(path)), four_corners())
 
 
 def test_greyscale_gets_three_equal_channels(tmp_path: Path) -> None:
-    loaded = pixels_of(load_picture(file(tmp_path, encoded(GREY, "PNG"))))
+    loaded = pixels_of(load_picture(file(tmp_path, encode_picture(GREY, "PNG"))))
     np.testing.assert_array_equal(loaded, np.stack([GREY] * 3, axis=-1))
 
 
 def test_16_bit_greyscale_is_scaled_and_not_clipped(tmp_path: Path) -> None:
     wide: Any = (GREY.astype(np.uint16) << 8) | GREY
-    loaded = pixels_of(load_picture(file(tmp_path, encoded(wide, "PNG"))))
+    loaded = pixels_of(load_picture(file(tmp_path, encode_picture(wide, "PNG"))))
     assert loaded.shape == (32, 32, 3)
     np.testing.assert_allclose(loaded[..., 0].astype(int), GREY, atol=1)
 
@@ -127,9 +127,9 @@ def test_transparency_is_laid_on_white(tmp_path: Path) -> None:
     rgba, grey = np.zeros((8, 8, 4), dtype=np.uint8), np.zeros((8, 8, 2), dtype=np.uint8)
     rgba[:, :4], grey[:, :4] = (200, 30, 30, 255), (100, 255)
     for data, colour in (
-        (encoded(rgba, "PNG"), (200, 30, 30)),
-        (encoded(rgba, "WEBP", lossless=True), (200, 30, 30)),
-        (encoded(Image.fromarray(grey, "LA"), "PNG"), (100, 100, 100)),
+        (encode_picture(rgba, "PNG"), (200, 30, 30)),
+        (encode_picture(rgba, "WEBP", lossless=True), (200, 30, 30)),
+        (encode_picture(Image.fromarray(grey, "LA"), "PNG"), (100, 100, 100)),
     ):
         loaded = pixels_of(load_picture(file(tmp_path, data)))
         assert (loaded[:, :4] == colour).all()
@@ -141,16 +141,16 @@ def test_a_palette_with_a_transparent_colour(tmp_path: Path) -> None:
     picture.putpalette([10, 20, 30, 200, 30, 30])
     picture.paste(1, (0, 0, 4, 8))
     for format_ in ("PNG", "GIF"):
-        data = encoded(picture, format_, transparency=0)
+        data = encode_picture(picture, format_, transparency=0)
         loaded = pixels_of(load_picture(file(tmp_path, data)))
         assert (loaded[:, :4] == (200, 30, 30)).all()
         assert (loaded[:, 4:] == 255).all()
-    loaded = pixels_of(load_picture(file(tmp_path, encoded(picture, "PNG"))))
+    loaded = pixels_of(load_picture(file(tmp_path, encode_picture(picture, "PNG"))))
     assert (loaded[:, 4:] == (10, 20, 30)).all()
 
 
 def test_cmyk(tmp_path: Path) -> None:
-    data = encoded(Image.fromarray(four_corners()).convert("CMYK"), "JPEG", quality=95)
+    data = encode_picture(Image.fromarray(four_corners()).convert("CMYK"), "JPEG", quality=95)
     loaded = pixels_of(load_picture(file(tmp_path, data)))
     np.testing.assert_allclose(loaded[8, 8], (200, 30, 30), atol=12)
 
@@ -172,7 +172,7 @@ def test_a_mode_that_cannot_be_converted_is_refused() -> None:
 )
 def test_any_shape_gives_a_view(tmp_path: Path, height: int, width: int) -> None:
     pixels = np.full((height, width, 3), (30, 60, 90), dtype=np.uint8)
-    for picture in (pixels, file(tmp_path, encoded(pixels, "PNG"))):
+    for picture in (pixels, file(tmp_path, encode_picture(pixels, "PNG"))):
         view = crop(load_picture(picture, smallest_side=8), WHOLE, 8)
         assert view.shape == (8, 8, 3)
         assert view.dtype == np.uint8
@@ -185,12 +185,12 @@ def test_the_view_is_the_centred_square(tmp_path: Path, height: int, width: int)
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     pixels[top : top + side, left : left + side] = (30, 60, 90)
-    for picture in (pixels, file(tmp_path, encoded(pixels, "PNG"))):
+    for picture in (pixels, file(tmp_path, encode_picture(pixels, "PNG"))):
         view = crop(load_picture(picture), WHOLE, 8)
         np.testing.assert_allclose(view[1:-1, 1:-1] - np.array((30, 60, 90)), 0, atol=5)
 
 
-def damaged(data: bytes) -> bytes:
+def damage(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
 
@@ -200,8 +200,8 @@ NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
 @pytest.mark.parametrize(
     ("name", "data", "expected"),
     [
-        ("half.jpg", damaged(encoded(NOISE, "JPEG")), "cannot be decoded: .*truncated"),
-        ("half.png", damaged(encoded(NOISE, "PNG")), "cannot be decoded: .*truncated"),
+        ("half.jpg", damage(encode_picture(NOISE, "JPEG")), "cannot be decoded: .*truncated"),
+        ("half.png", damage(encode_picture(NOISE, "PNG")), "cannot be decoded: .*truncated"),
         ("text.jpg", b"I am not a picture\n", "expected a picture, found no format that is read"),
         ("empty.png", b"", "expected a picture, found no format that is read"),
         ("head.png", b"\x89PNG\r\n\x1a\n", "expected a picture|cannot be decoded"),
@@ -233,7 +233,7 @@ def test_a_picture_of_the_largest_size_is_not_refused_for_its_size(tmp_path: Pat
         load_picture(path)
 
 
-JPEG, PNG = encoded(four_corners(), "JPEG"), encoded(four_corners(), "PNG")
+JPEG, PNG = encode_picture(four_corners(), "JPEG"), encode_picture(four_corners(), "PNG")
 TEXT, PROFILE = chunk(b"tEXt", b"k\0v"), chunk(b"iCCP", b"n\0\0" + zlib.compress(bytes(999)))
 #: After the signature and the size.
 PNG_START = 8 + 25
@@ -287,7 +287,7 @@ def test_a_slow_header_delays_no_other(tmp_path: Path, monkeypatch: pytest.Monke
         return read_bmp(*args)
 
     monkeypatch.setitem(Image.OPEN, "BMP", (takes_long, is_bmp))
-    load_picture(file(tmp_path, encoded(NOISE, "BMP")))
+    load_picture(file(tmp_path, encode_picture(NOISE, "BMP")))
     assert seen[0] == limit, "the process keeps its protection"
     assert len(seen) == 2, "the other one is read meanwhile"
 
@@ -316,7 +316,7 @@ print(peak() - before)
 def test_memory_is_that_of_the_pixels_once(tmp_path: Path, mode: str, most: int) -> None:
     side = 4200
     small, large = (
-        file(tmp_path, encoded(Image.new(mode, (n, n)), "PNG", compress_level=1), f"{n}.png")
+        file(tmp_path, encode_picture(Image.new(mode, (n, n)), "PNG", compress_level=1), f"{n}.png")
         for n in (100, side)
     )
     command = [sys.executable, "-c", _PEAK, str(small), str(large)]
@@ -330,7 +330,7 @@ def test_memory_is_that_of_the_pixels_once(tmp_path: Path, mode: str, most: int)
 def test_a_picture_whose_decoder_takes_much_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str, options: dict[str, object]
 ) -> None:
-    path = file(tmp_path, encoded(NOISE, format_, **options))
+    path = file(tmp_path, encode_picture(NOISE, format_, **options))
     load_picture(path, smallest_side=8)
     monkeypatch.setattr("mdp.pictures.crop.MAX_DECODED_BYTES", 64 * 64 * 5)
     with pytest.raises(PictureError, match=f"at most 0 MB while it is decoded, got .*{format_}"):
@@ -349,7 +349,7 @@ def test_a_large_picture_is_reduced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for picture in (clear, grey, Image.fromarray(pixels[..., 1] / np.float32(99))):
         turned = {"exif": exif} if picture.mode == "RGBA" else {}
         format_ = "TIFF" if picture.mode == "F" else "PNG"
-        path = file(tmp_path, encoded(picture, format_, **turned))
+        path = file(tmp_path, encode_picture(picture, format_, **turned))
         whole, reduced = load_picture(path), load_picture(path, smallest_side=30)
         assert isinstance(reduced, Image.Image)
         assert min(reduced.size) == 105
@@ -372,7 +372,7 @@ def test_paths_that_lead_to_no_file(tmp_path: Path) -> None:
 
 
 def test_a_pillow_picture_that_was_not_read_yet(tmp_path: Path) -> None:
-    path = file(tmp_path, damaged(encoded(NOISE, "PNG")))
+    path = file(tmp_path, damage(encode_picture(NOISE, "PNG")))
     with (
         Image.open(path) as lazy,
         pytest.raises(PictureError, match=r"the given picture: cannot be decoded: .*truncated"),
@@ -406,7 +406,7 @@ def test_arrays_that_are_no_picture(array: np.ndarray, expected: str) -> None:
 def test_grey_and_transparent_arrays_are_what_their_files_are(tmp_path: Path) -> None:
     clear = np.dstack([four_corners(), np.full(four_corners().shape[:2], 100, np.uint8)])
     for array in (GREY, clear):
-        same = load_picture(file(tmp_path, encoded(array, "PNG")))
+        same = load_picture(file(tmp_path, encode_picture(array, "PNG")))
         np.testing.assert_array_equal(pixels_of(load_picture(array)), pixels_of(same))
     np.testing.assert_array_equal(
         pixels_of(load_picture(GREY[..., None])), pixels_of(load_picture(GREY))
@@ -504,7 +504,7 @@ def test_a_region_never_leaves_the_picture(
     ],
 )
 def test_the_view_of_a_region(tmp_path: Path, region: Region, colour: tuple[int, int, int]) -> None:
-    for picture in (four_corners(), file(tmp_path, encoded(four_corners(), "PNG"))):
+    for picture in (four_corners(), file(tmp_path, encode_picture(four_corners(), "PNG"))):
         view = crop(load_picture(picture), region, 8)
         np.testing.assert_allclose(view[1:-1, 1:-1] - np.array(colour), 0, atol=5)
 
@@ -538,7 +538,7 @@ def test_a_reduced_jpeg_keeps_enough_pixels(tmp_path: Path, orientation: int, wa
     exif = Image.Exif()
     exif[0x0112] = orientation
     picture = Image.fromarray(four_corners(1200, 1600))
-    path = file(tmp_path, encoded(picture, "JPEG", exif=exif, quality=95))
+    path = file(tmp_path, encode_picture(picture, "JPEG", exif=exif, quality=95))
     whole, reduced = load_picture(path), load_picture(path, smallest_side=wanted)
     assert isinstance(whole, Image.Image)
     assert isinstance(reduced, Image.Image)
@@ -547,7 +547,9 @@ def test_a_reduced_jpeg_keeps_enough_pixels(tmp_path: Path, orientation: int, wa
     difference = crop(whole, WHOLE, 16).astype(int) - crop(reduced, WHOLE, 16)
     # Only where two colours meet does the decoder's own averaging show.
     assert abs(difference).mean() < 2
-    small = load_picture(file(tmp_path, encoded(four_corners(200, 300), "JPEG")), smallest_side=224)
+    small = load_picture(
+        file(tmp_path, encode_picture(four_corners(200, 300), "JPEG")), smallest_side=224
+    )
     assert isinstance(small, Image.Image)
     assert small.size == (300, 200)
 
@@ -577,7 +579,7 @@ def test_a_picture_inside_another_is_not_decoded(tmp_path: Path, shown: int) -> 
 
 @pytest.mark.parametrize("preamble", [b"", b"\xff" * (1 << 20)])
 def test_a_jpeg_that_passes_over_its_pixels_too_often(tmp_path: Path, preamble: bytes) -> None:
-    progressive = encoded(four_corners(), "JPEG", progressive=True)
+    progressive = encode_picture(four_corners(), "JPEG", progressive=True)
     scans = progressive.count(b"\xff\xda")
     assert 1 < scans < 20
     assert load_picture(file(tmp_path, progressive, "fine.jpg")) is not None
@@ -598,8 +600,8 @@ CROP = encode_jpeg(NOISE[:32, :32])
     [
         (encode_jpeg(four_corners(16, 16)), r"expected a JPEG of 32x32, got \(16, 16\)"),
         (encode_jpeg(four_corners(32, 48)), r"expected a JPEG of 32x32, got \(48, 32\)"),
-        (damaged(encode_jpeg(NOISE[:32, :32])), "not a complete JPEG: .*truncated"),
-        (encoded(four_corners(32, 32), "PNG"), "not a complete JPEG: cannot identify"),
+        (damage(encode_jpeg(NOISE[:32, :32])), "not a complete JPEG: .*truncated"),
+        (encode_picture(four_corners(32, 32), "PNG"), "not a complete JPEG: cannot identify"),
         (jpeg_that_claims(65_500, 65_500), "not a complete JPEG|expected a JPEG of 32x32"),
         (b"", "not a complete JPEG"),
         (b"\xff\xd8\xff\xe0" + bytes(range(64)), "not a complete JPEG"),
@@ -615,7 +617,7 @@ CROP = encode_jpeg(NOISE[:32, :32])
         ),
         (CROP[:2] + CROP[CROP.index(b"\xff\xda") :], "a scan before its frame"),
         (
-            encoded(four_corners(32, 32), "JPEG", progressive=True),
+            encode_picture(four_corners(32, 32), "JPEG", progressive=True),
             "expected a JPEG of one scan, got 10",
         ),
     ],

@@ -79,13 +79,13 @@ def test_abandoned_ones_are_counted_and_named_as_the_reason() -> None:
     with held() as work:
         first, second, third, fourth = (pool.start(work) for _ in range(4))
         assert first.abandon() == NOT_DECODED
-        assert pool.abandoned == 1
+        assert pool.orphans == 1
         expected = "2 others are being decoded, 1 of them for calls that have ended"
         assert third.abandon() == f"{NOT_DECODED}: {expected}"
         assert third.abandon() == f"{NOT_DECODED}: {expected}", "twice is once"
     assert [result_of(each) for each in (first, second, fourth)] == ["decoded"] * 3
     assert third.is_alive(), "it was never begun"
-    until(lambda: pool.abandoned == 0, "none runs any more")
+    until(lambda: pool.orphans == 0, "none runs any more")
 
 
 def test_what_decoding_raises_is_raised_where_it_is_waited_for() -> None:

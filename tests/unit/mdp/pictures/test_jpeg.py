@@ -11,7 +11,7 @@ from PIL import ExifTags, Image
 from mdp.errors import PictureError
 from mdp.pictures import jpeg
 from mdp.pictures.crop import load_picture
-from tests.support.pictures import encoded, with_more_scans
+from tests.support.pictures import encode_picture, with_more_scans
 
 PHOTO = Image.fromarray(np.random.default_rng(5).integers(0, 255, (9, 13, 3), np.uint8)).resize(
     (333, 241), Image.Resampling.BICUBIC
@@ -43,7 +43,7 @@ def by_pillow(content: bytes, side: int, monkeypatch: pytest.MonkeyPatch) -> np.
         return np.asarray(load_picture(content, smallest_side=side))
 
 
-def seen_or_refused(content: bytes, pillow: pytest.MonkeyPatch | None = None) -> bytes | str:
+def load_or_message(content: bytes, pillow: pytest.MonkeyPatch | None = None) -> bytes | str:
     """Pixels, or what is said of the file; with `pillow`, by Pillow alone."""
     try:
         if pillow is not None:
@@ -65,7 +65,7 @@ def test_the_pixels_are_pillow_s(
     decoded: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    content = encoded(
+    content = encode_picture(
         PHOTO.convert(mode), "JPEG", quality=85, progressive=progressive, subsampling=subsampling
     )
     found = np.asarray(load_picture(content, smallest_side=side))
@@ -80,7 +80,7 @@ def test_the_pixels_are_pillow_s(
 def test_small_and_narrow_ones(
     size: tuple[int, int], decoded: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = encoded(PHOTO.resize(size), "JPEG")
+    content = encode_picture(PHOTO.resize(size), "JPEG")
     for side in (FULL_SCALE, 1, 4):
         expected = by_pillow(content, side, monkeypatch)
         assert (np.asarray(load_picture(content, smallest_side=side)) == expected).all()
@@ -93,7 +93,7 @@ def test_they_are_turned_upright(
 ) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
-    content = encoded(PHOTO, "JPEG", exif=exif)
+    content = encode_picture(PHOTO, "JPEG", exif=exif)
     expected = by_pillow(content, FULL_SCALE, monkeypatch)
     assert expected.shape == ((333, 241, 3) if orientation > 4 else (241, 333, 3))
     assert (np.asarray(load_picture(content)) == expected).all()
@@ -106,9 +106,9 @@ def test_they_are_turned_upright(
 def test_other_colours_formats_and_large_ones_are_pillow_s(
     decoded: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load_picture(encoded(PHOTO.convert("CMYK"), "JPEG"))
-    load_picture(encoded(PHOTO, "PNG"))
-    content = encoded(PHOTO, "JPEG")
+    load_picture(encode_picture(PHOTO.convert("CMYK"), "JPEG"))
+    load_picture(encode_picture(PHOTO, "PNG"))
+    content = encode_picture(PHOTO, "JPEG")
     monkeypatch.setattr(jpeg, "_MOST_PIXELS", 333 * 241 - 1)
     load_picture(content)
     monkeypatch.setattr(jpeg, "_MOST_PIXELS", 333 * 241)
@@ -122,14 +122,14 @@ def test_other_colours_formats_and_large_ones_are_pillow_s(
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
 def test_what_is_cut_off_is_refused_in_pillow_s_words(share: float, decoded: list[Any]) -> None:
-    content = encoded(PHOTO, "JPEG")
+    content = encode_picture(PHOTO, "JPEG")
     with pytest.raises(PictureError, match="truncated"):
         load_picture(content[: int(share * len(content))])
     assert decoded == [None]
 
 
 def test_a_header_that_lies_is_refused() -> None:
-    content = bytearray(encoded(PHOTO, "JPEG"))
+    content = bytearray(encode_picture(PHOTO, "JPEG"))
     place = content.index(b"\xff\xc0") + 5
     # Twice as many rows as there are.
     content[place : place + 2] = (2 * PHOTO.height).to_bytes(2, "big")
@@ -140,11 +140,11 @@ def test_a_header_that_lies_is_refused() -> None:
 def test_damaged_data_are_what_pillow_makes_of_them(
     decoded: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = encoded(PHOTO, "JPEG")
+    content = encode_picture(PHOTO, "JPEG")
     damaged = 0
     for place in range(len(content) // 2, len(content) - 2, 97):
         broken = content[:place] + bytes((content[place] ^ 0x55,)) + content[place + 1 :]
-        found = [seen_or_refused(broken, monkeypatch), seen_or_refused(broken)]
+        found = [load_or_message(broken, monkeypatch), load_or_message(broken)]
         assert found[0] == found[1]
         damaged += decoded[-1] is None and isinstance(found[0], bytes)
     assert damaged, "none has anything to warn of, and is read"
@@ -152,11 +152,11 @@ def test_damaged_data_are_what_pillow_makes_of_them(
 
 def test_bounds_of_scans_hold_before_it(decoded: list[Any]) -> None:
     with pytest.raises(PictureError, match="scans"):
-        load_picture(with_more_scans(encoded(PHOTO, "JPEG"), 200))
+        load_picture(with_more_scans(encode_picture(PHOTO, "JPEG"), 200))
     assert decoded == []
 
 
 def test_it_stays_where_the_file_object_began() -> None:
-    stream = io.BytesIO(b"before" + encoded(PHOTO, "JPEG"))
+    stream = io.BytesIO(b"before" + encode_picture(PHOTO, "JPEG"))
     stream.seek(6)
     assert load_picture(stream).size == PHOTO.size

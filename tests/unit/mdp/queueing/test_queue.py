@@ -38,7 +38,7 @@ def of_places(places: int) -> Queue:
 
 
 def says(queue: Queue, new: Job, now_s: float = 0.0) -> str | None:
-    """What the newcomer alone is told; None if it is queued."""
+    """Refusal of the newcomer alone; None if it is queued."""
     sent_back = queue.offer(new, now_s)
     assert [refused for refused, _ in sent_back] in ([], [new])
     return sent_back[0][1] if sent_back else None
@@ -89,28 +89,28 @@ def test_whatever_can_be_answered_in_time_waits() -> None:
 
 def test_clients_with_most_memory_make_room_for_a_large_picture() -> None:
     queue = of_places(8)
-    jobs = filled(queue, a=6, b=2)
+    jobs = fill(queue, a=6, b=2)
     large = job(client="c", size_bytes=2 * LEAST_BYTES)
     assert queue.offer(large, 0.0) == [(jobs["a"][4], "overloaded"), (jobs["a"][5], "overloaded")]
     # Three clients hold 4, 2 and 2; the first one is to keep as much as the newcomer would have.
     assert says(queue, job(client="c", size_bytes=LEAST_BYTES + 1)) == "overloaded"
     assert queue.held_bytes == queue.capacity_bytes
-    assert len(served(queue)) == 7
+    assert len(serve_all(queue)) == 7
     assert queue.held_bytes == 0
 
 
 def test_what_has_no_room_though_all_others_left_changes_nothing() -> None:
     queue = of_places(2)
-    jobs = filled(queue, a=2)
+    jobs = fill(queue, a=2)
     assert says(queue, job(client="b", size_bytes=queue.capacity_bytes + 1)) == "overloaded"
-    assert served(queue) == jobs["a"]
+    assert serve_all(queue) == jobs["a"]
     assert says(queue, job(client="b", size_bytes=queue.capacity_bytes + 1)) == "overloaded"
 
 
 def test_more_clients_than_are_remembered_may_wait() -> None:
     queue = Queue()
-    jobs = filled(queue, **{f"client {number}": 1 for number in range(REMEMBERED + 20)})
-    assert served(queue) == [own for (own,) in jobs.values()]
+    jobs = fill(queue, **{f"client {number}": 1 for number in range(REMEMBERED + 20)})
+    assert serve_all(queue) == [own for (own,) in jobs.values()]
     assert says(queue, job(client="late")) is None
 
 
@@ -118,7 +118,7 @@ def test_refusing_looks_at_few_of_the_requests_that_wait(monkeypatch: pytest.Mon
     """A flood of requests that cannot be in time costs little, however many wait."""
     queue, looked = Queue(), 0
     ran(queue, took_s=0.01)
-    filled(queue, a=500, b=500)
+    fill(queue, a=500, b=500)
     turn = Queue.__origin__._turn  # type: ignore[attr-defined]
 
     def counted(*arguments: Any) -> Any:
@@ -184,7 +184,7 @@ def test_clear_hands_back_what_waits() -> None:
     assert not queue.idle, "one still runs"
 
 
-def filled(queue: Queue, **clients: int) -> dict[str, list[Job]]:
+def fill(queue: Queue, **clients: int) -> dict[str, list[Job]]:
     """Queue so many requests of each client, one client after the other."""
     jobs = {client: [job(client=client) for _ in range(n)] for client, n in clients.items()}
     for each in [each for mine in jobs.values() for each in mine]:
@@ -192,7 +192,7 @@ def filled(queue: Queue, **clients: int) -> dict[str, list[Job]]:
     return jobs
 
 
-def served(queue: Queue) -> list[Job]:
+def serve_all(queue: Queue) -> list[Job]:
     """Everything that waits, in the order in which it is run."""
     order: list[Job] = []
     while True:
@@ -206,16 +206,16 @@ def served(queue: Queue) -> list[Job]:
 
 def test_clients_that_use_the_same_time_take_turns() -> None:
     queue = Queue()
-    jobs = filled(queue, greedy=4, second=2, third=1)
+    jobs = fill(queue, greedy=4, second=2, third=1)
     a, b, c = jobs.values()
     assert queue.clients == 3
-    assert served(queue) == [a[0], b[0], c[0], a[1], b[1], a[2], a[3]]
+    assert serve_all(queue) == [a[0], b[0], c[0], a[1], b[1], a[2], a[3]]
     assert queue.clients == 0, "nobody is remembered who has nothing waiting"
 
 
 def test_whoever_comes_again_waits_for_one_turn_of_each_other() -> None:
     queue = Queue()
-    filled(queue, greedy=8)
+    fill(queue, greedy=8)
     for _ in range(4):
         modest = job(client="modest")
         assert queue.offer(modest, 0.0) == []
@@ -228,7 +228,7 @@ def test_whoever_comes_again_waits_for_one_turn_of_each_other() -> None:
 
 def test_as_many_clients_as_places_keep_one_each() -> None:
     queue = of_places(3)
-    filled(queue, a=1, b=1, c=1)
+    fill(queue, a=1, b=1, c=1)
     assert says(queue, job(client="d")) == "overloaded"
     assert queue.clients == 3
 
@@ -236,7 +236,7 @@ def test_as_many_clients_as_places_keep_one_each() -> None:
 def test_nobody_gives_way_to_a_request_that_is_too_late_itself() -> None:
     queue = of_places(2)
     ran(queue, took_s=0.1)
-    filled(queue, greedy=2)
+    fill(queue, greedy=2)
     # Its turn would be the second.
     assert says(queue, job(0.19, client="modest")) == "too_late"
     assert queue.waiting == 2
@@ -253,7 +253,7 @@ def test_whoever_cannot_be_on_time_behind_a_newcomer_is_told_at_once() -> None:
     newcomer = job(0.25, client="newcomer")
     # It goes second; the second of the others would end at 0.3, those after it have time enough.
     assert queue.offer(newcomer, 0.0) == [(mine[1], "too_late")]
-    assert served(queue)[:2] == [mine[0], newcomer]
+    assert serve_all(queue)[:2] == [mine[0], newcomer]
 
 
 class Sharing(RuleBasedStateMachine):
@@ -271,7 +271,7 @@ class Sharing(RuleBasedStateMachine):
         self.waiting: list[Job] = []
         self.running: Job | None = None
 
-    def held(self) -> Counter[str]:
+    def places_held(self) -> Counter[str]:
         """Client -> how many places its requests hold."""
         held = Counter[str]()
         for each in self.waiting:
@@ -287,14 +287,14 @@ class Sharing(RuleBasedStateMachine):
     def offer(self, client: str, budget_s: float, step_s: float, places: int) -> None:
         self.now_s += step_s
         new = job(self.now_s + budget_s, client, size_bytes=places * LEAST_BYTES)
-        before, estimate_s = self.held(), self.queue.times.one_s
+        before, estimate_s = self.places_held(), self.queue.times.one_s
         own = before[client] + places
         self.waiting.append(new)
         for refused, code in self.queue.offer(new, self.now_s):
             self.waiting.remove(refused)
             if code == "overloaded":
                 assert before.total() + places > self.CAPACITY, "there was room"
-                left = self.held()[refused.client]
+                left = self.places_held()[refused.client]
                 if refused is not new:
                     assert left >= own, "nobody loses a place to one who then holds more"
                 elif places == 1:
@@ -306,7 +306,7 @@ class Sharing(RuleBasedStateMachine):
     @rule(step_s=st.floats(0, 1))
     def take(self, step_s: float) -> None:
         self.now_s += step_s
-        before = self.held()
+        before = self.places_held()
         taken, dropped = take(self.queue, self.now_s)
         for each in dropped + ([taken] if taken else []):
             mine = [other for other in self.waiting if other.client == each.client]
@@ -319,7 +319,7 @@ class Sharing(RuleBasedStateMachine):
         elif self.running is None:
             assert not self.waiting
         else:
-            assert before == self.held()
+            assert before == self.places_held()
 
     @rule(took_s=st.one_of(st.none(), st.floats(0, 2)))
     def done(self, took_s: float | None) -> None:
@@ -330,7 +330,7 @@ class Sharing(RuleBasedStateMachine):
     @invariant()
     def bounded(self) -> None:
         assert self.queue.waiting == len(self.waiting)
-        held = self.held()
+        held = self.places_held()
         assert self.queue.held_bytes == held.total() * LEAST_BYTES <= self.queue.capacity_bytes
         assert self.queue.clients == len(held)
         assert self.queue.idle == (not self.waiting and self.running is None)
@@ -501,16 +501,16 @@ def test_no_deadline_is_endangered_for_the_sake_of_a_batch() -> None:
 def test_a_batch_that_does_not_pay_is_not_made() -> None:
     for four_s in (0.4, 0.39):
         queue = batching(one=0.1, two=0.2, three=0.3, four=four_s)
-        filled(queue, a=4)
+        fill(queue, a=4)
         assert len(queue.take(0.0)[0]) == 1
     queue = batching(one=0.1, two=0.15, three=0.3, four=0.35)
-    filled(queue, a=4)
+    fill(queue, a=4)
     assert len(queue.take(0.0)[0]) == 2, "two take least time a picture"
 
 
 def test_bundles_are_not_computed_together() -> None:
     queue = batching(**PAYING)
-    old = filled(queue, a=2)["a"]
+    old = fill(queue, a=2)["a"]
     new = [job(digest=NEWER, client="a") for _ in range(2)]
     for each in new:
         assert queue.offer(each, 0.0) == []
@@ -521,7 +521,7 @@ def test_bundles_are_not_computed_together() -> None:
 
 def test_who_is_too_late_is_told_with_batches_in_mind() -> None:
     queue = batching(**PAYING)
-    filled(queue, a=7)
+    fill(queue, a=7)
     # Two batches of four end at 0.32; one by one it would be 0.8.
     assert says(queue, job(0.31, client="a")) == "too_late"
     queue.times.renew(4, {1: 0.1, 2: 0.12, 3: 0.14, 4: 0.16})
@@ -559,12 +559,12 @@ def test_a_batch_is_on_time(measured_s: list[float], budgets_s: list[float], now
 
 def test_a_newcomer_starts_from_an_equal_share_of_what_was_computed() -> None:
     queue = Queue()
-    jobs = filled(queue, a=2, b=1)
+    jobs = fill(queue, a=2, b=1)
     for client, took_s in (("a", 1.0), ("b", 0.4)):
         assert take(queue) == (jobs[client][0], [])
         queue.done(took_s=took_s)
     # Two competed each time: c starts from 0.5 + 0.2 s, and a has used 1 s.
-    jobs |= filled(queue, c=2)
+    jobs |= fill(queue, c=2)
     assert take(queue) == (jobs["c"][0], [])
     queue.done(took_s=0.4)
     assert take(queue) == (jobs["a"][1], [])

@@ -1,4 +1,4 @@
-"""What of a deadline is kept back, and which deadline leaves enough."""
+"""Part of a deadline that is kept back, and deadlines that leave enough."""
 
 import pytest
 from hypothesis import given

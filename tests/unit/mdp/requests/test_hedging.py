@@ -1,4 +1,4 @@
-"""How many extra requests there may be, and when they go out."""
+"""Number of extra requests, and the moments at which they go out."""
 
 import math
 
@@ -51,11 +51,11 @@ def test_the_quantile_is_that_of_the_recent_ones(values: list[float]) -> None:
 
 def test_only_requests_that_are_no_hedges_earn_hedges() -> None:
     hedging = Hedging({0: ("a", "b")}, {"a": 0, "b": 0}, None, 1.0)
-    while hedging.allowed():
+    while hedging.try_spend():
         pass
     hedging.handle(DeviceEvent("sent", "a", 0.0))
     hedging.handle(DeviceEvent("sent", "b", 0.0, Request(k=0, device="b", sent_s=0.0, hedged=True)))
-    assert not hedging.allowed()
+    assert not hedging.try_spend()
     hedging.handle(DeviceEvent("sent", "a", 0.0, Request(k=0, device="a", sent_s=0.0)))
-    assert hedging.allowed()
-    assert not hedging.allowed()
+    assert hedging.try_spend()
+    assert not hedging.try_spend()

@@ -51,8 +51,8 @@ class Play:
         session = Session(Choice({}, {}, {}), decide_s=self.now_s + BUDGET_S)
         number = self.book.begin(Asked(session))
         k = self.k_of[device]
-        self.book.sent(number, Request(k=k, device=device, sent_s=self.now_s, hedged=hedged))
-        self.book.decided(number, self.now_s)
+        self.book.on_send(number, Request(k=k, device=device, sent_s=self.now_s, hedged=hedged))
+        self.book.on_decision(number, self.now_s)
         return number
 
     def answer(self, number: int, device: str, took_s: float) -> None:
@@ -67,10 +67,10 @@ class Play:
         assert self.book.handle(number, failed) is None
 
     def tell(self, device: str) -> None:
-        self.book.told(0, device, None, self.now_s)
+        self.book.on_status(0, device, None, self.now_s)
 
 
-def asked_of(play: Play, calls: int, took_s: dict[str, float]) -> Counter[str]:
+def count_asked(play: Play, calls: int, took_s: dict[str, float]) -> Counter[str]:
     asked = Counter[str]()
     for _ in range(calls):
         device = play.first()
@@ -80,15 +80,15 @@ def asked_of(play: Play, calls: int, took_s: dict[str, float]) -> Counter[str]:
 
 
 def test_equal_replicas_share_the_requests_and_a_slow_one_gets_few() -> None:
-    assert asked_of(Play(PAIR), 100, {"a": 0.010, "b": 0.010}) == {"a": 50, "b": 50}
-    assert 2 <= asked_of(Play(PAIR), 400, {"a": 0.010, "b": 0.050})["b"] <= 12
+    assert count_asked(Play(PAIR), 100, {"a": 0.010, "b": 0.010}) == {"a": 50, "b": 50}
+    assert 2 <= count_asked(Play(PAIR), 400, {"a": 0.010, "b": 0.050})["b"] <= 12
 
 
 def test_one_that_was_slow_for_a_while_is_found_to_be_fast_again() -> None:
     play = Play(PAIR)
     for device, took_s in (("a", 0.010), ("b", 0.100)):
         play.answer(play.send(device), device, took_s)
-    assert asked_of(play, 300, {"a": 0.010, "b": 0.002})["b"] > 150
+    assert count_asked(play, 300, {"a": 0.010, "b": 0.002})["b"] > 150
 
 
 def test_what_is_in_flight_counts() -> None:
@@ -104,7 +104,7 @@ def test_what_is_in_flight_counts() -> None:
 
 def test_the_better_of_two_out_of_many() -> None:
     names = [f"d{n}" for n in range(20)]
-    asked = asked_of(Play({0: names}), 2000, dict.fromkeys(names, 0.010) | {"d7": 0.100})
+    asked = count_asked(Play({0: names}), 2000, dict.fromkeys(names, 0.010) | {"d7": 0.100})
     assert set(asked) == set(names)
     # It is drawn as one of two in a tenth of all calls, and is the better one in few of them.
     assert asked["d7"] < 60 < min(count for device, count in asked.items() if device != "d7")
@@ -130,11 +130,11 @@ def test_when_a_hedge_goes_out_and_that_hedges_earn_none() -> None:
         play.answer(play.send("a"), "a", 0.001 * (number + 1))
     # What is known of the other one is better than nothing.
     assert [round(hedge.after_s(device), 6) for device in PAIR[0]] == [0.010, 0.010]
-    while hedge.allowed():
+    while hedge.try_spend():
         pass
     for _ in range(100):
         play.send("a", hedged=True)
-    assert not hedge.allowed()
+    assert not hedge.try_spend()
     fixed = Play(PAIR, hedge_after_s=0.005).book.hedge
     assert fixed is not None
     assert fixed.after_s("a") == 0.005
@@ -216,8 +216,8 @@ def test_of_many_replicas_a_few_are_asked_for_their_status_at_a_time() -> None:
         assert len(due) <= CHECKED
         for device in due:
             number = play.book.number()
-            play.book.asked(number, device, play.now_s)
-            play.book.told(number, device, None, play.now_s)
+            play.book.on_status_request(number, device, play.now_s)
+            play.book.on_status(number, device, None, play.now_s)
             asked[device] += 1
     assert set(asked) == set(names)
     assert max(asked.values()) - min(asked.values()) <= 1

@@ -1,10 +1,10 @@
-"""Whether an item differs, which sides are blind, and which cameras have moved."""
+"""Items that differ, sides that are blind, and cameras that have moved."""
 
 import numpy as np
 import pytest
 
 from mdp.fusion.anomaly_table import MAXIMUM, Anomaly, ScoreTail, SubsetAnomaly
-from mdp.fusion.fuse import listed_subsets
+from mdp.fusion.fuse import list_subsets
 from mdp.requests.inspection import Inspector, blind_sides
 
 DEVICES = {0: "a", 1: "b", 2: "c"}
@@ -17,7 +17,7 @@ def inspector(found: dict[int, float] | None = None) -> Inspector:
         SubsetAnomaly(
             size=len(one), thresholds=(2.0,), members=one, found=(found[len(one)],) if found else ()
         )
-        for one in listed_subsets(range(3))
+        for one in list_subsets(range(3))
     ]
     return Inspector(
         Anomaly(
@@ -62,11 +62,11 @@ def test_without_measured_defects_nothing_is_said_of_them() -> None:
 def test_a_moved_camera_is_told_from_defects() -> None:
     one = inspector()
     looks(one, 6, high=1)
-    assert not one.moved
+    assert not one.cameras_moved
     looks(one, 6, high=1)
-    assert one.moved == {"b"}
+    assert one.cameras_moved == {"b"}
     looks(one, 10)
-    assert not one.moved
+    assert not one.cameras_moved
 
 
 def test_a_fifth_of_the_items_may_be_faulty_on_one_side() -> None:
@@ -74,13 +74,13 @@ def test_a_fifth_of_the_items_may_be_faulty_on_one_side() -> None:
     for _ in range(100):
         looks(one, 4)
         looks(one, 1, high=2)
-    assert not one.moved
+    assert not one.cameras_moved
 
 
 def test_items_that_two_cameras_find_faulty_say_nothing_of_a_camera() -> None:
     one = inspector()
     looks(one, 50, high=0, also=2)
-    assert not one.moved
+    assert not one.cameras_moved
 
 
 def test_a_scene_that_stands_still_is_one_item() -> None:
@@ -89,7 +89,7 @@ def test_a_scene_that_stands_still_is_one_item() -> None:
         one.saw({0: 0.5, 1: 12.0, 2: 0.3}, DEVICES)
         # The noise of a camera makes no other item.
         one.saw({0: 0.6, 1: 14.0, 2: 0.8}, DEVICES)
-    assert not one.moved
+    assert not one.cameras_moved
 
 
 def test_a_camera_that_is_suspected_already_or_alone_is_not_judged() -> None:
@@ -98,7 +98,7 @@ def test_a_camera_that_is_suspected_already_or_alone_is_not_judged() -> None:
     for _ in range(50):
         one.saw({0: 0.5, 1: float(random.uniform(5, 30)), 2: 0.3}, DEVICES, suspects=("b",))
         one.saw({1: float(random.uniform(5, 30))}, DEVICES)
-    assert not one.moved
+    assert not one.cameras_moved
 
 
 def test_sides_that_do_not_count_are_blind() -> None:

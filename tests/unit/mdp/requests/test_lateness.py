@@ -1,4 +1,4 @@
-"""Who is late too often, for which calls, when it is tried again, and what calls make of that."""
+"""Devices that are late too often: for which calls, when tried again, and what calls make of it."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -27,16 +27,16 @@ BUDGET_S, LATE_S = 0.1, 0.15
 MOST_WAITS = 5
 
 
-def ended(
+def end(
     slow: SlowDevices, what: What, trip_s: float = 0.0, budget_s: float = BUDGET_S, *, test: bool
 ) -> None:
     request = Request(k=0, device="gamma", sent_s=0.0, is_test=test)
     slow.handle(DeviceEvent(what, "gamma", trip_s, request, budget_s, in_flight=True))
 
 
-def told(slow: SlowDevices, trips_s: list[float], budget_s: float = BUDGET_S) -> None:
+def tell(slow: SlowDevices, trips_s: list[float], budget_s: float = BUDGET_S) -> None:
     for trip_s in trips_s:
-        ended(slow, "late" if trip_s > budget_s else "answered", trip_s, budget_s, test=False)
+        end(slow, "late" if trip_s > budget_s else "answered", trip_s, budget_s, test=False)
 
 
 def is_late(slow: SlowDevices, budget_s: float = BUDGET_S) -> bool:
@@ -45,9 +45,9 @@ def is_late(slow: SlowDevices, budget_s: float = BUDGET_S) -> bool:
 
 def test_three_late_answers_tell_for_whom_it_is_late() -> None:
     slow = SlowDevices()
-    told(slow, [LATE_S] * (TOLERATED_FAILURES - 1))
+    tell(slow, [LATE_S] * (TOLERATED_FAILURES - 1))
     assert not is_late(slow)
-    told(slow, [LATE_S])
+    tell(slow, [LATE_S])
     assert is_late(slow)
     assert is_late(slow, BUDGET_S / 5)
     assert not is_late(slow, LATE_S)
@@ -57,8 +57,8 @@ def test_three_late_answers_tell_for_whom_it_is_late() -> None:
 
 def test_an_answer_that_takes_the_whole_budget_is_in_time() -> None:
     slow = SlowDevices()
-    told(slow, [LATE_S] * TOLERATED_FAILURES)
-    told(slow, [LATE_S + 0.01])
+    tell(slow, [LATE_S] * TOLERATED_FAILURES)
+    tell(slow, [LATE_S + 0.01])
     assert not is_late(slow, LATE_S)
     assert "1 of its last 4 answers" in str(slow["gamma"].reason(LATE_S))
 
@@ -70,7 +70,7 @@ def test_an_answer_that_takes_the_whole_budget_is_in_time() -> None:
 def test_frequent_lateness_excludes_and_rare_does_not(pattern: str, left_out: bool) -> None:
     slow, out = SlowDevices(), False
     for step in pattern * 30:
-        told(slow, [LATE_S if step == "x" else USUAL_S])
+        tell(slow, [LATE_S if step == "x" else USUAL_S])
         out |= is_late(slow)
     assert out == left_out
 
@@ -78,9 +78,9 @@ def test_frequent_lateness_excludes_and_rare_does_not(pattern: str, left_out: bo
 @pytest.mark.parametrize("lates", [3, 4, 10, 100])
 def test_it_owes_answers_in_time_for_its_strikes_and_never_many(lates: int) -> None:
     slow, owed = SlowDevices(), 0
-    told(slow, [LATE_S] * lates)
+    tell(slow, [LATE_S] * lates)
     while is_late(slow):
-        told(slow, [USUAL_S])
+        tell(slow, [USUAL_S])
         owed += 1
     expected = 1 + int((lates - TOLERATED_FAILURES) / FORGIVEN_BY_ANSWER)
     assert owed == min(expected, LONGEST_PROBATION)
@@ -88,20 +88,20 @@ def test_it_owes_answers_in_time_for_its_strikes_and_never_many(lates: int) -> N
 
 def test_it_is_forgotten_after_a_long_time_in_which_nobody_would_have_missed_it() -> None:
     slow = SlowDevices()
-    told(slow, [LATE_S] * 3)
+    tell(slow, [LATE_S] * 3)
     # In time for those who asked, but not for those before: that tells nothing.
-    told(slow, [BUDGET_S * 1.2] * 2 * SETTLED_AFTER, budget_s=LATE_S)
+    tell(slow, [BUDGET_S * 1.2] * 2 * SETTLED_AFTER, budget_s=LATE_S)
     assert is_late(slow)
-    told(slow, [USUAL_S] * (SETTLED_AFTER - 1))
+    tell(slow, [USUAL_S] * (SETTLED_AFTER - 1))
     assert slow
-    told(slow, [USUAL_S])
+    tell(slow, [USUAL_S])
     assert not slow
 
 
 def test_one_that_was_never_late_is_not_remembered() -> None:
     slow = SlowDevices()
-    told(slow, [USUAL_S] * 5)
-    ended(slow, "refused", test=True)
+    tell(slow, [USUAL_S] * 5)
+    end(slow, "refused", test=True)
     slow.handle(DeviceEvent("connected", "gamma", 0.0))
     assert not slow
 
@@ -109,12 +109,12 @@ def test_one_that_was_never_late_is_not_remembered() -> None:
 def tries(
     late: SlowDevice, until_s: float, refused: Callable[[float], None] | None = None
 ) -> list[float]:
-    """When it is tried, by calls that are made every 10 ms."""
+    """Moments at which it is tried, by calls that are made every 10 ms."""
     tried = []
     for step in range(round(until_s * 100)):
         now_s = step / 100
         if now_s >= late.paused_until_s:
-            late.tested(now_s)
+            late.on_test(now_s)
             tried.append(now_s)
             if refused is not None:
                 refused(now_s)
@@ -128,34 +128,34 @@ def test_it_is_tried_ever_more_seldom() -> None:
     expected = [min(FIRST_PAUSE_S * 2**n, LONGEST_PAUSE_S) for n in range(len(pauses))]
     assert pauses == pytest.approx(expected, abs=0.011)
     assert len(tried) == 14
-    late.refreshed()
+    late.test_at_once()
     assert late.paused_until_s < 0.0
-    late.tested(300.0)
+    late.on_test(300.0)
     assert late.paused_until_s == 300.0 + FIRST_PAUSE_S
 
 
 def test_where_it_says_at_once_that_it_has_no_time_the_next_call_tries_it() -> None:
     slow = SlowDevices()
-    told(slow, [LATE_S] * 3)
+    tell(slow, [LATE_S] * 3)
     late = slow["gamma"]
-    assert len(tries(late, 1.0, refused=lambda now_s: ended(slow, "refused", test=True))) == 100
-    late.tested(2.0)
+    assert len(tries(late, 1.0, refused=lambda now_s: end(slow, "refused", test=True))) == 100
+    late.on_test(2.0)
     assert late.paused_until_s == 2.0 + FIRST_PAUSE_S
 
 
 def test_a_try_in_time_or_a_new_connection_is_a_reason_to_try_it_at_once() -> None:
     slow = SlowDevices()
-    told(slow, [LATE_S] * 8)
+    tell(slow, [LATE_S] * 8)
     late = slow["gamma"]
     refreshes: list[Callable[[], object]] = [
-        lambda: ended(slow, "answered", USUAL_S, test=True),
+        lambda: end(slow, "answered", USUAL_S, test=True),
         lambda: slow.handle(DeviceEvent("connected", "gamma", 0.0)),
     ]
     for refresh in refreshes:
-        late.tested(1.0)
+        late.on_test(1.0)
         assert late.paused_until_s > 1.0
         # An answer to somebody who has more time is none.
-        ended(slow, "answered", USUAL_S, test=False)
+        end(slow, "answered", USUAL_S, test=False)
         assert late.paused_until_s > 1.0
         refresh()
         assert late.paused_until_s < 1.0
@@ -164,10 +164,10 @@ def test_a_try_in_time_or_a_new_connection_is_a_reason_to_try_it_at_once() -> No
 @given(st.lists(st.sampled_from([0.01, 0.06, 0.15, 0.3]), max_size=60), st.floats(0.005, 0.5))
 def test_any_history_is_decided_by_three_and_eight(trips_s: list[float], budget_s: float) -> None:
     slow = SlowDevices()
-    told(slow, trips_s)
-    told(slow, [1.0] * TOLERATED_FAILURES)
+    tell(slow, trips_s)
+    tell(slow, [1.0] * TOLERATED_FAILURES)
     assert is_late(slow, budget_s)
-    told(slow, [0.001] * LONGEST_PROBATION)
+    tell(slow, [0.001] * LONGEST_PROBATION)
     assert not is_late(slow, budget_s)
 
 

@@ -14,7 +14,7 @@ from mdp.requests.capture import (
     FrameInAnswer,
     FrameQuery,
     FrameSeen,
-    checked_every_ms,
+    check_every_ms,
     frame_query,
     together,
 )
@@ -53,7 +53,7 @@ def test_durations_that_are_refused(bad: float) -> None:
     with pytest.raises(InputError, match=r"^within_ms: expected 0 to 1e\+09, got "):
         frame_query("latest", within_ms=bad, now_s=100.0)
     with pytest.raises(InputError, match=r"^every_ms: expected 0 to 1e\+09, got "):
-        checked_every_ms(bad)
+        check_every_ms(bad)
 
 
 def test_when_a_frame_was_taken_is_known_to_half_the_network_time() -> None:
@@ -67,11 +67,11 @@ def test_when_a_frame_was_taken_is_known_to_half_the_network_time() -> None:
     )
     sight = FrameSeen(number=1, age_ms=30.0, heard_s=100.0)
     # Sent at 99.967, so arrived from then to 99.975, and taken 30 ms before that.
-    assert sight.taken_s(part) == pytest.approx(99.941)
-    assert 99.937 <= sight.taken_s(part) <= 99.945
+    assert sight.capture_s(part) == pytest.approx(99.941)
+    assert 99.937 <= sight.capture_s(part) <= 99.945
 
 
-def decided(ages_ms: list[float]) -> tuple[Finish, dict[str, FrameInAnswer]]:
+def decide(ages_ms: list[float]) -> tuple[Finish, dict[str, FrameInAnswer]]:
     """A look whose members have frames of these ages, and one that is missing."""
     logits = np.zeros(2, np.float32)
     parts = {
@@ -100,7 +100,7 @@ def decided(ages_ms: list[float]) -> tuple[Finish, dict[str, FrameInAnswer]]:
     ],
 )
 def test_frames_too_far_apart_are_left_out(ages_ms: list[float], kept: list[int]) -> None:
-    finish, frames = decided(ages_ms)
+    finish, frames = decide(ages_ms)
     found = together(finish, frames, 500.0)
     assert list(found.arrived) == kept
     out = {f"camera-{k}" for k in range(len(ages_ms)) if k not in kept}
@@ -109,11 +109,11 @@ def test_frames_too_far_apart_are_left_out(ages_ms: list[float], kept: list[int]
 
 
 def test_the_reason_says_how_far_apart() -> None:
-    finish, frames = decided([1810.0, 10.0, 0.0])
+    finish, frames = decide([1810.0, 10.0, 0.0])
     assert str(together(finish, frames, 500.0).missing["camera-0"]) == (
         "apart: its frame is 1810 ms older than the newest in the answer: expected at most 500 ms"
     )
-    finish, frames = decided([0.0, 900.0, 950.0])
+    finish, frames = decide([0.0, 900.0, 950.0])
     assert str(together(finish, frames, 500.0).missing["camera-0"]) == (
         "apart: its frame is 950 ms newer than the oldest in the answer: expected at most 500 ms"
     )
@@ -121,7 +121,7 @@ def test_the_reason_says_how_far_apart() -> None:
 
 @given(st.lists(st.floats(-10, 3000), min_size=1, max_size=6), st.floats(1, 2000))
 def test_no_larger_set_of_frames_fits(ages_ms: list[float], most_ms: float) -> None:
-    kept = together(*decided(ages_ms), most_ms).arrived
+    kept = together(*decide(ages_ms), most_ms).arrived
     used = [ages_ms[k] for k in kept]
     assert max(used) - min(used) <= most_ms + 1e-6
     for size in range(len(kept) + 1, len(ages_ms) + 1):

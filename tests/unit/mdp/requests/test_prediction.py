@@ -330,15 +330,15 @@ def test_what_was_measured_at_the_top_alone_is_not_told_of_lower_rungs(tmp_path:
 def test_logits_of_a_rung_are_made_ready_for_the_weights_of_the_top(tmp_path: Path) -> None:
     builder = AnswerBuilder(Bundle.open(write_bundle(tmp_path / "bundle", rungs=3)), "stacked")
     own = ARRIVALS[1].contribution
-    assert builder.scaled(1, 0, own) is own
-    lower = builder.scaled(1, 2, own)
+    assert builder.scale_rung(1, 0, own) is own
+    lower = builder.scale_rung(1, 2, own)
     assert lower.boost is not None
     np.testing.assert_array_equal(lower.bag, 4 * own.bag)
     np.testing.assert_array_equal(
-        builder.scaled(1, 1, Contribution(None, own.bag)).bag, 2 * own.bag
+        builder.scale_rung(1, 1, Contribution(None, own.bag)).bag, 2 * own.bag
     )
     with pytest.raises(WireError, match="expected a rung up to 2, got 3"):
-        builder.scaled(1, 3, own)
+        builder.scale_rung(1, 3, own)
 
 
 def test_json_has_the_documented_keys(folder: Path) -> None:

@@ -67,26 +67,26 @@ class HedgeAfter:
     def after_s(self, device: str) -> float:
         return self.seconds
 
-    def allowed(self) -> bool:
+    def try_spend(self) -> bool:
         self.tokens -= 1
         return self.tokens >= 0
 
 
-def replied(device: str, now_s: float, contribution: Contribution = SOME) -> Replied:
+def reply(device: str, now_s: float, contribution: Contribution = SOME) -> Replied:
     return Replied(
         device=device, contribution=contribution, queue_ms=1.0, compute_ms=5.0, now_s=now_s
     )
 
 
-def failed(device: str, now_s: float, reason: str = "broken") -> DeviceFailed:
+def failure(device: str, now_s: float, reason: str = "broken") -> DeviceFailed:
     return DeviceFailed(device=device, reason=Reason("failed", reason), now_s=now_s)
 
 
-def passed(now_s: float) -> TimePassed:
+def tick(now_s: float) -> TimePassed:
     return TimePassed(now_s=now_s)
 
 
-def said(actions: Sequence[Action]) -> list[object]:
+def in_short(actions: Sequence[Action]) -> list[object]:
     """Actions in short: the device of a Request, and (used, missing, timed_out) of a Finish."""
     return [
         action.device
@@ -106,10 +106,10 @@ def play(
     unavailable: Mapping[str, str] | None = None,
     start_s: float = 0.0,
 ) -> list[list[object]]:
-    """What a session says at its start and to every event."""
+    """Actions of a session at its start and at every event."""
     session = Asking(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S)
-    told = [said(session.begin(now_s=start_s, unavailable=unavailable or {}))]
-    return told + [said(session.handle(event)) for event in events]
+    told = [in_short(session.begin(now_s=start_s, unavailable=unavailable or {}))]
+    return told + [in_short(session.handle(event)) for event in events]
 
 
 ALL: tuple[dict[int, str], dict[str, object], bool] = (
@@ -123,17 +123,17 @@ ALL: tuple[dict[int, str], dict[str, object], bool] = (
     ("events", "told"),
     [
         pytest.param(
-            [replied("alpha", 0.01), failed("beta", 0.02, "b"), passed(0.5)],
+            [reply("alpha", 0.01), failure("beta", 0.02, "b"), tick(0.5)],
             [[], [], [({0: "alpha"}, {"beta": "b", "gamma": LATE}, True)]],
             id="one answers, one fails, one is late, and the clock jumps",
         ),
         pytest.param(
-            [replied("alpha", 0.01), replied("beta", 0.15)],
+            [reply("alpha", 0.01), reply("beta", 0.15)],
             [[], [({0: "alpha", 1: "beta"}, {"gamma": LATE}, True)]],
             id="a reply that was in hand before the decision counts, and brings it about",
         ),
         pytest.param(
-            [replied("alpha", 0.2), replied("beta", 0.2), replied("gamma", 0.2)],
+            [reply("alpha", 0.2), reply("beta", 0.2), reply("gamma", 0.2)],
             [[({0: "alpha"}, {"beta": LATE, "gamma": LATE}, True)], [], []],
             id="the first event after the time to decide decides",
         ),
@@ -148,7 +148,7 @@ def test_histories(events: list[Event], told: list[list[object]]) -> None:
     [
         pytest.param(
             {},
-            [failed("alpha", 0.01, "a"), failed("alpha/attic", 0.02, "b"), replied("beta", 0.03)],
+            [failure("alpha", 0.01, "a"), failure("alpha/attic", 0.02, "b"), reply("beta", 0.03)],
             [
                 ["alpha", "beta"],
                 ["alpha/attic"],
@@ -159,13 +159,13 @@ def test_histories(events: list[Event], told: list[list[object]]) -> None:
         ),
         pytest.param(
             {},
-            [failed("alpha", 0.01, "a"), replied("alpha", 0.02), replied("alpha/attic", 0.03)],
+            [failure("alpha", 0.01, "a"), reply("alpha", 0.02), reply("alpha/attic", 0.03)],
             [["alpha", "beta"], ["alpha/attic"], [], []],
             id="the first comes back too late for its member",
         ),
         pytest.param(
             {},
-            [replied("beta", 0.02), failed("alpha", DECIDE_S + 0.001, "a")],
+            [reply("beta", 0.02), failure("alpha", DECIDE_S + 0.001, "a")],
             [["alpha", "beta"], [], [({1: "beta"}, {"alpha": "a", "alpha/attic": NO_TIME}, True)]],
             id="nobody is asked once the time to decide has come",
         ),
@@ -180,7 +180,7 @@ def test_replicas(
 def test_a_network_that_took_less_than_nothing_took_nothing() -> None:
     session = Asking({0: ["alpha"]}, deadline_s=1.0)
     session.begin(now_s=0.0, unavailable={})
-    (finish,) = session.handle(replied("alpha", 0.001))
+    (finish,) = session.handle(reply("alpha", 0.001))
     assert isinstance(finish, Finish)
     assert finish.arrived[0].network_ms == 0.0
 
@@ -188,10 +188,10 @@ def test_a_network_that_took_less_than_nothing_took_nothing() -> None:
 def hedging(
     members: Mapping[int, Sequence[str]], events: Sequence[Event], unavailable: Sequence[str] = ()
 ) -> list[list[object]]:
-    """What a session says that asks the next replica beside one after 20 ms."""
+    """Actions of a session that asks the next replica beside one after 20 ms."""
     session = Asking(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, hedge=HedgeAfter(0.020))
-    told = [said(session.begin(now_s=0.0, unavailable=dict.fromkeys(unavailable, "gone")))]
-    return told + [said(session.handle(event)) for event in events]
+    told = [in_short(session.begin(now_s=0.0, unavailable=dict.fromkeys(unavailable, "gone")))]
+    return told + [in_short(session.handle(event)) for event in events]
 
 
 TRIPLE = {0: ["a", "b", "c"]}
@@ -201,28 +201,22 @@ TRIPLE = {0: ["a", "b", "c"]}
     ("events", "told"),
     [
         pytest.param(
-            [passed(0.019), passed(0.020), passed(0.050), replied("b", 0.06), replied("a", 0.07)],
+            [tick(0.019), tick(0.020), tick(0.050), reply("b", 0.06), reply("a", 0.07)],
             [[], ["b"], [], [({0: "b"}, {}, False)], []],
             id="the second answers first, and no third is asked",
         ),
         pytest.param(
-            [passed(0.020), failed("a", 0.030), passed(0.045), replied("b", 0.05)],
+            [tick(0.020), failure("a", 0.030), tick(0.045), reply("b", 0.05)],
             [["b"], [], [], [({0: "b"}, {}, False)]],
             id="one of two fails: the other is waited for",
         ),
         pytest.param(
-            [
-                passed(0.020),
-                failed("b", 0.030),
-                failed("a", 0.040),
-                passed(0.060),
-                passed(DECIDE_S),
-            ],
+            [tick(0.020), failure("b", 0.030), failure("a", 0.040), tick(0.060), tick(DECIDE_S)],
             [["b"], [], ["c"], [], [({}, {"a": "broken", "b": "broken", "c": LATE}, True)]],
             id="both fail: the third is asked",
         ),
         pytest.param(
-            [failed("a", 0.010), passed(0.020), passed(0.030), replied("c", 0.04)],
+            [failure("a", 0.010), tick(0.020), tick(0.030), reply("c", 0.04)],
             [["b"], [], ["c"], [({0: "c"}, {}, False)]],
             id="who steps in gets as much time",
         ),
@@ -234,13 +228,13 @@ def test_hedging(events: list[Event], told: list[list[object]]) -> None:
 
 def test_without_a_token_there_is_no_hedge_and_the_replica_may_still_step_in() -> None:
     session = Asking(TRIPLE, deadline_s=DEADLINE_S, hedge=HedgeAfter(0.020, 0))
-    told = [said(session.begin(now_s=0.0, unavailable={}))]
-    events: list[Event] = [passed(0.020), passed(0.030), failed("a", 0.040), replied("b", 0.05)]
-    told += [said(session.handle(event)) for event in events]
+    told = [in_short(session.begin(now_s=0.0, unavailable={}))]
+    events: list[Event] = [tick(0.020), tick(0.030), failure("a", 0.040), reply("b", 0.05)]
+    told += [in_short(session.handle(event)) for event in events]
     assert told == [["a"], [], [], ["b"], [({0: "b"}, {}, False)]]
     spent = Asking(TRIPLE, deadline_s=DEADLINE_S, hedge=HedgeAfter(0.020, 1))
     spent.begin(now_s=0.0, unavailable={})
-    (send,) = spent.handle(passed(0.020))
+    (send,) = spent.handle(tick(0.020))
     assert isinstance(send, Request)
     assert send.hedged
 
@@ -251,22 +245,22 @@ def proving(
     events: Sequence[Event],
     unavailable: Mapping[str, str] | None = None,
 ) -> list[list[object]]:
-    """What a session says that asks `probing` devices beside the others."""
+    """Actions of a session that asks `probing` devices beside the others."""
     session = Asking(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S)
     start = session.begin(now_s=0.0, unavailable=unavailable or {}, probing=probing)
-    return [said(start)] + [said(session.handle(event)) for event in events]
+    return [in_short(start)] + [in_short(session.handle(event)) for event in events]
 
 
 @pytest.mark.parametrize(
     ("events", "told"),
     [
         pytest.param(
-            [failed("alpha", 0.01, "a"), failed("beta", 0.02, "b"), replied("gamma", 0.03)],
+            [failure("alpha", 0.01, "a"), failure("beta", 0.02, "b"), reply("gamma", 0.03)],
             [[], [], [({2: "gamma"}, {"alpha": "a", "beta": "b"}, False)]],
             id="it is waited for where nobody else answers",
         ),
         pytest.param(
-            [failed("gamma", 0.01, "g"), replied("alpha", 0.02), passed(DECIDE_S)],
+            [failure("gamma", 0.01, "g"), reply("alpha", 0.02), tick(DECIDE_S)],
             [[], [], [({0: "alpha"}, {"beta": LATE, "gamma": "g"}, True)]],
             id="its failure is its reason",
         ),
@@ -284,28 +278,28 @@ def cascade(first: Sequence[int], sure: bool, others_by_s: float = 0.05) -> Stag
 FIRST_AND_REST: list[tuple[str, list[Event], dict[str, str], list[list[object]], Stage]] = [
     (
         "sure",
-        [replied("alpha", 0.01)],
+        [reply("alpha", 0.01)],
         {},
         [["alpha"], [({0: "alpha"}, {"beta": NOT_NEEDED, "gamma": NOT_NEEDED}, False)]],
         "first",
     ),
     (
         "unsure",
-        [replied("alpha", 0.01), replied("beta", 0.02), replied("gamma", 0.03)],
+        [reply("alpha", 0.01), reply("beta", 0.02), reply("gamma", 0.03)],
         {},
         [["alpha"], ["beta", "gamma"], [], [ALL]],
         "escalated",
     ),
     (
         "the first fails",
-        [failed("alpha", 0.01, "x"), replied("beta", 0.02), replied("gamma", 0.03)],
+        [failure("alpha", 0.01, "x"), reply("beta", 0.02), reply("gamma", 0.03)],
         {},
         [["alpha"], ["beta", "gamma"], [], [({1: "beta", 2: "gamma"}, {"alpha": "x"}, False)]],
         "escalated",
     ),
     (
         "the first is late",
-        [passed(0.04), passed(0.05), replied("beta", 0.06), replied("gamma", 0.07), passed(0.1)],
+        [tick(0.04), tick(0.05), reply("beta", 0.06), reply("gamma", 0.07), tick(0.1)],
         {},
         [
             ["alpha"], [], ["beta", "gamma"], [], [],
@@ -315,21 +309,21 @@ FIRST_AND_REST: list[tuple[str, list[Event], dict[str, str], list[list[object]],
     ),
     (
         "the first is gone",
-        [replied("gamma", 0.02), replied("beta", 0.03)],
+        [reply("gamma", 0.02), reply("beta", 0.03)],
         {"alpha": "gone"},
         [["beta", "gamma"], [], [({1: "beta", 2: "gamma"}, {"alpha": "gone"}, False)]],
         "escalated",
     ),
     (
         "sure while another is gone",
-        [replied("alpha", 0.01)],
+        [reply("alpha", 0.01)],
         {"gamma": "gone"},
         [["alpha"], [({0: "alpha"}, {"beta": NOT_NEEDED, "gamma": "gone"}, False)]],
         "first",
     ),
     (
         "unsure, and nobody else is there",
-        [replied("alpha", 0.01)],
+        [reply("alpha", 0.01)],
         {"beta": "x", "gamma": "y"},
         [["alpha"], [({0: "alpha"}, {"beta": "x", "gamma": "y"}, False)]],
         "escalated",
@@ -349,7 +343,7 @@ def test_a_cascade_asks_the_others_where_the_first_is_not_sure(
     session = Asking(THREE, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, stages=stages)
     steps = [session.begin(now_s=0.0, unavailable=gone)]
     steps += [session.handle(event) for event in events]
-    assert [said(actions) for actions in steps] == told
+    assert [in_short(actions) for actions in steps] == told
     finish = steps[-1][-1]
     assert isinstance(finish, Finish)
     assert finish.stage == stage
@@ -360,16 +354,16 @@ def test_a_cascade_is_woken_to_ask_the_others_and_not_before() -> None:
     session = Asking(THREE, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, stages=stages)
     session.begin(now_s=0.0, unavailable={})
     assert session.wake_s == 0.03
-    sends = session.handle(passed(0.03))
+    sends = session.handle(tick(0.03))
     assert [action.budget_ms for action in sends if isinstance(action, Request)] == [
         pytest.approx((DECIDE_S - 0.03) * 1e3)
     ] * 2
     assert session.wake_s == DECIDE_S
     # A late first stage that is sure still ends it.
-    (finish,) = session.handle(replied("alpha", 0.04))
+    (finish,) = session.handle(reply("alpha", 0.04))
     assert isinstance(finish, Finish)
     assert (finish.stage, finish.missing) == ("first", {"beta": NOT_NEEDED, "gamma": NOT_NEEDED})
-    assert session.handle(replied("beta", 0.05)) == []
+    assert session.handle(reply("beta", 0.05)) == []
 
 
 def test_only_the_first_stage_alone_is_asked_whether_it_is_sure_and_once() -> None:
@@ -383,30 +377,30 @@ def test_only_the_first_stage_alone_is_asked_whether_it_is_sure_and_once() -> No
     session = Asking(THREE, deadline_s=DEADLINE_S, stages=stages)
     session.begin(now_s=0.0, unavailable={})
     # Somebody else's part is in the answer now, for which nothing was measured.
-    assert session.handle(replied("gamma", 0.01)) == []
-    assert session.handle(replied("alpha", 0.01)) == []
-    (finish,) = session.handle(replied("beta", 0.01))
+    assert session.handle(reply("gamma", 0.01)) == []
+    assert session.handle(reply("alpha", 0.01)) == []
+    (finish,) = session.handle(reply("beta", 0.01))
     assert isinstance(finish, Finish)
     assert (finish.stage, asked) == ("all", [])
 
 
 def test_a_first_stage_of_two_waits_for_both_unless_one_fails() -> None:
-    for second, asked in ((replied("beta", 0.02), ["gamma"]), (failed("beta", 0.02), ["gamma"])):
+    for second, asked in ((reply("beta", 0.02), ["gamma"]), (failure("beta", 0.02), ["gamma"])):
         stages = cascade([0, 1], sure=False)
         session = Asking(THREE, deadline_s=DEADLINE_S, stages=stages)
-        assert said(session.begin(now_s=0.0, unavailable={})) == ["alpha", "beta"]
-        assert session.handle(replied("alpha", 0.01)) == []
-        assert said(session.handle(second)) == asked
+        assert in_short(session.begin(now_s=0.0, unavailable={})) == ["alpha", "beta"]
+        assert session.handle(reply("alpha", 0.01)) == []
+        assert in_short(session.handle(second)) == asked
     session = Asking(THREE, deadline_s=DEADLINE_S, stages=cascade([0, 1], sure=True))
     session.begin(now_s=0.0, unavailable={})
-    assert said(session.handle(failed("alpha", 0.01))) == ["gamma"]
+    assert in_short(session.handle(failure("alpha", 0.01))) == ["gamma"]
 
 
 def test_a_first_stage_on_probation_is_not_waited_for() -> None:
     session = Asking(THREE, deadline_s=DEADLINE_S, stages=cascade([0], sure=True))
-    told = said(session.begin(now_s=0.0, unavailable={}, probing={"alpha": 0, "gamma": 2}))
+    told = in_short(session.begin(now_s=0.0, unavailable={}, probing={"alpha": 0, "gamma": 2}))
     assert told == ["alpha", "gamma", "beta"]
-    (finish,) = session.handle(replied("beta", 0.01))
+    (finish,) = session.handle(reply("beta", 0.01))
     assert isinstance(finish, Finish)
     assert finish.stage == "escalated"
     assert finish.missing == {"alpha": PROBATION, "gamma": PROBATION}
@@ -414,8 +408,8 @@ def test_a_first_stage_on_probation_is_not_waited_for() -> None:
 
 def test_a_device_on_probation_that_was_never_asked_is_said_to_be_not_needed() -> None:
     session = Asking(THREE, deadline_s=DEADLINE_S, stages=cascade([0], sure=True))
-    assert said(session.begin(now_s=0.0, unavailable={}, probing={"gamma": 2})) == ["alpha"]
-    (finish,) = session.handle(replied("alpha", 0.01))
+    assert in_short(session.begin(now_s=0.0, unavailable={}, probing={"gamma": 2})) == ["alpha"]
+    (finish,) = session.handle(reply("alpha", 0.01))
     assert isinstance(finish, Finish)
     assert finish.missing == {"beta": NOT_NEEDED, "gamma": NOT_NEEDED}
 
@@ -427,18 +421,18 @@ def test_when_a_session_wants_to_be_woken() -> None:
     session = Asking(REPLICAS, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, hedge=HedgeAfter(0.020))
     session.begin(now_s=0.0, unavailable={})
     assert session.wake_s == pytest.approx(0.020)
-    session.handle(passed(0.020))
+    session.handle(tick(0.020))
     assert session.wake_s == DECIDE_S
 
 
 def test_a_hedge_gets_what_is_left_and_its_time_counts_from_its_own_asking() -> None:
     session = Asking({0: ["a", "b"]}, deadline_s=0.1, hedge=HedgeAfter(0.02))
     session.begin(now_s=0.0, unavailable={})
-    (send,) = session.handle(passed(0.030))
+    (send,) = session.handle(tick(0.030))
     assert isinstance(send, Request)
     assert send.device == "b"
     assert send.budget_ms == pytest.approx(70.0)
-    (finish,) = session.handle(replied("b", 0.040))
+    (finish,) = session.handle(reply("b", 0.040))
     assert isinstance(finish, Finish)
     assert finish.arrived[0].network_ms == pytest.approx(4.0)
 
@@ -447,8 +441,8 @@ def test_a_device_of_which_nothing_is_known_is_hedged_after_half_of_the_time() -
     session = Asking({0: ["a", "b"]}, deadline_s=0.110, reserve_s=0.010, hedge=HedgeAfter(math.inf))
     session.begin(now_s=0.0, unavailable={})
     assert session.wake_s == pytest.approx(0.050)
-    assert session.handle(passed(0.049)) == []
-    (send,) = session.handle(passed(0.050))
+    assert session.handle(tick(0.049)) == []
+    (send,) = session.handle(tick(0.050))
     assert isinstance(send, Request)
     assert (send.device, send.hedged) == ("b", True)
     assert send.budget_ms == pytest.approx(50.0)

@@ -91,7 +91,7 @@ def views(path: Path) -> dict[int, SentCrop]:
 
 
 def logits_of(request_id: int, k: int) -> Contribution:
-    """What member `k` says to a call, whichever replica runs it."""
+    """Answer of member `k` to a call, whichever replica runs it."""
     return Contribution(*TABLE[(7 * request_id + 11 * k) % len(TABLE)])
 
 
@@ -252,14 +252,14 @@ class World:
         assert not dead or not others, f"asked {dead}, known to be silent, beside {others}"
 
     def is_late(self, device: str, budget_s: float) -> bool:
-        """Whether its last answers were too late, and would be for a call with so much time."""
+        """Tell whether its last answers were late, and would be for a call with so much time."""
         last = self.trips[device][-TOLERATED_FAILURES:]
         return len(last) == TOLERATED_FAILURES and all(
             late and trip_s > budget_s for trip_s, late in last
         )
 
     def is_doubtful(self, device: str, budget_s: float) -> bool:
-        """Whether any of its answers of late would be too late for a call with so much time."""
+        """Tell whether any of its last answers would be too late for a call with so much time."""
         return any(trip_s > budget_s for trip_s, _ in self.trips[device][-SETTLED_AFTER:])
 
     def open_requests(self) -> list[Request]:
@@ -285,13 +285,15 @@ class World:
         if kind == 2 or (kind == 0 and late and code in ("overloaded", "too_late")):
             self.trips[request.device].append((self.now_s - request.sent_s, late))
         if kind == 0:
-            self.told(request, encode(Failure(request_id=request.request_id, code=code, text="x")))
+            self.deliver(
+                request, encode(Failure(request_id=request.request_id, code=code, text="x"))
+            )
         else:
-            self.told(request, self.result(request, bad=kind == 1))
+            self.deliver(request, self.result(request, bad=kind == 1))
         if ended:
             event("a reply after the answer")
 
-    def told(self, request: Request, frames: list[Buffer]) -> None:
+    def deliver(self, request: Request, frames: list[Buffer]) -> None:
         """Deliver a reply; to a call that has ended it has to change nothing."""
         call = self.calls[request.request_id]
         before = (len(self.requests), list(call.answers))
@@ -407,7 +409,7 @@ class World:
         """The label is that of the members used; others are left out only by a sure first stage."""
         parts = {k: logits_of(call.request_id, k) for k in (0, 1, 2)}
         weights = self.bundle.fusion_weights()
-        own = weights.fitted(used)
+        own = weights.weights_of(used)
         assert own is not None
         assert answer.label == LABELS[int(fuse(parts, own).argmax())]
         unneeded = {self.ks[d] for d, reason in answer.missing.items() if reason == str(NOT_NEEDED)}
@@ -422,7 +424,7 @@ class World:
             assert answer.expected_accuracy == subset_accuracy(used).stacked
 
     def check_waiting(self, call: Call, answer: Prediction) -> None:
-        """Who waited until the end, did so for somebody who was worth it."""
+        """Check that a call which waited until the end did so for a device that was worth it."""
         if call.ended_s < call.decide_s:
             return
         mine = [r for r in self.requests if r.request_id == call.request_id]
@@ -435,7 +437,7 @@ class World:
 
 
 def play(world: World, script: bytes) -> None:
-    """What happens, by the bytes of a script."""
+    """Play what happens, by the bytes of a script."""
     bytes_: Iterator[int] = iter(script)
     devices = list(world.ks)
     for byte in bytes_:

@@ -73,7 +73,7 @@ class Driver:
                 return
             if isinstance(action, Finish):
                 call.ends.append((self.now_s, action))
-                self.book.decided(number, self.now_s)
+                self.book.on_decision(number, self.now_s)
             elif not self.book.holds(number, action):
                 self.send(number, action)
 
@@ -89,7 +89,7 @@ class Driver:
         assert left_s > 0, "with time left"
         self.out[device].append((number, request))
         self.sent[device].append(number)
-        self.book.sent(number, request)
+        self.book.on_send(number, request)
 
     def give_turns(self) -> None:
         while turn := self.book.next_turn(self.now_s):
@@ -142,13 +142,13 @@ class Driver:
     def lose(self, device: str) -> None:
         self.gone[device] = UNREACHABLE
         self.out[device].clear()
-        for number, actions in self.book.lost(device, self.now_s):
+        for number, actions in self.book.on_loss(device, self.now_s):
             self.act(number, actions)
         self.give_turns()
 
     def connect(self, device: str) -> None:
         del self.gone[device]
-        self.book.connected(device, self.now_s)
+        self.book.on_connect(device, self.now_s)
 
     def teach(self, each_s: float, *devices: str, rounds: int = 24) -> None:
         """Let the devices answer some calls, one after the other, each in so long."""
@@ -197,7 +197,7 @@ def test_calls_that_end_while_they_wait_are_asked_of_nobody() -> None:
     assert driver.sent["a"] == [call.number for call in (*patient, last)]
     # A caller that has gone.
     gone = driver.submit(deadline_s=5.0)
-    driver.book.decided(gone.number, driver.now_s)
+    driver.book.on_decision(gone.number, driver.now_s)
     for _ in range(MOST_OUT):
         driver.answer("a")
     assert gone.number not in driver.sent["a"]
@@ -224,7 +224,7 @@ def test_silence_makes_room_by_the_deadline_of_what_is_out() -> None:
     for _ in range(MOST_OUT):
         call = driver.submit(deadline_s=0.5)
         # As a cascade whose first stage was sure: nobody waits, and the device still computes.
-        driver.book.decided(call.number, driver.now_s)
+        driver.book.on_decision(call.number, driver.now_s)
     last = driver.submit(deadline_s=2.0)
     assert last.number not in driver.sent["a"]
     driver.book._breakers.clear()
@@ -443,7 +443,7 @@ def test_a_mean_is_of_replies_while_others_wait_or_of_the_agent_s_own_time() -> 
 
     def reply(at_s: float, agent_s: float, ahead: int) -> None:
         request = Request(k=0, device="a", sent_s=0.0, ahead=ahead)
-        window.answered(request, 0.75 * agent_s, 0.25 * agent_s, at_s)
+        window.on_answer(request, 0.75 * agent_s, 0.25 * agent_s, at_s)
 
     for number in range(20):
         # A link of 100 ms is no load: the agent had each for 5 ms.
@@ -466,12 +466,12 @@ def test_a_device_with_rungs_is_predicted_by_its_quickest_and_sees_what_waits() 
     for rung, took_s in ((0, 0.08), (1, 0.04), (2, 0.02)) * 4:
         request = Request(k=0, device="a", sent_s=10.0)
         window.admits(request)
-        window.sent(request)
-        window.answered(request, 0.5, took_s, 10.0 + 0.5 + took_s, rung)
+        window.on_send(request)
+        window.on_answer(request, 0.5, took_s, 10.0 + 0.5 + took_s, rung)
         window.out -= 1
     assert window.mean_s == pytest.approx(0.02)
     for _ in range(3):
-        window.sent(Request(k=0, device="a", sent_s=20.0))
+        window.on_send(Request(k=0, device="a", sent_s=20.0))
     assert not window.is_late(0.081)
     assert window.is_late(0.079)
 
@@ -493,7 +493,7 @@ def test_batches_that_are_seen_widen_the_window() -> None:
     one = SendWindow()
     for number in range(100):
         request = Request(k=0, device="a", sent_s=0.0, ahead=7)
-        one.answered(request, 0.0, 0.05, 0.05 * number)
+        one.on_answer(request, 0.0, 0.05, 0.05 * number)
     assert one.most == MOST_OUT
 
 

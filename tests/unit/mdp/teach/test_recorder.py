@@ -38,7 +38,7 @@ class PlayedCameras(FleetCameras):
         """Nothing to close."""
 
 
-def played(
+def play(
     tmp_path: Path,
     use: Callable[[CameraDesk, Callable[[RecordRequest], None]], Awaitable[None]],
     fault: Exception | None = None,
@@ -74,7 +74,7 @@ def test_a_recording_ends_before_its_next_scene(tmp_path: Path, end: str) -> Non
         await first_scene(desk)
         await getattr(desk, end)()
 
-    recording: Any = played(tmp_path, use).recording
+    recording: Any = play(tmp_path, use).recording
     assert (recording.state, recording.scenes) == ("stopped", 1)
 
 
@@ -88,7 +88,7 @@ def test_masks_are_refused_during_a_recording(tmp_path: Path) -> None:
         await desk.stop()
         assert await desk.masks() == ({}, {"a": "too old"})
 
-    played(tmp_path, use)
+    play(tmp_path, use)
 
 
 def test_an_unforeseen_error_ends_a_recording(tmp_path: Path) -> None:
@@ -98,5 +98,5 @@ def test_an_unforeseen_error_ends_a_recording(tmp_path: Path) -> None:
         with pytest.raises(ZeroDivisionError):
             await desk._task
 
-    recording: Any = played(tmp_path, use, ZeroDivisionError()).recording
+    recording: Any = play(tmp_path, use, ZeroDivisionError()).recording
     assert (recording.state, recording.error) == ("failed", "unforeseen error: the log says more")

@@ -1,4 +1,4 @@
-"""How often a host may connect, and the filter that keeps it from doing so more often. Pure."""
+"""Rate at which a host may connect, and the filter that keeps it to that. Pure."""
 
 import ipaddress
 import math
@@ -24,26 +24,26 @@ SYN, ACK, RST = 0x02, 0x10, 0x04
 
 def test_a_host_may_connect_so_often_at_once() -> None:
     rate = ConnectionRate(per_s=4, at_once=10)
-    assert [rate.connected(HOST, 5.0) for _ in range(10)] == [*[False] * 9, True]
-    assert rate.blocked == {network_of(HOST)}
-    assert not rate.connected(OTHER, 5.0)
-    assert rate.blocked == {network_of(HOST)}
+    assert [rate.count_connection(HOST, 5.0) for _ in range(10)] == [*[False] * 9, True]
+    assert rate.hosts_to_block == {network_of(HOST)}
+    assert not rate.count_connection(OTHER, 5.0)
+    assert rate.hosts_to_block == {network_of(HOST)}
 
 
 def test_a_host_that_is_kept_out_comes_back_with_a_second_of_its_allowance() -> None:
     rate = ConnectionRate(per_s=4, at_once=10)
     for _ in range(10):
-        rate.connected(HOST, 5.0)
+        rate.count_connection(HOST, 5.0)
     assert rate.due_s == pytest.approx(6.0)
     assert not rate.unblock(5.9)
     assert rate.unblock(6.0)
-    assert (rate.blocked, rate.due_s) == (frozenset(), math.inf)
-    assert [rate.connected(HOST, 6.0) for _ in range(4)] == [False, False, False, True]
+    assert (rate.hosts_to_block, rate.due_s) == (frozenset(), math.inf)
+    assert [rate.count_connection(HOST, 6.0) for _ in range(4)] == [False, False, False, True]
 
 
 def test_what_came_before_it_could_be_kept_out_is_paid_back() -> None:
     rate = ConnectionRate(per_s=4, at_once=10)
-    assert sum(rate.connected(HOST, 5.0) for _ in range(18)) == 1
+    assert sum(rate.count_connection(HOST, 5.0) for _ in range(18)) == 1
     assert not rate.unblock(7.9)
     assert rate.unblock(8.0)
 
@@ -51,12 +51,12 @@ def test_what_came_before_it_could_be_kept_out_is_paid_back() -> None:
 def test_nobody_is_kept_out_for_long_that_has_stopped() -> None:
     rate = ConnectionRate()
     for _ in range(5000):
-        rate.connected(HOST, 5.0)
+        rate.count_connection(HOST, 5.0)
     back_s = rate.due_s
     assert back_s == pytest.approx(5.0 + LONGEST_S)
     assert not rate.unblock(back_s - 0.1)
     assert rate.unblock(back_s)
-    assert [rate.connected(HOST, back_s) for _ in range(int(PER_S))] == [
+    assert [rate.count_connection(HOST, back_s) for _ in range(int(PER_S))] == [
         *[False] * (int(PER_S) - 1),
         True,
     ]
@@ -64,7 +64,7 @@ def test_nobody_is_kept_out_for_long_that_has_stopped() -> None:
 
 def test_who_connects_now_and_then_is_never_kept_out() -> None:
     rate = ConnectionRate(per_s=4, at_once=10)
-    assert not any(rate.connected(HOST, number / 4) for number in range(1000))
+    assert not any(rate.count_connection(HOST, number / 4) for number in range(1000))
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 40)), max_size=60))
@@ -75,8 +75,8 @@ def test_the_long_run_rate_is_bounded(visits: list[tuple[float, int]]) -> None:
         rate.unblock(now_s)
         for _ in range(size):
             # The filter takes effect at once.
-            if not rate.blocked:
-                rate.connected(HOST, now_s)
+            if not rate.hosts_to_block:
+                rate.count_connection(HOST, now_s)
                 made += 1
         assert made <= AT_ONCE + PER_S * now_s
 
@@ -84,7 +84,7 @@ def test_the_long_run_rate_is_bounded(visits: list[tuple[float, int]]) -> None:
 def test_hosts_that_have_their_whole_allowance_are_forgotten() -> None:
     rate = ConnectionRate()
     for number in range(100_000):
-        rate.connected(str(ipaddress.IPv4Address(number)), number / 100)
+        rate.count_connection(str(ipaddress.IPv4Address(number)), number / 100)
     assert len(rate._full_s) < 1000
 
 
@@ -112,7 +112,7 @@ def syn_from(host: str, flags: int = SYN) -> tuple[bytes, bytes]:
 
 
 def passes(instructions: list[Instruction], headers: tuple[bytes, bytes]) -> bool:
-    """What the kernel would do: an interpreter of as much of BPF as is used."""
+    """Run as the kernel would: an interpreter of as much of BPF as is used."""
     ip, tcp = headers
     accumulator = place = 0
     while True:

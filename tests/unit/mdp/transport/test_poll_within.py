@@ -1,4 +1,4 @@
-"""How a client waits: in whole milliseconds first, then for what is left. No sockets, no sleeps."""
+"""Waits of a client: whole milliseconds first, then for what is left. No sockets, no sleeps."""
 
 import math
 import select

@@ -1,4 +1,4 @@
-"""What an agent's door decides, and what a greeting tells. No sockets."""
+"""Decisions at an agent's door, and what a greeting tells. No sockets."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ TEXT = z85.encode(KEY).decode()
 REQUEST = [b"1.0", b"1", b"mdp", b"10.0.0.9", b"", b"CURVE", KEY]
 
 
-def changed(place: int, frame: bytes) -> list[bytes]:
+def change(place: int, frame: bytes) -> list[bytes]:
     return [*REQUEST[:place], frame, *REQUEST[place + 1 :]]
 
 
@@ -41,11 +41,11 @@ def test_a_key_that_is_allowed_and_full_is_told_apart_from_one_that_is_not() -> 
     [
         (REQUEST, frozenset()),
         (REQUEST, frozenset([z85.encode(bytes(32)).decode()])),
-        (changed(0, b"2.0"), frozenset([TEXT])),
-        (changed(5, b"NULL"), frozenset([TEXT])),
-        (changed(5, b"PLAIN"), frozenset([TEXT])),
-        (changed(6, KEY[:-1]), frozenset([TEXT])),
-        (changed(6, b""), frozenset(["", TEXT])),
+        (change(0, b"2.0"), frozenset([TEXT])),
+        (change(5, b"NULL"), frozenset([TEXT])),
+        (change(5, b"PLAIN"), frozenset([TEXT])),
+        (change(6, KEY[:-1]), frozenset([TEXT])),
+        (change(6, b""), frozenset(["", TEXT])),
         (REQUEST[:6], frozenset([TEXT])),
         ([*REQUEST, b"more"], frozenset([TEXT])),
         ([], frozenset([TEXT])),
@@ -67,9 +67,9 @@ def nobody(peer: TcpPeer) -> bool:
 def test_the_oldest_of_the_largest_crowd_goes_first() -> None:
     door = PendingConnections(limit=4)
     for number, host in enumerate(["a", "b", "b", "b"]):
-        assert door.opened(TcpPeer(number, host, number), nobody) is None
-    assert door.opened(TcpPeer(4, "c", 4), nobody) == TcpPeer(1, "b", 1)
-    assert door.opened(TcpPeer(5, "c", 5), nobody) == TcpPeer(2, "b", 2)
+        assert door.on_open(TcpPeer(number, host, number), nobody) is None
+    assert door.on_open(TcpPeer(4, "c", 4), nobody) == TcpPeer(1, "b", 1)
+    assert door.on_open(TcpPeer(5, "c", 5), nobody) == TcpPeer(2, "b", 2)
     assert len(door) == 4
 
 
@@ -85,7 +85,7 @@ def test_whoever_has_proved_who_it_is_stays() -> None:
     door = PendingConnections(limit=2)
     for number in range(10):
         # Everybody but the newest has.
-        gone = door.opened(TcpPeer(number, "a", number), older_than(number))
+        gone = door.on_open(TcpPeer(number, "a", number), older_than(number))
         assert gone is None
     assert len(door) == 2
 
@@ -98,17 +98,17 @@ def test_who_has_proved_who_it_is_is_asked_no_more() -> None:
         return peer.descriptor != 2
 
     for number in range(5):
-        gone = door.opened(TcpPeer(number, "a", number), proved)
+        gone = door.on_open(TcpPeer(number, "a", number), proved)
         assert (gone is None) == (number != 4)
     assert asked == [0, 1, 2]
 
 
 def test_a_descriptor_that_is_used_again_is_a_new_visitor() -> None:
     door = PendingConnections(limit=2)
-    door.opened(TcpPeer(1, "a", 1), nobody)
-    door.opened(TcpPeer(2, "b", 1), nobody)
-    door.opened(TcpPeer(1, "b", 2), nobody)
-    assert door.opened(TcpPeer(3, "c", 1), nobody) == TcpPeer(2, "b", 1)
+    door.on_open(TcpPeer(1, "a", 1), nobody)
+    door.on_open(TcpPeer(2, "b", 1), nobody)
+    door.on_open(TcpPeer(1, "b", 2), nobody)
+    assert door.on_open(TcpPeer(3, "c", 1), nobody) == TcpPeer(2, "b", 1)
 
 
 EVENTS = st.lists(
@@ -122,11 +122,11 @@ def test_pending_is_always_bounded(events: list[tuple[bool, int, str, bool]], li
     there: set[int] = set()
     for opens, number, host, proves in events:
         if not opens:
-            door.closed(number)
+            door.on_close(number)
             there.discard(number)
             continue
         there.add(number)
-        gone = door.opened(TcpPeer(number, host, 0), always(proves))
+        gone = door.on_open(TcpPeer(number, host, 0), always(proves))
         assert gone is None or gone.descriptor in there
         assert gone is None or not proves
         assert len(door) <= limit

@@ -23,12 +23,12 @@ from mdp.formats.profile import Precision
 from mdp.fusion.fuse import fuse
 from mdp.pictures.crop import crop, load_picture
 from mdp.runtimes.onnxruntime import open_session
-from partitioner.assembly.members import Model, read_map, read_names, rows_of, shared_files
+from partitioner.assembly.members import Model, file_owners, read_map, read_names, rows_of
 from partitioner.cli.assemble import assemble
 from partitioner.data.crops import View, load_views, picture_of
-from partitioner.data.datasets import PictureSet, open_dataset, thinned
+from partitioner.data.datasets import PictureSet, open_dataset, thin_out
 from partitioner.data.memmaps import Views
-from partitioner.export.quantize import quantized
+from partitioner.export.quantize import quantize_model
 from partitioner.export.sessions import run_session
 from partitioner.fusion.novelty_fit import tells_distance
 from partitioner.fusion.stacking import fit_subset
@@ -105,7 +105,7 @@ VIT_MODEL = {"timm": VIT, "weights": "vit.pt", "image_size": SIDE, "depth": 2}
 ONNX_MODEL = {"onnx": "net.onnx", "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.5, 1.0]}
 
 
-def listed(folder: Path, *models: dict[str, Any]) -> Path:
+def write_models(folder: Path, *models: dict[str, Any]) -> Path:
     """A models.toml, its labels beside it."""
     (folder / "labels.txt").write_text("\n".join(NAMES) + "\n")
     entries = [
@@ -120,7 +120,7 @@ def listed(folder: Path, *models: dict[str, Any]) -> Path:
 def run(parts: Path, folder: Path, tree: Path, *models: dict[str, Any]) -> Bundle:
     out = folder / "bundle"
     assemble(
-        models=listed(parts, *models),
+        models=write_models(parts, *models),
         data=str(tree),
         profiles=PROFILES,
         out=out,
@@ -134,7 +134,7 @@ def together(bundle: Bundle, tree: Path, regions: Sequence[Region]) -> float:
     """On how many calibration pictures the members are right, stacked, where they see these."""
     from partitioner.export.sessions import contribution, open_member
 
-    pictures = thinned(open_dataset(str(tree)).calibration, 33)
+    pictures = thin_out(open_dataset(str(tree)).calibration, 33)
     parts = {}
     for k, region in enumerate(regions):
         views = np.stack(
@@ -278,7 +278,7 @@ def test_what_cannot_be_assembled_is_named(
 def test_a_device_without_a_profile_is_named(parts: Path, tmp_path: Path, tree: Path) -> None:
     with pytest.raises(MDPError, match="device 'n100' has no profile in --profiles"):
         assemble(
-            models=listed(parts, CONV_MODEL),
+            models=write_models(parts, CONV_MODEL),
             data=str(tree),
             profiles=["laptop-cpu"],
             out=tmp_path / "bundle",
@@ -355,10 +355,10 @@ def test_cameras_of_one_network_share_a_file_made_for_the_pictures_of_all(
 
     def ranges(model: bytes, precision: Precision, pixels: Views, *, whole: bool) -> bytes:
         seen["ranges of"].append(pixels)
-        return quantized(model, precision, pixels, whole=whole)
+        return quantize_model(model, precision, pixels, whole=whole)
 
     monkeypatch.setattr("partitioner.assembly.write.features_at", features)
-    monkeypatch.setattr("partitioner.assembly.write.quantized", ranges)
+    monkeypatch.setattr("partitioner.assembly.write.quantize_model", ranges)
     models: list[dict[str, Any]] = [
         CONV_MODEL | {"camera": camera, "region": {}, "precision": "int8-static"}
         for camera in greys
@@ -380,7 +380,7 @@ def test_only_what_is_equal_but_for_device_and_camera_is_shared() -> None:
         return Model(device=device, labels="l.txt", timm=CONV, weights="w", image_size=SIDE, **more)
 
     whole = Region()
-    assert shared_files([model("a"), model("b")]) == [0, 1]  # their regions are chosen
+    assert file_owners([model("a"), model("b")]) == [0, 1]  # their regions are chosen
     models = [
         model("a", region=whole, camera="x"),
         model("b", region=Region(right=0.5), camera="y"),
@@ -388,7 +388,7 @@ def test_only_what_is_equal_but_for_device_and_camera_is_shared() -> None:
         model("d", region=whole, camera="z", precision="int8-static"),
         model("e", region=whole, camera="z"),
     ]
-    assert shared_files(models) == [0, 1, 0, 3, 0]
+    assert file_owners(models) == [0, 1, 0, 3, 0]
 
 
 def test_a_camera_is_named_for_every_model_or_for_none(parts: Path, tmp_path: Path) -> None:

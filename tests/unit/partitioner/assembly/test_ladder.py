@@ -9,7 +9,7 @@ import pytest
 
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle, SubsetAccuracy
-from mdp.fusion.fuse import Contribution, fuse, scaled
+from mdp.fusion.fuse import Contribution, fuse, scale_rung
 from mdp.testing.bundles import write_bundle
 from partitioner.assembly import ladder
 from partitioner.assembly.ladder import Students, add_rungs, parse_rungs
@@ -56,7 +56,7 @@ def outputs(bundle: Bundle, data: Dataset, k: int, rung: int, tmp_path: Path) ->
     (pixels,) = load_views(data.test, [view_of(part)], tmp_path / "views", QUIET, "test")
     runtime = open_member(bundle.model(k, rung), part, len(bundle.manifest.labels))
     own = member_contribution(runtime, pixels, part)
-    return scaled(own, whole.lower[rung - 1].scales) if rung else own
+    return scale_rung(own, whole.lower[rung - 1].scales) if rung else own
 
 
 def test_int8_below_fp32_of_a_bundle_s_own_members(data: Dataset, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_int8_below_fp32_of_a_bundle_s_own_members(data: Dataset, tmp_path: Path
 def right_of(
     bundle: Bundle, logits: dict[int, Contribution], one: SubsetAccuracy, data: Dataset
 ) -> float:
-    weights = bundle.fusion_weights().fitted(one.members)
+    weights = bundle.fusion_weights().weights_of(one.members)
     assert weights is not None
     return accuracy(fuse(logits, weights), data.test.targets)
 
@@ -101,7 +101,7 @@ def test_the_first_students_for_one_device(students: Bundle, data: Dataset, tmp_
     weights = students.fusion_weights()
     logits = {k: outputs(students, data, k, 0, tmp_path) for k in range(3)}
     for rung, members in enumerate([(0, 1, 2), (0, 1), (0,)]):
-        fitted = weights.fitted(members)
+        fitted = weights.weights_of(members)
         assert fitted is not None
         part = whole.at(rung)
         (pixels,) = load_views(data.test, [view_of(part)], tmp_path / "views", QUIET, "test")

@@ -93,7 +93,7 @@ def test_every_input_is_read_once(
         (inputs, "teacher_spec"),
         (inputs, "weights_in"),
         (teacher, "sha256_of"),
-        (teacher, "known_classes"),
+        (teacher, "count_classes"),
         (teacher, "read_names"),
     )
 

@@ -94,7 +94,7 @@ def test_a_teacher_alone_is_enough_to_measure(
         asked.append(name)
         return Weights(name, file, "timm's cache")
 
-    monkeypatch.setattr(at_hand, "_fetched", fetched)
+    monkeypatch.setattr(at_hand, "_fetch", fetched)
     pretrained = named | {"run.pretrained": True}
     assert BuildInputs.read(Given(None, pretrained).build()).weights == {VIT: file}
     assert asked == [VIT]

@@ -19,7 +19,7 @@ from mdp.formats.plan import NetworkSpec, Plan  # noqa: E402
 from partitioner.assembly import class_rows  # noqa: E402
 from partitioner.build import steps  # noqa: E402
 from partitioner.build.inputs import PretrainedWeights, TrainingInputs  # noqa: E402
-from partitioner.build.plan import known_networks  # noqa: E402
+from partitioner.build.plan import networks_that_know  # noqa: E402
 from partitioner.data.datasets import open_dataset  # noqa: E402
 from partitioner.data.memmaps import load, load_weights  # noqa: E402
 from partitioner.export.evaluate import evaluate  # noqa: E402
@@ -30,9 +30,9 @@ from partitioner.networks.weight_init import TrainedMember, init_from  # noqa: E
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.weights import weights_in  # noqa: E402
 from partitioner.training.context import TrainingContext  # noqa: E402
-from partitioner.training.members import untrained  # noqa: E402
+from partitioner.training.members import initial_member  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
-from tests.support.models.runs import CHAINED, QUIET, asked, spec, tiny_plan  # noqa: E402
+from tests.support.models.runs import CHAINED, QUIET, config_of, spec, tiny_plan  # noqa: E402
 from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
@@ -53,10 +53,10 @@ def mixed_plan(name: str = NAME) -> Plan:
     return msgspec.structs.replace(plan, assignments=[first, last])
 
 
-def trained(tree: Path, run: Path, plan: Plan | None = None, **options: Any) -> TrainingContext:
+def train_mixed(tree: Path, run: Path, plan: Plan | None = None, **options: Any) -> TrainingContext:
     return train(
         RunFolder(run), plan or mixed_plan(), open_dataset(str(tree)),
-        asked(tree, schedule=CHAINED, **options), QUIET,
+        config_of(tree, schedule=CHAINED, **options), QUIET,
     )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     torch.manual_seed(5)
     torch.save(create(Backbone(NAME, SIDE), 7).state_dict(), weights / f"{NAME}.in1k.pth")
     (weights / "labels.txt").write_text("\n".join(SEVEN))
-    work = trained(tree, folder / "b.run", epochs=2, weights=str(weights))
+    work = train_mixed(tree, folder / "b.run", epochs=2, weights=str(weights))
     errors = steps.export_step(work, folder / "b", "mixed")
     assert errors is not None
     return Built(work, tree, weights, folder / "b", errors)
@@ -90,7 +90,7 @@ def test_a_network_starts_from_its_weights_and_a_vit_from_an_earlier_vit(built: 
     work, (network, vit) = built.work, built.work.plan.assignments
     teacher = ensure_teacher(work, None)
     pretrained = torch.load(built.weights / f"{NAME}.in1k.pth", weights_only=True)
-    stem = untrained(work, network, teacher).state_dict()["trunk.conv_stem.weight"]
+    stem = initial_member(work, network, teacher).state_dict()["trunk.conv_stem.weight"]
     assert torch.equal(stem, pretrained["conv_stem.weight"])
     settings = msgspec.structs.replace(work.settings.schedule, learning_rate=None)
     unsaid = replace(work, settings=msgspec.structs.replace(work.settings, schedule=settings))
@@ -100,16 +100,16 @@ def test_a_network_starts_from_its_weights_and_a_vit_from_an_earlier_vit(built: 
     longer = replace(work, plan=plan)
     expected = longer.new_member(later).trunk
     init_from(expected, TrainedMember(work.load_member(vit).trunk))
-    found = untrained(longer, later, teacher).trunk.state_dict()
+    found = initial_member(longer, later, teacher).trunk.state_dict()
     assert all(torch.equal(value, found[key]) for key, value in expected.state_dict().items())
 
 
 def rows_for(built: Built, names: list[str], folder: Path, **options: Any) -> dict[str, list[int]]:
-    """Which rows the heads start as where `folder` has weights, and labels.txt with `names`."""
+    """Rows that the heads start as where `folder` has weights, and labels.txt with `names`."""
     weights = Path(shutil.copy(built.weights / f"{NAME}.in1k.pth", folder))
     if names:
         (folder / "labels.txt").write_text("\n".join(names))
-    wanted = asked(built.tree, weights=str(folder), **options)
+    wanted = config_of(built.tree, weights=str(folder), **options)
     files = {NAME: weights}
     return PretrainedWeights(wanted.options, built.work.data.labels, files).class_rows(files)
 
@@ -117,7 +117,7 @@ def rows_for(built: Built, names: list[str], folder: Path, **options: Any) -> di
 def test_heads_start_as_rows_of_matching_names(built: Built, tmp_path: Path) -> None:
     work, network = built.work, built.work.plan.assignments[0]
     assert rows_for(built, SEVEN, tmp_path) == work.settings.class_rows == {NAME: [3, 5, 1]}
-    found = untrained(work, network, ensure_teacher(work, None))
+    found = initial_member(work, network, ensure_teacher(work, None))
     pretrained = torch.load(built.weights / f"{NAME}.in1k.pth", weights_only=True)
     for head in (found.boost, found.bag):
         assert head is not None
@@ -128,7 +128,7 @@ def test_heads_start_as_rows_of_matching_names(built: Built, tmp_path: Path) -> 
 def test_weights_are_read_once_for_their_classes(
     built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, files = asked(built.tree, weights=str(built.weights)), weights_in(built.weights)
+    wanted, files = config_of(built.tree, weights=str(built.weights)), weights_in(built.weights)
     pretrained = PretrainedWeights(wanted.options, built.work.data.labels, files)
     assert pretrained.class_rows([NAME]) == {NAME: [3, 5, 1]}
     monkeypatch.delattr(class_rows, "own_classifier")
@@ -153,7 +153,7 @@ def test_imagenet_s_names_count_where_no_others_are_given(built: Built, tmp_path
     torch.save(create(Backbone(NAME, SIDE), 1000).state_dict(), weights)
 
     def rows(*labels: str, **options: Any) -> dict[str, list[int]]:
-        wanted = asked(built.tree, weights=str(tmp_path), **options)
+        wanted = config_of(built.tree, weights=str(tmp_path), **options)
         return PretrainedWeights(wanted.options, labels, {NAME: weights}).class_rows([NAME])
 
     assert rows("Golf_ball", "tench") == {NAME: [574, 0]}
@@ -172,10 +172,10 @@ def test_a_plan_knows_which_networks_start_with_rows_beside_such_a_teacher(
     labels = str(built.weights / "labels.txt")
 
     def known(epochs: int, **options: Any) -> set[str]:
-        wanted = asked(built.tree, weights=str(built.weights), **options)
+        wanted = config_of(built.tree, weights=str(built.weights), **options)
         schedule = msgspec.structs.replace(wanted.teacher_schedule, epochs=epochs)
         wanted = msgspec.structs.replace(wanted, teacher_schedule=schedule)
-        return known_networks(TrainingInputs.of(wanted, built.work.data, spec_))
+        return networks_that_know(TrainingInputs.of(wanted, built.work.data, spec_))
 
     given = {"teacher_checkpoint": str(checkpoint)}
     assert known(0, **given, teacher_labels=labels) == {NAME}
@@ -186,7 +186,7 @@ def test_heads_start_as_a_probe_without_names(built: Built, tmp_path: Path) -> N
     assert rows_for(built, list("abcdefg"), tmp_path) == {}
     settings = msgspec.structs.replace(built.work.settings, class_rows={})
     work, network = replace(built.work, settings=settings), built.work.plan.assignments[0]
-    found = untrained(work, network, ensure_teacher(work, None)).eval()
+    found = initial_member(work, network, ensure_teacher(work, None)).eval()
     assert found.boost is not None
     assert torch.equal(found.boost.weight, found.bag.weight)
     seen = torch.from_numpy(np.array(work.member_pixels(network, "train"))).permute(0, 3, 1, 2)
@@ -242,8 +242,8 @@ def test_resumed_statistics(built: Built, tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save", stopping)
         with pytest.raises(KeyboardInterrupt):
-            trained(built.tree, run, **options)
-    trained(built.tree, run, **options)
+            train_mixed(built.tree, run, **options)
+    train_mixed(built.tree, run, **options)
     before, after = (
         load_weights(folder / "member-0.safetensors") for folder in (built.work.run.path, run)
     )
@@ -269,7 +269,7 @@ def test_a_network_that_cannot_be_trained_is_refused_before_anything_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=said):
-        trained(built.tree, tmp_path / "run", mixed_plan(name), **options)
+        train_mixed(built.tree, tmp_path / "run", mixed_plan(name), **options)
     assert not (tmp_path / "run").exists()
 
 
@@ -278,4 +278,4 @@ def test_weights_of_another_architecture_are_refused(built: Built, tmp_path: Pat
     work = built.work
     wrong = replace(work, weights={0: tmp_path / f"{NAME}.pt"})
     with pytest.raises(InputError, match=r"expected the tensors of EfficientNet, but .* differ"):
-        untrained(wrong, work.plan.assignments[0], ensure_teacher(work, None))
+        initial_member(wrong, work.plan.assignments[0], ensure_teacher(work, None))

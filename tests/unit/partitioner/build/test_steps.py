@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from mdp.errors import ConfigError, InputError, PlanRefused  # noqa: E402
 from mdp.formats.bundle import Bundle  # noqa: E402
 from mdp.formats.plan import TeacherSpec  # noqa: E402
-from mdp.fusion.fuse import fuse, listed_subsets, weights_for  # noqa: E402
+from mdp.fusion.fuse import fuse, list_subsets, weights_for  # noqa: E402
 from mdp.runtimes.onnxruntime import open_session  # noqa: E402
 from partitioner.build import steps  # noqa: E402
 from partitioner.build.inputs import TrainingInputs  # noqa: E402
@@ -37,9 +37,9 @@ from partitioner.run.progress import Progress  # noqa: E402
 from partitioner.run.settings import Teaching  # noqa: E402
 from partitioner.training import loop, members  # noqa: E402
 from partitioner.training.context import TrainingContext  # noqa: E402
-from partitioner.training.members import untrained  # noqa: E402
+from partitioner.training.members import initial_member  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
-from tests.support.models.runs import CHAINED, QUIET, asked, spec, tiny_plan  # noqa: E402
+from tests.support.models.runs import CHAINED, QUIET, config_of, spec, tiny_plan  # noqa: E402
 from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import CLASSES, write_tree  # noqa: E402
 
@@ -60,13 +60,13 @@ class Built:
         return self.work.data
 
 
-def trained(tree: Path, run: Path, **options: Any) -> TrainingContext:
+def train_tiny(tree: Path, run: Path, **options: Any) -> TrainingContext:
     return train(
-        RunFolder(run), tiny_plan(), open_dataset(str(tree)), asked(tree, **options), QUIET
+        RunFolder(run), tiny_plan(), open_dataset(str(tree)), config_of(tree, **options), QUIET
     )
 
 
-def kept_test_answers(work: TrainingContext) -> np.ndarray:
+def read_test_answers(work: TrainingContext) -> np.ndarray:
     return load(work.run.answers(work.data.test.digest[:16]))
 
 
@@ -74,7 +74,7 @@ def kept_test_answers(work: TrainingContext) -> np.ndarray:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("built")
     tree = write_tree(folder / "tree", each=40)
-    work = trained(tree, folder / "b.run", epochs=12, schedule=CHAINED)
+    work = train_tiny(tree, folder / "b.run", epochs=12, schedule=CHAINED)
     errors = steps.export_step(work, folder / "b", "patterns")
     assert errors is not None
     return Built(work, tree, folder / "b", errors)
@@ -84,7 +84,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def short(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one epoch, for tests to copy and change."""
     run = tmp_path_factory.mktemp("short") / "run"
-    return trained(built.tree, run, epochs=1, schedule=CHAINED).run.path
+    return train_tiny(built.tree, run, epochs=1, schedule=CHAINED).run.path
 
 
 @pytest.fixture
@@ -125,17 +125,17 @@ def test_the_sum_and_the_feature_are_kept_for_the_successor(built: Built) -> Non
 def test_a_finished_run_only_fills_gaps(built: Built, short: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(short, tmp_path / "run"))
     shutil.rmtree(run.predecessors)
-    trained(built.tree, run.path, epochs=1, schedule=CHAINED)
+    train_tiny(built.tree, run.path, epochs=1, schedule=CHAINED)
     assert not run.predecessors.exists()
     wanted = run.member(1).read_bytes()
     run.member(1).unlink()
-    trained(built.tree, run.path, epochs=1, schedule=CHAINED)
+    train_tiny(built.tree, run.path, epochs=1, schedule=CHAINED)
     assert run.member(1).read_bytes() == wanted
 
 
 def test_later_members_may_be_trained_for_fewer_epochs(built: Built, tmp_path: Path) -> None:
     schedule = CHAINED | {"later_share": 0.5}
-    work = trained(built.tree, tmp_path / "run", epochs=2, schedule=schedule)
+    work = train_tiny(built.tree, tmp_path / "run", epochs=2, schedule=schedule)
     curves = msgspec.json.decode(work.run.curves.read_bytes())
     assert {name: len(curve) for name, curve in curves.items()} == {
         "teacher": 2, "member-0": 2, "member-1": 1,
@@ -156,7 +156,7 @@ def test_later_members_start_from_an_earlier_one(built: Built, start: str) -> No
     later = work.plan.assignments[1]
     expected = work.new_member(later)
     init_from(expected.trunk, TrainedMember(earlier.trunk) if start == "auto" else teacher)
-    found = untrained(work, later, teacher).trunk.state_dict()
+    found = initial_member(work, later, teacher).trunk.state_dict()
     for name, value in expected.trunk.state_dict().items():
         assert torch.equal(found[name], value), name
 
@@ -175,7 +175,7 @@ def test_a_member_larger_than_those_before_starts_from_the_teacher(built: Built)
     teacher = ensure_teacher(work, None)
     expected = work.new_member(turned[1])
     init_from(expected.trunk, teacher)
-    found = untrained(work, turned[1], teacher).trunk.state_dict()
+    found = initial_member(work, turned[1], teacher).trunk.state_dict()
     for name, value in expected.trunk.state_dict().items():
         assert torch.equal(found[name], value), name
 
@@ -190,7 +190,7 @@ def test_teacher_answers_are_kept_for_every_split_and_variant(built: Built) -> N
         run.answers(data.calibration.digest[:16]).name: (len(data.calibration), 3),
         run.answers(data.test.digest[:16]).name: (len(data.test), 3),
     }
-    assert np.abs(kept_test_answers(built.work).mean(axis=1)).max() < 1e-5
+    assert np.abs(read_test_answers(built.work).mean(axis=1)).max() < 1e-5
 
 
 def test_another_teacher_would_be_asked_anew(built: Built, tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_another_teacher_would_be_asked_anew(built: Built, tmp_path: Path) -> No
 
 
 def test_the_seed_decides_the_weights(built: Built, short: Path, tmp_path: Path) -> None:
-    second = trained(built.tree, tmp_path / "two", epochs=1, schedule=CHAINED)
-    third = trained(built.tree, tmp_path / "three", epochs=1, seed=1, schedule=CHAINED)
+    second = train_tiny(built.tree, tmp_path / "two", epochs=1, schedule=CHAINED)
+    third = train_tiny(built.tree, tmp_path / "three", epochs=1, seed=1, schedule=CHAINED)
     runs = (RunFolder(short), second.run, third.run)
     weights = [run.member(1).read_bytes() for run in runs]
     assert weights[0] == weights[1]
@@ -217,11 +217,11 @@ def test_the_bundle_is_whole_and_says_where_it_comes_from(built: Built) -> None:
         bundle.verified(name)
     assert "re-implemented from the abstract" in manifest.provenance["method"]
     assert manifest.provenance["torch"] == metadata.version("torch")
-    assert [s.members for s in bundle.fusion_weights().subsets] == listed_subsets([0, 1])
+    assert [s.members for s in bundle.fusion_weights().subsets] == list_subsets([0, 1])
     assert manifest.evaluation is None
 
 
-def planned_in(built: Built, precision: str) -> TrainingContext:
+def plan_in(built: Built, precision: str) -> TrainingContext:
     """The same run, as if its first sub-model had been planned in another precision."""
     first, second = built.work.plan.assignments
     submodel = msgspec.structs.replace(first.vit, precision=precision)
@@ -234,7 +234,7 @@ def planned_in(built: Built, precision: str) -> TrainingContext:
 def test_a_planned_precision_is_exported_and_fused_as_it_is(built: Built, tmp_path: Path) -> None:
     import onnx
 
-    export.export_bundle(planned_in(built, "int8"), tmp_path / "b", "patterns")
+    export.export_bundle(plan_in(built, "int8"), tmp_path / "b", "patterns")
     bundle, before = Bundle.open(tmp_path / "b"), Bundle.open(built.bundle)
     model = onnx.load(bundle.verified("submodels/0/model.onnx"))
     assert "MatMulInteger" in {node.op_type for node in model.graph.node}
@@ -249,9 +249,9 @@ def test_a_planned_precision_is_exported_and_fused_as_it_is(built: Built, tmp_pa
 @pytest.mark.usefixtures("traced")
 def test_ranges_need_more_pictures_than_there_are(built: Built, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="int8-static: expected at least 32 calibration pictures"):
-        export.export_bundle(planned_in(built, "int8-static"), tmp_path / "b", "patterns")
+        export.export_bundle(plan_in(built, "int8-static"), tmp_path / "b", "patterns")
     assert not list(tmp_path.iterdir())
-    work = planned_in(built, "int8-static")
+    work = plan_in(built, "int8-static")
     with pytest.raises(InputError, match=r"^sub-model 0 for \S+ could not .*: int8-static: expect"):
         steps.check_members(work.plan, work.data)
 
@@ -297,14 +297,14 @@ def test_parity_was_measured_and_a_wrong_model_is_an_error(built: Built, tmp_pat
         )  # fmt: skip
 
 
-def measured(bundle: Bundle, data: Dataset, run: RunFolder | None) -> Report:
+def measure(bundle: Bundle, data: Dataset, run: RunFolder | None) -> Report:
     with TemporaryDirectory() as cache:
         return evaluate(bundle, data, run, Path(cache), QUIET)
 
 
 def test_evaluation_is_what_fusion_of_the_files_gives(built: Built) -> None:
     bundle = Bundle.open(built.bundle)
-    report = measured(bundle, built.data, built.work.run)
+    report = measure(bundle, built.data, built.work.run)
     write_report(bundle, report)
     evaluation = Bundle.open(built.bundle).manifest.evaluation
     assert evaluation == report.evaluation
@@ -333,8 +333,8 @@ def never_evaluated(path: Path) -> Bundle:
 
 def test_without_the_run_the_teacher_is_left_out(built: Built) -> None:
     bundle = never_evaluated(built.bundle)
-    with_run = measured(bundle, built.data, built.work.run).evaluation
-    without = measured(bundle, built.data, None).evaluation
+    with_run = measure(bundle, built.data, built.work.run).evaluation
+    without = measure(bundle, built.data, None).evaluation
     assert without.teacher is None
     assert without.subsets == with_run.subsets
 
@@ -342,7 +342,7 @@ def test_without_the_run_the_teacher_is_left_out(built: Built) -> None:
 def test_other_pictures_ask_the_teacher_anew(built: Built, tmp_path: Path) -> None:
     other = open_dataset(str(write_tree(tmp_path / "other", each=10, seed=9)))
     bundle = Bundle.open(built.bundle)
-    report = measured(bundle, other, built.work.run)
+    report = measure(bundle, other, built.work.run)
     assert report.evaluation.pictures == 6
     assert report.evaluation.teacher is not None
 
@@ -350,14 +350,14 @@ def test_other_pictures_ask_the_teacher_anew(built: Built, tmp_path: Path) -> No
 def test_the_exported_teacher_answers_as_the_trained_one(built: Built) -> None:
     pixels = built.work.teacher_pixels("test")
     (logits,) = run_session(open_session(built.work.run.teacher_onnx), pixels, ["logits"])
-    kept = kept_test_answers(built.work)
+    kept = read_test_answers(built.work)
     assert np.allclose(logits - logits.mean(axis=1, keepdims=True), kept, atol=1e-4)
 
 
 def test_other_classes_are_refused(built: Built, tmp_path: Path) -> None:
     other = open_dataset(str(write_tree(tmp_path, each=5, classes=("cross", "ring"))))
     with pytest.raises(InputError, match=r"expected the 3 classes of .*, but only one .* stripes"):
-        measured(Bundle.open(built.bundle), other, None)
+        measure(Bundle.open(built.bundle), other, None)
 
 
 @pytest.mark.usefixtures("traced")
@@ -410,9 +410,9 @@ def test_another_runs_teacher_is_left_out(built: Built, short: Path, tmp_path: P
     run = RunFolder(shutil.copytree(short, tmp_path / "other.run"))
     shutil.copy(built.work.run.teacher_onnx, run.teacher_onnx)
     bundle = never_evaluated(built.bundle)
-    report = measured(bundle, built.data, run)
+    report = measure(bundle, built.data, run)
     assert report.evaluation.teacher is None
-    report = measured(bundle, built.data, built.work.run)
+    report = measure(bundle, built.data, built.work.run)
     assert report.evaluation.teacher is not None
 
 
@@ -436,8 +436,8 @@ def test_a_teacher_that_knows_nothing_is_refused(tmp_path: Path) -> None:
         train(
             RunFolder(tmp_path / "run"), tiny_plan(), open_dataset(str(tree)),
             msgspec.structs.replace(
-                asked(tree), teacher_schedule=msgspec.structs.replace(
-                    asked(tree).teacher_schedule, epochs=0
+                config_of(tree), teacher_schedule=msgspec.structs.replace(
+                    config_of(tree).teacher_schedule, epochs=0
                 )
             ),
             QUIET,
@@ -446,23 +446,24 @@ def test_a_teacher_that_knows_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_a_given_checkpoint_teaches_as_it_is(built: Built, tmp_path: Path) -> None:
     tree, checkpoint = built.tree, str(built.work.run.teacher)
-    wanted = asked(tree, epochs=1, teacher_checkpoint=checkpoint)
+    wanted = config_of(tree, epochs=1, teacher_checkpoint=checkpoint)
     wanted = msgspec.structs.replace(
         wanted, teacher_schedule=msgspec.structs.replace(wanted.teacher_schedule, epochs=0)
     )
     work = train(RunFolder(tmp_path / "run"), tiny_plan(), open_dataset(str(tree)), wanted, QUIET)
-    assert np.array_equal(kept_test_answers(work), kept_test_answers(built.work))
+    assert np.array_equal(read_test_answers(work), read_test_answers(built.work))
     assert work.settings.teacher.checkpoint is not None
     assert work.settings.teacher_schedule.learning_rate == pytest.approx(1e-4)
 
 
 def test_photographs_are_mirrored_and_digits_are_not(built: Built) -> None:
     spec_ = tiny_plan().require_teacher()
-    photographs = run_settings(TrainingInputs.of(asked(built.tree), built.data, spec_))
-    digits = run_settings(TrainingInputs.of(asked("digits"), open_dataset("digits"), spec_))
+    photographs = run_settings(TrainingInputs.of(config_of(built.tree), built.data, spec_))
+    digits = run_settings(TrainingInputs.of(config_of("digits"), open_dataset("digits"), spec_))
     assert (photographs.augmentation.flip, digits.augmentation.flip) == (True, False)
     wanted = msgspec.structs.replace(
-        asked("digits"), augmentation=msgspec.structs.replace(asked("").augmentation, flip=True)
+        config_of("digits"),
+        augmentation=msgspec.structs.replace(config_of("").augmentation, flip=True),
     )
     found = run_settings(TrainingInputs.of(wanted, open_dataset("digits"), spec_))
     assert found.augmentation.flip is True
@@ -485,7 +486,7 @@ def test_a_class_without_a_calibration_picture_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="every class in the calibration split, found none of ri"):
         train(
             RunFolder(tmp_path / "run"), tiny_plan(),
-            dataclasses.replace(data, calibration=calibration), asked(tmp_path / "tree"), QUIET,
+            dataclasses.replace(data, calibration=calibration), config_of(tmp_path / "tree"), QUIET,
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
 
@@ -495,13 +496,13 @@ def test_plans_that_cannot_be_trained(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     refused = msgspec.structs.replace(tiny_plan(), refused=True, reason="no use")
     with pytest.raises(PlanRefused, match="no use"):
-        train(run, refused, data, asked("digits"), QUIET)
+        train(run, refused, data, config_of("digits"), QUIET)
     teacher = TeacherSpec(
         name="vit_tiny_patch16_224", args=tiny_plan().require_teacher().args, shape=spec(16, 24)
     )
     wrong = msgspec.structs.replace(tiny_plan(), teacher=teacher)
     with pytest.raises(ConfigError, match=r"teacher.*shape\.image_size was 16, is now 12"):
-        train(run, wrong, data, asked("digits"), QUIET)
+        train(run, wrong, data, config_of("digits"), QUIET)
     assert not run.path.exists()
 
 
@@ -524,7 +525,7 @@ def test_the_room_for_pictures_is_known_before(
     said = io.StringIO()
     work = train(
         RunFolder(tmp_path), tiny_plan(), built.data,
-        asked(built.tree, epochs=2, teaching=teaching), Progress(said),
+        config_of(built.tree, epochs=2, teaching=teaching), Progress(said),
     )  # fmt: skip
     header_bytes = 128
     files = len(list(work.run.cache.glob("[vc][ia]*-*.npy")))
@@ -537,19 +538,19 @@ def test_the_room_for_pictures_is_known_before(
 def test_a_finished_training_keeps_no_pictures_and_can_be_repeated_in_part(
     built: Built, tmp_path: Path
 ) -> None:
-    work = trained(built.tree, tmp_path, epochs=2, schedule=CHAINED)
+    work = train_tiny(built.tree, tmp_path, epochs=2, schedule=CHAINED)
     assert set(pictures_of(work.run)) == {"views"}
     digests = {path.name.split("-")[1] for path in work.run.cache.glob("views-*")}
     assert digests == {work.data.calibration.digest[:16], work.data.test.digest[:16]}
     wanted = work.run.member(1).read_bytes()
     work.run.member(1).unlink()
-    again = trained(built.tree, tmp_path, epochs=2, schedule=CHAINED)
+    again = train_tiny(built.tree, tmp_path, epochs=2, schedule=CHAINED)
     assert again.run.member(1).read_bytes() == wanted
     assert set(pictures_of(again.run)) == {"views"}
     # Nothing is cut for a training that is finished.
     work.run.remove_pictures()
     assert not work.run.predecessors.exists()
-    trained(built.tree, tmp_path, epochs=2, schedule=CHAINED)
+    train_tiny(built.tree, tmp_path, epochs=2, schedule=CHAINED)
     assert pictures_of(work.run) == {}
 
 
@@ -566,7 +567,7 @@ def test_variants_are_not_kept_longer_than_they_are_needed(
         return found
 
     monkeypatch.setattr(members, "train_stage", spied)
-    work = trained(built.tree, tmp_path, epochs=2)
+    work = train_tiny(built.tree, tmp_path, epochs=2)
     # The teacher's are gone once it answered; the second sub-model sees one variant.
     assert seen == [["view-8px-0"], []]
     assert not list(work.run.cache.glob("view-*"))

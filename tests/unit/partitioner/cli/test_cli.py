@@ -1,4 +1,4 @@
-"""What a user sees of `mdp-partition`: one-line errors, exit codes, JSON alone on stdout."""
+"""Surface of `mdp-partition`: one-line errors, exit codes, JSON alone on stdout."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ SHARED = [*TEACHER, "--teacher-arg", *SHARED_ARGS]
 
 @pytest.fixture
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a test's profiles lie, apart from what it writes."""
+    """Folder of a test's profiles, apart from what it writes."""
     return tmp_path_factory.mktemp("profiles")
 
 
@@ -345,7 +345,7 @@ def test_untrained_classes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
         path.write_bytes(b"model")
         return 0.0
 
-    monkeypatch.setattr(write, "_untrained_member", member)
+    monkeypatch.setattr(write, "_write_random_member", member)
     write_toml(tmp_path / "plan.toml", tiny_plan())
     code, out, err = run(*PLANNED, "--labels", 7)
     assert code == 0, err

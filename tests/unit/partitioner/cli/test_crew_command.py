@@ -34,7 +34,7 @@ def key(folder: Path) -> str:
     return "crew.key"
 
 
-def failed(done: tuple[int, str, str]) -> str:
+def error_line(done: tuple[int, str, str]) -> str:
     """The one line of a command that found bad input."""
     code, out, err = done
     assert (code, out) == (2, ""), err
@@ -45,32 +45,32 @@ def failed(done: tuple[int, str, str]) -> str:
 @pytest.mark.parametrize("address", ["8.8.8.8:47100", "0.0.0.0:47100", "192.168.1.10"])
 def test_no_public_address(folder: Path, run: Run, address: str) -> None:
     probe = ["crew", "probe", *OF_CREW, "--listen", address, "--trainers", "tower"]
-    said = failed(run(*probe))
+    said = error_line(run(*probe))
     assert "expected a loopback or private address" in said or "expected HOST:PORT" in said
     assert not (folder / "crew" / "crew.key").exists()
     words = [address if word == "127.0.0.1:1" else word for word in JOIN]
     name = key(folder)
     (folder / name).chmod(0o600)
     (folder / name).write_text("1234")
-    assert failed(run(*words, "--key", name)) == said
+    assert error_line(run(*words, "--key", name)) == said
 
 
 def test_a_key_that_is_missing_or_empty(folder: Path, run: Run) -> None:
-    assert "crew.key: cannot be read" in failed(run(*JOIN, "--key", "crew.key"))
-    assert "only its owner can read" in failed(run(*JOIN, "--key", key(folder)))
+    assert "crew.key: cannot be read" in error_line(run(*JOIN, "--key", "crew.key"))
+    assert "only its owner can read" in error_line(run(*JOIN, "--key", key(folder)))
     (folder / "crew.key").chmod(0o600)
-    assert "crew.key: expected a token" in failed(run(*JOIN, "--key", "crew.key"))
+    assert "crew.key: expected a token" in error_line(run(*JOIN, "--key", "crew.key"))
     assert not (folder / "run").exists()
 
 
 def test_names_that_repeat(folder: Path, run: Run) -> None:
     probe = ["crew", "probe", *OF_CREW, "--listen", "127.0.0.1:1", "--trainers", "nuc", "nuc"]
-    assert "--trainers: expected names that differ" in failed(run(*probe))
+    assert "--trainers: expected names that differ" in error_line(run(*probe))
 
 
 @pytest.mark.parametrize("command", [["crew", "plan"], SIMULATE, TRAIN])
 def test_facts_that_miss(folder: Path, run: Run, command: list[str]) -> None:
-    said = failed(run(*command, *OF_CREW))
+    said = error_line(run(*command, *OF_CREW))
     assert "crew/facts.toml: no such file: `mdp-partition crew probe` writes it" in said
 
 
@@ -95,7 +95,7 @@ def test_a_plan_that_contradicts_itself(
     if text is not None:
         (folder / "crew" / "crew.toml").write_text(f"format_version = 1\n{text}\n")
     for command in (SIMULATE, TRAIN):
-        said = failed(run(*command, *OF_CREW))
+        said = error_line(run(*command, *OF_CREW))
         assert "crew/crew.toml: " in said
         assert expected in said
     assert not (folder / "run" / "settings.toml").exists()

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mdp.errors import ConfigError, InputError
 from partitioner.cli.main import app as partitioner
-from partitioner.cli.options import configured
+from partitioner.cli.options import add_config_options
 from partitioner.config import Given, read_config
 from partitioner.run.settings import TrainingConfig
 
@@ -33,11 +33,11 @@ temperature = 3
 """
 
 
-def given(*args: object, keys: Sequence[str] = KEYS) -> Given:
+def parse(*args: object, keys: Sequence[str] = KEYS) -> Given:
     app, seen = typer.Typer(), []
 
     @app.command()
-    @configured(*keys)
+    @add_config_options(*keys)
     def command(*, given: Given, name: str = "x") -> None:
         seen.append(given)
 
@@ -50,23 +50,23 @@ def given(*args: object, keys: Sequence[str] = KEYS) -> Given:
 def test_a_config_gives_all_and_options_count_before_it(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(CONFIG)
-    built = given("--config", config).build()
+    built = parse("--config", config).build()
     assert (built.plan.teacher, built.plan.latency_ms) == ("vit_tiny_patch16_224", 5.0)
     assert built.plan.teacher_args == {"img_size": 24, "qkv_bias": False}
     assert (built.options.data, built.options.pretrained) == ("digits", True)
     assert (built.schedule.epochs, built.schedule.temperature) == (7, 3.0)
     args = ["--epochs", 9, "--teacher-arg", "depth=2", "--no-pretrained", "--profiles", "b"]
-    changed = given("--config", config, *args).build()
+    changed = parse("--config", config, *args).build()
     assert (changed.schedule.epochs, changed.schedule.temperature) == (9, 3.0)
     assert changed.plan.teacher_args == {"depth": 2}
     assert changed.plan.profiles == ["b"]
     assert changed.options.pretrained is False
     assert read_config(config) == built
     assert read_config(config, {"schedule.epochs": 9}).schedule.epochs == 9
-    assert given("--config", config).training() == TrainingConfig(
+    assert parse("--config", config).training() == TrainingConfig(
         options=built.options, schedule=built.schedule
     )
-    assert given("--config", config).planning() == built.plan
+    assert parse("--config", config).planning() == built.plan
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_bad_config_names_file_and_key(tmp_path: Path, content: str, message: 
         options += ["--latency-ms", "5"]
     config.write_text(content)
     with pytest.raises((ConfigError, InputError)) as told:
-        given("--config", config, *options).build()
+        parse("--config", config, *options).build()
     assert str(told.value).startswith(f"{config}: {message}")
     assert "\n" not in str(told.value)
 
@@ -110,7 +110,7 @@ def test_a_plan_checks_the_keys_of_every_table(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"key `schedule\.epocs`: .*close to it: `schedule\.epochs`"
     ):
-        given("--config", config)
+        parse("--config", config)
 
 
 def test_an_option_is_named_where_its_value_was_given_by_one(tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_an_option_is_named_where_its_value_was_given_by_one(tmp_path: Path) -> 
         (["--teacher-arg", "depth"], "--teacher-arg: expected key=value, got 'depth'"),
     ):
         with pytest.raises(InputError) as told:
-            given("--config", config, *args).build()
+            parse("--config", config, *args).build()
         assert str(told.value) == message
     with pytest.raises(InputError) as told:
-        given("--latency-ms", 5).build()
+        parse("--latency-ms", 5).build()
     assert str(told.value) == "--profiles: expected it, or `plan.profiles` in the file of --config"
 
 
@@ -138,7 +138,7 @@ def test_what_a_command_finds_wrong_later_names_the_key_as_well(tmp_path: Path) 
         ("--name: expected letters", "--name: expected letters"),
         ("nowhere: expected a folder", "nowhere: expected a folder"),
     ):
-        with pytest.raises(InputError) as told, given("--config", config).naming():
+        with pytest.raises(InputError) as told, parse("--config", config).naming():
             raise InputError(wrong)
         assert str(told.value) == named
     with pytest.raises(InputError, match=r"^schedule\.start: expected 1$"), Given().naming():

@@ -161,7 +161,7 @@ def test_a_region_in_words(region: Region, words: str) -> None:
     assert where(region) == words
 
 
-def probed(last_minute_ms: float, complete: bool = True, busy_points: int = 0) -> ProbeRecord:
+def probe_record(last_minute_ms: float, complete: bool = True, busy_points: int = 0) -> ProbeRecord:
     load = Sustained(shape="one", minutes=10, first_minute_ms=10.0, last_minute_ms=last_minute_ms)
     return ProbeRecord(
         complete=complete, date="2026-11-20", processor="Test", cores=4, system="Linux",
@@ -171,7 +171,7 @@ def probed(last_minute_ms: float, complete: bool = True, busy_points: int = 0) -
 
 def test_a_doubtful_probe_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plain = read_profile("n100")
-    record = probed(13.0, complete=False, busy_points=2)
+    record = probe_record(13.0, complete=False, busy_points=2)
     path = tmp_path / "n100.toml"
     write_toml(path, msgspec.structs.replace(plain, probe=record))
     asked = settings([str(path), "raspberry-pi-5"], latency_ms=20.0)
@@ -197,7 +197,7 @@ def test_a_device_that_slows_down_under_load_is_planned_as_slow_as_it_gets() -> 
     plain = read_profile("n100")
 
     def under_load(last_minute_ms: float) -> DeviceProfile:
-        return msgspec.structs.replace(plain, probe=probed(last_minute_ms))
+        return msgspec.structs.replace(plain, probe=probe_record(last_minute_ms))
 
     shape = BASE.shape
     cold = fit_latency(plain)

@@ -1,4 +1,4 @@
-"""What trainers tell the desk, the table of it, and what a log says of a training."""
+"""Progress that trainers report to the desk, its table, and what a log says of a training."""
 
 import io
 from collections.abc import Iterator

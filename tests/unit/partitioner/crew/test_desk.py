@@ -1,4 +1,4 @@
-"""What no crew trains."""
+"""Plans that no crew trains."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from mdp.errors import InputError
 from partitioner.crew.desk import Together
 from partitioner.crew.folder import CrewFolder
 from partitioner.data.datasets import DIGITS, open_dataset
-from tests.support.models.runs import asked, tiny_plan
+from tests.support.models.runs import config_of, tiny_plan
 
 pytestmark = pytest.mark.torch
 
@@ -31,4 +31,4 @@ def test_what_no_crew_trains(
     monkeypatch.setenv("RANK", "0")
     data = open_dataset(DIGITS, limit_train=20)
     with pytest.raises(InputError, match=message):
-        Together.of(CrewFolder(tmp_path), tiny_plan(), asked(DIGITS, **changes), data)
+        Together.of(CrewFolder(tmp_path), tiny_plan(), config_of(DIGITS, **changes), data)

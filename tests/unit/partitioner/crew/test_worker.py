@@ -1,4 +1,4 @@
-"""What a trainer does with what the desk tells it."""
+"""Actions of a trainer on what the desk tells it."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a crew has to train, and how long its members may wait for each other."""
+"""Work of a crew, and how long its members may wait for each other."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan
 from partitioner.crew.planning.work import NetworkWork, Work
 from partitioner.crew.workload import longest_s, workload
 from partitioner.data.datasets import open_dataset
-from tests.support.models.runs import asked, tiny_plan
+from tests.support.models.runs import config_of, tiny_plan
 from tests.support.models.trees import write_scenes
 
 pytestmark = pytest.mark.torch
@@ -25,10 +25,10 @@ def test_members_learn_their_cameras_pictures_and_shared_ones_are_trained_once(
     plan, scenes = tiny_plan(), len(data.train)
     first = replace(plan.assignments[0], camera="left")
     plan = replace(plan, assignments=[first, replace(first, k=1, device="beta", camera="right")])
-    own = {n.name: n.pictures for n in workload(plan, asked("scenes"), data).networks}
+    own = {n.name: n.pictures for n in workload(plan, config_of("scenes"), data).networks}
     # One scene lacks the right camera.
     assert own == {"teacher": 2 * scenes - 1, "member-0": scenes, "member-1": scenes - 1}
-    shared = workload(plan, asked("scenes", schedule={"shared": True}), data)
+    shared = workload(plan, config_of("scenes", schedule={"shared": True}), data)
     assert {n.name: n.pictures for n in shared.networks} == dict.fromkeys(
         ("teacher", "member-0"), 2 * scenes - 1
     )

@@ -1,4 +1,4 @@
-"""Which pictures a data set has, how they are split, and what is refused."""
+"""Pictures of a data set, how they are split, and what is refused."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import SPLITS, open_dataset
 from partitioner.data.scenes import (
     Places,
-    fused_answers,
+    fuse_answers,
     likely_cameras,
     places,
     remark_on,
@@ -93,8 +93,8 @@ def test_fewer_cameras_split_what_was_found_before_and_read_no_folder(
     expected = open_dataset(str(scenes), cameras=["front"], limit_train=14)
     both = open_dataset(str(scenes), cameras=CAMERAS, limit_train=14)
     monkeypatch.delattr(datasets, "_list_folder")
-    assert both.seen_by(["side", "front", "side"]) is both
-    front = both.seen_by(["front"])
+    assert both.for_cameras(["side", "front", "side"]) is both
+    front = both.for_cameras(["front"])
     # Whole now, the scene without a side may be in any split.
     assert both.incomplete == {"side": 1}
     assert (front.incomplete, front.cameras) == ({}, ("front",))
@@ -238,9 +238,9 @@ ANSWERS = np.array([[1, -1], [2, -2], [3, -3], [4, -4]], dtype=np.float16)
 
 
 def test_answers_are_fused_over_the_views_that_are_there() -> None:
-    assert fused_answers(ANSWERS, WHERE)[:, 0].tolist() == [2, 2, 4]
+    assert fuse_answers(ANSWERS, WHERE)[:, 0].tolist() == [2, 2, 4]
     random = np.random.default_rng(0)
-    drawn = np.stack([fused_answers(ANSWERS, WHERE, random)[:, 0] for _ in range(60)])
+    drawn = np.stack([fuse_answers(ANSWERS, WHERE, random)[:, 0] for _ in range(60)])
     # A scene of two views has either or both, one of one view has that one.
     assert {float(value) for value in drawn[:, 0]} == {1, 2, 3}
     assert np.unique(drawn[:, 1:], axis=0).tolist() == [[2, 4]]
@@ -252,7 +252,7 @@ def test_a_sub_model_learns_the_answers_that_were_asked_for() -> None:
         return [float(value) for value in answers[:, 0]]
 
     front, side = WHERE.of("front"), WHERE.of("side")
-    fused = fused_answers(ANSWERS, WHERE, np.random.default_rng(3))[:, 0].tolist()
+    fused = fuse_answers(ANSWERS, WHERE, np.random.default_rng(3))[:, 0].tolist()
     assert learnt("own", front) == [1, 2]
     assert (learnt("fused", front), learnt("fused", side)) == (fused[:2], [fused[0], fused[2]])
     assert learnt("both", side) == [(3 + fused[0]) / 2, 4]

@@ -1,4 +1,4 @@
-"""How many pictures a plan lets a device compute at once, by what its profile measured."""
+"""Number of pictures that a plan lets a device compute at once, by its profile."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""What a ViT costs: counted against the exported graph."""
+"""Cost of a ViT, counted against the exported graph."""
 
 import functools
 from collections.abc import Callable
@@ -93,9 +93,9 @@ def test_the_exported_graph_is_counted_exactly(
 ) -> None:
     from tests.support.models import graphs
 
-    spec, model = spec_from(*shape), graphs.inferred(exported(shape), batch)
+    spec, model = spec_from(*shape), graphs.infer_shapes(exported(shape), batch)
     assert graphs.matrix_macs(model) == batch * cost.macs(spec, 7)
-    assert graphs.stored_bytes(model) == cost.weight_bytes(spec, 7) == 4 * cost.parameters(spec, 7)
+    assert graphs.count_stored(model) == cost.weight_bytes(spec, 7) == 4 * cost.parameters(spec, 7)
     assert graphs.peak_bytes(model) == cost.activation_bytes(spec, batch)
 
 
@@ -105,14 +105,14 @@ def test_the_exported_graph_is_counted_exactly(
 def test_the_quantized_graph_is_counted_exactly(
     exported: Callable[[tuple[Any, ...]], bytes], shape: tuple[Any, ...], precision: Precision
 ) -> None:
-    from partitioner.export.quantize import quantized
+    from partitioner.export.quantize import quantize_model
     from tests.support.models import graphs
 
     pixels = np.random.default_rng(0).integers(0, 256, (32, shape[0], shape[0], 3), dtype=np.uint8)
     spec = msgspec.structs.replace(spec_from(*shape), precision=precision)
-    model = graphs.inferred(quantized(exported(shape), precision, pixels))
+    model = graphs.infer_shapes(quantize_model(exported(shape), precision, pixels))
     assert graphs.matrix_macs(model) == cost.macs(spec, 7)
-    assert graphs.stored_bytes(model) == cost.weight_bytes(spec, 7)
+    assert graphs.count_stored(model) == cost.weight_bytes(spec, 7)
     if precision == "int8":
         # Nodes are ordered anew: a product's scales, or the class token, may be alive besides.
         besides = graphs.peak_bytes(model) - cost.activation_bytes(spec)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mdp.errors import InputError
 from mdp.formats.plan import SubModelSpec
-from mdp.formats.profile import DeviceProfile, LatencyPoint, read_profile, shipped_profiles
+from mdp.formats.profile import DeviceProfile, LatencyPoint, profiles_in_package, read_profile
 from partitioner.estimates import latency
 from partitioner.estimates.latency import Way
 from partitioner.estimates.latency_fit import non_negative_least_squares
@@ -242,7 +242,7 @@ def test_points_of_several_pictures_a_run_are_fitted_as_such() -> None:
     assert "batch 8 (measured: 1 to 4)" in model.estimate(asked, 0, batch=8).outside
 
 
-@pytest.mark.parametrize("name", sorted(shipped_profiles()))
+@pytest.mark.parametrize("name", sorted(profiles_in_package()))
 def test_shipped_profiles_are_fitted_closely(name: str) -> None:
     profile = read_profile(name)
     for way in (None, *latency.ways(profile)):

@@ -1,4 +1,4 @@
-"""What messages cost: both directions count, and JPEG is chosen where it pays."""
+"""Cost of messages: both directions count, and JPEG is chosen where it pays."""
 
 import numpy as np
 import pytest

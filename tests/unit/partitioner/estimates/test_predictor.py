@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mdp.errors import ConfigError, InputError
 from mdp.formats.plan import NetworkSpec, Region, Spec, SubModelSpec
 from mdp.testing.bundles import write_bundle
-from partitioner.estimates.accuracy import predictor_for, shipped_law
+from partitioner.estimates.accuracy import predictor_for, read_shipped_law
 from partitioner.estimates.accuracy_law import (
     AccuracyLaw,
     LawMember,
@@ -29,7 +29,12 @@ from partitioner.estimates.accuracy_law import (
     together,
     view_of,
 )
-from partitioner.estimates.accuracy_records import RecordedMember, RecordedRun, read_runs, recorded
+from partitioner.estimates.accuracy_records import (
+    RecordedMember,
+    RecordedRun,
+    read_runs,
+    record_subsets,
+)
 from partitioner.estimates.catalogue import catalogue
 from partitioner.regions import CENTRES, WHOLE
 
@@ -44,8 +49,8 @@ def shape(**changes: object) -> SubModelSpec:
     return msgspec.structs.replace(BASE, **changes)
 
 
-def predicted(spec: SubModelSpec, accuracy: float = 0.8) -> float:
-    known = predictor_for(shipped_law(), BASE, num_classes=1000, teacher_accuracy=accuracy)
+def predict(spec: SubModelSpec, accuracy: float = 0.8) -> float:
+    known = predictor_for(read_shipped_law(), BASE, num_classes=1000, teacher_accuracy=accuracy)
     return known.accuracy(float(known.of_specs([spec])[0]))
 
 
@@ -54,7 +59,7 @@ def network(name: str, image_size: int) -> NetworkSpec:
 
 
 def test_networks_and_vits_are_predicted_in_one_list() -> None:
-    known = predictor_for(shipped_law(), BASE, num_classes=1000, teacher_accuracy=0.845)
+    known = predictor_for(read_shipped_law(), BASE, num_classes=1000, teacher_accuracy=0.845)
     small = network("tf_efficientnet_lite0", 128)
     own = network("tf_efficientnet_lite0", 224)
     specs: list[Spec] = [shape(embed_dim=192, num_heads=3), small, own]
@@ -69,7 +74,7 @@ def test_networks_and_vits_are_predicted_in_one_list() -> None:
 
 
 def test_no_vit_is_predicted_above_the_best_network_of_its_cost() -> None:
-    known = predictor_for(shipped_law(), BASE, num_classes=1000, teacher_accuracy=0.845)
+    known = predictor_for(read_shipped_law(), BASE, num_classes=1000, teacher_accuracy=0.845)
     generous = msgspec.structs.replace(known.law.alone, scale=0.0001)
     law = msgspec.structs.replace(known.law, alone=generous)
     spec = shape(embed_dim=192, num_heads=3)
@@ -82,7 +87,7 @@ def test_a_short_training_and_a_start_from_nothing_cost_accuracy() -> None:
     def taught(epochs: float, start: Start = "cut") -> float:
         training = Training(pictures=4000, epochs=epochs, start=start)
         known = predictor_for(
-            shipped_law(), BASE, num_classes=10, teacher_accuracy=0.97, training=training
+            read_shipped_law(), BASE, num_classes=10, teacher_accuracy=0.97, training=training
         )
         return known.accuracy(float(known.of_specs([shape(depth=6)])[0]))
 
@@ -101,7 +106,7 @@ def test_a_short_training_and_a_start_from_nothing_cost_accuracy() -> None:
 )
 def test_unlike_trainings_are_unknown(training: Training | None, classes: int, why: str) -> None:
     known = predictor_for(
-        shipped_law(), BASE, num_classes=classes, training=training, teacher_accuracy=0.8
+        read_shipped_law(), BASE, num_classes=classes, training=training, teacher_accuracy=0.8
     )
     assert known.unknown_of([shape(depth=6)]) == why
     low, high = known.interval(0.75)
@@ -111,7 +116,7 @@ def test_unlike_trainings_are_unknown(training: Training | None, classes: int, w
 
 def test_each_member_is_held_against_trainings_that_start_as_it_does() -> None:
     known = predictor_for(
-        shipped_law(), BASE, num_classes=10, teacher_accuracy=0.9,
+        read_shipped_law(), BASE, num_classes=10, teacher_accuracy=0.9,
         training=Training(pictures=4000, epochs=5),
     )  # fmt: skip
     vit, lite = shape(depth=6), network("tf_efficientnet_lite0", 160)
@@ -127,7 +132,7 @@ def test_pretrained_networks_are_never_predicted_as_from_nothing() -> None:
     lite = network("tf_efficientnet_lite0", 160)
     scratch, cut = (
         predictor_for(
-            shipped_law(), BASE, num_classes=10, teacher_accuracy=0.9,
+            read_shipped_law(), BASE, num_classes=10, teacher_accuracy=0.9,
             training=Training(pictures=8000, epochs=20, start=start),
         )
         for start in ("scratch", "cut")
@@ -141,7 +146,7 @@ def test_pretrained_networks_are_never_predicted_as_from_nothing() -> None:
 
 
 def test_the_teacher_s_own_shape_is_as_accurate_as_the_teacher() -> None:
-    assert predicted(BASE) == pytest.approx(0.8)
+    assert predict(BASE) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(
@@ -156,16 +161,16 @@ def test_the_teacher_s_own_shape_is_as_accurate_as_the_teacher() -> None:
     ],
 )
 def test_whatever_is_smaller_is_less_accurate(smaller: dict[str, object]) -> None:
-    assert 0.3 < predicted(shape(**smaller)) < 0.8
+    assert 0.3 < predict(shape(**smaller)) < 0.8
 
 
 def test_a_weaker_teacher_loses_less_by_being_made_smaller() -> None:
     small = shape(embed_dim=384, num_heads=6)
-    assert 0.5 - predicted(small, accuracy=0.5) < 0.9 - predicted(small, accuracy=0.9)
+    assert 0.5 - predict(small, accuracy=0.5) < 0.9 - predict(small, accuracy=0.9)
 
 
 def test_guessing_is_the_least() -> None:
-    known = predictor_for(shipped_law(), BASE, num_classes=2, teacher_accuracy=0.6)
+    known = predictor_for(read_shipped_law(), BASE, num_classes=2, teacher_accuracy=0.6)
     assert known.accuracy(0.01) == 0.5
 
 
@@ -174,7 +179,7 @@ members = st.builds(
 )
 laws = st.builds(
     AccuracyLaw,
-    alone=st.just(shipped_law().law.alone),
+    alone=st.just(read_shipped_law().law.alone),
     sharpness=st.floats(4, 60),
     same_view=st.floats(0, 0.45),
     same_model=st.floats(0, 0.45),
@@ -193,7 +198,7 @@ def test_capability_only_grows(law: AccuracyLaw, several: list[LawMember], more:
 
 
 def test_members_that_see_the_same_add_less() -> None:
-    law = shipped_law().law
+    law = read_shipped_law().law
     assert law.same_view > 0
     unlike = [LawMember(capability=1.0, view=v, model=v) for v in (0, 1)]
     alike = [LawMember(capability=1.0, view=0, model=v) for v in (0, 1)]
@@ -207,12 +212,12 @@ def test_the_user_s_own_runs_pull_the_prediction_toward_them() -> None:
         RecordedRun(
             name=f"own {number}", source="own", teacher=BASE, teacher_accuracy=0.7,
             members=[RecordedMember(submodel=spec) for spec in small],
-            subsets=recorded([([0], 0.4)]), pictures=1000,
+            subsets=record_subsets([([0], 0.4)]), pictures=1000,
         )
         for number in range(4)
     ]  # fmt: skip
-    without = predictor_for(shipped_law(), BASE, num_classes=1000, teacher_accuracy=0.7)
-    known = predictor_for(shipped_law(), BASE, num_classes=1000, own=own)
+    without = predictor_for(read_shipped_law(), BASE, num_classes=1000, teacher_accuracy=0.7)
+    known = predictor_for(read_shipped_law(), BASE, num_classes=1000, own=own)
     assert known.teacher_accuracy == 0.7
     assert not known.assumed
     assert known.factor < 1
@@ -224,17 +229,17 @@ def test_the_user_s_own_runs_pull_the_prediction_toward_them() -> None:
 
 def test_an_unknown_teacher_is_assumed_and_said_to_be() -> None:
     training = Training(pictures=8000, epochs=20)
-    assert predictor_for(shipped_law(), BASE, num_classes=10, training=training).unknown_of([]) == (
-        "the teacher's accuracy on such pictures is not known"
-    )
-    known = predictor_for(shipped_law(), BASE, num_classes=1000)
+    assert predictor_for(read_shipped_law(), BASE, num_classes=10, training=training).unknown_of(
+        []
+    ) == ("the teacher's accuracy on such pictures is not known")
+    known = predictor_for(read_shipped_law(), BASE, num_classes=1000)
     assert (known.teacher_accuracy, known.assumed) == (0.8, True)
-    assert known.typical_error == shipped_law().errors.unknown_left_out
+    assert known.typical_error == read_shipped_law().errors.unknown_left_out
 
 
 def test_a_teacher_cannot_be_always_right() -> None:
     with pytest.raises(InputError, match="teacher's accuracy above 0 and below 1, got 1"):
-        predictor_for(shipped_law(), BASE, num_classes=10, teacher_accuracy=1.0)
+        predictor_for(read_shipped_law(), BASE, num_classes=10, teacher_accuracy=1.0)
 
 
 def test_a_bundle_that_was_never_evaluated_is_named(tmp_path: Path) -> None:
@@ -264,7 +269,7 @@ def test_capability_and_accuracy_are_each_other_s_inverse() -> None:
 def worth(spec: Spec, region: Region, training: Training | Untouched | None, classes: int) -> float:
     """Capability of one member that sees a region."""
     task = Task(teacher=BASE, accuracy=0.9, num_classes=classes)
-    return float(capabilities(shipped_law().law.alone, task, [spec], [region], [training])[0])
+    return float(capabilities(read_shipped_law().law.alone, task, [spec], [region], [training])[0])
 
 
 regions = st.builds(
@@ -315,7 +320,7 @@ def test_what_was_trained_loses_less_by_fewer_pixels_than_what_was_not() -> None
 def test_a_classifier_that_knows_the_classes_is_no_worse_for_a_short_training() -> None:
     training = Training(pictures=1801, epochs=2)
     known = predictor_for(
-        shipped_law(), shape(embed_dim=192, num_heads=3, image_size=160),
+        read_shipped_law(), shape(embed_dim=192, num_heads=3, image_size=160),
         num_classes=10, teacher_accuracy=0.967, training=training,
     )  # fmt: skip
     specs = [network("tf_efficientnet_lite0", 160), network("tf_efficientnet_lite0", 128)]

@@ -1,4 +1,4 @@
-"""How late answers are, in quantiles and shares; and plans that promise a share, simulated."""
+"""Lateness of answers, in quantiles and shares; and plans that promise a share, simulated."""
 
 import math
 from collections.abc import Sequence
@@ -133,12 +133,12 @@ def test_more_members_leave_each_less_time() -> None:
     assert client_ms(1) == CLIENT_SEND_MS + CLIENT_FUSE_MS
 
 
-def promised(percentile: float, sigma: float, target_ms: float = 40.0) -> Plan:
+def plan_promise(percentile: float, sigma: float, target_ms: float = 40.0) -> Plan:
     profiles = [spreading(p, sigma) for p in PROFILES]
     return make_plan(BASE, profiles, target_ms=target_ms, percentile=percentile)
 
 
-def simulated_share(plan: Plan, profiles: Sequence[DeviceProfile]) -> float:
+def simulate_share(plan: Plan, profiles: Sequence[DeviceProfile]) -> float:
     """Share of answers with every member within the plan's target, one request at a time."""
     trace = simulate(
         Scenario(
@@ -157,10 +157,10 @@ def simulated_share(plan: Plan, profiles: Sequence[DeviceProfile]) -> float:
 
 @pytest.mark.parametrize(("percentile", "sigma"), [(90.0, 0.1), (95.0, 0.3), (99.0, 0.2)])
 def test_a_plans_share_is_simulated(percentile: float, sigma: float) -> None:
-    plan = promised(percentile, sigma)
+    plan = plan_promise(percentile, sigma)
     assert plan.on_time is not None
     assert percentile / 100 - 0.01 <= plan.on_time <= percentile / 100 + 0.06
-    share = simulated_share(plan, [spreading(p, sigma) for p in PROFILES])
+    share = simulate_share(plan, [spreading(p, sigma) for p in PROFILES])
     assert share == pytest.approx(plan.on_time, abs=0.02)
     # With the deadline that goes with it they are all in hand when the client decides.
     assert plan.deadline_ms is not None
@@ -171,7 +171,7 @@ def test_a_plan_for_typical_answers_promises_no_share() -> None:
     steady = [spreading(p, 0.2) for p in PROFILES]
     plan = make_plan(BASE, steady, target_ms=40.0)
     assert (plan.percentile, plan.on_time) == (None, None)
-    assert simulated_share(plan, steady) < 0.6
+    assert simulate_share(plan, steady) < 0.6
 
 
 def test_the_surer_the_smaller() -> None:

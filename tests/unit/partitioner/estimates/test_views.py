@@ -1,4 +1,4 @@
-"""What views add together, as measured subsets of cameras tell."""
+"""Gain of views together, as measured subsets of cameras tell."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from mdp.files import write_json
 from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.testing.bundles import write_bundle
 from partitioner.estimates.accuracy import fit_views
-from partitioner.estimates.accuracy_records import read_runs, read_scenes, recorded
+from partitioner.estimates.accuracy_records import read_runs, read_scenes, record_subsets
 
 #: Accuracies of three cameras alone, and of pairs and all with p of 2 and 8.
 ALONE = [((0,), 0.6), ((1,), 0.7), ((2,), 0.8)]
@@ -22,7 +22,7 @@ TOGETHER = {
 
 @pytest.mark.parametrize("sharpness", TOGETHER)
 def test_the_sharpness_of_measured_subsets_is_found(sharpness: float) -> None:
-    views = fit_views([recorded([*ALONE, *TOGETHER[sharpness]])])
+    views = fit_views([record_subsets([*ALONE, *TOGETHER[sharpness]])])
     assert views is not None
     assert views.sharpness == pytest.approx(sharpness, rel=0.02)
     assert views.error < 0.001
@@ -31,7 +31,7 @@ def test_the_sharpness_of_measured_subsets_is_found(sharpness: float) -> None:
 
 def test_nothing_is_told_by_single_cameras_or_none() -> None:
     assert fit_views([]) is None
-    assert fit_views([recorded(ALONE)]) is None
+    assert fit_views([record_subsets(ALONE)]) is None
 
 
 @pytest.mark.parametrize("evaluated", [True, False])

@@ -24,18 +24,18 @@ from partitioner.export.anomaly_head import (
     Layer,
     LayerFit,
     Moments,
-    chosen_layers,
-    crossed_maps,
+    choose_layers,
+    cross_validate_maps,
     feature_names,
     has_head,
     map_of,
-    planted,
+    plant_patch,
     scores_of,
     with_features,
     with_head,
     without_head,
 )
-from partitioner.export.quantize import quantized
+from partitioner.export.quantize import quantize_model
 from partitioner.export.write import to_onnx
 
 pytestmark = pytest.mark.torch
@@ -99,8 +99,8 @@ def models(pixels: NDArray[np.uint8]) -> dict[str, bytes]:
     convolutions = model_of(Convolutions)
     return {
         "convolutions": convolutions,
-        "int8": quantized(convolutions, "int8-static", pixels, whole=True),
-        "fp16": quantized(convolutions, "fp16"),
+        "int8": quantize_model(convolutions, "int8-static", pixels, whole=True),
+        "fp16": quantize_model(convolutions, "fp16"),
         "tokens": model_of(Tokens),
     }
 
@@ -112,7 +112,7 @@ def session_of(model: bytes) -> Any:
 def fitted(
     model: bytes, pixels: NDArray[np.uint8]
 ) -> tuple[list[Layer], list[LayerFit], NDArray[np.float32]]:
-    layers = chosen_layers(model, "m")
+    layers = choose_layers(model, "m")
     session = session_of(with_features(model, layers))
 
     def features() -> Iterator[list[NDArray[np.float32]]]:
@@ -120,7 +120,7 @@ def fitted(
             values = session.run(feature_names(layers), {"images": pixels[start : start + 7]})
             yield [one.places(value) for one, value in zip(layers, values, strict=True)]
 
-    fits, maps = crossed_maps(features, layers, 4)
+    fits, maps = cross_validate_maps(features, layers, 4)
     return layers, fits, maps
 
 
@@ -133,7 +133,7 @@ def fitted(
     ],
 )
 def test_middle_layers_are_read(models: dict[str, bytes], kind: str, words: list[str]) -> None:
-    layers = chosen_layers(models[kind], "m")
+    layers = choose_layers(models[kind], "m")
     assert [layer.words for layer in layers] == words
     assert {layer.prefix for layer in layers} == ({1} if kind == "tokens" else {None})
     if kind == "int8":
@@ -150,7 +150,7 @@ def test_a_network_without_places_has_no_head() -> None:
             return (self.head(images.float().flatten(1)),)
 
     with pytest.raises(InputError, match=r"m\.onnx: no middle layer has a feature for each place"):
-        chosen_layers(model_of(Flat), "m.onnx")
+        choose_layers(model_of(Flat), "m.onnx")
 
 
 @pytest.mark.parametrize("kind", ["convolutions", "int8", "fp16", "tokens"])
@@ -218,11 +218,11 @@ def test_moments_are_those_of_all_pictures() -> None:
 
 
 def test_planted_patches_change_a_part_of_each_picture(pixels: NDArray[np.uint8]) -> None:
-    made = planted(pixels)
+    made = plant_patch(pixels)
     changed = (made != pixels).any(axis=3).mean(axis=(1, 2))
     assert (changed > 0).all()
     assert (changed < 0.1).all()
-    assert (planted(pixels) == made).all()
+    assert (plant_patch(pixels) == made).all()
 
 
 def opened(model: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""What an arrival subset is worth: its accuracy and how well its probabilities can be trusted."""
+"""Worth of an arrival subset: its accuracy and how well its probabilities can be trusted."""
 
 import dataclasses
 
@@ -22,8 +22,8 @@ from mdp.fusion.fuse import (
     SizeWeights,
     SubsetWeights,
     Temperatures,
-    listed_subsets,
-    unlisted_sizes,
+    list_subsets,
+    sizes_not_listed,
 )
 from mdp.fusion.novelty import NoveltyScore
 from mdp.testing.bundles import colour_plan, size_accuracy, subset_accuracy
@@ -37,7 +37,7 @@ from partitioner.export.evaluate import (
     subset_accuracies,
 )
 from partitioner.fusion.novelty_fit import area_under_curve, fit_novelty
-from partitioner.fusion.stacking import fit_fusion, sampled_subsets
+from partitioner.fusion.stacking import fit_fusion, sample_subsets
 from tests.support.bundles import A_QUARTER, CASCADE_ACCURACY
 
 
@@ -105,11 +105,11 @@ def weights(count: int) -> FusionWeights:
         num_classes=3,
         subsets=[
             SubsetWeights(members=m, a=(0.5,) * len(m), b=(0.5,) * len(m), temperatures=warm)
-            for m in listed_subsets(range(count))
+            for m in list_subsets(range(count))
         ],
         by_size=tuple(
             SizeWeights(size=size, a=(0.1,) * count, b=(0.9,) * count, temperatures=warm)
-            for size in unlisted_sizes(count)
+            for size in sizes_not_listed(count)
         ),
     )
 
@@ -150,10 +150,10 @@ def test_many_members_are_measured_by_size_where_not_by_subset() -> None:
     given_, targets = contributions(10)
     fusion = weights(10)
     listed = subset_accuracies(given_, fusion, targets)
-    assert [subset.members for subset in listed] == listed_subsets(range(10))
+    assert [subset.members for subset in listed] == list_subsets(range(10))
     sizes = size_accuracies(given_, fusion, targets)
-    assert [entry.size for entry in sizes] == unlisted_sizes(10)
-    sample = sampled_subsets(10, sizes[0].size, 48, seed=1)
+    assert [entry.size for entry in sizes] == sizes_not_listed(10)
+    sample = sample_subsets(10, sizes[0].size, 48, seed=1)
     alone = [measure_subset(given_, members, fusion, targets) for members in sample]
     assert sizes[0].sampled == len(sample)
     assert sizes[0].mean.bagged == pytest.approx(np.mean([one.bagged for one in alone]))
@@ -207,7 +207,7 @@ def test_rejected_items_of_sizes_that_are_not_listed() -> None:
     fusion = weights(10)
     measured = measure_rejection(given_, fusion, fit_novelty(given_, fusion), given_)
     sizes = {one.size: one for one in measured.subsets if not one.members}
-    assert sorted(sizes) == unlisted_sizes(10)
+    assert sorted(sizes) == sizes_not_listed(10)
     assert all(one.auc == pytest.approx(0.5) for one in sizes.values())
 
 
@@ -218,8 +218,8 @@ def report(count: int) -> Report:
         pictures=100,
         teacher=None,
         members=[MemberAccuracy(k=k, device=f"d{k}", accuracy=0.5) for k in range(count)],
-        subsets=[subset_accuracy(members) for members in listed_subsets(range(count))],
-        sizes=tuple(size_accuracy(size) for size in unlisted_sizes(count)),
+        subsets=[subset_accuracy(members) for members in list_subsets(range(count))],
+        sizes=tuple(size_accuracy(size) for size in sizes_not_listed(count)),
     )
     return Report(evaluation, [1.0] * count, None)
 
@@ -236,7 +236,7 @@ def test_the_table_shows_rejected_items(capsys: pytest.CaptureFixture[str]) -> N
     plan = colour_plan(("alpha", "beta"), (8, 8))
     subsets = [
         SubsetRejection(size=len(s), known=0.02 + 0.01 * len(s), members=s)
-        for s in listed_subsets(range(2))
+        for s in list_subsets(range(2))
     ]
     found, plain = Rejection(rate=0.02, subsets=subsets), report(2)
     told = dataclasses.replace(
@@ -331,7 +331,7 @@ def test_the_table_shows_sizes_with_mean_and_lowest(capsys: pytest.CaptureFixtur
     devices = tuple(f"d{k}" for k in range(9))
     print_report(report(9), colour_plan(devices, (8,) * 9))
     printed = capsys.readouterr().out
-    assert unlisted_sizes(9) == [4, 5]
+    assert sizes_not_listed(9) == [4, 5]
     mean = next(line for line in printed.splitlines() if "mean 4 of 9" in line)
     assert "54.00%" in mean
     lowest = next(line for line in printed.splitlines() if "lowest 5 of 9" in line)

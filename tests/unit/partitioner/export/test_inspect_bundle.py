@@ -24,7 +24,7 @@ from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import open_dataset, open_scenes
 from partitioner.export import inspect_bundle as module
 from partitioner.export.inspect_bundle import InspectRequest, inspect_bundle
-from partitioner.export.quantize import quantized
+from partitioner.export.quantize import quantize_model
 from partitioner.export.quantize_bundle import quantize_bundle
 from partitioner.export.sessions import open_member
 from partitioner.export.try_precision import QuantizeRequest
@@ -175,7 +175,7 @@ def with_trunks(folder: Path, precision: str, pixels: NDArray[np.uint8]) -> Bund
     exact = to_onnx(Trunk(len(content["labels"])), 160, ["bag"], {})
     for part in content["plan"]["assignments"]:
         part["network"]["precision"] = precision
-        model = quantized(exact, precision, pixels, whole=True)  # type: ignore[arg-type]
+        model = quantize_model(exact, precision, pixels, whole=True)  # type: ignore[arg-type]
         (folder / model_path(part["k"])).write_bytes(model)
         entry = file_entry(folder / model_path(part["k"]))
         content["files"][model_path(part["k"])] = msgspec.to_builtins(entry)

@@ -19,12 +19,12 @@ from partitioner.export.probe_encoders import (
     calibration,
     design_specs,
     make_one,
+    make_random_model,
     name_of,
     network_specs,
-    untrained_model,
     without_tensors,
 )
-from partitioner.export.quantize import quantized
+from partitioner.export.quantize import quantize_model
 
 pytestmark = pytest.mark.torch
 
@@ -35,10 +35,10 @@ PRECISIONS = ["fp32", "int8", "int8-static", "fp16"]
 
 @pytest.fixture(scope="module")
 def model() -> bytes:
-    return untrained_model(SPEC, seed=5)
+    return make_random_model(SPEC, seed=5)
 
 
-def optimised(path: Path, out: Path) -> Counter[str]:
+def count_optimised(path: Path, out: Path) -> Counter[str]:
     """The operators that onnxruntime runs after it has optimised the model."""
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(out)
@@ -52,11 +52,13 @@ def test_a_shipped_graph_runs_as_exported(model: bytes, tmp_path: Path, precisio
     spec = msgspec.structs.replace(SPEC, precision=precision)
     exported = tmp_path / "exported.onnx"
     pictures = calibration(spec.image_size) if precision == "int8-static" else None
-    exported.write_bytes(quantized(model, spec.precision, pictures))
+    exported.write_bytes(quantize_model(model, spec.precision, pictures))
     extract(tmp_path)
     completed = tmp_path / "completed.onnx"
     complete(tmp_path / f"{name_of(spec)}.onnx", completed)
-    ours, theirs = (optimised(p, tmp_path / f"{p.stem}-opt.onnx") for p in (completed, exported))
+    ours, theirs = (
+        count_optimised(p, tmp_path / f"{p.stem}-opt.onnx") for p in (completed, exported)
+    )
     assert ours == theirs
     assert ours["MatMul"] + ours["FusedMatMul"] + ours["MatMulIntegerToFloat"] > 0
 

@@ -7,7 +7,7 @@ import torch
 from mdp.errors import InputError
 from mdp.formats.profile import Precision
 from mdp.pictures.crop import Pixels
-from partitioner.export.quantize import QuantizationError, quantized
+from partitioner.export.quantize import QuantizationError, quantize_model
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.submodel import SubModel
 from tests.support.models.runs import spec
@@ -52,7 +52,7 @@ def operators(model: bytes) -> set[str]:
     ],
 )
 def test_every_precision(model: bytes, precision: Precision, operator: str, says: str) -> None:
-    made = quantized(model, precision, noise(40))
+    made = quantize_model(model, precision, noise(40))
     assert operator in operators(made)
     properties = {p.key: p.value for p in onnx.load_from_string(made).metadata_props}
     assert properties == {"mdp_k": "0", "mdp_precision": says}
@@ -68,10 +68,10 @@ def test_every_precision(model: bytes, precision: Precision, operator: str, says
 
 def test_only_what_is_worth_it_is_quantized(model: bytes) -> None:
     """Products of two activations, softmax and norms stay as they are."""
-    static = onnx.load_from_string(quantized(model, "int8-static", noise(32)))
+    static = onnx.load_from_string(quantize_model(model, "int8-static", noise(32)))
     inputs = [n.input[0] for n in static.graph.node if n.op_type == "QuantizeLinear"]
     assert len(inputs) == 4  # of qkv, proj, fc1 and fc2
-    dynamic = onnx.load_from_string(quantized(model, "int8"))
+    dynamic = onnx.load_from_string(quantize_model(model, "int8"))
     counts = [node.op_type for node in dynamic.graph.node]
     assert counts.count("MatMulInteger") == 4 + 1  # and the head
     assert counts.count("MatMul") == 2
@@ -79,7 +79,7 @@ def test_only_what_is_worth_it_is_quantized(model: bytes) -> None:
 
 @pytest.mark.parametrize("precision", ["int8", "int8-static"])
 def test_weights_leave_room_for_the_sum_of_two_products(model: bytes, precision: Precision) -> None:
-    made = onnx.load_from_string(quantized(model, precision, noise(32)))
+    made = onnx.load_from_string(quantize_model(model, precision, noise(32)))
     weights = [
         onnx.numpy_helper.to_array(tensor)
         for tensor in made.graph.initializer
@@ -98,11 +98,11 @@ def test_too_few_pictures_say_nothing_about_ranges(model: bytes, count: int) -> 
         f"activation, got {count}$"
     )
     with pytest.raises(InputError, match=expected):
-        quantized(model, "int8-static", noise(count) if count else None)
+        quantize_model(model, "int8-static", noise(count) if count else None)
 
 
 def test_what_the_tools_cannot_do_is_named(model: bytes) -> None:
     broken = onnx.load_from_string(model)
     broken.graph.node[0].op_type = "NoSuchOperator"
     with pytest.raises(QuantizationError, match=r"^cannot be converted to .*NoSuchOperator"):
-        quantized(broken.SerializeToString(), "int8-static", noise(32))
+        quantize_model(broken.SerializeToString(), "int8-static", noise(32))

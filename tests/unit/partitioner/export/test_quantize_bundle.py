@@ -21,7 +21,7 @@ from mdp.testing.bundles import DEVICES, SIZES, write_bundle
 from partitioner.data.datasets import Dataset, open_dataset
 from partitioner.export import try_precision
 from partitioner.export.evaluate import Report
-from partitioner.export.quantize import QuantizationError, Way, quantized
+from partitioner.export.quantize import QuantizationError, Way, quantize_model
 from partitioner.export.quantize_bundle import quantize_bundle
 from partitioner.export.try_precision import QuantizeRequest
 from tests.support.models.quantized import (
@@ -75,7 +75,7 @@ def record_of(path: Path) -> Quantization:
     return record
 
 
-def tried(path: Path, k: int, way: tuple[str, str]) -> TriedPrecision:
+def trial_of(path: Path, k: int, way: tuple[str, str]) -> TriedPrecision:
     member = record_of(path).members[k]
     return next(one for one in member.tried if (one.precision, one.runtime) == way)
 
@@ -117,13 +117,13 @@ def test_the_record_says_what_was_tried(bundle: Bundle, run: Quantize, tmp_path:
     assert [m.device for m in record.members] == list(DEVICES)
     assert record.members[0].measured == "profile alpha: by a test, on no alpha"
     assert [len(m.tried) for m in record.members] == [6, 6, 6]
-    int8 = tried(out, 0, INT8)
+    int8 = trial_of(out, 0, INT8)
     assert (int8.kept, int8.compute_ms, int8.fp32_ms) == (True, 0.5, 1.0)
     assert int8.loss is not None
     assert abs(int8.loss) <= 0.05
-    assert tried(out, 0, STATIC).reason == "slower than int8 in onnxruntime"
-    assert tried(out, 0, FP16).reason == "slower: takes 1.2 ms on alpha and fp32 1 ms"
-    assert tried(out, 0, ("bf16", "openvino")).reason == (
+    assert trial_of(out, 0, STATIC).reason == "slower than int8 in onnxruntime"
+    assert trial_of(out, 0, FP16).reason == "slower: takes 1.2 ms on alpha and fp32 1 ms"
+    assert trial_of(out, 0, ("bf16", "openvino")).reason == (
         "profile alpha has no bf16 in openvino beside fp32 of the same shapes with 1 threads"
     )
     estimated = "the latencies of profile beta are estimated, not measured"
@@ -147,7 +147,7 @@ def test_nothing_is_lost_by_all_together(bundle: Bundle, run: Quantize, tmp_path
     out = tmp_path / "out"
     ways = [a.vit.precision for a in Bundle.open(out).manifest.plan.assignments]
     assert 0 < ways.count("int8") < 3
-    rejected = tried(out, ways.index("fp32"), INT8)
+    rejected = trial_of(out, ways.index("fp32"), INT8)
     assert rejected.reason.startswith("loses ")
     assert rejected.reason.endswith(" together with sub-models 0, 1, more than 5.00 points")
     record = record_of(out)
@@ -159,10 +159,10 @@ def test_an_int8_model_that_overflows_or_gives_nan_is_refused(
     bundle: Bundle, run: Quantize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
     monkeypatch.setattr(
-        try_precision, "quantized", lambda *args: with_numbers(quantized(*args), value)
+        try_precision, "quantize_model", lambda *args: with_numbers(quantize_model(*args), value)
     )
     assert run(bundle, profile_of("alpha", {INT8: 0.5}), ways=[INT8]) is None
-    found = tried(tmp_path / "out", 0, INT8)
+    found = trial_of(tmp_path / "out", 0, INT8)
     assert found.reason == "logits are not finite on 36 of 36 calibration pictures"
     assert not found.kept
     assert found.loss is None
@@ -174,9 +174,11 @@ def test_a_model_that_the_tools_cannot_quantize_is_left_as_it_is(
     def failing(*args: object) -> bytes:
         raise QuantizationError("cannot be converted: no kernel for Wavelet")
 
-    monkeypatch.setattr(try_precision, "quantized", failing)
+    monkeypatch.setattr(try_precision, "quantize_model", failing)
     assert run(bundle, profile_of("alpha", {INT8: 0.5}), ways=[INT8]) is None
-    assert tried(tmp_path / "out", 0, INT8).reason == "cannot be converted: no kernel for Wavelet"
+    assert (
+        trial_of(tmp_path / "out", 0, INT8).reason == "cannot be converted: no kernel for Wavelet"
+    )
 
 
 def with_first(bundle: Bundle, **changes: object) -> Bundle:
@@ -193,7 +195,7 @@ def test_an_absent_provider_is_not_judged(bundle: Bundle, run: Quantize, tmp_pat
     gpu = msgspec.structs.replace(profile_of("alpha", {FP16: 0.5}), provider=cuda)
     for asked in ({"profiles": [gpu]}, {"profiles": [], "here": ["alpha"]}):
         assert run(with_first(bundle, provider=cuda), ways=[FP16], **asked) is None
-        reason = tried(tmp_path / "out", 0, FP16).reason
+        reason = trial_of(tmp_path / "out", 0, FP16).reason
         assert reason.startswith(f"the plan asks for {cuda}, this device has ")
 
 
@@ -202,7 +204,7 @@ def test_a_runtime_that_is_not_here_is_a_reason(
 ) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
     assert run(bundle, profile_of("alpha", {OPENVINO: 0.5}), ways=[OPENVINO]) is None
-    assert tried(tmp_path / "out", 0, OPENVINO).reason == (
+    assert trial_of(tmp_path / "out", 0, OPENVINO).reason == (
         "the plan asks for openvino in fp32, which is not installed "
         "(pip install '.[openvino]' in a checkout of MDP)"
     )
@@ -236,7 +238,7 @@ def test_here_is_measured_with_the_planned_threads(
     cpu = "CPUExecutionProvider"
     assert (*INT8, 3, cpu, True) in opened
     assert ("fp32", "onnxruntime", 3, cpu, True) in opened
-    found = tried(tmp_path / "out", 0, INT8)
+    found = trial_of(tmp_path / "out", 0, INT8)
     assert (found.kept, found.compute_ms, found.fp32_ms) == (True, 0.25, 0.5)
     assert record_of(tmp_path / "out").members[0].measured == "here, on the machine that quantized"
 
@@ -250,7 +252,7 @@ def test_a_replica_has_to_be_faster_too(bundle: Bundle, run: Quantize, tmp_path:
     doubled = Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, plan=plan))
     alpha = profile_of("alpha", {INT8: 0.5})
     assert run(doubled, alpha, profile_of("delta", {INT8: 1.5}), ways=[INT8]) is None
-    assert tried(tmp_path / "out", 0, INT8).reason == (
+    assert trial_of(tmp_path / "out", 0, INT8).reason == (
         "slower: takes 1.5 ms on delta and fp32 1 ms"
     )
     assert run(doubled, alpha, profile_of("delta", {INT8: 0.7}), ways=[INT8]) is not None
@@ -285,7 +287,7 @@ def test_the_planned_runtime_is_compared(bundle: Bundle, run: Quantize, tmp_path
     run(rewritten(bundle, plan=plan), profile)
     made = Bundle.open(tmp_path / "out").assignment("alpha")
     assert (made.vit.precision, made.runtime) == STATIC
-    reason = tried(tmp_path / "out", 0, INT8).reason
+    reason = trial_of(tmp_path / "out", 0, INT8).reason
     assert reason == "slower: takes 0.5 ms on alpha and fp32 0.5 ms"
     assert OPENVINO not in {
         (one.precision, one.runtime) for one in record_of(tmp_path / "out").members[0].tried

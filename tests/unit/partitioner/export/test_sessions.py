@@ -14,7 +14,7 @@ from mdp.runtimes.base import CPU, Execution  # noqa: E402
 from mdp.runtimes.onnxruntime import open_session  # noqa: E402
 from mdp.runtimes.select import open_runtime  # noqa: E402
 from mdp.testing.bundles import colour_model  # noqa: E402
-from partitioner.export.quantize import quantized  # noqa: E402
+from partitioner.export.quantize import quantize_model  # noqa: E402
 from partitioner.export.sessions import on_processor  # noqa: E402
 
 
@@ -40,7 +40,7 @@ def test_one_thread_of_the_processor_stands_for_any_device(
 def test_what_a_gpu_computes_in_fp16_is_evaluated_on_the_processor(tmp_path: Path) -> None:
     content = colour_model(8, 1.0, 1.0)
     planned = Execution(runtime="openvino", provider="GPU", precision="fp16", image_size=8)
-    model = ModelFile(tmp_path / "model.onnx", quantized(content, "fp16"))
+    model = ModelFile(tmp_path / "model.onnx", quantize_model(content, "fp16"))
     pixels = np.full((1, 8, 8, 3), 99, dtype=np.uint8)
     half = open_runtime(model, on_processor(planned), num_classes=3).run(pixels)
     (tmp_path / "model.onnx").write_bytes(content)

@@ -1,4 +1,4 @@
-"""What a profile proves, what is too slow, and how much all accepted precisions may lose."""
+"""Trials of precisions: what a profile proves, what is too slow, how much all together may lose."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from partitioner.export.try_precision import (
     TrialTiming,
     accept,
     best_ms,
-    needed_pictures,
+    pictures_needed,
     profile_timing,
     too_slow,
 )
@@ -58,7 +58,7 @@ MEASURED = profile(
 )  # fmt: skip
 
 
-def timed(depth: int) -> TrialTiming:
+def time_depth(depth: int) -> TrialTiming:
     spec = msgspec.structs.replace(SEAT.vit, depth=depth)
     found = profile_timing(MEASURED, msgspec.structs.replace(SEAT, submodel=spec), INT8, FP32)
     assert isinstance(found, TrialTiming), found
@@ -66,12 +66,12 @@ def timed(depth: int) -> TrialTiming:
 
 
 def test_a_measured_shape_has_its_own_timing_and_others_an_interpolated_ratio() -> None:
-    assert timed(2) == TrialTiming(compute_ms=0.8, fp32_ms=1.0)
-    assert 1.0 < timed(4).fp32_ms < 4.0
+    assert time_depth(2) == TrialTiming(compute_ms=0.8, fp32_ms=1.0)
+    assert 1.0 < time_depth(4).fp32_ms < 4.0
     # Halfway as logarithms: half of the way from 2 to 8 layers, as near as the patches let it be.
-    assert timed(4).ratio == pytest.approx((0.8 * 0.5) ** 0.5, rel=0.02)
+    assert time_depth(4).ratio == pytest.approx((0.8 * 0.5) ** 0.5, rel=0.02)
     # Beyond the measured shapes the ratio is constant.
-    assert [timed(1).ratio, timed(40).ratio] == pytest.approx([0.8, 0.5])
+    assert [time_depth(1).ratio, time_depth(40).ratio] == pytest.approx([0.8, 0.5])
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_a_gain_below_the_least_is_too_slow(compute_ms: float, expected: str) ->
 
 @pytest.mark.parametrize(("max_loss", "pictures"), [(0.005, 200), (0.01, 100), (0.3, 4), (1.0, 1)])
 def test_one_picture_may_be_worth_no_more_than_the_loss(max_loss: float, pictures: int) -> None:
-    assert needed_pictures(max_loss) == pictures
+    assert pictures_needed(max_loss) == pictures
 
 
 def trial(k: int, way: Way, ms: float, reason: str = "") -> Trial:
     return Trial(k=k, way=way, timing=TrialTiming(compute_ms=ms, fp32_ms=1.0), reason=reason)
 
 
-def decided(trials: list[Trial], losses: dict[tuple[int, Way], float]) -> None:
+def decide(trials: list[Trial], losses: dict[tuple[int, Way], float]) -> None:
     def fused_loss(ways: Mapping[int, Way]) -> float:
         return sum(losses[k, way] for k, way in ways.items())
 
@@ -104,7 +104,7 @@ def decided(trials: list[Trial], losses: dict[tuple[int, Way], float]) -> None:
 
 def test_the_fastest_that_loses_little_is_accepted() -> None:
     bf16, int8, static = trials = [trial(0, BF16, 0.6), trial(0, INT8, 0.5), trial(0, STATIC, 0.4)]
-    decided(trials, {(0, BF16): 0.0, (0, INT8): 0.001, (0, STATIC): 0.0061})
+    decide(trials, {(0, BF16): 0.0, (0, INT8): 0.001, (0, STATIC): 0.0061})
     assert static.reason == "loses 0.61 points, more than 0.50 points"
     assert int8.reason == "50% of fp32's time, and the fused answer loses 0.10 points"
     assert bf16.reason == "slower than int8 in onnxruntime"
@@ -113,7 +113,7 @@ def test_the_fastest_that_loses_little_is_accepted() -> None:
 
 def test_all_together_lose_no_more_and_the_slowest_member_comes_first() -> None:
     quick, slow = trials = [trial(0, INT8, 0.1), trial(1, INT8, 0.9)]
-    decided(trials, {(0, INT8): 0.003, (1, INT8): 0.004})
+    decide(trials, {(0, INT8): 0.003, (1, INT8): 0.004})
     assert (quick.accepted, slow.accepted) == (False, True)
     assert quick.reason == "loses 0.70 points together with sub-models 1, more than 0.50 points"
 
@@ -128,7 +128,7 @@ def test_all_together_lose_no_more_and_the_slowest_member_comes_first() -> None:
 )
 def test_what_is_accepted(reason: str, losses: tuple[float, float], accepted: list[bool]) -> None:
     trials = [trial(0, INT8, 0.1, reason), trial(1, INT8, 0.9)]
-    decided(trials, {(0, INT8): losses[0], (1, INT8): losses[1]})
+    decide(trials, {(0, INT8): losses[0], (1, INT8): losses[1]})
     assert [t.accepted for t in trials] == accepted
     assert not reason or trials[0].reason == reason
 

@@ -1,4 +1,4 @@
-"""What is exported computes what torch computes, also after onnxruntime has optimised it."""
+"""Exported models compute what torch computes, also after onnxruntime has optimised them."""
 
 from pathlib import Path
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mdp.errors import InputError
-from mdp.fusion.anomaly import fused_surprise, surprise, surprises_of
+from mdp.fusion.anomaly import fuse_surprises, surprise, surprises_of
 from mdp.fusion.anomaly_table import MEAN, Anomaly
 from partitioner.fusion.anomaly_fit import Values, fit_anomaly, fit_tail, lone_sides, suspicious
 
@@ -41,7 +41,7 @@ def test_further_good_items_are_rejected_at_the_rate(rate: float) -> None:
     assert table.default <= rate
     more = surprises_of(good(20_000, seed=9), table.tails)
     for one in table.subsets:
-        fused = fused_surprise([more[k] for k in one.members], table.power)
+        fused = fuse_surprises([more[k] for k in one.members], table.power)
         assert (fused > one.thresholds[table.place]).mean() == pytest.approx(rate, abs=0.02)
 
 

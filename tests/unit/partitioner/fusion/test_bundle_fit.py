@@ -1,4 +1,4 @@
-"""What a bundle's calibration logits decide: weights, cascade and hashes."""
+"""Parts of a bundle that calibration logits decide: weights, cascade and hashes."""
 
 from pathlib import Path
 

@@ -11,15 +11,15 @@ from mdp.fusion.fuse import (
     FusionWeights,
     SizeWeights,
     SubsetWeights,
-    listed_subsets,
-    unlisted_sizes,
+    list_subsets,
+    sizes_not_listed,
 )
 from mdp.fusion.novelty import NoveltyScore
 from partitioner.fusion.novelty_fit import (
     area_under_curve,
     fit_novelty,
-    supported,
     tells_distance,
+    threshold_places,
     thresholds,
 )
 from partitioner.fusion.stacking import fit_fusion
@@ -41,7 +41,7 @@ def items(
     return parts, targets
 
 
-def fitted(count: int, members: int = 3) -> tuple[dict[int, Contribution], FusionWeights]:
+def fit(count: int, members: int = 3) -> tuple[dict[int, Contribution], FusionWeights]:
     parts, targets = items(count, members)
     return parts, fit_fusion(parts, targets)
 
@@ -67,7 +67,7 @@ def test_the_rate_of_every_subset_holds_on_further_items() -> None:
 
 def test_few_items_support_no_low_rate_and_that_is_said() -> None:
     said: list[str] = []
-    parts, fusion = fitted(8)
+    parts, fusion = fit(8)
     novelty = fit_novelty(parts, fusion, note=said.append)
     assert novelty.default == novelty.rates[0] == pytest.approx(1 / 9, abs=1e-5)
     assert said == [
@@ -75,7 +75,7 @@ def test_few_items_support_no_low_rate_and_that_is_said() -> None:
         "11.11%, which is taken: 2% takes 49"
     ]
     said.clear()
-    parts, fusion = fitted(49)
+    parts, fusion = fit(49)
     assert fit_novelty(parts, fusion, note=said.append).default == 0.02
     assert said == []
 
@@ -88,7 +88,7 @@ def test_two_items_have_a_threshold() -> None:
 
 
 def test_items_of_one_group_count_as_one() -> None:
-    parts, fusion = fitted(60)
+    parts, fusion = fit(60)
     often = {k: Contribution(None, np.repeat(part.bag, 5, axis=0)) for k, part in parts.items()}
     said: list[str] = []
     alone = fit_novelty(parts, fusion)
@@ -115,7 +115,7 @@ def test_thresholds_are_the_largest_scores() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 8, 49, 60, 1000, 100_000])
 def test_supported_rates_have_the_lowest_and_the_default_one(count: int) -> None:
-    places = supported(count)
+    places = threshold_places(count)
     assert places[0] == 1
     assert places == sorted(set(places))
     assert len(places) <= 50
@@ -131,7 +131,7 @@ def test_the_area_under_the_curve_is_how_often_the_unknown_is_stranger() -> None
 
 
 def test_without_unknown_pictures_all_signals_count_alike() -> None:
-    parts, fusion = fitted(400)
+    parts, fusion = fit(400)
     novelty = fit_novelty(parts, fusion)
     assert novelty.unknown == 0
     for one in novelty.subsets:
@@ -172,7 +172,7 @@ def test_where_models_tell_the_distance_it_takes_the_place_of_disagreement() -> 
 
 
 def test_unknown_pictures_choose_what_tells_them_best() -> None:
-    parts, fusion = fitted(400)
+    parts, fusion = fit(400)
     unknown, _ = items(300, 3, known=False, seed=5)
     plain, chosen = fit_novelty(parts, fusion), fit_novelty(parts, fusion, unknown=unknown)
     assert chosen.unknown == 300
@@ -236,17 +236,17 @@ def test_subsets_that_are_not_listed_share_one_score() -> None:
         num_classes=CLASSES,
         subsets=[
             SubsetWeights(members=s, a=(), b=(1 / len(s),) * len(s))
-            for s in listed_subsets(range(10))
+            for s in list_subsets(range(10))
         ],
         by_size=tuple(
-            SizeWeights(size=size, a=(), b=(1 / size,) * 10) for size in unlisted_sizes(10)
+            SizeWeights(size=size, a=(), b=(1 / size,) * 10) for size in sizes_not_listed(10)
         ),
     )
     novelty = fit_novelty(parts, fusion)
     listed = [one.members for one in novelty.subsets if one.members]
-    assert listed == listed_subsets(range(10))
+    assert listed == list_subsets(range(10))
     shared = [one.size for one in novelty.subsets if not one.members]
-    assert shared == unlisted_sizes(10)
+    assert shared == sizes_not_listed(10)
     assert novelty.of((1, 2, 3, 5, 9)) is novelty.of((0, 2, 4, 6, 8))
     # It is a bundle's.
     assert replace(fusion, novelty=novelty).novelty == novelty

@@ -1,4 +1,4 @@
-"""Which part of the picture each member sees, chosen on labelled pictures."""
+"""Part of the picture that each member sees, chosen on labelled pictures."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from mdp.formats.plan import Region
 from mdp.fusion.fuse import Contribution
-from partitioner.fusion.region_choice import chosen_regions
+from partitioner.fusion.region_choice import choose_regions
 from partitioner.regions import CENTRES, CORNERS, REGIONS, WHOLE
 
 COUNT, CLASSES = 400, 4
@@ -21,29 +21,29 @@ def answers(right: slice, seed: int = 0) -> Contribution:
     return Contribution(logits, logits)
 
 
-def chosen(members: int, told: Mapping[Region, slice]) -> list[Region]:
+def choose(members: int, told: Mapping[Region, slice]) -> list[Region]:
     """By members that know what `told` says where they see those regions, and little elsewhere."""
     known = {r: answers(told.get(r, slice(0, 80)), seed) for seed, r in enumerate(REGIONS)}
-    return chosen_regions([REGIONS] * members, lambda k, region: known[region], TARGETS)
+    return choose_regions([REGIONS] * members, lambda k, region: known[region], TARGETS)
 
 
 def test_one_member_sees_what_is_best_alone() -> None:
-    assert chosen(1, {CENTRES[2]: slice(0, 300), CORNERS[0]: slice(0, 250)}) == [CENTRES[2]]
+    assert choose(1, {CENTRES[2]: slice(0, 300), CORNERS[0]: slice(0, 250)}) == [CENTRES[2]]
 
 
 def test_members_see_what_is_best_together() -> None:
     # The second best alone knows nothing that the best does not; a poorer corner knows the rest.
     told = {WHOLE: slice(0, 280), CENTRES[1]: slice(0, 270), CORNERS[3]: slice(250, None)}
-    assert set(chosen(2, told)) == {WHOLE, CORNERS[3]}
+    assert set(choose(2, told)) == {WHOLE, CORNERS[3]}
 
 
 def test_of_equals_the_first_is_seen_by_all() -> None:
     same = answers(slice(0, 200))
-    assert chosen_regions([REGIONS] * 3, lambda k, region: same, TARGETS) == [WHOLE] * 3
+    assert choose_regions([REGIONS] * 3, lambda k, region: same, TARGETS) == [WHOLE] * 3
 
 
 def test_what_was_said_is_kept() -> None:
     said = CORNERS[1]
     known = {r: answers(slice(0, 300 if r == WHOLE else 100)) for r in REGIONS}
-    found = chosen_regions([(said,), REGIONS], lambda k, region: known[region], TARGETS)
+    found = choose_regions([(said,), REGIONS], lambda k, region: known[region], TARGETS)
     assert found == [said, WHOLE]

@@ -18,8 +18,8 @@ from mdp.fusion.fuse import (
     SizeWeights,
     SubsetWeights,
     fuse,
-    listed_subsets,
-    unlisted_sizes,
+    list_subsets,
+    sizes_not_listed,
     weights_for,
 )
 from partitioner.fusion import stacking
@@ -31,7 +31,7 @@ from partitioner.fusion.stacking import (
     fit_fusion,
     fit_size,
     fit_subset,
-    sampled_subsets,
+    sample_subsets,
     shrink,
 )
 
@@ -57,10 +57,10 @@ def logits(
 def one_term(parts: np.ndarray, targets: np.ndarray) -> StackingTask:
     """All of `parts` `[P, N, C]`, each with a scalar of its own."""
     every = np.arange(len(parts))
-    return StackingTask(turned(parts), targets, [Term(every, every)], np.arange(len(targets)))
+    return StackingTask(turn(parts), targets, [Term(every, every)], np.arange(len(targets)))
 
 
-def turned(parts: np.ndarray) -> np.ndarray:
+def turn(parts: np.ndarray) -> np.ndarray:
     centred = parts - parts.mean(axis=2, keepdims=True)
     return np.ascontiguousarray(centred.transpose(0, 2, 1), np.float32)
 
@@ -83,7 +83,7 @@ def test_derivatives_match_finite_differences(rows: list[list[int]]) -> None:
     contributions, targets = logits(0, 40, 5, 2)
     parts = np.concatenate([c.heads for c in contributions.values()])
     terms = [Term(np.array(r), np.array(r)) for r in rows]
-    task = StackingTask(turned(parts), targets, terms, np.arange(40))
+    task = StackingTask(turn(parts), targets, terms, np.arange(40))
     theta, step = np.array([0.3, 0.7, -0.2, 0.1]), 1e-3
     gradients, hessian = stacking._derivatives(task, theta)
     assert gradients.shape == (4, 40)
@@ -126,7 +126,7 @@ def test_never_worse_than_the_better_plain_rule(
     contributions = {
         k: Contribution.of(c.heads[-1 - two_heads :]) for k, c in contributions.items()
     }
-    for subset in listed_subsets(contributions):
+    for subset in list_subsets(contributions):
         fitted = fit_subset(contributions, subset, targets)
         for kept in ([fitted], []):
             stacking_weights = FusionWeights(num_classes=classes, subsets=kept)
@@ -217,14 +217,14 @@ def test_temperatures_keep_every_label_and_give_the_least_loss(rule: Fusion) -> 
 
 @pytest.mark.parametrize("count", range(9, 17))
 def test_samples_are_balanced_different_and_the_same_again(count: int) -> None:
-    for size in unlisted_sizes(count):
-        sample = sampled_subsets(count, size, 48, seed=0)
+    for size in sizes_not_listed(count):
+        sample = sample_subsets(count, size, 48, seed=0)
         assert 48 - count < len(sample) == len(set(sample)) <= 48
         assert {len(set(members)) for members in sample} == {size}
         often = np.bincount(np.concatenate([np.array(members) for members in sample]))
         assert set(often.tolist()) == {len(sample) * size // count}
-        assert sample == sampled_subsets(count, size, 48, seed=0)
-        assert sample != sampled_subsets(count, size, 48, seed=1)
+        assert sample == sample_subsets(count, size, 48, seed=0)
+        assert sample != sample_subsets(count, size, 48, seed=1)
 
 
 def test_shared_weights_minimise_their_samples_loss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_shared_weights_minimise_their_samples_loss(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(stacking, "STANDARD_ERRORS", -np.inf)
     contributions, targets = logits(11, 60, 3, 10, noise=2.0)
     shared = fit_size(contributions, 4, targets)
-    sample = sampled_subsets(10, 4, stacking.SAMPLED, seed=0)
+    sample = sample_subsets(10, 4, stacking.SAMPLED, seed=0)
 
     def loss(weights: SizeWeights) -> float:
         return float(np.mean([loss_of(contributions, weights.of(m), targets) for m in sample]))
@@ -259,7 +259,7 @@ def test_large_sizes_share_weights(monkeypatch: pytest.MonkeyPatch, heads: int) 
     fusion = fit_fusion(contributions, targets)
     sizes = [1] * 5 + [2, 3] + [4] * 5 + [5]
     assert [len(subset.members) for subset in fusion.subsets] == sizes
-    assert [subset.members for subset in fusion.subsets] == listed_subsets(range(5))
+    assert [subset.members for subset in fusion.subsets] == list_subsets(range(5))
     assert [entry.size for entry in fusion.by_size] == [2, 3]
     assert fusion == fit_fusion(contributions, targets)
     odd = (1, 3, 4)

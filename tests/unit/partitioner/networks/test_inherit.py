@@ -1,4 +1,4 @@
-"""What a sub-model takes over from its teacher, and what it cannot."""
+"""Weights that a sub-model takes over from its teacher, and those that it cannot."""
 
 from typing import Any
 
@@ -58,8 +58,8 @@ def feature(trunk: Any, size: int = 24) -> Any:
         return trunk(Normalise(MEAN, STD)(pixels(size)))
 
 
-def wanted_feature(source: Teacher) -> Any:
-    """What the teacher's head reads."""
+def feature_of_head(source: Teacher) -> Any:
+    """Feature that the teacher's head reads."""
     network: Any = source.network
     with torch.no_grad():
         tokens = network.forward_features(source.normalise(pixels()))
@@ -84,7 +84,7 @@ def stream(network: Any, x: Any) -> Any:
 )
 def test_of_equal_shape_it_computes_the_teacher_s_feature(name: str, more: dict[str, Any]) -> None:
     source, trunk = teacher(name, **more), sub_model()
-    before, wanted = feature(trunk), wanted_feature(source)
+    before, wanted = feature(trunk), feature_of_head(source)
     init_from(trunk, source)
     assert (before - wanted).abs().max() > 0.1
     torch.testing.assert_close(feature(trunk), wanted, atol=1e-4, rtol=0)
@@ -129,7 +129,7 @@ def test_a_smaller_one_fits_and_neither_dies_nor_explodes(changes: dict[str, Any
 
 def test_it_is_close_to_the_teacher_where_little_is_left_out() -> None:
     source, inherited = teacher(), sub_model(mlp_ratio=3.5)
-    drawn, wanted = feature(inherited), wanted_feature(source)
+    drawn, wanted = feature(inherited), feature_of_head(source)
     init_from(inherited, source)
 
     def similarity(found: Any) -> float:

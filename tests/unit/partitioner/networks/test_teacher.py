@@ -1,4 +1,4 @@
-"""Which teachers are accepted, and what their checkpoints have to be."""
+"""Teachers that are accepted, and what their checkpoints have to be."""
 
 import contextlib
 import fnmatch
@@ -20,9 +20,9 @@ from partitioner.networks.submodel import init_weights  # noqa: E402
 from partitioner.networks.teacher import FAMILIES, Teacher, build_teacher, teacher_spec  # noqa: E402
 from partitioner.networks.teacher_weights import (  # noqa: E402
     classifiers,
-    given_teacher,
-    known_classes,
+    count_classes,
     load_checkpoint,
+    load_teacher,
 )
 from partitioner.torchvision_shim import import_timm  # noqa: E402
 
@@ -238,7 +238,7 @@ def test_other_classes_leave_the_head(tmp_path: Path, headless: bool) -> None:
     load_checkpoint(target, tmp_path / "t.safetensors")
     for key, value in target.network.state_dict().items():
         assert torch.equal(value, (before if key.startswith("head.") else state)[key]), key
-    assert known_classes(SPEC, tmp_path / "t.safetensors") == (0 if headless else 5)
+    assert count_classes(SPEC, tmp_path / "t.safetensors") == (0 if headless else 5)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_rows_of_the_classifier_are_cut_in_the_data_s_order(tmp_path: Path, name
             for weights in source.network.get_submodule(head).parameters():
                 weights.normal_()
     save_file(source.network.state_dict(), tmp_path / "t.safetensors")
-    cut = given_teacher(spec, 3, tmp_path / "t.safetensors", [4, 0, 3]).eval()
+    cut = load_teacher(spec, 3, tmp_path / "t.safetensors", [4, 0, 3]).eval()
     pixels = 255 * torch.rand(4, 3, 12, 12)
     assert torch.allclose(cut(pixels), source(pixels)[:, [4, 0, 3]], atol=1e-5)
 
@@ -291,7 +291,7 @@ def test_positions_are_resampled_to_another_picture_size(tmp_path: Path) -> None
     old = state["pos_embed"].normal_()[0]
     save_file(state, tmp_path / "t.safetensors")
     spec = teacher_spec(NAME, ARGS | {"img_size": 24})
-    new = given_teacher(spec, 3, tmp_path / "t.safetensors").network.state_dict()["pos_embed"][0]
+    new = load_teacher(spec, 3, tmp_path / "t.safetensors").network.state_dict()["pos_embed"][0]
     assert (len(old), len(new)) == (1 + 3 * 3, 1 + 6 * 6)
     assert torch.equal(new[0], old[0])
     assert (new[1] - old[1]).norm() < (new[1] - old[-1]).norm()
@@ -308,7 +308,7 @@ def test_a_norm_on_the_other_side_of_the_pooling_names_the_argument(tmp_path: Pa
             tmp_path / "t.safetensors",
         )
         with pytest.raises(InputError, match=rf"pooling: --teacher-arg global_pool={hint} has it"):
-            known_classes(wanted, tmp_path / "t.safetensors")
+            count_classes(wanted, tmp_path / "t.safetensors")
 
 
 def test_the_normalisation_of_a_recipe_that_is_not_timm_s() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from partitioner.pilot.blend import blended
+from partitioner.pilot.blend import find_blend
 from partitioner.pilot.linear import Classifier, HeldOutPredictions, log_softmax
 
 CLASSES, WIDTH, COUNT = 3, 6, 600
@@ -31,7 +31,7 @@ def accuracy(predictions: HeldOutPredictions) -> float:
 
 
 def test_own_rows_take_the_place_of_a_classifier_of_too_few_pictures() -> None:
-    found, blend = blended(held_out(noisy(50.0, 3)), OWN, features(0.2), TARGETS)
+    found, blend = find_blend(held_out(noisy(50.0, 3)), OWN, features(0.2), TARGETS)
     assert blend is not None
     assert blend.fitted_factor == 0
     assert accuracy(found) > 0.95
@@ -39,14 +39,14 @@ def test_own_rows_take_the_place_of_a_classifier_of_too_few_pictures() -> None:
 
 def test_own_rows_that_know_nothing_have_no_part() -> None:
     fitted = held_out(6 * noisy(0.3, 3))
-    found, blend = blended(fitted, OWN, features(50.0), TARGETS)
+    found, blend = find_blend(fitted, OWN, features(50.0), TARGETS)
     assert blend is None
     assert found is fitted
 
 
 def test_both_together_are_taken_where_they_err_on_different_pictures() -> None:
     fitted = held_out(2 * noisy(0.8, 3))
-    found, blend = blended(fitted, OWN, features(0.8), TARGETS)
+    found, blend = find_blend(fitted, OWN, features(0.8), TARGETS)
     assert blend is not None
     assert blend.own_factor > 0
     assert blend.fitted_factor > 0
@@ -59,7 +59,7 @@ def test_a_blend_is_one_linear_classifier() -> None:
     fitted = Classifier(random.normal(size=(CLASSES, WIDTH)), random.normal(size=CLASSES))
     x = features(0.8)
     left_out = held_out(fitted.logits(x))
-    found, blend = blended(left_out, OWN, x, TARGETS)
+    found, blend = find_blend(left_out, OWN, x, TARGETS)
     assert blend is not None
     whole = log_softmax(blend.with_fitted(fitted).logits(x))
     assert whole == pytest.approx(log_softmax(found.log_probabilities))

@@ -27,7 +27,7 @@ def pictures(
     return random.normal(size=(count, width)) + 2 * np.eye(CLASSES, width)[targets], targets
 
 
-def fitted_again(
+def fit_again(
     features: NDArray[np.float64], targets: NDArray[np.int64], groups: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], int]:
     """Left-out answers `[P x S, N, C]` by fits without each fold, and the place of the best."""
@@ -64,14 +64,14 @@ def test_folds_left_out_are_predicted_as_by_fitting_again_without_them(
     features = features[groups] + np.random.default_rng(2).normal(size=(60, width))
     targets = targets[groups]
     found = leave_groups_out(features, targets, groups, CLASSES)
-    answers, best = fitted_again(features, targets, groups)
+    answers, best = fit_again(features, targets, groups)
     parts = folds(targets, groups) % 3
     for part in range(3):
         inside = parts == part
         chosen = best
         if few:
             rest = ~inside
-            chosen = fitted_again(features[rest], targets[rest], groups[rest])[1]
+            chosen = fit_again(features[rest], targets[rest], groups[rest])[1]
         assert found.log_probabilities[inside] == pytest.approx(answers[chosen][inside], abs=1e-6)
     assert found.penalty == PENALTIES[best // len(SHARPNESS)]
     assert found.sharpness == SHARPNESS[best % len(SHARPNESS)]

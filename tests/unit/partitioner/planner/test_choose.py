@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mdp.formats.plan import PLANNED_MEMBERS
-from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
+from partitioner.estimates.accuracy import Predictor, predictor_for, read_shipped_law
 from partitioner.estimates.accuracy_law import capability_of
 from partitioner.estimates.network import waits_ms
 from partitioner.planner.availability import Objective, exact_arrivals
@@ -20,7 +20,7 @@ from partitioner.planner.local_search import choose
 from partitioner.planner.placement import Placement, Placements, total_energy_j
 from tests.support.models.planning import TINY, device
 
-PREDICTOR = predictor_for(shipped_law(), TINY.shape, num_classes=10)
+PREDICTOR = predictor_for(read_shipped_law(), TINY.shape, num_classes=10)
 
 
 def some_devices(

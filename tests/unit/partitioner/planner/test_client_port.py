@@ -28,7 +28,7 @@ from tests.unit.partitioner.planner.test_search import check
 MBIT = 1e6
 
 
-def linked(mbit: float, *names: str, gmacs_per_s: float = 20.0) -> list[DeviceProfile]:
+def profiles_on_links(mbit: float, *names: str, gmacs_per_s: float = 20.0) -> list[DeviceProfile]:
     """Equal devices, each on a link of this rate."""
     link = NetworkLink(bandwidth_bps=mbit * MBIT, round_trip_s=0.001)
     return [
@@ -87,21 +87,21 @@ def test_a_shared_port_costs_at_most_two_percent_of_the_best_plan(seed: int) -> 
 
 
 def test_one_device_is_planned_as_if_nothing_were_shared() -> None:
-    one = linked(10, "a")
+    one = profiles_on_links(10, "a")
     free, shared = (make_plan(TINY, one, target_ms=20, client_bps=b) for b in (math.inf, None))
     assert msgspec.structs.replace(shared, client_bps=None) == free
     assert shared.client_bps == 10 * MBIT
 
 
 def test_the_port_is_as_fast_as_the_quickest_link_unless_told() -> None:
-    profiles = [*linked(5, "a"), *linked(20, "b")]
+    profiles = [*profiles_on_links(5, "a"), *profiles_on_links(20, "b")]
     plan = make_plan(TINY, profiles, target_ms=20, num_classes=10)
     assert plan.client_bps == 20 * MBIT
     check(plan, profiles, 10)
 
 
 def test_what_the_port_costs_is_planned_and_said() -> None:
-    problem = make_problem(TINY, linked(8, "a", "b", "c"), num_classes=10)
+    problem = make_problem(TINY, profiles_on_links(8, "a", "b", "c"), num_classes=10)
     solution = plan_within(problem, 30.0)
     plan = solution.plan
     assert len(plan.assignments) > 1
@@ -119,14 +119,16 @@ def test_what_the_port_costs_is_planned_and_said() -> None:
 
 
 def test_without_a_limit_nobody_waits_and_nothing_is_noted() -> None:
-    problem = make_problem(TINY, linked(8, "a", "b"), num_classes=10, client_bps=math.inf)
+    problem = make_problem(
+        TINY, profiles_on_links(8, "a", "b"), num_classes=10, client_bps=math.inf
+    )
     solution = plan_within(problem, 30.0)
     assert solution.plan.client_bps is None
     assert "waits" not in str(explain(problem, solution))
 
 
 def test_a_slower_port_never_makes_a_better_plan() -> None:
-    profiles = linked(100, "a", "b", "c")
+    profiles = profiles_on_links(100, "a", "b", "c")
     found = []
     for mbit in (math.inf, 100, 20, 5):
         plan = make_plan(TINY, profiles, target_ms=8, num_classes=10, client_bps=mbit * MBIT)
@@ -136,14 +138,17 @@ def test_a_slower_port_never_makes_a_better_plan() -> None:
 
 
 def test_who_finds_the_port_taken_is_left_out_for_that() -> None:
-    quick, slow = linked(5, "a", gmacs_per_s=60.0), linked(5, *"bcdefgh", gmacs_per_s=0.05)
+    quick, slow = (
+        profiles_on_links(5, "a", gmacs_per_s=60.0),
+        profiles_on_links(5, *"bcdefgh", gmacs_per_s=0.05),
+    )
     plan = make_plan(TINY, [*quick, *slow], target_ms=8.5, num_classes=10)
     reasons = set(plan.left_out.values())
     assert "with its crop at the client's port too, the answers would be too late" in reasons
 
 
 def test_two_devices_can_keep_the_target_that_is_named_for_two() -> None:
-    profiles = linked(8, "a", "b")
+    profiles = profiles_on_links(8, "a", "b")
     with pytest.raises(PlanRefused) as caught:
         make_plan(TINY, profiles, target_ms=0.5, num_classes=10)
     said = re.search(r"two devices can take part from ([\d.]+) ms on", str(caught.value))
@@ -161,7 +166,7 @@ def test_two_devices_can_keep_the_target_that_is_named_for_two() -> None:
 
 
 def test_the_pareto_list_and_the_floor_reckon_with_it() -> None:
-    profiles = linked(8, "a", "b", "c")
+    profiles = profiles_on_links(8, "a", "b", "c")
     problem = known_problem(TINY, profiles, num_classes=10)
     expected = [shares(point.accuracy)[1] for point in pareto(problem)]
     assert expected == sorted(expected)
@@ -175,7 +180,7 @@ def test_the_pareto_list_and_the_floor_reckon_with_it() -> None:
 
 def test_a_plan_file_names_its_port(tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("plan") / "plan.toml"
-    plan = make_plan(TINY, linked(8, "a", "b"), target_ms=30, num_classes=10)
+    plan = make_plan(TINY, profiles_on_links(8, "a", "b"), target_ms=30, num_classes=10)
     write_toml(file, plan)
     assert "client_bps = 8000000.0" in file.read_text()
     assert read_plan(file) == plan

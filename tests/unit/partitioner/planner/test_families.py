@@ -1,4 +1,4 @@
-"""Which members a plan may have, and plans whose members are networks."""
+"""Members that a plan may have, and plans whose members are networks."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,7 @@ from mdp.errors import InputError
 from mdp.files import write_toml
 from mdp.formats.plan import NetworkSpec, SubModelSpec, read_plan
 from mdp.formats.profile import DeviceProfile, read_profile
-from partitioner.estimates.accuracy import predictor_for, shipped_law
+from partitioner.estimates.accuracy import predictor_for, read_shipped_law
 from partitioner.estimates.catalogue import catalogue
 from partitioner.planner.candidates import evaluate_device, fit_ways
 from partitioner.planner.design_space import make_design_space
@@ -100,7 +100,7 @@ def test_a_plan_of_networks_is_explained(profiles: list[DeviceProfile], tmp_path
 
 
 def test_vits_and_networks_compete_with_their_own_kind_alone(profiles: list[DeviceProfile]) -> None:
-    predictor = predictor_for(shipped_law(), BASE.shape, num_classes=10)
+    predictor = predictor_for(read_shipped_law(), BASE.shape, num_classes=10)
     networks = [catalogue()[name].spec(160, 10) for name in (CONV, "hgnetv2_b0", "hgnetv2_b1")]
     choices = make_design_space(BASE.shape, predictor, networks=networks)
     device = evaluate_device(profiles[0], fit_ways(profiles[0], ["fp32"], networks=True), choices)

@@ -13,7 +13,7 @@ from mdp.errors import InputError, PlanRefused
 from mdp.formats.plan import Assignment, Plan, Replica, SingleDevice, SubModelSpec, TeacherSpec
 from mdp.formats.profile import DeviceProfile, NetworkLink, read_profile
 from partitioner.estimates import macs as cost
-from partitioner.estimates.accuracy import predictor_for, shipped_law
+from partitioner.estimates.accuracy import predictor_for, read_shipped_law
 from partitioner.estimates.latency import Way, fit_latency, predict, ways
 from partitioner.estimates.network import request_bytes
 from partitioner.planner.design_space import sub_model_grid
@@ -38,7 +38,7 @@ DEMO = ("laptop-cpu", "n100", "raspberry-pi-5")
 DEMO_MS = 1.4
 
 
-def shipped(*names: str) -> list[DeviceProfile]:
+def read_shipped(*names: str) -> list[DeviceProfile]:
     return [read_profile(name) for name in names]
 
 
@@ -53,7 +53,7 @@ def way_of(part: Assignment | Replica, profile: DeviceProfile) -> Way | None:
 
 
 def waits_of(plan: Plan, by_name: dict[str, DeviceProfile]) -> list[float]:
-    """What each member's crop waits for all others, which leave through the same port."""
+    """Wait of each member's crop for all others, which leave through the same port."""
     sizes = []
     for a in plan.assignments:
         parts: list[Assignment | Replica] = [a, *(r for r in plan.replicas if r.k == a.k)]
@@ -70,7 +70,7 @@ def alone(plan: Plan) -> SingleDevice:
 
 
 def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> None:
-    """What holds for every plan, whatever the devices are."""
+    """Check what holds for every plan, whatever the devices are."""
     by_name = {profile.name: profile for profile in profiles}
     assigned = [a.device for a in plan.assignments] + [r.device for r in plan.replicas]
     assert sorted([*assigned, *plan.left_out]) == sorted(by_name)
@@ -167,15 +167,15 @@ def test_a_replica_s_threads_wait_as_its_own_device_was_probed() -> None:
 
 
 def test_the_digits_demo_gets_three_different_members() -> None:
-    plan = make_plan(DIGITS, shipped(*DEMO), target_ms=DEMO_MS, num_classes=10)
-    check(plan, shipped(*DEMO), 10)
+    plan = make_plan(DIGITS, read_shipped(*DEMO), target_ms=DEMO_MS, num_classes=10)
+    check(plan, read_shipped(*DEMO), 10)
     assert not plan.refused
     assert len(plan.assignments) == 3
     assert max(cost.macs(a.vit, 10) for a in plan.assignments) < 30e6
 
 
 def test_a_teacher_that_one_device_runs_in_time_is_not_decomposed() -> None:
-    plan = make_plan(BASE, shipped("raspberry-pi-5", "jetson-orin-nano", "n100"), target_ms=60)
+    plan = make_plan(BASE, read_shipped("raspberry-pi-5", "jetson-orin-nano", "n100"), target_ms=60)
     assert plan.refused
     assert "jetson-orin-nano runs the teacher itself in" in plan.reason
     assert alone(plan).is_teacher
@@ -214,9 +214,9 @@ def test_a_teacher_that_is_rarely_away_is_kept_where_the_prediction_is_not_that_
 
 def test_members_that_outdo_the_teacher_are_no_reason_to_give_it_up() -> None:
     profiles = with_availability(jetson_orin_nano=1.0, n100=1.0, laptop_cpu=1.0)
-    sure = msgspec.structs.replace(shipped_law().errors, unknown_left_out=1e-6)
+    sure = msgspec.structs.replace(read_shipped_law().errors, unknown_left_out=1e-6)
     predictor = predictor_for(
-        msgspec.structs.replace(shipped_law(), errors=sure), TINY.shape, num_classes=10
+        msgspec.structs.replace(read_shipped_law(), errors=sure), TINY.shape, num_classes=10
     )
     predictor = replace(predictor, assumed=False, unknown="")
     plan = make_plan(TINY, profiles, target_ms=60, num_classes=10, predictor=predictor)
@@ -235,7 +235,7 @@ def test_the_more_dependable_teacher_counts_or_a_sub_model_that_is_always_there(
 
 
 def test_a_teacher_below_the_accuracy_floor_is_no_reason_to_refuse() -> None:
-    profiles = shipped("raspberry-pi-5", "jetson-orin-nano", "n100", "laptop-cpu")
+    profiles = read_shipped("raspberry-pi-5", "jetson-orin-nano", "n100", "laptop-cpu")
     problem = known_problem(BASE, profiles)
     plan = plan_with_accuracy(problem, 0.814).plan
     assert alone(plan).is_teacher
@@ -339,7 +339,7 @@ def test_a_device_whose_every_sub_model_is_taken_is_left_out() -> None:
 
 
 def test_why_names_the_limit_that_the_next_bigger_one_would_break() -> None:
-    plan = make_plan(TINY, shipped(*DEMO), target_ms=5, num_classes=40)
+    plan = make_plan(TINY, read_shipped(*DEMO), target_ms=5, num_classes=40)
     n100 = plan.assignment_of("n100")
     assert n100 is not None
     assert f"takes {n100.predicted_ms.total:.2f} of 5 ms" in n100.why

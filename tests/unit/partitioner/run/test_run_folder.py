@@ -36,7 +36,7 @@ def settings(source: str = "digits", **changes: object) -> Settings:
     return msgspec.structs.replace(plain, **changes)
 
 
-def begun(path: Path) -> RunFolder:
+def begin_run(path: Path) -> RunFolder:
     """A run whose teacher has been trained for an epoch."""
     run = RunFolder(path)
     run.start_or_continue(settings(), tiny_plan())
@@ -53,7 +53,7 @@ def test_settings_may_change_until_something_is_trained(tmp_path: Path) -> None:
 
 
 def test_other_settings_are_refused_and_what_was_asked_for_is_named_first(tmp_path: Path) -> None:
-    run, plan = begun(tmp_path / "run"), tiny_plan()
+    run, plan = begin_run(tmp_path / "run"), tiny_plan()
     first = msgspec.structs.replace(plan.assignments[0], why="other", memory_bytes=9)
     later = msgspec.structs.replace(
         plan, target_ms=9, deadline_ms=12.5, assignments=[first, plan.assignments[1]]
@@ -87,7 +87,7 @@ def test_what_is_no_run_folder_is_refused_and_left_alone(tmp_path: Path) -> None
     with pytest.raises(InputError, match="expected a new, an empty or a run folder"):
         RunFolder(tmp_path).start_or_continue(settings(), tiny_plan())
     with pytest.raises(InputError, match="run: cannot be made: Not a directory"):
-        RunFolder(tmp_path / "thesis.txt" / "run").locked().__enter__()
+        RunFolder(tmp_path / "thesis.txt" / "run").lock().__enter__()
 
 
 def test_an_unfinished_run_is_not_exported(tmp_path: Path) -> None:
@@ -100,23 +100,23 @@ def test_an_unfinished_run_is_not_exported(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time_and_no_leftovers(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    with run.locked():
+    with run.lock():
         left = run.path / ".teacher.safetensors.00.partial"
         left.write_bytes(b"half")
         with pytest.raises(InputError, match="another mdp-partition is at work there"):
-            RunFolder(run.path).locked().__enter__()
-    with run.locked():
+            RunFolder(run.path).lock().__enter__()
+    with run.lock():
         assert not left.exists()
 
 
 def test_what_is_refused_leaves_no_folder_behind(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    with pytest.raises(InputError), run.locked():
+    with pytest.raises(InputError), run.lock():
         raise InputError("refused")
     assert not run.path.exists()
-    with run.locked():
+    with run.lock():
         run.start_or_continue(settings(), tiny_plan())
-    with pytest.raises(InputError), run.locked():
+    with pytest.raises(InputError), run.lock():
         raise InputError("refused")
     assert run.plan_file.exists()
 

@@ -370,7 +370,7 @@ def test_requests_leave_no_garbage_that_would_have_to_be_looked_for() -> None:
 
 
 def test_the_same_luck_in_every_what_if() -> None:
-    """What one device draws does not depend on which others there are."""
+    """Draws of one device do not depend on which others there are."""
     noisy = replace(device("alpha"), compute=LogNormal(median_s=0.01, sigma=0.5))
     alone = simulate(scenario(noisy, requests=50))
     quick = device("beta", k=1, compute_s=1e-6)

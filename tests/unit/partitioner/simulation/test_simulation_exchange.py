@@ -100,7 +100,7 @@ class RealClient:
             return False
         infer = decode(frames).message
         if isinstance(infer, StatusRequest):
-            self._devices[device].ask(self.now_s, self._told, infer.request_id)
+            self._devices[device].ask(self.now_s, self._deliver_status, infer.request_id)
             return True
         assert isinstance(infer, Infer)
         self._devices[device].send(self.now_s, infer.request_id, infer.budget_ms / 1e3)
@@ -119,7 +119,7 @@ class RealClient:
         self.answers.append(call.answer)
         self._push(self.now_s + self.scenario.load.think_s, self._submit, None)
 
-    def _told(self, now_s: float, told: tuple[int, str]) -> None:
+    def _deliver_status(self, now_s: float, told: tuple[int, str]) -> None:
         request_id, device = told
         status = Status(
             request_id=request_id,

@@ -101,7 +101,7 @@ def test_a_port_carries_something(bandwidth_bps: float) -> None:
         scenario(device("alpha"), requests=1, client_bps=bandwidth_bps)
 
 
-def planned(profiles: Mapping[str, DeviceProfile], mbit: float) -> Plan:
+def make_port_plan(profiles: Mapping[str, DeviceProfile], mbit: float) -> Plan:
     problem = make_problem(BASE, list(profiles.values()), client_bps=mbit * MBIT)
     return plan_within(problem, 60.0).plan
 
@@ -110,7 +110,7 @@ def planned(profiles: Mapping[str, DeviceProfile], mbit: float) -> Plan:
 def test_an_answer_ends_when_the_plan_says(mbit: float) -> None:
     """One request at a time, and nothing random: the slowest member's predicted milliseconds."""
     profiles = by_name(PROFILES)
-    plan = planned(profiles, mbit)
+    plan = make_port_plan(profiles, mbit)
     assert len(plan.assignments) > 1
     steady = Assumptions(sigma=0.0, jitter_ms=0.0)
     devices = tuple(

@@ -13,7 +13,7 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Plan, PredictedAccuracy, PredictedMs, Replica
 from mdp.formats.profile import DeviceProfile, read_profile
 from mdp.testing.bundles import colour_plan, subset_accuracy, write_bundle
-from partitioner.estimates.accuracy import shipped_law
+from partitioner.estimates.accuracy import read_shipped_law
 from partitioner.estimates.accuracy_law import AccuracyLaw, LawMember, capability_of, together
 from partitioner.estimates.latency import Way, fit_latency, own_way, predict
 from partitioner.estimates.latency_quantiles import ASSUMED_SIGMA
@@ -24,14 +24,14 @@ from partitioner.simulation.models import DeviceModel, Jittered, Load, LogNormal
 from partitioner.simulation.outcome import outcome_of
 from partitioner.simulation.setup import (
     Assumptions,
-    added_model,
     by_name,
     device_models,
     renewal,
+    replica_model,
     sigma,
 )
 from partitioner.simulation.trace import Trace
-from partitioner.simulation.what_ifs import added, compare, each_lost, hedged, without
+from partitioner.simulation.what_ifs import add_device, compare, each_lost, hedge_after, without
 from tests.support.bundles import CASCADE_ACCURACY, with_cascade
 
 NAMES = ("n100", "raspberry-pi-5", "laptop-cpu")
@@ -165,7 +165,7 @@ def test_renewal_keeps_the_availability() -> None:
 
 def test_an_added_device_is_predicted(profiles: dict[str, DeviceProfile]) -> None:
     n100 = profiles["n100"]
-    model = added_model(plan(), n100, 2, 3, Assumptions())
+    model = replica_model(plan(), n100, 2, 3, Assumptions())
     spec = plan().assignments[2].vit
     predicted_ms = predict(n100, fit_latency(n100), spec, 3).compute
     assert (model.name, model.k) == ("n100/added", 2)
@@ -179,7 +179,7 @@ def test_an_added_device_has_to_run_the_same_file(profiles: dict[str, DeviceProf
         plan(), assignments=[msgspec.structs.replace(first, submodel=spec), *others]
     )
     with pytest.raises(InputError, match=r"profile 'n100': expected at least 3 .* of int8 in onnx"):
-        added_model(changed, profiles["n100"], 0, 3, Assumptions())
+        replica_model(changed, profiles["n100"], 0, 3, Assumptions())
 
 
 # What answers are worth.
@@ -195,10 +195,10 @@ def test_a_bundle_knows_what_was_measured(bundle: Bundle, tmp_path: Path) -> Non
     assert MeasuredSubsets(raw).source == "not known: the bundle has not been evaluated"
 
 
-LAW = AccuracyLaw(alone=shipped_law().law.alone, sharpness=20.0, same_view=0.5, same_model=0.0)
+LAW = AccuracyLaw(alone=read_shipped_law().law.alone, sharpness=20.0, same_view=0.5, same_model=0.0)
 
 
-def predicted(all_in: float, *alone: float | None) -> Plan:
+def plan_with_accuracy(all_in: float, *alone: float | None) -> Plan:
     accuracy = PredictedAccuracy(all_in=all_in, expected=0.65, typical_error=0.02)
     parts = [
         msgspec.structs.replace(a, accuracy=value)
@@ -208,7 +208,7 @@ def predicted(all_in: float, *alone: float | None) -> Plan:
 
 
 def test_a_plan_s_subsets_are_worth_what_the_law_says() -> None:
-    worth = PredictedSubsets(predicted(0.75, 0.7, 0.65, 0.6), LAW)
+    worth = PredictedSubsets(plan_with_accuracy(0.75, 0.7, 0.65, 0.6), LAW)
     assert worth.source == "as predicted for each subset of the members"
     assert worth.accuracy((0, 1, 2)) == 0.75
     assert worth.accuracy((1,)) == pytest.approx(0.65)
@@ -217,11 +217,11 @@ def test_a_plan_s_subsets_are_worth_what_the_law_says() -> None:
     assert worth.accuracy((0, 2)) == pytest.approx(expected)
     assert 0.7 < expected < 0.75
     # No part of a fleet is better than all of it, whatever another law said.
-    assert PredictedSubsets(predicted(0.7, 0.7, 0.65, 0.6), LAW).accuracy((0, 1)) == 0.7
+    assert PredictedSubsets(plan_with_accuracy(0.7, 0.7, 0.65, 0.6), LAW).accuracy((0, 1)) == 0.7
 
 
 def test_a_plan_that_tells_no_member_s_accuracy_knows_whole_answers() -> None:
-    worth = PredictedSubsets(predicted(0.7, 0.6, None, None), LAW)
+    worth = PredictedSubsets(plan_with_accuracy(0.7, 0.6, None, None), LAW)
     assert worth.accuracy((0, 1, 2)) == 0.7
     assert worth.accuracy((0,)) == pytest.approx(0.6)
     assert worth.accuracy((0, 1)) is None
@@ -283,7 +283,7 @@ def test_what_ifs(bundle: Bundle) -> None:
     spare = DeviceModel(
         name="d", k=0, compute=LogNormal(median_s=0.001), delay=Jittered(round_trip_s=0.0)
     )
-    asked = [*each_lost(scenario), without("a", "b"), added(spare), hedged(2.0)]
+    asked = [*each_lost(scenario), without("a", "b"), add_device(spare), hedge_after(2.0)]
     done: list[str] = []
     (first, second) = compare(scenario, [50.0, 100.0], asked, MeasuredSubsets(bundle), done.append)
     assert (first.deadline_ms, second.deadline_ms) == (50.0, 100.0)

@@ -1,4 +1,4 @@
-"""Who a process is among torchrun's, its share of a batch, and one process alone."""
+"""Rank of a process among torchrun's, its share of a batch, and one process alone."""
 
 from pathlib import Path
 
@@ -7,15 +7,15 @@ import pytest
 
 from mdp.errors import InputError
 from partitioner.training.distributed import (
-    agreed,
+    all_agree,
+    all_exist,
     barrier,
-    finished,
+    common_error,
     first_then_others,
     from_first,
     is_first,
-    joined,
+    join_group,
     share_of,
-    shared,
     together,
 )
 from partitioner.training.world import World, world
@@ -73,24 +73,24 @@ def test_shares_make_up_the_batch(pictures: int, size: int) -> None:
 def test_one_process_waits_for_nobody() -> None:
     barrier()
     ran = []
-    with joined() as here:
+    with join_group() as here:
         assert here == World()
         with first_then_others():
             ran.append("once")
     assert ran == ["once"]
-    assert agreed(3)
+    assert all_agree(3)
     assert from_first(lambda: 0.5) == 0.5
 
 
 def test_finished_is_what_is_all_there(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
-    assert finished(tmp_path / "a")
-    assert not finished(tmp_path / "a", tmp_path / "b")
+    assert all_exist(tmp_path / "a")
+    assert not all_exist(tmp_path / "a", tmp_path / "b")
 
 
 def test_the_errors_of_one_process_are_its_own() -> None:
     error = InputError("no room")
-    assert shared(error) is error
+    assert common_error(error) is error
     for wait in (together, first_then_others):
         with pytest.raises(InputError, match="no room") as caught, wait():
             raise error

@@ -23,9 +23,9 @@ from partitioner.networks.weight_init import init_from  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.settings import TeacherFacts, TrainingConfig  # noqa: E402
 from partitioner.training import teacher as teacher_module  # noqa: E402
-from partitioner.training.members import untrained  # noqa: E402
+from partitioner.training.members import initial_member  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
-from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
+from tests.support.models.runs import QUIET, config_of, tiny_plan  # noqa: E402
 from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import CLASSES, write_tree  # noqa: E402
 
@@ -45,8 +45,8 @@ class Given:
     data: Dataset
     source: Teacher
 
-    def asked(self, *, epochs: int = 0, **options: Any) -> TrainingConfig:
-        wanted = asked(
+    def training_config(self, *, epochs: int = 0, **options: Any) -> TrainingConfig:
+        wanted = config_of(
             self.folder / "tree", epochs=1, teacher_checkpoint=str(self.folder / "t.safetensors"),
             **options,
         )  # fmt: skip
@@ -54,13 +54,13 @@ class Given:
         return msgspec.structs.replace(wanted, teacher_schedule=schedule)
 
     def by_name(self) -> TrainingConfig:
-        return self.asked(
+        return self.training_config(
             teacher_labels=str(self.folder / "labels.txt"), teacher_map=str(self.folder / "map.tsv")
         )
 
     def accuracy(self, run: RunFolder) -> float:
         """Of the teacher with a linear probe."""
-        teacher = self.source_of(self.asked())
+        teacher = self.source_of(self.training_config())
         teacher.check_same(run)
         return teacher.accuracy(run, self.data, QUIET)
 
@@ -96,12 +96,12 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
     return Given(folder, open_dataset(str(tree)), source)
 
 
-def trained(given: Given, run: Path, wanted: TrainingConfig) -> Any:
+def train_given(given: Given, run: Path, wanted: TrainingConfig) -> Any:
     return train(RunFolder(run), PLAN, given.data, wanted, QUIET)
 
 
 def test_rows_cut_by_name_teach_and_are_told(given: Given, tmp_path: Path) -> None:
-    work = trained(given, tmp_path / "run", given.by_name())
+    work = train_given(given, tmp_path / "run", given.by_name())
     assert (work.settings.teacher.classes, work.settings.teacher.rows) == ("names", ROWS)
     teacher = ensure_teacher(work, None)
     pixels = 255 * torch.rand(4, 3, 12, 12)
@@ -109,7 +109,7 @@ def test_rows_cut_by_name_teach_and_are_told(given: Given, tmp_path: Path) -> No
         assert torch.allclose(teacher(pixels), given.source(pixels)[:, ROWS], atol=1e-5)
     start = work.new_member(work.plan.assignments[0])
     init_from(start.trunk, given.source)
-    found = untrained(work, work.plan.assignments[0], teacher).trunk.state_dict()
+    found = initial_member(work, work.plan.assignments[0], teacher).trunk.state_dict()
     for name, value in start.trunk.state_dict().items():
         assert torch.equal(found[name], value), name
     told = teacher_provenance(work)
@@ -122,7 +122,7 @@ def test_rows_cut_by_name_teach_and_are_told(given: Given, tmp_path: Path) -> No
     moved = tmp_path / "moved.safetensors"
     moved.write_bytes((given.folder / "t.safetensors").read_bytes())
     options = msgspec.structs.replace(given.by_name().options, teacher_checkpoint=str(moved))
-    trained(given, tmp_path / "run", msgspec.structs.replace(given.by_name(), options=options))
+    train_given(given, tmp_path / "run", msgspec.structs.replace(given.by_name(), options=options))
     with pytest.raises(InputError, match=r"run: trained with another teacher: .*classes was names"):
         given.accuracy(RunFolder(tmp_path / "run"))
 
@@ -130,12 +130,12 @@ def test_rows_cut_by_name_teach_and_are_told(given: Given, tmp_path: Path) -> No
 def test_other_classes_get_a_linear_probe_once(
     given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, wanted = RunFolder(tmp_path / "run"), given.asked()
+    run, wanted = RunFolder(tmp_path / "run"), given.training_config()
     share = given.accuracy(run)
     # What it has learned is kept: nothing is fitted or counted again.
     monkeypatch.delattr(teacher_module, "fit_classifier")
     assert given.accuracy(run) == share
-    work = trained(given, run.path, wanted)
+    work = train_given(given, run.path, wanted)
     assert work.settings.teacher.classes == "probe"
     answers = np.load(work.run.answers(given.data.calibration.digest[:16]))
     right = int((answers.argmax(axis=1) == given.data.calibration.targets).sum())
@@ -146,7 +146,7 @@ def test_other_classes_get_a_linear_probe_once(
 
 
 def test_a_linear_probe_is_where_further_training_starts(given: Given, tmp_path: Path) -> None:
-    work = trained(given, tmp_path / "run", given.asked(epochs=1))
+    work = train_given(given, tmp_path / "run", given.training_config(epochs=1))
     assert work.settings.teacher_schedule.learning_rate == pytest.approx(1e-4)
     (kept,) = work.run.cache.glob("classifier-*.safetensors")
     probe = load_weights(kept)["weight"]

@@ -17,7 +17,7 @@ from partitioner.networks.submodel import Normalise  # noqa: E402
 from partitioner.networks.teacher import build_teacher  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.settings import Augmentation, Teaching  # noqa: E402
-from tests.support.models.runs import CHAINED, QUIET, asked, tiny_plan  # noqa: E402
+from tests.support.models.runs import CHAINED, QUIET, config_of, tiny_plan  # noqa: E402
 from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
@@ -60,7 +60,7 @@ def test_every_batch_is_contiguous(
     save_file(pretrained, tmp_path / "weights" / f"{NETWORK}.safetensors")
     given = build_teacher(plan().require_teacher(), 5, pretrained=False).network.state_dict()
     save_file(given, tmp_path / "teacher.safetensors")
-    wanted = asked(
+    wanted = config_of(
         tree,
         epochs=1,
         teaching=teaching,

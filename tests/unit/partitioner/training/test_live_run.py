@@ -24,11 +24,11 @@ from partitioner.run.settings import TrainingConfig  # noqa: E402
 from partitioner.training import live  # noqa: E402
 from partitioner.training.context import TrainingContext  # noqa: E402
 from partitioner.training.loop import TrainingDiverged  # noqa: E402
-from partitioner.training.losses import centred  # noqa: E402
+from partitioner.training.losses import centre  # noqa: E402
 from partitioner.training.student import BatchTargets  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
 from partitioner.training.world import World  # noqa: E402
-from tests.support.models.runs import CHAINED, QUIET, asked, tiny_plan  # noqa: E402
+from tests.support.models.runs import CHAINED, QUIET, config_of, tiny_plan  # noqa: E402
 from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
@@ -49,20 +49,20 @@ class Trained:
     work: TrainingContext
     tree: Path
 
-    def asked(self, **options: Any) -> TrainingConfig:
+    def training_config(self, **options: Any) -> TrainingConfig:
         known: dict[str, Any] = {"epochs": 2, "teaching": "live", "schedule": CHAINED}
-        return asked(self.tree, **known | options)
+        return config_of(self.tree, **known | options)
 
     def train(self, run: Path, **options: Any) -> TrainingContext:
         data = open_dataset(str(self.tree))
-        return train(RunFolder(run), plan(), data, self.asked(**options), QUIET)
+        return train(RunFolder(run), plan(), data, self.training_config(**options), QUIET)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("live")
     tree = write_tree(folder / "tree", each=20)
-    options = asked(tree, epochs=2, teaching="live", schedule=CHAINED)
+    options = config_of(tree, epochs=2, teaching="live", schedule=CHAINED)
     work = train(RunFolder(folder / "run"), plan(), open_dataset(str(tree)), options, QUIET)
     return Trained(work, tree)
 
@@ -111,7 +111,7 @@ def test_teacher_and_predecessor_are_asked_on_the_same_view(
     torch.testing.assert_close(found.before, output.boost, atol=1e-2, rtol=0)
     torch.testing.assert_close(found.imitated, output.feature, atol=1e-2, rtol=0)
     assert found.teacher.shape == (5, 3)
-    torch.testing.assert_close(found.teacher, centred(found.teacher))
+    torch.testing.assert_close(found.teacher, centre(found.teacher))
     assert found.labels.argmax(dim=1).tolist() == work.data.train.targets[:5].tolist()
 
 
@@ -147,7 +147,7 @@ def test_a_training_that_diverges_says_so_and_keeps_nothing(
 def test_what_live_teaching_does_not_have_is_refused(
     trained: Trained, changed: dict[str, Any], said: str
 ) -> None:
-    options = trained.asked(**{key: changed[key] for key in changed if key == "schedule"})
+    options = trained.training_config(**{key: changed[key] for key in changed if key == "schedule"})
     augmentation = msgspec.structs.replace(options.augmentation, **changed.get("augmentation", {}))
     options = msgspec.structs.replace(options, augmentation=augmentation)
     if "untrained" in changed:
@@ -162,7 +162,7 @@ def test_what_live_teaching_does_not_have_is_refused(
 def test_several_processes_and_pictures_that_do_not_fit_are_refused(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options, data = trained.asked(), trained.work.data
+    options, data = trained.training_config(), trained.work.data
     with monkeypatch.context() as patch:
         patch.setattr(settings, "world", lambda: World(rank=0, size=2, local_rank=0, local_size=2))
         with pytest.raises(InputError, match="expected one process, torchrun started 2"):
@@ -184,10 +184,10 @@ def test_auto_is_live_on_an_accelerator_that_can(
         found = settings.teaching_of(options, plan(), trained.work.data, Progress(said))
         return found, said.getvalue()
 
-    assert decided(trained.asked()) == ("kept", "")
+    assert decided(trained.training_config()) == ("kept", "")
     monkeypatch.setattr(settings, "training_device", lambda: torch.device("cuda", 0))
     monkeypatch.setattr(settings, "memory_bytes", lambda device: 80_000_000_000)
-    assert decided(trained.asked()) == ("live", "")
-    found, said = decided(trained.asked(schedule={"patience": 3}))
+    assert decided(trained.training_config()) == ("live", "")
+    found, said = decided(trained.training_config(schedule={"patience": 3}))
     assert found == "kept"
     assert said.startswith("the teacher's kept answers teach, not live ones: schedule.patience 3")

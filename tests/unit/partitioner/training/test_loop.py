@@ -126,11 +126,11 @@ def test_a_weight_that_is_no_number_is_not_kept(tmp_path: Path) -> None:
     assert kept["module"]["unused"].isfinite().all()
 
 
-def damaged(path: Path) -> bytes:
+def damage(path: Path) -> bytes:
     return b"damaged"
 
 
-def saved(value: object) -> bytes:
+def save(value: object) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
@@ -140,20 +140,20 @@ def of_another_shape(path: Path) -> bytes:
     fit(net(), stage(path), loss_of(), QUIET)
     state = torch.load(path / "checkpoint.pt", weights_only=True)
     state["module"]["layer.weight"] = torch.zeros(1, 5)
-    return saved(state)
+    return save(state)
 
 
 def with_another_best(path: Path) -> bytes:
     fit(net(), stage(path), loss_of(), QUIET)
     state = torch.load(path / "checkpoint.pt", weights_only=True)
-    return saved({**state, "best": {"layer.weight": torch.zeros(1, 5)}})
+    return save({**state, "best": {"layer.weight": torch.zeros(1, 5)}})
 
 
 def with_code_in_it(path: Path) -> bytes:
-    return saved(Net())
+    return save(Net())
 
 
-@pytest.mark.parametrize("content", [damaged, of_another_shape, with_another_best, with_code_in_it])
+@pytest.mark.parametrize("content", [damage, of_another_shape, with_another_best, with_code_in_it])
 def test_a_broken_checkpoint_is_named_with_what_to_do(
     tmp_path: Path, content: Callable[[Path], bytes]
 ) -> None:

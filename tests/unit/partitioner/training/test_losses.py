@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from partitioner.training.losses import centred, distillation_loss, stack_loss  # noqa: E402
+from partitioner.training.losses import centre, distillation_loss, stack_loss  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -39,7 +39,7 @@ def test_distillation_loss_is_a_mixture_of_labels_and_teacher() -> None:
     assert loss(0.0) == pytest.approx(float(labels), rel=1e-5)
     assert loss(1.0) == pytest.approx(float(divergence), rel=1e-5)
     assert loss(0.25) == pytest.approx(0.75 * float(labels) + 0.25 * float(divergence), rel=1e-5)
-    assert loss(1.0, temperature=1e3) > 0.5 * float((centred(teacher) - centred(bag)).var()) / 4
+    assert loss(1.0, temperature=1e3) > 0.5 * float((centre(teacher) - centre(bag)).var()) / 4
 
 
 def test_distillation_loss_vanishes_for_a_copy_of_the_teacher() -> None:
@@ -52,4 +52,4 @@ def test_distillation_loss_vanishes_for_a_copy_of_the_teacher() -> None:
 
 
 def test_centred_rows_sum_to_zero() -> None:
-    assert torch.allclose(centred(random(3, 7)).sum(1), torch.zeros(3), atol=1e-6)
+    assert torch.allclose(centre(random(3, 7)).sum(1), torch.zeros(3), atol=1e-6)

@@ -16,7 +16,7 @@ from partitioner.run.settings import MemberSchedule  # noqa: E402
 from partitioner.training.context import TrainingContext  # noqa: E402
 from partitioner.training.members import train_members  # noqa: E402
 from partitioner.training.teacher import ensure_targets, ensure_teacher  # noqa: E402
-from tests.support.models.runs import CHAINED, QUIET, asked, spec, tiny_plan  # noqa: E402
+from tests.support.models.runs import CHAINED, QUIET, config_of, spec, tiny_plan  # noqa: E402
 from tests.support.models.training import train  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
@@ -38,8 +38,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tree(tmp_path_factory.mktemp("star") / "tree", each=12)
 
 
-def trained(tree: Path, run: Path, **schedule: Any) -> TrainingContext:
-    options = asked(tree, epochs=1, schedule=schedule)
+def train_star(tree: Path, run: Path, **schedule: Any) -> TrainingContext:
+    options = config_of(tree, epochs=1, schedule=schedule)
     return train(RunFolder(run), three(), open_dataset(str(tree)), options, QUIET)
 
 
@@ -48,12 +48,12 @@ def weights(work: TrainingContext) -> list[bytes]:
 
 
 def test_a_star_with_bag_heads_alone_is_what_a_strict_chain_is(tree: Path, tmp_path: Path) -> None:
-    star = trained(tree, tmp_path / "star", chain="star")
-    assert weights(star) == weights(trained(tree, tmp_path / "strict"))
+    star = train_star(tree, tmp_path / "star", chain="star")
+    assert weights(star) == weights(train_star(tree, tmp_path / "strict"))
 
 
 def test_a_later_member_of_a_star_needs_the_first_alone(tree: Path, tmp_path: Path) -> None:
-    work = trained(tree, tmp_path / "whole", **STAR)
+    work = train_star(tree, tmp_path / "whole", **STAR)
     assert {path.name for path in work.run.predecessors.iterdir()} == {
         "sum-0-0.npy", "feature-0-0.npy",
     }  # fmt: skip
@@ -65,7 +65,7 @@ def test_a_later_member_of_a_star_needs_the_first_alone(tree: Path, tmp_path: Pa
     for k in (2, 1):
         train_members(work, teacher, ensure_targets(work, teacher), only=[k])
     assert weights(work) == wanted
-    strict = trained(tree, tmp_path / "strict", **CHAINED)
+    strict = train_star(tree, tmp_path / "strict", **CHAINED)
     assert weights(strict)[:2] == wanted[:2]
     assert weights(strict)[2] != wanted[2]
 

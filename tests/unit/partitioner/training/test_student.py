@@ -21,7 +21,7 @@ INDEX = np.array([4, 0, 3])
 HOW: dict[str, Any] = {"distillation": 0.3, "temperature": 3.0, "label_smoothing": 0.1}
 
 
-def drawn(*shape: int) -> np.ndarray:
+def draw(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
@@ -31,8 +31,8 @@ class Fixed(nn.Module):
     def __init__(self, *, boosting: bool = True, imitates: bool = False) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
-        boost, bag = torch.from_numpy(drawn(3, 3)), torch.from_numpy(drawn(3, 4))[:, :3]
-        projected = torch.from_numpy(drawn(3, WIDTH)) if imitates else None
+        boost, bag = torch.from_numpy(draw(3, 3)), torch.from_numpy(draw(3, 4))[:, :3]
+        projected = torch.from_numpy(draw(3, WIDTH)) if imitates else None
         self.output = StudentOutput(boost if boosting else None, bag, torch.zeros(3, 2), projected)
 
     def forward(self, pixels: Tensor) -> StudentOutput:
@@ -47,9 +47,9 @@ def targets(*, before: bool = False, imitated: bool = False) -> DistillationTarg
     return DistillationTargets(
         pixels=[np.full((COUNT, 4, 4, 3), 10 * v, dtype=np.uint8) for v in two],
         labels=[torch.eye(CLASSES)[torch.arange(COUNT) % CLASSES] for _ in two],
-        teacher=[drawn(COUNT, CLASSES) * (1 + v) for v in two],
-        before=[drawn(COUNT, CLASSES) * 0.5 + 2 * v for v in two] if before else [],
-        imitated=[drawn(COUNT, WIDTH) + v for v in two] if imitated else [],
+        teacher=[draw(COUNT, CLASSES) * (1 + v) for v in two],
+        before=[draw(COUNT, CLASSES) * 0.5 + 2 * v for v in two] if before else [],
+        imitated=[draw(COUNT, WIDTH) + v for v in two] if imitated else [],
     )
 
 

@@ -23,13 +23,13 @@ def test_an_epoch_takes_its_steps_and_the_forward_passes_of_the_teacher() -> Non
 
 
 def test_norms_and_calibration_are_counted() -> None:
-    def left(calibration: int, *, norms: bool) -> float:
+    def budget_s(calibration: int, *, norms: bool) -> float:
         found = estimate_training(0.01, 400, calibration, PLAIN, norms=norms)
-        return found.left_for_training(100.0)
+        return found.training_budget_s(100.0)
 
-    assert left(50, norms=False) < 100
-    assert left(100, norms=False) < left(50, norms=False)
-    assert left(50, norms=True) < left(50, norms=False)
+    assert budget_s(50, norms=False) < 100
+    assert budget_s(100, norms=False) < budget_s(50, norms=False)
+    assert budget_s(50, norms=True) < budget_s(50, norms=False)
 
 
 def test_the_minutes_that_are_named_leave_enough_time() -> None:

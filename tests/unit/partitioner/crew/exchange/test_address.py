@@ -1,4 +1,4 @@
-"""Where a desk may listen."""
+"""Addresses that a desk may listen on."""
 
 import pytest
 

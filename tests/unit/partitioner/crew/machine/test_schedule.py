@@ -29,7 +29,7 @@ NET = "member-0"
 
 
 def told(schedule: RoundSchedule | MembershipMachine, *events: AnyEvent) -> list[AnyAction]:
-    """What the last of some events brings about."""
+    """Actions that the last of some events brings about."""
     actions: list[AnyAction] = []
     for event in events:
         actions = schedule.handle(event)

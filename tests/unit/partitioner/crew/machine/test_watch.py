@@ -1,4 +1,4 @@
-"""Who is taken for lost, with times handed in."""
+"""Trainers that are taken for lost, with times handed in."""
 
 from partitioner.crew.machine.events import Commit, Finished, Gone, Joined, Meet, Ready, Waiting
 from partitioner.crew.machine.watch import Watch

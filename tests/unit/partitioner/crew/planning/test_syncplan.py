@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdp.errors import ConfigError
-from mdp.files import decoded, toml_bytes
+from mdp.files import decode_content, toml_bytes
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import (
     MeanOwner,
@@ -223,7 +223,7 @@ def test_the_empty_plan_is_training_without_one(tmp_path: Path) -> None:
 
 
 def test_the_first_rule_that_matches_a_tensor_counts() -> None:
-    sync = decoded(
+    sync = decode_content(
         "crew.toml",
         b'name = "member-0"\ncodec = "int8"\n'
         b'tensor = [{match = "head.*", codec = "fp32"}, {match = "*", codec = "fp16"}]',
@@ -258,7 +258,7 @@ SYNC = st.builds(
 @given(SYNC, st.sampled_from(["strict", "star"]))
 def test_plans_are_written_and_read(sync: NetworkSync, chain: str) -> None:
     plan = SyncPlan(chain=chain, network=(sync,))  # type: ignore[arg-type]
-    again = decoded("crew.toml", toml_bytes(plan), SyncPlan, msgspec.toml.decode)
+    again = decode_content("crew.toml", toml_bytes(plan), SyncPlan, msgspec.toml.decode)
     assert again == plan
     assert again.digest == plan.digest
     assert contradictions(again) == contradictions(plan)
