@@ -46,7 +46,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def plan_execution(bundle: Bundle) -> Execution:
+def planned(bundle: Bundle) -> Execution:
     return Execution.of(bundle.assignment(DEVICES[K]))
 
 
