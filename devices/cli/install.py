@@ -162,7 +162,8 @@ def _start(root: Path, path: Path, *, before: str | None, changed: bool) -> None
             # Apart, so that the last words of the former process are not those of the new one.
             _systemctl(systemctl, ["stop", name])
             before_start, _ = _last_entry(name)
-        _systemctl(systemctl, ["start", name])
+        # One that is just starting, by the unit before, starts anew.
+        _systemctl(systemctl, ["restart" if changed else "start", name])
     except AgentError as error:
         place, line = _last_entry(name)
         said = console.one_line(Exception(line)).removeprefix("mdp-agent: ")

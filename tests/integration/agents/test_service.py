@@ -244,7 +244,7 @@ def test_systemctl_starts_and_stops_it(
     Path("bundle").rename("former")
     write_bundle(tmp_path / "bundle", name="others")
     assert f"{name}: restarted" in install("--root", "/").stderr
-    assert done_by_systemctl() == [*begin, f"restart {name}"]
+    assert done_by_systemctl() == [*begin, f"stop {name}", f"restart {name}"]
     (systemd / "systemctl").write_text("#!/bin/sh\necho Access denied >&2; exit 4\n")
     assert_refusal(uninstall("/"), f"systemctl disable --now {name}: Access denied")
     assert UNIT.exists()
