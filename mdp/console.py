@@ -184,6 +184,20 @@ def print_json(value: object) -> None:
     sys.stdout.flush()
 
 
+#: typer has a click of its own, whose types it does not export.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+
+@contextmanager
+def _usage_errors_in_a_line(context: Any) -> Iterator[None]:
+    """Raise InputError for a usage error, which typer prints in three lines."""
+    try:
+        yield
+    except _UsageError as error:
+        text = one_line(Exception(error.format_message())).rstrip(".")
+        raise InputError(f"{text} ({context.command_path} -h)") from error
+
+
 class _Command(TyperCommand):
     """Refuses a second --config, which would replace the first without a word."""
 
@@ -192,11 +206,23 @@ class _Command(TyperCommand):
         given = sum(arg.partition("=")[0] == "--config" for arg in options)
         if given > 1:
             raise InputError(f"--config: expected one file, got {given}")
-        return super().parse_args(ctx, args)
+        with _usage_errors_in_a_line(ctx):
+            return super().parse_args(ctx, args)
 
 
 class _Group(TyperGroup):
     """Shows the whole summary of each command, which typer would cut to a line."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        # Without words, it prints its help by such an error.
+        if not args:
+            return super().parse_args(ctx, args)
+        with _usage_errors_in_a_line(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        with _usage_errors_in_a_line(ctx):
+            return super().resolve_command(ctx, args)
 
     def summaries(self, ctx: Any) -> list[tuple[str, str]]:
         """Names of the commands with the first paragraphs of their help."""

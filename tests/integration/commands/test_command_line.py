@@ -221,10 +221,11 @@ def test_refusals_leave_nothing(fleet: Fleet, toml: Path, pictures: Path, tmp_pa
         assert_refusal(here(*(words.get(word, word) for word in line.split())), expected)
     assert (sorted(tmp_path.rglob("*")), toml.read_bytes()) == (before, content)
     for options in (["--deadline-ms", "soon"], ["--fusion", "magic"], ["--nonsense"], ["--fleet"]):
-        done = mdp("classify", "--fleet", toml, pictures, *options)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "Usage: mdp classify" in done.stderr or done.stderr.startswith("Error: ")
-        assert "Traceback" not in done.stderr
+        done = here("classify", "--fleet", toml, pictures, *options)
+        assert_refusal(done, rf"{options[0]}.* \(mdp classify -h\)$")
+    assert_refusal(here("classify"), r"pictures.* \(mdp classify -h\)$")
+    assert_refusal(here("dance"), r"dance.* \(mdp -h\)$")
+    assert_refusal(here("bundle", "--nonsense"), r"--nonsense.* \(mdp bundle -h\)$")
 
 
 def test_a_rate_that_no_calibration_supports_is_one_line(toml: Path, pictures: Path) -> None:
