@@ -193,7 +193,7 @@ def train_together(
 
 
 class DeskListening(NamedTuple):
-    """Where a desk listens, and for whom."""
+    """A desk's address, and the trainers that it listens for."""
 
     address: str
     folder: CrewFolder

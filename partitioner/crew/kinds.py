@@ -42,7 +42,7 @@ class Given:
 
 
 class JobKind(ABC):
-    """What a job reads, makes and does; files are those of a trainer's own run folder."""
+    """Inputs, outputs and work of a job; files are those of a trainer's own run folder."""
 
     #: Whether files of networks that it does not read are of another run, and go.
     follows_others = True
