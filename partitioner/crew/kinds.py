@@ -32,10 +32,12 @@ Fetch = Callable[[Path], bool]
 
 
 @dataclass(slots=True)
-class Given:
-    """What the user gave to a run, at the desk: the teacher's weights, a bundle's name."""
+class JobContext:
+    """Further facts of a run that jobs read or write, beside its `TrainingContext`."""
 
+    #: The user's teacher to start from.
     checkpoint: Path | None = None
+    #: Name of the bundle that sub-models are exported for; only at the desk.
     bundle: str = ""
     #: Exported sub-models and their accuracy, by number: see `TrainingContext`.
     exported: dict[int, tuple[Path, float]] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class NetworkKind(JobKind):
     """A job that one trainer does alone, or several with one network."""
 
     @abstractmethod
-    def train(self, work: TrainingContext, given: Given) -> None:
+    def train(self, work: TrainingContext, context: JobContext) -> None:
         """Make the files; nothing where the folder has them."""
 
 
@@ -101,9 +103,9 @@ class TeacherKind(NetworkKind):
         """Its weights."""
         return [work.run.teacher]
 
-    def train(self, work: TrainingContext, given: Given) -> None:
+    def train(self, work: TrainingContext, context: JobContext) -> None:
         """Train the teacher, or take the user's."""
-        ensure_teacher(work, given.checkpoint)
+        ensure_teacher(work, context.checkpoint)
 
 
 class MemberKind(NetworkKind):
@@ -123,7 +125,7 @@ class MemberKind(NetworkKind):
         """Its weights."""
         return [work.run.member(self.k)]
 
-    def train(self, work: TrainingContext, given: Given) -> None:
+    def train(self, work: TrainingContext, context: JobContext) -> None:
         """Train it on the kept answers."""
         teacher = ensure_teacher(work, None)
         train_members(work, teacher, [load(path) for path in target_files(work)], only=[self.k])
@@ -142,12 +144,12 @@ class ModelsKind(NetworkKind):
         """The exported models."""
         return [model_of(work, a.k) for a in shared_members(work.plan)]
 
-    def train(self, work: TrainingContext, given: Given) -> None:
+    def train(self, work: TrainingContext, context: JobContext) -> None:
         """Write the models that are evaluated together."""
         for a in shared_members(work.plan):
             path = model_of(work, a.k)
             path.parent.mkdir(parents=True, exist_ok=True)
-            given.exported[a.k] = path, export_member(work, a, path, given.bundle)
+            context.exported[a.k] = path, export_member(work, a, path, context.bundle)
 
 
 class AnswersKind(FrozenKind):
