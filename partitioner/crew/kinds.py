@@ -23,6 +23,7 @@ from partitioner.crew.passes import (
 )
 from partitioner.data.memmaps import load
 from partitioner.export.write import export_member
+from partitioner.run.settings import Schedule
 from partitioner.training.context import TrainingContext
 from partitioner.training.members import output_files, train_members, twins
 from partitioner.training.teacher import ensure_teacher, target_files
@@ -90,7 +91,19 @@ class FrozenKind(JobKind):
         """
 
 
-class TeacherKind(NetworkKind):
+class TrainingKind(NetworkKind):
+    """The training of one network, whose batches several trainers may share."""
+
+    @abstractmethod
+    def schedule(self, work: TrainingContext) -> Schedule:
+        """Its epochs and batches."""
+
+    @abstractmethod
+    def rows(self, work: TrainingContext) -> slice:
+        """The single training pictures that it sees."""
+
+
+class TeacherKind(TrainingKind):
     """The teacher's training, or its loading."""
 
     ends_stages = False
@@ -107,8 +120,16 @@ class TeacherKind(NetworkKind):
         """Train the teacher, or take the user's."""
         ensure_teacher(work, context.checkpoint)
 
+    def schedule(self, work: TrainingContext) -> Schedule:
+        """The teacher's."""
+        return work.settings.teacher_schedule
 
-class MemberKind(NetworkKind):
+    def rows(self, work: TrainingContext) -> slice:
+        """All."""
+        return slice(None)
+
+
+class MemberKind(TrainingKind):
     """A sub-model's training."""
 
     def __init__(self, name: str, k: int) -> None:
@@ -129,6 +150,14 @@ class MemberKind(NetworkKind):
         """Train it on the kept answers."""
         teacher = ensure_teacher(work, None)
         train_members(work, teacher, [load(path) for path in target_files(work)], only=[self.k])
+
+    def schedule(self, work: TrainingContext) -> Schedule:
+        """That of this sub-model."""
+        return work.schedule_of(self.k)
+
+    def rows(self, work: TrainingContext) -> slice:
+        """Those of its camera, or all."""
+        return work.training_rows(work.plan.assignments[self.k])
 
 
 class ModelsKind(NetworkKind):
