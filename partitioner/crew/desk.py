@@ -33,7 +33,7 @@ from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.exchange.store import SignedStore, connect, serve_store
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.history import costs_of, spans_of
-from partitioner.crew.kinds import kind_of
+from partitioner.crew.kinds import TrainingKind, kind_of
 from partitioner.crew.machine.events import Rank, Waited
 from partitioner.crew.machine.jobs import Job, Jobs
 from partitioner.crew.machine.membership import MembershipMachine
@@ -52,7 +52,6 @@ from partitioner.crew.workload import longest_s, workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
-from partitioner.run.settings import Schedule as Epochs
 from partitioner.run.settings import Settings, TrainingConfig
 from partitioner.training.checkpoint import epochs_of
 from partitioner.training.context import TrainingContext
@@ -193,7 +192,7 @@ def train_together(
 
 
 class DeskListening(NamedTuple):
-    """Where a desk listens, and for whom."""
+    """A desk's address, and the trainers that it listens for."""
 
     address: str
     folder: CrewFolder
@@ -278,14 +277,10 @@ def _schedule(
     sync = plan.of(network)
     if sync.what == "gradients":
         return Exact(network, 1, expected=members)
-    schedule: Epochs = work.settings.teacher_schedule
-    pictures = range(len(work.singles.train))
-    if network != "teacher":
-        k = int(network.removeprefix("member-"))
-        schedule, pictures = (
-            work.schedule_of(k),
-            pictures[work.training_rows(work.plan.assignments[k])],
-        )
+    kind = kind_of(network)
+    assert isinstance(kind, TrainingKind)
+    schedule = kind.schedule(work)
+    pictures = range(len(work.singles.train))[kind.rows(work)]
     trainers = len(sync.by or facts.names)
     batches = trainers * math.ceil(len(pictures) / schedule.batch_size)
     # The desk, whose rank is lowest, gives what it has reached before.

@@ -34,7 +34,7 @@ def costs(path: Path) -> list[TrainerCost]:
 
 
 def spans_of(log: Iterable[LogLine]) -> list[Span]:
-    """When each trainer did which job, in seconds since the first event."""
+    """Jobs of each trainer with start and end, in seconds since the first event."""
     return [span for span, _ in _jobs(log)]
 
 

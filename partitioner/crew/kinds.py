@@ -23,6 +23,7 @@ from partitioner.crew.passes import (
 )
 from partitioner.data.memmaps import load
 from partitioner.export.write import export_member
+from partitioner.run.settings import Schedule
 from partitioner.training.context import TrainingContext
 from partitioner.training.members import output_files, train_members, twins
 from partitioner.training.teacher import ensure_teacher, target_files
@@ -32,17 +33,19 @@ Fetch = Callable[[Path], bool]
 
 
 @dataclass(slots=True)
-class Given:
-    """What the user gave to a run, at the desk: the teacher's weights, a bundle's name."""
+class JobContext:
+    """Further facts of a run that jobs read or write, beside its `TrainingContext`."""
 
+    #: The user's teacher to start from.
     checkpoint: Path | None = None
+    #: Name of the bundle that sub-models are exported for; only at the desk.
     bundle: str = ""
     #: Exported sub-models and their accuracy, by number: see `TrainingContext`.
     exported: dict[int, tuple[Path, float]] = field(default_factory=dict)
 
 
 class JobKind(ABC):
-    """What a job reads, makes and does; files are those of a trainer's own run folder."""
+    """Inputs, outputs and work of a job; files are those of a trainer's own run folder."""
 
     #: Whether files of networks that it does not read are of another run, and go.
     follows_others = True
@@ -73,7 +76,7 @@ class NetworkKind(JobKind):
     """A job that one trainer does alone, or several with one network."""
 
     @abstractmethod
-    def train(self, work: TrainingContext, given: Given) -> None:
+    def train(self, work: TrainingContext, context: JobContext) -> None:
         """Make the files; nothing where the folder has them."""
 
 
@@ -88,7 +91,19 @@ class FrozenKind(JobKind):
         """
 
 
-class TeacherKind(NetworkKind):
+class TrainingKind(NetworkKind):
+    """The training of one network, whose batches several trainers may share."""
+
+    @abstractmethod
+    def schedule(self, work: TrainingContext) -> Schedule:
+        """Its epochs and batches."""
+
+    @abstractmethod
+    def rows(self, work: TrainingContext) -> slice:
+        """The single training pictures that it sees."""
+
+
+class TeacherKind(TrainingKind):
     """The teacher's training, or its loading."""
 
     ends_stages = False
@@ -101,12 +116,20 @@ class TeacherKind(NetworkKind):
         """Its weights."""
         return [work.run.teacher]
 
-    def train(self, work: TrainingContext, given: Given) -> None:
+    def train(self, work: TrainingContext, context: JobContext) -> None:
         """Train the teacher, or take the user's."""
-        ensure_teacher(work, given.checkpoint)
+        ensure_teacher(work, context.checkpoint)
+
+    def schedule(self, work: TrainingContext) -> Schedule:
+        """The teacher's."""
+        return work.settings.teacher_schedule
+
+    def rows(self, work: TrainingContext) -> slice:
+        """All."""
+        return slice(None)
 
 
-class MemberKind(NetworkKind):
+class MemberKind(TrainingKind):
     """A sub-model's training."""
 
     def __init__(self, name: str, k: int) -> None:
@@ -123,10 +146,18 @@ class MemberKind(NetworkKind):
         """Its weights."""
         return [work.run.member(self.k)]
 
-    def train(self, work: TrainingContext, given: Given) -> None:
+    def train(self, work: TrainingContext, context: JobContext) -> None:
         """Train it on the kept answers."""
         teacher = ensure_teacher(work, None)
         train_members(work, teacher, [load(path) for path in target_files(work)], only=[self.k])
+
+    def schedule(self, work: TrainingContext) -> Schedule:
+        """That of this sub-model."""
+        return work.schedule_of(self.k)
+
+    def rows(self, work: TrainingContext) -> slice:
+        """Those of its camera, or all."""
+        return work.training_rows(work.plan.assignments[self.k])
 
 
 class ModelsKind(NetworkKind):
@@ -142,12 +173,12 @@ class ModelsKind(NetworkKind):
         """The exported models."""
         return [model_of(work, a.k) for a in shared_members(work.plan)]
 
-    def train(self, work: TrainingContext, given: Given) -> None:
+    def train(self, work: TrainingContext, context: JobContext) -> None:
         """Write the models that are evaluated together."""
         for a in shared_members(work.plan):
             path = model_of(work, a.k)
             path.parent.mkdir(parents=True, exist_ok=True)
-            given.exported[a.k] = path, export_member(work, a, path, given.bundle)
+            context.exported[a.k] = path, export_member(work, a, path, context.bundle)
 
 
 class AnswersKind(FrozenKind):

@@ -244,7 +244,7 @@ class Pipeline(EveryStep):
 
 
 def before(checkpoint: Path) -> Path:
-    """Where the checkpoint before the last one is kept."""
+    """Path of the checkpoint before the last one."""
     return checkpoint.with_suffix(".before.pt")
 
 

@@ -18,7 +18,7 @@ from partitioner.crew.exchange.parameters import CrewEnded
 from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.exchange.store import DeskLost, SignedStore
 from partitioner.crew.generations import train_in_generations
-from partitioner.crew.kinds import FrozenKind, Given, JobKind, NetworkKind, kind_of
+from partitioner.crew.kinds import FrozenKind, JobContext, JobKind, NetworkKind, kind_of
 from partitioner.crew.machine.events import Accepted, Leave, Made, Refused, Start, TrainerControl
 from partitioner.crew.machine.jobs import Job
 from partitioner.crew.passes import ANSWERS, EVALUATION, MODELS, OUTPUTS, Outputs
@@ -152,12 +152,12 @@ class Worker:
     ) -> None:
         """At the desk, `checkpoint` is the user's teacher, `bundle` the name of a bundle."""
         self._work, self._ends, self._crews = work, ends, crews
-        self._given = Given(checkpoint, bundle)
+        self._context = JobContext(checkpoint, bundle)
 
     @property
     def exported(self) -> dict[int, tuple[Path, float]]:
         """Exported sub-models: see `TrainingContext`."""
-        return self._given.exported
+        return self._context.exported
 
     @property
     def _is_desk(self) -> bool:
@@ -193,7 +193,7 @@ class Worker:
                     return ""
             elif isinstance(kind, NetworkKind):
                 if start.alone:
-                    kind.train(self._work, self._given)
+                    kind.train(self._work, self._context)
                 else:
                     self._together(kind)
         except CrewEnded as ended:
@@ -239,14 +239,14 @@ class Worker:
         if self._crews.plan.of(job).what == "parameters":
             if not self._is_desk:  # the desk gives what it has reached
                 checkpoint.unlink(missing_ok=True)
-            kind.train(replace(self._work, sync_of=self._crews.rounds), self._given)
+            kind.train(replace(self._work, sync_of=self._crews.rounds), self._context)
             return
 
         def train(crew: Crew, members: tuple[int, ...]) -> None:
             def sync_of(network: str) -> Synchroniser:
                 return self._crews.gradients(network, crew, members)
 
-            kind.train(replace(self._work, sync_of=sync_of), self._given)
+            kind.train(replace(self._work, sync_of=sync_of), self._context)
 
         control = Patient(self._ends.control, self._crews.account)
         train_in_generations(job, control, self._crews.groups, checkpoint, train)

@@ -1,4 +1,4 @@
-"""Where a desk may listen: loopback or a private network, as all is plain text."""
+"""Addresses on which a desk may listen: loopback or a private network, as all is plain text."""
 
 import ipaddress
 import socket

@@ -235,7 +235,7 @@ class _Desk:
         self._post(rank, Refuse(work=self._work.name, reason=reason))
 
     def _doubt(self, offer: Offer) -> str:
-        """Why a trainer's outputs are not the desk's; empty if they are."""
+        """The reason that a trainer's outputs are not the desk's; empty if they are."""
         if offer.arithmetic != self._work.arithmetic:
             return f"computes in {offer.arithmetic}, the desk in {self._work.arithmetic}"
         own = np.concatenate([one.ravel() for one in self._reference])

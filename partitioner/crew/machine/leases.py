@@ -34,7 +34,7 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class _Lease:
-    """When a chunk was given out, when it is expected back, and until when it is held, seconds."""
+    """Seconds at which a chunk was given out, is expected back, and is held no longer."""
 
     taken_s: float
     expected_s: float | None

@@ -38,7 +38,8 @@ class Watch:
     The process: nothing at all for `silent_s`, which a killed, stopped or disconnected one shows.
     The training: a step of 3 times its longest and `slack_s`, or a meeting of `meeting_s` and
     `slack_s`, which one that hangs shows. Nothing is owed at rest, after the end of an epoch until
-    the next step is reported (validation may take long), and before the first step is.
+    the next step is reported (validation may take long), and before the first step is. A meeting in
+    the background ends by its group's timeout: what is owed then is the next step.
 
     Where the desk itself has slept for `silent_s` / 2, everybody is given that time.
 
@@ -77,9 +78,9 @@ class Watch:
         watched = self._watched.get(action.rank)
         if watched is None:
             return
-        if isinstance(action, Meet):
+        if isinstance(action, Meet) and not action.background:
             watched.owes_s = now_s + self.meeting_s + self.slack_s
-        elif isinstance(action, Commit | GoOn) and not watched.finished:
+        elif isinstance(action, Meet | Commit | GoOn) and not watched.finished:
             self._trains(watched, now_s)
 
     def _trains(self, watched: _Watched, now_s: float) -> None:

@@ -93,7 +93,7 @@ def member_index(name: str) -> int | None:
 
 
 def timeline(jobs: Sequence[CrewJob], chain: Chain = "strict") -> list[Span]:
-    """When each trainer does which of `jobs`; a trainer does one after another, in their order.
+    """Spans of `jobs` by trainer; a trainer does one after another, in their order.
 
     Jobs other than members come one after another, before the members or after the one that they
     follow. Of members, `strict` starts each when the job before has ended, `star` all others when
@@ -118,5 +118,5 @@ def timeline(jobs: Sequence[CrewJob], chain: Chain = "strict") -> list[Span]:
 
 
 def makespan_s(spans: Sequence[Span]) -> float:
-    """When the last one ends."""
+    """End of the last one."""
     return max((span.end_s for span in spans), default=0.0)

@@ -22,7 +22,7 @@ ANSWERS = "answers"
 
 
 def reason_to_refuse_address(address: str) -> str:
-    """Why no trainer may listen on `address`, HOST or HOST:PORT; empty where it may.
+    """The reason that no trainer may listen on `address`, HOST or HOST:PORT; empty where one may.
 
     A crew's messages are plain text, so its addresses are of loopback or of a private network.
     """

@@ -142,7 +142,7 @@ class Methods:
 
     @cached_property
     def _ways(self) -> list[tuple[What, Codec, Route]]:
-        """What is averaged, its codec and its route, as rules and `allowed` have it."""
+        """Combinations of what is averaged, codec and route that rules and `allowed` have."""
         found = list[tuple[What, Codec, Route]]()
         for codec, route, what in product(_CODECS, _ROUTES, _WHAT):
             way = NetworkSync(name="member-0", what=what, codec=codec, route=route)

@@ -114,7 +114,7 @@ def choose(proposals: Sequence[Proposal], facts: Facts, work: Work) -> Proposal:
 
 
 def reason_to_refuse(proposal: Proposal, alone: Proposal | None, facts: Facts, work: Work) -> str:
-    """Why the quickest trainer alone is preferred to a plan; empty where it is not."""
+    """The reason to prefer the quickest trainer alone to a plan; empty where there is none."""
     if alone is None or alone.seconds >= LEAST_SPEED_UP * proposal.seconds:
         return ""
     name = next(iter(alone.trainers))

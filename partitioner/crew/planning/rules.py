@@ -1,4 +1,4 @@
-"""What excludes what in a network's training together, as one table of data. Pure.
+"""Exclusions among the keys of a network's training together, as one table of data. Pure.
 
 From the table come the refusals of crew.toml, the table in docs/reference/crew.md, the candidates
 of the planner, tests, and whether a network gets the weights of one process.

@@ -78,7 +78,7 @@ def _passes(limit: int, many: int) -> list[tuple[bool, int]]:
 def _ready(
     i: int, one: tuple[bool, int], ended: list[dict[tuple[bool, int], float]], transfer: float
 ) -> float | None:
-    """When a pass can begin; None while what it needs has not ended."""
+    """The earliest begin of a pass; None while what it needs has not ended."""
     is_forward, micro = one
     neighbour = i - 1 if is_forward else i + 1
     if 0 <= neighbour < len(ended):

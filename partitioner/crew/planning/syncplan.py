@@ -165,7 +165,7 @@ class SyncPlan(Record, frozen=True, kw_only=True):
 
 
 def _essence(sync: NetworkSync) -> dict[str, object]:
-    """What changes a network's weights; later keys count where they are not as by default."""
+    """Keys that change a network's weights; later ones count where they are not as by default."""
     every = None if sync.what == "gradients" else sync.round_pictures
     same = {"by": (), "bucket_bytes": None, "route": sync.way, "every_pictures": every}
     found: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(sync, **same))
@@ -204,7 +204,7 @@ def write_plan(path: str | os.PathLike[str], plan: SyncPlan) -> None:
 def contradictions(
     plan: SyncPlan, facts: Facts | None = None, work: Work | None = None
 ) -> list[str]:
-    """Why a plan cannot be followed: a sentence each, which begins with the key.
+    """The reasons that a plan cannot be followed: a sentence each, which begins with the key.
 
     Without `facts` or `work`, what depends on them is not looked at.
     """

@@ -226,7 +226,7 @@ class World:
         return state
 
     def delta_of(self, trainer: Played, seq: int) -> list[Batch]:
-        """What a trainer gives to a meeting."""
+        """Batches that a trainer gives to a meeting."""
         return trainer.delta
 
     def fault(self) -> None:

@@ -62,6 +62,17 @@ def test_a_meeting_has_the_timeout_of_its_group_and_the_end_of_an_epoch_none() -
     assert lost_at(watch, 5.0, 3600.0) == 0.0
 
 
+def test_in_the_background_a_step_may_take_longer_than_the_meeting() -> None:
+    watch = watched()
+    watch.saw(ready(1), 50.0)
+    watch.saw(ready(1), 100.0)
+    watch.saw(Waiting(rank=1, network=NET, pictures=2), 100.0)
+    meet = Meet(rank=1, network=NET, seq=2, members=(0, 1), weights=(1.0, 1.0), background=True)
+    watch.told(meet, 100.0)
+    # 3 x 50 s + 10 s, as after a Commit; the meeting alone would end it after 30 s.
+    assert lost_at(watch, 100.0, 600.0) == 261.0
+
+
 def test_a_desk_that_has_slept_blames_nobody() -> None:
     watch = watched()
     watch.saw(ready(1), 1.0)
