@@ -6,6 +6,7 @@ As tools/engine.py says, in runs/systemd.
 import shutil
 import sys
 import tempfile
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +17,6 @@ FOLDER = ROOT / "runs" / "systemd"
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "procps", "python3", "python3-venv")
 EXTRAS = ("agent", "sign", "gateway", "mqtt")
 IMAGE = "localhost/mdp-systemd"
-#: What the wheel is built from.
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "mdp_start.py", "mdp", "devices",
-           "partitioner", "profiles", "examples/bundles/parts")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +47,14 @@ def prepare(folder: Path = FOLDER) -> Prepared:
     return Prepared(podman=podman, image=image, wheels=folder / "wheels", wheel=wheel, later=later)
 
 
+def wheel_sources() -> list[str]:
+    """Files and folders that the wheel is built from, as pyproject.toml names them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    beside = [project["project"]["readme"], *project["project"]["license-files"]]
+    return ["pyproject.toml", *beside, *wheel["packages"], *wheel["force-include"]]
+
+
 def _wheels(folder: Path) -> tuple[Path, Path]:
     """The wheel of this checkout, and one whose version is later."""
     built = []
@@ -56,20 +62,20 @@ def _wheels(folder: Path) -> tuple[Path, Path]:
         out = folder / name
         shutil.rmtree(out, ignore_errors=True)
         with tempfile.TemporaryDirectory() as copy:
-            for source in SOURCES:
-                path = ROOT / source
+            for source in wheel_sources():
+                path, to = ROOT / source, Path(copy, source)
+                to.parent.mkdir(parents=True, exist_ok=True)
                 if path.is_dir():
-                    unread = shutil.ignore_patterns("__pycache__")
-                    shutil.copytree(path, Path(copy, source), ignore=unread)
+                    shutil.copytree(path, to, ignore=shutil.ignore_patterns("__pycache__"))
                 else:
-                    shutil.copy(path, copy)
+                    shutil.copy(path, to)
             if later:
                 project = Path(copy) / "pyproject.toml"
                 text = project.read_text()
                 project.write_text(text.replace('\nversion = "', '\nversion = "9.', 1))
-            pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+            hatchling = [sys.executable, "-m", "hatchling", "build", "--target=wheel"]
             try:
-                run([*pip, "--no-build-isolation", "--wheel-dir", str(out), copy])
+                run([*hatchling, f"--directory={out}"], folder=Path(copy))
             except MissingError as error:
                 raise CheckoutError(f"no wheel of this checkout can be built: {error}") from error
         built.append(next(out.glob("*.whl")))
