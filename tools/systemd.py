@@ -33,7 +33,7 @@ class Prepared:
 
 
 def prepare(folder: Path = FOLDER) -> Prepared:
-    """Make what is not there yet; raises MissingError."""
+    """Make what is not there yet; raises MissingError, CheckoutError."""
     check_tools()
     folder.mkdir(parents=True, exist_ok=True)
     tree = folder / "base.tar"
@@ -85,7 +85,8 @@ def _wheels(folder: Path) -> tuple[Path, Path]:
 def _install(podman: Podman, wheels: Path, wheel: Path, image: str) -> None:
     """Make an image with a virtual environment; the package itself is installed by each test."""
     script = (
-        "python3 -m venv /opt/mdp && /opt/mdp/bin/pip install --quiet --no-index "
+        # podman keeps the two outputs apart.
+        "exec 2>&1; python3 -m venv /opt/mdp && /opt/mdp/bin/pip install --quiet --no-index "
         f"--find-links /wheels '/wheel/{wheel.name}[{','.join(EXTRAS)}]'"
     )
     mounts = [f"--volume={wheels}:/wheels:ro", f"--volume={wheel.parent}:/wheel:ro"]
@@ -94,7 +95,9 @@ def _install(podman: Podman, wheels: Path, wheel: Path, image: str) -> None:
     )
     try:
         if podman.run("wait", made) != "0":
-            raise MissingError(podman.run("logs", made).splitlines()[-1])
+            # Both wheels and what they require are of this checkout.
+            said = podman.run("logs", made).splitlines() or ["nothing was said"]
+            raise CheckoutError(f"the wheel cannot be installed: {said[-1]}")
         podman.run("commit", "--quiet", made, image)
     finally:
         podman.run("rm", "--force", made)
