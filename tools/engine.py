@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.prepare import MissingError, run
+from tools.prepare import CheckoutError, MissingError, run
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What nobody reads in a container.
@@ -109,7 +109,8 @@ def has_image(podman: Podman, image: str) -> bool:
 def download(folder: Path, extras: Sequence[str]) -> str:
     """Fetch wheels of what the package requires, and its build, into `folder`/wheels.
 
-    Returns a digest of what that is; raises MissingError.
+    Returns a digest of what that is; raises MissingError, or CheckoutError for requirements that
+    exclude each other.
     """
     constraints, text = ROOT / "constraints.txt", (ROOT / "pyproject.toml").read_bytes()
     content = constraints.read_bytes() + text + ",".join(extras).encode()
@@ -122,6 +123,11 @@ def download(folder: Path, extras: Sequence[str]) -> str:
         for extra in extras:
             wanted += made["project"]["optional-dependencies"][extra]
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
-        run([*pip, "--dest", str(wheels), "--constraint", str(constraints), *wanted])
+        try:
+            run([*pip, "--dest", str(wheels), "--constraint", str(constraints), *wanted])
+        except MissingError as error:
+            if "ResolutionImpossible" in str(error):
+                raise CheckoutError(str(error)) from error
+            raise
         done.write_text(json.dumps(digest))
     return digest

@@ -6,6 +6,7 @@ As tools/engine.py says, in runs/systemd.
 import shutil
 import sys
 import tempfile
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +17,6 @@ FOLDER = ROOT / "runs" / "systemd"
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "procps", "python3", "python3-venv")
 EXTRAS = ("agent", "sign", "gateway", "mqtt")
 IMAGE = "localhost/mdp-systemd"
-#: What the wheel is built from.
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "mdp_start.py", "mdp", "devices",
-           "partitioner", "profiles", "examples/bundles/parts")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +33,7 @@ class Prepared:
 
 
 def prepare(folder: Path = FOLDER) -> Prepared:
-    """Make what is not there yet; raises MissingError."""
+    """Make what is not there yet; raises MissingError, CheckoutError."""
     check_tools()
     folder.mkdir(parents=True, exist_ok=True)
     tree = folder / "base.tar"
@@ -49,6 +47,14 @@ def prepare(folder: Path = FOLDER) -> Prepared:
     return Prepared(podman=podman, image=image, wheels=folder / "wheels", wheel=wheel, later=later)
 
 
+def wheel_sources() -> list[str]:
+    """Files and folders that the wheel is built from, as pyproject.toml names them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    beside = [project["project"]["readme"], *project["project"]["license-files"]]
+    return ["pyproject.toml", *beside, *wheel["packages"], *wheel["force-include"]]
+
+
 def _wheels(folder: Path) -> tuple[Path, Path]:
     """The wheel of this checkout, and one whose version is later."""
     built = []
@@ -56,20 +62,20 @@ def _wheels(folder: Path) -> tuple[Path, Path]:
         out = folder / name
         shutil.rmtree(out, ignore_errors=True)
         with tempfile.TemporaryDirectory() as copy:
-            for source in SOURCES:
-                path = ROOT / source
+            for source in wheel_sources():
+                path, to = ROOT / source, Path(copy, source)
+                to.parent.mkdir(parents=True, exist_ok=True)
                 if path.is_dir():
-                    unread = shutil.ignore_patterns("__pycache__")
-                    shutil.copytree(path, Path(copy, source), ignore=unread)
+                    shutil.copytree(path, to, ignore=shutil.ignore_patterns("__pycache__"))
                 else:
-                    shutil.copy(path, copy)
+                    shutil.copy(path, to)
             if later:
                 project = Path(copy) / "pyproject.toml"
                 text = project.read_text()
                 project.write_text(text.replace('\nversion = "', '\nversion = "9.', 1))
-            pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+            hatchling = [sys.executable, "-m", "hatchling", "build", "--target=wheel"]
             try:
-                run([*pip, "--no-build-isolation", "--wheel-dir", str(out), copy])
+                run([*hatchling, f"--directory={out}"], folder=Path(copy))
             except MissingError as error:
                 raise CheckoutError(f"no wheel of this checkout can be built: {error}") from error
         built.append(next(out.glob("*.whl")))
@@ -79,7 +85,8 @@ def _wheels(folder: Path) -> tuple[Path, Path]:
 def _install(podman: Podman, wheels: Path, wheel: Path, image: str) -> None:
     """Make an image with a virtual environment; the package itself is installed by each test."""
     script = (
-        "python3 -m venv /opt/mdp && /opt/mdp/bin/pip install --quiet --no-index "
+        # podman keeps the two outputs apart.
+        "exec 2>&1; python3 -m venv /opt/mdp && /opt/mdp/bin/pip install --quiet --no-index "
         f"--find-links /wheels '/wheel/{wheel.name}[{','.join(EXTRAS)}]'"
     )
     mounts = [f"--volume={wheels}:/wheels:ro", f"--volume={wheel.parent}:/wheel:ro"]
@@ -88,7 +95,9 @@ def _install(podman: Podman, wheels: Path, wheel: Path, image: str) -> None:
     )
     try:
         if podman.run("wait", made) != "0":
-            raise MissingError(podman.run("logs", made).splitlines()[-1])
+            # Both wheels and what they require are of this checkout.
+            said = podman.run("logs", made).splitlines() or ["nothing was said"]
+            raise CheckoutError(f"the wheel cannot be installed: {said[-1]}")
         podman.run("commit", "--quiet", made, image)
     finally:
         podman.run("rm", "--force", made)

@@ -4,12 +4,15 @@ The phone sends to this agent and nowhere else. Who has no token gets the page, 
 """
 
 import http.server
+import io
 import secrets
+import socket
 import socketserver
 import ssl
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from importlib.resources import files
@@ -31,7 +34,7 @@ PAGE = {
 MAX_PICTURE_BYTES = 4_000_000
 #: A phone that sends nothing for so long gives way to another one.
 LEFT_S = 3.0
-#: Connections at a time, and how long one may take for a handshake, a header or a body.
+#: Connections at a time, and how long one may take for the handshake, and for a whole request.
 _CONNECTIONS, _TIMEOUT_S = 8, 10.0
 #: How long `grab` waits for a picture: `close` waits for it.
 _WAIT_S = 0.4
@@ -109,7 +112,7 @@ class PhoneCamera:
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(door.files.certificate)
-            self._server = _Server(door.port, context, door.files.token, self._sent)
+            self._server = _PhoneServer(door.port, context, door.files.token, self._sent)
         except OSError as error:
             raise SourceError(f"{source}: {error.strerror or error}") from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="phone")
@@ -135,7 +138,7 @@ class PhoneCamera:
         self._server.server_close()
 
 
-class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+class _PhoneServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
     """One thread for each connection, a few at a time."""
 
     daemon_threads = True
@@ -146,6 +149,9 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         #: Whether the last handshake failed, as where a certificate is not accepted.
         self.refused = False
         self._places = threading.Semaphore(_CONNECTIONS)
+        #: Guards the connections that are open, and whether there may be more.
+        self._lock = threading.Lock()
+        self._open, self._closed = set[ssl.SSLSocket](), False
         super().__init__(("", port), _Handler)
 
     def server_bind(self) -> None:
@@ -172,17 +178,69 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
             return
         self.refused = False
         with secured:
-            super().finish_request(secured, client_address)
+            with self._lock:
+                if self._closed:
+                    return
+                self._open.add(secured)
+            try:
+                super().finish_request(secured, client_address)
+            finally:
+                with self._lock:
+                    self._open.discard(secured)
+
+    def server_close(self) -> None:
+        """Close the port and all connections: a phone that went on here would be seen by nobody."""
+        super().server_close()
+        with self._lock:
+            self._closed = True
+            for connection in self._open:
+                # TLS itself stays with the connection's own thread, which reads the end.
+                with suppress(OSError):
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Nothing: a phone that goes away is no error of the agent's."""
 
 
+class _TimedReads(io.RawIOBase):
+    """What a connection sends, of one request at a time: bytes that come prolong nothing."""
+
+    def __init__(self, connection: ssl.SSLSocket) -> None:
+        self._connection, self._until_s = connection, 0.0
+
+    def begin(self) -> None:
+        """Let the next request come."""
+        self._until_s = time.monotonic() + _TIMEOUT_S
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
+    """Requests of one connection; only who has the token may make a second one."""
+
     protocol_version = "HTTP/1.1"
-    server: _Server
+    server: _PhoneServer
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self._reads = _TimedReads(self.connection)
+        self.rfile = io.BufferedReader(self._reads)
+
+    def handle_one_request(self) -> None:
+        self._reads.begin()
+        super().handle_one_request()
 
     def do_GET(self) -> None:
+        self.close_connection = True
         path = self.path.partition("?")[0]
         if path not in PAGE:
             self._answer(HTTPStatus.NOT_FOUND)
@@ -201,7 +259,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         # Read in any case: who is cut off while sending hears no answer.
         content = self.rfile.read(int(length))
-        if not secrets.compare_digest(told, f"Bearer {self.server.token}".encode()):
+        if len(content) < int(length):
+            # It has gone, and what came is no picture.
+            self.close_connection = True
+        elif not secrets.compare_digest(told, f"Bearer {self.server.token}".encode()):
+            self.close_connection = True
             self._answer(HTTPStatus.FORBIDDEN)
         elif self.path != "/picture":
             self._answer(HTTPStatus.NOT_FOUND)
@@ -213,6 +275,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NO_CONTENT)
 
     def _answer(self, status: HTTPStatus, content: bytes = b"", kind: str = "text/plain") -> None:
+        self.connection.settimeout(_TIMEOUT_S)
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)

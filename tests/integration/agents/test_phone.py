@@ -125,6 +125,95 @@ def got(door: PhoneDoor, path: str) -> int:
             return error.code
 
 
+def test_a_second_phone_and_another_place_are_refused(door: PhoneDoor) -> None:
+    with opened(door):
+        assert send(door, jpeg((0, 0, 0)), phone="a") == 204
+        assert send(door, jpeg((0, 0, 0)), phone="b") == 409
+        with closing(HTTPSConnection(HERE, door.port, timeout=20, context=ACCEPTING)) as other:
+            assert post(door, other, path="/elsewhere") == 404
+
+
+def post(door: PhoneDoor, connection: HTTPSConnection, path: str = "/picture") -> int:
+    """The status of a picture that is sent on a connection, which stays open."""
+    headers = {"Authorization": f"Bearer {door.files.token}", "X-Phone": "a"}
+    connection.request("POST", path, jpeg((0, 0, 0)), headers)
+    with connection.getresponse() as answer:
+        answer.read()
+        return answer.status
+
+
+@contextmanager
+def secured(door: PhoneDoor) -> Iterator[ssl.SSLSocket]:
+    """A connection of TLS, on which nothing was sent."""
+    with (
+        socket.create_connection((HERE, door.port), timeout=20) as plain,
+        ACCEPTING.wrap_socket(plain) as connection,
+    ):
+        yield connection
+
+
+def test_a_phone_leaves_with_the_camera_and_finds_the_next_one(door: PhoneDoor) -> None:
+    with closing(HTTPSConnection(HERE, door.port, timeout=20, context=ACCEPTING)) as phone:
+        with opened(door):
+            assert [post(door, phone), post(door, phone)] == [204, 204]
+            kept = phone.sock
+            assert kept is not None
+        # As after a picture that its mask does not fit, after which the source is reopened.
+        with opened(door) as camera:
+            with pytest.raises((ConnectionError, ssl.SSLError)):
+                post(door, phone)
+            phone.close()
+            assert post(door, phone) == 204
+            camera.grab()
+
+
+def test_a_picture_that_breaks_off_is_none(door: PhoneDoor) -> None:
+    with opened(door) as camera, secured(door) as phone:
+        picture = jpeg((0, 0, 0))
+        head = (
+            "POST /picture HTTP/1.1\r\nX-Phone: a\r\n"
+            f"Authorization: Bearer {door.files.token}\r\nContent-Length: {len(picture)}\r\n\r\n"
+        )
+        phone.sendall(head.encode() + picture[:-100])
+        socket.socket.shutdown(phone, socket.SHUT_WR)
+        # TLS complains that it was not told of the end.
+        with suppress(ssl.SSLError):
+            assert phone.recv(100) == b""
+        with pytest.raises(NoPictureYet):
+            camera.grab()
+
+
+def test_who_has_no_token_is_heard_once(door: PhoneDoor) -> None:
+    with opened(door):
+        for request in ("GET / HTTP/1.1\r\n\r\n", "POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n"):
+            with secured(door) as stranger:
+                stranger.sendall(request.encode())
+                said = b"".join(iter(lambda: stranger.recv(4096), b""))
+                assert said.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 403 "))
+                assert b"\r\nConnection: close\r\n" in said
+
+
+@pytest.mark.parametrize("head", ["", "POST /picture HTTP/1.1\r\nContent-Length: 4000000\r\n\r\n"])
+def test_bytes_now_and_then_keep_no_place(
+    head: str, door: PhoneDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("devices.camera.phone._TIMEOUT_S", 0.5)
+    with opened(door), secured(door) as stranger:
+        stranger.sendall(head.encode())
+        stranger.settimeout(0.05)
+
+        def ended() -> bool:
+            try:
+                stranger.sendall(b"x")
+                return stranger.recv(100) == b""
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        until(ended, "the end of the connection")
+
+
 def test_a_phone_that_does_not_accept_the_certificate_disturbs_nobody(door: PhoneDoor) -> None:
     with opened(door) as camera:
         with pytest.raises(URLError, match="certificate verify failed"):

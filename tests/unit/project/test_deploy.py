@@ -18,6 +18,7 @@ from mdp.formats.bundle import Bundle
 from mdp.gateway.access import OPEN
 from mdp.registry.reference import parse_reference
 from tests.support.container import ROOT, stages
+from tools.systemd import wheel_sources
 
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -77,6 +78,9 @@ def test_images_are_built_from_what_there_is() -> None:
     for source in [one for sources in copied for one in sources]:
         assert (ROOT / source).exists()
         assert f"!{source}" in sent
+    given = {source for sources in copied for source in sources}
+    for needed in wheel_sources():
+        assert given & {needed, *map(str, Path(needed).parents)}, needed
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
