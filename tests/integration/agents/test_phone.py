@@ -274,9 +274,9 @@ def test_a_browser_s_camera_is_an_agent_s(tmp_path: Path, monkeypatch: pytest.Mo
         assert int(found[1]) == port
         flags = ("--use-fake-device-for-media-stream", "--ignore-certificate-errors")
         with fleet.client() as client, browser(tmp_path / "chromium", *flags) as page:
-            (status,) = client.status()
-            assert "no phone sends pictures to https://" in status.source
-            assert found[2] not in status.source
+            no_phone = "no phone sends pictures to https://"
+            until(lambda: no_phone in client.status()[0].source, "a camera without a phone")
+            assert found[2] not in client.status()[0].source
             page.open(f"https://{HERE}:{port}/#{found[2]}")
             assert page.text("#where") == f"{HERE}:{port}"
             page.press("#start", SPACE)
