@@ -5,9 +5,9 @@
 DATA is a folder of pictures or, with --cameras, of scenes, as `mdp-partition build` takes it;
 WEIGHTS has files by timm's names. The build is asked for on the named devices, each with a camera
 of --cameras where these are given, and reports the accuracy of the frozen networks and of what is
-served in the end. With --teacher NAME, whose weights are in WEIGHTS, the build is the rival: it
-trains sub-models by this teacher, for --epochs, of which as many are to be asked for as the minutes
-of the other build take. The row is added to benchmarks/results/measured-builds.json, in place of an
+served in the end. With --teacher NAME and its --teacher-weights FILE the build is the rival: it
+trains sub-models by this teacher, which begin with WEIGHTS of their own, for --epochs, of which as
+many are to be asked for as the minutes of the other build take. The row is added to benchmarks/results/measured-builds.json, in place of an
 earlier one of the same build.
 """
 
@@ -145,6 +145,7 @@ def main() -> None:
         cameras="",
         seed=0,
         teacher="",
+        teacher_weights="",
         epochs=0,
     )
     use_threads(own_threads())
@@ -167,7 +168,7 @@ def main() -> None:
     if asked.teacher:
         options["plan.teacher"] = asked.teacher
         options["plan.anyway"] = True
-        options["run.teacher_checkpoint"] = str(asked.weights / f"{asked.teacher}.safetensors")
+        options["run.teacher_checkpoint"] = asked.teacher_weights
         options["schedule.epochs"] = asked.epochs
         options["schedule.shared"] = bool(cameras)
     else:
