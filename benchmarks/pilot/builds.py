@@ -7,8 +7,8 @@ WEIGHTS has files by timm's names. The build is asked for on the named devices, 
 of --cameras where these are given, and reports the accuracy of the frozen networks and of what is
 served in the end. With --teacher NAME and its --teacher-weights FILE the build is the rival: it
 trains sub-models by this teacher, which begin with WEIGHTS of their own, for --epochs, of which as
-many are to be asked for as the minutes of the other build take. The row is added to benchmarks/results/measured-builds.json, in place of an
-earlier one of the same build.
+many are to be asked for as the minutes of the other build take. The row is added to
+benchmarks/results/measured-builds.json, in place of an earlier one of the same build.
 """
 
 import resource

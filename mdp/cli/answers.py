@@ -151,6 +151,8 @@ def summary(prediction: Prediction, on: str = PICTURES) -> str:
         )
     elif expected is not None:
         worth = f"{expected:.1%} accurate on {pictures} {on}, "
+    elif any(member.rung for member in prediction.members):
+        worth = "accuracy never measured at these rungs, "
     return (
         f"{prediction.verdict}, {prediction.mode} from "
         f"{' + '.join(prediction.used)}{STAGES[prediction.stage]}, {worth}"

@@ -461,26 +461,17 @@ class Bundle:
         """Measured accuracy of ascending `members` under `rule`, or None if never measured.
 
         Of a subset that is not listed, the mean over the subsets of its size. With the `rungs` that
-        they answered by it lies between two measurements, all at the top and all at their lowest,
-        by the share of what they lose alone.
+        they answered by, it was measured where all are at the top, or each is at its lowest.
         """
-        found = [of.get(members) or of.get(len(members)) for of in self._accuracy]
-        top, *lowest = [None if one is None else one.under(rule) for one in found] or [None]
-        if top is None or not any(rungs) or not lowest or lowest[0] is None:
-            return top
-        return top + (lowest[0] - top) * self._share_lowered(members, rungs)
-
-    def _share_lowered(self, members: tuple[int, ...], rungs: tuple[int, ...]) -> float:
-        """Share of the way from the top to the lowest rungs that these are at, 0 to 1."""
-        lost = whole = steps = most_steps = 0.0
-        assert self.manifest.evaluation is not None
-        alone = {member.k: member.accuracy for member in self.manifest.evaluation.members}
-        for k, rung in zip(members, rungs, strict=True):
-            lower = self.manifest.plan.assignments[k].lower
-            losses = [0.0, *(max(0.0, alone.get(k, 0.0) - one.accuracy) for one in lower)]
-            lost, whole = lost + min(losses[rung], losses[-1]), whole + losses[-1]
-            steps, most_steps = steps + rung, most_steps + len(lower)
-        return lost / whole if whole else steps / most_steps
+        lower = self.manifest.plan.assignments
+        if not any(rungs):
+            measured = self._accuracy[:1]
+        elif rungs == tuple(len(lower[k].lower) for k in members):
+            measured = self._accuracy[1:]
+        else:
+            return None
+        found = [of.get(members) or of.get(len(members)) for of in measured]
+        return found[0].under(rule) if found and found[0] else None
 
     def known_rejected(self, members: tuple[int, ...]) -> float | None:
         """Measured share of known items that ascending `members` take for unknown, or None.

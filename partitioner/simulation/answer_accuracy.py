@@ -42,10 +42,38 @@ class MeasuredSubsets:
         self.source = "not known: the bundle has not been evaluated"
         if evaluation is not None:
             self.source = f"as measured on {evaluation.pictures:,} pictures of {evaluation.data}"
+        if evaluation is not None and evaluation.lowest:
+            self.source += "; estimated between the top and the lowest rungs"
 
     def accuracy(self, members: tuple[int, ...], rungs: tuple[int, ...] = ()) -> float | None:
-        """As measured, as answers carry it."""
-        return self._bundle.expected_accuracy(members, self.rule(members), rungs)
+        """As measured; between the top and the lowest rungs, where nothing was, by `_lowered`."""
+        rule = self.rule(members)
+        found = self._bundle.expected_accuracy(members, rule, rungs)
+        if found is not None or not any(rungs):
+            return found
+        assignments = self._bundle.manifest.plan.assignments
+        top = self._bundle.expected_accuracy(members, rule)
+        lowest = tuple(len(assignments[k].lower) for k in members)
+        floor = self._bundle.expected_accuracy(members, rule, lowest)
+        if top is None or floor is None:
+            return None
+        return top + (floor - top) * self._lowered(members, rungs)
+
+    def _lowered(self, members: tuple[int, ...], rungs: tuple[int, ...]) -> float:
+        """How far between the top (0) and the lowest rungs (1) these are.
+
+        By what they lose alone of what the lowest lose, or by their steps where none loses.
+        """
+        evaluation = self._bundle.manifest.evaluation
+        assert evaluation is not None
+        alone = {member.k: member.accuracy for member in evaluation.members}
+        lost = most_lost = steps = most_steps = 0.0
+        for k, rung in zip(members, rungs, strict=True):
+            lower = self._bundle.manifest.plan.assignments[k].lower
+            losses = [0.0, *(max(0.0, alone.get(k, 0.0) - one.accuracy) for one in lower)]
+            lost, most_lost = lost + min(losses[rung], losses[-1]), most_lost + losses[-1]
+            steps, most_steps = steps + rung, most_steps + len(lower)
+        return lost / most_lost if most_lost else steps / most_steps
 
     def rule(self, members: tuple[int, ...]) -> Fusion:
         """The rule that combines ascending `members`, as `mdp.requests.prediction` decides it."""

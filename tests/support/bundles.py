@@ -1,7 +1,9 @@
 """Changes that tests make to a bundle that mdp.testing.bundles has written."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,20 +28,23 @@ A_QUARTER = PerRule(boosted=0.25, stacked=0.25, bagged=0.25)
 CASCADE_ACCURACY = PerRule(boosted=0.875, stacked=0.875, bagged=0.875)
 
 
-def change_assignment(folder: Path, **changes: object) -> None:
-    """Change what a bundle's manifest says of its first device."""
+def change_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a bundle's manifest by a function of its content."""
     path = folder / MANIFEST
     content = json.loads(path.read_text())
-    content["plan"]["assignments"][0].update(changes)
+    change(content)
     path.write_text(json.dumps(content))
+
+
+def change_assignment(folder: Path, **changes: object) -> None:
+    """Change what a bundle's manifest says of its first device."""
+    change_manifest(folder, lambda manifest: manifest["plan"]["assignments"][0].update(changes))
 
 
 def relist(folder: Path, name: str) -> None:
     """Put the hash and size that a file has now into its bundle's manifest."""
-    path = folder / MANIFEST
-    content = json.loads(path.read_text())
-    content["files"][name] = msgspec.to_builtins(file_entry(folder / name))
-    path.write_text(json.dumps(content))
+    entry = msgspec.to_builtins(file_entry(folder / name))
+    change_manifest(folder, lambda manifest: manifest["files"].update({name: entry}))
 
 
 def with_cascade(folder: Path, threshold: float, first: tuple[int, ...] = (0,)) -> Path:

@@ -8,15 +8,15 @@ import socket
 import subprocess
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from devices.cli.main import main
-from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
+from mdp.formats.bundle import MANIFEST, Bundle, model_path
 from mdp.protocol.messages import Failure
 from mdp.testing.agents import ANY_PORT
 from mdp.testing.bundles import colour_picture
 from mdp.testing.processes import PATIENCE_S, until
+from tests.support.bundles import change_assignment, relist
 from tests.support.command_lines import run_here
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import BIN, PLENTY_MS, Fleet, answers_until
@@ -40,14 +40,10 @@ def assert_refusal(done: subprocess.CompletedProcess[str], expected: str, code: 
     assert "READY" not in done.stdout
 
 
-def change_manifest(folder: Path, **changes: object) -> None:
-    """Change the first assignment, or the files' entries."""
-    path = folder / MANIFEST
-    content = json.loads(path.read_text())
-    content["plan"]["assignments"][0].update(changes)
-    entry = msgspec.to_builtins(file_entry(folder / model_path(0)))
-    content["files"][model_path(0)] = entry
-    path.write_text(json.dumps(content))
+def change_first(folder: Path, **changes: object) -> None:
+    """Change the first assignment, and list its model's file as it is now."""
+    change_assignment(folder, **changes)
+    relist(folder, model_path(0))
 
 
 def test_events_from_start_to_end(fleet: Fleet) -> None:
@@ -138,7 +134,7 @@ def test_a_bundle_that_cannot_be_served_ends_the_start_in_one_line(fleet: Fleet)
     """In a process of its own, which takes signals before it loads anything."""
     where = ["--bundle", str(fleet.bundle), "--device", "alpha", "--bind", ANY_PORT, "--json"]
     command = [str(BIN / "mdp-agent"), "run", *where]
-    change_manifest(fleet.bundle, provider=CUDA)
+    change_first(fleet.bundle, provider=CUDA)
     expected = [rf"the plan asks for {CUDA}, this device has .*--allow-fallback"]
     path = fleet.bundle / model_path(0)
     for said in (*expected, r"0/model\.onnx: expected sha256 [0-9a-f]{64}, found"):
@@ -154,7 +150,7 @@ def test_a_bundle_that_cannot_be_served_ends_the_start_in_one_line(fleet: Fleet)
 def test_an_allowed_fallback_serves_and_every_status_names_it(fleet: Fleet) -> None:
     submodel = json.loads((fleet.bundle / MANIFEST).read_text())["plan"]["assignments"][0]
     in_fp16 = submodel["submodel"] | {"precision": "fp16"}
-    change_manifest(fleet.bundle, runtime="openvino", submodel=in_fp16)
+    change_first(fleet.bundle, runtime="openvino", submodel=in_fp16)
     fleet.start("alpha", "--allow-fallback")
     with fleet.client() as client:
         answer = client.classify(RED, deadline_ms=PLENTY_MS)

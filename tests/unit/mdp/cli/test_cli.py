@@ -18,7 +18,7 @@ from mdp.cli.doctor import fits, status_line, status_table
 from mdp.cli.main import COMMANDS, app
 from mdp.client.status import DeviceStatus
 from mdp.errors import InputError
-from mdp.requests.prediction import Prediction
+from mdp.requests.prediction import MemberTiming, Prediction
 
 PREDICTION = Prediction(
     label="red",
@@ -101,6 +101,12 @@ def test_an_answer_of_a_bundle_that_was_never_evaluated() -> None:
     assert describe("cat.jpg", never) == (
         "cat.jpg: red (93%), stacked from alpha + gamma, accuracy never measured, 12.3 ms"
     )
+
+
+def test_an_answer_of_rungs_that_were_not_measured_together() -> None:
+    lower = MemberTiming(device="alpha", k=0, queue_ms=0, compute_ms=1, network_ms=1, rung=1)
+    mixed = msgspec.structs.replace(PREDICTION, expected_accuracy=None, members=(lower,))
+    assert "gamma, accuracy never measured at these rungs, 12.3 ms" in describe("cat.jpg", mixed)
 
 
 def test_an_unknown_item_in_words() -> None:

@@ -32,7 +32,7 @@ from partitioner.simulation.setup import (
 )
 from partitioner.simulation.trace import Trace
 from partitioner.simulation.what_ifs import add_device, compare, each_lost, hedge_after, without
-from tests.support.bundles import CASCADE_ACCURACY, with_cascade
+from tests.support.bundles import CASCADE_ACCURACY, change_manifest, with_cascade
 
 NAMES = ("n100", "raspberry-pi-5", "laptop-cpu")
 
@@ -193,6 +193,21 @@ def test_a_bundle_knows_what_was_measured(bundle: Bundle, tmp_path: Path) -> Non
     raw = Bundle.open(write_bundle(tmp_path / "raw", evaluated=False))
     assert MeasuredSubsets(raw).accuracy((0, 1)) is None
     assert MeasuredSubsets(raw).source == "not known: the bundle has not been evaluated"
+
+
+def test_between_the_rungs_that_were_measured_accuracy_is_estimated(tmp_path: Path) -> None:
+    """Alone 50 % at the top, then 40 and 30; all at their lowest half of all at the top."""
+    bundle = Bundle.open(write_bundle(tmp_path / "bundle", rungs=3))
+    worth = MeasuredSubsets(bundle)
+    assert worth.source.endswith("; estimated between the top and the lowest rungs")
+    top = subset_accuracy((0, 2)).stacked
+    lowered = {(0, 0): 0.0, (0, 1): 0.25, (1, 1): 0.5, (2, 0): 0.5, (2, 2): 1.0}
+    for rungs, share in lowered.items():
+        assert worth.accuracy((0, 2), rungs) == pytest.approx(top * (1 - share / 2)), rungs
+    change_manifest(bundle.path, lambda m: m["evaluation"]["members"][0].update(accuracy=0.1))
+    change_manifest(bundle.path, lambda m: m["evaluation"]["members"][2].update(accuracy=0.1))
+    alike = MeasuredSubsets(Bundle.open(bundle.path))
+    assert alike.accuracy((0, 2), (1, 0)) == pytest.approx(0.875 * top), "by the number of steps"
 
 
 LAW = AccuracyLaw(alone=read_shipped_law().law.alone, sharpness=20.0, same_view=0.5, same_model=0.0)
