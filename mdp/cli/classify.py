@@ -37,7 +37,7 @@ Given = Path | tuple[Path, InputError] | str | Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class NamedPicture:
     """One picture, or the error in its place, and how it is named to people and in JSON."""
 
     name: str
@@ -160,16 +160,16 @@ def _everywhere(pattern: Path) -> Iterator[Path]:
             yield path
 
 
-def pictures_of(given: Sequence[Given], every_s: float) -> Iterator[Asked]:
+def pictures_of(given: Sequence[Given], every_s: float) -> Iterator[NamedPicture]:
     """Each picture, as it is read; of videos and cameras, one every `every_s` seconds."""
     for each in given:
         if isinstance(each, Source):
             yield from _camera(each, every_s) if each.is_live else _video(each, every_s)
         elif isinstance(each, str):
-            yield Asked(name=each, keys={"path": each}, picture=_stdin())
+            yield NamedPicture(name=each, keys={"path": each}, picture=_stdin())
         else:
             path, picture = each if isinstance(each, tuple) else (each, each)
-            yield Asked(name=str(path), keys=answers.path_keys(path), picture=picture)
+            yield NamedPicture(name=str(path), keys=answers.path_keys(path), picture=picture)
 
 
 def _stdin() -> bytes | InputError:
@@ -183,17 +183,17 @@ def _stdin() -> bytes | InputError:
     return content
 
 
-def _video(source: Source, every_s: float) -> Iterator[Asked]:
+def _video(source: Source, every_s: float) -> Iterator[NamedPicture]:
     keys = answers.path_keys(Path(source.place))
     try:
         for at_s, picture in video_pictures(source, every_s):
             name = f"{answers.printable_path(Path(source.place))} at {at_s:.2f} s"
-            yield Asked(name=name, keys={**keys, "at_s": at_s}, picture=picture)
+            yield NamedPicture(name=name, keys={**keys, "at_s": at_s}, picture=picture)
     except MDPError as error:
-        yield Asked(name=str(source), keys=keys, picture=error)
+        yield NamedPicture(name=str(source), keys=keys, picture=error)
 
 
-def _camera(source: Source, every_s: float) -> Iterator[Asked]:
+def _camera(source: Source, every_s: float) -> Iterator[NamedPicture]:
     keys: dict[str, object] = {"path": str(source)}
     reader = LiveReader(source)
     due_s = time.monotonic()
@@ -207,9 +207,11 @@ def _camera(source: Source, every_s: float) -> Iterator[Asked]:
                 picture = reader.next()
             except PictureError as error:
                 picture = error
-            yield Asked(name=str(source), keys={**keys, "time": answers.utc_now()}, picture=picture)
+            yield NamedPicture(
+                name=str(source), keys={**keys, "time": answers.utc_now()}, picture=picture
+            )
     except MDPError as error:
-        yield Asked(name=str(source), keys=keys, picture=error)
+        yield NamedPicture(name=str(source), keys=keys, picture=error)
     finally:
         reader.close()
 

@@ -22,7 +22,7 @@ HELPER_S = 60.0
 _PARAMETER = re.compile(r'([a-zA-Z_]+)=(?:"([^"]*)"|([^\s,"]+))')
 
 
-class _Entry(msgspec.Struct, frozen=True, rename={"identity_token": "identitytoken"}):
+class _RegistryEntry(msgspec.Struct, frozen=True, rename={"identity_token": "identitytoken"}):
     """Beside `auth`, Docker keeps a token of some clouds."""
 
     auth: str = ""
@@ -32,7 +32,7 @@ class _Entry(msgspec.Struct, frozen=True, rename={"identity_token": "identitytok
 class _LoginFile(msgspec.Struct, frozen=True, rename="camel"):
     """Fields that are read of `auth.json` and `config.json`."""
 
-    auths: dict[str, _Entry] = msgspec.field(default_factory=dict)
+    auths: dict[str, _RegistryEntry] = msgspec.field(default_factory=dict)
     creds_store: str = ""
     cred_helpers: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -100,7 +100,7 @@ def find_login(host: str, name: str, files: Sequence[Path], ask: AskHelper) -> R
             ) from error
         hosts = {_host_of(key): key for key in known.auths}
         key = next((hosts[place] for place in _places(host, name) if place in hosts), None)
-        entry = _Entry() if key is None else known.auths[key]
+        entry = _RegistryEntry() if key is None else known.auths[key]
         helper = known.cred_helpers.get(host) or known.creds_store
         if entry.auth:
             return _decode_login(path, host, entry.auth)

@@ -46,7 +46,7 @@ class InCall(Protocol):
 C = TypeVar("C", bound=InCall)
 
 
-class _Entry(Struct):
+class _Outstanding(Struct):
     """The requests of one call, or one status request."""
 
     until_s: float
@@ -108,7 +108,7 @@ class InFlight(Generic[C]):
         self._selects, self._observes = bool(self._selector.members), bool(hedges or first)
         #: The calls that are not decided, by number.
         self.calls: dict[int, C] = {}
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, _Outstanding] = {}
         self._last_number = 0
         self._next_end_s = math.inf
         #: Device -> number -> the request that ended as silent, and the end of its time.
@@ -182,7 +182,7 @@ class InFlight(Generic[C]):
         """Enter `call`; returns its number."""
         number = self.number()
         self.calls[number] = call
-        self._entries[number] = _Entry(call.session.decide_s, {})
+        self._entries[number] = _Outstanding(call.session.decide_s, {})
         return number
 
     def on_decision(self, number: int, now_s: float) -> None:
@@ -404,7 +404,7 @@ class InFlight(Generic[C]):
         elif self._selector.knows(device):
             until_s = now_s + HEARTBEAT_S
             request = Request(k=self._k_of[device], device=device, sent_s=now_s)
-            self._entries[number] = _Entry(until_s, {device: request})
+            self._entries[number] = _Outstanding(until_s, {device: request})
             self._next_end_s = min(self._next_end_s, until_s)
             self._tell(DeviceEvent("asked", device, now_s, request, until_s))
 

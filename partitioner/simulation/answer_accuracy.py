@@ -60,7 +60,7 @@ class MeasuredSubsets:
         return top + (floor - top) * self._lowered(members, rungs)
 
     def _lowered(self, members: tuple[int, ...], rungs: tuple[int, ...]) -> float:
-        """How far between the top (0) and the lowest rungs (1) these are.
+        """Share of the way from the top (0) to the lowest rungs (1) that these have gone.
 
         By what they lose alone of what the lowest lose, or by their steps where none loses.
         """
