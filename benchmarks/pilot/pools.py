@@ -146,5 +146,7 @@ def _compute(
     name: str, side: int, weights: Path, depths: Sequence[int]
 ) -> Callable[[Views, Callable[[int, str], None]], Mapping[int, Features]]:
     if list(depths) == [0]:
-        return lambda pixels, advance: {0: network_features(name, side, weights, pixels, advance)}
+        return lambda pixels, advance: {
+            0: network_features(name, side, weights, pixels, advance).read
+        }
     return lambda pixels, advance: cut_features(name, side, weights, depths, pixels, advance)

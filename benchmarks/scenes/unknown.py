@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, read_result
@@ -33,12 +33,14 @@ from mdp.fusion.novelty import NoveltyScore
 from mdp.fusion.novelty_table import Novelty, Signal, SubsetNovelty
 from partitioner.fusion.novelty_fit import area_under_curve, fit_novelty, thresholds
 from partitioner.fusion.stacking import fit_fusion
-from partitioner.networks.feature_distance import DistanceClassifier
+from partitioner.networks.feature_distance import DistanceClassifier, StageOutput
 from partitioner.pilot.features import network_features
 from partitioner.pilot.linear import fit, leave_groups_out
 
 RESULT = RESULTS / "scenes-unknown.json"
 NETWORK, SIDE = "tf_efficientnet_lite0", 128
+#: Width of the feature that its classifier reads.
+READ = 1280
 CAMERAS = ("top", "left", "right", "back")
 #: Scenes of a class to learn from, to calibrate, to test.
 LEARNED, CALIBRATED, TESTED = slice(0, 40), slice(40, 50), slice(50, 75)
@@ -64,12 +66,15 @@ Logits = dict[int, Contribution]
 
 
 def features(files: Sequence[Sequence[Path]], name: str, options: argparse.Namespace) -> Floats:
-    """Features `[C, S, D]` of files by class; kept."""
+    """Features `[C, S, D + E]` of files by class; kept.
+
+    What the classifier reads, and what the distance is measured of, side by side.
+    """
     path: Path = options.scratch / f"features-{name}.npy"
     if not path.exists():
         pixels = views_of(files, SIDE, f"unknown-{name}", options.scratch / "cache")
         found = network_features(NETWORK, SIDE, options.weights, pixels, lambda *_: None)
-        np.save(path, found.reshape(len(files), len(files[0]), -1))
+        np.save(path, np.hstack(found).reshape(len(files), len(files[0]), -1))
     stored: Floats = np.load(path)
     return stored
 
@@ -87,7 +92,10 @@ class ClassDraw:
 
 
 def draw(seed: int, both: bool, parts: Floats, tiny: Floats) -> ClassDraw:
-    """Classes drawn by `seed`, of features `[K, C, S, D]` of parts and `[K, N, D]` of others."""
+    """Classes drawn by `seed`.
+
+    Features of `parts` are `[K, C, S, D + E]`, those of others `[K, N, D + E]`.
+    """
     random = np.random.default_rng([seed, both])
     pairs = random.permutation(PAIRS)
     if both:
@@ -101,7 +109,7 @@ def draw(seed: int, both: bool, parts: Floats, tiny: Floats) -> ClassDraw:
         return parts[:, classes, scenes].reshape(len(CAMERAS), -1, parts.shape[-1])
 
     learned = part(taught, LEARNED)
-    flat = learned.reshape(-1, learned.shape[-1])
+    flat = learned.reshape(-1, learned.shape[-1])[:, :READ]
     targets = np.tile(np.repeat(np.arange(count), 40), len(CAMERAS))
     groups = np.tile(np.arange(40 * count), len(CAMERAS))
     found = leave_groups_out(flat, targets, groups, count)
@@ -111,12 +119,21 @@ def draw(seed: int, both: bool, parts: Floats, tiny: Floats) -> ClassDraw:
         layer.weight.copy_(torch.from_numpy(fitted.weight))
         layer.bias.copy_(torch.from_numpy(fitted.bias))
     rows = np.linspace(0, learned.shape[1] - 1, TAUGHT).astype(int)
-    told = [DistanceClassifier(layer, torch.from_numpy(one[rows])).eval() for one in learned]
+    outputs = [StageOutput() for _ in learned]
+    told = [
+        DistanceClassifier(layer, torch.from_numpy(one[rows, READ:]), output).eval()
+        for one, output in zip(learned, outputs, strict=True)
+    ]
+
+    def logits_of(k: int, seen: Tensor) -> Tensor:
+        outputs[k].mean = seen[:, READ:]
+        found: Tensor = told[k](seen[:, :READ])
+        return found
 
     def logits(seen: Floats) -> Logits:
         with torch.no_grad():
             return {
-                k: Contribution(None, told[k](torch.from_numpy(one).float()).numpy())
+                k: Contribution(None, logits_of(k, torch.from_numpy(one).float()).numpy())
                 for k, one in enumerate(seen)
             }
 

@@ -268,7 +268,9 @@ def train_views(options: Namespace, data: Dataset, side: int) -> dict[str, Any]:
     learned = SceneViews.of(data.train, math.ceil(1.25 * side), cache, "train")
     # The classifier is fitted to the frozen features first, as those of the bundles.
     whole = SceneViews.of(data.train, side, cache, "train, whole")
-    features = [network_features(name, side, weights, one, lambda *_: None) for one in whole.pixels]
+    features = [
+        network_features(name, side, weights, one, lambda *_: None).read for one in whole.pixels
+    ]
     largest, groups = np.max(features, axis=0), np.arange(len(data.train))
     held_out = leave_groups_out(largest, data.train.targets, groups, len(data.labels))
     fitted = fit(

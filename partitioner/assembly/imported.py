@@ -14,8 +14,10 @@ from partitioner.export.write import ServedMember
 from partitioner.networks.families import (
     Backbone,
     FamilyMember,
+    Stage,
     create,
     cut_classifier,
+    last_stage,
     normalisation,
     read_state,
 )
@@ -66,6 +68,17 @@ def classifier_of(module: nn.Module) -> str | None:
     classifier = network.get_classifier()
     named: dict[str, nn.Module] = dict(module.named_modules())
     return next(name for name, part in named.items() if part is classifier)
+
+
+def stage_of(module: nn.Module) -> Stage | None:
+    """The last stage of a served network; None where it has none, as a plain ViT."""
+    if isinstance(module, ServedMember):
+        place, network = "submodel.trunk", module.submodel.trunk
+    else:
+        assert isinstance(module, ServedClassifier)
+        place, network = "network", module.network
+    stage = last_stage(network)
+    return stage and Stage(f"{place}.{stage.place}", stage.channels)
 
 
 def _load_member(

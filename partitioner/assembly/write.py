@@ -30,6 +30,7 @@ from partitioner.assembly.imported import (
     count_costs,
     onnx_member,
     own_logits,
+    stage_of,
     timm_module,
 )
 from partitioner.data.crops import View, load_views
@@ -50,6 +51,7 @@ from partitioner.export.write import (
 )
 from partitioner.fusion.bundle_fit import fit_bundle
 from partitioner.fusion.region_choice import CHOSEN_ON, choose_regions
+from partitioner.networks.families import Stage
 from partitioner.networks.feature_distance import attach_distance, features_at
 from partitioner.networks.submodel import SubModel
 from partitioner.networks.teacher import teacher_spec
@@ -91,7 +93,8 @@ class Assembly:
     origin: Mapping[str, str] = field(default_factory=dict)
     #: What fusion is fitted to beside the calibration split, if anything.
     left_out: "LeftOutAnswers | None" = None
-    #: By device, features `[N, D]` of training pictures, where its network's are known.
+    #: By device, features `[N, D]` of training pictures of which the distance is measured, where
+    #: its network's are known.
     features: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     #: Models that tell the distance of their features.
     distant: set[Path] = field(default_factory=set)
@@ -191,7 +194,9 @@ class Assembly:
             assert model.image_size is not None
             module, size = timm_module(model, source, names, rows), model.image_size
             if (place := classifier_of(module)) is not None:
-                attach_distance(module, place, self._features(sharing, module, place, size))
+                stage = stage_of(module)
+                features = self._features(sharing, module, place, stage, size)
+                attach_distance(module, place, features, stage)
                 self.distant.add(path)
             content = to_onnx(module, size, HEADS, {})
         parameters, macs = count_costs(content)
@@ -216,9 +221,14 @@ class Assembly:
         )
 
     def _features(
-        self, sharing: Sequence[members.Model], module: torch.nn.Module, place: str, size: int
+        self,
+        sharing: Sequence[members.Model],
+        module: torch.nn.Module,
+        place: str,
+        stage: Stage | None,
+        size: int,
     ) -> Tensor:
-        """Features `[N, D]` that the layer `place` reads of training pictures.
+        """Features `[N, D]` of training pictures, of which the distance is measured.
 
         They are those of the cameras of all models that share the file.
         """
@@ -226,7 +236,7 @@ class Assembly:
         known = [self.features[one.device] for one in seen_by if one.device in self.features]
         if len(known) == len(seen_by):
             return torch.from_numpy(np.concatenate(known))
-        return features_at(module, place, self._taught(list(seen_by), size))
+        return features_at(module, place, self._taught(list(seen_by), size), stage)
 
     def _taught(self, models: Sequence[members.Model], size: int) -> Views:
         """Training pictures `[N, S, S, 3]` as `models` see them, of each equally many."""

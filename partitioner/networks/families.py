@@ -181,6 +181,36 @@ def normalisation(model: Any) -> Normalise:
     return Normalise(tuple(config["mean"]), tuple(config["std"]))
 
 
+class Stage(NamedTuple):
+    """A part of a network, by its place, whose output has so many channels."""
+
+    place: str
+    channels: int
+
+    def mean(self, output: Tensor) -> Tensor:
+        """Mean `[B, C]` over the places of an output `[B, C, H, W]`, `[B, H, W, C]` or `[B, T, C]`.
+
+        Raises ValueError for another shape.
+        """
+        if output.ndim == 4 and output.shape[1] == self.channels:
+            return output.mean(dim=(2, 3))
+        if output.ndim in {3, 4} and output.shape[-1] == self.channels:
+            return output.flatten(1, -2).mean(dim=1)
+        raise ValueError(
+            f"{self.place}: expected {self.channels} channels, got {tuple(output.shape)}"
+        )
+
+
+def last_stage(network: Any) -> Stage | None:
+    """The last stage of a timm network, before what its classifier needs; None of a plain ViT."""
+    listed = getattr(network, "feature_info", None)
+    # A list while a network is whole; an object of timm's where it was made for its features.
+    info = getattr(listed, "info", listed)
+    if not info or hasattr(network, "pos_embed"):
+        return None
+    return Stage(info[-1]["module"], info[-1]["num_chs"])
+
+
 def own_classifier(name: str, weights: Path) -> nn.Linear | None:
     """The classifier of a network's pretrained weights; None unless it is one linear map.
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from partitioner.networks.families import (
     Backbone,
     create,
     cut_classifier,
+    last_stage,
     normalisation,
     own_classifier,
     token_features,
@@ -25,6 +26,16 @@ from partitioner.training.cached_outputs import batch
 from partitioner.training.compute import quicker_autocast
 
 Features = NDArray[np.float32]
+
+
+class NetworkFeatures(NamedTuple):
+    """Features of one pass over pictures."""
+
+    #: `[N, D]`, what a classifier reads.
+    read: Features
+    #: `[N, E]`, of which the distance to the training pictures is measured.
+    distance: Features
+
 
 #: Pictures in one forward pass, at most, and their pixels: of more it takes more memory, not less
 #: time.
@@ -73,16 +84,23 @@ def cut_features(
 
 def network_features(
     name: str, image_size: int, weights: Path, pixels: Views, advance: Advance
-) -> Features:
-    """The pooled feature `[N, D]` of a whole network, from views `[N, S, S, 3]`.
-
-    Raises InputError.
-    """
+) -> NetworkFeatures:
+    """The pooled features of a whole network, from views `[N, S, S, 3]`; raises InputError."""
     network = create(Backbone(name, image_size), 0, weights).eval()
     # A third less time in convolutions, measured with EfficientNet-Lite at 128 px.
     layout = torch.channels_last
     network = network.to(memory_format=layout)
-    return _run(network, lambda x: [network(x.to(memory_format=layout))], pixels, advance)[0]
+    stage, means = last_stage(network), list[Tensor]()
+    if stage is not None:
+        network.get_submodule(stage.place).register_forward_hook(
+            lambda _, inputs, output: means.append(stage.mean(output))
+        )
+
+    def features(x: Tensor) -> list[Tensor]:
+        found = network(x.to(memory_format=layout))
+        return [found, means.pop() if means else found]
+
+    return NetworkFeatures(*_run(network, features, pixels, advance))
 
 
 def own_rows(name: str, depth: int, weights: Path, rows: Sequence[int]) -> Classifier | None:

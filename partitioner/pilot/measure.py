@@ -39,7 +39,13 @@ from partitioner.pilot.candidates import (
     remarks_on_extrapolation,
 )
 from partitioner.pilot.choice import ChosenNetworks, choose, without_slow
-from partitioner.pilot.features import Features, cut_features, network_features, own_rows
+from partitioner.pilot.features import (
+    Features,
+    NetworkFeatures,
+    cut_features,
+    network_features,
+    own_rows,
+)
 from partitioner.pilot.linear import (
     Array,
     HeldOutPredictions,
@@ -104,8 +110,8 @@ class Measured:
     left_out: HeldOutPredictions
     #: Rows of the network's own classifier in the predictions; None: they have no part in them.
     blend: Blend | None = None
-    #: Features `[N, D]` of the pilot's pictures; None where kept predictions were read instead.
-    features: Features | None = None
+    #: Features of the pilot's pictures; None where kept predictions were read instead.
+    features: NetworkFeatures | None = None
 
     def accuracy(self, targets: Index) -> float:
         """Share of right answers to single pictures left out of the fit, of classes `[N]`."""
@@ -331,7 +337,7 @@ def _measure(
             features = _features(name, side, weights[name], sorted(by_depth), views[side], advance)
             for depth, row in by_depth.items():
                 left_out, blend = _predict_left_out(
-                    features[depth],
+                    features[depth].read,
                     wanted[row],
                     weights[name],
                     class_rows.get(name),
@@ -427,10 +433,11 @@ class KeptPredictions:
 
 def _features(
     name: str, side: int, weights: Path, depths: Sequence[int], pixels: Views, advance: Advance
-) -> Mapping[int, Features]:
+) -> Mapping[int, NetworkFeatures]:
     if depths == [0]:
         return {0: network_features(name, side, weights, pixels, advance)}
-    return cut_features(name, side, weights, depths, pixels, advance)
+    cuts = cut_features(name, side, weights, depths, pixels, advance)
+    return {depth: NetworkFeatures(read=one, distance=one) for depth, one in cuts.items()}
 
 
 def _views(
@@ -449,12 +456,12 @@ def fit_member(
     progress: Progress,
     path: Path,
     known: Measured | None = None,
-) -> tuple[Features, HeldOutPredictions]:
+) -> tuple[NetworkFeatures, HeldOutPredictions]:
     """Write a member's weights to `path`, with a classifier fitted to `pictures`.
 
     `rows` are those of the classes in the network's own classifier, where it has them. `known` is
     what was measured on the very same pictures: nothing of it is computed again. Returns the
-    features `[N, D]`, and the predictions for pictures left out of the fit. Raises InputError.
+    features, and the predictions for pictures left out of the fit. Raises InputError.
     """
     if known is not None and known.features is not None:
         features, left_out, blend = known.features, known.left_out, known.blend
@@ -463,10 +470,12 @@ def fit_member(
         (pixels,) = _views(pictures.pictures, [side], cache, progress)
         with progress.task(f"fitting the classifier of {one.words}", len(pixels)) as advance:
             features = _features(one.name, side, weights, [one.depth], pixels, advance)[one.depth]
-        left_out, blend = _predict_left_out(features, one, weights, rows, pictures, num_classes)
+        left_out, blend = _predict_left_out(
+            features.read, one, weights, rows, pictures, num_classes
+        )
     with threadpool_limits(1, user_api="blas"):
         classifier = fit(
-            features,
+            features.read,
             pictures.pictures.targets,
             num_classes,
             penalty=left_out.penalty,

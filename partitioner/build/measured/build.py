@@ -167,7 +167,7 @@ class _Build:
         pictures = self.pictures
         seen = [
             CurveMember(
-                features=members[row].features,
+                features=members[row].features.read,
                 rows=np.arange(len(pictures.groups))[
                     pictures.rows_of(self.inputs.cameras.get(device))
                 ],
@@ -205,7 +205,9 @@ class _Build:
         (self.folder / LABELS).write_text("".join(f"{label}\n" for label in data.labels))
         better = {row: one.path for row, one in taught.items() if one.path is not None}
         frozen = {
-            device: members[row].features[self.pictures.rows_of(inputs.cameras.get(device))]
+            device: members[row].features.distance[
+                self.pictures.rows_of(inputs.cameras.get(device))
+            ]
             for device, row in self.pilot.choice.rows.items()
             if row not in better
         }

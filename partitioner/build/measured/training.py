@@ -32,7 +32,7 @@ from partitioner.data.scenes import single_pictures
 from partitioner.estimates.macs import macs
 from partitioner.networks.families import FamilyMember
 from partitioner.pilot.candidates import FrozenNetwork
-from partitioner.pilot.features import Features
+from partitioner.pilot.features import NetworkFeatures
 from partitioner.pilot.linear import HeldOutPredictions
 from partitioner.pilot.measure import Pilot, PilotPictures, backbone_of
 from partitioner.run.folder import RunFolder
@@ -79,8 +79,8 @@ class FittedMember:
 
     candidate: FrozenNetwork
     path: Path
-    #: Features `[N, D]` of these pictures, and the predictions of each left out of the fit.
-    features: Features
+    #: Features of these pictures, and the predictions of each left out of the fit.
+    features: NetworkFeatures
     left_out: HeldOutPredictions
 
     def load(self, num_classes: int) -> FamilyMember:

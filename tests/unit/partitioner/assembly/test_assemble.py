@@ -32,7 +32,7 @@ from partitioner.export.quantize import quantize_model
 from partitioner.export.sessions import run_session
 from partitioner.fusion.novelty_fit import tells_distance
 from partitioner.fusion.stacking import fit_subset
-from partitioner.networks.families import Backbone, FamilyMember, create
+from partitioner.networks.families import Backbone, FamilyMember, Stage, create
 from partitioner.networks.feature_distance import FARTHEST, features_at
 from partitioner.regions import REGIONS
 from tests.support.models.trees import CLASSES, write_tree
@@ -349,9 +349,11 @@ def test_cameras_of_one_network_share_a_file_made_for_the_pictures_of_all(
                 Image.fromarray(pixels).save(scene / f"{camera}.png")
     seen: dict[str, list[Views]] = {"measured from": [], "ranges of": []}
 
-    def features(module: torch.nn.Module, place: str, pixels: Views) -> torch.Tensor:
+    def features(
+        module: torch.nn.Module, place: str, pixels: Views, stage: Stage | None
+    ) -> torch.Tensor:
         seen["measured from"].append(pixels)
-        return features_at(module, place, pixels)
+        return features_at(module, place, pixels, stage)
 
     def ranges(model: bytes, precision: Precision, pixels: Views, *, whole: bool) -> bytes:
         seen["ranges of"].append(pixels)

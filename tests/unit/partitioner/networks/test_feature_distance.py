@@ -8,6 +8,10 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor, nn
 
+from mdp.runtimes.base import CPU
+from mdp.runtimes.onnxruntime import import_onnxruntime
+from partitioner.export.write import to_onnx
+from partitioner.networks.families import Backbone, Stage, create, last_stage
 from partitioner.networks.feature_distance import (
     DIRECTIONS,
     FARTHEST,
@@ -96,3 +100,74 @@ def test_a_network_gets_the_distance_of_its_own_features() -> None:
     assert torch.allclose(before.softmax(1), after.softmax(1), atol=1e-5)
     assert float(after.mean()) == pytest.approx(-1.0, abs=0.01)
     assert float(bright.mean()) < float(after.min()) - 0.5
+
+
+class Staged(nn.Module):
+    """A network of uint8 pictures whose classifier reads an untold part of its last stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage = nn.Conv2d(3, 6, 1)
+        self.top = nn.Linear(2, CLASSES)
+
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        """Logits `[N, C]`."""
+        output: Tensor = self.stage(images.permute(0, 3, 1, 2).float() / 255)
+        found: Tensor = self.top(output[:, :2].mean(dim=(2, 3)))
+        return (found,)
+
+
+def test_the_distance_is_that_of_the_last_stage_though_the_classifier_reads_less() -> None:
+    torch.manual_seed(0)
+    served, stage = Staged(), Stage("stage", 6)
+    with torch.no_grad():
+        served.stage.weight[:2] = 0.0  # nothing of a picture reaches the classifier
+    pixels = np.random.default_rng(0).integers(0, 60, (80, 4, 4, 3), dtype=np.uint8)
+    bright = torch.full((2, 4, 4, 3), 255, dtype=torch.uint8)
+    with torch.no_grad():
+        before = served(torch.from_numpy(pixels))[0]
+        features = features_at(served, "top", pixels, stage)
+        attach_distance(served, "top", features, stage)
+        after = served(torch.from_numpy(pixels))[0]
+        strange = served(bright)[0]
+    assert features.shape == (80, 6)
+    assert torch.allclose(before.softmax(1), after.softmax(1), atol=1e-5)
+    assert float(after.mean()) == pytest.approx(-1.0, abs=0.01)
+    assert float(strange.mean()) == pytest.approx(-FARTHEST)
+    content = to_onnx(served, 4, ["bag"], {})
+    session = import_onnxruntime().InferenceSession(content, providers=[CPU])
+    (found,) = session.run(None, {"images": bright.numpy()})
+    np.testing.assert_allclose(found, strange.numpy(), atol=1e-4)
+
+
+def test_the_mean_of_a_stage_is_over_its_places() -> None:
+    maps = torch.arange(2 * 3 * 2 * 5.0).reshape(2, 3, 2, 5)
+    expected = maps.mean(dim=(2, 3))
+    stage = Stage("stage", 3)
+    tokens = maps.flatten(2).transpose(1, 2)
+    for output in (maps, maps.permute(0, 2, 3, 1), tokens):
+        assert torch.allclose(stage.mean(output), expected)
+    with pytest.raises(ValueError, match=r"stage: expected 3 channels, got \(2, 30\)"):
+        stage.mean(maps.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        ("tf_efficientnet_lite0", Stage("blocks.6", 320)),
+        ("resnet18", Stage("layer4", 512)),
+        ("swin_tiny_patch4_window7_224", Stage("layers.3", 768)),
+        ("vit_tiny_patch16_224", None),
+    ],
+)
+def test_the_last_stage_of_networks(name: str, stage: Stage | None) -> None:
+    network = create(Backbone(name, 224), 0).eval()
+    assert last_stage(network) == stage
+    if stage is not None:
+        seen: list[Tensor] = []
+        network.get_submodule(stage.place).register_forward_hook(
+            lambda _, inputs, output: seen.append(stage.mean(output))
+        )
+        with torch.no_grad():
+            network(torch.zeros(1, 3, 224, 224))
+        assert seen[0].shape == (1, stage.channels)

@@ -280,7 +280,7 @@ def test_the_minutes_hold_with_the_check_and_the_bundle_of_what_was_trained(
 
     slowly(training, "_cross_entropy", lambda _, views, __: took * len(views))
     slowly(fine_tuning, "_step", lambda *args: 3 * took * args[5].batch)
-    slowly(write, "features_at", lambda _, __, pixels: 2 * took * len(pixels))
+    slowly(write, "features_at", lambda _, __, pixels, ___: 2 * took * len(pixels))
     slowly(write, "to_onnx", lambda *_: 4.0)
     slowly(evaluate, "member_contribution", lambda _, pixels, *__: took * len(pixels))
     inputs = inputs_of(weights, tree, **{"run.minutes": 2.0, "plan.latency_ms": 1.0})
