@@ -291,8 +291,9 @@ function showAnswer(answer) {
   const suspects = answer.used.filter((name) => answer.suspects[name]);
   const doubt = suspects.length ? `; accuracy unknown with a suspected camera (${suspects.join(", ")})` : "";
   const what = unknown ? `none of the classes, nearest ${answer.label}, ` : "";
-  const worst = [...answer.members].sort((one, other) => (other.anomaly ?? -Infinity) - (one.anomaly ?? -Infinity))[0];
-  const blind = answer.normal != null && answer.blind_sides.length
+  const worst = answer.members.filter((one) => !answer.blind_sides.includes(one.device))
+    .sort((one, other) => (other.anomaly ?? -Infinity) - (one.anomaly ?? -Infinity))[0];
+  const blind = answer.blind_sides.length
     ? `; blind to ${answer.blind_sides.join(", ")}${answer.defects_missed == null ? "" : `: ${percent(answer.defects_missed)} of measured defects pass`}` : "";
   const differs = answer.normal === false ? `differs from the good ones, most at ${worst.device}, ` : "";
   const parts = `${differs}${what}${percent(answer.probability)} probable, from ${answer.used.join(", ")}${doubt}${blind}`;
