@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -26,7 +27,7 @@ from mdp.formats.bundle import (
     model_path,
 )
 from mdp.formats.model_file import ModelFile
-from mdp.formats.plan import Assignment, Plan, PredictedMs
+from mdp.formats.plan import Assignment, Plan, PredictedMs, Replica
 from mdp.fusion.anomaly_table import DEFAULT_GOOD_RATE
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import INPUT, Runtime
@@ -42,12 +43,16 @@ from partitioner.fusion.novelty_fit import area_under_curve
 from partitioner.run.progress import Progress
 
 Values = NDArray[np.float64]
+#: A place where a sub-model is served.
+Served = TypeVar("Served", Assignment, Replica)
 #: Folds that score each other's good scenes.
 FOLDS = 5
 #: Scenes of them that are used, at most: evenly spaced.
 MOST_GOOD = 2000
 #: Area under the ROC curve that a member in a lower precision may lose, as a fraction.
 MAX_LOSS = 0.02
+#: Defective scenes: one to choose by, and one to measure by.
+LEAST_DEFECTS = 2
 #: Scenes that an error names, at most.
 _NAMED = 20
 #: Features that are kept in memory between two looks at them, at most.
@@ -75,7 +80,7 @@ class InspectRequest:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Member:
+class _FittedMember:
     """One member's head, and its scores."""
 
     assignment: Assignment
@@ -101,6 +106,7 @@ def inspect_bundle(
         raise InputError(f"{bundle.path}: is untrained: its layers say nothing of a picture")
     if any(a.lower for a in manifest.plan.assignments):
         raise InputError(f"{bundle.path}: has rungs, which get no anomaly heads: expected none")
+    _check_before(bundle, request.before)
     cameras = sorted({a.camera for a in manifest.plan.assignments if a.camera})
     good = thin_out(open_scenes(request.good, cameras), MOST_GOOD)
     try:
@@ -108,6 +114,11 @@ def inspect_bundle(
     except InputError as error:
         raise InputError(f"--data {request.good}: {error}") from None
     defects = None if request.defects is None else open_scenes(request.defects, cameras)
+    if defects is not None and len(defects) < LEAST_DEFECTS:
+        raise InputError(
+            f"--defects {request.defects}: expected at least {LEAST_DEFECTS} defective scenes, of "
+            f"which half choose and half measure, got {len(defects)}"
+        )
     views = [view_of(a) for a in manifest.plan.assignments]
     seen = load_views(good, views, cache, progress, "good scenes")
     faulty: list[Pixels | None] = [None] * len(views)
@@ -148,7 +159,7 @@ def inspect_bundle(
         write_json(folder / FUSION, fusion)
         changed = replace(
             manifest,
-            plan=_replan(manifest.plan, members),
+            plan=_replan(manifest.plan, members, manifest.inspection or None),
             files={name: file_entry(folder / name) for name in manifest.files},
             inspection=inspection,
         )
@@ -162,7 +173,7 @@ def _fit_member(
     pixels: Pixels,
     defects: Pixels | None,
     request: InspectRequest,
-) -> _Member:
+) -> _FittedMember:
     """One member with a head fitted to good pictures `[N, S, S, 3]`, and the scores it gives."""
     k, precision = assignment.k, assignment.spec.precision
     before = bundle.model(k)
@@ -189,7 +200,7 @@ def _fit_member(
         fp32_planted_auc=None if exact is None else round(exact, 4),
     )
     scored = None if defects is None else _scores(runs[1], defects, batch_for(precision))
-    return _Member(
+    return _FittedMember(
         assignment=assignment, model=model, facts=facts, good=good, patched=patched, defects=scored
     )
 
@@ -220,6 +231,11 @@ def _add_head(plain: bytes, path: Path, pixels: Pixels, batch: int) -> tuple[byt
 
     fits, maps = heads.cross_validate_maps(kept, layers, FOLDS)
     good = heads.scores_of(maps).astype(np.float64)
+    if not np.isfinite(good).all():
+        raise InputError(
+            f"{path}: its middle layers ({heads.words_of(layers)}) give numbers that are not "
+            "finite of good pictures"
+        )
     limit = max(float(np.quantile(good, 1 - _MAP_RATE)), _LEAST_LIMIT)
     return heads.with_head(plain, layers, fits, limit), good, heads.words_of(layers)
 
@@ -234,17 +250,8 @@ def _scores(runtime: Runtime, pixels: Pixels, batch: int) -> Values:
 
 
 def _exact_auc(before: Bundle, assignment: Assignment, pixels: Pixels, patched: Pixels) -> float:
-    """Area under the ROC curve of planted patches by a member's fp32 model; raises InputError."""
-    plan = before.manifest.plan
-    if assignment.k >= len(plan.assignments):
-        raise InputError(f"--fp32 {before.path}: has no sub-model {assignment.k}")
-    exact = plan.assignments[assignment.k]
-    same = replace(exact.spec, precision="fp32") == replace(assignment.spec, precision="fp32")
-    if not same or exact.spec.precision not in SAME_FILE:
-        raise InputError(
-            f"--fp32 {before.path}: expected sub-model {assignment.k} as "
-            f"{assignment.spec.words} in fp32, found {exact.spec.words} in {exact.spec.precision}"
-        )
+    """Area under the ROC curve of planted patches by a member's fp32 model."""
+    exact = before.manifest.plan.assignments[assignment.k]
     model = before.model(assignment.k)
     plain = heads.without_head(model.content) if heads.has_head(model.content) else model.content
     headed, good, _ = _add_head(plain, model.path, pixels, batch_for("fp32"))
@@ -252,7 +259,34 @@ def _exact_auc(before: Bundle, assignment: Assignment, pixels: Pixels, patched: 
     return area_under_curve(good, _scores(runtime, patched, batch_for("fp32")))
 
 
-def _check_gate(request: InspectRequest, members: Sequence[_Member]) -> None:
+def _check_before(bundle: Bundle, before: Bundle | None) -> None:
+    """Raise InputError unless `before`, where it is given, has all quantized members in fp32."""
+    if before is None:
+        return
+    where, old = f"--fp32 {before.path}", before.manifest.plan.assignments
+    if before.manifest.labels != bundle.manifest.labels:
+        raise InputError(f"{where}: expected the classes of {bundle.path}, found others")
+    quantized = [a for a in bundle.manifest.plan.assignments if a.spec.precision not in SAME_FILE]
+    if not quantized:
+        raise InputError(f"{where}: {bundle.path} has no quantized sub-model to compare")
+    for a in quantized:
+        if a.k >= len(old):
+            raise InputError(f"{where}: has no sub-model {a.k}")
+        exact = old[a.k]
+        same = replace(exact.spec, precision="fp32") == replace(a.spec, precision="fp32")
+        if not same or exact.spec.precision not in SAME_FILE:
+            raise InputError(
+                f"{where}: expected sub-model {a.k} as {a.spec.words} in fp32, found "
+                f"{exact.spec.words} in {exact.spec.precision}"
+            )
+        if view_of(exact) != view_of(a):
+            raise InputError(
+                f"{where}: expected sub-model {a.k} to see what that of {bundle.path} sees, found "
+                "another view"
+            )
+
+
+def _check_gate(request: InspectRequest, members: Sequence[_FittedMember]) -> None:
     """Raise InputError for members whose precision costs too much; nothing is written."""
     worse = []
     for member in members:
@@ -281,17 +315,28 @@ def _format_error(folder: str, good: PictureSet, rows: Sequence[int]) -> str:
     )
 
 
-def _replan(plan: Plan, members: Sequence[_Member]) -> Plan:
-    """`plan` with what the heads cost: milliseconds and memory."""
-    ratios = {m.assignment.k: max(1.0, m.facts.time_ratio) for m in members}
-    added = {m.assignment.k: m.facts.added_bytes for m in members}
-    assignments = []
-    for a in plan.assignments:
-        old, compute = a.predicted_ms, round(a.predicted_ms.compute * ratios[a.k], 3)
-        milliseconds = PredictedMs(
-            compute=compute, network=old.network, total=round(compute + old.network, 3)
-        )
-        memory = a.memory_bytes + added[a.k]
-        assignments.append(replace(a, predicted_ms=milliseconds, memory_bytes=memory))
-    replicas = [replace(r, memory_bytes=r.memory_bytes + added[r.k]) for r in plan.replicas]
-    return replace(plan, assignments=assignments, replicas=replicas)
+def _replan(plan: Plan, members: Sequence[_FittedMember], old: Inspection | None) -> Plan:
+    """`plan` with what the heads cost, milliseconds and memory, in place of `old` ones' cost."""
+    before = {one.k: one for one in old.members} if old else {}
+    ratios, added = {}, {}
+    for member in members:
+        k, facts = member.assignment.k, member.facts
+        ratios[k], added[k] = max(1.0, facts.time_ratio), facts.added_bytes
+        if k in before:
+            ratios[k] /= max(1.0, before[k].time_ratio)
+            added[k] -= before[k].added_bytes
+    return replace(
+        plan,
+        assignments=[_with_cost(a, ratios[a.k], added[a.k]) for a in plan.assignments],
+        replicas=[_with_cost(r, ratios[r.k], added[r.k]) for r in plan.replicas],
+    )
+
+
+def _with_cost(served: Served, ratio: float, added_bytes: int) -> Served:
+    """A sub-model's place with `ratio` times the milliseconds, and so many more bytes."""
+    network, compute = served.predicted_ms.network, served.predicted_ms.compute * ratio
+    milliseconds = PredictedMs(
+        compute=round(compute, 3), network=network, total=round(compute + network, 3)
+    )
+    memory = served.memory_bytes + added_bytes
+    return replace(served, predicted_ms=milliseconds, memory_bytes=memory)

@@ -82,7 +82,7 @@ def fit_anomaly(
     if default > rate:
         note(
             f"good scenes: {count:,} support no rate of rejected good items below {default:.2%}, "
-            f"which is taken: {rate:.2%} takes {round(1 / rate) - 1:,}"
+            f"which is taken: {rate:.2%} takes {int(np.ceil(1 / rate - 1e-9)) - 1:,}"
         )
     defects = None if measured is None else surprises_of(measured, tails)
     subsets = []

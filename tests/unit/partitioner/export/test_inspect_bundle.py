@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from torch import Tensor, nn
 
 from mdp.errors import InputError
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
+from mdp.formats.plan import PredictedMs, Replica
 from mdp.fusion.anomaly_table import Anomaly
 from mdp.testing.bundles import write_bundle
 from partitioner.assembly.ladder import add_rungs
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import open_dataset, open_scenes
 from partitioner.export import inspect_bundle as module
+from partitioner.export.anomaly_head import cross_validate_maps
 from partitioner.export.inspect_bundle import InspectRequest, inspect_bundle
 from partitioner.export.quantize import quantize_model
 from partitioner.export.quantize_bundle import quantize_bundle
@@ -107,6 +110,32 @@ def test_an_inspected_bundle_is_fitted_anew(inspected: Bundle, good: Path, tmp_p
     assert second
     sizes = [[one.added_bytes for one in each.members] for each in (first, second)]
     assert sizes[0] == sizes[1]
+    # New heads are in place of the old ones, in memory and in time.
+    plain, renewed = Bundle.open(PARTS).manifest.plan, again.manifest.plan
+    for was, part in zip(plain.assignments, renewed.assignments, strict=True):
+        facts = second.members[part.k]
+        assert part.memory_bytes == was.memory_bytes + facts.added_bytes
+        expected_ms = was.predicted_ms.compute * max(1.0, facts.time_ratio)
+        assert part.predicted_ms.compute == pytest.approx(expected_ms, abs=0.003)
+
+
+def test_a_head_costs_its_replicas_as_well() -> None:
+    assignment = Bundle.open(PARTS).manifest.plan.assignments[0]
+    replica = Replica(
+        k=0,
+        device="spare",
+        predicted_ms=PredictedMs(compute=10.0, network=2.0, total=12.0),
+        memory_bytes=1000,
+        provider="CPUExecutionProvider",
+        threads=1,
+        why="",
+    )
+    for served in (assignment, replica):
+        costs = module._with_cost(served, 1.1, 500)
+        compute_ms = round(served.predicted_ms.compute * 1.1, 3)
+        assert costs.predicted_ms.compute == compute_ms
+        assert costs.predicted_ms.total == round(compute_ms + served.predicted_ms.network, 3)
+        assert costs.memory_bytes == served.memory_bytes + 500
 
 
 def refused(tmp_path: Path, text: str, *, bundle: Bundle | None = None, **request: Any) -> None:
@@ -136,6 +165,16 @@ def test_too_few_good_scenes_are_refused(tmp_path: Path) -> None:
     folder = write_scenes(tmp_path / "good", 12)
     refused(
         tmp_path, f"--data {folder}: expected at least 20 good scenes .* got 12", good=str(folder)
+    )
+
+
+def test_too_few_defects_to_choose_and_to_measure_are_refused(tmp_path: Path, good: Path) -> None:
+    folder = write_scenes(tmp_path / "defects", 1, patched=[0])
+    refused(
+        tmp_path,
+        f"--defects {folder}: expected at least 2 defective scenes, .* got 1",
+        good=str(good),
+        defects=str(folder),
     )
 
 
@@ -210,6 +249,59 @@ def test_a_quantized_member_is_compared_with_its_fp32_model(tmp_path: Path, good
         good=str(good),
         before=before,
         max_loss=-0.5,
+    )
+
+
+def changed(source: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Bundle:
+    """A copy of a bundle with another manifest."""
+    shutil.copytree(source, folder)
+    content = json.loads((folder / MANIFEST).read_text())
+    change(content)
+    (folder / MANIFEST).write_text(json.dumps(content))
+    return Bundle.open(folder)
+
+
+def test_the_bundle_before_has_to_be_the_same_one(tmp_path: Path) -> None:
+    def exact(content: dict[str, Any]) -> None:
+        for part in content["plan"]["assignments"]:
+            part["network"]["precision"] = "fp32"
+
+    def other_classes(content: dict[str, Any]) -> None:
+        exact(content)
+        content["labels"][0] += " of another kind"
+
+    def other_cameras(content: dict[str, Any]) -> None:
+        exact(content)
+        parts = content["plan"]["assignments"]
+        parts[0]["camera"], parts[1]["camera"] = parts[1]["camera"], parts[0]["camera"]
+
+    for change, text in (
+        (other_classes, "--fp32 .*: expected the classes of .*parts, found others"),
+        (other_cameras, "--fp32 .*: expected sub-model 0 to see what that of .* sees"),
+    ):
+        before = changed(PARTS, tmp_path / change.__name__, change)
+        refused(tmp_path, text, good="none", before=before)
+    plain = changed(PARTS, tmp_path / "exact", exact)
+    refused(
+        tmp_path,
+        "--fp32 .*: .*exact has no quantized sub-model to compare",
+        bundle=plain,
+        good="none",
+        before=plain,
+    )
+
+
+def test_features_that_are_no_numbers_are_refused(
+    tmp_path: Path, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any) -> Any:
+        fits, maps = cross_validate_maps(*arguments)
+        maps[3, 0, 0] = np.nan
+        return fits, maps
+
+    monkeypatch.setattr(module.heads, "cross_validate_maps", broken)
+    refused(
+        tmp_path, r"submodels/0/model.onnx: its middle layers .* not finite of good", good=str(good)
     )
 
 

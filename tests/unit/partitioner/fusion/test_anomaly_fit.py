@@ -83,6 +83,20 @@ def test_too_few_good_items_for_a_rate_are_said() -> None:
     ]
 
 
+@pytest.mark.parametrize("rate", [0.009, 0.007, 0.02, 0.1])
+def test_as_many_good_items_as_are_said_support_a_rate(rate: float) -> None:
+    notes: list[str] = []
+    few = good(20, members=1)
+    fit_anomaly(few, few, rate=rate / 3, note=notes.append)
+    count = int(notes[0].rpartition(" takes ")[2].replace(",", ""))
+    again: list[str] = []
+    enough = good(count, members=1)
+    table = fit_anomaly(enough, enough, rate=rate / 3, note=again.append)
+    assert (again, table.default <= rate / 3) == ([], True)
+    fewer = good(count - 1, members=1)
+    assert fit_anomaly(fewer, fewer, rate=rate / 3).default > rate / 3
+
+
 def test_too_few_good_items_are_refused() -> None:
     with pytest.raises(InputError, match=r"expected at least 20 good scenes .* got 19"):
         fit_anomaly(good(19), good(19), rate=0.01)
