@@ -60,6 +60,29 @@ def ways() -> str:
     )
 
 
+def draws() -> str:
+    """Good items called different and defects found, over draws of those that calibrate."""
+    each = [one["resampled"] for one in _products().values()]
+    rows = []
+    for name, words in (
+        ("fitted", "MDP: a shared tail, thresholds by it"),
+        ("plain", "plain maximum, the largest good one as threshold"),
+    ):
+        row: dict[str, Any] = {"words": words}
+        for count in "1234":
+            for key in ("rejected", "found"):
+                row[key + count] = 100 * mean(one[count][name][key] for one in each)
+        rows.append(row)
+    whole = table(
+        rows,
+        ("", "{words}"),
+        *((f"good called different, {count}", f"{{rejected{count}:.2f}}") for count in "14"),
+        *((f"found by {count}", f"{{found{count}:.1f}}") for count in "1234"),
+    )
+    stated = 100 * mean(one["stated"] for one in each)
+    return f"Stated: {stated:.2f} % of good items.\n\n{whole}"
+
+
 def kinds() -> str:
     """Defects found by all four cameras at the stated rate, by kind, and by how many see them."""
     rows = []
@@ -157,6 +180,7 @@ def figures() -> str:
     """All of them."""
     parts = (
         ("Defects found at 1 % of good items rejected, %", ways),
+        ("At a stated rate, over 40 draws of 100 good scenes that calibrate, %", draws),
         ("Kinds of defects", kinds),
         ("Good items called different, %", rates),
         ("Blind sides", blind),

@@ -71,7 +71,7 @@ class Anomaly(Record, frozen=True, omit_defaults=True):
     rates: Annotated[tuple[Rate, ...], Meta(min_length=1)]
     #: The rate that answers are made for: one of `rates`.
     default: Rate
-    #: Good scenes, or pictures, that the thresholds are quantiles of.
+    #: Good scenes, or pictures, that tails and thresholds are fitted to.
     good: Annotated[int, Meta(ge=1)]
     subsets: list[SubsetAnomaly]
     #: Defective ones that the shares found were measured on.
