@@ -51,6 +51,9 @@ FOLDS = 5
 MOST_GOOD = 2000
 #: Area under the ROC curve that a member in a lower precision may lose, as a fraction.
 MAX_LOSS = 0.02
+#: Area under the ROC curve of planted patches below which a head is called nearly blind: such heads
+#: find hardly any at a rate of 1 % (docs/results/inspection.md).
+SEEING = 0.9
 #: Defective scenes: one to choose by, and one to measure by.
 LEAST_DEFECTS = 2
 #: Scenes that an error names, at most.
@@ -130,6 +133,8 @@ def inspect_bundle(
             members.append(_fit_member(bundle, a, pixels, others, request))
             advance(1, a.device)
     _check_gate(request, members)
+    if warning := _blind_warning(members):
+        progress.note(warning)
     scores = {m.assignment.k: m.good for m in members}
     if (found := suspicious(scores)) and not request.all_good:
         raise InputError(_format_error(request.good, good, found))
@@ -178,35 +183,48 @@ def _fit_member(
     k, precision = assignment.k, assignment.spec.precision
     before = bundle.model(k)
     plain = heads.without_head(before.content) if heads.has_head(before.content) else before.content
-    model, good, words = _add_head(plain, before.path, pixels, batch_for(precision))
-    patched_pixels = heads.plant_patch(pixels)
+    head = _add_head(plain, before.path, pixels, batch_for(precision))
     classes = len(bundle.manifest.labels)
     runs = [
         open_member(ModelFile(before.path, content), assignment, classes)
-        for content in (plain, model)
+        for content in (plain, head.model)
     ]
-    patched = _scores(runs[1], patched_pixels, batch_for(precision))
     without_ms, with_ms = best_ms([run.run for run in runs], pixels[:1], time.process_time, _ROUNDS)
     exact: float | None = None
     if request.before is not None and precision not in SAME_FILE:
-        exact = _exact_auc(request.before, assignment, pixels, patched_pixels)
+        exact = _exact_auc(request.before, assignment, pixels)
     facts = InspectedMember(
         k=k,
         device=assignment.device,
-        layers=words,
-        added_bytes=len(model) - len(plain),
+        layers=head.words,
+        added_bytes=len(head.model) - len(plain),
         time_ratio=round(with_ms / without_ms, 4),
-        planted_auc=round(area_under_curve(good, patched), 4),
+        planted_auc=round(area_under_curve(head.good, head.patched), 4),
         fp32_planted_auc=None if exact is None else round(exact, 4),
     )
-    scored = None if defects is None else _scores(runs[1], defects, batch_for(precision))
     return _FittedMember(
-        assignment=assignment, model=model, facts=facts, good=good, patched=patched, defects=scored
+        assignment=assignment,
+        model=head.model,
+        facts=facts,
+        good=head.good,
+        patched=head.patched,
+        defects=None if defects is None else _scores(runs[1], defects, batch_for(precision)),
     )
 
 
-def _add_head(plain: bytes, path: Path, pixels: Pixels, batch: int) -> tuple[bytes, Values, str]:
-    """A model with a head, the scores of the good pictures it was fitted to, and its layers."""
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """A model with a head, and the scores `[N]` of good pictures, and of them with a patch."""
+
+    model: bytes
+    good: Values
+    patched: Values
+    #: The layers that the head reads.
+    words: str
+
+
+def _add_head(plain: bytes, path: Path, pixels: Pixels, batch: int) -> _Head:
+    """A model with a head fitted to good pictures, which are scored by folds without them."""
     layers = heads.choose_layers(plain, str(path))
     ort = import_onnxruntime()
     session = ort.InferenceSession(
@@ -214,22 +232,19 @@ def _add_head(plain: bytes, path: Path, pixels: Pixels, batch: int) -> tuple[byt
     )
     names = heads.feature_names(layers)
 
-    def features() -> Iterator[list[heads.Floats]]:
-        for start in range(0, len(pixels), batch):
-            some = np.ascontiguousarray(pixels[start : start + batch])
+    def features(of: Pixels) -> Iterator[list[heads.Floats]]:
+        for start in range(0, len(of), batch):
+            some = np.ascontiguousarray(of[start : start + batch])
             values = session.run(names, {INPUT: some})
             yield [layer.places(value) for layer, value in zip(layers, values, strict=True)]
 
-    kept = features
+    kept: list[list[heads.Floats]] | None = None
     places = sum(layer.side**2 * layer.channels for layer in layers)
     if len(pixels) * places * 4 <= _KEPT_BYTES:
         # The network runs once; of more pictures it runs twice.
-        once = [*features()]
-
-        def keep() -> Iterator[list[heads.Floats]]:
-            yield from once
-
-    fits, maps = heads.cross_validate_maps(kept, layers, FOLDS)
+        kept = [*features(pixels)]
+    fits = heads.fit_folds(kept or features(pixels), layers, FOLDS)
+    maps = heads.maps_by_folds(kept or features(pixels), layers, fits)
     good = heads.scores_of(maps).astype(np.float64)
     if not np.isfinite(good).all():
         raise InputError(
@@ -237,7 +252,13 @@ def _add_head(plain: bytes, path: Path, pixels: Pixels, batch: int) -> tuple[byt
             "finite of good pictures"
         )
     limit = max(float(np.quantile(good, 1 - _MAP_RATE)), _LEAST_LIMIT)
-    return heads.with_head(plain, layers, fits, limit), good, heads.words_of(layers)
+    maps = heads.maps_by_folds(features(heads.plant_patch(pixels)), layers, fits)
+    return _Head(
+        model=heads.with_head(plain, layers, fits.whole, limit),
+        good=good,
+        patched=heads.scores_of(maps).astype(np.float64),
+        words=heads.words_of(layers),
+    )
 
 
 def _scores(runtime: Runtime, pixels: Pixels, batch: int) -> Values:
@@ -249,14 +270,12 @@ def _scores(runtime: Runtime, pixels: Pixels, batch: int) -> Values:
     return np.concatenate(parts)
 
 
-def _exact_auc(before: Bundle, assignment: Assignment, pixels: Pixels, patched: Pixels) -> float:
+def _exact_auc(before: Bundle, assignment: Assignment, pixels: Pixels) -> float:
     """Area under the ROC curve of planted patches by a member's fp32 model."""
-    exact = before.manifest.plan.assignments[assignment.k]
     model = before.model(assignment.k)
     plain = heads.without_head(model.content) if heads.has_head(model.content) else model.content
-    headed, good, _ = _add_head(plain, model.path, pixels, batch_for("fp32"))
-    runtime = open_member(ModelFile(model.path, headed), exact, len(before.manifest.labels))
-    return area_under_curve(good, _scores(runtime, patched, batch_for("fp32")))
+    head = _add_head(plain, model.path, pixels, batch_for("fp32"))
+    return area_under_curve(head.good, head.patched)
 
 
 def _check_before(bundle: Bundle, before: Bundle | None) -> None:
@@ -303,6 +322,24 @@ def _check_gate(request: InspectRequest, members: Sequence[_FittedMember]) -> No
             f"{'; '.join(worse)}: expected at most {request.max_loss:g} less: inspect the fp32 "
             "bundle, or allow more (--max-loss)"
         )
+
+
+def _blind_warning(members: Sequence[_FittedMember]) -> str:
+    """The line that names members that hardly see planted patches, and why; empty without any."""
+    blind = []
+    for member in members:
+        if member.facts.planted_auc < SEEING:
+            camera, device = member.assignment.camera, member.facts.device
+            seen_by = f"camera {camera} ({device})" if camera else device
+            blind.append(f"{seen_by} {member.facts.planted_auc:.2f}")
+    if not blind:
+        return ""
+    return (
+        f"warning: nearly blind, by the area under the curve of planted patches (0.5 is chance, "
+        f"expected {SEEING:g}): {', '.join(blind)}: good scenes differ too much there: take them "
+        "anew with items that lie alike and nothing before them, mask what changes, or leave the "
+        "camera out"
+    )
 
 
 def _format_error(folder: str, good: PictureSet, rows: Sequence[int]) -> str:

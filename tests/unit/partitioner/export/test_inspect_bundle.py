@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,14 @@ from partitioner.assembly.ladder import add_rungs
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import open_dataset, open_scenes
 from partitioner.export import inspect_bundle as module
-from partitioner.export.anomaly_head import cross_validate_maps
+from partitioner.export.anomaly_head import maps_by_folds, plant_patch
 from partitioner.export.inspect_bundle import InspectRequest, inspect_bundle
 from partitioner.export.quantize import quantize_model
 from partitioner.export.quantize_bundle import quantize_bundle
 from partitioner.export.sessions import open_member
 from partitioner.export.try_precision import QuantizeRequest
 from partitioner.export.write import to_onnx
+from partitioner.run.progress import Progress
 from tests.support.inspection import CAMERAS, PARTS, write_scenes
 from tests.support.models.runs import QUIET
 
@@ -291,15 +293,46 @@ def test_the_bundle_before_has_to_be_the_same_one(tmp_path: Path) -> None:
     )
 
 
+def test_cameras_that_hardly_see_patches_are_named(
+    tmp_path: Path, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if no patch could be seen, before two of the four cameras.
+    views = iter((True, False, True, False))
+
+    def plant(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return pixels if next(views) else plant_patch(pixels)
+
+    monkeypatch.setattr(module.heads, "plant_patch", plant)
+    said = StringIO()
+    made = inspect_bundle(
+        Bundle.open(PARTS),
+        tmp_path / "out",
+        InspectRequest(good=str(good)),
+        tmp_path,
+        Progress(said),
+    )
+    inspection = made.manifest.inspection
+    assert inspection
+    # The same pictures have the same scores: both are by what was fitted without them.
+    areas = [one.planted_auc for one in inspection.members]
+    assert areas[::2] == [0.5, 0.5]
+    assert min(areas[1::2]) > module.SEEING
+    warnings = [line for line in said.getvalue().splitlines() if line.startswith("warning: ")]
+    first, _, third, _ = made.manifest.plan.assignments
+    named = f"camera {first.camera} ({first.device}) 0.50, camera {third.camera} ({third.device})"
+    assert len(warnings) == 1
+    assert f"expected 0.9): {named} 0.50: good scenes differ too much there" in warnings[0]
+
+
 def test_features_that_are_no_numbers_are_refused(
     tmp_path: Path, good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*arguments: Any) -> Any:
-        fits, maps = cross_validate_maps(*arguments)
+        maps = maps_by_folds(*arguments)
         maps[3, 0, 0] = np.nan
-        return fits, maps
+        return maps
 
-    monkeypatch.setattr(module.heads, "cross_validate_maps", broken)
+    monkeypatch.setattr(module.heads, "maps_by_folds", broken)
     refused(
         tmp_path, r"submodels/0/model.onnx: its middle layers .* not finite of good", good=str(good)
     )
