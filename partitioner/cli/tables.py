@@ -245,7 +245,7 @@ def print_inspection(bundle: Bundle) -> None:
     alone = Table(
         "k", "device", "camera", "layers", "kB", "time", "planted AUC",
         title=f"anomaly heads, fitted to {inspection.good:,} good scenes of {inspection.data}",
-        caption="time: against the model without; planted: patches that stand for defects (best: 1)",
+        caption="time: against the model without; planted: patches that stand for defects (best 1)",
     )  # fmt: skip
     for member in inspection.members:
         exact = member.fp32_planted_auc
