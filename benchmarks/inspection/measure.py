@@ -113,7 +113,7 @@ def resampled(good: Scores, strange: Scores, draws: int = DRAWS) -> dict[str, An
         rows = random.permutation(count)
         parts = [{k: one[half] for k, one in good.items()} for half in np.array_split(rows, 2)]
         tails = fit_tails(parts[0])
-        ways = {
+        ways: dict[str, list[Scores]] = {
             "fitted": [surprises_of(one, tails) for one in (*parts, strange)],
             "plain": [*parts, strange],
         }

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from mdp.errors import InputError
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
-from mdp.formats.plan import PredictedMs, Replica
+from mdp.formats.plan import Assignment, PredictedMs, Replica
 from mdp.fusion.anomaly_table import Anomaly
 from mdp.testing.bundles import write_bundle
 from partitioner.assembly.ladder import add_rungs
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import open_dataset, open_scenes
+from partitioner.export import anomaly_head
 from partitioner.export import inspect_bundle as module
 from partitioner.export.anomaly_head import maps_by_folds, plant_patch
 from partitioner.export.inspect_bundle import InspectRequest, inspect_bundle
@@ -132,12 +133,15 @@ def test_a_head_costs_its_replicas_as_well() -> None:
         threads=1,
         why="",
     )
-    for served in (assignment, replica):
-        costs = module._with_cost(served, 1.1, 500)
-        compute_ms = round(served.predicted_ms.compute * 1.1, 3)
-        assert costs.predicted_ms.compute == compute_ms
-        assert costs.predicted_ms.total == round(compute_ms + served.predicted_ms.network, 3)
-        assert costs.memory_bytes == served.memory_bytes + 500
+    pairs: list[tuple[Assignment | Replica, Assignment | Replica]] = [
+        (assignment, module._with_cost(assignment, 1.1, 500)),
+        (replica, module._with_cost(replica, 1.1, 500)),
+    ]
+    for was, made in pairs:
+        compute_ms = round(was.predicted_ms.compute * 1.1, 3)
+        assert made.predicted_ms.compute == compute_ms
+        assert made.predicted_ms.total == round(compute_ms + was.predicted_ms.network, 3)
+        assert made.memory_bytes == was.memory_bytes + 500
 
 
 def refused(tmp_path: Path, text: str, *, bundle: Bundle | None = None, **request: Any) -> None:
@@ -302,7 +306,7 @@ def test_cameras_that_hardly_see_patches_are_named(
     def plant(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return pixels if next(views) else plant_patch(pixels)
 
-    monkeypatch.setattr(module.heads, "plant_patch", plant)
+    monkeypatch.setattr(anomaly_head, "plant_patch", plant)
     said = StringIO()
     made = inspect_bundle(
         Bundle.open(PARTS),
@@ -332,7 +336,7 @@ def test_features_that_are_no_numbers_are_refused(
         maps[3, 0, 0] = np.nan
         return maps
 
-    monkeypatch.setattr(module.heads, "maps_by_folds", broken)
+    monkeypatch.setattr(anomaly_head, "maps_by_folds", broken)
     refused(
         tmp_path, r"submodels/0/model.onnx: its middle layers .* not finite of good", good=str(good)
     )
