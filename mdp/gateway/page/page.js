@@ -26,7 +26,7 @@ const RETRY_MS = 2000;
 const MAX_RETRIES = 5;
 // Cells on a side of a map, and how strange cells of good pictures mostly are.
 const SIDE = 16;
-const LIKE_GOOD = 64;
+const LIKE_GOOD = 96;
 
 const state = { fleets: [], chosen: null, blob: null, camera: null, looking: null, asking: false, again: false, team: null, retries: 0, viewing: false };
 
