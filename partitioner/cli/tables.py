@@ -243,7 +243,7 @@ def print_inspection(bundle: Bundle) -> None:
     assert table
     cameras = [str(a.camera or "-") for a in plan.assignments]
     alone = Table(
-        "k", "device", "camera", "layers", "kB", "time", "planted AUC",
+        "k", "device", "camera", "layers", "kB", "time", "planted AUC", "found",
         title=f"anomaly heads, fitted to {inspection.good:,} good scenes of {inspection.data}",
         caption="time: against the model without; planted: patches that stand for defects (best 1)",
     )  # fmt: skip
@@ -253,6 +253,7 @@ def print_inspection(bundle: Bundle) -> None:
         alone.add_row(
             str(member.k), member.device, cameras[member.k], member.layers,
             f"{member.added_bytes / 1e3:,.0f}", f"{member.time_ratio:.1%}", area,
+            "-" if member.planted_found is None else f"{member.planted_found:.0%}",
         )  # fmt: skip
     Console().print(alone)
     fused = {1: "the mean", 64: "the maximum"}.get(table.power, f"the power mean of {table.power}")

@@ -28,7 +28,8 @@ from mdp.formats.bundle import (
 )
 from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment, Plan, PredictedMs, Replica
-from mdp.fusion.anomaly_table import DEFAULT_GOOD_RATE
+from mdp.fusion.anomaly import surprise
+from mdp.fusion.anomaly_table import DEFAULT_GOOD_RATE, Anomaly
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import INPUT, Runtime
 from mdp.runtimes.onnxruntime import import_onnxruntime
@@ -51,9 +52,9 @@ FOLDS = 5
 MOST_GOOD = 2000
 #: Area under the ROC curve that a member in a lower precision may lose, as a fraction.
 MAX_LOSS = 0.02
-#: Area under the ROC curve of planted patches below which a head is called nearly blind: such heads
-#: find hardly any at a rate of 1 % (docs/results/inspection.md).
-SEEING = 0.9
+#: Share of planted patches below which a camera is called nearly blind: where items lie alike, all
+#: are found, and hardly any where something lies before every tenth view (docs/how-to/inspect.md).
+SEEING = 0.5
 #: Defective scenes: one to choose by, and one to measure by.
 LEAST_DEFECTS = 2
 #: Scenes that an error names, at most.
@@ -133,8 +134,6 @@ def inspect_bundle(
             members.append(_fit_member(bundle, a, pixels, others, request))
             advance(1, a.device)
     _check_gate(request, members)
-    if warning := _blind_warning(members):
-        progress.note(warning)
     scores = {m.assignment.k: m.good for m in members}
     if (found := suspicious(scores)) and not request.all_good:
         raise InputError(_format_error(request.good, good, found))
@@ -147,6 +146,10 @@ def inspect_bundle(
     table = fit_anomaly(
         scores, strange, rate=request.rate, measured=measured or None, note=progress.note
     )
+    for member in members:
+        member.facts = replace(member.facts, planted_found=_planted_found(table, member))
+    if warning := _blind_warning(members, table.default):
+        progress.note(warning)
     inspection = Inspection(
         data=Path(request.good).name,
         data_digest=good.digest,
@@ -324,21 +327,32 @@ def _check_gate(request: InspectRequest, members: Sequence[_FittedMember]) -> No
         )
 
 
-def _blind_warning(members: Sequence[_FittedMember]) -> str:
-    """The line that names members that hardly see planted patches, and why; empty without any."""
+def _planted_found(table: Anomaly, member: _FittedMember) -> float:
+    """The share of pictures with a planted patch that a member finds by its own threshold."""
+    k = member.assignment.k
+    alone = table.of((k,))
+    assert alone
+    found = surprise(member.patched, table.tails[k]) > alone.thresholds[table.place]
+    return round(float(found.mean()), 4)
+
+
+def _blind_warning(members: Sequence[_FittedMember], rate: float) -> str:
+    """The line that names members that hardly find planted patches; empty without any."""
     blind = []
     for member in members:
-        if member.facts.planted_auc < SEEING:
-            camera, device = member.assignment.camera, member.facts.device
-            seen_by = f"camera {camera} ({device})" if camera else device
-            blind.append(f"{seen_by} {member.facts.planted_auc:.2f}")
+        found, camera = member.facts.planted_found or 0.0, member.assignment.camera
+        if found < SEEING:
+            seen_by = f"camera {camera} ({member.facts.device})" if camera else member.facts.device
+            blind.append(
+                f"{seen_by} finds {found:.0%} of planted patches (area under the curve "
+                f"{member.facts.planted_auc:.2f})"
+            )
     if not blind:
         return ""
     return (
-        f"warning: nearly blind, by the area under the curve of planted patches (0.5 is chance, "
-        f"expected {SEEING:g}): {', '.join(blind)}: good scenes differ too much there: take them "
-        "anew with items that lie alike and nothing before them, mask what changes, or leave the "
-        "camera out"
+        f"warning: nearly blind at {rate:.2%} of good items rejected: {', '.join(blind)}: good "
+        "scenes differ too much there: take them anew with items that lie alike and nothing before "
+        "them, mask what changes, or leave the camera out"
     )
 
 
