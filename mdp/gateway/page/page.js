@@ -388,7 +388,7 @@ function drawMap(node, one, [left, top, right, bottom], blind) {
 
 // Pictures behind the maps, for who may teach and so see them; others are not asked for a token.
 async function showViews(looking) {
-  if (state.viewing) return;
+  if (state.viewing || looking.refused) return;
   state.viewing = true;
   const token = sessionStorage.getItem("token");
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
@@ -396,6 +396,7 @@ async function showViews(looking) {
     await Promise.all([...$("maps").children].map(async (node) => {
       const response = await fetch(`teach/cameras/${devicePath(node.dataset.name)}`, { headers });
       const image = node.querySelector("img");
+      if ([401, 403].includes(response.status)) looking.refused = true;
       if (!response.ok || state.looking !== looking) {
         image.hidden = true;
         return;

@@ -152,7 +152,7 @@ return [...document.querySelectorAll("#maps li")].map((node) => {
 @pytest.mark.skipif(why_no_browser() != "", reason=why_no_browser())
 def test_maps_on_the_page_are_the_strangest_first(station: Station, tmp_path: Path) -> None:
     station.put("right")
-    fleet = station.fleet.folder / "fleet.toml"
+    fleet = station.fleet.write()
     with gateway("--fleet", fleet, "--deadline-ms", PLENTY_MS) as served, browser(tmp_path) as page:
         page.before_load(TEACHES)
         page.emulate()
@@ -167,6 +167,8 @@ def test_maps_on_the_page_are_the_strangest_first(station: Station, tmp_path: Pa
         page.run("document.querySelector('#cameras').click()")
         assert page.run("return document.querySelector('#maps').hidden")
     assert any(path.endswith("/watch?maps=1") for path in asked)
+    # Once refused, pictures are not asked for again.
+    assert sum(path.startswith("teach/") for path in asked) == 4
     worst, others = maps[0], maps[1:]
     assert worst[0] == station.devices["right"]
     # The patch lies from 92 to 116 of 160 pixels down, and from 80 to 104 across.
