@@ -141,7 +141,8 @@ def resampled(good: Scores, strange: Scores, draws: int = DRAWS) -> dict[str, An
     }
 
 
-def _scored(bundle: Bundle, folder: Path, cache: Path) -> Scores:
+def score_scenes(bundle: Bundle, folder: Path, cache: Path) -> Scores:
+    """Scores of a folder's scenes by a bundle with anomaly heads, as its devices compute them."""
     assignments = bundle.manifest.plan.assignments
     pictures = open_scenes(str(folder), sorted({a.camera or "" for a in assignments}))
     views = load_views(pictures, [view_of(a) for a in assignments], cache, Progress(), folder.name)
@@ -231,8 +232,8 @@ def product(bundle: Bundle, folder: Path, cache: Path) -> dict[str, Any]:
     inspection = made.manifest.inspection
     assert table
     assert inspection
-    good = _scored(made, folder / "test", cache)
-    strange = _scored(made, folder / "defects", cache)
+    good = score_scenes(made, folder / "test", cache)
+    strange = score_scenes(made, folder / "defects", cache)
     rival = _Rival(made, folder / "good", cache)
     rival_good, rival_strange = rival.scores(folder / "test"), rival.scores(folder / "defects")
     count = np.array(seen_by(folder / "defects"))
@@ -243,7 +244,7 @@ def product(bundle: Bundle, folder: Path, cache: Path) -> dict[str, Any]:
     everyone = tuple(sorted(good))
     surprises = surprises_of(strange, table.tails)
     fused = fuse_surprises([surprises[k] for k in everyone], table.power)
-    changed = {one: _scored(made, folder / one, cache) for one in CHANGES}
+    changed = {one: score_scenes(made, folder / one, cache) for one in CHANGES}
     above = fused > table.subsets[-1].thresholds[table.place]
     return {
         "good": inspection.good,
