@@ -63,21 +63,27 @@ def with_defect(item: Item, kind: str, random: np.random.Generator, twin: Item) 
     return twin if kind == "twin" else makers[kind](item, random)
 
 
-def _pin_missing(item: Item, random: np.random.Generator) -> Item:
+def _any_pin(item: Item, random: np.random.Generator) -> tuple[int, Indices] | None:
+    """Mesh and triangles of one of the item's pins; None without any."""
     pins = pins_of(item)
-    if not pins:
+    return pins[int(random.integers(len(pins)))] if pins else None
+
+
+def _pin_missing(item: Item, random: np.random.Generator) -> Item:
+    pin = _any_pin(item, random)
+    if pin is None:
         return _scratch(item, random)
-    number, rows = pins[int(random.integers(len(pins)))]
+    number, rows = pin
     mesh = item.meshes[number]
     kept = np.delete(mesh.triangles, rows, axis=0)
     return _exchanged(item, number, replace(mesh, triangles=kept) if len(kept) else None)
 
 
 def _pin_bent(item: Item, random: np.random.Generator) -> Item:
-    pins = pins_of(item)
-    if not pins:
+    pin = _any_pin(item, random)
+    if pin is None:
         return _scratch(item, random)
-    number, rows = pins[int(random.integers(len(pins)))]
+    number, rows = pin
     mesh = item.meshes[number]
     corners = mesh.points[mesh.triangles[rows]]
     top = corners.reshape(-1, 3)[:, 2].max()

@@ -31,6 +31,7 @@ from partitioner.data.datasets import open_scenes
 from partitioner.export import anomaly_head as heads
 from partitioner.export.inspect_bundle import InspectRequest, inspect_bundle
 from partitioner.export.sessions import open_member
+from partitioner.fusion.anomaly_fit import fit_tails, tail_thresholds
 from partitioner.fusion.novelty_fit import area_under_curve
 from partitioner.run.progress import Progress
 
@@ -42,6 +43,8 @@ RATE = 0.01
 VISIBLE = 0.001
 CHANGES = ("light", "background", "pose", "moved")
 _BATCH = 16
+#: Draws of good items that calibrate.
+DRAWS = 40
 
 
 def by_count(members: Sequence[int]) -> Iterator[tuple[int, list[tuple[int, ...]]]]:
@@ -96,7 +99,50 @@ def served(table: Anomaly, scores: Scores) -> dict[str, float]:
     return shares
 
 
-def _scored(bundle: Bundle, folder: Path, cache: Path) -> Scores:
+def resampled(good: Scores, strange: Scores, draws: int = DRAWS) -> dict[str, Any]:
+    """Good items called different and defects found, over draws of the good ones that calibrate.
+
+    In each draw half of the good items calibrates, at the rate of one in so many and one more, and
+    the other half is judged: by tails and thresholds as `inspect` fits them, and by the plain
+    maximum of scores with the largest calibrating one as its threshold. By number of cameras, the
+    mean over all sets of so many; one draw decides little between ways that are nearly alike.
+    """
+    random, count = np.random.default_rng(0), len(next(iter(good.values())))
+    sums: dict[str, dict[str, list[Values]]] = {}
+    for _ in range(draws):
+        rows = random.permutation(count)
+        parts = [{k: one[half] for k, one in good.items()} for half in np.array_split(rows, 2)]
+        tails = fit_tails(parts[0])
+        ways: dict[str, list[Scores]] = {
+            "fitted": [surprises_of(one, tails) for one in (*parts, strange)],
+            "plain": [*parts, strange],
+        }
+        for size, sets in by_count(sorted(good)):
+            for name, scores in ways.items():
+                shares = []
+                for one in sets:
+                    known, judged, odd = (
+                        fuse_surprises([each[k] for k in one], MAXIMUM) for each in scores
+                    )
+                    limit = tail_thresholds(known, [1])[0] if name == "fitted" else known.max()
+                    shares.append([(judged > limit).mean(), (odd > limit).mean()])
+                sums.setdefault(str(size), {}).setdefault(name, []).append(np.mean(shares, axis=0))
+    return {
+        "stated": round(1 / (count // 2 + 1), 6),
+        **{
+            size: {
+                name: dict(
+                    zip(("rejected", "found"), np.mean(one, axis=0).round(4).tolist(), strict=True)
+                )
+                for name, one in ways_of.items()
+            }
+            for size, ways_of in sums.items()
+        },
+    }
+
+
+def score_scenes(bundle: Bundle, folder: Path, cache: Path) -> Scores:
+    """Scores of a folder's scenes by a bundle with anomaly heads, as its devices compute them."""
     assignments = bundle.manifest.plan.assignments
     pictures = open_scenes(str(folder), sorted({a.camera or "" for a in assignments}))
     views = load_views(pictures, [view_of(a) for a in assignments], cache, Progress(), folder.name)
@@ -186,8 +232,8 @@ def product(bundle: Bundle, folder: Path, cache: Path) -> dict[str, Any]:
     inspection = made.manifest.inspection
     assert table
     assert inspection
-    good = _scored(made, folder / "test", cache)
-    strange = _scored(made, folder / "defects", cache)
+    good = score_scenes(made, folder / "test", cache)
+    strange = score_scenes(made, folder / "defects", cache)
     rival = _Rival(made, folder / "good", cache)
     rival_good, rival_strange = rival.scores(folder / "test"), rival.scores(folder / "defects")
     count = np.array(seen_by(folder / "defects"))
@@ -198,7 +244,7 @@ def product(bundle: Bundle, folder: Path, cache: Path) -> dict[str, Any]:
     everyone = tuple(sorted(good))
     surprises = surprises_of(strange, table.tails)
     fused = fuse_surprises([surprises[k] for k in everyone], table.power)
-    changed = {one: _scored(made, folder / one, cache) for one in CHANGES}
+    changed = {one: score_scenes(made, folder / one, cache) for one in CHANGES}
     above = fused > table.subsets[-1].thresholds[table.place]
     return {
         "good": inspection.good,
@@ -234,6 +280,7 @@ def product(bundle: Bundle, folder: Path, cache: Path) -> dict[str, Any]:
         "changed": {name: served(table, scores) for name, scores in changed.items()},
         "moved_after": looks_to_moved(table, good, changed["moved"]),
         "blind_sides": blind(table, seen),
+        "resampled": resampled(good, seen),
     }
 
 

@@ -60,6 +60,74 @@ def ways() -> str:
     )
 
 
+def draws() -> str:
+    """Good items called different and defects found, over draws of those that calibrate."""
+    each = [one["resampled"] for one in _products().values()]
+    rows = []
+    for name, words in (
+        ("fitted", "MDP: a shared tail, thresholds by it"),
+        ("plain", "plain maximum, the largest good one as threshold"),
+    ):
+        row: dict[str, Any] = {"words": words}
+        for count in "1234":
+            for key in ("rejected", "found"):
+                row[key + count] = 100 * mean(one[count][name][key] for one in each)
+        rows.append(row)
+    whole = table(
+        rows,
+        ("", "{words}"),
+        *((f"good called different, {count}", f"{{rejected{count}:.2f}}") for count in "14"),
+        *((f"found by {count}", f"{{found{count}:.1f}}") for count in "1234"),
+    )
+    stated = 100 * mean(one["stated"] for one in each)
+    return f"Stated: {stated:.2f} % of good items.\n\n{whole}"
+
+
+#: Ways of making scores comparable, in words.
+TAILS = {"own": "of each camera", "shared": "shared", "none": "none: plain maximum"}
+
+
+def tails() -> str:
+    """Tails and thresholds, over draws of good scenes that calibrate: the mean of products."""
+    products: dict[str, Any] = read_result("inspection-tails")["products"]
+
+    def average(units: str, count: str, *keys: str) -> float:
+        found: list[float] = []
+        for one in products.values():
+            value = one[units][count]
+            for key in keys:
+                value = value[key]
+            found.append(value)
+        return mean(found)
+
+    rows = []
+    for name, words in TAILS.items():
+        for threshold, called in (("largest", "largest good scene"), ("tail", "by the tail")):
+            row: dict[str, Any] = {"words": words, "threshold": called}
+            for count in ("120", "40"):
+                row[f"auc{count}"] = average("alike", count, name, "auc")
+                for key in ("rejected", "found"):
+                    share = average("alike", count, name, f"{threshold}_{key}")
+                    row[f"{key}{count}"] = 100 * share
+            row["other"] = average("other units", "120", name, "auc")
+            rows.append(row)
+    stated = {count: 100 * average("alike", count, "stated") for count in ("120", "40")}
+    columns = []
+    for count in ("120", "40"):
+        columns += [
+            (f"AUC, {count} scenes", f"{{auc{count}:.4f}}"),
+            (f"rejected, stated {stated[count]:.2f}", f"{{rejected{count}:.2f}}"),
+            ("found", f"{{found{count}:.1f}}"),
+        ]
+    return table(
+        rows,
+        ("tail", "{words}"),
+        ("threshold", "{threshold}"),
+        *columns,
+        ("AUC, other units, 120", "{other:.4f}"),
+    )
+
+
 def kinds() -> str:
     """Defects found by all four cameras at the stated rate, by kind, and by how many see them."""
     rows = []
@@ -157,6 +225,8 @@ def figures() -> str:
     """All of them."""
     parts = (
         ("Defects found at 1 % of good items rejected, %", ways),
+        ("At a stated rate, over 40 draws of 100 good scenes that calibrate, %", draws),
+        ("Tails and thresholds: six products, all four cameras, 30 draws, %", tails),
         ("Kinds of defects", kinds),
         ("Good items called different, %", rates),
         ("Blind sides", blind),

@@ -162,18 +162,24 @@ def summary(prediction: Prediction, on: str = PICTURES) -> str:
 
 def describe_inspection(prediction: Prediction) -> str:
     """Summary of the anomaly scores for people: `differs from the good ones ...`."""
+    blind = prediction.blind_sides
+    if prediction.normal is None:
+        return f"nobody can tell if it differs from the good ones: blind to {', '.join(blind)}"
     above = prediction.anomaly or 0.0
     how = "like the good ones" if prediction.normal else "differs from the good ones"
-    worst = max(prediction.members, key=lambda one: one.anomaly or 0.0)
-    most = f", most at {worst.device}" if not prediction.normal and len(prediction.used) > 1 else ""
+    most = ""
+    if not prediction.normal and len(prediction.used) > 1:
+        # A side that does not count, as of a camera that was moved, did not decide.
+        counted = [one for one in prediction.members if one.device not in blind]
+        most = f", most at {max(counted, key=lambda one: one.anomaly or 0.0).device}"
     text = (
         f"{how} ({above:+.2f} decades{most}; {prediction.good_rejected or 0:.2%} of good ones do)"
     )
-    if not prediction.blind_sides:
+    if not blind:
         return text
     missed = prediction.defects_missed
     pass_by = "" if missed is None else f": {missed:.1%} of measured defects pass"
-    return f"{text}; blind to {', '.join(prediction.blind_sides)}{pass_by}"
+    return f"{text}; blind to {', '.join(blind)}{pass_by}"
 
 
 #: Characters for cells of a map, from like good ones to far beyond all of them.
@@ -197,7 +203,7 @@ def describe(name: str, prediction: Prediction, on: str = PICTURES) -> str:
             f"{m.device} {m.frame} ({m.frame_age_ms:.0f} ms old)" for m in prediction.members
         )
         lines.append(f"  frames {seen}; {prediction.frame_spread_ms:.0f} ms apart")
-    if prediction.normal is not None:
+    if prediction.normal is not None or prediction.blind_sides:
         lines.append(f"  {describe_inspection(prediction)}")
     lines += [f"  {one.device}: {draw_map(one)}" for one in prediction.members if one.anomaly_map]
     lines += [f"  {device}: {SUSPECT[why]}" for device, why in prediction.suspects.items()]

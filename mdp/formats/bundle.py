@@ -207,6 +207,9 @@ class InspectedMember(Record, frozen=True):
     #: fp32 model, where the member is served in another precision and that was given.
     planted_auc: Fraction
     fp32_planted_auc: Fraction | None = None
+    #: The share of such pictures that the member finds alone, at the rate of good ones that answers
+    #: are made for; None of bundles that predate it.
+    planted_found: Fraction | None = None
 
 
 class Inspection(Record, frozen=True):

@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from mdp.files import Record
-from mdp.fusion.novelty_table import MAX_SCORE, Rate
+from mdp.fusion.rate_table import Rate, check_entry, check_numbers, check_rates, entry_of
 
 #: The rate of rejected good items where nobody asks for another.
 DEFAULT_GOOD_RATE = 0.01
@@ -38,8 +38,7 @@ class ScoreTail(Record, frozen=True):
     def __post_init__(self) -> None:
         if list(self.scores) != sorted(self.scores):
             raise ValueError("`scores` must not fall")
-        if not all(abs(number) <= MAX_SCORE for number in (*self.scores, self.decade)):
-            raise ValueError(f"numbers have to be finite and at most {MAX_SCORE:g} in size")
+        check_numbers((*self.scores, self.decade))
 
 
 #: Shares of good items with a higher score than those that a ScoreTail keeps.
@@ -58,14 +57,7 @@ class SubsetAnomaly(Record, frozen=True, omit_defaults=True):
     found: tuple[Share, ...] = ()
 
     def __post_init__(self) -> None:
-        if list(self.members) != sorted(set(self.members)) or any(k < 0 for k in self.members):
-            raise ValueError("`members` have to be distinct, not negative and ascending")
-        if self.members and len(self.members) != self.size:
-            raise ValueError("`size` has to be the number of `members`")
-        if list(self.thresholds) != sorted(self.thresholds, reverse=True):
-            raise ValueError("`thresholds` must not rise with the rate")
-        if not all(abs(number) <= MAX_SCORE for number in self.thresholds):
-            raise ValueError(f"numbers have to be finite and at most {MAX_SCORE:g} in size")
+        check_entry(self)
 
 
 class Anomaly(Record, frozen=True, omit_defaults=True):
@@ -79,23 +71,15 @@ class Anomaly(Record, frozen=True, omit_defaults=True):
     rates: Annotated[tuple[Rate, ...], Meta(min_length=1)]
     #: The rate that answers are made for: one of `rates`.
     default: Rate
-    #: Good scenes, or pictures, that the thresholds are quantiles of.
+    #: Good scenes, or pictures, that tails and thresholds are fitted to.
     good: Annotated[int, Meta(ge=1)]
     subsets: list[SubsetAnomaly]
     #: Defective ones that the shares found were measured on.
     defective: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
-        if list(self.rates) != sorted(set(self.rates)):
-            raise ValueError("`rates` have to be distinct and ascending")
-        if self.default not in self.rates:
-            raise ValueError("`default` has to be one of `rates`")
-        keys = [one.members or one.size for one in self.subsets]
-        if len(set(keys)) != len(keys):
-            raise ValueError("`subsets` list the same members or size twice")
+        check_rates(self.rates, self.default, self.subsets)
         for one in self.subsets:
-            if len(one.thresholds) != len(self.rates):
-                raise ValueError("`thresholds` need a number for each of `rates`")
             if len(one.found) not in (0, len(self.rates)):
                 raise ValueError("`found` needs a number for each of `rates`, or none")
             if any(k >= len(self.tails) for k in one.members):
@@ -103,12 +87,7 @@ class Anomaly(Record, frozen=True, omit_defaults=True):
 
     def of(self, members: Sequence[int]) -> SubsetAnomaly | None:
         """The thresholds of ascending `members`: their own, else those of their size, else None."""
-        wanted = tuple(members)
-        own = next((one for one in self.subsets if one.members == wanted), None)
-        if own is not None:
-            return own
-        size = len(wanted)
-        return next((one for one in self.subsets if not one.members and one.size == size), None)
+        return entry_of(self.subsets, members)
 
     @property
     def place(self) -> int:

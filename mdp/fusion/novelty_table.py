@@ -10,14 +10,12 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from mdp.files import Record
+from mdp.fusion.rate_table import Rate, check_entry, check_numbers, check_rates, entry_of
 
 #: The rate of rejected known items where nobody asks for another.
 DEFAULT_RATE = 0.02
 #: What a score is a sum of.
 Signal = Literal["energy", "doubt", "disagreement", "distance"]
-Rate = Annotated[float, Meta(gt=0, lt=1)]
-#: No number of a bundle is larger.
-MAX_SCORE = 1e9
 
 
 class SubsetNovelty(Record, frozen=True):
@@ -32,18 +30,10 @@ class SubsetNovelty(Record, frozen=True):
     members: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if list(self.members) != sorted(set(self.members)) or any(k < 0 for k in self.members):
-            raise ValueError("`members` have to be distinct, not negative and ascending")
-        if self.members and len(self.members) != self.size:
-            raise ValueError("`size` has to be the number of `members`")
+        check_entry(self)
         if not self.weights:
             raise ValueError("`weights` need at least one signal")
-        if list(self.thresholds) != sorted(self.thresholds, reverse=True):
-            raise ValueError("`thresholds` must not rise with the rate")
-        numbers = (*self.weights.values(), *self.thresholds)
-        # Written so that a NaN is refused too.
-        if not all(abs(number) <= MAX_SCORE for number in numbers):
-            raise ValueError(f"numbers have to be finite and at most {MAX_SCORE:g} in size")
+        check_numbers(self.weights.values())
 
 
 class Novelty(Record, frozen=True):
@@ -61,24 +51,11 @@ class Novelty(Record, frozen=True):
     unknown: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
-        if list(self.rates) != sorted(set(self.rates)):
-            raise ValueError("`rates` have to be distinct and ascending")
-        if self.default not in self.rates:
-            raise ValueError("`default` has to be one of `rates`")
-        keys = [one.members or one.size for one in self.subsets]
-        if len(set(keys)) != len(keys):
-            raise ValueError("`subsets` list the same members or size twice")
-        if any(len(one.thresholds) != len(self.rates) for one in self.subsets):
-            raise ValueError("`thresholds` need a number for each of `rates`")
+        check_rates(self.rates, self.default, self.subsets)
 
     def of(self, members: Sequence[int]) -> SubsetNovelty | None:
         """The score of ascending `members`: their own, else that of their size, else None."""
-        wanted = tuple(members)
-        own = next((one for one in self.subsets if one.members == wanted), None)
-        if own is not None:
-            return own
-        size = len(wanted)
-        return next((one for one in self.subsets if not one.members and one.size == size), None)
+        return entry_of(self.subsets, members)
 
     def place(self, rate: float | None) -> int:
         """The place of a rate among `rates`, the default's for None.

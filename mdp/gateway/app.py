@@ -355,10 +355,7 @@ class Gateway:
         """Classify what the devices' own cameras see."""
         fleet = self._fleet(request)
         deadline_ms = self._check_deadline(request.query_params.get("deadline_ms"))
-        wanted = request.query_params.get("maps", "0")
-        if wanted not in ("0", "1"):
-            raise Refusal(400, f"maps: expected 0 or 1, got {wanted[:20]!r}")
-        return _json(await self._look(request, fleet, deadline_ms, maps=wanted == "1"))
+        return _json(await self._look(request, fleet, deadline_ms, maps=_wants_maps(request)))
 
     async def _look(
         self, request: Request, fleet: ServedFleet, deadline_ms: float, *, maps: bool = False
@@ -372,6 +369,7 @@ class Gateway:
         """The same as server-sent events, one every `every_ms`, until the client leaves."""
         fleet = self._fleet(request)
         deadline_ms = self._check_deadline(request.query_params.get("deadline_ms"))
+        maps = _wants_maps(request)
         every = request.query_params.get("every_ms", str(DEFAULT_EVERY_MS))
         try:
             every_s = max(check_every_ms(float(every)), LEAST_EVERY_MS) / 1e3
@@ -383,7 +381,8 @@ class Gateway:
             while not self.ending():
                 started_s = loop.time()
                 try:
-                    kind, told = b"answer", await self._look(request, fleet, deadline_ms)
+                    told = await self._look(request, fleet, deadline_ms, maps=maps)
+                    kind = b"answer"
                 except MDPError as error:
                     kind, told = b"error", {"error": str(error)}
                 yield b"event: " + kind + b"\ndata: " + msgspec.json.encode(told) + b"\n\n"
@@ -440,3 +439,11 @@ class Gateway:
         """Prometheus' text format."""
         content, content_type = self._metrics.exposition(request.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
+
+
+def _wants_maps(request: Request) -> bool:
+    """Tell whether a look is asked for maps of anomaly heads; raises Refusal."""
+    wanted = request.query_params.get("maps", "0")
+    if wanted not in ("0", "1"):
+        raise Refusal(400, f"maps: expected 0 or 1, got {wanted[:20]!r}")
+    return wanted == "1"

@@ -137,6 +137,7 @@ class ServedFleet:
             "ready": self.ready,
             "expected_accuracy_pictures": None if evaluation is None else evaluation.pictures,
             "scenes": bool(self.bundle.manifest.plan.cameras),
+            "inspects": bool(self.bundle.manifest.inspection),
             **self.roll.snapshot(),
         }
 

@@ -57,6 +57,8 @@ class Look(Struct, frozen=True, kw_only=True):
     known: bool | None = None
     #: Whether it is like the good ones; None of a bundle without anomaly heads.
     normal: bool | None = None
+    #: Whether anomaly heads could not tell, as every side is missing or suspected.
+    uninspected: bool = False
     #: By device: those in the answer.
     own: Mapping[str, OwnAnswer] = {}
     #: How many cameras there should be.
@@ -207,6 +209,7 @@ def look_of(seen: Prediction | InferenceError, cameras: int) -> Look:
         probability=seen.probability,
         known=seen.known,
         normal=seen.normal,
+        uninspected=seen.normal is None and bool(seen.blind_sides),
         own=own,
         cameras=cameras,
         missing=tuple(seen.missing),
@@ -279,10 +282,15 @@ def _decide(
     fused = f"{look.label} ({look.probability:.0%})"
     if look.known is False:
         return None, "unknown", f"unknown, nearest {fused}"
+    # A scene without an item differs from good items, and is none that differs.
+    if look.label == rules.empty:
+        different = None
+    elif rules.different == "fused" and look.normal is False:
+        return look.label, "different", f"different from the good ones, {fused}"
+    elif rules.different == "fused" and look.uninspected:
+        return look.label, "open", f"{fused}, but no side can tell if it differs from the good ones"
     if different is not None and different.state == "seen":
         return look.label, "different", f"different from the good ones, {different}, {fused}"
-    if rules.different == "fused" and look.normal is False and look.label != rules.empty:
-        return look.label, "different", f"different from the good ones, {fused}"
     if different is not None and different.state == "open":
         return look.label, "open", f"{fused}, but it may differ from the good ones: {different}"
     open_stops = [

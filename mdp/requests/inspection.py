@@ -25,8 +25,8 @@ LOOKS_TO_ALARM, LOOKS_TO_END = 100_000, 1_000
 _SAME = 0.15
 
 
-class Finding(Struct, frozen=True, kw_only=True):
-    """The outcome of one answer."""
+class Difference(Struct, frozen=True, kw_only=True):
+    """How far an item differs from the good ones, by the sides that count."""
 
     #: Whether the item is like the good ones.
     normal: bool
@@ -81,18 +81,19 @@ class Inspector:
         own = self._table.of((k,))
         return None if own is None else surprised - own.thresholds[self._table.place]
 
-    def finding(self, surprises: Mapping[int, float]) -> Finding | None:
-        """The finding of members by their surprises; None of those that nothing was fitted for."""
+    def difference(self, surprises: Mapping[int, float]) -> Difference | None:
+        """How far an item differs by members' surprises; None of those nothing was fitted for."""
         members = tuple(sorted(surprises))
         fitted = self._table.of(members) if members else None
         if fitted is None:
             return None
         place = self._table.place
         fused = fuse_surprises([np.asarray(surprises[k]) for k in members], self._table.power)
-        above = float(fused) - fitted.thresholds[place]
-        return Finding(
+        # Rounded before it decides: what is called different is above 0.
+        above = round(float(fused) - fitted.thresholds[place], 4)
+        return Difference(
             normal=above <= 0,
-            anomaly=round(above, 4),
+            anomaly=above,
             good_rejected=self._table.default,
             defects_missed=round(1 - fitted.found[place], 4) if fitted.found else None,
         )
@@ -114,7 +115,7 @@ class Inspector:
                 for other, value in surprises.items()
                 if other != k and devices[other] not in self.cameras_moved | frozenset(suspects)
             }
-            beside = self.finding(others)
+            beside = self.difference(others)
             # Alone, nobody can say whether it is the camera or the items.
             if beside is not None and beside.normal:
                 self._sides.setdefault(device, _Side()).saw(others, above=own > 0)

@@ -29,7 +29,7 @@ from mdp.fusion.novelty import NoveltyScore
 from mdp.fusion.novelty_table import SubsetNovelty
 from mdp.requests.camera_drift import CameraDrift
 from mdp.requests.capture import FrameInAnswer, FramesSeen, together
-from mdp.requests.inspection import Finding, Inspector, blind_sides
+from mdp.requests.inspection import Difference, Inspector, blind_sides
 from mdp.requests.reason import NOT_NEEDED, Code, Reason, Suspicion
 from mdp.requests.session import Arrival, Finish, Stage
 
@@ -351,7 +351,7 @@ class AnswerBuilder:
         }
         assigned = [part.device for part in self._bundle.manifest.plan.assignments]
         return _Inspected(
-            finding=self._inspector.finding(counted),
+            difference=self._inspector.difference(counted),
             own={k: self._inspector.alone(k, one) for k, one in surprises.items()},
             moved=moved,
             blind=blind_sides(assigned, counted),
@@ -428,7 +428,7 @@ class AnswerBuilder:
 class _Inspected:
     """Judgement of one answer by its anomaly scores."""
 
-    finding: Finding | None
+    difference: Difference | None
     #: By member.
     own: Mapping[int, float | None]
     #: Devices whose cameras have moved.
@@ -440,7 +440,7 @@ def _fields_of(inspected: _Inspected | None) -> dict[str, Any]:
     """Fields of a prediction."""
     if inspected is None:
         return {}
-    found = inspected.finding
+    found = inspected.difference
     told: dict[str, Any] = {"blind_sides": inspected.blind}
     return told if found is None else {**told, **msgspec.structs.asdict(found)}
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,10 @@ from partitioner.data.datasets import Dataset, open_dataset
 from partitioner.data.scenes import remark_on
 from partitioner.run.folder import bundle_name
 from partitioner.run.progress import Progress
+
+if TYPE_CHECKING:
+    # Brings torch.
+    from partitioner.export.evaluate import Report
 
 
 def add_to(app: typer.Typer) -> None:
@@ -96,17 +100,12 @@ def assemble(
         made = Bundle.open(out)
         report = evaluate(made, pictures, None, cache, progress)
         written = write_report(made, report)
-    if json:
-        value = {"bundle": str(out), "digest": written.digest}
-        console.print_json({**value, **report.as_json(written)})
-        return
-    from partitioner.cli import tables
-
-    tables.print_report(report, written.manifest.plan)
-    print(f"{out}: {len(listed.models)} sub-models, digest {written.digest}")
-    print(
-        "latencies in its plan are estimates: measured here on one thread, scaled by the profiles"
-    )
+    _say(report, written, f"{out}: {len(listed.models)} sub-models, ", json=json)
+    if not json:
+        print(
+            "latencies in its plan are estimates: measured here on one thread, scaled by the "
+            "profiles"
+        )
 
 
 def _require(bundle: Path, models: Path | None, profiles: Sequence[str] | None) -> None:
@@ -139,14 +138,19 @@ def _ladder(
         wanted = parse_rungs(rungs, opened)
         report = add_rungs(opened, pictures, wanted, out, limit, Path(cache), Progress())
     written = Bundle.open(out)
+    _say(report, written, f"{out}: ", json=json)
+
+
+def _say(report: "Report", written: Bundle, what: str, *, json: bool) -> None:
+    """Print what a bundle that was written is worth, and `what` it is with its digest."""
     if json:
-        value = {"bundle": str(out), "digest": written.digest}
+        value = {"bundle": str(written.path), "digest": written.digest}
         console.print_json({**value, **report.as_json(written)})
         return
     from partitioner.cli import tables
 
     tables.print_report(report, written.manifest.plan)
-    print(f"{out}: digest {written.digest}")
+    print(f"{what}digest {written.digest}")
 
 
 def _read_known_models(path: Path, known: Collection[str]) -> Models:

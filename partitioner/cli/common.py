@@ -42,6 +42,13 @@ def prepare(threads: int) -> None:
     use_threads(threads or own_threads())
 
 
+def share_of(option: str, percent: float, most: float = 100.0) -> float:
+    """The share that `percent` is; raises InputError unless it is above 0 and up to `most`."""
+    if not 0 < percent <= most:
+        raise InputError(f"{option}: expected a number above 0 and up to {most:g}, got {percent:g}")
+    return percent / 100
+
+
 def picture_kind(plot: Path | None) -> str:
     """`svg` or `png` by the file's ending; raises InputError for another."""
     kind = "svg" if plot is None else plot.suffix.lower().removeprefix(".")

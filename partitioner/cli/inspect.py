@@ -9,10 +9,9 @@ import msgspec
 import typer
 
 from mdp import console
-from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.fusion.anomaly_table import DEFAULT_GOOD_RATE
-from partitioner.cli.common import JsonOption, OutOption, interruptible, prepare
+from partitioner.cli.common import JsonOption, OutOption, interruptible, prepare, share_of
 from partitioner.run.progress import Progress
 
 #: Area under the ROC curve that a quantized member may lose, in points.
@@ -60,10 +59,7 @@ def inspect(
 
     Example: mdp-partition inspect --bundle bundle/ --data good/ --out bundle-inspect/
     """
-    if not 0 < rate <= 50:
-        raise InputError(f"--rate: expected a number above 0 and up to 50, got {rate:g}")
-    if not 0 < max_loss <= 100:
-        raise InputError(f"--max-loss: expected a number above 0 and up to 100, got {max_loss:g}")
+    rejected, lost = share_of("--rate", rate, most=50), share_of("--max-loss", max_loss)
     with interruptible(f"{out} is as it was"), ExitStack() as stack:
         opened = Bundle.open(bundle)
         before = None if fp32 is None else Bundle.open(fp32)
@@ -76,9 +72,9 @@ def inspect(
         request = InspectRequest(
             good=data,
             defects=defects,
-            rate=rate / 100,
+            rate=rejected,
             before=before,
-            max_loss=max_loss / 100,
+            max_loss=lost,
             all_good=all_good,
         )
         written = inspect_bundle(opened, out, request, cache, Progress())

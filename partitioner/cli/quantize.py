@@ -10,7 +10,7 @@ from mdp import console
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.profile import Precision, read_profiles
-from partitioner.cli.common import JsonOption, OwnRunOption, interruptible
+from partitioner.cli.common import JsonOption, OwnRunOption, interruptible, share_of
 from partitioner.export.quantize import WAYS
 from partitioner.export.try_precision import MAX_LOSS, QuantizeRequest
 from partitioner.run.progress import Progress
@@ -61,8 +61,7 @@ def quantize(
     Example: mdp-partition quantize --bundle bundle/ --data photos/ --profiles a.toml b.toml
     --out bundle-int8/
     """
-    if not 0 < max_loss <= 100:
-        raise InputError(f"--max-loss: expected a number above 0 and up to 100, got {max_loss:g}")
+    lost = share_of("--max-loss", max_loss)
     known = get_args(Precision)
     for name in precision or []:
         if name not in known:
@@ -75,7 +74,7 @@ def quantize(
         opened = Bundle.open(bundle)
         check_target(target)
         request = QuantizeRequest(
-            max_loss=max_loss / 100,
+            max_loss=lost,
             profiles=read_profiles(profiles or []),
             here=here or [],
             ways=[way for way in WAYS[1:] if way[0] in (precision or known)],

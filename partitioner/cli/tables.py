@@ -241,17 +241,19 @@ def print_inspection(bundle: Bundle) -> None:
     inspection, plan = manifest.inspection, manifest.plan
     assert inspection
     assert table
+    cameras = [str(a.camera or "-") for a in plan.assignments]
     alone = Table(
-        "k", "device", "layers", "kB", "time", "planted AUC",
+        "k", "device", "camera", "layers", "kB", "time", "planted AUC", "found",
         title=f"anomaly heads, fitted to {inspection.good:,} good scenes of {inspection.data}",
-        caption="time: against the model without; planted: patches that stand for defects",
+        caption="time: against the model without; planted: patches that stand for defects (best 1)",
     )  # fmt: skip
     for member in inspection.members:
         exact = member.fp32_planted_auc
         area = f"{member.planted_auc:.3f}" + ("" if exact is None else f", fp32 {exact:.3f}")
         alone.add_row(
-            str(member.k), member.device, member.layers, f"{member.added_bytes / 1e3:,.0f}",
-            f"{member.time_ratio:.1%}", area,
+            str(member.k), member.device, cameras[member.k], member.layers,
+            f"{member.added_bytes / 1e3:,.0f}", f"{member.time_ratio:.1%}", area,
+            "-" if member.planted_found is None else f"{member.planted_found:.0%}",
         )  # fmt: skip
     Console().print(alone)
     fused = {1: "the mean", 64: "the maximum"}.get(table.power, f"the power mean of {table.power}")

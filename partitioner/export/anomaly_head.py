@@ -10,7 +10,7 @@ whatever precision they are, and itself computes in fp32.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -390,38 +390,51 @@ class _Writer:
         return self.node("MatMul", [rows, self.constant(np.ascontiguousarray(weights.T))])
 
 
-def fold_of(count: int, folds: int) -> NDArray[np.int64]:
-    """The fold of each of `count` pictures, one after another."""
-    return np.arange(count) % folds
+@dataclass(frozen=True, slots=True)
+class FoldFits:
+    """Fits of a head's layers to good pictures: to `whole`, and to all but those of each fold.
 
-
-def cross_validate_maps(
-    features: Callable[[], Iterable[Sequence[Floats]]], layers: Sequence[Layer], folds: int
-) -> tuple[list[LayerFit], Floats]:
-    """Fits to all good pictures, and each picture's map by those of the other folds.
-
-    `features` gives, as often as it is called, batches of the layers' features; pictures are in the
-    same order. A map `[side, side]` of a picture is as of one that was never seen.
+    Picture n is of fold n modulo their number.
     """
+
+    whole: list[LayerFit]
+    left_out: list[list[LayerFit]]
+
+
+def fit_folds(batches: Iterable[Sequence[Floats]], layers: Sequence[Layer], folds: int) -> FoldFits:
+    """Fit layers to batches of their features `[N, side^2, channels]`, in one pass."""
     moments = [[Moments() for _ in layers] for _ in range(folds)]
     start = 0
-    for batch in features():
+    for batch in batches:
         rows = (start + np.arange(len(batch[0]))) % folds
         for fold in range(folds):
             for of_layer, values in zip(moments[fold], batch, strict=True):
                 if (rows == fold).any():
                     of_layer.add(values[rows == fold])
         start += len(batch[0])
-    left_out = []
-    for fold in range(folds):
-        merged = [Moments() for _ in layers]
-        for other in range(folds):
-            for whole, part in zip(merged, moments[other], strict=True):
-                if other != fold:
-                    whole.merge(part)
-        left_out.append([one.fit() for one in merged])
-    maps, start = [], 0
-    for batch in features():
+
+    def merged(left_out: int | None) -> list[LayerFit]:
+        found = []
+        for place in range(len(layers)):
+            whole = Moments()
+            for fold in range(folds):
+                if fold != left_out:
+                    whole.merge(moments[fold][place])
+            found.append(whole.fit())
+        return found
+
+    return FoldFits(whole=merged(None), left_out=[merged(fold) for fold in range(folds)])
+
+
+def maps_by_folds(
+    batches: Iterable[Sequence[Floats]], layers: Sequence[Layer], fits: FoldFits
+) -> Floats:
+    """Maps `[N, side, side]` of the pictures that were fitted to, each by fits without its fold.
+
+    They are as of pictures that were never seen: also those of the same pictures with a patch.
+    """
+    maps, start, folds = [], 0, len(fits.left_out)
+    for batch in batches:
         rows = (start + np.arange(len(batch[0]))) % folds
         side = max(layer.side for layer in layers)
         found = np.empty((len(rows), side, side), dtype=np.float32)
@@ -429,18 +442,12 @@ def cross_validate_maps(
             mine = rows == fold
             distances = [
                 fit.distances(values[mine])
-                for fit, values in zip(left_out[fold], batch, strict=True)
+                for fit, values in zip(fits.left_out[fold], batch, strict=True)
             ]
             found[mine] = map_of(layers, distances)
         maps.append(found)
         start += len(rows)
-    fits = []
-    for place in range(len(layers)):
-        whole = Moments()
-        for fold in range(folds):
-            whole.merge(moments[fold][place])
-        fits.append(whole.fit())
-    return fits, np.concatenate(maps)
+    return np.concatenate(maps)
 
 
 def plant_patch(pixels: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint8]:
@@ -469,10 +476,3 @@ def plant_patch(pixels: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint8]:
 def words_of(layers: Sequence[Layer]) -> str:
     """The layers' forms in one text."""
     return ", ".join(layer.words for layer in layers)
-
-
-def properties_of(model: bytes) -> Mapping[str, str]:
-    """The metadata of a model."""
-    import onnx
-
-    return {one.key: one.value for one in onnx.load_from_string(model).metadata_props}

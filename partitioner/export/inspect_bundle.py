@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -26,8 +27,9 @@ from mdp.formats.bundle import (
     model_path,
 )
 from mdp.formats.model_file import ModelFile
-from mdp.formats.plan import Assignment, Plan, PredictedMs
-from mdp.fusion.anomaly_table import DEFAULT_GOOD_RATE
+from mdp.formats.plan import Assignment, Plan, PredictedMs, Replica
+from mdp.fusion.anomaly import surprise
+from mdp.fusion.anomaly_table import DEFAULT_GOOD_RATE, Anomaly
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import INPUT, Runtime
 from mdp.runtimes.onnxruntime import import_onnxruntime
@@ -42,12 +44,19 @@ from partitioner.fusion.novelty_fit import area_under_curve
 from partitioner.run.progress import Progress
 
 Values = NDArray[np.float64]
+#: A place where a sub-model is served.
+Served = TypeVar("Served", Assignment, Replica)
 #: Folds that score each other's good scenes.
 FOLDS = 5
 #: Scenes of them that are used, at most: evenly spaced.
 MOST_GOOD = 2000
 #: Area under the ROC curve that a member in a lower precision may lose, as a fraction.
 MAX_LOSS = 0.02
+#: Share of planted patches below which a camera is called nearly blind: where items lie alike, all
+#: are found, and hardly any where something lies before every tenth view (docs/how-to/inspect.md).
+SEEING = 0.5
+#: Defective scenes: one to choose by, and one to measure by.
+LEAST_DEFECTS = 2
 #: Scenes that an error names, at most.
 _NAMED = 20
 #: Features that are kept in memory between two looks at them, at most.
@@ -75,7 +84,7 @@ class InspectRequest:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Member:
+class _FittedMember:
     """One member's head, and its scores."""
 
     assignment: Assignment
@@ -101,6 +110,7 @@ def inspect_bundle(
         raise InputError(f"{bundle.path}: is untrained: its layers say nothing of a picture")
     if any(a.lower for a in manifest.plan.assignments):
         raise InputError(f"{bundle.path}: has rungs, which get no anomaly heads: expected none")
+    _check_before(bundle, request.before)
     cameras = sorted({a.camera for a in manifest.plan.assignments if a.camera})
     good = thin_out(open_scenes(request.good, cameras), MOST_GOOD)
     try:
@@ -108,6 +118,11 @@ def inspect_bundle(
     except InputError as error:
         raise InputError(f"--data {request.good}: {error}") from None
     defects = None if request.defects is None else open_scenes(request.defects, cameras)
+    if defects is not None and len(defects) < LEAST_DEFECTS:
+        raise InputError(
+            f"--defects {request.defects}: expected at least {LEAST_DEFECTS} defective scenes, of "
+            f"which half choose and half measure, got {len(defects)}"
+        )
     views = [view_of(a) for a in manifest.plan.assignments]
     seen = load_views(good, views, cache, progress, "good scenes")
     faulty: list[Pixels | None] = [None] * len(views)
@@ -131,6 +146,10 @@ def inspect_bundle(
     table = fit_anomaly(
         scores, strange, rate=request.rate, measured=measured or None, note=progress.note
     )
+    for member in members:
+        member.facts = replace(member.facts, planted_found=_planted_found(table, member))
+    if warning := _blind_warning(members, table.default):
+        progress.note(warning)
     inspection = Inspection(
         data=Path(request.good).name,
         data_digest=good.digest,
@@ -148,7 +167,7 @@ def inspect_bundle(
         write_json(folder / FUSION, fusion)
         changed = replace(
             manifest,
-            plan=_replan(manifest.plan, members),
+            plan=_replan(manifest.plan, members, manifest.inspection or None),
             files={name: file_entry(folder / name) for name in manifest.files},
             inspection=inspection,
         )
@@ -162,40 +181,53 @@ def _fit_member(
     pixels: Pixels,
     defects: Pixels | None,
     request: InspectRequest,
-) -> _Member:
+) -> _FittedMember:
     """One member with a head fitted to good pictures `[N, S, S, 3]`, and the scores it gives."""
     k, precision = assignment.k, assignment.spec.precision
     before = bundle.model(k)
     plain = heads.without_head(before.content) if heads.has_head(before.content) else before.content
-    model, good, words = _add_head(plain, before.path, pixels, batch_for(precision))
-    patched_pixels = heads.plant_patch(pixels)
+    head = _add_head(plain, before.path, pixels, batch_for(precision))
     classes = len(bundle.manifest.labels)
     runs = [
         open_member(ModelFile(before.path, content), assignment, classes)
-        for content in (plain, model)
+        for content in (plain, head.model)
     ]
-    patched = _scores(runs[1], patched_pixels, batch_for(precision))
     without_ms, with_ms = best_ms([run.run for run in runs], pixels[:1], time.process_time, _ROUNDS)
     exact: float | None = None
     if request.before is not None and precision not in SAME_FILE:
-        exact = _exact_auc(request.before, assignment, pixels, patched_pixels)
+        exact = _exact_auc(request.before, assignment, pixels)
     facts = InspectedMember(
         k=k,
         device=assignment.device,
-        layers=words,
-        added_bytes=len(model) - len(plain),
+        layers=head.words,
+        added_bytes=len(head.model) - len(plain),
         time_ratio=round(with_ms / without_ms, 4),
-        planted_auc=round(area_under_curve(good, patched), 4),
+        planted_auc=round(area_under_curve(head.good, head.patched), 4),
         fp32_planted_auc=None if exact is None else round(exact, 4),
     )
-    scored = None if defects is None else _scores(runs[1], defects, batch_for(precision))
-    return _Member(
-        assignment=assignment, model=model, facts=facts, good=good, patched=patched, defects=scored
+    return _FittedMember(
+        assignment=assignment,
+        model=head.model,
+        facts=facts,
+        good=head.good,
+        patched=head.patched,
+        defects=None if defects is None else _scores(runs[1], defects, batch_for(precision)),
     )
 
 
-def _add_head(plain: bytes, path: Path, pixels: Pixels, batch: int) -> tuple[bytes, Values, str]:
-    """A model with a head, the scores of the good pictures it was fitted to, and its layers."""
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """A model with a head, and the scores `[N]` of good pictures, and of them with a patch."""
+
+    model: bytes
+    good: Values
+    patched: Values
+    #: The layers that the head reads.
+    words: str
+
+
+def _add_head(plain: bytes, path: Path, pixels: Pixels, batch: int) -> _Head:
+    """A model with a head fitted to good pictures, which are scored by folds without them."""
     layers = heads.choose_layers(plain, str(path))
     ort = import_onnxruntime()
     session = ort.InferenceSession(
@@ -203,25 +235,33 @@ def _add_head(plain: bytes, path: Path, pixels: Pixels, batch: int) -> tuple[byt
     )
     names = heads.feature_names(layers)
 
-    def features() -> Iterator[list[heads.Floats]]:
-        for start in range(0, len(pixels), batch):
-            some = np.ascontiguousarray(pixels[start : start + batch])
+    def features(of: Pixels) -> Iterator[list[heads.Floats]]:
+        for start in range(0, len(of), batch):
+            some = np.ascontiguousarray(of[start : start + batch])
             values = session.run(names, {INPUT: some})
             yield [layer.places(value) for layer, value in zip(layers, values, strict=True)]
 
-    kept = features
+    kept: list[list[heads.Floats]] | None = None
     places = sum(layer.side**2 * layer.channels for layer in layers)
     if len(pixels) * places * 4 <= _KEPT_BYTES:
         # The network runs once; of more pictures it runs twice.
-        once = [*features()]
-
-        def keep() -> Iterator[list[heads.Floats]]:
-            yield from once
-
-    fits, maps = heads.cross_validate_maps(kept, layers, FOLDS)
+        kept = [*features(pixels)]
+    fits = heads.fit_folds(kept or features(pixels), layers, FOLDS)
+    maps = heads.maps_by_folds(kept or features(pixels), layers, fits)
     good = heads.scores_of(maps).astype(np.float64)
+    if not np.isfinite(good).all():
+        raise InputError(
+            f"{path}: its middle layers ({heads.words_of(layers)}) give numbers that are not "
+            "finite of good pictures"
+        )
     limit = max(float(np.quantile(good, 1 - _MAP_RATE)), _LEAST_LIMIT)
-    return heads.with_head(plain, layers, fits, limit), good, heads.words_of(layers)
+    maps = heads.maps_by_folds(features(heads.plant_patch(pixels)), layers, fits)
+    return _Head(
+        model=heads.with_head(plain, layers, fits.whole, limit),
+        good=good,
+        patched=heads.scores_of(maps).astype(np.float64),
+        words=heads.words_of(layers),
+    )
 
 
 def _scores(runtime: Runtime, pixels: Pixels, batch: int) -> Values:
@@ -233,26 +273,42 @@ def _scores(runtime: Runtime, pixels: Pixels, batch: int) -> Values:
     return np.concatenate(parts)
 
 
-def _exact_auc(before: Bundle, assignment: Assignment, pixels: Pixels, patched: Pixels) -> float:
-    """Area under the ROC curve of planted patches by a member's fp32 model; raises InputError."""
-    plan = before.manifest.plan
-    if assignment.k >= len(plan.assignments):
-        raise InputError(f"--fp32 {before.path}: has no sub-model {assignment.k}")
-    exact = plan.assignments[assignment.k]
-    same = replace(exact.spec, precision="fp32") == replace(assignment.spec, precision="fp32")
-    if not same or exact.spec.precision not in SAME_FILE:
-        raise InputError(
-            f"--fp32 {before.path}: expected sub-model {assignment.k} as "
-            f"{assignment.spec.words} in fp32, found {exact.spec.words} in {exact.spec.precision}"
-        )
+def _exact_auc(before: Bundle, assignment: Assignment, pixels: Pixels) -> float:
+    """Area under the ROC curve of planted patches by a member's fp32 model."""
     model = before.model(assignment.k)
     plain = heads.without_head(model.content) if heads.has_head(model.content) else model.content
-    headed, good, _ = _add_head(plain, model.path, pixels, batch_for("fp32"))
-    runtime = open_member(ModelFile(model.path, headed), exact, len(before.manifest.labels))
-    return area_under_curve(good, _scores(runtime, patched, batch_for("fp32")))
+    head = _add_head(plain, model.path, pixels, batch_for("fp32"))
+    return area_under_curve(head.good, head.patched)
 
 
-def _check_gate(request: InspectRequest, members: Sequence[_Member]) -> None:
+def _check_before(bundle: Bundle, before: Bundle | None) -> None:
+    """Raise InputError unless `before`, where it is given, has all quantized members in fp32."""
+    if before is None:
+        return
+    where, old = f"--fp32 {before.path}", before.manifest.plan.assignments
+    if before.manifest.labels != bundle.manifest.labels:
+        raise InputError(f"{where}: expected the classes of {bundle.path}, found others")
+    quantized = [a for a in bundle.manifest.plan.assignments if a.spec.precision not in SAME_FILE]
+    if not quantized:
+        raise InputError(f"{where}: {bundle.path} has no quantized sub-model to compare")
+    for a in quantized:
+        if a.k >= len(old):
+            raise InputError(f"{where}: has no sub-model {a.k}")
+        exact = old[a.k]
+        same = replace(exact.spec, precision="fp32") == replace(a.spec, precision="fp32")
+        if not same or exact.spec.precision not in SAME_FILE:
+            raise InputError(
+                f"{where}: expected sub-model {a.k} as {a.spec.words} in fp32, found "
+                f"{exact.spec.words} in {exact.spec.precision}"
+            )
+        if view_of(exact) != view_of(a):
+            raise InputError(
+                f"{where}: expected sub-model {a.k} to see what that of {bundle.path} sees, found "
+                "another view"
+            )
+
+
+def _check_gate(request: InspectRequest, members: Sequence[_FittedMember]) -> None:
     """Raise InputError for members whose precision costs too much; nothing is written."""
     worse = []
     for member in members:
@@ -271,6 +327,35 @@ def _check_gate(request: InspectRequest, members: Sequence[_Member]) -> None:
         )
 
 
+def _planted_found(table: Anomaly, member: _FittedMember) -> float:
+    """The share of pictures with a planted patch that a member finds by its own threshold."""
+    k = member.assignment.k
+    alone = table.of((k,))
+    assert alone
+    found = surprise(member.patched, table.tails[k]) > alone.thresholds[table.place]
+    return round(float(found.mean()), 4)
+
+
+def _blind_warning(members: Sequence[_FittedMember], rate: float) -> str:
+    """The line that names members that hardly find planted patches; empty without any."""
+    blind = []
+    for member in members:
+        found, camera = member.facts.planted_found or 0.0, member.assignment.camera
+        if found < SEEING:
+            seen_by = f"camera {camera} ({member.facts.device})" if camera else member.facts.device
+            blind.append(
+                f"{seen_by} finds {found:.0%} of planted patches (area under the curve "
+                f"{member.facts.planted_auc:.2f})"
+            )
+    if not blind:
+        return ""
+    return (
+        f"warning: nearly blind at {rate:.2%} of good items rejected: {', '.join(blind)}: good "
+        "scenes differ too much there: take them anew with items that lie alike and nothing before "
+        "them, mask what changes, or leave the camera out"
+    )
+
+
 def _format_error(folder: str, good: PictureSet, rows: Sequence[int]) -> str:
     """The error that names good scenes which look defective."""
     names = ", ".join(good.names[row] for row in rows[:_NAMED])
@@ -281,17 +366,28 @@ def _format_error(folder: str, good: PictureSet, rows: Sequence[int]) -> str:
     )
 
 
-def _replan(plan: Plan, members: Sequence[_Member]) -> Plan:
-    """`plan` with what the heads cost: milliseconds and memory."""
-    ratios = {m.assignment.k: max(1.0, m.facts.time_ratio) for m in members}
-    added = {m.assignment.k: m.facts.added_bytes for m in members}
-    assignments = []
-    for a in plan.assignments:
-        old, compute = a.predicted_ms, round(a.predicted_ms.compute * ratios[a.k], 3)
-        milliseconds = PredictedMs(
-            compute=compute, network=old.network, total=round(compute + old.network, 3)
-        )
-        memory = a.memory_bytes + added[a.k]
-        assignments.append(replace(a, predicted_ms=milliseconds, memory_bytes=memory))
-    replicas = [replace(r, memory_bytes=r.memory_bytes + added[r.k]) for r in plan.replicas]
-    return replace(plan, assignments=assignments, replicas=replicas)
+def _replan(plan: Plan, members: Sequence[_FittedMember], old: Inspection | None) -> Plan:
+    """`plan` with what the heads cost, milliseconds and memory, in place of `old` ones' cost."""
+    before = {one.k: one for one in old.members} if old else {}
+    ratios, added = {}, {}
+    for member in members:
+        k, facts = member.assignment.k, member.facts
+        ratios[k], added[k] = max(1.0, facts.time_ratio), facts.added_bytes
+        if k in before:
+            ratios[k] /= max(1.0, before[k].time_ratio)
+            added[k] -= before[k].added_bytes
+    return replace(
+        plan,
+        assignments=[_with_cost(a, ratios[a.k], added[a.k]) for a in plan.assignments],
+        replicas=[_with_cost(r, ratios[r.k], added[r.k]) for r in plan.replicas],
+    )
+
+
+def _with_cost(served: Served, ratio: float, added_bytes: int) -> Served:
+    """A sub-model's place with `ratio` times the milliseconds, and so many more bytes."""
+    network, compute = served.predicted_ms.network, served.predicted_ms.compute * ratio
+    milliseconds = PredictedMs(
+        compute=round(compute, 3), network=network, total=round(compute + network, 3)
+    )
+    memory = served.memory_bytes + added_bytes
+    return replace(served, predicted_ms=milliseconds, memory_bytes=memory)

@@ -1,6 +1,8 @@
 """Fit by which scores an item differs from the good ones: tails, fusion and thresholds. Pure.
 
-Good items decide alone how rare a score is and which threshold rejects which share of them.
+Good items decide alone how rare a score is and which threshold rejects which share of them. Members
+share what one has too few good items for: the shape of the tail, and of its scale as much as they
+are alike (docs/adr/0027-inspection-in-the-model.md).
 Defective ones, or without any pictures with a planted patch, choose the power by which the cameras'
 surprises are fused: the largest area under the ROC curve, of every second one; the others measure
 the share that every arrival subset finds.
@@ -15,13 +17,15 @@ from mdp.errors import InputError
 from mdp.fusion.anomaly import fuse_surprises, surprises_of
 from mdp.fusion.anomaly_table import KNOTS, MAXIMUM, MEAN, Anomaly, ScoreTail, SubsetAnomaly
 from mdp.fusion.fuse import list_subsets, sizes_not_listed
-from partitioner.fusion.novelty_fit import area_under_curve, threshold_places, thresholds
+from partitioner.fusion.novelty_fit import area_under_curve, threshold_places
 from partitioner.fusion.stacking import sample_subsets
 
 Values = NDArray[np.float64]
 Members = tuple[int, ...]
 #: Good items that a tail needs: two beyond the highest knot.
 LEAST_GOOD = 20
+#: Items whose excesses thresholds are made of: this share of the good ones, and so many at least.
+_TAIL_SHARE, _TAIL_LEAST = 0.2, 10
 #: Powers that are compared: the maximum, which is taken where none is better, to the mean.
 POWERS = (MAXIMUM, 8, 4, 2, MEAN)
 #: A good item this many decades rarer than the rarest of as many has a defect, or is another item.
@@ -33,19 +37,74 @@ _DIGITS = 6
 _LEAST_DECADE = 1e-6
 
 
-def fit_tail(scores: Values) -> ScoreTail:
-    """Fit the rates of scores to those of good items `[N]`.
+def fit_tails(good: Mapping[int, Values]) -> list[ScoreTail]:
+    """Fit the rates of every member's scores to those of good items `[N]`, by member.
 
-    The slope beyond the last knot is that between the median and it, which a few defects among the
-    good items hardly change: of an exponential distribution it is the same everywhere.
+    Scores less their member's median, over its scale, have one distribution. A scale is the spread
+    between the median and the last knot, which a few defects among the good items hardly change;
+    its logarithm is drawn to the members' mean (Efron and Morris, Journal of the American
+    Statistical Association 68, 1973): all the way where the spreads differ by no more than those of
+    so few items do, hardly where networks differ. The slope beyond the last knot is that between
+    the median and it: of an exponential distribution it is the same everywhere.
     """
-    knots = np.quantile(scores, [1 - share for share in KNOTS])
-    spread = max(float(knots[-1] - knots[1]), abs(float(knots[-1])) * 1e-3)
-    decade = max(spread / np.log10(KNOTS[1] / KNOTS[-1]), _LEAST_DECADE)
-    return ScoreTail(
-        scores=(_round(knots[0]), _round(knots[1]), _round(knots[2]), _round(knots[3])),
-        decade=_round(decade) or _LEAST_DECADE,
+    members = sorted(good)
+    middles = [float(np.median(good[k])) for k in members]
+    scales = _shared_scales([_spread(good[k]) for k in members], len(good[members[0]]))
+    pooled = np.concatenate(
+        [
+            (good[k] - middle) / scale
+            for k, middle, scale in zip(members, middles, scales, strict=True)
+        ]
     )
+    knots = np.quantile(pooled, [1 - share for share in KNOTS])
+    decade = _spread(pooled) / np.log10(KNOTS[1] / KNOTS[-1])
+    tails = []
+    for middle, scale in zip(middles, scales, strict=True):
+        first, second, third, last = (middle + scale * float(knot) for knot in knots)
+        tails.append(
+            ScoreTail(
+                scores=(_round(first), _round(second), _round(third), _round(last)),
+                decade=max(_round(scale * decade), _LEAST_DECADE),
+            )
+        )
+    return tails
+
+
+def _spread(scores: Values) -> float:
+    """Distance of the last knot from the median; of equal scores a little."""
+    middle, last = np.quantile(scores, [1 - KNOTS[1], 1 - KNOTS[-1]])
+    return max(float(last - middle), abs(float(last)) * 1e-3, _LEAST_DECADE)
+
+
+def _shared_scales(spreads: Sequence[float], count: int) -> list[float]:
+    """Scales by the spreads of members' scores, of `count` items each."""
+    logs = np.log(spreads)
+    if len(logs) == 1:
+        return list(spreads)
+    # Order statistics of exponential numbers: the spread has a variance of (10 - 2) / N.
+    by_chance = (1 / KNOTS[-1] - 1 / KNOTS[1]) / count / np.log(KNOTS[1] / KNOTS[-1]) ** 2
+    apart = max(float(logs.var(ddof=1)), by_chance)
+    own = 1 - by_chance / apart
+    scales: list[float] = np.exp(logs.mean() + own * (logs - logs.mean())).tolist()
+    return scales
+
+
+def tail_thresholds(fused: Values, places: Sequence[int]) -> list[float]:
+    """The surprises above which `k` of N + 1 good items are, for each k of `places`.
+
+    `fused` are those of N good items. Excesses of the m highest ones over the next are exponential;
+    a further item is above it by t with the probability (1 + t / sum of them) ** -m: how little
+    is known of their mean is counted (Lawless, Technometrics 13, 1971). Further down, it is the
+    k-th largest.
+    """
+    count, order = len(fused), np.sort(fused)[::-1]
+    m = min(max(_TAIL_LEAST, int(_TAIL_SHARE * count)), count - 1)
+    excess = float((order[:m] - order[m]).sum())
+    found = []
+    for k in places:
+        beyond = order[m] + excess * (((m + 1) / k) ** (1 / m) - 1)
+        found.append(float(beyond if k <= m else order[k - 1]))
+    return found
 
 
 def fit_anomaly(
@@ -66,7 +125,7 @@ def fit_anomaly(
     count = len(good[0])
     check_count(count)
     members = sorted(good)
-    tails = [fit_tail(good[k]) for k in members]
+    tails = fit_tails(good)
     usual, other = surprises_of(good, tails), surprises_of(strange, tails)
     power = max(
         POWERS,
@@ -82,7 +141,7 @@ def fit_anomaly(
     if default > rate:
         note(
             f"good scenes: {count:,} support no rate of rejected good items below {default:.2%}, "
-            f"which is taken: {rate:.2%} takes {round(1 / rate) - 1:,}"
+            f"which is taken: {rate:.2%} takes {int(np.ceil(1 / rate - 1e-9)) - 1:,}"
         )
     defects = None if measured is None else surprises_of(measured, tails)
     subsets = []
@@ -115,9 +174,7 @@ def check_count(count: int) -> None:
 
 def suspicious(good: Mapping[int, Values]) -> list[int]:
     """Good items that are far too rare to be good, the strangest first."""
-    worst = np.max(
-        [*surprises_of(good, [fit_tail(good[k]) for k in sorted(good)]).values()], axis=0
-    )
+    worst = np.max([*surprises_of(good, fit_tails(good)).values()], axis=0)
     limit = np.log10(len(worst)) + SUSPICIOUS
     order = np.argsort(-worst, kind="stable")
     return [int(row) for row in order if worst[row] > limit]
@@ -141,7 +198,7 @@ def _subset(
     places: Sequence[int],
 ) -> SubsetAnomaly:
     fused = fuse_surprises([usual[k] for k in members], power)
-    limits = [_up(one) for one in thresholds(fused, np.ones(len(fused)), places)]
+    limits = [_up(one) for one in tail_thresholds(fused, places)]
     found: tuple[float, ...] = ()
     if defects is not None:
         other = fuse_surprises([defects[k] for k in members], power)

@@ -8,9 +8,17 @@ import pytest
 
 from benchmarks.inspection.defects import KINDS, parts_of, pins_of, with_defect
 from benchmarks.inspection.draws import CHANGES, draw_station
-from benchmarks.inspection.measure import by_count, limit_of, looks_to_moved, seen_by, served
+from benchmarks.inspection.measure import (
+    by_count,
+    limit_of,
+    looks_to_moved,
+    resampled,
+    seen_by,
+    served,
+)
 from benchmarks.inspection.patchcore import Memory, patches
 from benchmarks.inspection.render import PRODUCTS, options_of
+from benchmarks.inspection.tails import compare
 from benchmarks.scenes.solid_draws import PLACES
 from benchmarks.scenes.solid_items import Floats, Item, Mesh
 from partitioner.fusion.anomaly_fit import fit_anomaly
@@ -118,6 +126,33 @@ def test_sets_of_cameras_and_limits() -> None:
     ]
     known = np.arange(200.0)
     assert (known > limit_of(known)).sum() == 2
+
+
+def test_draws_of_good_items_keep_the_stated_rate() -> None:
+    random = np.random.default_rng(0)
+    good = {k: 1 + random.exponential(0.3, 200) for k in range(2)}
+    strange = {k: one[:50] + (3 if k else 0) for k, one in good.items()}
+    found = resampled(good, strange, draws=20)
+    assert found["stated"] == pytest.approx(1 / 101, abs=1e-6)
+    for way in ("fitted", "plain"):
+        assert found["2"][way]["rejected"] == pytest.approx(0.01, abs=0.01)
+        assert found["2"][way]["found"] > 0.9
+        assert found["1"][way]["found"] == pytest.approx(0.5, abs=0.1)
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_tails_are_compared_over_draws() -> None:
+    random = np.random.default_rng(0)
+    good = {k: unit * (1 + random.exponential(0.3, 200)) for k, unit in ((0, 1.0), (1, 5.0))}
+    strange = {k: one[:60] + (3 if k == 0 else 0) for k, one in good.items()}
+    found = compare(good, strange, 100, draws=10)
+    assert found["stated"] == pytest.approx(1 / 101, abs=1e-6)
+    # What the first camera sees is hidden where the second's scores are larger.
+    assert found["shared"]["auc"] > 0.98
+    assert found["none"]["auc"] < 0.7
+    for tail in ("own", "shared", "none"):
+        assert found[tail]["tail_rejected"] == pytest.approx(0.01, abs=0.015)
+    assert found["shared"]["tail_found"] > 0.95
 
 
 def test_a_moved_camera_is_named_after_some_looks() -> None:

@@ -2,6 +2,7 @@
 
 export const $ = (id) => document.getElementById(id);
 export const percent = (value, digits = 1) => (value == null ? "–" : `${(value * 100).toFixed(digits)} %`);
+export const devicePath = (name) => name.split("/").map(encodeURIComponent).join("/");
 export const width = (share) => `${((share || 0) * 100).toFixed(2)}%`;
 // The gateway gives a sign of life every ten seconds: a connection without one is half-open.
 const SILENT_MS = 25_000;

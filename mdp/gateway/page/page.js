@@ -1,6 +1,6 @@
 // The fleet live, and answers to pictures. Asks its own gateway and nobody else.
 
-import { $, alertOf, breakable, eachEvent, el, follow, live, percent, request, text, told, width } from "./common.js";
+import { $, alertOf, breakable, devicePath, eachEvent, el, follow, live, percent, request, text, told, width } from "./common.js";
 
 const MODES = {
   stacked: "Stacked: weights that were fitted for exactly these devices.",
@@ -24,8 +24,11 @@ const MAX_SIDE = 640;
 // A picture's answer without a device that is able to: busy for a moment, perhaps.
 const RETRY_MS = 2000;
 const MAX_RETRIES = 5;
+// Cells on a side of a map, and how strange cells of good pictures mostly are.
+const SIDE = 16;
+const LIKE_GOOD = 96;
 
-const state = { fleets: [], chosen: null, blob: null, camera: null, looking: null, asking: false, again: false, team: null, retries: 0 };
+const state = { fleets: [], chosen: null, blob: null, camera: null, looking: null, asking: false, again: false, team: null, retries: 0, viewing: false };
 
 // The fleet, as it changes.
 
@@ -48,6 +51,8 @@ function show(fleets) {
     $("fleet").replaceChildren(...names.map((name) => el("option", { value: name }, name)));
   }
   $("fleet").value = state.chosen;
+  // Another bundle may have maps, or have none.
+  if (state.looking && state.looking.maps !== current().inspects) look();
   showFleet();
 }
 
@@ -281,6 +286,7 @@ function showNoAnswer(label, why) {
   text("note", why);
   for (const id of ["made", "mode", "how", "strange", "different", "doubted"]) $(id).hidden = true;
   for (const id of ["top", "crops", "legend"]) $(id).replaceChildren();
+  hideMaps();
 }
 
 function showAnswer(answer) {
@@ -291,8 +297,9 @@ function showAnswer(answer) {
   const suspects = answer.used.filter((name) => answer.suspects[name]);
   const doubt = suspects.length ? `; accuracy unknown with a suspected camera (${suspects.join(", ")})` : "";
   const what = unknown ? `none of the classes, nearest ${answer.label}, ` : "";
-  const worst = [...answer.members].sort((one, other) => (other.anomaly ?? -Infinity) - (one.anomaly ?? -Infinity))[0];
-  const blind = answer.normal != null && answer.blind_sides.length
+  const worst = answer.members.filter((one) => !answer.blind_sides.includes(one.device))
+    .sort((one, other) => (other.anomaly ?? -Infinity) - (one.anomaly ?? -Infinity))[0];
+  const blind = answer.blind_sides.length
     ? `; blind to ${answer.blind_sides.join(", ")}${answer.defects_missed == null ? "" : `: ${percent(answer.defects_missed)} of measured defects pass`}` : "";
   const differs = answer.normal === false ? `differs from the good ones, most at ${worst.device}, ` : "";
   const parts = `${differs}${what}${percent(answer.probability)} probable, from ${answer.used.join(", ")}${doubt}${blind}`;
@@ -333,7 +340,83 @@ function showAnswer(answer) {
   // Measured for the label, which is not the answer.
   text("fused-accuracy", percent(unknown ? null : answer.expected_accuracy));
   text("mode-note", MODES[answer.mode] || "");
-  if (!state.looking) showCrops(fleet, answer);
+  if (state.looking) showMaps(fleet, answer);
+  else showCrops(fleet, answer);
+}
+
+// Where each camera's picture differs from good ones: sides that count first, of these the strangest.
+function showMaps(fleet, answer) {
+  const rank = (one) => (answer.blind_sides.includes(one.device) ? -Infinity : one.anomaly ?? -Infinity);
+  const seen = answer.members.filter((one) => one.anomaly_map).sort((one, other) => rank(other) - rank(one) || one.k - other.k);
+  const known = new Map([...$("maps").children].map((node) => [node.dataset.name, node]));
+  $("maps").hidden = !seen.length;
+  $("maps").replaceChildren(...seen.map((one) => {
+    const node = known.get(one.device) || newMap(one.device);
+    const device = fleet.devices.find((each) => each.name === one.device);
+    drawMap(node, one, device?.region || [0, 0, 1, 1], answer.blind_sides.includes(one.device));
+    return node;
+  }));
+  if (fleet.teaches && seen.length) showViews(state.looking);
+}
+
+function newMap(name) {
+  const canvas = el("canvas", { width: SIDE, height: SIDE, role: "img" });
+  const node = el("li", {}, el("div", { class: "map" }, el("img", { alt: "", hidden: "" }), canvas), el("b", {}, ...breakable(name)), el("span"));
+  node.dataset.name = name;
+  return node;
+}
+
+function drawMap(node, one, [left, top, right, bottom], blind) {
+  const cells = Uint8Array.from(atob(one.anomaly_map), (each) => each.charCodeAt(0));
+  const canvas = node.querySelector("canvas");
+  // A device's region is a part of the centred square, which is what is shown of its picture.
+  Object.assign(canvas.style, { left: width(left), top: width(top), width: width(right - left), height: width(bottom - top) });
+  const pixels = new ImageData(SIDE, SIDE);
+  cells.forEach((cell, place) => {
+    // Cells like those of good pictures hide nothing.
+    const share = Math.max(0, cell - LIKE_GOOD) / (255 - LIKE_GOOD);
+    pixels.data.set([225, Math.round(190 * (1 - share)), 20, Math.round(220 * Math.sqrt(share))], 4 * place);
+  });
+  canvas.getContext("2d").putImageData(pixels, 0, 0);
+  const most = cells.indexOf(Math.max(...cells));
+  const differs = !blind && one.anomaly > 0;
+  canvas.setAttribute("aria-label", `Map of ${one.device}: strangest in row ${Math.floor(most / SIDE) + 1} and column ${(most % SIDE) + 1} of ${SIDE}`);
+  node.classList.toggle("differs", differs);
+  const words = one.anomaly == null ? "" : ` ${one.anomaly > 0 ? "+" : "−"}${Math.abs(one.anomaly).toFixed(2)} decades`;
+  node.querySelector("span").textContent = `${words}${blind ? ", does not count" : differs ? ", differs" : ""}`;
+}
+
+// Pictures behind the maps, for who may teach and so see them; others are not asked for a token.
+async function showViews(looking) {
+  if (state.viewing || looking.refused) return;
+  state.viewing = true;
+  const token = sessionStorage.getItem("token");
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  try {
+    await Promise.all([...$("maps").children].map(async (node) => {
+      const response = await fetch(`teach/cameras/${devicePath(node.dataset.name)}`, { headers });
+      const image = node.querySelector("img");
+      if ([401, 403].includes(response.status)) looking.refused = true;
+      if (!response.ok || state.looking !== looking) {
+        image.hidden = true;
+        return;
+      }
+      const url = URL.createObjectURL(await response.blob());
+      for (const kind of ["load", "error"]) image.addEventListener(kind, () => URL.revokeObjectURL(url), { once: true });
+      image.src = url;
+      image.hidden = false;
+      text("travels", "and their pictures are shown to who may teach");
+    }));
+  } catch {
+    // A gateway that is gone is told elsewhere.
+  } finally {
+    state.viewing = false;
+  }
+}
+
+function hideMaps() {
+  $("maps").hidden = true;
+  $("maps").replaceChildren();
 }
 
 function showCrops(fleet, answer) {
@@ -453,12 +536,13 @@ function closeCamera() {
 async function look() {
   stop();
   const looking = (state.looking = new AbortController());
+  looking.maps = current().inspects;
   $("cameras").setAttribute("aria-pressed", "true");
   text("cameras", "Stop looking");
   $("empty-text").hidden = true;
   $("looking").hidden = false;
   try {
-    await eachEvent(`v2/models/${state.chosen}/watch`, (kind, content) => {
+    await eachEvent(`v2/models/${state.chosen}/watch?maps=${looking.maps ? 1 : 0}`, (kind, content) => {
       if (kind === "answer") showAnswer(content);
       else showNoAnswer("No answer", content.error);
     }, looking.signal);
@@ -482,6 +566,8 @@ function stop() {
   $("empty").hidden = false;
   $("stage").classList.remove("full");
   $("legend").replaceChildren();
+  hideMaps();
+  text("travels", "and no picture travels");
 }
 
 $("webcam").addEventListener("click", () => (state.camera ? stop() : openCamera()));

@@ -1,6 +1,6 @@
 // Teaching: record scenes, put kept items right, build, roll out, mask cameras.
 
-import { $, alertOf, breakable, eachEvent, el, follow, live, percent, request, text, told, width } from "./common.js";
+import { $, alertOf, breakable, eachEvent, devicePath, el, follow, live, percent, request, text, told, width } from "./common.js";
 
 const WHY = { unknown: "unknown", different: "different from good ones", unsure: "unsure", disagreement: "in disagreement" };
 //: Between two rounds of pictures.
@@ -10,7 +10,6 @@ const UNKNOWN = "unknown";
 const FEW = 10;
 
 const state = { told: null, model: null, offset_s: 0, items: [], place: 0, shown: null, wanted: null, stamp: "", keys: [], looking: null, mask: null, devices: [] };
-const device = (name) => name.split("/").map(encodeURIComponent).join("/");
 
 async function change(path, method, content) {
   const body = content === undefined ? undefined : JSON.stringify(content);
@@ -92,7 +91,7 @@ async function showPictures({ pictures, missing }) {
     const image = node.querySelector("img");
     const why = node.querySelector(".no-view");
     if (pictures.includes(name)) {
-      const response = await request(`teach/cameras/${device(name)}`);
+      const response = await request(`teach/cameras/${devicePath(name)}`);
       if (response.ok) {
         put(image, await response.blob());
         why.textContent = "";
@@ -227,7 +226,7 @@ function showItem() {
   state.shown = item.name;
   $("item-pictures").replaceChildren(...item.pictures.map((name) => {
     const image = el("img", { alt: `Item ${item.item} as ${name} saw it` });
-    request(`teach/kept/${encodeURIComponent(item.name)}/${device(name)}`).then(async (response) => {
+    request(`teach/kept/${encodeURIComponent(item.name)}/${devicePath(name)}`).then(async (response) => {
       if (response.ok) put(image, await response.blob());
     }, () => {});
     const own = item.devices[name];
@@ -460,7 +459,7 @@ async function openMask(name) {
       name, width: found.width, height: found.height, settable: found.settable, shown,
       region: [...shown], hidden: (mask?.hidden || []).map(asList), mode: "region", chosen: null,
     };
-    const response = await request(`teach/cameras/${device(name)}`);
+    const response = await request(`teach/cameras/${devicePath(name)}`);
     state.mask.url = response.ok ? URL.createObjectURL(await response.blob()) : "";
   } catch (error) {
     alertOf(error.message);
@@ -588,7 +587,7 @@ $("mask-close").addEventListener("click", () => $("mask").close());
 async function applyMask(mask) {
   const { name } = state.mask;
   try {
-    await change(`masks/${device(name)}`, "PUT", { mask });
+    await change(`masks/${devicePath(name)}`, "PUT", { mask });
     $("mask").close();
   } catch (error) {
     $("mask-error").hidden = false;

@@ -18,11 +18,13 @@ from mdp.requests.prediction import Prediction
 from mdp.testing.agents import AgentFleet
 from mdp.testing.bundles import write_bundle
 from mdp.testing.folder_cameras import FolderCameras
-from mdp.testing.processes import LineProcess
+from mdp.testing.processes import LineProcess, until
 from partitioner.cli.main import main as partition_main
 from tests.support.command_lines import run_here
 from tests.support.fleet import BIN, PLENTY_MS
 from tests.support.inspection import CAMERAS, PARTS, block, write_scenes
+from tests.support.web.browser import browser, why_no_browser
+from tests.support.web.gateway import gateway
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_leaks")]
 
@@ -111,6 +113,72 @@ def test_commands_show_it(station: Station) -> None:
     plain = json.loads(run_here(mdp_main, "mdp", "look", *fleet, "--json").stdout)
     assert plain["normal"] is False
     assert plain["members"][0]["anomaly_map"] is None
+
+
+#: As of a gateway that teaches, whose picture of one camera is refused.
+TEACHES = """
+const before = window.fetch;
+window.asked = [];
+window.fetch = async (path, ...more) => {
+  window.asked.push(`${path}`);
+  const picture = `${path}`.match(/^teach.cameras.(.*)$/);
+  if (picture) {
+    if (picture[1].endsWith("-1")) return new Response("{}", { status: 403 });
+    const canvas = new OffscreenCanvas(40, 30);
+    canvas.getContext("2d").fillRect(0, 0, 40, 30);
+    return new Response(await canvas.convertToBlob());
+  }
+  const response = await before(path, ...more);
+  if (`${path}` !== "events") return response;
+  const taught = new TransformStream({
+    transform: (part, out) => out.enqueue(part.replaceAll('"teaches":false', '"teaches":true')),
+  });
+  const body = response.body.pipeThrough(new TextDecoderStream()).pipeThrough(taught);
+  return new Response(body.pipeThrough(new TextEncoderStream()));
+};
+"""
+#: Of each map: device, text, whether a picture is behind it, and the most opaque cell's place.
+MAPS = """
+return [...document.querySelectorAll("#maps li")].map((node) => {
+  const data = node.querySelector("canvas").getContext("2d").getImageData(0, 0, 16, 16).data;
+  const shares = [...data].filter((_, place) => place % 4 === 3);
+  const image = node.querySelector("img");
+  return [node.dataset.name, node.innerText, !image.hidden && image.naturalWidth === 40,
+          shares.indexOf(Math.max(...shares)), Math.max(...shares)];
+});
+"""
+
+
+@pytest.mark.skipif(why_no_browser() != "", reason=why_no_browser())
+def test_maps_on_the_page_are_the_strangest_first(station: Station, tmp_path: Path) -> None:
+    station.put("right")
+    fleet = station.fleet.write()
+    with gateway("--fleet", fleet, "--deadline-ms", PLENTY_MS) as served, browser(tmp_path) as page:
+        page.before_load(TEACHES)
+        page.emulate()
+        page.open(served.url)
+        page.wait_for("#count", "4 of 4")
+        page.run("document.querySelector('#cameras').click()")
+        page.wait_for("#maps li.differs", r"decades, differs")
+        until(lambda: sum(one[2] for one in page.run(MAPS)) == 3, "pictures are behind three maps")
+        maps = page.run(MAPS)
+        asked = page.run("return window.asked")
+        roles = {(node["role"], node["name"]) for node in page.tree()}
+        page.run("document.querySelector('#cameras').click()")
+        assert page.run("return document.querySelector('#maps').hidden")
+    assert any(path.endswith("/watch?maps=1") for path in asked)
+    # Once refused, pictures are not asked for again.
+    assert sum(path.startswith("teach/") for path in asked) == 4
+    worst, others = maps[0], maps[1:]
+    assert worst[0] == station.devices["right"]
+    # The patch lies from 92 to 116 of 160 pixels down, and from 80 to 104 across.
+    row, column = divmod(worst[3], 16)
+    assert (7 <= row <= 13, 6 <= column <= 12) == (True, True)
+    assert worst[4] > max(one[4] for one in others)
+    assert {one[0] for one in maps} == {*station.devices.values()}
+    assert {one[0]: one[2] for one in maps}["raspberry-pi-5-1"] is False
+    told = f"Map of {worst[0]}: strangest in row {row + 1} and column {column + 1} of 16"
+    assert ("image", told) in roles or ("img", told) in roles
 
 
 def test_items_of_a_line_that_differ_do_not_pass(station: Station, tmp_path: Path) -> None:

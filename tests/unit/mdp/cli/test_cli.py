@@ -118,6 +118,34 @@ def test_an_unknown_item_in_words() -> None:
     assert "gamma, as are 2.5% of 160 test pictures of its classes, 12.3" in describe("x", measured)
 
 
+def test_a_camera_that_does_not_count_is_not_where_an_item_differs_most() -> None:
+    members = tuple(
+        MemberTiming(device=name, k=k, queue_ms=0, compute_ms=1, network_ms=1, anomaly=score)
+        for k, (name, score) in enumerate((("alpha", 0.5), ("gamma", 9.0), ("delta", 0.1)))
+    )
+    differs = msgspec.structs.replace(
+        PREDICTION,
+        used=("alpha", "gamma", "delta"),
+        members=members,
+        missing={},
+        normal=False,
+        anomaly=0.5,
+        good_rejected=0.01,
+        defects_missed=0.25,
+        suspects={"gamma": "moved"},
+        blind_sides=("gamma",),
+    )
+    assert describe("look", differs).splitlines()[1] == (
+        "  differs from the good ones (+0.50 decades, most at alpha; 1.00% of good ones do); "
+        "blind to gamma: 25.0% of measured defects pass"
+    )
+    sides = ("alpha", "gamma", "delta")
+    nobody = msgspec.structs.replace(differs, normal=None, anomaly=None, blind_sides=sides)
+    assert describe("look", nobody).splitlines()[1] == (
+        "  nobody can tell if it differs from the good ones: blind to alpha, gamma, delta"
+    )
+
+
 def test_an_answer_with_a_suspected_camera_has_no_measured_accuracy() -> None:
     for suspect, worth in (("gamma", "accuracy unknown with a suspected camera"), ("beta", "")):
         doubted = msgspec.structs.replace(

@@ -311,8 +311,11 @@ def test_a_look_may_ask_for_maps(web: Web) -> None:
     for query, maps in (("", False), ("?maps=0", False), ("?maps=1", True)):
         assert web.ask(f"/v2/models/colours/look{query}")[0] == 200
         assert web.fleet.maps[-1] is maps
-    status, _, body = web.ask("/v2/models/colours/look?maps=yes")
-    assert (status, body) == (400, b'{"error":"maps: expected 0 or 1, got \'yes\'"}\n')
+        web.ask(f"/v2/models/colours/watch{query}", until=lambda body: body.endswith(b"\n\n"))
+        assert web.fleet.maps[-1] is maps
+    for path in ("look", "watch"):
+        status, _, body = web.ask(f"/v2/models/colours/{path}?maps=yes")
+        assert (status, body) == (400, b'{"error":"maps: expected 0 or 1, got \'yes\'"}\n')
 
 
 def test_readers_of_events_are_few_of_one_caller(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from mdp.line.rules import (
     read_different,
     read_rules,
 )
+from mdp.requests.prediction import Prediction
 
 CAMERAS = ("a", "b", "c", "d", "e")
 LABELS = ("good", "scratch", "dent", "empty")
@@ -268,6 +269,28 @@ def test_cameras_vote_on_a_difference() -> None:
 def test_an_empty_scene_is_no_item_that_differs() -> None:
     empty = replace(inspected(False), label="empty")
     assert judge(empty, LineRules(empty="empty")).decision == "empty"
+    # Each camera finds that an empty belt is unlike good items.
+    every = replace(inspected(False, *"abcd"), label="empty")
+    assert judge(every, LineRules(empty="empty", different=1)).decision == "empty"
+    assert judge(every, LineRules(different=1)).decision == "different"
+
+
+def test_an_item_that_no_side_can_judge_does_not_pass() -> None:
+    blind = replace(inspected(True), normal=None, uninspected=True)
+    verdict = judge(blind, HEADED)
+    assert (verdict.passed, verdict.decision) == (False, "open")
+    assert "good (90%), but no side can tell if it differs from the good ones" in verdict.text
+    assert judge(blind, replace(HEADED, different="off")).passed
+
+
+def test_a_look_says_whether_heads_could_not_tell() -> None:
+    answer = Prediction(
+        label="good", probability=0.9, top=(), mode="bagged", used=("a",), missing={},
+        expected_accuracy=None, latency_ms=1.0, deadline_ms=2.0, members=(),
+    )  # fmt: skip
+    assert not look_of(answer, 1).uninspected
+    assert look_of(replace(answer, blind_sides=("a",)), 1).uninspected
+    assert not look_of(replace(answer, normal=True, blind_sides=("b",)), 2).uninspected
 
 
 def test_ways_to_see_a_difference_are_read() -> None:

@@ -40,21 +40,30 @@ def looks(one: Inspector, count: int, high: int | None = None, also: int | None 
 def test_one_camera_is_enough_to_find_a_difference() -> None:
     one = inspector({1: 0.4, 2: 0.7, 3: 0.9})
     surprises = one.surprises({0: 0.5, 1: 3.5, 2: 0.2})
-    found = one.finding(surprises)
+    found = one.difference(surprises)
     assert found is not None
     assert (found.normal, found.good_rejected) == (False, 0.01)
     assert found.anomaly == pytest.approx(1.5)
     assert found.defects_missed == pytest.approx(0.1)
     assert one.alone(1, surprises[1]) == pytest.approx(1.5)
-    without = one.finding({k: surprises[k] for k in (0, 2)})
+    without = one.difference({k: surprises[k] for k in (0, 2)})
     assert without is not None
     assert without.normal
     assert without.defects_missed == pytest.approx(0.3)
-    assert one.finding({}) is None
+    assert one.difference({}) is None
+
+
+def test_what_is_hardly_above_the_threshold_is_called_as_its_number_says() -> None:
+    found = inspector().difference({0: 2.00004})
+    assert found is not None
+    assert (found.normal, found.anomaly) == (True, 0.0)
+    found = inspector().difference({0: 2.00006})
+    assert found is not None
+    assert (found.normal, found.anomaly) == (False, 0.0001)
 
 
 def test_without_measured_defects_nothing_is_said_of_them() -> None:
-    found = inspector().finding({0: 0.5})
+    found = inspector().difference({0: 0.5})
     assert found is not None
     assert found.defects_missed is None
 

@@ -25,10 +25,11 @@ from partitioner.export.anomaly_head import (
     LayerFit,
     Moments,
     choose_layers,
-    cross_validate_maps,
     feature_names,
+    fit_folds,
     has_head,
     map_of,
+    maps_by_folds,
     plant_patch,
     scores_of,
     with_features,
@@ -120,8 +121,8 @@ def fitted(
             values = session.run(feature_names(layers), {"images": pixels[start : start + 7]})
             yield [one.places(value) for one, value in zip(layers, values, strict=True)]
 
-    fits, maps = cross_validate_maps(features, layers, 4)
-    return layers, fits, maps
+    fits = fit_folds(features(), layers, 4)
+    return layers, fits.whole, maps_by_folds(features(), layers, fits)
 
 
 @pytest.mark.parametrize(

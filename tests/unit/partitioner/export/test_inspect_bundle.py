@@ -1,7 +1,10 @@
 """A bundle that is taught what good items look like: what it says then, and what is refused."""
 
 import json
+import re
 import shutil
+from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +20,22 @@ from torch import Tensor, nn
 
 from mdp.errors import InputError
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
+from mdp.formats.plan import Assignment, PredictedMs, Replica
 from mdp.fusion.anomaly_table import Anomaly
 from mdp.testing.bundles import write_bundle
 from partitioner.assembly.ladder import add_rungs
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import open_dataset, open_scenes
+from partitioner.export import anomaly_head
 from partitioner.export import inspect_bundle as module
+from partitioner.export.anomaly_head import maps_by_folds, plant_patch
 from partitioner.export.inspect_bundle import InspectRequest, inspect_bundle
 from partitioner.export.quantize import quantize_model
 from partitioner.export.quantize_bundle import quantize_bundle
 from partitioner.export.sessions import open_member
 from partitioner.export.try_precision import QuantizeRequest
 from partitioner.export.write import to_onnx
+from partitioner.run.progress import Progress
 from tests.support.inspection import CAMERAS, PARTS, write_scenes
 from tests.support.models.runs import QUIET
 
@@ -107,6 +114,35 @@ def test_an_inspected_bundle_is_fitted_anew(inspected: Bundle, good: Path, tmp_p
     assert second
     sizes = [[one.added_bytes for one in each.members] for each in (first, second)]
     assert sizes[0] == sizes[1]
+    # New heads are in place of the old ones, in memory and in time.
+    plain, renewed = Bundle.open(PARTS).manifest.plan, again.manifest.plan
+    for was, part in zip(plain.assignments, renewed.assignments, strict=True):
+        facts = second.members[part.k]
+        assert part.memory_bytes == was.memory_bytes + facts.added_bytes
+        expected_ms = was.predicted_ms.compute * max(1.0, facts.time_ratio)
+        assert part.predicted_ms.compute == pytest.approx(expected_ms, abs=0.003)
+
+
+def test_a_head_costs_its_replicas_as_well() -> None:
+    assignment = Bundle.open(PARTS).manifest.plan.assignments[0]
+    replica = Replica(
+        k=0,
+        device="spare",
+        predicted_ms=PredictedMs(compute=10.0, network=2.0, total=12.0),
+        memory_bytes=1000,
+        provider="CPUExecutionProvider",
+        threads=1,
+        why="",
+    )
+    pairs: list[tuple[Assignment | Replica, Assignment | Replica]] = [
+        (assignment, module._with_cost(assignment, 1.1, 500)),
+        (replica, module._with_cost(replica, 1.1, 500)),
+    ]
+    for was, made in pairs:
+        compute_ms = round(was.predicted_ms.compute * 1.1, 3)
+        assert made.predicted_ms.compute == compute_ms
+        assert made.predicted_ms.total == round(compute_ms + was.predicted_ms.network, 3)
+        assert made.memory_bytes == was.memory_bytes + 500
 
 
 def refused(tmp_path: Path, text: str, *, bundle: Bundle | None = None, **request: Any) -> None:
@@ -136,6 +172,16 @@ def test_too_few_good_scenes_are_refused(tmp_path: Path) -> None:
     folder = write_scenes(tmp_path / "good", 12)
     refused(
         tmp_path, f"--data {folder}: expected at least 20 good scenes .* got 12", good=str(folder)
+    )
+
+
+def test_too_few_defects_to_choose_and_to_measure_are_refused(tmp_path: Path, good: Path) -> None:
+    folder = write_scenes(tmp_path / "defects", 1, patched=[0])
+    refused(
+        tmp_path,
+        f"--defects {folder}: expected at least 2 defective scenes, .* got 1",
+        good=str(good),
+        defects=str(folder),
     )
 
 
@@ -210,6 +256,99 @@ def test_a_quantized_member_is_compared_with_its_fp32_model(tmp_path: Path, good
         good=str(good),
         before=before,
         max_loss=-0.5,
+    )
+
+
+def changed(source: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Bundle:
+    """A copy of a bundle with another manifest."""
+    shutil.copytree(source, folder)
+    content = json.loads((folder / MANIFEST).read_text())
+    change(content)
+    (folder / MANIFEST).write_text(json.dumps(content))
+    return Bundle.open(folder)
+
+
+def test_the_bundle_before_has_to_be_the_same_one(tmp_path: Path) -> None:
+    def exact(content: dict[str, Any]) -> None:
+        for part in content["plan"]["assignments"]:
+            part["network"]["precision"] = "fp32"
+
+    def other_classes(content: dict[str, Any]) -> None:
+        exact(content)
+        content["labels"][0] += " of another kind"
+
+    def other_cameras(content: dict[str, Any]) -> None:
+        exact(content)
+        parts = content["plan"]["assignments"]
+        parts[0]["camera"], parts[1]["camera"] = parts[1]["camera"], parts[0]["camera"]
+
+    for change, text in (
+        (other_classes, "--fp32 .*: expected the classes of .*parts, found others"),
+        (other_cameras, "--fp32 .*: expected sub-model 0 to see what that of .* sees"),
+    ):
+        before = changed(PARTS, tmp_path / change.__name__, change)
+        refused(tmp_path, text, good="none", before=before)
+    plain = changed(PARTS, tmp_path / "exact", exact)
+    refused(
+        tmp_path,
+        "--fp32 .*: .*exact has no quantized sub-model to compare",
+        bundle=plain,
+        good="none",
+        before=plain,
+    )
+
+
+def test_cameras_that_hardly_see_patches_are_named(
+    tmp_path: Path, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if no patch could be seen, before two of the four cameras.
+    views = iter((True, False, True, False))
+
+    def plant(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return pixels if next(views) else plant_patch(pixels)
+
+    monkeypatch.setattr(anomaly_head, "plant_patch", plant)
+    said = StringIO()
+    made = inspect_bundle(
+        Bundle.open(PARTS),
+        tmp_path / "out",
+        InspectRequest(good=str(good)),
+        tmp_path,
+        Progress(said),
+    )
+    inspection = made.manifest.inspection
+    assert inspection
+    # The same pictures have the same scores: both are by what was fitted without them.
+    areas = [one.planted_auc for one in inspection.members]
+    assert areas[::2] == [0.5, 0.5]
+    found = [one.planted_found or 0.0 for one in inspection.members]
+    # None of the good pictures, or one, is above a threshold that one of 41 is above.
+    assert max(found[::2]) <= 1 / 40
+    assert min(found[1::2]) > module.SEEING
+    warnings = [line for line in said.getvalue().splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 1
+    first, second, third, _ = made.manifest.plan.assignments
+    for part in (first, third):
+        assert re.search(
+            rf"camera {part.camera} \({part.device}\) finds [0-3]% of planted patches \(area under "
+            r"the curve 0.50\)",
+            warnings[0],
+        )
+    assert warnings[0].startswith("warning: nearly blind at 2.44% of good items rejected: camera ")
+    assert second.device not in warnings[0]
+
+
+def test_features_that_are_no_numbers_are_refused(
+    tmp_path: Path, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any) -> Any:
+        maps = maps_by_folds(*arguments)
+        maps[3, 0, 0] = np.nan
+        return maps
+
+    monkeypatch.setattr(anomaly_head, "maps_by_folds", broken)
+    refused(
+        tmp_path, r"submodels/0/model.onnx: its middle layers .* not finite of good", good=str(good)
     )
 
 

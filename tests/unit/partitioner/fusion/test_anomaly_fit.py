@@ -5,14 +5,70 @@ import pytest
 
 from mdp.errors import InputError
 from mdp.fusion.anomaly import fuse_surprises, surprise, surprises_of
-from mdp.fusion.anomaly_table import MEAN, Anomaly
-from partitioner.fusion.anomaly_fit import Values, fit_anomaly, fit_tail, lone_sides, suspicious
+from mdp.fusion.anomaly_table import MEAN, Anomaly, ScoreTail
+from partitioner.fusion.anomaly_fit import (
+    Values,
+    fit_anomaly,
+    fit_tails,
+    lone_sides,
+    suspicious,
+    tail_thresholds,
+)
 
 
 def good(count: int = 400, members: int = 3, seed: int = 0) -> dict[int, Values]:
     """Scores whose units differ from member to member."""
     random = np.random.default_rng(seed)
     return {k: (k + 1) * (2 + random.exponential(0.3, count)) for k in range(members)}
+
+
+def fit_tail(scores: Values) -> ScoreTail:
+    """The tail of a member that is alone."""
+    (tail,) = fit_tails({0: scores})
+    return tail
+
+
+def decades(units: tuple[float, ...], seed: int, count: int = 100) -> list[float]:
+    """Decades of members' tails, each over the unit of its scores."""
+    random = np.random.default_rng(seed)
+    scores = {k: unit * (2 + random.exponential(0.3, count)) for k, unit in enumerate(units)}
+    return [one.decade / unit for one, unit in zip(fit_tails(scores), units, strict=True)]
+
+
+def test_members_that_are_alike_share_a_tail() -> None:
+    # A tail of its own differs by a sixth from seed to seed.
+    shared = [decades((1, 1, 1, 1), seed) for seed in range(40)]
+    own = [decades((1,), seed)[0] for seed in range(40)]
+    assert np.std([one[0] for one in shared]) < 0.75 * np.std(own)
+    # Of most seeds the members' spreads differ as chance has them.
+    assert np.median([max(one) / min(one) for one in shared]) < 1.05
+
+
+def test_members_of_other_units_keep_a_scale_of_their_own() -> None:
+    found = np.mean([decades((1, 2, 3, 0.5), seed) for seed in range(20)], axis=0)
+    assert found == pytest.approx(0.3 * np.log(10), rel=0.12)
+
+
+@pytest.mark.parametrize("count", [20, 40, 120])
+def test_a_threshold_rejects_the_share_that_it_is_made_for(count: int) -> None:
+    random = np.random.default_rng(0)
+    rejected, spread = [], []
+    for _ in range(2000):
+        scores = random.exponential(1.0, count)
+        (limit,) = tail_thresholds(scores, [1])
+        # The share of further items above it, which are exponential.
+        rejected.append(np.exp(-limit))
+        spread.append([limit, scores.max()])
+    assert np.mean(rejected) == pytest.approx(1 / (count + 1), rel=0.06)
+    by_tail, by_largest = np.std(spread, axis=0)
+    assert by_tail < 0.9 * by_largest
+
+
+def test_thresholds_fall_with_the_rate_to_those_of_what_was_seen() -> None:
+    scores = np.random.default_rng(0).exponential(1.0, 100)
+    limits = tail_thresholds(scores, range(1, 60))
+    assert limits == sorted(limits, reverse=True)
+    assert limits[20:] == np.sort(scores)[::-1][20:59].tolist()
 
 
 def test_a_tail_tells_how_rare_a_score_is() -> None:
@@ -81,6 +137,20 @@ def test_too_few_good_items_for_a_rate_are_said() -> None:
         "good scenes: 30 support no rate of rejected good items below 3.23%, which is taken: "
         "1.00% takes 99"
     ]
+
+
+@pytest.mark.parametrize("rate", [0.009, 0.007, 0.02, 0.1])
+def test_as_many_good_items_as_are_said_support_a_rate(rate: float) -> None:
+    notes: list[str] = []
+    few = good(20, members=1)
+    fit_anomaly(few, few, rate=rate / 3, note=notes.append)
+    count = int(notes[0].rpartition(" takes ")[2].replace(",", ""))
+    again: list[str] = []
+    enough = good(count, members=1)
+    table = fit_anomaly(enough, enough, rate=rate / 3, note=again.append)
+    assert (again, table.default <= rate / 3) == ([], True)
+    fewer = good(count - 1, members=1)
+    assert fit_anomaly(fewer, fewer, rate=rate / 3).default > rate / 3
 
 
 def test_too_few_good_items_are_refused() -> None:
