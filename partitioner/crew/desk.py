@@ -10,8 +10,8 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -26,15 +26,14 @@ from mdp.files import write_bytes, write_toml
 from mdp.formats.plan import Plan
 from partitioner.crew.begin import Begin, Ending, begin_of
 from partitioner.crew.exchange.address import checked, exposed, own_address
-from partitioner.crew.exchange.control import Desk, Hand, log_lines
-from partitioner.crew.exchange.files import StoreFiles
+from partitioner.crew.exchange.control import Desk, Hand, log_lines, post
+from partitioner.crew.exchange.files import DeskFiles, Files, TrainerFiles
 from partitioner.crew.exchange.groups import TrainerGroups, timeout_s
-from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.exchange.store import SignedStore, connect, serve_store
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.history import costs_of, spans_of
 from partitioner.crew.kinds import TrainingKind, kind_of
-from partitioner.crew.machine.events import Rank, Waited
+from partitioner.crew.machine.events import State, Waited
 from partitioner.crew.machine.jobs import Job, Jobs
 from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.rounds import growing_period
@@ -64,6 +63,9 @@ WAIT_S = 600.0
 _CHECKPOINT = "teacher-checkpoint"
 #: Seconds for trainers to end what they do and to read that all is done.
 _LEAVE_S = 60.0
+
+#: Returns what the trainers that are there do, by name.
+States = Callable[[], Mapping[str, State]]
 
 
 def data_digest(data: Dataset) -> str:
@@ -153,7 +155,7 @@ def train_together(
         ),
     )
 
-    def take_part(ends: Ends, store: SignedStore, living: Callable[[], Collection[Rank]]) -> None:
+    def take_part(ends: Ends, store: SignedStore, states: States) -> None:
         for done in finished:
             for path in kind_of(done).outputs(work):
                 if path.exists():
@@ -164,7 +166,7 @@ def train_together(
             hand_out_start(work, plan.of("teacher"), checkpoint, facts.names[0], ends.files)
         with (
             _groups(ends.control, store, begin) as groups,
-            board(store.another(), facts.names, living, work.progress) as note,
+            board(states, facts.names, work.progress) as note,
         ):
             worker = worker_of(
                 work, ends, plan, facts, groups, store, checkpoint, note, None, bundle
@@ -206,7 +208,7 @@ def _lead(
     jobs: Sequence[Job],
     finished: Sequence[str],
     schedule_of: Callable[[str, set[int]], RoundSchedule],
-    take_part: Callable[[Ends, SignedStore, Callable[[], Collection[Rank]]], None],
+    take_part: Callable[[Ends, SignedStore, States], None],
     progress: Progress,
 ) -> dict[str, str]:
     """Be the desk of `jobs` until all are done; returns what was said of each outcome."""
@@ -221,19 +223,28 @@ def _lead(
     if said := exposed(host):
         progress.note(said)
     store = serve_store(host, port, token)
-    watch = Watch(begin.meeting_s)
-    desk = Desk(store, machine, watch, folder.log, msgspec.json.encode(begin))
-    try:
+    watch, posting = Watch(begin.meeting_s), store.another()
+    with ExitStack() as stack:
+        files = stack.enter_context(
+            DeskFiles(folder.files, partial(post, posting), partial(_digest_of, machine))
+        )
+        description = msgspec.json.encode(begin)
+        desk = Desk(store, machine, watch, folder.log, description, files.put)
+        stack.callback(desk.close)
+
+        def states() -> dict[str, State]:
+            names = dict(machine.living)
+            return {names[rank]: state for rank, state in desk.states.items() if rank in names}
+
         control = Hand(store)  # the first, whose rank is 0
-        share = StoreDesk(store.another(), "answers")
-        with _ends(store, control, share, partial(_digest_of, machine)) as ends:
+        with closing(control):
             control.join(begin.names[0], digest)
             enter(control)
             patience = threading.Timer(wait_s, lambda: control.report(Waited(rank=0)))
             patience.daemon = True
             patience.start()
             try:
-                take_part(ends, store, lambda: desk.living)
+                take_part(Ends(control, files, desk), store, states)
             finally:
                 patience.cancel()
         _let_leave(desk)
@@ -242,8 +253,6 @@ def _lead(
                 f"{desk.dropped} values in the desk's store were not of this crew, and were "
                 f"deleted: another program writes to {address}"
             )
-    finally:
-        desk.close()
     return machine.said
 
 
@@ -309,26 +318,6 @@ def _digest_of(run: CrewRun, name: str) -> str:
 
 
 @contextmanager
-def _ends(
-    store: SignedStore,
-    control: Hand,
-    share: StoreDesk | None = None,
-    digest_of: Callable[[str], str] = lambda name: "",
-) -> Iterator[Ends]:
-    """A trainer's connections; it leaves at the end."""
-    try:
-        yield Ends(
-            control=control,
-            files=StoreFiles(store.another(), digest_of),
-            answers=StoreTrainer(store.another(), "answers", control.rank),
-            rows=StoreTrainer(store.another(), "answers", control.rank),
-            share=share,
-        )
-    finally:
-        control.close()
-
-
-@contextmanager
 def _groups(
     control: Hand, store: SignedStore, begin: Begin, name: str = ""
 ) -> Iterator[TrainerGroups]:
@@ -348,7 +337,7 @@ def _groups(
 def _let_leave(desk: Desk) -> None:
     """Keep the store until all have read that they may go."""
     until_s = time.monotonic() + _LEAVE_S
-    while desk.living and time.monotonic() < until_s:
+    while desk.states and time.monotonic() < until_s:
         time.sleep(0.05)
 
 
@@ -364,8 +353,9 @@ def join(
     store = connect(host, port, token, wait_s)
     control = Hand(store)
     with ExitStack() as stack:
-        ends = stack.enter_context(_ends(store, control))
-        begin = begin_of(address, control.asked())
+        stack.enter_context(closing(control))
+        files: Files = TrainerFiles(control)
+        begin = begin_of(address, control.describe())
         if name not in begin.names:
             known = ", ".join(begin.names[1:])
             raise InputError(f"--name: expected a trainer of the plan ({known}), got {name!r}")
@@ -389,14 +379,15 @@ def join(
         folder.start_or_continue(settings, begin.plan)
         weights = {k: folder.cache / f"weights-{k}{ending}" for k, ending in begin.weights.items()}
         for k, path in weights.items():
-            ends.files.fetch(f"weights-{k}", path)
+            files.fetch(f"weights-{k}", path)
         checkpoint = None
         if settings.teacher.checkpoint and _trains_teacher(settings):
             suffix = Path(settings.teacher.file or "").suffix
             checkpoint = folder.cache / f"{_CHECKPOINT}{suffix}"
-            ends.files.fetch(_CHECKPOINT, checkpoint)
+            files.fetch(_CHECKPOINT, checkpoint)
         work = TrainingContext(folder, settings, begin.plan, pictures, progress, weights)
         plan, facts = begin.crew, begin.facts
+        ends = Ends(control, files)
         worker_of(work, ends, plan, facts, groups, store, checkpoint, progress.note, progress).run()
 
 
@@ -417,7 +408,7 @@ def probe(
     """
     begin = Begin(version=__version__, names=tuple(names), settings=settings, plan=plan)
 
-    def take_part(ends: Ends, store: SignedStore, living: Callable[[], Collection[Rank]]) -> None:
+    def take_part(ends: Ends, store: SignedStore, states: States) -> None:
         with _groups(ends.control, store, begin) as groups:
             measure(ends.control, groups, store, plan, settings)
 

@@ -67,10 +67,6 @@ class JobKind(ABC):
     def outputs(self, work: TrainingContext) -> list[Path]:
         """Files that it makes, for others to read."""
 
-    def replaced(self, work: TrainingContext) -> list[Path]:
-        """Files of an earlier job that nobody needs any more once it is done."""
-        return []
-
 
 class NetworkKind(JobKind):
     """A job that one trainer does alone, or several with one network."""
@@ -218,10 +214,6 @@ class OutputsKind(FrozenKind):
     def passes(self, work: TrainingContext) -> Iterator[Pass]:
         """One pass."""
         return outputs(work, self.k)
-
-    def replaced(self, work: TrainingContext) -> list[Path]:
-        """The outputs of the sub-model before, which are part of these."""
-        return _outputs_of(work, self.k - 1) if self.k else []
 
 
 class EvaluationKind(FrozenKind):

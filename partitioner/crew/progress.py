@@ -2,19 +2,16 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal, Protocol
 
-import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from torch.distributed import DistError
 
-from partitioner.crew.exchange.store import SignedStore, Tampered
-from partitioner.crew.machine.events import AnyAction, AnyEvent, Rank, TrainerControl
+from partitioner.crew.machine.events import AnyAction, AnyEvent, Rank, State, TrainerControl
 from partitioner.run.progress import LINE_EVERY_S, Advance, Progress
 
 #: Seconds between two looks at what trainers tell.
@@ -24,57 +21,54 @@ COLUMNS = ("trainer", "job", "done", "pictures/s", "now", "MB sent")
 NARROW, _WIDE = 64, ("pictures/s", "MB sent")
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The present work of a trainer; JSON in the desk's store, as `progress/RANK`."""
+class Sender(Protocol):
+    """A connection that carries rows and files to other trainers."""
 
-    #: Empty: it waits for one.
-    job: str = ""
-    #: Done of the job's step in hand, from 0 to 1.
-    share: float = 0.0
-    #: Of the job so far.
-    pictures_per_s: float = 0.0
-    said: str = ""
-    #: For other trainers, before a mean.
-    waits: bool = False
-    sent_bytes: int = 0
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of these."""
 
 
 class WorkAccount:
-    """The work of one trainer and its costs; written by its main thread, read by another."""
+    """The work of one trainer and its costs; written by its main thread, read by another.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    Sent are the bytes of means, and of the rows and files of `sender`: all that others get.
+    """
+
+    def __init__(self, sender: Sender, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._job, self._said, self._waits = "", "", False
         self._share = self._pictures = self._since_s = 0.0
-        self._waited_s, self._sent_bytes = 0.0, 0
-        self._sending: Callable[[], int] = lambda: 0
+        self._waited_s = 0.0
+        #: Bytes of synchronisers that came before, and up to the last report.
+        self._earlier_bytes = self._reported_bytes = 0
+        self._sender = sender
+        self._mean_bytes: Callable[[], int] = lambda: 0
 
     def begin(self, job: str) -> None:
         """Count for a job from here on."""
         self._job, self._said, self._share, self._pictures = job, "", 0.0, 0.0
-        self._since_s, self._waited_s, self._before_bytes = self._clock(), 0.0, self.sent_bytes
+        self._since_s, self._waited_s = self._clock(), 0.0
 
     def end(self) -> tuple[float, int]:
-        """The job has ended; returns seconds that it waited for others, and bytes sent."""
+        """The job has ended; returns its seconds of waiting, and bytes since the last such end."""
         self._job = ""
-        return self._waited_s, self.sent_bytes - self._before_bytes
+        before, self._reported_bytes = self._reported_bytes, self.sent_bytes
+        return self._waited_s, self._reported_bytes - before
 
     def counted(self, pictures: float) -> None:
         """Add pictures that this trainer has trained or answered."""
         self._pictures += pictures
 
-    def sent(self, count: int) -> None:
-        """Add bytes that this trainer has sent."""
-        self._sent_bytes += count
-
-    def follow(self, sent_bytes: Callable[[], int]) -> None:
+    def follow(self, mean_bytes: Callable[[], int]) -> None:
         """Add the bytes that a synchroniser counts, until the next one is followed."""
-        self._sent_bytes, self._sending = self.sent_bytes, sent_bytes
+        self._earlier_bytes += self._mean_bytes()
+        self._mean_bytes = mean_bytes
 
     @property
     def sent_bytes(self) -> int:
         """Bytes sent in all jobs."""
-        return self._sent_bytes + self._sending()
+        return self._earlier_bytes + self._mean_bytes() + self._sender.sent_bytes
 
     def step(self, share: float, said: str) -> None:
         """The step in hand is done by so much."""
@@ -96,15 +90,12 @@ class WorkAccount:
         return State(
             job=self._job,
             share=self._share,
+            pictures=self._pictures,
             pictures_per_s=self._pictures / seconds if self._pictures and seconds else 0.0,
             said=self._said,
             waits=self._waits,
             sent_bytes=self.sent_bytes,
         )
-
-    def told(self) -> bytes:
-        """The state as JSON."""
-        return msgspec.json.encode(self.state())
 
 
 class Patient:
@@ -196,12 +187,12 @@ def lines(table: Sequence[tuple[str, ...]]) -> list[str]:
 
 @contextmanager
 def board(
-    store: SignedStore, names: Sequence[str], living: Callable[[], Collection[Rank]], to: Progress
+    states: Callable[[], Mapping[str, State]], names: Sequence[str], to: Progress
 ) -> Iterator[Callable[[str], None]]:
     """Show what the trainers `names` do, until the end of the block; yields how to print a line.
 
     A table on a terminal, elsewhere a line for each trainer that changed, at most every 10 s.
-    `store` is a connection of its own.
+    `states` are of the trainers that are there, by name.
     """
     ending = threading.Event()
     live: Live | None = None
@@ -211,20 +202,20 @@ def board(
 
     def look() -> None:
         nonlocal spoken_s, spoken
-        table = rows({name: _state(store, name, living()) for name in names})
+        found = states()
+        table = rows({name: found.get(name) for name in names})
         if live is not None:
             live.update(_drawn(table, live.console.width), refresh=True)
         elif time.monotonic() - spoken_s >= LINE_EVERY_S:
-            found = lines(table)
-            for line in found:
+            said = lines(table)
+            for line in said:
                 if line not in spoken:
                     to.note(line)
-            spoken_s, spoken = time.monotonic(), found
+            spoken_s, spoken = time.monotonic(), said
 
     def serve() -> None:
-        with suppress(DistError):  # of a desk that ends
-            while not ending.wait(LOOK_S):
-                look()
+        while not ending.wait(LOOK_S):
+            look()
 
     thread = threading.Thread(target=serve, name="crew-board", daemon=True)
 
@@ -244,20 +235,6 @@ def board(
         thread.join()
         if live is not None:
             live.stop()
-
-
-def _state(store: SignedStore, name: str, living: Collection[Rank]) -> State | None:
-    """The last report of a trainer; None where it is not there."""
-    if not store.check([f"rank/{name}"]):
-        return None
-    try:
-        rank = int(store.get(f"rank/{name}"))
-        key = f"progress/{rank}"
-        if rank not in living or not store.check([key]):
-            return None
-        return msgspec.json.decode(store.get(key), type=State)
-    except (msgspec.DecodeError, Tampered):
-        return None
 
 
 def _drawn(table: Sequence[tuple[str, ...]], width: int) -> Table:

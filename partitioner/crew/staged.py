@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors.torch import save_file
 
 from mdp.errors import MDPError
 from mdp.files import replacing
+from partitioner.crew.exchange.files import Files
 from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.generations import train_in_generations
 from partitioner.crew.machine.events import TrainerControl
@@ -43,25 +43,6 @@ LOST = (
 )
 
 
-class Files(Protocol):
-    """Files of the run by name, which one trainer hands in and others get."""
-
-    def send(self, name: str, path: Path, readers: int = ...) -> str:
-        """Hand a file in, for so many to fetch; returns the SHA-256 of what they get."""
-
-    def has(self, name: str) -> bool:
-        """Tell whether a file was handed in, and not fetched by all."""
-
-    def fetch(self, name: str, path: Path) -> bool:
-        """Write the file to `path`, whole or not at all; waits until there is one.
-
-        Returns whether `path` is another one now.
-        """
-
-    def forget(self, name: str) -> None:
-        """Delete a file that nobody needs any more."""
-
-
 def hand_out_start(
     work: TrainingContext, sync: NetworkSync, checkpoint: Path | None, desk: str, files: Files
 ) -> None:
@@ -80,7 +61,7 @@ def hand_out_start(
                 save_file(own, temporary)
     for stage, path in zip(sync.stage, paths, strict=True):
         if stage.by != desk:
-            files.send(path.name, path, readers=1)
+            files.send(path.name, path)
 
 
 def train_in_stages(
@@ -128,7 +109,7 @@ def train_in_stages(
         if index == 0:
             work.run.keep_curve("teacher", curve)
         else:
-            files.send(ends[index].name, ends[index], readers=1)
+            files.send(ends[index].name, ends[index])
 
     never = work.run.cache / "teacher-stage-none.pt"  # a stage's weights are of use to it alone
     train_in_generations("teacher", control, groups, never, train)

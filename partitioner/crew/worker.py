@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 from torch import Tensor
 
-from mdp.errors import AgentError, InputError, MDPError
+from mdp.errors import AgentError, InputError
 from partitioner.crew.crews import Crews
 from partitioner.crew.exchange.answers import FrozenPass, OutputsRefused, contribute, shared_out
-from partitioner.crew.exchange.control import Hand
+from partitioner.crew.exchange.control import Desk, Hand, RunRefused
+from partitioner.crew.exchange.files import Files
 from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.parameters import CrewEnded
-from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
 from partitioner.crew.exchange.store import DeskLost, SignedStore
 from partitioner.crew.generations import train_in_generations
 from partitioner.crew.kinds import FrozenKind, JobContext, JobKind, NetworkKind, kind_of
@@ -25,7 +25,7 @@ from partitioner.crew.passes import ANSWERS, EVALUATION, MODELS, OUTPUTS, Output
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import SyncPlan
 from partitioner.crew.progress import Patient, Told, WorkAccount
-from partitioner.crew.staged import LOST, Files, StageLost, forget_stages, train_in_stages
+from partitioner.crew.staged import LOST, StageLost, forget_stages, train_in_stages
 from partitioner.data.memmaps import Index
 from partitioner.run.curves import Curve
 from partitioner.run.progress import Progress
@@ -35,12 +35,6 @@ from partitioner.training.synchroniser import Synchroniser
 
 #: Seconds of one look into the mailbox.
 LOOK_S = 0.2
-
-
-class RunRefused(MDPError):
-    """The desk takes this trainer no longer, or ends."""
-
-    exit_code = 3
 
 
 def jobs_of(
@@ -101,23 +95,18 @@ class JobOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A trainer's report of a job to the desk, beside its files."""
 
     curve: Curve = []
-    #: For others, and what this trainer sent.
-    waited_s: float = 0.0
-    sent_bytes: int = 0
     #: The SHA-256 of each of its files, by name.
     files: dict[str, str] = {}
 
 
 @dataclass(slots=True)
 class Ends:
-    """A trainer's connections to the desk; each is used by one thread."""
+    """A trainer's connections to the desk."""
 
     control: Hand
     files: Files
-    answers: StoreTrainer
-    rows: StoreTrainer
     #: Only at the desk.
-    share: StoreDesk | None = None
+    desk: Desk | None = None
 
 
 def enter(control: TrainerControl) -> None:
@@ -161,7 +150,7 @@ class Worker:
 
     @property
     def _is_desk(self) -> bool:
-        return self._ends.share is not None
+        return self._ends.desk is not None
 
     def run(self) -> None:
         """Do jobs until the desk says that all is done; raises RunRefused and DeskLost."""
@@ -170,14 +159,20 @@ class Worker:
             while (start := next_job(control)) is not None:
                 self._crews.account.begin(start.network)
                 said = self._do(start)
-                control.report(Made(rank=control.rank, network=start.network, said=said))
+                waited_s, sent_bytes = self._crews.account.end()
+                control.report(
+                    Made(
+                        rank=control.rank, network=start.network, said=said, waited_s=waited_s,
+                        sent_bytes=sent_bytes,
+                    )
+                )  # fmt: skip
         except DeskLost:
             if not control.may_leave:  # else others have handed the last outcomes in
                 raise
 
     def _do(self, start: Start) -> str:
         """Do a job and hand its outcome in; returns what the desk is told beside it, as JSON."""
-        job, account = start.network, self._crews.account
+        job = start.network
         kind = kind_of(job)
         needed = kind.inputs(self._work, self._fetched)
         others = [path for path in needed if self._fetched(path)]
@@ -198,7 +193,6 @@ class Worker:
                     self._together(kind)
         except CrewEnded as ended:
             self._work.progress.note(str(ended))
-            account.end()
             return ""
         is_frozen = isinstance(kind, FrozenKind)
         if not (start.alone or is_frozen or self._is_desk) and self._crews.has_desk(job):
@@ -207,14 +201,8 @@ class Worker:
         if not is_frozen or self._is_desk:
             for path in kind.outputs(self._work):
                 files[self._name(path)] = self._ends.files.send(self._name(path), path)
-                if not self._is_desk:
-                    account.sent(path.stat().st_size)
-            for path in kind.replaced(self._work):
-                self._ends.files.forget(self._name(path))
         curve = self._work.run.read_curves().get(job, [])
-        waited_s, sent_bytes = account.end()
-        outcome = JobOutcome(curve=curve, waited_s=waited_s, sent_bytes=sent_bytes, files=files)
-        return msgspec.json.encode(outcome).decode()
+        return msgspec.json.encode(JobOutcome(curve=curve, files=files)).decode()
 
     def _in_stages(self, start: Start) -> bool:
         """Train the own stage of the teacher; whether the whole is here to be handed in."""
@@ -277,20 +265,18 @@ class Worker:
         for of_job, files in kind.passes(self._work):
             frozen = self._counted(of_job)
             try:
-                if ends.share is None:
-                    contribute(ends.answers, ends.rows, frozen)
+                if ends.desk is None:
+                    contribute(ends.control, frozen)
                 elif all(path.exists() for paths in files.values() for path in paths):
-                    ends.share.close(frozen.name)
+                    ends.desk.end_pass(frozen.name)
                 else:
                     total = len(files) * frozen.pictures
                     with self._work.progress.task(f"{kind.name}, by all", total) as advance:
-                        shared_out(ends.share, ends.answers, ends.rows, frozen, files, advance)
+                        shared_out(ends.desk, ends.control, frozen, files, advance)
             except (OutputsRefused, AgentError) as error:
                 if self._is_desk or frozen.dtype is np.float16:  # what networks learn from
                     raise
                 self._work.progress.note(str(error))
-        self._crews.account.sent(ends.rows.sent_bytes)
-        ends.rows.sent_bytes = 0
 
     def _counted(self, frozen: FrozenPass) -> FrozenPass:
         def counted(variant: int) -> Outputs:
@@ -318,8 +304,9 @@ def worker_of(
     bundle: str = "",
 ) -> Worker:
     """A trainer that tells the desk what it does; the desk itself shows that of all alone."""
-    account = WorkAccount()
-    ends.control.told = account.told
+    # The desk's own rows go to itself.
+    account = WorkAccount(ends.files)
+    ends.control.state = account.state
     crews = Crews(
         plan=plan, facts=facts, control=ends.control, groups=groups, store=store, account=account
     )

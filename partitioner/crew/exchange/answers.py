@@ -20,19 +20,17 @@ import numpy as np
 from torch import Tensor
 
 from mdp.errors import InputError, MDPError
-from partitioner.crew.exchange.lease_messages import (
-    Alive,
+from partitioner.crew.exchange.control import Desk, Hand
+from partitioner.crew.machine.events import (
+    AnyPassOrder,
+    AnyPassReport,
     Ask,
     Broken,
     Compute,
-    DeskEnd,
+    Decline,
     Offer,
-    Refuse,
+    Rank,
     Rows,
-    TrainerEnd,
-    encode,
-    read_action,
-    read_event,
 )
 from partitioner.crew.machine.leases import Chunk, Leases
 from partitioner.data.memmaps import Array, Index, new_array
@@ -46,9 +44,8 @@ PIECE_BYTES = 4_000_000
 #: from the desk's, relative to the largest output.
 REFERENCES = 16
 TOLERANCE: Mapping[Autocast, float] = {"fp32": 1e-5, "bf16": 1e-2}
-#: Seconds between two looks of the desk at leases where nothing arrives, and between two signs of
-#: life of a trainer that computes.
-LOOK_S, SIGN_S = 0.25, 5.0
+#: Seconds between two looks at leases, or for an order, where nothing arrives.
+LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +66,14 @@ class FrozenPass:
     #: Variants that are of a network each, whose first outputs are compared.
     networks: Sequence[int] = (0,)
 
-    def rows(self, chunk: Chunk, sign: Callable[[], None] = lambda: None) -> list[Array]:
-        """Outputs of a chunk, each `[n, ...]`; `sign` is called after each batch.
-
-        Raises InputError where they are not finite.
-        """
+    def rows(self, chunk: Chunk) -> list[Array]:
+        """Outputs of a chunk, each `[n, ...]`; raises InputError where they are not finite."""
         of_batch = self.outputs_of(chunk.variant)
         found: list[list[Array]] = [[] for _ in self.outputs]
         for start in range(chunk.start, chunk.stop, BATCH):
             index = np.arange(start, min(start + BATCH, chunk.stop))
             for parts, part in zip(found, self._rows(of_batch, index, self.dtype), strict=True):
                 parts.append(part)
-            sign()
         return [np.concatenate(parts) for parts in found]
 
     def reference(self) -> list[Array]:
@@ -101,9 +94,8 @@ class Shares:
 
     #: Rank -> pictures whose result counted.
     pictures: dict[int, int] = field(default_factory=dict)
-    #: Bytes of rows that arrived, and of all messages from trainers.
+    #: Bytes of rows that arrived.
     row_bytes: int = 0
-    received_bytes: int = 0
     #: Results of chunks that had one already, and those that differed from it.
     repeated: int = 0
     unequal: int = 0
@@ -116,26 +108,21 @@ class OutputsRefused(MDPError):
 
 
 def shared_out(
-    end: DeskEnd,
-    own: TrainerEnd,
-    bulk: TrainerEnd,
-    work: FrozenPass,
-    paths: Mapping[int, Sequence[Path]],
-    advance: Advance,
+    end: Desk, own: Hand, work: FrozenPass, paths: Mapping[int, Sequence[Path]], advance: Advance
 ) -> Shares:
-    """`share_out` at a desk that takes part, in another thread by its ends `own` and `bulk`.
+    """`share_out` at a desk that takes part, in another thread by its trainer's end `own`.
 
     Raises what that thread raises, too.
     """
     with ThreadPoolExecutor(1, "answers") as pool:
-        part = pool.submit(contribute, own, bulk, work)
+        part = pool.submit(contribute, own, work)
         found = share_out(end, work, paths, advance, look=lambda: part.done() and part.result())
         part.result()
     return found
 
 
 def share_out(
-    end: DeskEnd,
+    end: Desk,
     work: FrozenPass,
     paths: Mapping[int, Sequence[Path]],
     advance: Advance,
@@ -155,7 +142,7 @@ def share_out(
                 look()
                 desk.look(end.read(LOOK_S))
     finally:
-        end.close(work.name)
+        end.end_pass(work.name)
     desk.shares.repeated = desk.leases.repeated
     desk.shares.unequal = desk.leases.unequal
     return desk.shares
@@ -171,7 +158,7 @@ class _Files(NamedTuple):
 class _Desk:
     def __init__(
         self,
-        end: DeskEnd,
+        end: Desk,
         work: FrozenPass,
         paths: Mapping[int, Sequence[Path]],
         advance: Advance,
@@ -188,51 +175,55 @@ class _Desk:
         self._files: dict[int, _Files] = {}
         self._left = dict.fromkeys(work.variants, work.pictures)
         self._pieces: dict[tuple[int, Chunk], dict[int, bytes]] = {}
-        self._crew: set[int] = set()
+        #: Trainers that take part, and the pictures that each had computed at the last look.
+        self._crew: dict[Rank, float] = {}
         #: Trainers that asked and got nothing yet.
-        self._free: list[int] = []
+        self._free: list[Rank] = []
 
-    def look(self, message: bytes | None) -> None:
-        """Take the log's next message, if any, and give out what there is."""
-        if message is not None:
-            self.shares.received_bytes += len(message)
-            event = read_event(message)
-            # Others are left from an earlier pass.
-            if event.work == self._work.name:
-                self._handle(event)
+    def look(self, report: AnyPassReport | None) -> None:
+        """Take a trainer's word, if any, look who computes still, and give out what there is."""
+        # Others are left from an earlier pass.
+        if report is not None and report.work == self._work.name:
+            self._handle(report)
+        states = self._desk.states
+        for rank, pictures in list(self._crew.items()):
+            if rank not in states:
+                self._drop(rank)
+            elif states[rank].pictures != pictures:
+                self._crew[rank] = states[rank].pictures
+                self.leases.renew(rank, self._clock())
         for rank in list(self._free):
             chunk = self.leases.take(rank, self._clock())
             if chunk is not None:
                 self._free.remove(rank)
-                self._post(rank, Compute(work=self._work.name, chunk=chunk))
+                self._desk.post(Compute(rank=rank, work=self._work.name, chunk=chunk))
 
-    def _post(self, rank: int, action: Compute | Refuse) -> None:
-        self._desk.post(rank, encode(action))
-
-    def _handle(self, event: Offer | Ask | Alive | Rows | Broken) -> None:
-        rank = event.rank
-        if isinstance(event, Offer):
-            self._crew.add(rank)
-            reason = self._doubt(event)
+    def _handle(self, report: AnyPassReport) -> None:
+        rank = report.rank
+        if isinstance(report, Offer):
+            self._crew[rank] = 0.0
+            reason = self._doubt(report)
             if reason:
                 self._refuse(rank, reason)
         elif rank not in self._crew:
             return
-        elif isinstance(event, Ask):
+        elif isinstance(report, Ask):
             self._free.append(rank)
-        elif isinstance(event, Alive):
-            self.leases.renew(rank, self._clock())
-        elif isinstance(event, Rows):
-            self._rows(event)
+        elif isinstance(report, Rows):
+            self._rows(report)
         else:
             # Its arithmetic and its first outputs are the desk's.
-            raise InputError(event.reason)
+            raise InputError(report.reason)
 
-    def _refuse(self, rank: int, reason: str) -> None:
-        self.shares.refused[rank] = reason
-        self._crew.discard(rank)
+    def _drop(self, rank: Rank) -> None:
+        del self._crew[rank]
+        self._free = [one for one in self._free if one != rank]
         self.leases.gone(rank)
-        self._post(rank, Refuse(work=self._work.name, reason=reason))
+
+    def _refuse(self, rank: Rank, reason: str) -> None:
+        self.shares.refused[rank] = reason
+        self._drop(rank)
+        self._desk.post(Decline(rank=rank, work=self._work.name, reason=reason))
 
     def _doubt(self, offer: Offer) -> str:
         """The reason that a trainer's outputs are not the desk's; empty if they are."""
@@ -300,85 +291,68 @@ class _Desk:
         return self._files[variant]
 
 
-def contribute(
-    end: TrainerEnd,
-    bulk: TrainerEnd,
-    work: FrozenPass,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-) -> int:
+def contribute(end: Hand, work: FrozenPass, *, clock: Callable[[], float] = time.monotonic) -> int:
     """Compute chunks of `work` until the desk says that none is left; returns how many.
 
-    Rows travel over `bulk`, an end of the same rank with a connection of its own, while the next
-    chunk is asked for and computed. Raises Refused where the desk refuses this trainer's outputs,
-    and InputError where they are not finite.
+    Rows travel while the next chunk is asked for and computed. Raises OutputsRefused where the desk
+    takes no outputs of this trainer, and InputError where they are not finite.
     """
     name, rank = work.name, end.rank
     reference = b"".join(one.tobytes() for one in work.reference())
-    end.append(encode(Offer(work=name, rank=rank, arithmetic=work.arithmetic, reference=reference)))
-    count, signed_s = 0, clock()
-
-    def sign() -> None:
-        nonlocal signed_s
-        if clock() - signed_s > SIGN_S:
-            end.append(encode(Alive(work=name, rank=rank)))
-            signed_s = clock()
-
-    with _sender(bulk) as send:
+    end.append(Offer(work=name, rank=rank, arithmetic=work.arithmetic, reference=reference))
+    count = 0
+    with _sender(end) as send:
         while True:
-            end.append(encode(Ask(work=name, rank=rank)))
-            action = _answer(end, name)
-            if not isinstance(action, Compute):
+            end.append(Ask(work=name, rank=rank))
+            order = _next_order(end, name)
+            if not isinstance(order, Compute):
                 break
-            started_s, chunk = clock(), action.chunk
+            started_s, chunk = clock(), order.chunk
             try:
-                rows = work.rows(chunk, sign)
+                rows = work.rows(chunk)
             except InputError as error:
-                end.append(encode(Broken(work=name, rank=rank, reason=str(error))))
+                end.append(Broken(work=name, rank=rank, reason=str(error)))
                 raise
             data, took_s = b"".join(one.tobytes() for one in rows), clock() - started_s
             parts = -(-len(data) // PIECE_BYTES)
             for part in range(parts):
                 piece = data[part * PIECE_BYTES : (part + 1) * PIECE_BYTES]
-                rows_sent = Rows(
-                    work=name, rank=rank, chunk=chunk, part=part, parts=parts, took_s=took_s,
-                    data=piece,
+                send(
+                    Rows(
+                        work=name, rank=rank, chunk=chunk, part=part, parts=parts, took_s=took_s,
+                        data=piece,
+                    )
                 )  # fmt: skip
-                send(encode(rows_sent))
             count += 1
-    if action is not None:
-        raise OutputsRefused(f"the desk takes no outputs of this trainer: {action.reason}")
+    if isinstance(order, Decline):
+        raise OutputsRefused(f"the desk takes no outputs of this trainer: {order.reason}")
     return count
 
 
-def _answer(end: TrainerEnd, work: str) -> Compute | Refuse | None:
-    """The desk's answer to a question; None where the pass is over."""
+def _next_order(end: Hand, work: str) -> AnyPassOrder:
+    """The desk's answer to a question."""
     while True:
-        message = end.next(LOOK_S)
-        if message is not None:
-            action: Compute | Refuse = read_action(message)
-            # Others are left from an earlier pass.
-            if action.work == work:
-                return action
-        elif end.closed(work):
-            return None
+        order = end.next_order(LOOK_S)
+        # Others are left from an earlier pass.
+        if order is not None and order.work == work:
+            return order
 
 
 @contextmanager
-def _sender(bulk: TrainerEnd) -> Iterator[Callable[[bytes], None]]:
+def _sender(end: Hand) -> Iterator[Callable[[Rows], None]]:
     """A function that sends in the background, in order; it waits while another message waits."""
-    waiting: queue.Queue[bytes | None] = queue.Queue(maxsize=1)
+    waiting: queue.Queue[Rows | None] = queue.Queue(maxsize=1)
     failed: list[Exception] = []
 
     def run() -> None:
         while (message := waiting.get()) is not None:
             try:
                 if not failed:
-                    bulk.append(message)
+                    end.send(message)
             except Exception as error:
                 failed.append(error)
 
-    def send(message: bytes) -> None:
+    def send(message: Rows) -> None:
         if failed:
             raise failed[0]
         waiting.put(message)

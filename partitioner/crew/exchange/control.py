@@ -1,57 +1,74 @@
-"""A crew's control: the desk, which decides, and a hand for each trainer."""
+"""A crew's control: the desk, which decides, and a hand for each trainer.
+
+    trainer:  push a message to the desk's mailbox
+    desk:     take what comes in, in order; push what it answers to a trainer's mailbox
+
+The order in which the desk takes events is the log's, which it writes to a file.
+"""
 
 import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TypeVar
 
 import msgspec
 from msgspec.structs import replace
-from torch.distributed import DistError, DistStoreError
+from torch.distributed import DistError
 
 from mdp.errors import InputError, MDPError
 from partitioner.crew.exchange.store import (
     MAX_RANKS,
     DeskLost,
-    Entry,
-    Log,
     SignedStore,
     Tampered,
-    connect,
     desk_lost,
     reaching,
-    serve_store,
-    told,
 )
 from partitioner.crew.machine.events import (
+    Alive,
     AnyAction,
     AnyEvent,
+    AnyFileMessage,
+    AnyPassOrder,
+    AnyPassReport,
     Commit,
+    Description,
+    FileMessage,
     Gone,
     GoOn,
+    Hello,
     Joined,
     Leave,
     Meet,
     MeetingSchedule,
+    Offer,
+    PassOrder,
+    PassOver,
+    PassReport,
+    Piece,
     Rank,
     Refused,
+    Rows,
+    State,
+    ToDesk,
+    ToTrainer,
     TrainerReport,
 )
 from partitioner.crew.machine.watch import Watch
 
-__all__ = ["Desk", "DeskLost", "Hand", "connect", "replay", "serve_store"]
-
+#: Of one message that has no piece of a file or of rows in it: a meeting of the largest crews and
+#: an epoch's lost batches stay far below.
+MAX_BYTES = 2**20
 #: Time between two signs of life of a trainer's process.
 PULSE_S = 1.0
 #: A desk that answers nothing for so long is lost: six times what it grants a trainer.
 DESK_SILENT_S = 60.0
 _CLOSING_S = 2.0
-#: Seconds between two looks for what the desk says first.
-_LOOK_S = 0.05
+#: The desk's mailbox.
+_DESK = "desk"
 
 R = TypeVar("R")
 
@@ -64,18 +81,37 @@ class LogLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     actions: list[AnyAction]
 
 
-_ACTION: "msgspec.msgpack.Decoder[AnyAction]" = msgspec.msgpack.Decoder(AnyAction)
 _LINE = msgspec.json.Decoder(LogLine)
+_TO_DESK: "msgspec.msgpack.Decoder[ToDesk]" = msgspec.msgpack.Decoder(ToDesk)
+_TO_TRAINER: "msgspec.msgpack.Decoder[ToTrainer]" = msgspec.msgpack.Decoder(ToTrainer)
+
+
+class RunRefused(MDPError):
+    """The desk takes this trainer no longer, or ends."""
+
+    exit_code = 3
+
+
+def mailbox(rank: Rank) -> str:
+    """The name of a trainer's queue."""
+    return f"mailbox/{rank}"
+
+
+def post(store: SignedStore, message: ToTrainer) -> None:
+    """Put a message into its trainer's mailbox."""
+    store.push(mailbox(message.rank), msgspec.msgpack.encode(message))
 
 
 class Desk:
-    """Reads the log, asks the machine, posts its actions; a thread of the desk's process.
+    """Reads its mailbox, asks the machine, posts actions; two threads of the desk's process.
 
     The log is written to a file anew, from which `replay` gives the same actions. Who is lost is
     decided by `watch`. Where the desk itself fails (a full disk), every trainer is told why. Raises
     InputError where the file cannot be opened.
 
-    begin: for who asks, before it joins.
+    Frozen passes have `read`, `post` and `end_pass`, for one thread.
+
+    begin: for who asks, before it joins. files: takes messages about files.
     """
 
     def __init__(
@@ -85,10 +121,12 @@ class Desk:
         watch: Watch,
         path: Path,
         begin: bytes = b"",
+        files: Callable[[AnyFileMessage], None] = lambda message: None,
     ) -> None:
         self._machine, self._watch, self._path = machine, watch, path
-        self._begin = begin
-        self._living: set[Rank] = set()
+        self._begin, self._files = begin, files
+        #: Trainers that take part, and what they last said of themselves.
+        self._states: dict[Rank, State] = {}
         self._ending = threading.Event()
         self._failed = ""
         try:
@@ -97,74 +135,130 @@ class Desk:
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from error
         # The store's own connection belongs to who made it.
-        self._log = Log(store.another())
-        self._bell = store.another()
-        #: Values that no trainer has named.
-        self._strange = 0
+        self._receiving, self._posting = store.another(), store.another()
+        #: Of the thread of passes, and of who closes the desk.
+        self._passing = store.another()
+        self._inbox: queue.SimpleQueue[ToDesk | DistError] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[AnyPassReport] = queue.SimpleQueue()
+        #: Passes of which nothing is left to compute.
+        self._over = set[str]()
+        #: Values that no trainer has named, and messages that are none.
+        self._strange = self._garbage = 0
         self._threads = [
             threading.Thread(target=target, name=f"crew-{name}", daemon=True)
-            for name, target in (("desk", self._serve), ("bell", self._ring))
+            for name, target in (("desk", self._serve), ("mailbox", self._receive))
         ]
         for thread in self._threads:
             thread.start()
 
     @property
-    def living(self) -> frozenset[Rank]:
-        """Trainers that take part: until they have left, they may still read their mailboxes."""
-        return frozenset(self._living)
+    def states(self) -> Mapping[Rank, State]:
+        """Trainers that take part, and what each last said that it does.
+
+        Until they have left, they may still read their mailboxes.
+        """
+        return dict(self._states)
 
     @property
     def dropped(self) -> int:
-        """Values of strangers, and entries that were too large or no entries."""
-        return self._log.dropped + self._strange
+        """Values of strangers, and messages that were too large, not signed or no messages."""
+        return self._strange + self._garbage + self._receiving.left_out
+
+    def read(self, timeout_s: float) -> AnyPassReport | None:
+        """The next word of a trainer in a pass, None when there is none within `timeout_s`."""
+        with contextlib.suppress(queue.Empty):
+            return self._reports.get(timeout=timeout_s)
+        return None
+
+    def post(self, order: AnyPassOrder) -> None:
+        """Put an order into its trainer's mailbox; raises DeskLost."""
+        with reaching(self._passing):
+            post(self._passing, order)
+
+    def end_pass(self, work: str) -> None:
+        """Let every trainer, also one that comes later, know that a pass is over."""
+        self._over.add(work)
+        for rank in self.states:
+            self.post(PassOver(rank=rank, work=work))
 
     def close(self) -> None:
         """Stop reading; trainers that are still there are left to themselves."""
         self._ending.set()
+        with contextlib.suppress(DistError):
+            self._passing.push(_DESK, b"")  # for who waits
         for thread in self._threads:
             thread.join(_CLOSING_S)
 
-    def _ring(self) -> None:
-        """The desk looks who is silent, and what strangers do, even where nobody says anything."""
-        with contextlib.suppress(DistError):
-            while not self._ending.wait(PULSE_S):
-                self._bell.set("bell", b"")
-                self._strange += self._bell.delete_strange()
-            self._bell.set("bell", b"")
+    def _receive(self) -> None:
+        while not self._ending.is_set():
+            try:
+                message = _decode(self._receiving.pop(_DESK))
+            except Tampered:
+                # Nothing of this sender is believed any more: it is silent.
+                self._garbage += 1
+                continue
+            except DistError as error:
+                self._inbox.put(error)
+                return
+            if message is None:
+                self._garbage += not self._ending.is_set()
+            else:
+                self._inbox.put(message)
 
     def _serve(self) -> None:
+        looked_s = time.monotonic()
         with self._file:
             try:
                 while not self._ending.is_set():
-                    for rank, entry in self._log.take():
-                        self._take(rank, entry)
-                    for rank in self._watch.lost(time.monotonic()):
-                        self._handle(Gone(rank=rank))
+                    message = self._next(looked_s + PULSE_S - time.monotonic())
+                    if isinstance(message, DistError):
+                        raise message
+                    if message is not None:
+                        self._take(message)
+                    if time.monotonic() >= looked_s + PULSE_S:
+                        looked_s = time.monotonic()
+                        for rank in self._watch.lost(looked_s):
+                            self._handle(Gone(rank=rank))
+                        self._strange += self._posting.delete_strange()
             except DistError as error:
                 with contextlib.suppress(DistError, DeskLost):
                     if not self._ending.is_set():
-                        self._log.reconnect()
+                        self._posting = self._posting.another()
                         self._fail(error)
 
-    def _take(self, rank: Rank, entry: Entry) -> None:
-        event = entry.event
-        if entry.asks or isinstance(event, Joined):
+    def _next(self, timeout_s: float) -> ToDesk | DistError | None:
+        with contextlib.suppress(queue.Empty):
+            return self._inbox.get(timeout=max(0.0, timeout_s))
+        return None
+
+    def _take(self, message: ToDesk) -> None:
+        rank = message.rank
+        if isinstance(message, Hello | Joined):
             if self._failed:
                 self._refuse(rank, self._failed)
-            elif isinstance(event, Joined):
-                self._handle(event)
+            elif isinstance(message, Joined):
+                self._handle(message)
             else:
-                self._log.tell(rank, self._begin)
-        elif rank in self._living:
-            if event is None:
-                self._watch.heard(rank, time.monotonic())
-            else:
-                self._handle(event)
+                description = Description(rank=rank, network="", content=self._begin)
+                post(self._posting, description)
+        elif rank not in self._states:
+            return
+        elif isinstance(message, Alive):
+            self._states[rank] = message.state
+            self._watch.heard(rank, time.monotonic())
+        elif isinstance(message, Offer) and message.work in self._over:
+            post(self._posting, PassOver(rank=rank, work=message.work))
+        elif isinstance(message, PassReport):
+            self._reports.put(message)
+        elif isinstance(message, FileMessage):
+            self._files(message)
+        else:
+            self._handle(message)
 
     def _handle(self, event: AnyEvent) -> None:
         now_s = time.monotonic()
         if isinstance(event, Joined):
-            self._living.add(event.rank)
+            self._states[event.rank] = State()
         try:
             actions = self._machine.handle(event)
             # Written first: what trainers are told is in the file.
@@ -174,7 +268,7 @@ class Desk:
             return
         self._watch.saw(event, now_s)
         for action in actions:
-            self._log.post(action)
+            post(self._posting, action)
             self._watch.told(action, now_s)
             if isinstance(action, Refused) and not action.network:
                 self._forget(action.rank)
@@ -192,16 +286,26 @@ class Desk:
             self._failed = f"the log contradicts itself: {error}"
         else:
             self._failed = f"the desk fails: {type(error).__name__}: {error}"
-        for rank in sorted(self._living):
+        for rank in sorted(self._states):
             self._refuse(rank, self._failed)
 
     def _refuse(self, rank: Rank, reason: str) -> None:
-        self._log.post(Refused(rank=rank, network="", reason=reason))
+        post(self._posting, Refused(rank=rank, network="", reason=reason))
         self._forget(rank)
 
     def _forget(self, rank: Rank) -> None:
-        self._living.discard(rank)
+        self._states.pop(rank, None)
         self._watch.saw(Gone(rank=rank), time.monotonic())
+
+
+def _decode(data: bytes) -> ToDesk | None:
+    """A message to the desk; None for what is none, and for one that is too large."""
+    try:
+        message = _TO_DESK.decode(data)
+    except msgspec.DecodeError:
+        return None
+    is_piece = isinstance(message, Rows | Piece)
+    return message if is_piece or len(data) <= MAX_BYTES else None
 
 
 def replay(
@@ -223,22 +327,29 @@ def log_lines(path: Path) -> Iterator[LogLine]:
 
 
 class Hand:
-    """A trainer's end of the control (`partitioner.crew.machine.events.Trainer`).
+    """A trainer's connections to the desk: its `TrainerControl`, and the way of rows and files.
 
     A thread sends, with a sign of life every second, and one receives, so that neither a step of
     minutes looks like a lost trainer nor a desk that hangs stops this process for ever: what waits
     for it raises DeskLost. Reports are given the last Commit or GoOn that was polled, and the
     batches claimed since the last report: claim the next batch after reporting this one.
+
+    Rows and pieces of files have a connection of their own (`send`), for one thread at a time: what
+    comes after megabytes on a slow link would be late.
     """
 
     def __init__(self, store: SignedStore) -> None:
         """Connect as `store` does; raises DeskLost."""
         self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._in: queue.SimpleQueue[AnyAction | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[AnyPassOrder | None] = queue.SimpleQueue()
+        self._parcels: queue.SimpleQueue[AnyFileMessage | None] = queue.SimpleQueue()
         self._sending, self._receiving = store.another(), store.another()
+        self._bulk = store.another()
         self.address = store.host, store.port
-        #: What the desk is told beside events, with every sign of life.
-        self.told: Callable[[], bytes] | None = None
+        #: What this trainer does, for every sign of life.
+        self.state: Callable[[], State] = State
+        self._sent_bytes = 0
         with reaching(self._sending):
             self._rank: Rank = self._sending.add("ranks", 1) - 1
         if not 0 <= self._rank < MAX_RANKS:
@@ -246,7 +357,6 @@ class Hand:
                 f"{store.host}:{store.port}: expected at most {MAX_RANKS} trainers, each as often "
                 "as it joins: start the desk again, to go on from the last checkpoint"
             )
-        self._sent = 0
         self._heard_s = time.monotonic()
         #: Why nothing can be sent or received any more.
         self._ended: MDPError | None = None
@@ -269,17 +379,22 @@ class Hand:
         """The own rank."""
         return self._rank
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of rows and files."""
+        return self._sent_bytes
+
     def join(self, name: str, digest: str) -> None:
         """Ask to take part; the answer is polled."""
-        self._append(Entry(Joined(rank=self._rank, name=name, digest=digest)))
+        self._append(Joined(rank=self._rank, name=name, digest=digest))
 
-    def asked(self) -> bytes:
-        """The desk's words before one joins; raises DeskLost, InputError if it refuses."""
-        self._append(Entry(asks=True))
-        while not (said := self._ask(partial(told, rank=self._rank))):
-            if isinstance(action := self.poll(_LOOK_S), Refused):
+    def describe(self) -> bytes:
+        """Ask for the desk's description; raises DeskLost, InputError if it refuses."""
+        self._append(Hello(rank=self._rank))
+        while not isinstance(action := self.poll(PULSE_S), Description):
+            if isinstance(action, Refused):
                 raise InputError(action.reason)
-        return said
+        return action.content
 
     def report(self, event: AnyEvent) -> None:
         """Append to the log; raises DeskLost."""
@@ -287,23 +402,48 @@ class Hand:
         if isinstance(event, TrainerReport):
             claims = tuple(self._claimed.pop(event.network, ()))
             event = replace(event, since=self._since.get(event.network, 0), claims=claims)
-        self._append(Entry(event))
+        self._append(event)
+
+    def append(self, message: AnyPassReport | AnyFileMessage) -> None:
+        """Send a short message; raises DeskLost."""
+        self._check()
+        self._append(message)
+
+    def send(self, message: Rows | Piece) -> None:
+        """Send megabytes, and wait until they are on their way; raises DeskLost."""
+        self._check()
+        with reaching(self._bulk):
+            self._bulk.push(_DESK, msgspec.msgpack.encode(message))
+        self._sent_bytes += len(message.data)
+
+    def next_order(self, timeout_s: float) -> AnyPassOrder | None:
+        """The desk's next word in a pass, None when there is none within `timeout_s`.
+
+        Raises DeskLost, and RunRefused where the desk takes this trainer no longer.
+        """
+        return self._waited(self._orders, timeout_s)
+
+    def next_file(self, timeout_s: float) -> AnyFileMessage | None:
+        """The desk's next word about a file, None when there is none within `timeout_s`.
+
+        Raises DeskLost, and RunRefused where the desk takes this trainer no longer.
+        """
+        return self._waited(self._parcels, timeout_s)
 
     def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
         """The next action, None when there is none within `timeout_s`; raises DeskLost.
 
         A refusal that concerns all is the last action: every later poll returns it again.
         """
-        if self._refused is not None:
-            return self._refused
+        waits = timeout_s and self._refused is None
         try:
-            action = self._in.get(timeout=timeout_s) if timeout_s else self._in.get_nowait()
+            action = self._in.get(timeout=timeout_s) if waits else self._in.get_nowait()
         except queue.Empty:
             action = None
+        if action is None and self._refused is not None:
+            return self._refused
         if action is None:
             self._check()
-        if isinstance(action, Refused) and not action.network:
-            self._refused = action
         match action:
             case Commit() | GoOn() | Meet(background=True):
                 self._since[action.network] = action.seq
@@ -333,7 +473,9 @@ class Hand:
     def close(self) -> None:
         """Leave."""
         if self._ended is None:
-            self._append(Entry(Gone(rank=self._rank)))
+            self._append(Gone(rank=self._rank))
+            # For the thread that waits there.
+            self._out.put(lambda: self._sending.push(mailbox(self._rank), b""))
         self._out.put(None)
         for thread in self._threads:
             thread.join(_CLOSING_S)
@@ -344,15 +486,19 @@ class Hand:
         if time.monotonic() - self._heard_s > DESK_SILENT_S:
             raise desk_lost(*self.address)
 
-    def _append(self, entry: Entry) -> None:
-        data = msgspec.msgpack.encode(entry)
+    def _waited(self, waiting: "queue.SimpleQueue[R]", timeout_s: float) -> R | None:
+        message: R | None = None
+        with contextlib.suppress(queue.Empty):
+            message = waiting.get(timeout=timeout_s)
+        if message is None:
+            if self._refused is not None:
+                raise RunRefused(self._refused.reason)
+            self._check()
+        return message
 
-        def send() -> None:
-            self._sending.set(f"event/{self._rank}/{self._sent}", data)
-            self._sending.set("bell", b"")
-            self._sent += 1
-
-        self._out.put(send)
+    def _append(self, message: ToDesk) -> None:
+        data = msgspec.msgpack.encode(message)
+        self._out.put(lambda: self._sending.push(_DESK, data))
 
     def _ask(self, question: Callable[[SignedStore], R]) -> R:
         """The store's answer."""
@@ -370,11 +516,9 @@ class Hand:
             while True:
                 left_s = pulse_s + PULSE_S - time.monotonic()
                 if left_s <= 0:
-                    self._append(Entry())
-                    if self.told is not None:
-                        self._sending.set(f"progress/{self._rank}", self.told())
-                    # Unlike a set, a check is answered.
-                    self._sending.check(["bell"])
+                    self._append(Alive(rank=self._rank, state=self.state()))
+                    # Unlike a push, a check is answered.
+                    self._sending.check(["ranks"])
                     self._heard_s = pulse_s = time.monotonic()
                     continue
                 try:
@@ -392,20 +536,24 @@ class Hand:
             yield
         except (DistError, Tampered) as error:
             self._ended = error if isinstance(error, Tampered) else desk_lost(*self.address)
-            self._in.put(None)
+            self._wake()
+
+    def _wake(self) -> None:
+        for waiting in (self._in, self._orders, self._parcels):
+            waiting.put(None)
 
     def _receive(self) -> None:
-        number = 0
         with self._ending():
-            while True:
-                key = f"act/{self._rank}/{number}"
-                try:
-                    action = _ACTION.decode(self._receiving.get(key))
-                except DistStoreError:
-                    continue  # A day without an action.
-                self._receiving.delete_key(key)
-                number += 1
-                self.may_leave |= isinstance(action, Leave)
-                self._in.put(action)
-                if isinstance(action, Refused) and not action.network:
+            while data := self._receiving.pop(mailbox(self._rank)):
+                message = _TO_TRAINER.decode(data)
+                if isinstance(message, PassOrder):
+                    self._orders.put(message)
+                elif isinstance(message, FileMessage):
+                    self._parcels.put(message)
+                elif isinstance(message, Refused) and not message.network:
+                    self._refused = message
+                    self._wake()
                     return
+                else:
+                    self.may_leave |= isinstance(message, Leave)
+                    self._in.put(message)

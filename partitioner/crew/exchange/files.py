@@ -1,145 +1,357 @@
-"""Files over the desk's store: in pieces, with a digest, written whole or not at all."""
+"""Files of a run: piece by piece from disk to disk, with a digest, whole or not at all.
+
+Whoever has a file waits to be asked for each piece of it: the trainer that hands one in by the
+desk, the desk by every trainer that fetches it. So of a file no more than one piece for each
+trainer that sends or fetches it is in anybody's memory.
+"""
 
 import contextlib
 import hashlib
+import itertools
 import os
+import queue
+import shutil
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
-import msgspec
+from torch.distributed import DistError
 
 from mdp.errors import InputError, TransferError
 from mdp.files import replacing
 from mdp.formats.bundle import sha256_of
-from partitioner.crew.exchange.store import SignedStore, reaching
+from partitioner.crew.exchange.control import Hand
+from partitioner.crew.machine.events import (
+    AnyFileMessage,
+    FileHead,
+    FileQuery,
+    NoFile,
+    Piece,
+    PieceQuery,
+    Rank,
+)
 
 PIECE_BYTES = 4_000_000
-
-#: Readers that may still come: no number of them deletes a file of the run.
-EVERYBODY = 2**31
-
-
-class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The facts of a file that precede its pieces."""
-
-    bytes: int
-    pieces: int
-    sha256: str
-    #: How many trainers fetch it; the last one deletes it.
-    readers: int
+#: Seconds of one look for what the desk says.
+LOOK_S = 1.0
+_CHANGED = "it has changed meanwhile"
 
 
-def send_file(store: SignedStore, key: str, path: Path, readers: int) -> Head:
-    """Offer a file under `key` to so many readers; returns the head of what others get.
+class Files(Protocol):
+    """Files of the run by name, which one trainer hands in and others get."""
 
-    That is the file of another trainer of the crew where it was first. Raises Tampered where the
-    head is not of the crew. A file stays in the desk's memory until all have it, or until
-    `forget_file`. The head is sent last, so that nobody sees a file whose sender was lost; several
-    may send at once.
-    """
-    if store.check([f"file/{key}"]):
-        return _head(store, key)
-    digest, sent_bytes, pieces = sha256_of(path), 0, 0
-    with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            store.set(_piece(key, digest, pieces), piece)
-            sent_bytes, pieces = sent_bytes + len(piece), pieces + 1
-    head = Head(sent_bytes, pieces, digest, readers)
-    # Unlike a set, this is answered: the desk has all of it.
-    there = store.set_first(f"file/{key}", msgspec.msgpack.encode(head))
-    return msgspec.msgpack.decode(there, type=Head)
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that went from here to other trainers through the desk's store."""
 
-
-def _head(store: SignedStore, key: str) -> Head:
-    return msgspec.msgpack.decode(store.get(f"file/{key}"), type=Head)
-
-
-def _piece(key: str, digest: str, number: int) -> str:
-    return f"file/{key}/{digest[:16]}/{number}"
-
-
-def fetch_file(store: SignedStore, key: str, path: Path, sha256: str = "") -> int:
-    """Wait for a file and write it to `path`; returns its bytes.
-
-    Waits as long as the store's timeout. Raises InputError where it cannot be written, Tampered,
-    and TransferError where it is not what was sent, or not that of a given `sha256`; either way
-    `path` stays as it was.
-    """
-    head = _head(store, key)
-    if sha256 and head.sha256 != sha256:
-        raise TransferError(
-            f"{path}: expected the file that its trainer has told of, SHA-256 {sha256}, "
-            f"got {head.sha256}"
-        )
-    digest, got_bytes = hashlib.sha256(), 0
-    try:
-        with replacing(path) as temporary:
-            with temporary.open("wb") as file:
-                for number in range(head.pieces):
-                    piece = store.get(_piece(key, head.sha256, number))
-                    digest.update(piece)
-                    got_bytes += file.write(piece)
-            if (got_bytes, digest.hexdigest()) != (head.bytes, head.sha256):
-                raise TransferError(f"{path}: expected {head.bytes} bytes of the desk's digest")
-    except OSError as error:
-        reason = error.strerror or os.strerror(error.errno or 0)
-        raise InputError(f"{path}: cannot be written: {reason}") from error
-    if store.add(f"file/{key}/had", 1) == head.readers:
-        forget_file(store, key)
-    return got_bytes
-
-
-def forget_file(store: SignedStore, key: str) -> None:
-    """Delete a file that some of its readers will not fetch any more; nothing if it is not there.
-
-    A reader that is at it still raises an error of the store.
-    """
-    if not store.check([f"file/{key}"]):
-        return
-    head = _head(store, key)
-    pieces = [_piece(key, head.sha256, number) for number in range(head.pieces)]
-    for name in (f"file/{key}", f"file/{key}/had", *pieces):
-        with contextlib.suppress(RuntimeError):
-            store.delete_key(name)
-
-
-class StoreFiles:
-    """Files of a run in the desk's store; used by one thread.
-
-    digest_of: what is known of a file's SHA-256 by its name; empty where nothing is.
-    """
-
-    def __init__(
-        self, store: SignedStore, digest_of: Callable[[str], str] = lambda name: ""
-    ) -> None:
-        self._store, self._digest_of = store, digest_of
-
-    def send(self, name: str, path: Path, readers: int = EVERYBODY) -> str:
-        """Hand a file in, unless there is one; returns the SHA-256 of what others get.
-
-        The last of its readers deletes it. Raises DeskLost and Tampered.
-        """
-        with reaching(self._store):
-            return send_file(self._store, name, path, readers).sha256
+    def send(self, name: str, path: Path) -> str:
+        """Hand a file in, unless there is one; returns the SHA-256 of what others get."""
 
     def has(self, name: str) -> bool:
-        """Tell whether there is one, which not all its readers have."""
-        with reaching(self._store):
-            return self._store.check([f"file/{name}"])
+        """Tell whether a file was handed in."""
 
-    def forget(self, name: str) -> None:
-        """Delete a file that nobody needs any more; raises DeskLost."""
-        with reaching(self._store):
-            forget_file(self._store, name)
+    def fetch(self, name: str, path: Path) -> bool:
+        """Write the file to `path`, whole or not at all; waits until there is one.
+
+        Returns whether `path` is another one now.
+        """
+
+
+class TrainerFiles:
+    """Files of a run at a trainer, which the desk keeps; used by one thread."""
+
+    def __init__(self, hand: Hand) -> None:
+        self._hand, self._rank = hand, hand.rank
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of files, and of rows, which have the same connection."""
+        return self._hand.sent_bytes
+
+    def send(self, name: str, path: Path) -> str:
+        """Hand a file in, unless there is one; returns the SHA-256 of what others get.
+
+        Raises DeskLost, and TransferError where the desk cannot keep it.
+        """
+        digest, size = sha256_of(path), path.stat().st_size
+        self._hand.append(FileHead(rank=self._rank, name=name, bytes=size, sha256=digest))
+        while not isinstance(message := self._next(name), FileHead):
+            if isinstance(message, NoFile):
+                raise TransferError(f"{path}: the desk cannot keep it: {message.reason}")
+            if isinstance(message, PieceQuery):
+                number = message.number
+                data = read_piece(path, number)
+                self._hand.send(Piece(rank=self._rank, name=name, number=number, data=data))
+        return message.sha256
+
+    def has(self, name: str) -> bool:
+        """Tell whether a file was handed in; raises DeskLost."""
+        self._hand.append(FileQuery(rank=self._rank, name=name, waits=False))
+        while not isinstance(message := self._next(name), FileHead | NoFile):
+            pass
+        return isinstance(message, FileHead)
 
     def fetch(self, name: str, path: Path) -> bool:
         """Wait for a file and write it to `path`, unless it is the same; whether it was another.
 
-        Raises DeskLost, and what `fetch_file` does.
+        Raises DeskLost, and what `write_file` does.
         """
-        with reaching(self._store):
-            if path.exists() and sha256_of(path) == _head(self._store, name).sha256:
-                return False
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fetch_file(self._store, name, path, self._digest_of(name))
-            return True
+        self._hand.append(FileQuery(rank=self._rank, name=name, waits=True))
+        while not isinstance(head := self._next(name), FileHead):
+            pass
+
+        def piece(number: int) -> bytes:
+            self._hand.append(PieceQuery(rank=self._rank, name=name, number=number))
+            while not isinstance(message := self._next(name), Piece):
+                if isinstance(message, NoFile):
+                    raise TransferError(f"{path}: {message.reason}")
+            return message.data
+
+        return write_file(path, head.bytes, head.sha256, piece)
+
+    def _next(self, name: str) -> AnyFileMessage:
+        while True:
+            message = self._hand.next_file(LOOK_S)
+            # Others are answers to what was given up.
+            if message is not None and message.name == name:
+                return message
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A file that is on the desk's disk."""
+
+    path: Path
+    bytes: int
+    sha256: str
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A file that a trainer hands in."""
+
+    head: FileHead
+    path: Path
+    file: BinaryIO
+    digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    got_bytes: int = 0
+
+
+class DeskFiles:
+    """Files of a run at the desk: its own where they are, those of trainers in `folder`.
+
+    The folder is made anew, and removed at the end. A file of the desk has to stay as it is for as
+    long as others may fetch it. `post` sends an answer, by the thread of `serve`; `digest_of` is
+    what is known of a file's SHA-256 by its name, empty where nothing is.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        post: Callable[[AnyFileMessage], None],
+        digest_of: Callable[[str], str] = lambda name: "",
+    ) -> None:
+        self._folder, self._post, self._digest_of = folder, post, digest_of
+        self._kept: dict[str, _Kept] = {}
+        self._changed = threading.Condition()
+        self._arriving: dict[tuple[Rank, str], _Arriving] = {}
+        self._numbers = itertools.count()
+        #: Trainers that wait for a file, by its name.
+        self._waiting: dict[str, list[Rank]] = {}
+        #: None: the end.
+        self._inbox: queue.SimpleQueue[AnyFileMessage | str | None] = queue.SimpleQueue()
+        self._sent_bytes = 0
+        self._thread = threading.Thread(target=self.serve, name="crew-files", daemon=True)
+
+    def __enter__(self) -> "DeskFiles":
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._inbox.put(None)
+        self._thread.join()
+        for arriving in self._arriving.values():
+            arriving.file.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of pieces that trainers were sent."""
+        return self._sent_bytes
+
+    def send(self, name: str, path: Path) -> str:
+        """Offer a file of the desk, unless there is one; returns the SHA-256 of what others get."""
+        kept = _Kept(path, path.stat().st_size, sha256_of(path))
+        with self._changed:
+            kept = self._kept.setdefault(name, kept)
+            self._changed.notify_all()
+        self._inbox.put(name)
+        return kept.sha256
+
+    def has(self, name: str) -> bool:
+        """Tell whether a file was handed in."""
+        return name in self._kept
+
+    def fetch(self, name: str, path: Path) -> bool:
+        """Wait for a file and write it to `path`, unless it is the same; whether it was another.
+
+        Raises what `write_file` does, and TransferError where it is not that of a known digest.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: name in self._kept)
+            kept = self._kept[name]
+        wanted = self._digest_of(name)
+        if wanted and kept.sha256 != wanted:
+            raise TransferError(
+                f"{path}: expected the file that its trainer has told of, SHA-256 {wanted}, "
+                f"got {kept.sha256}"
+            )
+        return write_file(path, kept.bytes, kept.sha256, lambda n: read_piece(kept.path, n))
+
+    def put(self, message: AnyFileMessage) -> None:
+        """Take a trainer's message, for the thread of `serve`."""
+        self._inbox.put(message)
+
+    def serve(self) -> None:
+        """Answer messages until the end."""
+        with contextlib.suppress(DistError):  # of a store that ends
+            while (message := self._inbox.get()) is not None:
+                if isinstance(message, str):
+                    self._tell_waiting(message)
+                else:
+                    self.handle(message)
+
+    def handle(self, message: AnyFileMessage) -> None:
+        """Answer one message of a trainer."""
+        match message:
+            case FileQuery(rank=rank, name=name) if name in self._kept:
+                self._post(self._head(rank, name))
+            case FileQuery(rank=rank, name=name, waits=True):
+                self._waiting.setdefault(name, []).append(rank)
+            case FileQuery(rank=rank, name=name):
+                self._post(NoFile(rank=rank, name=name))
+            case PieceQuery():
+                self._give(message)
+            case FileHead():
+                self._begin(message)
+            case Piece():
+                self._keep(message)
+
+    def _head(self, rank: Rank, name: str) -> FileHead:
+        kept = self._kept[name]
+        return FileHead(rank=rank, name=name, bytes=kept.bytes, sha256=kept.sha256)
+
+    def _give(self, wanted: PieceQuery) -> None:
+        rank, name = wanted.rank, wanted.name
+        kept = self._kept.get(name)
+        try:
+            data = read_piece(kept.path, wanted.number) if kept else b""
+        except OSError as error:
+            reason = f"the desk cannot read its {name}: {error.strerror}"
+            self._post(NoFile(rank=rank, name=name, reason=reason))
+            return
+        self._post(Piece(rank=rank, name=name, number=wanted.number, data=data))
+        self._sent_bytes += len(data)
+
+    def _begin(self, head: FileHead) -> None:
+        """Ask for a file that a trainer would hand in, unless there is one."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path = self._folder / str(next(self._numbers))
+            file = path.open("wb")
+        except OSError as error:
+            self._refuse(head, f"{self._folder}: cannot be written: {error.strerror}")
+            return
+        self._arriving[head.rank, head.name] = _Arriving(head, path, file)
+        self._proceed(self._arriving[head.rank, head.name])
+
+    def _keep(self, piece: Piece) -> None:
+        """Write a piece that a trainer hands in."""
+        arriving = self._arriving.get((piece.rank, piece.name))
+        if arriving is None:
+            return
+        try:
+            arriving.file.write(piece.data)
+        except OSError as error:
+            self._refuse(arriving.head, f"{arriving.path}: cannot be written: {error.strerror}")
+            return
+        if not piece.data:
+            self._refuse(arriving.head, _CHANGED)
+            return
+        arriving.digest.update(piece.data)
+        arriving.got_bytes += len(piece.data)
+        self._proceed(arriving)
+
+    def _proceed(self, arriving: _Arriving) -> None:
+        """Ask for the next piece; with the last one, offer the file to all."""
+        head = arriving.head
+        rank, name = head.rank, head.name
+        # Of two that hand it in, the first one that is whole counts.
+        if name not in self._kept and arriving.got_bytes < head.bytes:
+            number = arriving.got_bytes // PIECE_BYTES
+            self._post(PieceQuery(rank=rank, name=name, number=number))
+            return
+        try:
+            arriving.file.close()
+        except OSError as error:
+            self._refuse(head, f"{arriving.path}: cannot be written: {error.strerror}")
+            return
+        if name in self._kept:
+            arriving.path.unlink()
+        elif arriving.digest.hexdigest() != head.sha256:
+            self._refuse(head, _CHANGED)
+            return
+        del self._arriving[rank, name]
+        with self._changed:
+            self._kept.setdefault(name, _Kept(arriving.path, head.bytes, head.sha256))
+            self._changed.notify_all()
+        self._post(self._head(rank, name))
+        self._tell_waiting(name)
+
+    def _refuse(self, head: FileHead, reason: str) -> None:
+        """Give a file up that a trainer hands in."""
+        arriving = self._arriving.pop((head.rank, head.name), None)
+        if arriving is not None:
+            with contextlib.suppress(OSError):
+                arriving.file.close()
+            arriving.path.unlink(missing_ok=True)
+        self._post(NoFile(rank=head.rank, name=head.name, reason=reason))
+
+    def _tell_waiting(self, name: str) -> None:
+        for rank in self._waiting.pop(name, ()):
+            self._post(self._head(rank, name))
+
+
+def read_piece(path: Path, number: int) -> bytes:
+    """A piece of a file, from its place on disk."""
+    with path.open("rb") as file:
+        file.seek(number * PIECE_BYTES)
+        return file.read(PIECE_BYTES)
+
+
+def write_file(path: Path, size: int, sha256: str, piece: Callable[[int], bytes]) -> bool:
+    """Write a file of `size` bytes from its pieces, unless it is there; whether it was another.
+
+    Raises InputError where it cannot be written, and TransferError where the pieces are not those
+    of this digest; either way `path` stays as it was.
+    """
+    if path.exists() and sha256_of(path) == sha256:
+        return False
+    digest, got_bytes = hashlib.sha256(), 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            with temporary.open("wb") as file:
+                for number in range(-(-size // PIECE_BYTES)):
+                    data = piece(number)
+                    digest.update(data)
+                    got_bytes += file.write(data)
+            if (got_bytes, digest.hexdigest()) != (size, sha256):
+                raise TransferError(f"{path}: expected {size} bytes of the desk's digest")
+    except OSError as error:
+        reason = error.strerror or os.strerror(error.errno or 0)
+        raise InputError(f"{path}: cannot be written: {reason}") from error
+    return True

@@ -1,17 +1,12 @@
-"""The desk's store: torch's TCPStore with a log, mailboxes, queues and counters in it.
+"""The desk's store: torch's TCPStore with mailboxes and counters in it, all signed.
 
-    trainer r:  set event/r/0, event/r/1, ...; after each, set bell
-    desk:       wait for bell; delete it; take what is there of every trainer's, in turns
-    desk:       set act/r/0, act/r/1, ...
-    trainer r:  wait for act/r/i; delete it
+A mailbox is a queue of the store: a message arrives whole or not at all, in one order, whoever is
+killed meanwhile. Waiting costs no processor time: a pop of an empty queue returns with the next
+message. A wait with a timeout of its own is not used: in torch 2.13 one of 1 ms took 5 s now and
+then.
 
-Every event is one operation of the store, so that a trainer that is killed leaves none half
-written; the order in which the desk takes them is the log's, which it writes to a file. Waiting
-costs no processor time: a get of a missing key returns when it is set. `wait` with a timeout is
-not used: in torch 2.13 one of 1 ms took 5 s now and then.
-
-TCPStore asks nobody who they are. So every value is signed under its name, which has its number in
-it, and every name is signed too: the desk deletes what strangers have set.
+TCPStore asks nobody who they are. So every value is signed under its name, every message of a queue
+under its number, and every name is signed too: the desk deletes what strangers have set.
 """
 
 import secrets
@@ -19,14 +14,14 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Annotated
 
 import msgspec
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed import DistError, QueueEmptyError
+from torch.distributed import DistError, DistStoreError
 
 from mdp import __version__
 from mdp.errors import InputError, MDPError
@@ -38,10 +33,7 @@ from partitioner.crew.exchange.authentication import (
     sign_name,
     verify,
 )
-from partitioner.crew.machine.events import AnyAction, AnyEvent, Rank
 
-#: Of one message: a meeting of the largest crews and an epoch's lost batches stay far below.
-MAX_BYTES = 2**20
 #: A crew numbers at most so many trainers, each as often as it joins.
 MAX_RANKS = 1000
 #: A connection waits so long for a key; a hand then waits again.
@@ -53,6 +45,8 @@ _GREETING_S = 10.0
 #: The only name without a signature: how the desk greets.
 _GREETING = "begin"
 _SENDER_BYTES, _NUMBER_BYTES = 8, 8
+#: Seconds between two looks at a queue that gives nothing and waits for nothing.
+_LOOK_S = 0.01
 
 
 class DeskLost(MDPError):
@@ -67,16 +61,6 @@ class Tampered(MDPError):
     exit_code = 3
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An event that a trainer sends, or None as a sign of life.
-
-    A trainer `asks`, before it joins, for what `Log.tell` says.
-    """
-
-    event: AnyEvent | None = None
-    asks: bool = False
-
-
 class _Greeting(msgspec.Struct):
     """The part that anyone may read; desks of other versions say something else here."""
 
@@ -86,15 +70,13 @@ class _Greeting(msgspec.Struct):
     proof: bytes = b""
 
 
-_ENTRY = msgspec.msgpack.Decoder(Entry)
-
-
 class SignedStore(Store):
     """A connection to the desk's store, for one thread; a store of torch for gloo as well.
 
     Whatever is read was written by who has the key, under the same name: Tampered is raised for
     anything else. Counters (`add`) are not signed. Messages of a queue are signed with a number;
-    those that are not authentic, or were taken from it before, are left out.
+    those that are not authentic, or were taken from it before, are left out. A queue is read by
+    one connection.
     """
 
     def __init__(self, store: TCPStore, key: bytes) -> None:
@@ -104,6 +86,8 @@ class SignedStore(Store):
         self._pushed = Counter[str]()
         #: The number of the last message that was taken, by queue and sender.
         self._popped: dict[tuple[str, bytes], int] = {}
+        #: Messages that were left out.
+        self.left_out = 0
 
     @property
     def host(self) -> str:
@@ -161,23 +145,33 @@ class SignedStore(Store):
         head = self._sender + number.to_bytes(_NUMBER_BYTES, "big")
         self._store.queue_push(sign_name(self._key, queue), head + message)
 
-    def pop(self, queue: str) -> bytes | None:
-        """Take a queue's next message; None where there is none."""
+    def pop(self, queue: str) -> bytes:
+        """Wait for a queue's next message and take it.
+
+        Raises Tampered for every message of a sender of which an earlier one was taken away.
+        """
         while True:
             try:
-                message: bytes = self._store.queue_pop(sign_name(self._key, queue), False)
-            except QueueEmptyError:
-                return None
+                message: bytes = self._store.queue_pop(sign_name(self._key, queue), True)
+            except DistStoreError:
+                # A day without a message; or a stranger has set a value of this name.
+                time.sleep(_LOOK_S)
+                continue
             sender, rest = message[:_SENDER_BYTES], message[_SENDER_BYTES:]
             number = int.from_bytes(rest[:_NUMBER_BYTES], "big")
             label, last = _of_sender(queue, sender), self._popped.get((queue, sender), 0)
             try:
                 data = verify(self._key, label, rest[_NUMBER_BYTES:], number)
             except NotAuthentic:
+                self.left_out += 1
                 continue
-            if number > last:
-                self._popped[queue, sender] = number
-                return data
+            if number > last + 1:
+                raise self._tampered(f"message {last + 1} of {queue} was taken away")
+            if number <= last:
+                self.left_out += 1
+                continue
+            self._popped[queue, sender] = number
+            return data
 
     def names(self) -> list[str]:
         """List the names of all values and counters, as they are in the store; of no queues."""
@@ -198,11 +192,13 @@ class SignedStore(Store):
         try:
             return verify(self._key, name, message)
         except NotAuthentic as error:
-            raise Tampered(
-                f"{self.host}:{self.port}: {name} is not signed with this crew's key: another "
-                "program writes to the desk's port; on a network of your own the same commands go "
-                "on from the last checkpoint"
-            ) from error
+            raise self._tampered(f"{name} is not signed with this crew's key") from error
+
+    def _tampered(self, what: str) -> Tampered:
+        return Tampered(
+            f"{self.host}:{self.port}: {what}: another program writes to the desk's port; on a "
+            "network of your own the same commands go on from the last checkpoint"
+        )
 
 
 def _of_sender(queue: str, sender: bytes) -> str:
@@ -314,74 +310,3 @@ def reaching(store: SignedStore | TCPStore) -> Iterator[None]:
         yield
     except DistError as error:
         raise desk_lost(store.host, store.port) from error
-
-
-class Log:
-    """The desk's side of the store: takes entries in order, posts actions."""
-
-    def __init__(self, store: SignedStore) -> None:
-        self._store = store
-        self._taken: dict[Rank, int] = {}
-        self._posted: dict[Rank, int] = {}
-        #: Entries that were too large, no entries, or not signed with the crew's key.
-        self.dropped = 0
-
-    def take(self) -> Iterator[tuple[Rank, Entry]]:
-        """Wait for the bell; then all that is there, each with who sent it.
-
-        What is not authentic is deleted, and its number waited for: whoever was to send it is
-        silent then.
-        """
-        with suppress(Tampered):
-            self._store.get("bell")
-        self._store.delete_key("bell")
-        for rank in range(len(self._taken), min(self._store.add("ranks", 0), MAX_RANKS)):
-            self._taken[rank] = 0
-        again = True
-        while again:
-            again = False
-            for rank in list(self._taken):
-                key = f"event/{rank}/{self._taken[rank]}"
-                if not self._store.check([key]):
-                    continue
-                try:
-                    data = self._store.get(key)
-                except Tampered:
-                    self.dropped += 1
-                    continue
-                finally:
-                    self._store.delete_key(key)
-                self._taken[rank] += 1
-                again = True
-                try:
-                    entry = _ENTRY.decode(data) if len(data) <= MAX_BYTES else None
-                except msgspec.DecodeError:
-                    entry = None
-                if entry is None or (entry.event and entry.event.rank != rank):
-                    self.dropped += 1
-                    continue
-                yield rank, entry
-
-    def reconnect(self) -> None:
-        """Go on with a connection anew, where the last one has broken; raises DeskLost."""
-        self._store = self._store.another()
-
-    def tell(self, rank: Rank, said: bytes) -> None:
-        """Say to a trainer what it has to know before it joins."""
-        self._store.set(f"begin/{rank}", said)
-
-    def post(self, action: AnyAction) -> None:
-        """Put an action into its trainer's mailbox."""
-        number = self._posted.get(action.rank, 0)
-        self._posted[action.rank] = number + 1
-        self._store.set(f"act/{action.rank}/{number}", msgspec.msgpack.encode(action))
-
-
-def told(store: SignedStore, rank: Rank) -> bytes:
-    """The message that `Log.tell` has sent, once; empty where it has not."""
-    key = f"begin/{rank}"
-    if not store.check([key]):
-        return b""
-    said = store.get(key)
-    store.delete_key(key)
-    return said

@@ -1,4 +1,7 @@
-"""Reports of trainers and orders to them: the messages of a crew's log and mailboxes.
+"""Messages of a crew: what trainers put into the desk's mailbox, and what the desk answers.
+
+`AnyEvent` is what the desk writes to its log and decides by, and `AnyAction` what it then tells;
+the others carry signs of life, the shares of frozen passes, and files.
 
 The log is append-only and its order is the only order there is. A schedule is a pure machine,
 `handle(event) -> actions`; the same machine runs at the desk, in the simulator and in replays.
@@ -14,6 +17,9 @@ ignores `Close`.
 from typing import Annotated, Protocol
 
 import msgspec
+
+from partitioner.crew.machine.leases import Chunk
+from partitioner.run.settings import Autocast
 
 Rank = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -91,11 +97,113 @@ class Waited(Event, frozen=True, tag="waited"):
 class Made(Event, frozen=True, tag="made"):
     """A trainer has handed in the outcome of a job; `said` is what it tells the desk of it.
 
-    Empty where it has no outcome, or another one's counts: it is free.
+    Empty where it has no outcome, or another one's counts: it is free. `sent_bytes` are those of
+    means, rows and files that other trainers get.
     """
 
     network: str
     said: Annotated[str, msgspec.Meta(max_length=1_000_000)] = ""
+    #: For others, in this job; and bytes sent since the last such report.
+    waited_s: float = 0.0
+    sent_bytes: Count = 0
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The present work of a trainer."""
+
+    #: Empty: it waits for one.
+    job: str = ""
+    #: Done of the job's step in hand, from 0 to 1.
+    share: float = 0.0
+    #: Trained or answered in the job so far, and each second.
+    pictures: float = 0.0
+    pictures_per_s: float = 0.0
+    said: str = ""
+    #: For other trainers, before a mean.
+    waits: bool = False
+    sent_bytes: int = 0
+
+
+class Alive(Event, frozen=True, tag="alive"):
+    """A sign of life, every second, and what the trainer does."""
+
+    state: State
+
+
+class Hello(Event, frozen=True, tag="hello"):
+    """A process asks for the Description, before it joins."""
+
+
+class PassReport(Event, frozen=True):
+    """A trainer's word in the frozen pass `work`."""
+
+    work: str
+
+
+class Offer(PassReport, frozen=True, tag="offer"):
+    """A trainer would take part; `reference` are its outputs for the first pictures, float32."""
+
+    arithmetic: Autocast
+    reference: bytes
+
+
+class Ask(PassReport, frozen=True, tag="ask"):
+    """A trainer is free."""
+
+
+class Rows(PassReport, frozen=True, tag="rows"):
+    """One of `parts` pieces of a chunk's rows, output by output."""
+
+    chunk: Chunk
+    part: int
+    parts: int
+    took_s: float
+    data: bytes
+
+
+class Broken(PassReport, frozen=True, tag="broken"):
+    """A trainer's outputs are of no use."""
+
+    reason: str
+
+
+class FileMessage(Message, frozen=True):
+    """A message about the file `name`, from or to the trainer `rank`."""
+
+    rank: Rank
+    name: str
+
+
+class FileHead(FileMessage, frozen=True, tag="file"):
+    """The sender has this file: a trainer hands it in, and the desk says what all get."""
+
+    bytes: Count
+    sha256: str
+
+
+class FileQuery(FileMessage, frozen=True, tag="query"):
+    """A trainer asks for the head of a file, and if it `waits`, for one that is still to come."""
+
+    waits: bool
+
+
+class PieceQuery(FileMessage, frozen=True, tag="want"):
+    """The sender asks for one piece of a file that the other one has."""
+
+    number: Count
+
+
+class Piece(FileMessage, frozen=True, tag="piece"):
+    """One piece of a file."""
+
+    number: Count
+    data: bytes
+
+
+class NoFile(FileMessage, frozen=True, tag="none"):
+    """The desk has no such file, for a `reason` if it should have one."""
+
+    reason: str = ""
 
 
 class Action(Message, frozen=True):
@@ -103,6 +211,12 @@ class Action(Message, frozen=True):
 
     rank: Rank
     network: str
+
+
+class Description(Action, frozen=True, tag="description"):
+    """Facts that a trainer needs before it joins."""
+
+    content: bytes
 
 
 class Accepted(Action, frozen=True, tag="accepted"):
@@ -164,9 +278,38 @@ class Refused(Action, frozen=True, tag="refused"):
     reason: str
 
 
+class PassOrder(Message, frozen=True):
+    """The desk's word to one trainer in the frozen pass `work`."""
+
+    rank: Rank
+    work: str
+
+
+class Compute(PassOrder, frozen=True, tag="compute"):
+    """Compute a chunk."""
+
+    chunk: Chunk
+
+
+class Decline(PassOrder, frozen=True, tag="decline"):
+    """Take no part in the pass, for a `reason`."""
+
+    reason: str
+
+
+class PassOver(PassOrder, frozen=True, tag="over"):
+    """Nothing is left to compute."""
+
+
 AnyReport = Ready | Waiting | Finished
 AnyEvent = Joined | Gone | AnyReport | Done | MeetingFailed | Made | Waited
-AnyAction = Accepted | Start | Leave | Close | Meet | Commit | GoOn | Refused
+AnyAction = Description | Accepted | Start | Leave | Close | Meet | Commit | GoOn | Refused
+AnyPassReport = Offer | Ask | Rows | Broken
+AnyPassOrder = Compute | Decline | PassOver
+AnyFileMessage = FileHead | FileQuery | PieceQuery | Piece | NoFile
+#: Messages in the desk's mailbox, and in a trainer's.
+ToDesk = AnyEvent | Alive | Hello | AnyPassReport | AnyFileMessage
+ToTrainer = AnyAction | AnyPassOrder | AnyFileMessage
 
 
 def cursor(network: str, epoch: int) -> str:

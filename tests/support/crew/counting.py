@@ -24,8 +24,9 @@ from typing import Any
 import torch
 
 from mdp import console
-from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
+from partitioner.crew.exchange.control import Desk, Hand
 from partitioner.crew.exchange.groups import TrainerGroups
+from partitioner.crew.exchange.store import connect, serve_store
 from partitioner.crew.machine.events import (
     Close,
     Commit,
@@ -146,7 +147,7 @@ def desk(path: Path, batches: int, epochs: int, told: Connection) -> None:
     desk = Desk(store, machine(batches, epochs), watch, path)
     told.send(store.port)
     trainer("desk", store.port, batches, epochs)
-    while desk.living:
+    while desk.states:
         time.sleep(0.01)
     desk.close()
 

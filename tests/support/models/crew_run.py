@@ -5,7 +5,6 @@ no pass of two variants is computed by one process alone.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -46,11 +45,11 @@ def compute_by_two(folder: Path) -> None:
     """Hold a process's chunk of a pass until another one has a chunk, too."""
     compute = FrozenPass.rows
 
-    def rows(work: FrozenPass, chunk: Chunk, sign: Callable[[], None]) -> list[Array]:
+    def rows(work: FrozenPass, chunk: Chunk) -> list[Array]:
         if len(work.variants) > 1:
             (folder / f"{work.name}-{os.getpid()}").touch()
             until(lambda: len([*folder.glob(f"{work.name}-*")]) > 1, "another process", 180.0)
-        return compute(work, chunk, sign)
+        return compute(work, chunk)
 
     mock.patch.object(FrozenPass, "rows", rows).start()
 

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo
 
 from partitioner.crew.exchange.codecs import CodecName
-from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
+from partitioner.crew.exchange.control import Desk, Hand
 from partitioner.crew.exchange.flat import CodecOf
 from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.mean import Means
 from partitioner.crew.exchange.owners import OuterStep
 from partitioner.crew.exchange.parameters import Rounds
+from partitioner.crew.exchange.store import connect, serve_store
 from partitioner.crew.machine.events import Accepted, Gone, Refused
 from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.rounds import growing_period

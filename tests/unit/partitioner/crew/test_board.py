@@ -3,15 +3,14 @@
 import io
 import re
 import threading
-from typing import Any, cast
+from collections.abc import Mapping
 
-import msgspec
 import pytest
 
 pytest.importorskip("torch")
 
 from partitioner.crew import progress as shown
-from partitioner.crew.progress import State
+from partitioner.crew.machine.events import State
 from partitioner.run.progress import Progress
 
 pytestmark = pytest.mark.torch
@@ -31,22 +30,17 @@ class Terminal(io.StringIO):
         return True
 
 
-class Store:
+class Looks:
     """Two trainers; the second look at them is waited for."""
 
     def __init__(self) -> None:
         self.looks, self.looked = 0, threading.Event()
 
-    def check(self, keys: list[str]) -> bool:
-        return True
-
-    def get(self, key: str) -> bytes:
-        if key.startswith("rank/"):
-            return b"0"
+    def __call__(self) -> Mapping[str, State]:
         self.looks += 1
-        if self.looks > 4:
+        if self.looks > 2:
             self.looked.set()
-        return msgspec.json.encode(STATE)
+        return {"desk": STATE, "tower": STATE}
 
 
 @pytest.mark.parametrize(
@@ -62,13 +56,13 @@ def test_a_table_is_redrawn_in_a_line_for_each_and_removed(
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(shown, "LOOK_S", 0.001)
-    store, terminal = Store(), Terminal()
-    told = shown.board(cast(Any, store), ["desk", "tower"], lambda: {0}, Progress(terminal))
+    looks, terminal = Looks(), Terminal()
+    told = shown.board(looks, ["desk", "tower"], Progress(terminal))
 
     def interrupted() -> None:
         with told as note:
             note("a note")
-            assert store.looked.wait(60)
+            assert looks.looked.wait(60)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -10,10 +10,18 @@ pytest.importorskip("torch")
 
 from partitioner.crew.exchange.control import LogLine
 from partitioner.crew.history import TrainerCost, costs_of, spans_of
-from partitioner.crew.machine.events import Accepted, AnyAction, Gone, Joined, Leave, Made, Start
+from partitioner.crew.machine.events import (
+    Accepted,
+    AnyAction,
+    Gone,
+    Joined,
+    Leave,
+    Made,
+    Start,
+    State,
+)
 from partitioner.crew.planning.costs import Span
-from partitioner.crew.progress import State, Told, WorkAccount, lines, rows
-from partitioner.crew.worker import JobOutcome
+from partitioner.crew.progress import Told, WorkAccount, lines, rows
 from partitioner.run.progress import Progress
 
 pytestmark = pytest.mark.torch
@@ -49,10 +57,16 @@ def test_a_row_says_job_share_pace_and_what_it_waits_for() -> None:
     ]
 
 
+class Connection:
+    """Carries rows and files."""
+
+    sent_bytes = 0
+
+
 def test_an_account_counts_a_job_and_its_waits_and_bytes() -> None:
-    now_s = 100.0
-    account, notes = WorkAccount(lambda: now_s), list[str]()
-    account.sent(7)
+    now_s, connection = 100.0, Connection()
+    account, notes = WorkAccount(connection, lambda: now_s), list[str]()
+    connection.sent_bytes += 7
     account.begin("teacher")
     account.follow(lambda: 30)
     told = Told(account, notes.append, Progress(io.StringIO()))
@@ -61,18 +75,24 @@ def test_an_account_counts_a_job_and_its_waits_and_bytes() -> None:
         now_s += 2.0
         advance(1, "epoch 1 of 2")
         advance(1, "")  # another trainer's
-        state = msgspec.json.decode(account.told(), type=State)
-    assert state == State(
-        job="teacher", share=0.5, pictures_per_s=25.0, said="training the teacher", sent_bytes=37
+    assert account.state() == State(
+        job="teacher",
+        share=0.5,
+        pictures=50,
+        pictures_per_s=25.0,
+        said="training the teacher",
+        sent_bytes=37,
     )
     with account.waiting():
         now_s += 3.0
         assert account.state().waits
-    assert account.end() == (3.0, 30)
+    # Reports add up to what progress says, bytes between two jobs included.
+    assert account.end() == (3.0, 37)
+    connection.sent_bytes += 100
     account.begin("member-0")
     account.follow(lambda: 5)  # the bytes of the one before stay
-    assert account.end() == (0.0, 5)
-    assert account.sent_bytes == 42
+    assert account.end() == (0.0, 105)
+    assert account.sent_bytes == 142
     assert account.state().job == ""
     told.note("stopped early")
     assert notes == ["stopped early"]
@@ -81,8 +101,8 @@ def test_an_account_counts_a_job_and_its_waits_and_bytes() -> None:
 def log() -> Iterator[LogLine]:
     """Two trainers, one of which dies in its second job; the other takes it."""
 
-    def outcome(waited_s: float, sent_bytes: int) -> str:
-        return msgspec.json.encode(JobOutcome(waited_s=waited_s, sent_bytes=sent_bytes)).decode()
+    def made(rank: int, job: str, waited_s: float, sent_bytes: int, said: str = "{}") -> Made:
+        return Made(rank=rank, network=job, said=said, waited_s=waited_s, sent_bytes=sent_bytes)
 
     def start(rank: int, job: str) -> Start:
         return Start(rank=rank, network=job, alone=True)
@@ -94,16 +114,13 @@ def log() -> Iterator[LogLine]:
         start(1, "teacher"),
     ]
     yield LogLine(12.0, Joined(rank=1, name="tower", digest=""), begun)
-    made = Made(rank=0, network="teacher", said=outcome(1.0, 50))
-    yield LogLine(20.0, made, [start(0, "member-0")])
-    made = Made(rank=1, network="teacher", said=outcome(2.0, 70))
-    yield LogLine(21.0, made, [start(1, "member-1")])
+    yield LogLine(20.0, made(0, "teacher", 1.0, 50), [start(0, "member-0")])
+    # The desk's outcome counts; what this trainer has sent for it counts as well.
+    yield LogLine(21.0, made(1, "teacher", 2.0, 70, said=""), [start(1, "member-1")])
     yield LogLine(25.0, Gone(rank=1), [])
-    yield LogLine(
-        30.0, Made(rank=0, network="member-0", said=outcome(0.0, 5)), [start(0, "member-1")]
-    )
+    yield LogLine(30.0, made(0, "member-0", 0.0, 5), [start(0, "member-1")])
     leave = Leave(rank=0, network="")
-    yield LogLine(40.0, Made(rank=0, network="member-1", said=outcome(0.0, 0)), [leave])
+    yield LogLine(40.0, made(0, "member-1", 0.0, 0), [leave])
 
 
 def test_the_schedule_and_what_it_cost_follow_from_the_log() -> None:

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 from mdp.errors import InputError
 from partitioner.crew import worker as worker_module
 from partitioner.crew.exchange.answers import FrozenPass, OutputsRefused
+from partitioner.crew.exchange.control import RunRefused
 from partitioner.crew.exchange.store import DeskLost
 from partitioner.crew.kinds import (
     AnswersKind,
@@ -27,7 +28,7 @@ from partitioner.crew.machine.events import Accepted, AnyAction, Refused
 from partitioner.crew.planning.costs import Chain
 from partitioner.crew.planning.syncplan import Answers, NetworkSync, SyncPlan
 from partitioner.crew.progress import WorkAccount
-from partitioner.crew.worker import Ends, RunRefused, Worker, enter, jobs_of, next_job
+from partitioner.crew.worker import Ends, Worker, enter, jobs_of, next_job
 
 pytestmark = pytest.mark.torch
 
@@ -48,7 +49,7 @@ class Control:
 
 def worker(control: Control) -> Worker:
     unused = cast(Any, None)
-    return Worker(unused, Ends(cast(Any, control), unused, unused, unused), unused)
+    return Worker(unused, Ends(cast(Any, control), unused), unused)
 
 
 def test_a_desk_that_ends_before_a_slow_trainer_is_not_lost() -> None:
@@ -148,16 +149,16 @@ def sharing(desk: Any, one: FrozenPass, kept: Path) -> list[str]:
 
     notes = list[str]()
     work = SimpleNamespace(progress=SimpleNamespace(note=notes.append))
-    unused, rows = cast(Any, None), SimpleNamespace(sent_bytes=0)
-    ends = Ends(unused, unused, unused, cast(Any, rows), share=desk)
-    crews = cast(Any, SimpleNamespace(account=WorkAccount()))
+    unused = cast(Any, None)
+    ends = Ends(unused, unused, desk)
+    crews = cast(Any, SimpleNamespace(account=WorkAccount(unused)))
     Worker(cast(Any, work), ends, crews)._shared(OnePass("evaluation"))
     return notes
 
 
 def test_a_pass_that_the_desk_has_is_over(tmp_path: Path) -> None:
     over = list[str]()
-    sharing(SimpleNamespace(close=over.append), frozen(np.float16), tmp_path)
+    sharing(SimpleNamespace(end_pass=over.append), frozen(np.float16), tmp_path)
     assert over == ["logits"]
 
 

@@ -1,10 +1,10 @@
-"""Frozen passes over an in-memory log: the files of one process, and who is refused."""
+"""Frozen passes over mailboxes in memory: the files of one process, and who is refused."""
 
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
@@ -16,56 +16,81 @@ from torch import Tensor  # noqa: E402
 from mdp.errors import InputError, MDPError  # noqa: E402
 from partitioner.crew.exchange import answers  # noqa: E402
 from partitioner.crew.exchange.answers import FrozenPass, Shares, contribute, share_out, shared_out  # noqa: E402
-from partitioner.crew.exchange.lease_messages import Ask, Offer, Refuse, Rows, encode  # noqa: E402
-from partitioner.crew.machine.leases import FIRST, Chunk  # noqa: E402
+from partitioner.crew.exchange.control import Desk, Hand  # noqa: E402
+from partitioner.crew.machine.events import (  # noqa: E402
+    AnyPassOrder,
+    AnyPassReport,
+    Ask,
+    Compute,
+    Decline,
+    Offer,
+    PassOver,
+    Rows,
+    State,
+)
+from partitioner.crew.machine.leases import FIRST, LEASE_S, Chunk  # noqa: E402
 from partitioner.data.memmaps import Index, load  # noqa: E402
 from partitioner.training.cached_outputs import BATCH, keep_outputs  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
+T = TypeVar("T")
 PICTURES, CLASSES = 3 * FIRST + 7, 5
 
 
 class Wire:
-    """Log and mailboxes in memory."""
+    """The desk's mailbox and those of trainers, in memory."""
 
     def __init__(self) -> None:
-        self.log: Queue[bytes] = Queue()
-        self.mailboxes: dict[int, Queue[bytes]] = {}
+        self.reports: Queue[AnyPassReport] = Queue()
+        self.mailboxes: dict[int, Queue[AnyPassOrder]] = {}
+        self.states: dict[int, State] = {}
         self.over: list[str] = []
 
-    def read(self, timeout_s: float) -> bytes | None:
-        return taken(self.log, timeout_s)
+    def read(self, timeout_s: float) -> AnyPassReport | None:
+        return taken(self.reports, timeout_s)
 
-    def post(self, rank: int, message: bytes) -> None:
-        self.mailboxes[rank].put(message)
+    def post(self, order: AnyPassOrder) -> None:
+        self.mailboxes[order.rank].put(order)
 
-    def close(self, work: str) -> None:
+    def end_pass(self, work: str) -> None:
         self.over.append(work)
+        for rank in self.states:
+            self.post(PassOver(rank=rank, work=work))
 
 
 class End:
-    """A trainer's end of it."""
+    """A trainer's end of them."""
 
     def __init__(self, wire: Wire, rank: int) -> None:
         self.wire, self.rank = wire, rank
         self.mailbox = wire.mailboxes.setdefault(rank, Queue())
+        wire.states.setdefault(rank, State())
 
-    def append(self, message: bytes) -> None:
-        self.wire.log.put(message)
+    def append(self, message: AnyPassReport) -> None:
+        if isinstance(message, Offer) and message.work in self.wire.over:
+            self.mailbox.put(PassOver(rank=self.rank, work=message.work))
+        self.wire.reports.put(message)
 
-    def next(self, timeout_s: float) -> bytes | None:
+    send = append
+
+    def next_order(self, timeout_s: float) -> AnyPassOrder | None:
         return taken(self.mailbox, timeout_s)
 
-    def closed(self, work: str) -> bool:
-        return work in self.wire.over
 
-
-def taken(waiting: Queue[bytes], timeout_s: float) -> bytes | None:
+def taken(waiting: Queue[T], timeout_s: float) -> T | None:
     try:
         return waiting.get(timeout=timeout_s)
     except Empty:
         return None
+
+
+def desk_of(wire: Wire) -> Desk:
+    return cast(Desk, wire)
+
+
+def hand_of(wire: Wire, rank: int) -> Hand:
+    return cast(Hand, End(wire, rank))
 
 
 def outputs_of(variant: int) -> Callable[[Index], Sequence[Tensor]]:
@@ -102,7 +127,7 @@ def shared(folder: Path, *works: FrozenPass) -> tuple[Shares, dict[int, Exceptio
 
     def run(rank: int, work: FrozenPass) -> None:
         try:
-            contribute(End(wire, rank), End(wire, rank), work)
+            contribute(hand_of(wire, rank), work)
         except MDPError as error:
             failed[rank] = error
 
@@ -114,7 +139,7 @@ def shared(folder: Path, *works: FrozenPass) -> tuple[Shares, dict[int, Exceptio
         End(wire, rank)
     for thread in threads:
         thread.start()
-    found = share_out(wire, frozen(), paths(folder), lambda more, said: None)
+    found = share_out(desk_of(wire), frozen(), paths(folder), lambda more, said: None)
     for thread in threads:
         thread.join()
     return found, failed
@@ -133,7 +158,6 @@ def test_the_files_are_those_of_one_process(
     assert not failed
     assert sum(found.pictures.values()) == 2 * PICTURES
     assert found.row_bytes >= 2 * PICTURES * 2 * (CLASSES + 6)
-    assert found.received_bytes > found.row_bytes
     assert found.unequal == 0
     for variant, two in paths(tmp_path / "alone").items():
         keep_outputs(
@@ -195,13 +219,12 @@ def test_rows_that_were_not_asked_for_are_refused(tmp_path: Path) -> None:
     stranger, chunk = End(wire, 1), Chunk(0, 0, FIRST)
     reference = b"".join(one.tobytes() for one in work.reference())
     known: dict[str, Any] = {"work": "teacher", "rank": 1}
-    stranger.append(encode(Offer(**known, arithmetic="fp32", reference=reference)))
+    stranger.append(Offer(**known, arithmetic="fp32", reference=reference))
     data = bytes(FIRST * 2 * (CLASSES + 6))
-    stranger.append(encode(Rows(**known, chunk=chunk, part=0, parts=1, took_s=1.0, data=data)))
-    end = End(wire, 0)
-    thread = threading.Thread(target=contribute, args=(end, End(wire, 0), work), daemon=True)
+    stranger.append(Rows(**known, chunk=chunk, part=0, parts=1, took_s=1.0, data=data))
+    thread = threading.Thread(target=contribute, args=(hand_of(wire, 0), work), daemon=True)
     thread.start()
-    found = share_out(wire, work, paths(tmp_path), lambda more, said: None)
+    found = share_out(desk_of(wire), work, paths(tmp_path), lambda more, said: None)
     thread.join()
     assert "expected a chunk that was given out" in found.refused[1]
     assert found.pictures == {0: 2 * PICTURES}
@@ -209,19 +232,17 @@ def test_rows_that_were_not_asked_for_are_refused(tmp_path: Path) -> None:
 
 def test_a_trainer_that_comes_too_late_has_nothing_to_do(tmp_path: Path) -> None:
     wire = Wire()
-    wire.close("teacher")
-    assert contribute(End(wire, 0), End(wire, 0), frozen()) == 0
+    wire.end_pass("teacher")
+    assert contribute(hand_of(wire, 0), frozen()) == 0
 
 
 def test_messages_of_an_earlier_pass_are_passed_over(tmp_path: Path) -> None:
     wire = Wire()
-    End(wire, 0).append(encode(Ask(work="earlier", rank=0)))
-    End(wire, 0).mailbox.put(encode(Refuse(work="earlier", reason="")))
-    thread = threading.Thread(
-        target=contribute, args=(End(wire, 0), End(wire, 0), frozen()), daemon=True
-    )
+    End(wire, 0).append(Ask(work="earlier", rank=0))
+    End(wire, 0).mailbox.put(Decline(rank=0, work="earlier", reason=""))
+    thread = threading.Thread(target=contribute, args=(hand_of(wire, 0), frozen()), daemon=True)
     thread.start()
-    share_out(wire, frozen(), paths(tmp_path), lambda more, said: None)
+    share_out(desk_of(wire), frozen(), paths(tmp_path), lambda more, said: None)
     thread.join()
     assert load(paths(tmp_path)[1][1]).shape == (PICTURES, 2, 3)
 
@@ -238,12 +259,66 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_desk_does_not_wait_for_its_own_part_that_has_failed(tmp_path: Path) -> None:
     class Broken(End):
-        def append(self, message: bytes) -> None:
+        def append(self, message: AnyPassReport) -> None:
             raise RuntimeError("out of memory")
 
     wire = Wire()
-    end = Broken(wire, 0)
+    own = cast(Hand, Broken(wire, 0))
     with pytest.raises(RuntimeError, match="out of memory"):
-        shared_out(wire, end, end, frozen(), paths(tmp_path), lambda more, said: None)
+        shared_out(desk_of(wire), own, frozen(), paths(tmp_path), lambda more, said: None)
     assert wire.over == ["teacher"]
     assert list(tmp_path.iterdir()) == []
+
+
+class Absent(Wire):
+    """Beside trainer 1, trainer 0 takes a chunk, after which its states are those of `said`."""
+
+    def __init__(self, *said: State | None) -> None:
+        super().__init__()
+        self.said, self.now_s, self.given = list(said), 0.0, list[Chunk]()
+        End(self, 0).append(offer(0))
+        End(self, 0).append(Ask(rank=0, work="teacher"))
+        End(self, 1).append(offer(1))
+
+    def read(self, timeout_s: float) -> AnyPassReport | None:
+        if not self.reports.empty():
+            return self.reports.get()
+        if self.said:
+            self.now_s += 0.9 * LEASE_S
+            state = self.said.pop(0)
+            if state is None:
+                del self.states[0]
+            else:
+                self.states[0] = state
+            return Ask(rank=1, work="teacher") if not self.said else None
+        raise InputError("all was said")
+
+    def post(self, order: AnyPassOrder) -> None:
+        if isinstance(order, Compute):
+            self.given.append(order.chunk)
+        super().post(order)
+
+
+def offer(rank: int) -> Offer:
+    reference = b"".join(one.tobytes() for one in frozen().reference())
+    return Offer(rank=rank, work="teacher", arithmetic="fp32", reference=reference)
+
+
+@pytest.mark.parametrize(
+    ("said", "again"),
+    [
+        ((None,), True),  # it is lost
+        ((State(), State()), True),  # it lives, and computes nothing
+        ((State(pictures=FIRST), State(pictures=2 * FIRST)), False),
+    ],
+)
+def test_a_chunk_is_given_again_if_its_trainer_is_lost_or_computes_nothing(
+    tmp_path: Path, said: tuple[State | None, ...], again: bool
+) -> None:
+    wire, work = Absent(*said), frozen(pictures=FIRST, variants=[0])
+    with pytest.raises(InputError, match="all was said"):
+        share_out(
+            desk_of(wire), work, paths(tmp_path), lambda more, said: None,
+            clock=lambda: wire.now_s,
+        )  # fmt: skip
+    assert wire.given == [Chunk(0, 0, FIRST)] * (1 + again)
