@@ -18,17 +18,18 @@ import msgspec
 import torch
 from torch import Tensor, distributed, nn
 
-from partitioner.crew.exchange.codecs import CodecName
-from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
+from partitioner.crew.exchange.control import Desk, Hand
 from partitioner.crew.exchange.flat import Flat
 from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import TrainerGroups
 from partitioner.crew.exchange.mean import Mean, Means, Meeting, Route, ShardSizes
 from partitioner.crew.exchange.parameters import Rounds
+from partitioner.crew.exchange.store import connect, serve_store
 from partitioner.crew.machine.events import Accepted
 from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.rounds import growing_period
 from partitioner.crew.machine.schedule import Everyone
+from partitioner.crew.machine.sizes import CodecName
 from partitioner.crew.machine.watch import Watch
 from partitioner.crew.planning.facts import tournament
 from partitioner.crew.probe import line_speed
@@ -214,8 +215,8 @@ class Trainer:
     def _means(self) -> Means:
         case = self.case
         return Means(
-            route=case.route, shards=case.shards, uplink=dict(enumerate(case.uplink)),
-            sites=dict(enumerate(case.sites)),
+            route=case.route, shards=case.shards, uplink=case.uplink.__getitem__,
+            site=case.sites.__getitem__,
         )  # fmt: skip
 
     def _codec_of(self, tensor: str) -> CodecName:

@@ -1,8 +1,6 @@
 """Training of a network with others, as a crew's plan says."""
 
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from partitioner.crew.exchange.gradients import Gradients
 from partitioner.crew.exchange.groups import TrainerGroups
@@ -17,8 +15,6 @@ from partitioner.crew.planning.syncplan import BUCKET_BYTES, OuterOwner, SyncPla
 from partitioner.crew.progress import Patient, WorkAccount
 from partitioner.training.distributed import Crew
 from partitioner.training.synchroniser import Synchroniser
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +68,7 @@ class Crews:
 
     def _means(self, network: str) -> Means:
         sync = self.plan.of(network)
-        uplink, sites = _ByRank(self._uplink), _ByRank(self._site)
-        return Means(route=sync.way, shards=sync.shards, uplink=uplink, sites=sites)
+        return Means(route=sync.way, shards=sync.shards, uplink=self._uplink, site=self._site)
 
     def has_desk(self, network: str) -> bool:
         """Tell whether the desk is one of the trainers of a network, and has it whole."""
@@ -93,19 +88,3 @@ class Crews:
     def _site(self, rank: int) -> str:
         name = self.name_of(rank)
         return next((site[0] for site in self.facts.sites if name in site), name)
-
-
-class _ByRank(Mapping[int, T]):
-    """A mapping by rank whose values are computed, without a fixed set of keys."""
-
-    def __init__(self, of: Callable[[int], T]) -> None:
-        self._of = of
-
-    def __getitem__(self, rank: int) -> T:
-        return self._of(rank)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0

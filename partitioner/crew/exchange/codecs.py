@@ -4,42 +4,44 @@ A codec is pure and writes a fixed number of bytes. Int8 in blocks with a scale 
 linear quantisation; error feedback after Seide et al., 1-bit stochastic gradient descent, 2014.
 """
 
-from typing import Literal, Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-CodecName = Literal["fp32", "fp16", "int8"]
+from partitioner.crew.machine.sizes import INT8_BLOCK, CodecName, encoded_bytes
 
 
-class Codec(Protocol):
+class Codec(ABC):
     """Flat fp32 vectors as bytes."""
 
+    name: ClassVar[CodecName]
     #: Whether decoding gives other numbers than were encoded.
-    lossy: bool
+    lossy: ClassVar[bool]
     #: Whether what an encoding loses is added to the next vector.
-    feeds_back: bool
+    feeds_back: ClassVar[bool]
 
     def bytes_of(self, count: int) -> int:
         """Bytes of an encoded vector of `count` numbers."""
+        return encoded_bytes(self.name, count)
 
+    @abstractmethod
     def encode(self, vector: Tensor) -> Tensor:
         """`[count]` fp32 -> `[bytes_of(count)]` uint8; not finite in, not finite out."""
 
+    @abstractmethod
     def decode(self, data: Tensor, count: int) -> Tensor:
         """The inverse of `encode`, `[count]` fp32."""
 
 
-class Fp32:
+class Fp32(Codec):
     """The numbers as they are."""
 
+    name = "fp32"
     lossy = False
     feeds_back = False
-
-    def bytes_of(self, count: int) -> int:
-        """Four a number."""
-        return 4 * count
 
     def encode(self, vector: Tensor) -> Tensor:
         """A view where `vector` is contiguous."""
@@ -50,15 +52,12 @@ class Fp32:
         return data.clone().view(torch.float32)
 
 
-class Fp16:
+class Fp16(Codec):
     """Half precision; numbers above 65,504 become infinite."""
 
+    name = "fp16"
     lossy = True
     feeds_back = False
-
-    def bytes_of(self, count: int) -> int:
-        """Two a number."""
-        return 2 * count
 
     def encode(self, vector: Tensor) -> Tensor:
         """Round to the nearest."""
@@ -69,21 +68,17 @@ class Fp16:
         return data.clone().view(torch.float16).to(torch.float32)
 
 
-class Int8:
+class Int8(Codec):
     """Blocks of 256 with a scale s = max|x| each, codes round(127 x / s); error at most s/254."""
 
+    name = "int8"
     lossy = True
     feeds_back = True
-    BLOCK = 256
-
-    def bytes_of(self, count: int) -> int:
-        """One a number and four a block."""
-        return count + 4 * -(-count // self.BLOCK)
 
     def encode(self, vector: Tensor) -> Tensor:
         """All scales, then all codes."""
         count = vector.numel()
-        blocks = F.pad(vector, (0, -count % self.BLOCK)).view(-1, self.BLOCK)
+        blocks = F.pad(vector, (0, -count % INT8_BLOCK)).view(-1, INT8_BLOCK)
         scales = blocks.abs().amax(dim=1) if count else vector.new_zeros(0)
         divisors = torch.where(scales > 0, scales, 1.0)[:, None]
         codes = (blocks / divisors).mul_(127).round_().nan_to_num_().to(torch.int8)
@@ -93,8 +88,8 @@ class Int8:
         """Codes times scale / 127."""
         cut = data.numel() - count
         scales = data[:cut].clone().view(torch.float32)
-        codes = F.pad(data[cut:].view(torch.int8), (0, -count % self.BLOCK)).to(torch.float32)
-        return (codes.view(-1, self.BLOCK) * (scales / 127)[:, None]).flatten()[:count]
+        codes = F.pad(data[cut:].view(torch.int8), (0, -count % INT8_BLOCK)).to(torch.float32)
+        return (codes.view(-1, INT8_BLOCK) * (scales / 127)[:, None]).flatten()[:count]
 
 
-CODECS: dict[CodecName, Codec] = {"fp32": Fp32(), "fp16": Fp16(), "int8": Int8()}
+CODECS: dict[CodecName, Codec] = {codec.name: codec for codec in (Fp32(), Fp16(), Int8())}

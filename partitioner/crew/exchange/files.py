@@ -13,9 +13,8 @@ import queue
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import NamedTuple, Protocol
 
 from torch.distributed import DistError
 
@@ -119,24 +118,12 @@ class TrainerFiles:
                 return message
 
 
-@dataclass(slots=True)
-class _Kept:
+class _Kept(NamedTuple):
     """A file that is on the desk's disk."""
 
     path: Path
     bytes: int
     sha256: str
-
-
-@dataclass(slots=True)
-class _Arriving:
-    """A file that a trainer hands in."""
-
-    head: FileHead
-    path: Path
-    file: BinaryIO
-    digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
-    got_bytes: int = 0
 
 
 class DeskFiles:
@@ -156,7 +143,8 @@ class DeskFiles:
         self._folder, self._post, self._digest_of = folder, post, digest_of
         self._kept: dict[str, _Kept] = {}
         self._changed = threading.Condition()
-        self._arriving: dict[tuple[Rank, str], _Arriving] = {}
+        #: Files that trainers hand in, and where they are written.
+        self._arriving: dict[tuple[Rank, str], tuple[FileHead, Path]] = {}
         self._numbers = itertools.count()
         #: Trainers that wait for a file, by its name.
         self._waiting: dict[str, list[Rank]] = {}
@@ -173,8 +161,6 @@ class DeskFiles:
     def __exit__(self, *error: object) -> None:
         self._inbox.put(None)
         self._thread.join()
-        for arriving in self._arriving.values():
-            arriving.file.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
@@ -184,12 +170,7 @@ class DeskFiles:
 
     def send(self, name: str, path: Path) -> str:
         """Offer a file of the desk, unless there is one; returns the SHA-256 of what others get."""
-        kept = _Kept(path, path.stat().st_size, sha256_of(path))
-        with self._changed:
-            kept = self._kept.setdefault(name, kept)
-            self._changed.notify_all()
-        self._inbox.put(name)
-        return kept.sha256
+        return self._keep(name, _Kept(path, path.stat().st_size, sha256_of(path))).sha256
 
     def has(self, name: str) -> bool:
         """Tell whether a file was handed in."""
@@ -219,10 +200,11 @@ class DeskFiles:
         """Answer messages until the end."""
         with contextlib.suppress(DistError):  # of a store that ends
             while (message := self._inbox.get()) is not None:
-                if isinstance(message, str):
-                    self._tell_waiting(message)
-                else:
+                if not isinstance(message, str):
                     self.handle(message)
+                    continue
+                for rank in self._waiting.pop(message, ()):
+                    self._post(self._head(rank, message))
 
     def handle(self, message: AnyFileMessage) -> None:
         """Answer one message of a trainer."""
@@ -235,10 +217,13 @@ class DeskFiles:
                 self._post(NoFile(rank=rank, name=name))
             case PieceQuery():
                 self._give(message)
-            case FileHead():
-                self._begin(message)
-            case Piece():
-                self._keep(message)
+            case FileHead(rank=rank, name=name):
+                self._arriving[rank, name] = message, self._folder / str(next(self._numbers))
+                self._write(rank, name, b"")
+            case Piece(rank=rank, name=name, data=b"") if (rank, name) in self._arriving:
+                self._refuse(rank, name, _CHANGED)
+            case Piece(rank=rank, name=name, data=data) if (rank, name) in self._arriving:
+                self._write(rank, name, data)
 
     def _head(self, rank: Rank, name: str) -> FileHead:
         kept = self._kept[name]
@@ -256,73 +241,41 @@ class DeskFiles:
         self._post(Piece(rank=rank, name=name, number=wanted.number, data=data))
         self._sent_bytes += len(data)
 
-    def _begin(self, head: FileHead) -> None:
-        """Ask for a file that a trainer would hand in, unless there is one."""
+    def _write(self, rank: Rank, name: str, data: bytes) -> None:
+        """Write what came of a file; then ask for more of it, or offer it to all."""
+        head, path = self._arriving[rank, name]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            path = self._folder / str(next(self._numbers))
-            file = path.open("wb")
+            with path.open("ab") as file:
+                file.write(data)
+                size = file.tell()
         except OSError as error:
-            self._refuse(head, f"{self._folder}: cannot be written: {error.strerror}")
+            self._refuse(rank, name, f"{path}: cannot be written: {error.strerror}")
             return
-        self._arriving[head.rank, head.name] = _Arriving(head, path, file)
-        self._proceed(self._arriving[head.rank, head.name])
-
-    def _keep(self, piece: Piece) -> None:
-        """Write a piece that a trainer hands in."""
-        arriving = self._arriving.get((piece.rank, piece.name))
-        if arriving is None:
-            return
-        try:
-            arriving.file.write(piece.data)
-        except OSError as error:
-            self._refuse(arriving.head, f"{arriving.path}: cannot be written: {error.strerror}")
-            return
-        if not piece.data:
-            self._refuse(arriving.head, _CHANGED)
-            return
-        arriving.digest.update(piece.data)
-        arriving.got_bytes += len(piece.data)
-        self._proceed(arriving)
-
-    def _proceed(self, arriving: _Arriving) -> None:
-        """Ask for the next piece; with the last one, offer the file to all."""
-        head = arriving.head
-        rank, name = head.rank, head.name
         # Of two that hand it in, the first one that is whole counts.
-        if name not in self._kept and arriving.got_bytes < head.bytes:
-            number = arriving.got_bytes // PIECE_BYTES
-            self._post(PieceQuery(rank=rank, name=name, number=number))
-            return
-        try:
-            arriving.file.close()
-        except OSError as error:
-            self._refuse(head, f"{arriving.path}: cannot be written: {error.strerror}")
-            return
-        if name in self._kept:
-            arriving.path.unlink()
-        elif arriving.digest.hexdigest() != head.sha256:
-            self._refuse(head, _CHANGED)
-            return
-        del self._arriving[rank, name]
-        with self._changed:
-            self._kept.setdefault(name, _Kept(arriving.path, head.bytes, head.sha256))
-            self._changed.notify_all()
-        self._post(self._head(rank, name))
-        self._tell_waiting(name)
-
-    def _refuse(self, head: FileHead, reason: str) -> None:
-        """Give a file up that a trainer hands in."""
-        arriving = self._arriving.pop((head.rank, head.name), None)
-        if arriving is not None:
-            with contextlib.suppress(OSError):
-                arriving.file.close()
-            arriving.path.unlink(missing_ok=True)
-        self._post(NoFile(rank=head.rank, name=head.name, reason=reason))
-
-    def _tell_waiting(self, name: str) -> None:
-        for rank in self._waiting.pop(name, ()):
+        if name not in self._kept and size < head.bytes and size % PIECE_BYTES == 0:
+            self._post(PieceQuery(rank=rank, name=name, number=size // PIECE_BYTES))
+        elif name not in self._kept and sha256_of(path) != head.sha256:
+            self._refuse(rank, name, _CHANGED)
+        else:
+            del self._arriving[rank, name]
+            if self._keep(name, _Kept(path, head.bytes, head.sha256)).path != path:
+                path.unlink()
             self._post(self._head(rank, name))
+
+    def _refuse(self, rank: Rank, name: str, reason: str) -> None:
+        """Give a file up that a trainer hands in."""
+        _, path = self._arriving.pop((rank, name))
+        path.unlink(missing_ok=True)
+        self._post(NoFile(rank=rank, name=name, reason=reason))
+
+    def _keep(self, name: str, kept: _Kept) -> _Kept:
+        """Offer a file to all, unless there is one; returns the one that there is."""
+        with self._changed:
+            kept = self._kept.setdefault(name, kept)
+            self._changed.notify_all()
+        self._inbox.put(name)
+        return kept
 
 
 def read_piece(path: Path, number: int) -> bytes:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from partitioner.crew.exchange.codecs import CODECS, Codec, CodecName
+from partitioner.crew.exchange.codecs import CODECS, Codec
 from partitioner.crew.exchange.mean import Segment
+from partitioner.crew.machine.sizes import CodecName
 
 CodecOf = Callable[[str], CodecName]
 

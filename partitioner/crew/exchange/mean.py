@@ -8,7 +8,7 @@ the others send their vectors before, and which send the result on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -50,9 +50,9 @@ class Means:
     route: Route = "ring"
     shards: ShardSizes = "equal"
     #: Bytes per second that each trainer can send, by rank: two_tier, and shards by link.
-    uplink: Mapping[int, float] = field(default_factory=dict)
+    uplink: Callable[[int], float] = lambda rank: 1.0
     #: Site of each trainer, by rank: two_tier.
-    sites: Mapping[int, str] = field(default_factory=dict)
+    site: Callable[[int], str] = str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +300,7 @@ class Mean:
     def _shares(self, members: Sequence[int]) -> list[float]:
         if self._means.shards == "equal":
             return [1 / len(members)] * len(members)
-        return link_shares([self._means.uplink[m] for m in members])
+        return link_shares([self._means.uplink(m) for m in members])
 
     def _leaders(self, members: Sequence[int]) -> list[int]:
         """For each place that of its site's leader: the best connected, the first of equals.
@@ -310,12 +310,12 @@ class Mean:
         if self._means.route == "two_phase":
             return list(range(len(members)))
         best: dict[str, int] = {}
-        uplink, sites = self._means.uplink, self._means.sites
+        uplink, site = self._means.uplink, self._means.site
         for place, member in enumerate(members):
-            known = best.setdefault(sites[member], place)
-            if uplink[member] > uplink[members[known]]:
-                best[sites[member]] = place
-        return [best[sites[member]] for member in members]
+            known = best.setdefault(site(member), place)
+            if uplink(member) > uplink(members[known]):
+                best[site(member)] = place
+        return [best[site(member)] for member in members]
 
     def _blamed(self, vector: Tensor, meeting: Meeting) -> int | None:
         """The first member whose vector, as sent, is not finite; asked by all after a failure."""

@@ -111,12 +111,6 @@ class SignedStore(Store):
         """Set a value."""
         self._store.set(sign_name(self._key, name), sign(self._key, name, data))  # type: ignore[arg-type]
 
-    def set_first(self, name: str, data: bytes) -> bytes:
-        """Set a value unless there is one; returns the one that is there. Raises Tampered."""
-        signed = sign(self._key, name, data)
-        there = self._store.compare_set(sign_name(self._key, name), b"", signed)  # type: ignore[arg-type]
-        return self._verified(name, there)
-
     def get(self, name: str) -> bytes:
         """Wait for a value; raises Tampered."""
         return self._verified(name, self._store.get(sign_name(self._key, name)))

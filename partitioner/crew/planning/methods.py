@@ -14,7 +14,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from partitioner.crew.machine.rounds import growing_means
-from partitioner.crew.planning.costs import RATIO, Codec, What, answers_per_s, step_s
+from partitioner.crew.machine.sizes import CodecName
+from partitioner.crew.planning.costs import RATIO, What, answers_per_s, step_s
 from partitioner.crew.planning.facts import Facts, Trainer
 from partitioner.crew.planning.flows import Links, Route
 from partitioner.crew.planning.rules import refusals
@@ -41,7 +42,7 @@ _LONGEST_STEP = 1 / 4
 #: What a mean reaches of its lines' rates, each measured alone and in one direction: gloo's ring
 #: and stages of pairs, without a trainer, in namespaces at 20 Mbit/s (0.83 to 0.97).
 _REACHED = 0.85
-_CODECS: tuple[Codec, ...] = ("fp32", "fp16", "int8")
+_CODECS: tuple[CodecName, ...] = ("fp32", "fp16", "int8")
 _ROUTES: tuple[Route, ...] = ("ring", "two_phase", "two_tier")
 _WHAT: tuple[What, ...] = ("gradients", "parameters")
 _MICRO_BATCHES = (2, 4, 8, 16)
@@ -141,9 +142,9 @@ class Methods:
                 yield replace(way, every_pictures=every)
 
     @cached_property
-    def _ways(self) -> list[tuple[What, Codec, Route]]:
+    def _ways(self) -> list[tuple[What, CodecName, Route]]:
         """Combinations of what is averaged, codec and route that rules and `allowed` have."""
-        found = list[tuple[What, Codec, Route]]()
+        found = list[tuple[What, CodecName, Route]]()
         for codec, route, what in product(_CODECS, _ROUTES, _WHAT):
             way = NetworkSync(name="member-0", what=what, codec=codec, route=route)
             recorded = what == "parameters" and codec == "int8"
@@ -230,7 +231,7 @@ class Methods:
         return pipeline, unit_s
 
 
-def _sent(network: NetworkWork, codec: Codec) -> float:
+def _sent(network: NetworkWork, codec: CodecName) -> float:
     """Encoded bytes of a mean, as many more as lines do not reach their rates."""
     return RATIO[codec] * network.size_bytes / _REACHED
 

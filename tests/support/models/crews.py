@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo
 
-from partitioner.crew.exchange.codecs import CodecName
 from partitioner.crew.exchange.control import Desk, Hand
 from partitioner.crew.exchange.flat import CodecOf
 from partitioner.crew.exchange.gradients import Gradients
@@ -31,6 +30,7 @@ from partitioner.crew.machine.events import Accepted, Gone, Refused
 from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.rounds import growing_period
 from partitioner.crew.machine.schedule import Everyone
+from partitioner.crew.machine.sizes import CodecName
 from partitioner.crew.machine.watch import Watch
 from partitioner.crew.pipeline import Cut, Pipeline, StagePictures, begun, part_of, stage_of
 from partitioner.data.variants import Labels
@@ -59,8 +59,8 @@ PACES = (0.6, 0.3, 0.1)
 WAYS = {
     "ring": Means(),
     "two_phase": Means(route="two_phase"),
-    "by_link": Means(route="two_phase", shards="link", uplink=UPLINK),
-    "two_tier": Means(route="two_tier", uplink=UPLINK, sites=SITES),
+    "by_link": Means(route="two_phase", shards="link", uplink=UPLINK.__getitem__),
+    "two_tier": Means(route="two_tier", uplink=UPLINK.__getitem__, site=SITES.__getitem__),
 }
 #: Every exact plan: name -> way, paces, bytes of a bucket.
 EXACT: dict[str, tuple[Means, tuple[float, ...], int]] = {

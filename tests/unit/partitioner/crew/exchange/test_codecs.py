@@ -8,7 +8,8 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from partitioner.crew.exchange.codecs import CODECS, CodecName, Int8  # noqa: E402
+from partitioner.crew.exchange.codecs import CODECS, Int8  # noqa: E402
+from partitioner.crew.machine.sizes import CodecName  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
