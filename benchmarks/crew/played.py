@@ -228,7 +228,7 @@ class Trainer:
         sync = Gradients(
             crew, self._means(), self._codec_of, paces=case.paces, bucket_bytes=case.bucket_bytes
         )
-        return self._fit(sync) | {"sent_bytes": sync.sent_bytes}
+        return self._fit(sync) | {"sent_bytes": sync.bytes_sent}
 
     def _rounds(self) -> dict[str, Any]:
         case, n = self.case, self.cases.trainers
@@ -252,13 +252,13 @@ class Trainer:
             pass
         groups = TrainerGroups(
             joined.another(timedelta(seconds=600)), hand.rank,
-            self.cases.hosts[self.rank], hand.committed, 600.0,
+            self.cases.hosts[self.rank], hand.has_committed, 600.0,
         )  # fmt: skip
         sync = Rounds(
             NETWORK, hand, groups, n, first=self.rank == 0, means=self._means(),
             codec_of=self._codec_of, scales=case.scales, moments=case.moments,
         )  # fmt: skip
-        said = self._fit(sync) | {"sent_bytes": sync.sent_bytes + sync.settling_bytes}
+        said = self._fit(sync) | {"sent_bytes": sync.bytes_sent + sync.settling_bytes}
         distributed.barrier()
         hand.close()
         return said

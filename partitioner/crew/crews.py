@@ -48,7 +48,7 @@ class Crews:
             moments=sync.moments or 0,
             outer=outer,
         )
-        self.account.follow(lambda: rounds.sent_bytes + rounds.settling_bytes)
+        self.account.follow(lambda: rounds.bytes_sent + rounds.settling_bytes)
         return rounds
 
     def gradients(self, network: str, crew: Crew, members: tuple[int, ...]) -> Synchroniser:
@@ -63,7 +63,7 @@ class Crews:
             bucket_bytes=sync.bucket_bytes or BUCKET_BYTES,
             members=members,
         )
-        self.account.follow(lambda: gradients.sent_bytes)
+        self.account.follow(lambda: gradients.bytes_sent)
         return gradients
 
     def _means(self, network: str) -> Means:

@@ -25,7 +25,7 @@ from mdp.errors import InputError
 from mdp.files import write_bytes, write_toml
 from mdp.formats.plan import Plan
 from partitioner.crew.begin import Begin, Ending, begin_of
-from partitioner.crew.exchange.address import checked, exposed, own_address
+from partitioner.crew.exchange.address import exposure, own_address, parse_address
 from partitioner.crew.exchange.control import Desk, Hand, log_lines, post
 from partitioner.crew.exchange.files import DeskFiles, Files, TrainerFiles
 from partitioner.crew.exchange.groups import TrainerGroups, timeout_s
@@ -46,7 +46,7 @@ from partitioner.crew.planning.syncplan import SyncPlan, is_exact
 from partitioner.crew.probe import facts_of, measure, probe_jobs
 from partitioner.crew.progress import board
 from partitioner.crew.staged import hand_out_start
-from partitioner.crew.worker import Ends, JobOutcome, enter, finished_jobs, jobs_of, worker_of
+from partitioner.crew.worker import Ends, JobOutcome, enter, find_finished, jobs_of, worker_of
 from partitioner.crew.workload import longest_s, workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from partitioner.run.folder import RunFolder
@@ -133,10 +133,10 @@ def train_together(
         teacher=_trains_teacher(work.settings),
         outputs=schedule.boosting or schedule.stacking,
         # Trainers that have nothing to train may not come.
-        evaluated=bool(bundle) and not _trained(work),
+        evaluated=bool(bundle) and not _has_members(work),
         same=twins(work.plan, schedule),
     )
-    finished = finished_jobs(work, jobs)
+    finished = find_finished(work, jobs)
     exported: dict[int, tuple[Path, float]] = {}
 
     def schedule_of(network: str, members: set[int]) -> RoundSchedule:
@@ -160,7 +160,7 @@ def train_together(
             for path in kind_of(done).outputs(work):
                 if path.exists():
                     ends.files.send(path.relative_to(run.path).as_posix(), path)
-        for name, path in _given(work, checkpoint).items():
+        for name, path in _starting_files(work, checkpoint).items():
             ends.files.send(name, path)
         if plan.of("teacher").stage and "teacher" not in finished:
             hand_out_start(work, plan.of("teacher"), checkpoint, facts.names[0], ends.files)
@@ -172,7 +172,7 @@ def train_together(
                 work, ends, plan, facts, groups, store, checkpoint, note, None, bundle
             )
             worker.run()
-            exported.update(worker.exported)
+            exported.update(worker.exports)
         for one in jobs:
             kind = kind_of(one.name)
             for path in () if kind.until_used else kind.outputs(work):
@@ -219,8 +219,8 @@ def _lead(
         Jobs(jobs, finished),
         schedule_of,
     )
-    host, port = checked(address)
-    if said := exposed(host):
+    host, port = parse_address(address)
+    if said := exposure(host):
         progress.note(said)
     store = serve_store(host, port, token)
     watch, posting = Watch(begin.meeting_s), store.another()
@@ -248,15 +248,15 @@ def _lead(
             finally:
                 patience.cancel()
         _let_leave(desk)
-        if desk.dropped:
+        if desk.drops:
             progress.note(
-                f"{desk.dropped} values in the desk's store were not of this crew, and were "
+                f"{desk.drops} values in the desk's store were not of this crew, and were "
                 f"deleted: another program writes to {address}"
             )
     return machine.said
 
 
-def _given(work: TrainingContext, checkpoint: Path | None) -> dict[str, Path]:
+def _starting_files(work: TrainingContext, checkpoint: Path | None) -> dict[str, Path]:
     """The user's files that networks start from, by their names for trainers."""
     found = {f"weights-{k}": path for k, path in work.weights.items()}
     if checkpoint is not None and _trains_teacher(work.settings):
@@ -264,7 +264,7 @@ def _given(work: TrainingContext, checkpoint: Path | None) -> dict[str, Path]:
     return found
 
 
-def _trained(work: TrainingContext) -> bool:
+def _has_members(work: TrainingContext) -> bool:
     return all(work.run.member(a.k).exists() for a in work.plan.assignments)
 
 
@@ -327,7 +327,7 @@ def _groups(
     store.set(f"name/{control.rank}", name.encode())
     store.set(f"rank/{name}", str(control.rank).encode())
     host = own_address(*control.address)
-    groups = TrainerGroups(own, control.rank, host, control.committed, meeting_s)
+    groups = TrainerGroups(own, control.rank, host, control.has_committed, meeting_s)
     try:
         yield groups
     finally:
@@ -348,7 +348,7 @@ def join(
 
     Waits `wait_s` for a desk. Raises RunRefused where the desk refuses this trainer, and DeskLost.
     """
-    host, port = checked(address)
+    host, port = parse_address(address)
     progress.note(f"waiting for the desk at {address}")
     store = connect(host, port, token, wait_s)
     control = Hand(store)

@@ -47,7 +47,7 @@ def train_in_generations(
     position, members = 0, tuple[int, ...]()
     control.report(Waiting(rank=control.rank, network=network, pictures=0))
     while True:
-        crew, these = _met(network, control, groups, checkpoint)
+        crew, these = _next_generation(network, control, groups, checkpoint)
         try:
             train(crew, these)
         except (RuntimeError, StoppedElsewhere):  # of gloo, or of a member that ends with an error
@@ -64,7 +64,7 @@ def train_in_generations(
         return
 
 
-def _met(
+def _next_generation(
     network: str, control: TrainerControl, groups: TrainerGroups, checkpoint: Path
 ) -> tuple[Crew, tuple[int, ...]]:
     """The next generation, whose members all have the checkpoint of those furthest on."""

@@ -17,9 +17,9 @@ from partitioner.crew.passes import (
     Pass,
     answers,
     evaluation,
+    members_to_share,
     model_of,
     outputs,
-    shared_members,
 )
 from partitioner.data.memmaps import load
 from partitioner.export.write import export_member
@@ -167,11 +167,11 @@ class ModelsKind(NetworkKind):
 
     def outputs(self, work: TrainingContext) -> list[Path]:
         """The exported models."""
-        return [model_of(work, a.k) for a in shared_members(work.plan)]
+        return [model_of(work, a.k) for a in members_to_share(work.plan)]
 
     def train(self, work: TrainingContext, context: JobContext) -> None:
         """Write the models that are evaluated together."""
-        for a in shared_members(work.plan):
+        for a in members_to_share(work.plan):
             path = model_of(work, a.k)
             path.parent.mkdir(parents=True, exist_ok=True)
             context.exported[a.k] = path, export_member(work, a, path, context.bundle)

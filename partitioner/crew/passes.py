@@ -43,7 +43,7 @@ ANSWERS, OUTPUTS, MODELS, EVALUATION = "answers", "outputs-", "models", "evaluat
 HELD_OUT: tuple[SplitName, ...] = ("calibration", "test")
 
 
-def shared_members(plan: Plan) -> list[Assignment]:
+def members_to_share(plan: Plan) -> list[Assignment]:
     """The sub-models that trainers evaluate together: in int8, processors differ by more."""
     return [a for a in plan.assignments if a.spec.precision == "fp32"]
 
@@ -85,7 +85,7 @@ def answers(work: TrainingContext) -> Iterator[Pass]:
 
 def evaluation(work: TrainingContext) -> Iterator[Pass]:
     """The exported sub-models' logits for the held-out pictures."""
-    members = {a.k: a for a in shared_members(work.plan)}
+    members = {a.k: a for a in members_to_share(work.plan)}
     models = {k: ModelFile.read(model_of(work, k)) for k in members}
 
     @cache

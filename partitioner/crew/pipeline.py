@@ -248,7 +248,7 @@ def before(checkpoint: Path) -> Path:
     return checkpoint.with_suffix(".before.pt")
 
 
-def gathered(crew: Crew, own: Tensor) -> list[Tensor]:
+def gather(crew: Crew, own: Tensor) -> list[Tensor]:
     """The tensors of all, in the group's order."""
     found = [torch.empty_like(own) for _ in range(crew.size)]
     crew.require_group().allgather([found], [own]).wait()
@@ -258,7 +258,7 @@ def gathered(crew: Crew, own: Tensor) -> list[Tensor]:
 def take_common(crew: Crew, checkpoint: Path) -> int:
     """Put the last checkpoint that all stages have in place; returns its epochs, 0 for none."""
     files = {epochs_of(path): path for path in (before(checkpoint), checkpoint) if path.exists()}
-    found = gathered(crew, torch.tensor([*sorted(files), 0, 0][:2]))
+    found = gather(crew, torch.tensor([*sorted(files), 0, 0][:2]))
     common = max(set.intersection(*({0, *map(int, one)} for one in found)))
     if common == 0:
         for path in files.values():
@@ -272,7 +272,7 @@ _group: list[object] = []
 
 
 @contextmanager
-def begun(crew: Crew) -> Iterator[None]:
+def default_group(crew: Crew) -> Iterator[None]:
     """Make the crew's group torch's default group, which pipelines ask for their ranks."""
     name = "crew"
     if name not in distributed.Backend.backend_list:

@@ -104,14 +104,14 @@ def _seconds(step: Callable[[], None], clock: Clock) -> float:
     """Median seconds of a step."""
     device = training_device()
 
-    def timed() -> float:
+    def step_s() -> float:
         started_s = clock()
         step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return clock() - started_s
 
-    return statistics.median([timed() for _ in range(WARM_UP + TIMED)][WARM_UP:])
+    return statistics.median([step_s() for _ in range(WARM_UP + TIMED)][WARM_UP:])
 
 
 def line_speed(group: Any, rank: int, clock: Clock = time.perf_counter) -> LineSpeed:
@@ -208,7 +208,7 @@ def facts_of(names: Sequence[str], address: str, said: Mapping[str, str]) -> Fac
                 name=name,
                 address=where,
                 memory_bytes=own.memory_bytes,
-                pictures_per_s={what: _rounded(rate) for what, rate in own.pictures_per_s.items()},
+                pictures_per_s={what: _round(rate) for what, rate in own.pictures_per_s.items()},
             )
         )
     lines = []
@@ -224,14 +224,14 @@ def facts_of(names: Sequence[str], address: str, said: Mapping[str, str]) -> Fac
                 Line(
                     a=a,
                     b=b,
-                    latency_s=_rounded(speed.latency_s),
-                    bytes_per_s=_rounded(speed.out_bytes_s),
-                    back_bytes_per_s=_rounded(speed.in_bytes_s),
+                    latency_s=_round(speed.latency_s),
+                    bytes_per_s=_round(speed.out_bytes_s),
+                    back_bytes_per_s=_round(speed.in_bytes_s),
                 )
             )
     return Facts(trainer=tuple(trainers), line=tuple(lines))
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     """To four digits, as the file is read by people."""
     return float(f"{value:.4g}")

@@ -25,7 +25,7 @@ class Sender(Protocol):
     """A connection that carries rows and files to other trainers."""
 
     @property
-    def sent_bytes(self) -> int:
+    def bytes_sent(self) -> int:
         """Bytes of these."""
 
 
@@ -53,10 +53,10 @@ class WorkAccount:
     def end(self) -> tuple[float, int]:
         """The job has ended; returns its seconds of waiting, and bytes since the last such end."""
         self._job = ""
-        before, self._reported_bytes = self._reported_bytes, self.sent_bytes
+        before, self._reported_bytes = self._reported_bytes, self.bytes_sent
         return self._waited_s, self._reported_bytes - before
 
-    def counted(self, pictures: float) -> None:
+    def count(self, pictures: float) -> None:
         """Add pictures that this trainer has trained or answered."""
         self._pictures += pictures
 
@@ -66,9 +66,9 @@ class WorkAccount:
         self._mean_bytes = mean_bytes
 
     @property
-    def sent_bytes(self) -> int:
+    def bytes_sent(self) -> int:
         """Bytes sent in all jobs."""
-        return self._earlier_bytes + self._mean_bytes() + self._sender.sent_bytes
+        return self._earlier_bytes + self._mean_bytes() + self._sender.bytes_sent
 
     def step(self, share: float, said: str) -> None:
         """The step in hand is done by so much."""
@@ -94,7 +94,7 @@ class WorkAccount:
             pictures_per_s=self._pictures / seconds if self._pictures and seconds else 0.0,
             said=self._said,
             waits=self._waits,
-            sent_bytes=self.sent_bytes,
+            sent_bytes=self.bytes_sent,
         )
 
 
@@ -146,7 +146,7 @@ class Told(Progress):
             done += more
             self._account.step(done / max(total, 1), said or what)
             if said:
-                self._account.counted(more * pictures / total)
+                self._account.count(more * pictures / total)
 
         if self._shown is None:
             yield advance
@@ -205,7 +205,7 @@ def board(
         found = states()
         table = rows({name: found.get(name) for name in names})
         if live is not None:
-            live.update(_drawn(table, live.console.width), refresh=True)
+            live.update(_draw(table, live.console.width), refresh=True)
         elif time.monotonic() - spoken_s >= LINE_EVERY_S:
             said = lines(table)
             for line in said:
@@ -237,7 +237,7 @@ def board(
             live.stop()
 
 
-def _drawn(table: Sequence[tuple[str, ...]], width: int) -> Table:
+def _draw(table: Sequence[tuple[str, ...]], width: int) -> Table:
     """A line for each trainer; what it does now is cut off where `width` is too small."""
     shown = [i for i, column in enumerate(COLUMNS) if width >= NARROW or column not in _WIDE]
     drawn = Table(box=None)

@@ -18,8 +18,8 @@ from partitioner.crew.pipeline import (
     Cut,
     Pipeline,
     StagePictures,
-    begun,
-    gathered,
+    default_group,
+    gather,
     part_of,
     stage_of,
     take_common,
@@ -95,7 +95,7 @@ def train_in_stages(
             if name not in places:
                 raise StageLost(LOST.format(name=name))
         own = index if work.run.teacher.exists() else len(blocks)
-        having[:] = [min(int(one) for one in gathered(crew, torch.tensor([own])))]
+        having[:] = [min(int(one) for one in gather(crew, torch.tensor([own])))]
         if having[0] < len(blocks):
             return
         cut = Cut(
@@ -105,7 +105,7 @@ def train_in_stages(
             in_flight=sync.in_flight[index],
             ranks=tuple(places[name] for name in names),
         )
-        curve = _trained(work, crew, cut, pictures, start, ends[index])
+        curve = _train(work, crew, cut, pictures, start, ends[index])
         if index == 0:
             work.run.keep_curve("teacher", curve)
         else:
@@ -149,7 +149,7 @@ def _pictures(work: TrainingContext, *, is_first: bool, is_last: bool) -> StageP
     )
 
 
-def _trained(
+def _train(
     work: TrainingContext, crew: Crew, cut: Cut, pictures: StagePictures, start: Path, end: Path
 ) -> Curve:
     """Train one stage and write its weights to `end`."""
@@ -163,7 +163,7 @@ def _trained(
         checkpoint=checkpoint,
         sync=pipeline,
     )
-    with begun(crew):
+    with default_group(crew):
         curve = fit(module, stage, pipeline.loss_of, work.progress)
     with replacing(end) as temporary:
         save_file({name: v.contiguous() for name, v in module.state_dict().items()}, temporary)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mdp.errors import AgentError, InputError
 from partitioner.crew.crews import Crews
-from partitioner.crew.exchange.answers import FrozenPass, OutputsRefused, contribute, shared_out
+from partitioner.crew.exchange.answers import FrozenPass, OutputsRefused, contribute, lead_pass
 from partitioner.crew.exchange.control import Desk, Hand, RunRefused
 from partitioner.crew.exchange.files import Files
 from partitioner.crew.exchange.groups import TrainerGroups
@@ -78,7 +78,7 @@ def jobs_of(
     return jobs
 
 
-def finished_jobs(work: TrainingContext, jobs: Sequence[Job]) -> list[str]:
+def find_finished(work: TrainingContext, jobs: Sequence[Job]) -> list[str]:
     """The jobs whose files are there, and those whose files no other job needs any more."""
     found = list[str]()
     for job in reversed(jobs):
@@ -144,7 +144,7 @@ class Worker:
         self._context = JobContext(checkpoint, bundle)
 
     @property
-    def exported(self) -> dict[int, tuple[Path, float]]:
+    def exports(self) -> dict[int, tuple[Path, float]]:
         """Exported sub-models: see `TrainingContext`."""
         return self._context.exported
 
@@ -174,15 +174,15 @@ class Worker:
         """Do a job and hand its outcome in; returns what the desk is told beside it, as JSON."""
         job = start.network
         kind = kind_of(job)
-        needed = kind.inputs(self._work, self._fetched)
-        others = [path for path in needed if self._fetched(path)]
+        needed = kind.inputs(self._work, self._fetch)
+        others = [path for path in needed if self._fetch(path)]
         if others and not self._is_desk and kind.follows_others:
             self._drop_members(needed)
         if kind.ends_stages:
             forget_stages(self._work)
         try:
             if isinstance(kind, FrozenKind):
-                self._shared(kind)
+                self._share(kind)
             elif self._crews.plan.of(job).stage:
                 if not self._in_stages(start):
                     return ""
@@ -250,7 +250,7 @@ class Worker:
                 self._drop(kind_of(f"member-{a.k}"))
                 self._work.run.checkpoint(f"member-{a.k}").unlink(missing_ok=True)
 
-    def _fetched(self, path: Path) -> bool:
+    def _fetch(self, path: Path) -> bool:
         """Fetch a file; whether it is another one now. What the desk has is what others get."""
         if self._is_desk and path.exists():
             return False
@@ -259,11 +259,11 @@ class Worker:
     def _name(self, path: Path) -> str:
         return path.relative_to(self._work.run.path).as_posix()
 
-    def _shared(self, kind: FrozenKind) -> None:
+    def _share(self, kind: FrozenKind) -> None:
         """Compute a share of a job's frozen passes; at the desk, keep all of their outputs too."""
         ends = self._ends
         for of_job, files in kind.passes(self._work):
-            frozen = self._counted(of_job)
+            frozen = self._count(of_job)
             try:
                 if ends.desk is None:
                     contribute(ends.control, frozen)
@@ -272,23 +272,23 @@ class Worker:
                 else:
                     total = len(files) * frozen.pictures
                     with self._work.progress.task(f"{kind.name}, by all", total) as advance:
-                        shared_out(ends.desk, ends.control, frozen, files, advance)
+                        lead_pass(ends.desk, ends.control, frozen, files, advance)
             except (OutputsRefused, AgentError) as error:
                 if self._is_desk or frozen.dtype is np.float16:  # what networks learn from
                     raise
                 self._work.progress.note(str(error))
 
-    def _counted(self, frozen: FrozenPass) -> FrozenPass:
-        def counted(variant: int) -> Outputs:
+    def _count(self, frozen: FrozenPass) -> FrozenPass:
+        def of_variant(variant: int) -> Outputs:
             of = frozen.outputs_of(variant)
 
             def batch(index: Index) -> Sequence[Tensor]:
-                self._crews.account.counted(len(index))
+                self._crews.account.count(len(index))
                 return of(index)
 
             return batch
 
-        return replace(frozen, outputs_of=counted)
+        return replace(frozen, outputs_of=of_variant)
 
 
 def worker_of(

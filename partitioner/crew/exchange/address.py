@@ -16,13 +16,13 @@ EXPOSED = (
 Resolve = Callable[[str], list[str]]
 
 
-def resolved(host: str) -> list[str]:
+def addresses_of(host: str) -> list[str]:
     """The addresses of a name."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-def checked(text: str, resolve: Resolve = resolved) -> tuple[str, int]:
+def parse_address(text: str, resolve: Resolve = addresses_of) -> tuple[str, int]:
     """Address and port of `HOST:PORT`; raises InputError for another form or a public address."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -46,7 +46,7 @@ def text_of(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def exposed(host: str) -> str:
+def exposure(host: str) -> str:
     """The warning to give once of a desk that listens on `host`; empty for loopback."""
     ip = ipaddress.ip_address(host.partition("%")[0])
     return "" if ip.is_loopback else EXPOSED.format(host=host)

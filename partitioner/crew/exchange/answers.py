@@ -107,7 +107,7 @@ class OutputsRefused(MDPError):
     """The desk takes no outputs of this trainer."""
 
 
-def shared_out(
+def lead_pass(
     end: Desk, own: Hand, work: FrozenPass, paths: Mapping[int, Sequence[Path]], advance: Advance
 ) -> Shares:
     """`share_out` at a desk that takes part, in another thread by its trainer's end `own`.
@@ -138,7 +138,7 @@ def share_out(
     try:
         with ExitStack() as stack:
             desk = _Desk(end, work, paths, advance, clock, stack)
-            while not desk.leases.done:
+            while not desk.leases.is_done:
                 look()
                 desk.look(end.read(LOOK_S))
     finally:
@@ -218,7 +218,7 @@ class _Desk:
     def _drop(self, rank: Rank) -> None:
         del self._crew[rank]
         self._free = [one for one in self._free if one != rank]
-        self.leases.gone(rank)
+        self.leases.drop(rank)
 
     def _refuse(self, rank: Rank, reason: str) -> None:
         self.shares.refused[rank] = reason
@@ -267,7 +267,7 @@ class _Desk:
             self._advance(len(chunk), f"{len(done)} trainers")
 
     def _write(self, chunk: Chunk, data: bytes) -> None:
-        files = self._files.get(chunk.variant) or self._opened(chunk.variant)
+        files = self._files.get(chunk.variant) or self._open(chunk.variant)
         at = 0
         for array, row_bytes in zip(files.arrays, self._row_bytes, strict=True):
             part = data[at : (at := at + len(chunk) * row_bytes)]
@@ -278,7 +278,7 @@ class _Desk:
             del self._files[chunk.variant]
             files.stack.close()
 
-    def _opened(self, variant: int) -> _Files:
+    def _open(self, variant: int) -> _Files:
         # An error in the outer stack's block reaches the files, which then vanish.
         stack = self._stack.enter_context(ExitStack())
         arrays: list[Array] = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from partitioner.crew.machine.sizes import INT8_BLOCK, CodecName, encoded_bytes
+from partitioner.crew.machine.sizes import INT8_BLOCK, CodecName, wire_bytes
 
 
 class Codec(ABC):
@@ -25,7 +25,7 @@ class Codec(ABC):
 
     def bytes_of(self, count: int) -> int:
         """Bytes of an encoded vector of `count` numbers."""
-        return encoded_bytes(self.name, count)
+        return wire_bytes(self.name, count)
 
     @abstractmethod
     def encode(self, vector: Tensor) -> Tensor:

@@ -160,7 +160,7 @@ class Desk:
         return dict(self._states)
 
     @property
-    def dropped(self) -> int:
+    def drops(self) -> int:
         """Values of strangers, and messages that were too large, not signed or no messages."""
         return self._strange + self._garbage + self._receiving.left_out
 
@@ -217,7 +217,7 @@ class Desk:
                         self._take(message)
                     if time.monotonic() >= looked_s + PULSE_S:
                         looked_s = time.monotonic()
-                        for rank in self._watch.lost(looked_s):
+                        for rank in self._watch.find_lost(looked_s):
                             self._handle(Gone(rank=rank))
                         self._strange += self._posting.delete_strange()
             except DistError as error:
@@ -245,7 +245,7 @@ class Desk:
             return
         elif isinstance(message, Alive):
             self._states[rank] = message.state
-            self._watch.heard(rank, time.monotonic())
+            self._watch.on_sign(rank, time.monotonic())
         elif isinstance(message, Offer) and message.work in self._over:
             post(self._posting, PassOver(rank=rank, work=message.work))
         elif isinstance(message, PassReport):
@@ -266,10 +266,10 @@ class Desk:
         except Exception as error:  # all wait for this thread
             self._fail(error)
             return
-        self._watch.saw(event, now_s)
+        self._watch.on_event(event, now_s)
         for action in actions:
             post(self._posting, action)
-            self._watch.told(action, now_s)
+            self._watch.on_action(action, now_s)
             if isinstance(action, Refused) and not action.network:
                 self._forget(action.rank)
 
@@ -295,7 +295,7 @@ class Desk:
 
     def _forget(self, rank: Rank) -> None:
         self._states.pop(rank, None)
-        self._watch.saw(Gone(rank=rank), time.monotonic())
+        self._watch.on_event(Gone(rank=rank), time.monotonic())
 
 
 def _decode(data: bytes) -> ToDesk | None:
@@ -380,7 +380,7 @@ class Hand:
         return self._rank
 
     @property
-    def sent_bytes(self) -> int:
+    def bytes_sent(self) -> int:
         """Bytes of rows and files."""
         return self._sent_bytes
 
@@ -421,14 +421,14 @@ class Hand:
 
         Raises DeskLost, and RunRefused where the desk takes this trainer no longer.
         """
-        return self._waited(self._orders, timeout_s)
+        return self._wait_for(self._orders, timeout_s)
 
     def next_file(self, timeout_s: float) -> AnyFileMessage | None:
         """The desk's next word about a file, None when there is none within `timeout_s`.
 
         Raises DeskLost, and RunRefused where the desk takes this trainer no longer.
         """
-        return self._waited(self._parcels, timeout_s)
+        return self._wait_for(self._parcels, timeout_s)
 
     def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
         """The next action, None when there is none within `timeout_s`; raises DeskLost.
@@ -466,7 +466,7 @@ class Hand:
         self._claimed.setdefault(network, []).append(number)
         return number
 
-    def committed(self, network: str, seq: int) -> bool:
+    def has_committed(self, network: str, seq: int) -> bool:
         """Tell whether the mean of a meeting was committed, as polled."""
         return (network, seq) in self._committed
 
@@ -486,7 +486,7 @@ class Hand:
         if time.monotonic() - self._heard_s > DESK_SILENT_S:
             raise desk_lost(*self.address)
 
-    def _waited(self, waiting: "queue.SimpleQueue[R]", timeout_s: float) -> R | None:
+    def _wait_for(self, waiting: "queue.SimpleQueue[R]", timeout_s: float) -> R | None:
         message: R | None = None
         with contextlib.suppress(queue.Empty):
             message = waiting.get(timeout=timeout_s)

@@ -42,7 +42,7 @@ class Files(Protocol):
     """Files of the run by name, which one trainer hands in and others get."""
 
     @property
-    def sent_bytes(self) -> int:
+    def bytes_sent(self) -> int:
         """Bytes that went from here to other trainers through the desk's store."""
 
     def send(self, name: str, path: Path) -> str:
@@ -65,9 +65,9 @@ class TrainerFiles:
         self._hand, self._rank = hand, hand.rank
 
     @property
-    def sent_bytes(self) -> int:
+    def bytes_sent(self) -> int:
         """Bytes of files, and of rows, which have the same connection."""
-        return self._hand.sent_bytes
+        return self._hand.bytes_sent
 
     def send(self, name: str, path: Path) -> str:
         """Hand a file in, unless there is one; returns the SHA-256 of what others get.
@@ -164,7 +164,7 @@ class DeskFiles:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
-    def sent_bytes(self) -> int:
+    def bytes_sent(self) -> int:
         """Bytes of pieces that trainers were sent."""
         return self._sent_bytes
 

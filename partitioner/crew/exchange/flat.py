@@ -41,7 +41,7 @@ class Flat:
 
     def read(self) -> Tensor:
         """A copy, on the processor."""
-        return joined(self._tensors)
+        return join(self._tensors)
 
     def write(self, vector: Tensor) -> None:
         """Replace the network's numbers."""
@@ -61,7 +61,7 @@ def moments_of(optimiser: torch.optim.Optimizer, parameters: Sequence[Tensor]) -
     return found
 
 
-def joined(tensors: Sequence[Tensor]) -> Tensor:
+def join(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors in a row, as one fp32 vector on the processor."""
     if not tensors:
         return torch.zeros(0)

@@ -49,7 +49,7 @@ class Gradients(EveryStep):
         self._thread = ThreadPoolExecutor(1)
 
     @property
-    def sent_bytes(self) -> int:
+    def bytes_sent(self) -> int:
         """Bytes of gradients that this trainer has sent."""
         return sum(bucket.mean.sent_bytes for bucket in list(self._of_bucket.values()))
 
@@ -90,7 +90,7 @@ class Gradients(EveryStep):
         buffer, future = bucket.buffer(), torch.futures.Future[Tensor]()
         of_bucket = self._mean_of(bucket)
 
-        def averaged() -> Tensor:
+        def average() -> Tensor:
             gradient, mean = buffer.cpu(), of_bucket.mean
             if of_bucket.left is not None:
                 gradient = gradient + of_bucket.left
@@ -103,9 +103,9 @@ class Gradients(EveryStep):
             return buffer
 
         if buffer.device.type == "cpu":
-            self._thread.submit(_settle, future, averaged)
+            self._thread.submit(_settle, future, average)
         else:
-            _settle(future, averaged)  # a copy from a device waits for the backward pass anyway
+            _settle(future, average)  # a copy from a device waits for the backward pass anyway
         return future
 
     def _meeting(self) -> Meeting:

@@ -71,7 +71,7 @@ class Meeting:
         return self.members.index(self.rank)
 
     @property
-    def scaled(self) -> list[float]:
+    def shares(self) -> list[float]:
         """The weights with sum 1."""
         total = sum(self.weights)
         return [w / total if total else 1 / len(self.weights) for w in self.weights]
@@ -148,21 +148,21 @@ class Mean:
         shares = self._shares([meeting.members[p] for p in above])
         shards = dict(zip(above, self._cut(shares), strict=True))
         weights = dict.fromkeys(above, 0.0)
-        for leader, weight in zip(leaders, meeting.scaled, strict=True):
+        for leader, weight in zip(leaders, meeting.shares, strict=True):
             weights[leader] += weight
         takes_part = meeting.place in shards
         others = [p for p in above if p != meeting.place] if takes_part else []
         as_sent = vector.clone() if self._feeding and len(site) > 1 else sent
-        parts = {p: self._encoded(vector, shards[p], as_sent) for p in others}
+        parts = {p: self._encode(vector, shards[p], as_sent) for p in others}
         shard = shards.get(meeting.place, ())
         received = self._exchange(meeting, parts, dict.fromkeys(others, _bytes_of(shard)))
         own = vector.new_zeros(0)
         if takes_part:
             if len(site) > 1 and self._feeding and weights[meeting.place]:
                 self._pending[0] = vector - as_sent
-            known = {p: self._decoded([data], [shard]) for p, data in received.items()}
+            known = {p: self._decode([data], [shard]) for p, data in received.items()}
             known[meeting.place] = torch.cat([vector[s.start : s.stop] for s in shard])
-            own = _weighted([(weights[p], known[p]) for p in above])
+            own = _weigh([(weights[p], known[p]) for p in above])
         return Shards(meeting=meeting, by_place=shards, own=own, sent=sent)
 
     def _up(
@@ -176,15 +176,15 @@ class Mean:
         """The mean of the site `site` at its leader; elsewhere, and of one alone, the vector."""
         leader, whole = leaders[meeting.place], self._cut([1.0])[0]
         others = [p for p in site if p != meeting.place]
-        parts = {} if site else {leader: self._encoded(vector, whole, sent)}
+        parts = {} if site else {leader: self._encode(vector, whole, sent)}
         received = self._exchange(meeting, parts, dict.fromkeys(others, _bytes_of(whole)))
         if not others:
             return vector
-        scaled = meeting.scaled
+        scaled = meeting.shares
         total = sum(scaled[p] for p in site)
-        known = {p: self._decoded([data], [whole]) for p, data in received.items()}
+        known = {p: self._decode([data], [whole]) for p, data in received.items()}
         known[meeting.place] = vector
-        mean = _weighted([(scaled[p] / total if total else 1 / len(site), known[p]) for p in site])
+        mean = _weigh([(scaled[p] / total if total else 1 / len(site), known[p]) for p in site])
         return mean + self._errors[0] if self._feeding else mean
 
     def spread(self, shards: Shards) -> Tensor:
@@ -197,7 +197,7 @@ class Mean:
             return shards.own
         takes_part = place in shards.by_place
         others = [p for p in shards.by_place if p != place] if takes_part else []
-        data = self._encoded_mean(shards.own, shards.segments)
+        data = self._encode_mean(shards.own, shards.segments)
         sizes = {p: _bytes_of(shard) for p, shard in shards.by_place.items()}
         wanted = {p: sizes[p] for p in others}
         received = self._exchange(meeting, dict.fromkeys(others, data), wanted) | {place: data}
@@ -208,7 +208,7 @@ class Mean:
         wanted = {} if takes_part else {leaders[place]: sum(sizes.values())}
         for message in self._exchange(meeting, down, wanted).values():
             whole = message
-        return self._decoded(torch.split(whole, [*sizes.values()]), [*shards.by_place.values()])
+        return self._decode(torch.split(whole, [*sizes.values()]), [*shards.by_place.values()])
 
     def check(self, found: Tensor, vector: Tensor, meeting: Meeting) -> None:
         """Raise NotFinite, on every member alike, for a mean that is not finite.
@@ -216,14 +216,14 @@ class Mean:
         vector: the own one.
         """
         if not bool(found.isfinite().all()):
-            raise NotFinite(self._blamed(vector, meeting))
+            raise NotFinite(self._find_culprit(vector, meeting))
 
     def commit(self) -> None:
         """Keep the errors of the last mean for the next one."""
         self._errors = self._pending
 
     def _ring(self, vector: Tensor, meeting: Meeting) -> Tensor:
-        weight, n = meeting.scaled[meeting.place], len(meeting.members)
+        weight, n = meeting.shares[meeting.place], len(meeting.members)
         found = torch.empty_like(vector)
         for s in self._segments:
             kind = torch.float16 if s.codec.lossy else torch.float32
@@ -235,7 +235,7 @@ class Mean:
             self.sent_bytes += 2 * (n - 1) * part.nbytes // n
         return found
 
-    def _encoded(self, vector: Tensor, shard: Shard, as_sent: Tensor) -> Tensor:
+    def _encode(self, vector: Tensor, shard: Shard, as_sent: Tensor) -> Tensor:
         """A shard of a vector as bytes; `as_sent` is given the numbers that others receive."""
         parts = []
         for s in shard:
@@ -244,7 +244,7 @@ class Mean:
                 as_sent[s.start : s.stop] = s.codec.decode(parts[-1], s.stop - s.start)
         return torch.cat(parts) if parts else vector.new_zeros(0, dtype=torch.uint8)
 
-    def _encoded_mean(self, mean: Tensor, shard: Shard) -> Tensor:
+    def _encode_mean(self, mean: Tensor, shard: Shard) -> Tensor:
         """The mean of the own shard, its segments in a row, as bytes; error added and noted."""
         parts, at = [mean.new_zeros(0, dtype=torch.uint8)], 0
         for s in shard:
@@ -258,7 +258,7 @@ class Mean:
                 self._pending[1][s.start : s.stop] = lost
         return torch.cat(parts)
 
-    def _decoded(self, data: Sequence[Tensor], shards: Sequence[Shard]) -> Tensor:
+    def _decode(self, data: Sequence[Tensor], shards: Sequence[Shard]) -> Tensor:
         """Encoded shards as numbers: the whole vector, or of one shard its segments in a row."""
         pieces: list[tuple[int, Tensor]] = []
         for message, shard in zip(data, shards, strict=True):
@@ -317,9 +317,9 @@ class Mean:
                 best[site(member)] = place
         return [best[site(member)] for member in members]
 
-    def _blamed(self, vector: Tensor, meeting: Meeting) -> int | None:
+    def _find_culprit(self, vector: Tensor, meeting: Meeting) -> int | None:
         """The first member whose vector, as sent, is not finite; asked by all after a failure."""
-        odd = meeting.scaled[meeting.place] > 0 and not all(
+        odd = meeting.shares[meeting.place] > 0 and not all(
             bool(s.codec.decode(s.codec.encode(part), part.numel()).isfinite().all())
             for s in self._segments
             for part in [vector[s.start : s.stop]]
@@ -331,7 +331,7 @@ class Mean:
         return next((m for m, f in zip(meeting.members, flags, strict=True) if f.item()), None)
 
 
-def _weighted(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
+def _weigh(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
     """The sum of vectors times weights; what weighs nothing is left out."""
     total = torch.zeros_like(parts[0][1])
     for weight, vector in parts:

@@ -35,12 +35,12 @@ class OuterStep:
             parts = torch.split(own, [s.stop - s.start for s in shard])
             changed = [own.new_zeros(0)]
             for s, mean in zip(shard, parts, strict=True):
-                changed.append(mean if s.start >= learned else self._stepped(mean, s, known))
+                changed.append(mean if s.start >= learned else self._take_step(mean, s, known))
             return torch.cat(changed)
 
         return change
 
-    def _stepped(
+    def _take_step(
         self, mean: Tensor, segment: Segment, known: Mapping[tuple[int, int], Tensor]
     ) -> Tensor:
         key = segment.start, segment.stop

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mdp.errors import MDPError
 from partitioner.crew.exchange.codecs import CODECS
-from partitioner.crew.exchange.flat import CodecOf, Flat, joined, moments_of, write
+from partitioner.crew.exchange.flat import CodecOf, Flat, join, moments_of, write
 from partitioner.crew.exchange.mean import Mean, Means, Meeting, NotFinite, Segment
 from partitioner.crew.exchange.owners import OuterStep
 from partitioner.crew.machine.events import (
@@ -148,7 +148,7 @@ class Rounds:
         return self._trainers
 
     @property
-    def sent_bytes(self) -> int:
+    def bytes_sent(self) -> int:
         """Bytes of means of parameters that this trainer has sent."""
         return self._mean.sent_bytes
 
@@ -227,7 +227,7 @@ class Rounds:
             else:
                 for place in others:
                     received = torch.zeros_like(told)
-                    if self._received(settled, received, place):
+                    if self._receive(settled, received, place):
                         told += received
         claims = max(1.0, float(told[0]))
         return told[1 : 1 + len(sums)] * (self._batches / claims)
@@ -240,7 +240,7 @@ class Rounds:
         first, *others = settled.entered
         message = torch.zeros(1, dtype=torch.float64)
         if settled.meeting.place != first:
-            if not self._received(settled, message, first):
+            if not self._receive(settled, message, first):
                 raise CrewEnded(f"{self._network}: the trainer that validates is lost")
             return float(message[0])
         message[0] = value_of()
@@ -261,7 +261,7 @@ class Rounds:
             settled.meeting.group.send([message], place, 0).wait()
 
     @staticmethod
-    def _received(settled: _Result, message: Tensor, place: int) -> bool:
+    def _receive(settled: _Result, message: Tensor, place: int) -> bool:
         """Fill `message`; False where the sender is lost."""
         try:
             settled.meeting.group.recv([message], place, 0).wait(PATIENCE)
@@ -310,11 +310,11 @@ class Rounds:
         self._result = self._late = None
         vector = self._flat.read()
         if meet.background:
-            mean = self._thread.submit(self._averaged, meet, vector)
+            mean = self._thread.submit(self._average, meet, vector)
             self._late = _Late(meet, vector, mean)
             self._seq, self._pictures = meet.seq, 0
         else:
-            self._answer(meet, lambda: self._averaged(meet, vector))
+            self._answer(meet, lambda: self._average(meet, vector))
 
     def _attend(self, *, waits: bool = False) -> None:
         """Report how a meeting in the background went, once it has ended."""
@@ -338,7 +338,7 @@ class Rounds:
             failed = MeetingFailed(rank=rank, network=self._network, seq=meet.seq, blamed=blamed)
             self._trainer.report(failed)
 
-    def _averaged(self, meet: Meet, vector: Tensor) -> _Result:
+    def _average(self, meet: Meet, vector: Tensor) -> _Result:
         """The mean of a meeting, of the own `vector`; parameters, moments and errors fed back stay.
 
         Where a newcomer is among the members, parameters and moments are averaged in fp32.
@@ -354,15 +354,15 @@ class Rounds:
         group.allgather([told], [mine]).wait()
         entered = [place for place, has in enumerate(told) if has.item()]
         if coded := len(entered) == len(told):
-            vector, left = self._coded(vector, meeting)
+            vector, left = self._encode(vector, meeting)
         else:
             vector, left = self._exactly(vector, meeting), None
         moments = None
         if not coded or (self._every_moments and meet.seq % self._every_moments == 0):
-            moments = self._exactly(joined(self._moments()), meeting)
+            moments = self._exactly(join(self._moments()), meeting)
         return _Result(meet.seq, meeting, entered, vector, left, coded, moments)
 
-    def _coded(self, vector: Tensor, meeting: Meeting) -> tuple[Tensor, Tensor | None]:
+    def _encode(self, vector: Tensor, meeting: Meeting) -> tuple[Tensor, Tensor | None]:
         """The mean by the network's codecs, and what they leave out of the own part of it."""
         sent = vector - self.common if self._differs else vector
         shards = self._mean.collect(sent, meeting)
@@ -373,7 +373,7 @@ class Rounds:
         self._mean.check(mean, sent, meeting)
         if not self._differs:
             return mean, None
-        counts = meeting.scaled[meeting.place] > 0
+        counts = meeting.shares[meeting.place] > 0
         return self.common + mean, sent - shards.sent if counts else None
 
     def _exactly(self, vector: Tensor, meeting: Meeting) -> Tensor:

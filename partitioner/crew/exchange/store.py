@@ -113,7 +113,7 @@ class SignedStore(Store):
 
     def get(self, name: str) -> bytes:
         """Wait for a value; raises Tampered."""
-        return self._verified(name, self._store.get(sign_name(self._key, name)))
+        return self._verify(name, self._store.get(sign_name(self._key, name)))
 
     def check(self, names: list[str]) -> bool:
         """Tell whether all of these have a value."""
@@ -160,7 +160,7 @@ class SignedStore(Store):
                 self.left_out += 1
                 continue
             if number > last + 1:
-                raise self._tampered(f"message {last + 1} of {queue} was taken away")
+                raise self._tampering(f"message {last + 1} of {queue} was taken away")
             if number <= last:
                 self.left_out += 1
                 continue
@@ -182,13 +182,13 @@ class SignedStore(Store):
             self._store.delete_key(text)
         return len(strange)
 
-    def _verified(self, name: str, message: bytes) -> bytes:
+    def _verify(self, name: str, message: bytes) -> bytes:
         try:
             return verify(self._key, name, message)
         except NotAuthentic as error:
-            raise self._tampered(f"{name} is not signed with this crew's key") from error
+            raise self._tampering(f"{name} is not signed with this crew's key") from error
 
-    def _tampered(self, what: str) -> Tampered:
+    def _tampering(self, what: str) -> Tampered:
         return Tampered(
             f"{self.host}:{self.port}: {what}: another program writes to the desk's port; on a "
             "network of your own the same commands go on from the last checkpoint"

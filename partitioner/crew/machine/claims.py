@@ -21,7 +21,7 @@ class Claims:
         #: Of pending batches those that are in a mean under way, while their trainers go on.
         self._meeting: dict[Rank, set[int]] = {}
 
-    def done(self, rank: Rank, claims: Iterable[int]) -> None:
+    def report(self, rank: Rank, claims: Iterable[int]) -> None:
         """A trainer reports batches; raises ValueError for one that is another's or committed.
 
         Numbers from `total` on are those of a counter that has run out, and no batches.
@@ -38,7 +38,7 @@ class Claims:
         """Take in that a trainer's work is being averaged while it goes on."""
         self._meeting[rank] = self._pending.pop(rank, set())
 
-    def met_in_vain(self, rank: Rank) -> None:
+    def fail(self, rank: Rank) -> None:
         """Take in that a trainer has its work, and the mean has failed."""
         self._pending.setdefault(rank, set()).update(self._meeting.pop(rank, set()))
 
@@ -47,7 +47,7 @@ class Claims:
         bucket = self._meeting if rank in self._meeting else self._pending
         self.committed |= bucket.pop(rank, set())
 
-    def lost(self, rank: Rank) -> None:
+    def lose(self, rank: Rank) -> None:
         """Take in that a trainer's work is in no parameters that are left."""
         self._pending.pop(rank, None)
         self._meeting.pop(rank, None)
@@ -58,7 +58,7 @@ class Claims:
         return [] if len(seen) == self.total else sorted(set(range(self.total)) - seen)
 
     @property
-    def seen(self) -> int:
+    def count(self) -> int:
         """Batches that are committed or pending."""
         open_ = (*self._pending.values(), *self._meeting.values())
         return len(self.committed) + sum(map(len, open_))

@@ -40,7 +40,7 @@ class Jobs:
         self._running: dict[str, set[Rank]] = {}
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Tell whether every job has an outcome."""
         return self._finished == set(self._jobs)
 

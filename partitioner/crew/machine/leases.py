@@ -56,7 +56,7 @@ class Leases:
         self.repeated = self.unequal = 0
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Tell whether every chunk has a result."""
         return self._left == 0
 
@@ -105,7 +105,7 @@ class Leases:
         self._left -= len(chunk)
         return True
 
-    def gone(self, rank: int) -> None:
+    def drop(self, rank: int) -> None:
         """Take back what a trainer holds that is gone."""
         self._pace.pop(rank, None)
         self._take_back(rank, math.inf)

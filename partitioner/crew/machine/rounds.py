@@ -26,7 +26,7 @@ def constant_period(pictures: int) -> Period:
     return lambda done: pictures
 
 
-def grown(pictures: int, share: float) -> int:
+def lengthen(pictures: int, share: float) -> int:
     """The pictures of a round at a step size that is this share of the peak."""
     return math.floor(pictures / share**2)
 
@@ -57,6 +57,6 @@ def growing_period(pictures: int, steps: int) -> Period:
             return pictures
         share = learning_rate(last, steps, 1.0)
         # At the very end the step size is 0: a round ends with its epoch anyway.
-        return grown(pictures, max(share, 1e-6))
+        return lengthen(pictures, max(share, 1e-6))
 
     return period

@@ -45,20 +45,20 @@ class CrewRun:
         return self._machine.living
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Tell whether every job has an outcome."""
-        return self._jobs.finished
+        return self._jobs.is_finished
 
     def handle(self, event: AnyEvent) -> list[AnyAction]:
         """Take the log's next event; returns what trainers are told, in order."""
         if isinstance(event, Waited):
-            return self._started(self._jobs.give_up())
+            return self._begin(self._jobs.give_up())
         if isinstance(event, Made):
             if event.rank not in self._machine.living:
                 return []
             if event.said:
                 self.said.setdefault(event.network, event.said)
-            return self._started(self._jobs.handle(event))
+            return self._begin(self._jobs.handle(event))
         before = dict(self._machine.living)
         actions = self._machine.handle(event)
         living = self._machine.living
@@ -69,13 +69,13 @@ class CrewRun:
             starts += self._jobs.handle(Gone(rank=rank))
         for rank in sorted(living.keys() - before.keys()):
             starts += self._jobs.handle(Joined(rank=rank, name=living[rank], digest=""))
-        return actions + self._started(starts)
+        return actions + self._begin(starts)
 
-    def _started(self, starts: list[Start]) -> list[AnyAction]:
+    def _begin(self, starts: list[Start]) -> list[AnyAction]:
         for network in dict.fromkeys(start.network for start in starts if not start.alone):
             begun = {start.rank for start in starts if start.network == network}
             if begun == self._jobs.running(network):
                 self._networks[network] = self._schedule_of(network, begun)
-        if not self.finished:
+        if not self.is_finished:
             return [*starts]
         return [Leave(rank=rank, network="") for rank in self._machine.living]

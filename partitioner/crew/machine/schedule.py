@@ -110,19 +110,19 @@ class RoundSchedule(ABC):
                 return self._advance()
         if self.ended:
             entering = isinstance(event, Waiting) and not event.since
-            return [self._refused(rank)] if entering else []
+            return [self._refusal(rank)] if entering else []
         member = self.members.get(rank)
         match event:
             case Gone() if member:
                 del self.members[rank]
                 if member.holds and rank not in self._meetings:
-                    self._lost(rank)
+                    self._on_loss(rank)
             case Waiting(since=0) if member is None:
                 self.members[rank] = _ScheduledTrainer()
             case Ready() | Waiting() | Finished() if member:
                 if event.since != member.since or member.rests:
                     return []
-                self._reported(member, event)
+                self._on_report(member, event)
             case Done() | MeetingFailed():
                 meeting = self._meetings.get(rank)
                 if meeting is None or meeting.seq != event.seq:
@@ -134,7 +134,7 @@ class RoundSchedule(ABC):
                 return []
         return self._advance()
 
-    def _reported(self, member: _ScheduledTrainer, event: AnyReport) -> None:
+    def _on_report(self, member: _ScheduledTrainer, event: AnyReport) -> None:
         member.pictures = event.pictures
         member.rests = not isinstance(event, Ready)
         member.finished = isinstance(event, Finished)
@@ -156,7 +156,7 @@ class RoundSchedule(ABC):
         resting = [rank for rank in sorted(self.members) if self._is_free(rank)]
         if resting and not awaits:
             if claims := self._without_mean(resting):
-                return actions + self._go_on(claims) + self._trained()
+                return actions + self._go_on(claims) + self._has_ended()
             for weights in self.groups(resting):
                 actions += self._meet(weights)
         return actions
@@ -189,19 +189,19 @@ class RoundSchedule(ABC):
         if living and all(meeting.answers[rank] for rank in living):
             return self._commit(meeting, living)
         for rank in meeting.weights.keys() - living:
-            self._lost(rank)
+            self._on_loss(rank)
         if meeting.background:
-            self._met_in_vain({rank: meeting.weights[rank] for rank in living})
+            self._on_failure({rank: meeting.weights[rank] for rank in living})
         blamed = [rank for rank in living if rank in meeting.blamed]
         for rank in blamed:
             member = self.members[rank]
             # In the background it has gone on with that number.
-            ends = self._diverged(member) or meeting.background
+            ends = self._on_divergence(member) or meeting.background
             member.blamed = member.blamed_before = True
             if ends or not self._givers():
                 return self._fail(f"trainer {rank} sent a number that is not finite")
             member.pictures = member.carried = 0
-            self._lost(rank)
+            self._on_loss(rank)
         lost = len(living) < len(meeting.weights)
         self._failures = 0 if blamed or lost else self._failures + 1
         if self._failures == ATTEMPTS:
@@ -213,9 +213,9 @@ class RoundSchedule(ABC):
 
     def _commit(self, meeting: _Meeting, living: list[Rank]) -> list[AnyAction]:
         self._failures, self._closing, self._started = 0, False, True
-        self._committed(meeting.weights, background=meeting.background)
+        self._on_commit(meeting.weights, background=meeting.background)
         for rank in meeting.weights.keys() - living:
-            self._lost(rank)  # what it has done meanwhile
+            self._on_loss(rank)  # what it has done meanwhile
         for rank in [] if meeting.background else living:
             member = self.members[rank]
             member.holds, member.blamed = True, False
@@ -224,9 +224,9 @@ class RoundSchedule(ABC):
         actions: list[AnyAction] = [
             Commit(rank=rank, network=self.network, seq=seq, epoch=epoch) for rank in living
         ]
-        return actions + self._trained()
+        return actions + self._has_ended()
 
-    def _trained(self) -> list[AnyAction]:
+    def _has_ended(self) -> list[AnyAction]:
         """After the last epoch: who came too late to be told of it is refused."""
         if self.epoch < self.epochs:
             return []
@@ -269,7 +269,7 @@ class RoundSchedule(ABC):
 
     def _end(self, reason: str) -> list[AnyAction]:
         self.ended = reason
-        told: list[AnyAction] = [self._refused(rank) for rank in self.members]
+        told: list[AnyAction] = [self._refusal(rank) for rank in self.members]
         self.members.clear()
         return told
 
@@ -277,7 +277,7 @@ class RoundSchedule(ABC):
         self.failed = f"{self.network}: {reason}"
         return self._end(self.failed)
 
-    def _refused(self, rank: Rank) -> Refused:
+    def _refusal(self, rank: Rank) -> Refused:
         return Refused(rank=rank, network=self.network, reason=self.ended)
 
     def _givers(self) -> list[Rank]:
@@ -311,22 +311,22 @@ class RoundSchedule(ABC):
         return all(self._is_free(rank) for rank in self.members)
 
     @abstractmethod
-    def _diverged(self, member: _ScheduledTrainer) -> bool:
+    def _on_divergence(self, member: _ScheduledTrainer) -> bool:
         """Tell whether one more number that is not finite ends the training."""
 
     @abstractmethod
-    def _lost(self, rank: Rank) -> None:
+    def _on_loss(self, rank: Rank) -> None:
         """Take in that a trainer's work since the last mean is gone."""
 
     @abstractmethod
-    def _committed(self, weights: Mapping[Rank, float], *, background: bool) -> None:
+    def _on_commit(self, weights: Mapping[Rank, float], *, background: bool) -> None:
         """A mean with these weights is the network's state; its members may have gone on."""
 
     def _begin_background(self, weights: Mapping[Rank, float]) -> bool:
         """Let these members go on while they meet, if they may; tells whether they do."""
         return False
 
-    def _met_in_vain(self, weights: Mapping[Rank, float]) -> None:  # noqa: B027
+    def _on_failure(self, weights: Mapping[Rank, float]) -> None:  # noqa: B027
         """A mean in the background has failed, and these members have what they gave to it."""
 
 
@@ -361,9 +361,9 @@ class Everyone(RoundSchedule):
         self._reports = 0
         self.claims = Claims(batches)
 
-    def _reported(self, member: _ScheduledTrainer, event: AnyReport) -> None:
-        super()._reported(member, event)
-        self.claims.done(event.rank, event.claims)
+    def _on_report(self, member: _ScheduledTrainer, event: AnyReport) -> None:
+        super()._on_report(member, event)
+        self.claims.report(event.rank, event.claims)
         if isinstance(event, Ready):
             self._reports += 1
             member.lap, member.reported = self._reports - member.reported, self._reports
@@ -384,7 +384,7 @@ class Everyone(RoundSchedule):
 
     def _round_pictures(self) -> int:
         """Pictures of the round, as far as the training is."""
-        return self._period(self.epoch * self.batches + self.claims.seen)
+        return self._period(self.epoch * self.batches + self.claims.count)
 
     def _pictures(self) -> int:
         return sum(member.pictures + member.carried for member in self.members.values())
@@ -417,18 +417,18 @@ class Everyone(RoundSchedule):
             member.pictures = member.carried = 0
         return True
 
-    def _met_in_vain(self, weights: Mapping[Rank, float]) -> None:
+    def _on_failure(self, weights: Mapping[Rank, float]) -> None:
         for rank, pictures in weights.items():
-            self.claims.met_in_vain(rank)
+            self.claims.fail(rank)
             self.members[rank].carried += int(pictures)
 
-    def _diverged(self, member: _ScheduledTrainer) -> bool:
+    def _on_divergence(self, member: _ScheduledTrainer) -> bool:
         return member.blamed_before
 
-    def _lost(self, rank: Rank) -> None:
-        self.claims.lost(rank)
+    def _on_loss(self, rank: Rank) -> None:
+        self.claims.lose(rank)
 
-    def _committed(self, weights: Mapping[Rank, float], *, background: bool) -> None:
+    def _on_commit(self, weights: Mapping[Rank, float], *, background: bool) -> None:
         for rank in weights:
             self.claims.commit(rank)
             if rank in self.members and not background:
@@ -483,12 +483,12 @@ class Exact(RoundSchedule):
             }
         ]
 
-    def _diverged(self, member: _ScheduledTrainer) -> bool:
+    def _on_divergence(self, member: _ScheduledTrainer) -> bool:
         return True
 
-    def _lost(self, rank: Rank) -> None:
+    def _on_loss(self, rank: Rank) -> None:
         self._reduced = True
 
-    def _committed(self, weights: Mapping[Rank, float], *, background: bool) -> None:
+    def _on_commit(self, weights: Mapping[Rank, float], *, background: bool) -> None:
         # One that was lost in the meeting itself is in its group: the next needs another.
         self._reduced = not all(rank in self.members for rank in weights)

@@ -58,11 +58,11 @@ def spells(
 ) -> Callable[[Rank, float], float]:
     """Each trainer is `factor` times slower in a `share` of the spells, drawn by SHA-256."""
 
-    def slowed(rank: Rank, at_s: float) -> float:
+    def slowness(rank: Rank, at_s: float) -> float:
         drawn = hashlib.sha256(repr((seed, rank, int(at_s // length_s))).encode()).digest()
         return factor if int.from_bytes(drawn[:8]) / 2**64 < share else 1.0
 
-    return slowed
+    return slowness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,12 +290,12 @@ class _Simulation:
             self._log(Done(rank=rank, network=NETWORK, seq=meet.seq))
 
     def _fail(self, rank: Rank, meet: Meet) -> None:
-        def failed() -> None:
+        def fail() -> None:
             if _meets(self._trainers[rank], meet) and not self._trainers[rank].lost:
                 self._leave(rank)
                 self._log(MeetingFailed(rank=rank, network=NETWORK, seq=meet.seq))
 
-        self._at(self._now_s + self._scenario.fails_s, failed)
+        self._at(self._now_s + self._scenario.fails_s, fail)
 
     def _leave(self, rank: Rank) -> None:
         trainer = self._trainers[rank]

@@ -8,7 +8,7 @@ CodecName = Literal["fp32", "fp16", "int8"]
 INT8_BLOCK = 256
 
 
-def encoded_bytes(codec: CodecName, count: int) -> int:
+def wire_bytes(codec: CodecName, count: int) -> int:
     """Bytes of so many encoded numbers."""
     match codec:
         case "fp32":

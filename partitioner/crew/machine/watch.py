@@ -53,16 +53,16 @@ class Watch:
         self._watched: dict[Rank, _Watched] = {}
         self._asked_s: float | None = None
 
-    def heard(self, rank: Rank, now_s: float) -> None:
+    def on_sign(self, rank: Rank, now_s: float) -> None:
         """A sign of life."""
         self._watched.setdefault(rank, _Watched(now_s)).heard_s = now_s
 
-    def saw(self, event: AnyEvent, now_s: float) -> None:
+    def on_event(self, event: AnyEvent, now_s: float) -> None:
         """An event of the log."""
         if isinstance(event, Gone):
             self._watched.pop(event.rank, None)
             return
-        self.heard(event.rank, now_s)
+        self.on_sign(event.rank, now_s)
         watched = self._watched[event.rank]
         if watched.began_s is not None and isinstance(event, TrainerReport):
             watched.step_s = max(watched.step_s, now_s - watched.began_s)
@@ -73,7 +73,7 @@ class Watch:
         if isinstance(event, Ready):
             self._trains(watched, now_s)
 
-    def told(self, action: AnyAction, now_s: float) -> None:
+    def on_action(self, action: AnyAction, now_s: float) -> None:
         """An action that was posted."""
         watched = self._watched.get(action.rank)
         if watched is None:
@@ -88,7 +88,7 @@ class Watch:
         if watched.step_s:
             watched.owes_s = now_s + STEPS * watched.step_s + self.slack_s
 
-    def lost(self, now_s: float) -> list[Rank]:
+    def find_lost(self, now_s: float) -> list[Rank]:
         """The trainers that are lost by now, in order of rank; to be asked every second."""
         slept_s = 0.0 if self._asked_s is None else now_s - self._asked_s
         self._asked_s = now_s

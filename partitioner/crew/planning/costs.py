@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from partitioner.crew.machine.sizes import INT8_BLOCK, CodecName, encoded_bytes
+from partitioner.crew.machine.sizes import INT8_BLOCK, CodecName, wire_bytes
 
 What = Literal["gradients", "parameters"]
 Chain = Literal["strict", "star"]
 
 #: Encoded bytes of each byte of fp32.
 RATIO: Mapping[CodecName, float] = {
-    codec: encoded_bytes(codec, INT8_BLOCK) / (4 * INT8_BLOCK) for codec in get_args(CodecName)
+    codec: wire_bytes(codec, INT8_BLOCK) / (4 * INT8_BLOCK) for codec in get_args(CodecName)
 }
 #: A training step is one forward pass and a backward pass of twice its work.
 FORWARD = 1 / 3

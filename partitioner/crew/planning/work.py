@@ -28,7 +28,7 @@ class NetworkWork:
     blocks: int = 0
 
     @property
-    def seen(self) -> int:
+    def all_pictures(self) -> int:
         """Pictures of all epochs."""
         return self.pictures * self.epochs
 

@@ -92,7 +92,7 @@ def test_what_is_reported_is_answered_and_written(tmp_path: Path) -> None:
         assert isinstance(hand.poll(WAIT_S), Meet)
         hand.report(Done(rank=0, network=NET, seq=1))
         assert hand.poll(WAIT_S) == Commit(rank=0, network=NET, seq=1)
-        assert [hand.committed(NET, seq) for seq in (0, 1, 2)] == [False, True, False]
+        assert [hand.has_committed(NET, seq) for seq in (0, 1, 2)] == [False, True, False]
         assert [hand.claim(cursor(NET, 0)) for _ in range(2)] == [0, 1]
         hand.report(Ready(rank=0, network=NET, pictures=2))
         assert hand.poll() is None
@@ -130,7 +130,7 @@ def test_strangers_and_garbage_are_not_believed(tmp_path: Path) -> None:
         store.push("desk", msgspec.msgpack.encode(Waiting(rank=7, network=NET, pictures=0)))
         assert isinstance(join("nuc").poll(WAIT_S), Accepted)
         assert desk.states.keys() == {0, 1}
-        while desk.dropped < 3:
+        while desk.drops < 3:
             time.sleep(0.001)
 
 
@@ -311,7 +311,7 @@ def test_files_are_whole_and_in_no_memory(tmp_path: Path) -> None:
             assert files.fetch("weights", got)
             assert got.read_bytes() == content
             got.unlink()
-        assert (nuc.sent_bytes, tower.sent_bytes, desk.sent_bytes) == (size, 0, 2 * size)
+        assert (nuc.bytes_sent, tower.bytes_sent, desk.bytes_sent) == (size, 0, 2 * size)
         # An empty one, and one that comes while it is waited for.
         source.write_bytes(b"")
         assert nuc.send("empty", source) == sha256_of(source)

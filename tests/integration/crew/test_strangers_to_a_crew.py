@@ -155,13 +155,13 @@ def test_what_strangers_set_is_deleted(store: SignedStore, desk: Desk) -> None:
     names = [f"{kind}/{i}" for i in range(3) for kind in ("junk", "desk", "name/x", "g")]
     for name in names:
         other.set(name, bytes(7 * 2**20))
-    until(lambda: desk.dropped >= len(names), "a look of the desk", WAIT_S)
+    until(lambda: desk.drops >= len(names), "a look of the desk", WAIT_S)
     assert not set(names) & set(other.list_keys())
     # What the crew has set stays.
     store.set("name/0", b"desk")
-    dropped = desk.dropped
+    dropped = desk.drops
     other.set("more", b"")
-    until(lambda: desk.dropped > dropped, "another look", WAIT_S)
+    until(lambda: desk.drops > dropped, "another look", WAIT_S)
     assert store.get("name/0") == b"desk"
 
 
@@ -203,7 +203,7 @@ def test_a_message_to_the_desk_is_not_made_or_repeated(
     name = sign_name(store._key, "desk")
     for forged in (b"", bytes(16) + bytes(32) + gone, signed):
         other.queue_push(name, forged)
-    until(lambda: desk.dropped > 2, "forged events", WAIT_S)
+    until(lambda: desk.drops > 2, "forged events", WAIT_S)
     assert '"kind":"gone"' not in (tmp_path / "log").read_text()
     assert desk.states.keys() == {hand.rank}
     hand.close()
@@ -219,7 +219,7 @@ def test_who_misses_a_message_at_the_desk_is_silent(store: SignedStore, tmp_path
     own.push("desk", encode(Joined(rank=0, name="nuc", digest="d")))
     machine = MembershipMachine("d", {"member-0": ("nuc",)}, {})
     desk = Desk(store, machine, Watch(20.0), tmp_path / "log")
-    until(lambda: desk.dropped > 0, "an event that misses one", WAIT_S)
+    until(lambda: desk.drops > 0, "an event that misses one", WAIT_S)
     assert not desk.states
     desk.close()
 

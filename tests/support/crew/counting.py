@@ -67,7 +67,7 @@ class Counting:
         store = connect(HOST, port, TOKEN, wait_s=20.0, timeout=timedelta(seconds=GROUP_S))
         self.hand = Hand(store)
         self.hand.join(name, DIGEST)
-        self.groups = TrainerGroups(store, self.hand.rank, HOST, self.hand.committed, GROUP_S)
+        self.groups = TrainerGroups(store, self.hand.rank, HOST, self.hand.has_committed, GROUP_S)
         self.name, self.meetings = name, 0
         self.batches, self.epochs, self.epoch = batches, epochs, 0
         self.counts = torch.zeros(epochs * batches)

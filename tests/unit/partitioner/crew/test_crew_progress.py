@@ -60,13 +60,13 @@ def test_a_row_says_job_share_pace_and_what_it_waits_for() -> None:
 class Connection:
     """Carries rows and files."""
 
-    sent_bytes = 0
+    bytes_sent = 0
 
 
 def test_an_account_counts_a_job_and_its_waits_and_bytes() -> None:
     now_s, connection = 100.0, Connection()
     account, notes = WorkAccount(connection, lambda: now_s), list[str]()
-    connection.sent_bytes += 7
+    connection.bytes_sent += 7
     account.begin("teacher")
     account.follow(lambda: 30)
     told = Told(account, notes.append, Progress(io.StringIO()))
@@ -88,11 +88,11 @@ def test_an_account_counts_a_job_and_its_waits_and_bytes() -> None:
         assert account.state().waits
     # Reports add up to what progress says, bytes between two jobs included.
     assert account.end() == (3.0, 37)
-    connection.sent_bytes += 100
+    connection.bytes_sent += 100
     account.begin("member-0")
     account.follow(lambda: 5)  # the bytes of the one before stay
     assert account.end() == (0.0, 105)
-    assert account.sent_bytes == 142
+    assert account.bytes_sent == 142
     assert account.state().job == ""
     told.note("stopped early")
     assert notes == ["stopped early"]

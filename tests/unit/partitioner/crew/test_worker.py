@@ -116,7 +116,7 @@ def test_deleted_outputs_are_made_again_where_a_job_needs_them(
         monkeypatch.setattr(kind, "outputs", lambda self, work: [tmp_path / self.name])
     for name in files.split():
         (tmp_path / name).touch()
-    assert set(worker_module.finished_jobs(cast(Any, None), jobs)) == set(expected.split())
+    assert set(worker_module.find_finished(cast(Any, None), jobs)) == set(expected.split())
 
 
 def test_a_name_says_the_kind_of_a_job() -> None:
@@ -152,7 +152,7 @@ def sharing(desk: Any, one: FrozenPass, kept: Path) -> list[str]:
     unused = cast(Any, None)
     ends = Ends(unused, unused, desk)
     crews = cast(Any, SimpleNamespace(account=WorkAccount(unused)))
-    Worker(cast(Any, work), ends, crews)._shared(OnePass("evaluation"))
+    Worker(cast(Any, work), ends, crews)._share(OnePass("evaluation"))
     return notes
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mdp.errors import InputError
-from partitioner.crew.exchange.address import checked, exposed, text_of
+from partitioner.crew.exchange.address import exposure, parse_address, text_of
 from partitioner.crew.planning.facts import reason_to_refuse_address
 
 
@@ -25,7 +25,7 @@ def resolve(host: str) -> list[str]:
     ],
 )
 def test_loopback_and_private_addresses(text: str, expected: tuple[str, int]) -> None:
-    assert checked(text, resolve) == expected
+    assert parse_address(text, resolve) == expected
 
 
 @pytest.mark.parametrize(
@@ -35,22 +35,22 @@ def test_loopback_and_private_addresses(text: str, expected: tuple[str, int]) ->
 )  # fmt: skip
 def test_others_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="expected a loopback or private address"):
-        checked(text, resolve)
+        parse_address(text, resolve)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1", ":80", "127.0.0.1:", "127.0.0.1:65536", "h:x"])
 def test_other_forms_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="expected HOST:PORT"):
-        checked(text, resolve)
+        parse_address(text, resolve)
 
 
 def test_what_is_said_of_a_network() -> None:
-    assert exposed("127.0.0.1") == exposed("::1") == ""
-    assert "anyone on the network of 10.0.0.1" in exposed("10.0.0.1")
+    assert exposure("127.0.0.1") == exposure("::1") == ""
+    assert "anyone on the network of 10.0.0.1" in exposure("10.0.0.1")
 
 
 def test_a_name_becomes_the_address_that_facts_take() -> None:
-    address = text_of(*checked("tower.lan:47100", lambda name: ["192.168.1.7"]))
+    address = text_of(*parse_address("tower.lan:47100", lambda name: ["192.168.1.7"]))
     assert address == "192.168.1.7:47100"
     assert not reason_to_refuse_address(address)
     assert text_of("fd00::7", 47100) == "[fd00::7]:47100"

@@ -15,7 +15,7 @@ from torch import Tensor  # noqa: E402
 
 from mdp.errors import InputError, MDPError  # noqa: E402
 from partitioner.crew.exchange import answers  # noqa: E402
-from partitioner.crew.exchange.answers import FrozenPass, Shares, contribute, share_out, shared_out  # noqa: E402
+from partitioner.crew.exchange.answers import FrozenPass, Shares, contribute, lead_pass, share_out  # noqa: E402
 from partitioner.crew.exchange.control import Desk, Hand  # noqa: E402
 from partitioner.crew.machine.events import (  # noqa: E402
     AnyPassOrder,
@@ -265,7 +265,7 @@ def test_the_desk_does_not_wait_for_its_own_part_that_has_failed(tmp_path: Path)
     wire = Wire()
     own = cast(Hand, Broken(wire, 0))
     with pytest.raises(RuntimeError, match="out of memory"):
-        shared_out(desk_of(wire), own, frozen(), paths(tmp_path), lambda more, said: None)
+        lead_pass(desk_of(wire), own, frozen(), paths(tmp_path), lambda more, said: None)
     assert wire.over == ["teacher"]
     assert list(tmp_path.iterdir()) == []
 

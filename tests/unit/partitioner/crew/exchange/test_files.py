@@ -40,7 +40,7 @@ class End:
     """A trainer's end."""
 
     def __init__(self, wire: Wire, rank: int) -> None:
-        self.wire, self.rank, self.sent_bytes = wire, rank, 0
+        self.wire, self.rank, self.bytes_sent = wire, rank, 0
         self.answers = wire.answers.setdefault(rank, deque())
 
     def append(self, message: AnyFileMessage) -> None:

@@ -33,7 +33,7 @@ def test_members_of_a_star_start_side_by_side() -> None:
     first = [Made(rank=rank, network="member-0", said="{}") for rank in range(2)]
     assert started(jobs, first[0]) == [("member-2", 2)]
     assert started(jobs, first[1]) == [("member-1", 1)]
-    assert not jobs.finished
+    assert not jobs.is_finished
     assert (
         started(
             jobs,
@@ -42,7 +42,7 @@ def test_members_of_a_star_start_side_by_side() -> None:
         )
         == []
     )
-    assert jobs.finished
+    assert jobs.is_finished
 
 
 def test_the_job_of_a_lost_trainer_goes_to_one_that_is_free() -> None:
@@ -60,7 +60,7 @@ def test_a_trainer_that_comes_back_joins_its_crew() -> None:
     assert started(jobs, Gone(rank=1), joined(2, "tower")) == [("teacher", 2)]
     assert started(jobs, Gone(rank=0), Gone(rank=2), joined(3, "nuc")) == [("teacher", 3)]
     assert started(jobs, Made(rank=3, network="teacher", said="{}")) == []
-    assert jobs.finished
+    assert jobs.is_finished
 
 
 def test_who_came_too_late_rests_until_the_job_is_done() -> None:
@@ -116,4 +116,4 @@ def test_every_job_ends_whoever_comes_and_goes(seed: int) -> None:
         for one in sorted(there):
             if (work := jobs.working(one)) is not None:
                 jobs.handle(Made(rank=one, network=work, said="{}"))
-    assert jobs.finished
+    assert jobs.is_finished

@@ -34,7 +34,7 @@ def test_a_lease_that_ran_out_is_given_again_and_its_late_result_still_counts() 
     assert leases.take(1, LEASE_S + 1) is None
     assert leases.take(1, LEASE_S + 10) == chunk
     assert leases.finish(0, chunk, 50.0, b"same")
-    assert leases.done
+    assert leases.is_done
     assert not leases.finish(1, chunk, 1.0, b"other")
     assert (leases.repeated, leases.unequal) == (1, 1)
 
@@ -63,7 +63,7 @@ def test_a_result_of_no_chunk_is_refused() -> None:
 
 
 def test_no_pictures_are_done_at_once() -> None:
-    assert Leases([0, 1], 0).done
+    assert Leases([0, 1], 0).is_done
 
 
 @dataclass
@@ -91,12 +91,12 @@ class History:
         events = [(t.free_s, next(order), rank, None) for rank, t in enumerate(self.trainers)]
         queue: list[tuple[float, int, int, tuple[Chunk, float] | None]] = [*events]
         heapq.heapify(queue)
-        while queue and not self.leases.done:
+        while queue and not self.leases.is_done:
             now_s, _, rank, result = heapq.heappop(queue)
             trainer = self.trainers[rank]
             if now_s >= trainer.dies_s:
                 if self.told:
-                    self.leases.gone(rank)
+                    self.leases.drop(rank)
                 continue
             if result is not None:
                 chunk, took_s = result
@@ -138,7 +138,7 @@ def test_generated_histories_count_every_picture_once(
     survivor = Trainer(pace, float("inf"), (-1.0, 0.0))
     history = History(Leases(range(variants), pictures), [survivor, *others], told)
     took_s = history.run()
-    assert history.leases.done
+    assert history.leases.is_done
     seen = sorted(history.counted)
     for variant in range(variants):
         own = [chunk for chunk in seen if chunk.variant == variant]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from partitioner.crew.machine.events import Meet
-from partitioner.crew.machine.rounds import growing_means, growing_period, grown, step_factor
+from partitioner.crew.machine.rounds import growing_means, growing_period, lengthen, step_factor
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.simulate import NETWORK, CrewScenario, Paced, simulate
 from partitioner.run.step_size import learning_rate
@@ -25,10 +25,10 @@ def test_who_is_left_alone_steps_by_its_part_of_a_batch() -> None:
 
 def test_a_round_grows_as_the_step_size_falls() -> None:
     """At a step size of so much of the peak, from 3 steps."""
-    assert [grown(3, share) for share in (1, 0.9, 0.75, 0.5, 0.25)] == [3, 3, 5, 12, 48]
+    assert [lengthen(3, share) for share in (1, 0.9, 0.75, 0.5, 0.25)] == [3, 3, 5, 12, 48]
     period = growing_period(3, 1000)
     assert {period(done) for done in range(101)} == {3}  # the warm-up
-    assert period(501) == grown(3, learning_rate(500, 1000, 1.0)) > 3
+    assert period(501) == lengthen(3, learning_rate(500, 1000, 1.0)) > 3
     assert period(1000) > 1000
 
 

@@ -83,10 +83,10 @@ def test_a_crew_trains_in_rounds_and_then_the_next_network_starts() -> None:
     assert told(run, Made(rank=0, network="member-0", said="{}")) == [
         Start(rank=2, network="member-1", alone=True)
     ]
-    assert not run.finished
+    assert not run.is_finished
     left = told(run, Made(rank=1, network="member-0"), Made(rank=2, network="member-1", said="{}"))
     assert left == [Leave(rank=rank, network="") for rank in range(3)]
-    assert run.finished
+    assert run.is_finished
     assert run.said == {"member-0": "{}", "member-1": "{}"}
 
 

@@ -167,11 +167,11 @@ def test_an_epoch_ends_when_all_that_was_lost_is_done_again() -> None:
 
 def test_a_batch_that_two_report_is_a_contradiction() -> None:
     claims = Claims(3)
-    claims.done(0, [0, 3])
-    claims.done(0, [0])
+    claims.report(0, [0, 3])
+    claims.report(0, [0])
     for _ in range(2):
         with pytest.raises(ValueError, match="trainer 1: batch 0 is done already"):
-            claims.done(1, [0])
+            claims.report(1, [0])
         claims.commit(0)
     assert claims.missing() == [1, 2]
 
