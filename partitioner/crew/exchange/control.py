@@ -473,9 +473,8 @@ class Hand:
     def close(self) -> None:
         """Leave."""
         if self._ended is None:
+            # The desk answers with a refusal, which is the last message.
             self._append(Gone(rank=self._rank))
-            # For the thread that waits there.
-            self._out.put(lambda: self._sending.push(mailbox(self._rank), b""))
         self._out.put(None)
         for thread in self._threads:
             thread.join(_CLOSING_S)
@@ -544,8 +543,8 @@ class Hand:
 
     def _receive(self) -> None:
         with self._ending():
-            while data := self._receiving.pop(mailbox(self._rank)):
-                message = _TO_TRAINER.decode(data)
+            while True:
+                message = _TO_TRAINER.decode(self._receiving.pop(mailbox(self._rank)))
                 if isinstance(message, PassOrder):
                     self._orders.put(message)
                 elif isinstance(message, FileMessage):
