@@ -10,7 +10,7 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -34,7 +34,7 @@ from partitioner.crew.folder import CrewFolder
 from partitioner.crew.history import costs_of, spans_of
 from partitioner.crew.kinds import TrainingKind, kind_of
 from partitioner.crew.machine.events import State, Waited
-from partitioner.crew.machine.jobs import Job, Jobs
+from partitioner.crew.machine.jobs import Jobs
 from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.rounds import growing_period
 from partitioner.crew.machine.run import CrewRun
@@ -63,9 +63,6 @@ WAIT_S = 600.0
 _CHECKPOINT = "teacher-checkpoint"
 #: Seconds for trainers to end what they do and to read that all is done.
 _LEAVE_S = 60.0
-
-#: Returns what the trainers that are there do, by name.
-States = Callable[[], Mapping[str, State]]
 
 
 def data_digest(data: Dataset) -> str:
@@ -137,7 +134,6 @@ def train_together(
         same=twins(work.plan, schedule),
     )
     finished = find_finished(work, jobs)
-    exported: dict[int, tuple[Path, float]] = {}
 
     def schedule_of(network: str, members: set[int]) -> RoundSchedule:
         return _schedule(work, plan, facts, network, members)
@@ -155,33 +151,32 @@ def train_together(
         ),
     )
 
-    def take_part(ends: Ends, store: SignedStore, states: States) -> None:
+    address, digest = facts.trainer[0].address, data_digest(work.data)
+    with _leading(
+        address, folder, begin, digest, Jobs(jobs, finished), schedule_of, work.progress, wait_s
+    ) as led:
         for done in finished:
             for path in kind_of(done).outputs(work):
                 if path.exists():
-                    ends.files.send(path.relative_to(run.path).as_posix(), path)
+                    led.ends.files.send(path.relative_to(run.path).as_posix(), path)
         for name, path in _starting_files(work, checkpoint).items():
-            ends.files.send(name, path)
+            led.ends.files.send(name, path)
         if plan.of("teacher").stage and "teacher" not in finished:
-            hand_out_start(work, plan.of("teacher"), checkpoint, facts.names[0], ends.files)
+            hand_out_start(work, plan.of("teacher"), checkpoint, facts.names[0], led.ends.files)
         with (
-            _groups(ends.control, store, begin) as groups,
-            board(states, facts.names, work.progress) as note,
+            _groups(led.ends.control, led.store, begin) as groups,
+            board(led.states, facts.names, work.progress) as note,
         ):
             worker = worker_of(
-                work, ends, plan, facts, groups, store, checkpoint, note, None, bundle
+                work, led.ends, plan, facts, groups, led.store, checkpoint, note, None, bundle
             )
             worker.run()
-            exported.update(worker.exports)
         for one in jobs:
             kind = kind_of(one.name)
             for path in () if kind.until_used else kind.outputs(work):
                 if not path.exists():  # another trainer made it
-                    ends.files.fetch(path.relative_to(run.path).as_posix(), path)
-
-    call = DeskListening(facts.trainer[0].address, folder, begin, data_digest(work.data), wait_s)
-    said = _lead(call, jobs, finished, schedule_of, take_part, work.progress)
-    for network, outcome in said.items():
+                    led.ends.files.fetch(path.relative_to(run.path).as_posix(), path)
+    for network, outcome in led.run.said.items():
         curve = msgspec.json.decode(outcome, type=JobOutcome).curve
         if curve and network not in run.read_curves():
             run.keep_curve(network, curve)
@@ -190,35 +185,37 @@ def train_together(
         write_bytes(folder.picture, schedule_svg(spans).encode())
     for cost in costs_of(log):
         work.progress.note(cost.words)
-    return dataclasses.replace(work, exported=exported)
+    return dataclasses.replace(work, exported=worker.exports)
 
 
-class DeskListening(NamedTuple):
-    """A desk's address, and the trainers that it listens for."""
+class _Led(NamedTuple):
+    """A run at its desk, which is its first trainer too."""
 
-    address: str
-    folder: CrewFolder
-    begin: Begin
-    digest: str
-    wait_s: float
+    ends: Ends
+    desk: Desk
+    store: SignedStore
+    run: CrewRun
+
+    def states(self) -> dict[str, State]:
+        """Return what the trainers that are there do, by name."""
+        names = dict(self.run.living)
+        return {names[rank]: state for rank, state in self.desk.states.items() if rank in names}
 
 
-def _lead(
-    call: DeskListening,
-    jobs: Sequence[Job],
-    finished: Sequence[str],
+@contextmanager
+def _leading(
+    address: str,
+    folder: CrewFolder,
+    begin: Begin,
+    digest: str,
+    jobs: Jobs,
     schedule_of: Callable[[str, set[int]], RoundSchedule],
-    take_part: Callable[[Ends, SignedStore, States], None],
     progress: Progress,
-) -> dict[str, str]:
-    """Be the desk of `jobs` until all are done; returns what was said of each outcome."""
-    address, folder, begin, digest, wait_s = call
+    wait_s: float,
+) -> Iterator[_Led]:
+    """Be the desk of `jobs` during the block, which does them, and until all others have left."""
     token = folder.token()
-    machine = CrewRun(
-        MembershipMachine(digest, {job.name: job.by for job in jobs}, {}),
-        Jobs(jobs, finished),
-        schedule_of,
-    )
+    run = CrewRun(MembershipMachine(digest, jobs.by, {}), jobs, schedule_of)
     host, port = parse_address(address)
     if said := exposure(host):
         progress.note(said)
@@ -226,25 +223,18 @@ def _lead(
     watch, posting = Watch(begin.meeting_s), store.another()
     with ExitStack() as stack:
         files = stack.enter_context(
-            DeskFiles(folder.files, partial(post, posting), partial(_digest_of, machine))
+            DeskFiles(folder.files, partial(post, posting), partial(_digest_of, run))
         )
-        description = msgspec.json.encode(begin)
-        desk = Desk(store, machine, watch, folder.log, description, files.put)
+        desk = Desk(store, run, watch, folder.log, msgspec.json.encode(begin), files.put)
         stack.callback(desk.close)
-
-        def states() -> dict[str, State]:
-            names = dict(machine.living)
-            return {names[rank]: state for rank, state in desk.states.items() if rank in names}
-
-        control = Hand(store)  # the first, whose rank is 0
-        with closing(control):
+        with closing(Hand(store)) as control:  # the first, whose rank is 0
             control.join(begin.names[0], digest)
             enter(control)
             patience = threading.Timer(wait_s, lambda: control.report(Waited(rank=0)))
             patience.daemon = True
             patience.start()
             try:
-                take_part(Ends(control, files, desk), store, states)
+                yield _Led(Ends(control, files, desk), desk, store, run)
             finally:
                 patience.cancel()
         _let_leave(desk)
@@ -253,7 +243,6 @@ def _lead(
                 f"{desk.drops} values in the desk's store were not of this crew, and were "
                 f"deleted: another program writes to {address}"
             )
-    return machine.said
 
 
 def _starting_files(work: TrainingContext, checkpoint: Path | None) -> dict[str, Path]:
@@ -408,14 +397,14 @@ def probe(
     """
     begin = Begin(version=__version__, names=tuple(names), settings=settings, plan=plan)
 
-    def take_part(ends: Ends, store: SignedStore, states: States) -> None:
-        with _groups(ends.control, store, begin) as groups:
-            measure(ends.control, groups, store, plan, settings)
-
-    call = DeskListening(address, folder, begin, digest, wait_s)
-    said = _lead(
-        call, probe_jobs(names), (), lambda network, _: Exact(network, 1), take_part, progress
-    )
-    facts = facts_of(names, address, said)
+    with (
+        _leading(
+            address, folder, begin, digest, Jobs(probe_jobs(names)),
+            lambda network, _: Exact(network, 1), progress, wait_s,
+        ) as led,
+        _groups(led.ends.control, led.store, begin) as groups,
+    ):  # fmt: skip
+        measure(led.ends.control, groups, led.store, plan, settings)
+    facts = facts_of(names, address, led.run.said)
     write_toml(folder.facts_file, facts)
     return facts

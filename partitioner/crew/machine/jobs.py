@@ -40,6 +40,11 @@ class Jobs:
         self._running: dict[str, set[Rank]] = {}
 
     @property
+    def by(self) -> dict[str, tuple[str, ...]]:
+        """Names of the planned trainers of each job."""
+        return {job.name: job.by for job in self._jobs.values()}
+
+    @property
     def is_finished(self) -> bool:
         """Tell whether every job has an outcome."""
         return self._finished == set(self._jobs)
