@@ -29,6 +29,7 @@ from partitioner.crew.machine.events import (
     Compute,
     Decline,
     Offer,
+    PassOrder,
     Rank,
     Rows,
 )
@@ -332,9 +333,9 @@ def contribute(end: Hand, work: FrozenPass, *, clock: Callable[[], float] = time
 def _next_order(end: Hand, work: str) -> AnyPassOrder:
     """The desk's answer to a question."""
     while True:
-        order = end.next_order(LOOK_S)
+        order = end.reply(LOOK_S)
         # Others are left from an earlier pass.
-        if order is not None and order.work == work:
+        if isinstance(order, PassOrder) and order.work == work:
             return order
 
 

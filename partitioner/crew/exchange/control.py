@@ -166,9 +166,7 @@ class Desk:
 
     def read(self, timeout_s: float) -> AnyPassReport | None:
         """The next word of a trainer in a pass, None when there is none within `timeout_s`."""
-        with contextlib.suppress(queue.Empty):
-            return self._reports.get(timeout=timeout_s)
-        return None
+        return _next(self._reports, timeout_s)
 
     def post(self, order: AnyPassOrder) -> None:
         """Put an order into its trainer's mailbox; raises DeskLost."""
@@ -210,7 +208,7 @@ class Desk:
         with self._file:
             try:
                 while not self._ending.is_set():
-                    message = self._next(looked_s + PULSE_S - time.monotonic())
+                    message = _next(self._inbox, looked_s + PULSE_S - time.monotonic())
                     if isinstance(message, DistError):
                         raise message
                     if message is not None:
@@ -225,11 +223,6 @@ class Desk:
                     if not self._ending.is_set():
                         self._posting = self._posting.another()
                         self._fail(error)
-
-    def _next(self, timeout_s: float) -> ToDesk | DistError | None:
-        with contextlib.suppress(queue.Empty):
-            return self._inbox.get(timeout=max(0.0, timeout_s))
-        return None
 
     def _take(self, message: ToDesk) -> None:
         rank = message.rank
@@ -298,6 +291,13 @@ class Desk:
         self._watch.on_event(Gone(rank=rank), time.monotonic())
 
 
+def _next(waiting: "queue.SimpleQueue[R]", timeout_s: float) -> R | None:
+    """The next of a queue, None when there is none within `timeout_s`."""
+    with contextlib.suppress(queue.Empty):
+        return waiting.get(timeout=max(0.0, timeout_s))
+    return None
+
+
 def _decode(data: bytes) -> ToDesk | None:
     """A message to the desk; None for what is none, and for one that is too large."""
     try:
@@ -342,8 +342,7 @@ class Hand:
         """Connect as `store` does; raises DeskLost."""
         self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._in: queue.SimpleQueue[AnyAction | None] = queue.SimpleQueue()
-        self._orders: queue.SimpleQueue[AnyPassOrder | None] = queue.SimpleQueue()
-        self._parcels: queue.SimpleQueue[AnyFileMessage | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[AnyPassOrder | AnyFileMessage | None] = queue.SimpleQueue()
         self._sending, self._receiving = store.another(), store.another()
         self._bulk = store.another()
         self.address = store.host, store.port
@@ -416,30 +415,24 @@ class Hand:
             self._bulk.push(_DESK, msgspec.msgpack.encode(message))
         self._sent_bytes += len(message.data)
 
-    def next_order(self, timeout_s: float) -> AnyPassOrder | None:
-        """The desk's next word in a pass, None when there is none within `timeout_s`.
+    def reply(self, timeout_s: float) -> AnyPassOrder | AnyFileMessage | None:
+        """The desk's next word in a pass or about a file, None when there is none in time.
 
         Raises DeskLost, and RunRefused where the desk takes this trainer no longer.
         """
-        return self._wait_for(self._orders, timeout_s)
-
-    def next_file(self, timeout_s: float) -> AnyFileMessage | None:
-        """The desk's next word about a file, None when there is none within `timeout_s`.
-
-        Raises DeskLost, and RunRefused where the desk takes this trainer no longer.
-        """
-        return self._wait_for(self._parcels, timeout_s)
+        reply = _next(self._replies, timeout_s)
+        if reply is None:
+            if self._refused is not None:
+                raise RunRefused(self._refused.reason)
+            self._check()
+        return reply
 
     def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
         """The next action, None when there is none within `timeout_s`; raises DeskLost.
 
         A refusal that concerns all is the last action: every later poll returns it again.
         """
-        waits = timeout_s and self._refused is None
-        try:
-            action = self._in.get(timeout=timeout_s) if waits else self._in.get_nowait()
-        except queue.Empty:
-            action = None
+        action = _next(self._in, timeout_s if self._refused is None else 0.0)
         if action is None and self._refused is not None:
             return self._refused
         if action is None:
@@ -485,16 +478,6 @@ class Hand:
         if time.monotonic() - self._heard_s > DESK_SILENT_S:
             raise desk_lost(*self.address)
 
-    def _wait_for(self, waiting: "queue.SimpleQueue[R]", timeout_s: float) -> R | None:
-        message: R | None = None
-        with contextlib.suppress(queue.Empty):
-            message = waiting.get(timeout=timeout_s)
-        if message is None:
-            if self._refused is not None:
-                raise RunRefused(self._refused.reason)
-            self._check()
-        return message
-
     def _append(self, message: ToDesk) -> None:
         data = msgspec.msgpack.encode(message)
         self._out.put(lambda: self._sending.push(_DESK, data))
@@ -520,13 +503,11 @@ class Hand:
                     self._sending.check(["ranks"])
                     self._heard_s = pulse_s = time.monotonic()
                     continue
-                try:
+                with contextlib.suppress(queue.Empty):
                     act = self._out.get(timeout=left_s)
-                except queue.Empty:
-                    continue
-                if act is None:
-                    return
-                act()
+                    if act is None:
+                        return
+                    act()
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
@@ -538,17 +519,15 @@ class Hand:
             self._wake()
 
     def _wake(self) -> None:
-        for waiting in (self._in, self._orders, self._parcels):
-            waiting.put(None)
+        self._in.put(None)
+        self._replies.put(None)
 
     def _receive(self) -> None:
         with self._ending():
             while True:
                 message = _TO_TRAINER.decode(self._receiving.pop(mailbox(self._rank)))
-                if isinstance(message, PassOrder):
-                    self._orders.put(message)
-                elif isinstance(message, FileMessage):
-                    self._parcels.put(message)
+                if isinstance(message, PassOrder | FileMessage):
+                    self._replies.put(message)
                 elif isinstance(message, Refused) and not message.network:
                     self._refused = message
                     self._wake()

@@ -25,6 +25,7 @@ from partitioner.crew.exchange.control import Hand
 from partitioner.crew.machine.events import (
     AnyFileMessage,
     FileHead,
+    FileMessage,
     FileQuery,
     NoFile,
     Piece,
@@ -112,9 +113,9 @@ class TrainerFiles:
 
     def _next(self, name: str) -> AnyFileMessage:
         while True:
-            message = self._hand.next_file(LOOK_S)
-            # Others are answers to what was given up.
-            if message is not None and message.name == name:
+            message = self._hand.reply(LOOK_S)
+            # Others are of passes that are over.
+            if isinstance(message, FileMessage) and message.name == name:
                 return message
 
 

@@ -91,8 +91,8 @@ def test_a_killed_trainer_loses_nothing(crew: Crew, tmp_path: Path) -> None:
 def test_a_desk_that_died_is_named() -> None:
     store = serve_store("127.0.0.1", 0, TOKEN)
     port, hand = store.port, Hand(store)
-    assert hand.next_order(0.0) is None
+    assert hand.reply(0.0) is None
     del store
     with pytest.raises(DeskLost, match=f"127.0.0.1:{port}: the desk is lost"):
-        hand.next_order(60.0)
+        hand.reply(60.0)
     hand.close()

@@ -74,7 +74,7 @@ class End:
 
     send = append
 
-    def next_order(self, timeout_s: float) -> AnyPassOrder | None:
+    def reply(self, timeout_s: float) -> AnyPassOrder | None:
         return taken(self.mailbox, timeout_s)
 
 

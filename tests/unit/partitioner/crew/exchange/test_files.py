@@ -48,7 +48,7 @@ class End:
 
     send = append
 
-    def next_file(self, timeout_s: float) -> AnyFileMessage | None:
+    def reply(self, timeout_s: float) -> AnyFileMessage | None:
         return self.answers.popleft() if self.answers else None
 
 
