@@ -39,7 +39,7 @@ def frozen(pace: float) -> Any:
     import torch
     from torch import Tensor
 
-    from partitioner.crew.exchange.answers import FrozenPass
+    from partitioner.crew.jobs.answers import FrozenPass
 
     def outputs_of(variant: int) -> Callable[[Any], Sequence[Tensor]]:
         classes = torch.arange(CLASSES)
@@ -64,9 +64,9 @@ def train(rank: int, pace: float, port: int) -> None:
     """One trainer."""
     import torch
 
-    from partitioner.crew.exchange.answers import contribute
-    from partitioner.crew.exchange.control import Hand
-    from partitioner.crew.exchange.store import connect
+    from partitioner.crew.bus.control import Hand
+    from partitioner.crew.bus.store import connect
+    from partitioner.crew.jobs.answers import contribute
 
     torch.set_num_threads(1)
     hand = Hand(connect(DESK, port, ""))
@@ -79,9 +79,9 @@ def keep(folder: Path, port: int) -> None:
     """The desk: prints when pictures are done, then who did how many in how many seconds."""
     import torch
 
-    from partitioner.crew.exchange.answers import share_out
-    from partitioner.crew.exchange.control import Desk
-    from partitioner.crew.exchange.store import serve_store
+    from partitioner.crew.bus.control import Desk
+    from partitioner.crew.bus.store import serve_store
+    from partitioner.crew.jobs.answers import share_out
     from partitioner.crew.machine.membership import MembershipMachine
     from partitioner.crew.machine.watch import Watch
     from partitioner.data.memmaps import load

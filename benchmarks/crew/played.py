@@ -18,13 +18,13 @@ import msgspec
 import torch
 from torch import Tensor, distributed, nn
 
-from partitioner.crew.exchange.control import Desk, Hand
-from partitioner.crew.exchange.flat import Flat
-from partitioner.crew.exchange.gradients import Gradients
-from partitioner.crew.exchange.groups import TrainerGroups
-from partitioner.crew.exchange.mean import Mean, Means, Meeting, Route, ShardSizes
-from partitioner.crew.exchange.parameters import Rounds
-from partitioner.crew.exchange.store import connect, serve_store
+from partitioner.crew.averaging.flat import Flat
+from partitioner.crew.averaging.gradients import Gradients
+from partitioner.crew.averaging.groups import TrainerGroups
+from partitioner.crew.averaging.mean import Mean, Means, Meeting, Route, ShardSizes
+from partitioner.crew.averaging.parameters import Rounds
+from partitioner.crew.bus.control import Desk, Hand
+from partitioner.crew.bus.store import connect, serve_store
 from partitioner.crew.machine.events import Accepted
 from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.rounds import growing_period
@@ -32,7 +32,7 @@ from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.sizes import CodecName
 from partitioner.crew.machine.watch import Watch
 from partitioner.crew.planning.facts import tournament
-from partitioner.crew.probe import line_speed
+from partitioner.crew.worker.probe import line_speed
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule
 from partitioner.training.distributed import Crew

@@ -60,9 +60,9 @@ def probe(
         prepare(config.options.threads)
         from partitioner.build.inputs import TrainingInputs
         from partitioner.build.settings import run_settings
+        from partitioner.crew.bus.address import parse_address, text_of
         from partitioner.crew.desk import data_digest
         from partitioner.crew.desk import probe as measure
-        from partitioner.crew.exchange.address import parse_address, text_of
         from partitioner.crew.folder import CrewFolder
 
         names, folder = [name, *trainers], CrewFolder(crew)

@@ -24,15 +24,16 @@ from mdp import __version__
 from mdp.errors import InputError
 from mdp.files import write_bytes, write_toml
 from mdp.formats.plan import Plan
+from partitioner.crew.averaging.groups import TrainerGroups, timeout_s
 from partitioner.crew.begin import Begin, Ending, begin_of
-from partitioner.crew.exchange.address import exposure, own_address, parse_address
-from partitioner.crew.exchange.control import Desk, Hand, log_lines, post
-from partitioner.crew.exchange.files import DeskFiles, Files, TrainerFiles
-from partitioner.crew.exchange.groups import TrainerGroups, timeout_s
-from partitioner.crew.exchange.store import SignedStore, connect, serve_store
+from partitioner.crew.bus.address import exposure, own_address, parse_address
+from partitioner.crew.bus.control import Desk, Hand, log_lines, post
+from partitioner.crew.bus.files import DeskFiles, Files, TrainerFiles
+from partitioner.crew.bus.store import SignedStore, connect, serve_store
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.history import costs_of, spans_of
-from partitioner.crew.kinds import TrainingKind, kind_of
+from partitioner.crew.jobs.kinds import TrainingKind, kind_of
+from partitioner.crew.jobs.staged import hand_out_start
 from partitioner.crew.machine.events import State, Waited
 from partitioner.crew.machine.jobs import Jobs
 from partitioner.crew.machine.membership import MembershipMachine
@@ -43,10 +44,16 @@ from partitioner.crew.machine.watch import Watch
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.picture import schedule_svg
 from partitioner.crew.planning.syncplan import SyncPlan, is_exact
-from partitioner.crew.probe import facts_of, measure, probe_jobs
-from partitioner.crew.progress import board
-from partitioner.crew.staged import hand_out_start
-from partitioner.crew.worker import Ends, JobOutcome, enter, find_finished, jobs_of, worker_of
+from partitioner.crew.worker.probe import facts_of, measure, probe_jobs
+from partitioner.crew.worker.progress import board
+from partitioner.crew.worker.worker import (
+    Ends,
+    JobOutcome,
+    enter,
+    find_finished,
+    jobs_of,
+    worker_of,
+)
 from partitioner.crew.workload import longest_s, workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from partitioner.run.folder import RunFolder

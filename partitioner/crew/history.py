@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from partitioner.crew.exchange.control import LogLine, log_lines
+from partitioner.crew.bus.control import LogLine, log_lines
 from partitioner.crew.machine.events import Gone, Joined, Leave, Made, Rank, Refused, Start
 from partitioner.crew.planning.costs import Span
 

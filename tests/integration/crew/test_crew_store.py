@@ -18,13 +18,13 @@ from mdp.formats.bundle import sha256_of
 from mdp.testing.machine_faults import fill, mounting_works, small_disk
 from partitioner.build.inputs import TrainingInputs
 from partitioner.build.settings import run_settings
+from partitioner.crew.averaging.groups import KEPT_MEETINGS, GroupBroken, TrainerGroups, timeout_s
 from partitioner.crew.begin import Begin
+from partitioner.crew.bus import control
+from partitioner.crew.bus.control import MAX_BYTES, Desk, Hand, post, replay
+from partitioner.crew.bus.files import PIECE_BYTES, DeskFiles, TrainerFiles
+from partitioner.crew.bus.store import DeskLost, SignedStore, connect, serve_store
 from partitioner.crew.desk import join
-from partitioner.crew.exchange import control
-from partitioner.crew.exchange.control import MAX_BYTES, Desk, Hand, post, replay
-from partitioner.crew.exchange.files import PIECE_BYTES, DeskFiles, TrainerFiles
-from partitioner.crew.exchange.groups import KEPT_MEETINGS, GroupBroken, TrainerGroups, timeout_s
-from partitioner.crew.exchange.store import DeskLost, SignedStore, connect, serve_store
 from partitioner.crew.machine.events import (
     Accepted,
     AnyAction,
@@ -270,7 +270,7 @@ def test_addresses_that_are_taken_or_where_nobody_listens() -> None:
 
 
 def test_a_torch_that_cannot_list_what_strangers_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partitioner.crew.exchange.store.TCPStore", object)
+    monkeypatch.setattr("partitioner.crew.bus.store.TCPStore", object)
     with pytest.raises(InputError, match=r"torch: a crew's desk needs 2\.10 or newer, this is 2\."):
         serve_store(HOST, 0, TOKEN)
 

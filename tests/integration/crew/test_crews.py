@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from partitioner.crew.exchange.control import replay  # noqa: E402
+from partitioner.crew.bus.control import replay  # noqa: E402
 from partitioner.crew.machine.schedule import Everyone  # noqa: E402
 from partitioner.crew.machine.sizes import CodecName  # noqa: E402
 from partitioner.crew.planning.costs import RATIO  # noqa: E402

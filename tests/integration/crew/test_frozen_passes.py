@@ -11,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mdp.testing.processes import until  # noqa: E402
-from partitioner.crew.exchange.answers import Shares, share_out  # noqa: E402
-from partitioner.crew.exchange.control import Desk, Hand  # noqa: E402
-from partitioner.crew.exchange.store import DeskLost, serve_store  # noqa: E402
+from partitioner.crew.bus.control import Desk, Hand  # noqa: E402
+from partitioner.crew.bus.store import DeskLost, serve_store  # noqa: E402
+from partitioner.crew.jobs.answers import Shares, share_out  # noqa: E402
 from partitioner.crew.machine.membership import MembershipMachine  # noqa: E402
 from partitioner.crew.machine.watch import Watch  # noqa: E402
 from partitioner.training.cached_outputs import keep_outputs  # noqa: E402

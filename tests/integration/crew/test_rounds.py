@@ -14,9 +14,9 @@ from msgspec.structs import replace  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch._C._distributed_c10d import HashStore  # noqa: E402
 
-from partitioner.crew.exchange.mean import Means  # noqa: E402
-from partitioner.crew.exchange.owners import OuterStep  # noqa: E402
-from partitioner.crew.exchange.parameters import CrewEnded, Rounds  # noqa: E402
+from partitioner.crew.averaging.mean import Means  # noqa: E402
+from partitioner.crew.averaging.owners import OuterStep  # noqa: E402
+from partitioner.crew.averaging.parameters import CrewEnded, Rounds  # noqa: E402
 from partitioner.crew.machine.events import (  # noqa: E402
     AnyAction,
     AnyEvent,

@@ -22,11 +22,11 @@ from torch.distributed import DistError  # noqa: E402
 
 from mdp.files import write_new  # noqa: E402
 from mdp.testing.processes import until  # noqa: E402
-from partitioner.crew.exchange.authentication import session_key, sign_name  # noqa: E402
-from partitioner.crew.exchange.control import Desk, Hand, mailbox, post  # noqa: E402
-from partitioner.crew.exchange.files import TrainerFiles  # noqa: E402
-from partitioner.crew.exchange.groups import TrainerGroups  # noqa: E402
-from partitioner.crew.exchange.store import DeskLost, SignedStore, Tampered, serve_store  # noqa: E402
+from partitioner.crew.averaging.groups import TrainerGroups  # noqa: E402
+from partitioner.crew.bus.authentication import session_key, sign_name  # noqa: E402
+from partitioner.crew.bus.control import Desk, Hand, mailbox, post  # noqa: E402
+from partitioner.crew.bus.files import TrainerFiles  # noqa: E402
+from partitioner.crew.bus.store import DeskLost, SignedStore, Tampered, serve_store  # noqa: E402
 from partitioner.crew.machine.events import (  # noqa: E402
     Accepted,
     FileHead,

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from mdp import console
-from partitioner.crew.exchange.control import Desk, Hand
-from partitioner.crew.exchange.groups import TrainerGroups
-from partitioner.crew.exchange.store import connect, serve_store
+from partitioner.crew.averaging.groups import TrainerGroups
+from partitioner.crew.bus.control import Desk, Hand
+from partitioner.crew.bus.store import connect, serve_store
 from partitioner.crew.machine.events import (
     Close,
     Commit,

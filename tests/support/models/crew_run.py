@@ -15,8 +15,8 @@ from mdp.testing.processes import until
 from partitioner.build.inputs import TrainingInputs
 from partitioner.build.train import train_plan
 from partitioner.crew.desk import join
-from partitioner.crew.exchange.answers import FrozenPass
 from partitioner.crew.folder import token_of
+from partitioner.crew.jobs.answers import FrozenPass
 from partitioner.crew.machine.leases import Chunk
 from partitioner.data.memmaps import Array
 from partitioner.run.folder import RunFolder

@@ -18,21 +18,28 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo
 
-from partitioner.crew.exchange.control import Desk, Hand
-from partitioner.crew.exchange.flat import CodecOf
-from partitioner.crew.exchange.gradients import Gradients
-from partitioner.crew.exchange.groups import TrainerGroups
-from partitioner.crew.exchange.mean import Means
-from partitioner.crew.exchange.owners import OuterStep
-from partitioner.crew.exchange.parameters import Rounds
-from partitioner.crew.exchange.store import connect, serve_store
+from partitioner.crew.averaging.flat import CodecOf
+from partitioner.crew.averaging.gradients import Gradients
+from partitioner.crew.averaging.groups import TrainerGroups
+from partitioner.crew.averaging.mean import Means
+from partitioner.crew.averaging.owners import OuterStep
+from partitioner.crew.averaging.parameters import Rounds
+from partitioner.crew.bus.control import Desk, Hand
+from partitioner.crew.bus.store import connect, serve_store
+from partitioner.crew.jobs.pipeline import (
+    Cut,
+    Pipeline,
+    StagePictures,
+    default_group,
+    part_of,
+    stage_of,
+)
 from partitioner.crew.machine.events import Accepted, Gone, Refused
 from partitioner.crew.machine.membership import MembershipMachine
 from partitioner.crew.machine.rounds import growing_period
 from partitioner.crew.machine.schedule import Everyone
 from partitioner.crew.machine.sizes import CodecName
 from partitioner.crew.machine.watch import Watch
-from partitioner.crew.pipeline import Cut, Pipeline, StagePictures, default_group, part_of, stage_of
 from partitioner.data.variants import Labels
 from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec
 from partitioner.run.progress import Progress

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from partitioner.crew.exchange.answers import FrozenPass, contribute
-from partitioner.crew.exchange.control import Hand
-from partitioner.crew.exchange.store import connect
+from partitioner.crew.bus.control import Hand
+from partitioner.crew.bus.store import connect
+from partitioner.crew.jobs.answers import FrozenPass, contribute
 from partitioner.data.memmaps import Index
 
 PICTURES, CLASSES, VARIANTS, TOKEN = 6_000, 20, (0, 1), "token"
