@@ -81,9 +81,9 @@ def keep(folder: Path, port: int) -> None:
 
     from partitioner.crew.bus.control import Desk
     from partitioner.crew.bus.store import serve_store
+    from partitioner.crew.coordinator.membership import MembershipMachine
+    from partitioner.crew.coordinator.watch import Watch
     from partitioner.crew.jobs.answers import share_out
-    from partitioner.crew.machine.membership import MembershipMachine
-    from partitioner.crew.machine.watch import Watch
     from partitioner.data.memmaps import load
 
     torch.set_num_threads(1)

@@ -25,12 +25,12 @@ from partitioner.crew.averaging.mean import Mean, Means, Meeting, Route, ShardSi
 from partitioner.crew.averaging.parameters import Rounds
 from partitioner.crew.bus.control import Desk, Hand
 from partitioner.crew.bus.store import connect, serve_store
-from partitioner.crew.machine.events import Accepted
-from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.rounds import growing_period
-from partitioner.crew.machine.schedule import Everyone
-from partitioner.crew.machine.sizes import CodecName
-from partitioner.crew.machine.watch import Watch
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.rounds import growing_period
+from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.sizes import CodecName
+from partitioner.crew.coordinator.watch import Watch
+from partitioner.crew.messages import Accepted
 from partitioner.crew.planning.facts import tournament
 from partitioner.crew.worker.probe import line_speed
 from partitioner.run.progress import Progress

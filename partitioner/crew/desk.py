@@ -30,17 +30,17 @@ from partitioner.crew.bus.address import exposure, own_address, parse_address
 from partitioner.crew.bus.control import Desk, Hand, log_lines, post
 from partitioner.crew.bus.files import DeskFiles, Files, TrainerFiles
 from partitioner.crew.bus.store import SignedStore, connect, serve_store
+from partitioner.crew.coordinator.jobs import Jobs
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.rounds import growing_period
+from partitioner.crew.coordinator.run import CrewRun
+from partitioner.crew.coordinator.schedule import Everyone, Exact, RoundSchedule
+from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.history import costs_of, spans_of
 from partitioner.crew.jobs.kinds import TrainingKind, kind_of
 from partitioner.crew.jobs.staged import hand_out_start
-from partitioner.crew.machine.events import State, Waited
-from partitioner.crew.machine.jobs import Jobs
-from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.rounds import growing_period
-from partitioner.crew.machine.run import CrewRun
-from partitioner.crew.machine.schedule import Everyone, Exact, RoundSchedule
-from partitioner.crew.machine.watch import Watch
+from partitioner.crew.messages import State, Waited
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.picture import schedule_svg
 from partitioner.crew.planning.syncplan import SyncPlan, is_exact

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from partitioner.crew.bus.control import LogLine, log_lines
-from partitioner.crew.machine.events import Gone, Joined, Leave, Made, Rank, Refused, Start
+from partitioner.crew.messages import Gone, Joined, Leave, Made, Rank, Refused, Start
 from partitioner.crew.planning.costs import Span
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from partitioner.crew.machine.sizes import INT8_BLOCK, CodecName, wire_bytes
+from partitioner.crew.coordinator.sizes import INT8_BLOCK, CodecName, wire_bytes
 
 
 class Codec(ABC):

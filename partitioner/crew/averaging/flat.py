@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from partitioner.crew.averaging.codecs import CODECS, Codec
 from partitioner.crew.averaging.mean import Segment
-from partitioner.crew.machine.sizes import CodecName
+from partitioner.crew.coordinator.sizes import CodecName
 
 CodecOf = Callable[[str], CodecName]
 

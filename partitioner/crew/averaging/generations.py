@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from mdp.files import write_bytes
 from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.averaging.parameters import CrewEnded
-from partitioner.crew.machine.events import (
+from partitioner.crew.messages import (
     AnyAction,
     Commit,
     Done,

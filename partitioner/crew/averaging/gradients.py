@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import GradBucket, HashStore, ProcessGroup
 from partitioner.crew.averaging.codecs import CODECS
 from partitioner.crew.averaging.flat import CodecOf
 from partitioner.crew.averaging.mean import Mean, Means, Meeting, Segment
-from partitioner.crew.machine.shares import by_pace
+from partitioner.crew.coordinator.shares import by_pace
 from partitioner.training.distributed import Crew
 from partitioner.training.synchroniser import EveryStep, Index, Share
 

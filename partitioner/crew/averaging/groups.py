@@ -7,7 +7,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from partitioner.crew.bus.store import SignedStore
-from partitioner.crew.machine.events import Rank
+from partitioner.crew.messages import Rank
 
 #: A group's collectives end by then where a member is lost, and by so many times the seconds that
 #: its members are predicted to wait for each other.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mdp.errors import MDPError
 from partitioner.crew.averaging.codecs import Codec
-from partitioner.crew.machine.shares import by_pace, link_shares
+from partitioner.crew.coordinator.shares import by_pace, link_shares
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

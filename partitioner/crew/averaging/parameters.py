@@ -2,7 +2,7 @@
 
 Local SGD (Stich, 2019) with rounds that end by the pictures of all together, so that nobody waits
 for a number of steps of the slowest. When a round ends is the schedule's to say
-(`partitioner.crew.machine`); here a trainer reports, meets and takes over what is committed.
+(`partitioner.crew.coordinator`); here a trainer reports, meets and takes over what is committed.
 """
 
 import hashlib
@@ -20,7 +20,8 @@ from partitioner.crew.averaging.codecs import CODECS
 from partitioner.crew.averaging.flat import CodecOf, Flat, join, moments_of, write
 from partitioner.crew.averaging.mean import Mean, Means, Meeting, NotFinite, Segment
 from partitioner.crew.averaging.owners import OuterStep
-from partitioner.crew.machine.events import (
+from partitioner.crew.coordinator.rounds import step_factor
+from partitioner.crew.messages import (
     AnyAction,
     Close,
     Commit,
@@ -35,7 +36,6 @@ from partitioner.crew.machine.events import (
     Waiting,
     cursor,
 )
-from partitioner.crew.machine.rounds import step_factor
 from partitioner.training.distributed import PATIENCE, Crew
 from partitioner.training.synchroniser import Index, Share, step_clipped
 

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 
 from mdp.errors import InputError
-from partitioner.crew.machine.addresses import is_private
+from partitioner.crew.coordinator.addresses import is_private
 
 EXPOSED = (
     "training is plain text: anyone on the network of {host} can read and stop it, and change "

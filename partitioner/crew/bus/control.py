@@ -27,7 +27,8 @@ from partitioner.crew.bus.store import (
     desk_lost,
     reaching,
 )
-from partitioner.crew.machine.events import (
+from partitioner.crew.coordinator.watch import Watch
+from partitioner.crew.messages import (
     Alive,
     AnyAction,
     AnyEvent,
@@ -57,7 +58,6 @@ from partitioner.crew.machine.events import (
     ToTrainer,
     TrainerReport,
 )
-from partitioner.crew.machine.watch import Watch
 
 #: Of one message that has no piece of a file or of rows in it: a meeting of the largest crews and
 #: an epoch's lost batches stay far below.

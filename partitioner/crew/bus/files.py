@@ -22,7 +22,7 @@ from mdp.errors import InputError, TransferError
 from mdp.files import replacing
 from mdp.formats.bundle import sha256_of
 from partitioner.crew.bus.control import Hand
-from partitioner.crew.machine.events import (
+from partitioner.crew.messages import (
     AnyFileMessage,
     FileHead,
     FileMessage,

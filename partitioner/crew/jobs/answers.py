@@ -21,11 +21,13 @@ from torch import Tensor
 
 from mdp.errors import InputError, MDPError
 from partitioner.crew.bus.control import Desk, Hand
-from partitioner.crew.machine.events import (
+from partitioner.crew.coordinator.leases import Leases
+from partitioner.crew.messages import (
     AnyPassOrder,
     AnyPassReport,
     Ask,
     Broken,
+    Chunk,
     Compute,
     Decline,
     Offer,
@@ -33,7 +35,6 @@ from partitioner.crew.machine.events import (
     Rank,
     Rows,
 )
-from partitioner.crew.machine.leases import Chunk, Leases
 from partitioner.data.memmaps import Array, Index, new_array
 from partitioner.run.progress import Advance
 from partitioner.run.settings import Autocast

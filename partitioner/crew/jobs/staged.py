@@ -23,7 +23,7 @@ from partitioner.crew.jobs.pipeline import (
     stage_of,
     take_common,
 )
-from partitioner.crew.machine.events import TrainerControl
+from partitioner.crew.messages import TrainerControl
 from partitioner.crew.planning.syncplan import NetworkSync
 from partitioner.data.memmaps import load_weights
 from partitioner.run.curves import Curve

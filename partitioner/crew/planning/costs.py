@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from partitioner.crew.machine.sizes import INT8_BLOCK, CodecName, wire_bytes
+from partitioner.crew.coordinator.sizes import INT8_BLOCK, CodecName, wire_bytes
 
 What = Literal["gradients", "parameters"]
 Chain = Literal["strict", "star"]

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from mdp.files import NAME, NAME_FORM, Record, pattern, read_toml
-from partitioner.crew.machine.addresses import is_private
+from partitioner.crew.coordinator.addresses import is_private
 
 Name = Annotated[str, pattern(NAME, NAME_FORM)]
 Positive = Annotated[float, Meta(gt=0, lt=1e15)]

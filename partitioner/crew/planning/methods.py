@@ -13,8 +13,8 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from partitioner.crew.machine.rounds import growing_means
-from partitioner.crew.machine.sizes import CodecName
+from partitioner.crew.coordinator.rounds import growing_means
+from partitioner.crew.coordinator.sizes import CodecName
 from partitioner.crew.planning.costs import RATIO, What, answers_per_s, step_s
 from partitioner.crew.planning.facts import Facts, Trainer
 from partitioner.crew.planning.flows import Links, Route

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from mdp.errors import ConfigError
 from mdp.files import Record, pattern, read_toml, toml_bytes, write_bytes
-from partitioner.crew.machine.sizes import CodecName
+from partitioner.crew.coordinator.sizes import CodecName
 from partitioner.crew.planning.costs import Chain, What
 from partitioner.crew.planning.facts import Facts, Name
 from partitioner.crew.planning.flows import Route, ShardSizes

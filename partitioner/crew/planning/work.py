@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from partitioner.crew.machine.sizes import CodecName
+from partitioner.crew.coordinator.sizes import CodecName
 from partitioner.crew.planning.costs import FORWARD, What, memory_bytes
 from partitioner.crew.planning.facts import ANSWERS, Trainer
 

@@ -8,7 +8,7 @@ from partitioner.crew.averaging.mean import Means
 from partitioner.crew.averaging.owners import OuterStep
 from partitioner.crew.averaging.parameters import Rounds
 from partitioner.crew.bus.store import SignedStore
-from partitioner.crew.machine.events import TrainerControl
+from partitioner.crew.messages import TrainerControl
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.flows import Links
 from partitioner.crew.planning.syncplan import BUCKET_BYTES, OuterOwner, SyncPlan

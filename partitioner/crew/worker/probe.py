@@ -21,8 +21,8 @@ from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.bus.address import own_address
 from partitioner.crew.bus.control import Hand
 from partitioner.crew.bus.store import SignedStore
-from partitioner.crew.machine.events import Made
-from partitioner.crew.machine.jobs import Job
+from partitioner.crew.coordinator.jobs import Job
+from partitioner.crew.messages import Made
 from partitioner.crew.planning.facts import ANSWERS, Facts, Line, Trainer, tournament
 from partitioner.crew.worker.worker import next_job
 from partitioner.networks.members import build_member

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from partitioner.crew.machine.events import AnyAction, AnyEvent, Rank, State, TrainerControl
+from partitioner.crew.messages import AnyAction, AnyEvent, Rank, State, TrainerControl
 from partitioner.run.progress import LINE_EVERY_S, Advance, Progress
 
 #: Seconds between two looks at what trainers tell.

@@ -16,12 +16,12 @@ from partitioner.crew.averaging.parameters import CrewEnded
 from partitioner.crew.bus.control import Desk, Hand, RunRefused
 from partitioner.crew.bus.files import Files
 from partitioner.crew.bus.store import DeskLost, SignedStore
+from partitioner.crew.coordinator.jobs import Job
 from partitioner.crew.jobs.answers import FrozenPass, OutputsRefused, contribute, lead_pass
 from partitioner.crew.jobs.kinds import FrozenKind, JobContext, JobKind, NetworkKind, kind_of
 from partitioner.crew.jobs.passes import ANSWERS, EVALUATION, MODELS, OUTPUTS, Outputs
 from partitioner.crew.jobs.staged import LOST, StageLost, forget_stages, train_in_stages
-from partitioner.crew.machine.events import Accepted, Leave, Made, Refused, Start, TrainerControl
-from partitioner.crew.machine.jobs import Job
+from partitioner.crew.messages import Accepted, Leave, Made, Refused, Start, TrainerControl
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import SyncPlan
 from partitioner.crew.worker.crews import Crews

@@ -24,8 +24,11 @@ from partitioner.crew.bus import control
 from partitioner.crew.bus.control import MAX_BYTES, Desk, Hand, post, replay
 from partitioner.crew.bus.files import PIECE_BYTES, DeskFiles, TrainerFiles
 from partitioner.crew.bus.store import DeskLost, SignedStore, connect, serve_store
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.desk import join
-from partitioner.crew.machine.events import (
+from partitioner.crew.messages import (
     Accepted,
     AnyAction,
     AnyEvent,
@@ -38,9 +41,6 @@ from partitioner.crew.machine.events import (
     Waiting,
     cursor,
 )
-from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.schedule import Everyone
-from partitioner.crew.machine.watch import Watch
 from partitioner.data.datasets import DIGITS, open_dataset
 from tests.support.models.runs import QUIET, config_of, tiny_plan
 

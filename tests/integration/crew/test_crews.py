@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from partitioner.crew.bus.control import replay  # noqa: E402
-from partitioner.crew.machine.schedule import Everyone  # noqa: E402
-from partitioner.crew.machine.sizes import CodecName  # noqa: E402
+from partitioner.crew.coordinator.schedule import Everyone  # noqa: E402
+from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
 from partitioner.crew.planning.costs import RATIO  # noqa: E402
 from partitioner.training.synchroniser import EveryStep  # noqa: E402
 from tests.support.models.crews import (  # noqa: E402

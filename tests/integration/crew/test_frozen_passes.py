@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 from mdp.testing.processes import until  # noqa: E402
 from partitioner.crew.bus.control import Desk, Hand  # noqa: E402
 from partitioner.crew.bus.store import DeskLost, serve_store  # noqa: E402
+from partitioner.crew.coordinator.membership import MembershipMachine  # noqa: E402
+from partitioner.crew.coordinator.watch import Watch  # noqa: E402
 from partitioner.crew.jobs.answers import Shares, share_out  # noqa: E402
-from partitioner.crew.machine.membership import MembershipMachine  # noqa: E402
-from partitioner.crew.machine.watch import Watch  # noqa: E402
 from partitioner.training.cached_outputs import keep_outputs  # noqa: E402
 from tests.support.models.forked import Forked  # noqa: E402
 from tests.support.models.frozen import PICTURES, TOKEN, VARIANTS, frozen, main  # noqa: E402

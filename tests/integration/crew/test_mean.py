@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup  # noqa: E402
 
 from partitioner.crew.averaging.codecs import CODECS  # noqa: E402
 from partitioner.crew.averaging.mean import Mean, Means, Meeting, NotFinite, Segment  # noqa: E402
-from partitioner.crew.machine.sizes import CodecName  # noqa: E402
+from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
 from partitioner.crew.planning.costs import RATIO  # noqa: E402
 from tests.support.gloo import PlainGroups, in_threads, vector  # noqa: E402
 

@@ -27,7 +27,9 @@ from partitioner.crew.bus.authentication import session_key, sign_name  # noqa: 
 from partitioner.crew.bus.control import Desk, Hand, mailbox, post  # noqa: E402
 from partitioner.crew.bus.files import TrainerFiles  # noqa: E402
 from partitioner.crew.bus.store import DeskLost, SignedStore, Tampered, serve_store  # noqa: E402
-from partitioner.crew.machine.events import (  # noqa: E402
+from partitioner.crew.coordinator.membership import MembershipMachine  # noqa: E402
+from partitioner.crew.coordinator.watch import Watch  # noqa: E402
+from partitioner.crew.messages import (  # noqa: E402
     Accepted,
     FileHead,
     Gone,
@@ -37,8 +39,6 @@ from partitioner.crew.machine.events import (  # noqa: E402
     ToDesk,
     ToTrainer,
 )
-from partitioner.crew.machine.membership import MembershipMachine  # noqa: E402
-from partitioner.crew.machine.watch import Watch  # noqa: E402
 from partitioner.crew.planning.syncplan import NetworkSync  # noqa: E402
 from tests.integration.crew.test_training_together import PATIENCE_S, Crew  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402

@@ -27,7 +27,10 @@ from mdp import console
 from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.bus.control import Desk, Hand
 from partitioner.crew.bus.store import connect, serve_store
-from partitioner.crew.machine.events import (
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.watch import Watch
+from partitioner.crew.messages import (
     Close,
     Commit,
     Done,
@@ -41,9 +44,6 @@ from partitioner.crew.machine.events import (
     Waiting,
     cursor,
 )
-from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.schedule import Everyone
-from partitioner.crew.machine.watch import Watch
 
 NAMES = ("desk", "fails", "t1", "t2", "t3", "late")
 #: The meeting in which the trainer `fails` kills itself.

@@ -17,7 +17,7 @@ from partitioner.build.train import train_plan
 from partitioner.crew.desk import join
 from partitioner.crew.folder import token_of
 from partitioner.crew.jobs.answers import FrozenPass
-from partitioner.crew.machine.leases import Chunk
+from partitioner.crew.messages import Chunk
 from partitioner.data.memmaps import Array
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress

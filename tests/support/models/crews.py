@@ -26,6 +26,11 @@ from partitioner.crew.averaging.owners import OuterStep
 from partitioner.crew.averaging.parameters import Rounds
 from partitioner.crew.bus.control import Desk, Hand
 from partitioner.crew.bus.store import connect, serve_store
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.rounds import growing_period
+from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.sizes import CodecName
+from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.jobs.pipeline import (
     Cut,
     Pipeline,
@@ -34,12 +39,7 @@ from partitioner.crew.jobs.pipeline import (
     part_of,
     stage_of,
 )
-from partitioner.crew.machine.events import Accepted, Gone, Refused
-from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.rounds import growing_period
-from partitioner.crew.machine.schedule import Everyone
-from partitioner.crew.machine.sizes import CodecName
-from partitioner.crew.machine.watch import Watch
+from partitioner.crew.messages import Accepted, Gone, Refused
 from partitioner.data.variants import Labels
 from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec
 from partitioner.run.progress import Progress

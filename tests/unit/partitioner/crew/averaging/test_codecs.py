@@ -9,7 +9,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from partitioner.crew.averaging.codecs import CODECS, Int8  # noqa: E402
-from partitioner.crew.machine.sizes import CodecName  # noqa: E402
+from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

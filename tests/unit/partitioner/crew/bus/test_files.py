@@ -15,7 +15,7 @@ from mdp.formats.bundle import sha256_of
 from partitioner.crew.bus import files as files_module
 from partitioner.crew.bus.control import Hand
 from partitioner.crew.bus.files import DeskFiles, TrainerFiles
-from partitioner.crew.machine.events import AnyFileMessage, FileHead, NoFile, Piece, PieceQuery
+from partitioner.crew.messages import AnyFileMessage, FileHead, NoFile, Piece, PieceQuery
 
 pytestmark = pytest.mark.torch
 

@@ -15,12 +15,14 @@ from torch import Tensor  # noqa: E402
 
 from mdp.errors import InputError, MDPError  # noqa: E402
 from partitioner.crew.bus.control import Desk, Hand  # noqa: E402
+from partitioner.crew.coordinator.leases import FIRST, LEASE_S  # noqa: E402
 from partitioner.crew.jobs import answers  # noqa: E402
 from partitioner.crew.jobs.answers import FrozenPass, Shares, contribute, lead_pass, share_out  # noqa: E402
-from partitioner.crew.machine.events import (  # noqa: E402
+from partitioner.crew.messages import (  # noqa: E402
     AnyPassOrder,
     AnyPassReport,
     Ask,
+    Chunk,
     Compute,
     Decline,
     Offer,
@@ -28,7 +30,6 @@ from partitioner.crew.machine.events import (  # noqa: E402
     Rows,
     State,
 )
-from partitioner.crew.machine.leases import FIRST, LEASE_S, Chunk  # noqa: E402
 from partitioner.data.memmaps import Index, load  # noqa: E402
 from partitioner.training.cached_outputs import BATCH, keep_outputs  # noqa: E402
 

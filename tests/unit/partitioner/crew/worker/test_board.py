@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from partitioner.crew.machine.events import State
+from partitioner.crew.messages import State
 from partitioner.crew.worker import progress as shown
 from partitioner.run.progress import Progress
 

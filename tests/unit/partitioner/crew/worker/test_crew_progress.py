@@ -10,16 +10,7 @@ pytest.importorskip("torch")
 
 from partitioner.crew.bus.control import LogLine
 from partitioner.crew.history import TrainerCost, costs_of, spans_of
-from partitioner.crew.machine.events import (
-    Accepted,
-    AnyAction,
-    Gone,
-    Joined,
-    Leave,
-    Made,
-    Start,
-    State,
-)
+from partitioner.crew.messages import Accepted, AnyAction, Gone, Joined, Leave, Made, Start, State
 from partitioner.crew.planning.costs import Span
 from partitioner.crew.worker.progress import Told, WorkAccount, lines, rows
 from partitioner.run.progress import Progress

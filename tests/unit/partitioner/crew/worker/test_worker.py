@@ -23,7 +23,7 @@ from partitioner.crew.jobs.kinds import (
     TeacherKind,
     kind_of,
 )
-from partitioner.crew.machine.events import Accepted, AnyAction, Refused
+from partitioner.crew.messages import Accepted, AnyAction, Refused
 from partitioner.crew.planning.costs import Chain
 from partitioner.crew.planning.syncplan import Answers, NetworkSync, SyncPlan
 from partitioner.crew.worker import worker as worker_module

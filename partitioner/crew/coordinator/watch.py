@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from partitioner.crew.machine.events import (
+from partitioner.crew.messages import (
     AnyAction,
     AnyEvent,
     Commit,

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from partitioner.crew.machine.claims import Claims
-from partitioner.crew.machine.events import (
+from partitioner.crew.coordinator.claims import Claims
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.schedule import ATTEMPTS, Everyone, Exact, RoundSchedule
+from partitioner.crew.messages import (
     Accepted,
     AnyAction,
     AnyEvent,
@@ -22,8 +24,6 @@ from partitioner.crew.machine.events import (
     Refused,
     Waiting,
 )
-from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.schedule import ATTEMPTS, Everyone, Exact, RoundSchedule
 
 NET = "member-0"
 

@@ -8,7 +8,7 @@ trainer, whether it had reported it or not, and is given out again.
 
 from collections.abc import Iterable
 
-from partitioner.crew.machine.events import Rank
+from partitioner.crew.messages import Rank
 
 
 class Claims:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from partitioner.crew.machine.events import Gone, Joined, Made, Rank, Start
+from partitioner.crew.messages import Gone, Joined, Made, Rank, Start
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from partitioner.crew.machine.claims import Claims
-from partitioner.crew.machine.events import (
+from partitioner.crew.coordinator.claims import Claims
+from partitioner.crew.coordinator.rounds import Period, constant_period
+from partitioner.crew.messages import (
     AnyAction,
     AnyEvent,
     AnyReport,
@@ -29,7 +30,6 @@ from partitioner.crew.machine.events import (
     Refused,
     Waiting,
 )
-from partitioner.crew.machine.rounds import Period, constant_period
 
 #: Meetings in a row that fail without a trainer lost or blamed: some cannot reach each other.
 ATTEMPTS = 5

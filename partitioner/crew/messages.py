@@ -14,15 +14,25 @@ batch by `Finished`; either way it then rests until it is told `Meet`, `Commit` 
 ignores `Close`.
 """
 
-from typing import Annotated, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 
-from partitioner.crew.machine.leases import Chunk
 from partitioner.run.settings import Autocast
 
 Rank = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Chunk(NamedTuple):
+    """Pictures `start` to `stop` of one variant."""
+
+    variant: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
 
 
 class Message(

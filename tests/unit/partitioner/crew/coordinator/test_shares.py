@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from partitioner.crew.machine.shares import by_pace, link_shares
+from partitioner.crew.coordinator.shares import by_pace, link_shares
 
 
 def seconds(bandwidths: list[float], shares: list[float]) -> float:

@@ -1,6 +1,10 @@
 """One machine for a whole run: jobs, membership, and rounds of the networks that crews share."""
 
-from partitioner.crew.machine.events import (
+from partitioner.crew.coordinator.jobs import Job, Jobs
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.run import CrewRun
+from partitioner.crew.coordinator.schedule import ATTEMPTS, Everyone
+from partitioner.crew.messages import (
     Accepted,
     AnyAction,
     AnyEvent,
@@ -19,10 +23,6 @@ from partitioner.crew.machine.events import (
     Start,
     Waiting,
 )
-from partitioner.crew.machine.jobs import Job, Jobs
-from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.run import CrewRun
-from partitioner.crew.machine.schedule import ATTEMPTS, Everyone
 
 JOBS = [
     Job(name="member-0", by=("desk", "tower")),

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from partitioner.crew.machine.events import (
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.schedule import Everyone, Exact
+from partitioner.crew.messages import (
     Accepted,
     AnyAction,
     AnyEvent,
@@ -28,8 +30,6 @@ from partitioner.crew.machine.events import (
     Refused,
     Waiting,
 )
-from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.schedule import Everyone, Exact
 
 #: `make invariants` plays the nightly number.
 HISTORIES = 100_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 500

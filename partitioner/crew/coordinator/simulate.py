@@ -13,7 +13,9 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Literal
 
-from partitioner.crew.machine.events import (
+from partitioner.crew.coordinator.schedule import Everyone, RoundSchedule
+from partitioner.crew.coordinator.watch import SILENT_S
+from partitioner.crew.messages import (
     AnyAction,
     AnyEvent,
     Close,
@@ -30,8 +32,6 @@ from partitioner.crew.machine.events import (
     TrainerReport,
     Waiting,
 )
-from partitioner.crew.machine.schedule import Everyone, RoundSchedule
-from partitioner.crew.machine.watch import SILENT_S
 
 Kind = Literal["step", "wait", "mean"]
 #: The name of the network that is trained.

@@ -10,7 +10,8 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from partitioner.crew.messages import Chunk
 
 #: Pictures of a chunk, at most, and of the first one of a trainer, which shows its pace. Chunks
 #: start at multiples of FIRST: batches of this size are those that a single process makes.
@@ -19,17 +20,6 @@ CHUNK, FIRST = 1024, 256
 LEASE_FACTOR, LEASE_S = 3.0, 30.0
 #: Weight of the newest chunk in the estimate of a trainer's pace.
 _NEWEST = 0.5
-
-
-class Chunk(NamedTuple):
-    """Pictures `start` to `stop` of one variant."""
-
-    variant: int
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
 
 
 @dataclass(slots=True)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partitioner.crew.machine.leases import CHUNK, FIRST, LEASE_S, Chunk, Leases
+from partitioner.crew.coordinator.leases import CHUNK, FIRST, LEASE_S, Leases
+from partitioner.crew.messages import Chunk
 
 
 def test_the_first_chunk_is_small_and_shows_the_pace() -> None:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from partitioner.crew.machine.events import Commit, Gone, Ready
-from partitioner.crew.machine.schedule import Everyone
-from partitioner.crew.machine.simulate import (
+from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.simulate import (
     NETWORK,
     CrewScenario,
     CrewTrace,
@@ -12,6 +11,7 @@ from partitioner.crew.machine.simulate import (
     simulate,
     spells,
 )
+from partitioner.crew.messages import Commit, Gone, Ready
 
 
 def crew(*paces: float) -> tuple[Paced, ...]:

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from partitioner.crew.machine.events import Gone, Joined, Made
-from partitioner.crew.machine.jobs import Job, Jobs
+from partitioner.crew.coordinator.jobs import Job, Jobs
+from partitioner.crew.messages import Gone, Joined, Made
 
 STAR = [
     Job(name="answers", by=("desk", "tower", "nuc")),

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
-from partitioner.crew.machine.events import (
+from partitioner.crew.coordinator.jobs import Jobs
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.schedule import RoundSchedule
+from partitioner.crew.messages import (
     AnyAction,
     AnyEvent,
     Gone,
@@ -14,9 +17,6 @@ from partitioner.crew.machine.events import (
     Start,
     Waited,
 )
-from partitioner.crew.machine.jobs import Jobs
-from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.schedule import RoundSchedule
 
 
 class CrewRun:

@@ -1,7 +1,7 @@
 """Trainers that are taken for lost, with times handed in."""
 
-from partitioner.crew.machine.events import Commit, Finished, Gone, Joined, Meet, Ready, Waiting
-from partitioner.crew.machine.watch import Watch
+from partitioner.crew.coordinator.watch import Watch
+from partitioner.crew.messages import Commit, Finished, Gone, Joined, Meet, Ready, Waiting
 
 NET = "member-0"
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from partitioner.crew.machine.events import Meet
-from partitioner.crew.machine.rounds import growing_means, growing_period, lengthen, step_factor
-from partitioner.crew.machine.schedule import Everyone
-from partitioner.crew.machine.simulate import NETWORK, CrewScenario, Paced, simulate
+from partitioner.crew.coordinator.rounds import growing_means, growing_period, lengthen, step_factor
+from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.simulate import NETWORK, CrewScenario, Paced, simulate
+from partitioner.crew.messages import Meet
 from partitioner.run.step_size import learning_rate
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from partitioner.crew.machine.events import (
+from partitioner.crew.messages import (
     Accepted,
     AnyAction,
     AnyEvent,
