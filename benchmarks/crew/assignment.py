@@ -152,7 +152,7 @@ def seconds_of_members(seed: int) -> tuple[list[str], list[str], Seconds]:
     @cache
     def seconds(name: str, crew: tuple[str, ...]) -> float:
         method = methods.best(networks[name], crew)
-        return networks[name].seen / method.pictures_per_s if method else float("inf")
+        return networks[name].all_pictures / method.pictures_per_s if method else float("inf")
 
     return members, by_site, seconds
 

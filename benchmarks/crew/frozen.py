@@ -31,7 +31,7 @@ RESULT = RESULTS / "frozen.json"
 BPS = 20_000_000
 PACES = (400, 200, 100)
 PICTURES, CLASSES, VARIANTS = 20_000, 1_000, (0, 1)
-DESK, LOG = "198.18.0.100", "frozen"
+DESK = "198.18.0.100"
 
 
 def frozen(pace: float) -> Any:
@@ -39,7 +39,7 @@ def frozen(pace: float) -> Any:
     import torch
     from torch import Tensor
 
-    from partitioner.crew.exchange.answers import FrozenPass
+    from partitioner.crew.jobs.answers import FrozenPass
 
     def outputs_of(variant: int) -> Callable[[Any], Sequence[Tensor]]:
         classes = torch.arange(CLASSES)
@@ -64,30 +64,36 @@ def train(rank: int, pace: float, port: int) -> None:
     """One trainer."""
     import torch
 
-    from partitioner.crew.exchange.answers import contribute
-    from partitioner.crew.exchange.queues import StoreTrainer
-    from partitioner.crew.exchange.store import connect
+    from partitioner.crew.bus.control import Hand
+    from partitioner.crew.bus.store import connect
+    from partitioner.crew.jobs.answers import contribute
 
     torch.set_num_threads(1)
-    control = connect(DESK, port, "")
-    control.add("here", 1)
-    bulk = control.another()
-    contribute(StoreTrainer(control, LOG, rank), StoreTrainer(bulk, LOG, rank), frozen(pace))
+    hand = Hand(connect(DESK, port, ""))
+    hand.join(str(rank), "")
+    contribute(hand, frozen(pace))
+    hand.close()
 
 
 def keep(folder: Path, port: int) -> None:
     """The desk: prints when pictures are done, then who did how many in how many seconds."""
     import torch
 
-    from partitioner.crew.exchange.answers import share_out
-    from partitioner.crew.exchange.queues import StoreDesk
-    from partitioner.crew.exchange.store import serve_store
+    from partitioner.crew.bus.control import Desk
+    from partitioner.crew.bus.store import serve_store
+    from partitioner.crew.coordinator.membership import MembershipMachine
+    from partitioner.crew.coordinator.watch import Watch
+    from partitioner.crew.jobs.answers import share_out
     from partitioner.data.memmaps import load
 
     torch.set_num_threads(1)
     store = serve_store(DESK, port, "")
-    while store.add("here", 0) < len(PACES):
+    names = tuple(map(str, range(len(PACES))))
+    machine = MembershipMachine("", {"answers": names}, {})
+    desk = Desk(store, machine, Watch(20.0), folder / "log.jsonl")
+    while len(desk.states) < len(PACES):
         time.sleep(0.01)
+    of_rank = {rank: int(name) for rank, name in machine.living.items()}
     done, started_s = 0, time.monotonic()
 
     def advance(more: int, said: str) -> None:
@@ -96,17 +102,20 @@ def keep(folder: Path, port: int) -> None:
         print(json.dumps({"done": done}), flush=True)
 
     paths = {variant: [folder / f"{variant}.npy"] for variant in VARIANTS}
-    found = share_out(StoreDesk(store, LOG), frozen(float("inf")), paths, advance)
+    found = share_out(desk, frozen(float("inf")), paths, advance)
     seconds = time.monotonic() - started_s
     for variant, (path,) in paths.items():
         rows = np.arange(PICTURES)
         wanted = frozen(float("inf")).outputs_of(variant)(rows)[0].numpy().astype(np.float16)
         assert np.array_equal(load(path), wanted)
+    pictures = {of_rank[rank]: count for rank, count in found.pictures.items()}
+    while desk.states:  # they read that the pass is over
+        time.sleep(0.01)
+    desk.close()
     outcome = {
         "seconds": seconds,
-        "pictures": [found.pictures.get(rank, 0) for rank in range(len(PACES))],
+        "pictures": [pictures.get(rank, 0) for rank in range(len(PACES))],
         "row_bytes": found.row_bytes,
-        "received_bytes": found.received_bytes,
         "repeated": found.repeated,
         "unequal": found.unequal,
     }
@@ -188,7 +197,7 @@ def figures() -> str:
         ("seconds", "{seconds:.1f}"),
         ("reached", "{reached:.2f}"),
         ("pictures by trainer", lambda row: " : ".join(map(str, row["pictures"]))),
-        ("MB", lambda row: f"{row['received_bytes'] / 1e6:.1f}"),
+        ("MB", lambda row: f"{row['row_bytes'] / 1e6:.1f}"),
     )
 
 

@@ -153,7 +153,7 @@ def predict_s(case: Case, facts: Facts) -> float:
         name=NETWORK, size_bytes=SIZE, pictures=case.steps * n * PICTURES, epochs=1,
         batch=n * PICTURES,
     )  # fmt: skip
-    method = methods.predicted(network, sync)
+    method = methods.predict(network, sync)
     assert method
     seconds = network.batch / method.pictures_per_s
     if case.how == "gradients":

@@ -30,7 +30,7 @@ from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp.files import write_json
-from partitioner.crew.machine.simulate import CrewScenario, Paced, simulate, spells
+from partitioner.crew.coordinator.simulate import CrewScenario, Paced, simulate, spells
 
 RESULT = RESULTS / "crew-pace.json"
 #: Seconds of a quick trainer's equal share of a step, and its pictures.

@@ -18,20 +18,21 @@ import msgspec
 import torch
 from torch import Tensor, distributed, nn
 
-from partitioner.crew.exchange.codecs import CodecName
-from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
-from partitioner.crew.exchange.flat import Flat
-from partitioner.crew.exchange.gradients import Gradients
-from partitioner.crew.exchange.groups import TrainerGroups
-from partitioner.crew.exchange.mean import Mean, Means, Meeting, Route, ShardSizes
-from partitioner.crew.exchange.parameters import Rounds
-from partitioner.crew.machine.events import Accepted
-from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.rounds import growing_period
-from partitioner.crew.machine.schedule import Everyone
-from partitioner.crew.machine.watch import Watch
+from partitioner.crew.averaging.flat import Flat
+from partitioner.crew.averaging.gradients import Gradients
+from partitioner.crew.averaging.groups import TrainerGroups
+from partitioner.crew.averaging.mean import Mean, Means, Meeting, Route, ShardSizes
+from partitioner.crew.averaging.parameters import Rounds
+from partitioner.crew.bus.control import Desk, Hand
+from partitioner.crew.bus.store import connect, serve_store
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.rounds import growing_period
+from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.sizes import CodecName
+from partitioner.crew.coordinator.watch import Watch
+from partitioner.crew.messages import Accepted
 from partitioner.crew.planning.facts import tournament
-from partitioner.crew.probe import line_speed
+from partitioner.crew.worker.probe import line_speed
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule
 from partitioner.training.distributed import Crew
@@ -214,8 +215,8 @@ class Trainer:
     def _means(self) -> Means:
         case = self.case
         return Means(
-            route=case.route, shards=case.shards, uplink=dict(enumerate(case.uplink)),
-            sites=dict(enumerate(case.sites)),
+            route=case.route, shards=case.shards, uplink=case.uplink.__getitem__,
+            site=case.sites.__getitem__,
         )  # fmt: skip
 
     def _codec_of(self, tensor: str) -> CodecName:
@@ -227,7 +228,7 @@ class Trainer:
         sync = Gradients(
             crew, self._means(), self._codec_of, paces=case.paces, bucket_bytes=case.bucket_bytes
         )
-        return self._fit(sync) | {"sent_bytes": sync.sent_bytes}
+        return self._fit(sync) | {"sent_bytes": sync.bytes_sent}
 
     def _rounds(self) -> dict[str, Any]:
         case, n = self.case, self.cases.trainers
@@ -251,13 +252,13 @@ class Trainer:
             pass
         groups = TrainerGroups(
             joined.another(timedelta(seconds=600)), hand.rank,
-            self.cases.hosts[self.rank], hand.committed, 600.0,
+            self.cases.hosts[self.rank], hand.has_committed, 600.0,
         )  # fmt: skip
         sync = Rounds(
             NETWORK, hand, groups, n, first=self.rank == 0, means=self._means(),
             codec_of=self._codec_of, scales=case.scales, moments=case.moments,
         )  # fmt: skip
-        said = self._fit(sync) | {"sent_bytes": sync.sent_bytes + sync.settling_bytes}
+        said = self._fit(sync) | {"sent_bytes": sync.bytes_sent + sync.settling_bytes}
         distributed.barrier()
         hand.close()
         return said

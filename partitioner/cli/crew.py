@@ -60,15 +60,15 @@ def probe(
         prepare(config.options.threads)
         from partitioner.build.inputs import TrainingInputs
         from partitioner.build.settings import run_settings
+        from partitioner.crew.bus.address import parse_address, text_of
         from partitioner.crew.desk import data_digest
         from partitioner.crew.desk import probe as measure
-        from partitioner.crew.exchange.address import checked, text_of
         from partitioner.crew.folder import CrewFolder
 
         names, folder = [name, *trainers], CrewFolder(crew)
         if len(set(names)) < len(names):
             raise InputError(f"--trainers: expected names that differ, got {', '.join(names)}")
-        address = text_of(*checked(listen))
+        address = text_of(*parse_address(listen))
         chosen = read_plan(plan)
         chosen.require_teacher()
         inputs = TrainingInputs.of_plan(config, chosen)

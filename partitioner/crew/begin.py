@@ -8,7 +8,7 @@ from mdp import __version__
 from mdp.errors import InputError
 from mdp.files import Record
 from mdp.formats.plan import Plan
-from partitioner.crew.exchange.groups import TIMEOUT_S
+from partitioner.crew.averaging.groups import TIMEOUT_S
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import SyncPlan
 from partitioner.run.settings import Settings

@@ -10,8 +10,8 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -24,30 +24,36 @@ from mdp import __version__
 from mdp.errors import InputError
 from mdp.files import write_bytes, write_toml
 from mdp.formats.plan import Plan
+from partitioner.crew.averaging.groups import TrainerGroups, timeout_s
 from partitioner.crew.begin import Begin, Ending, begin_of
-from partitioner.crew.exchange.address import checked, exposed, own_address
-from partitioner.crew.exchange.control import Desk, Hand, log_lines
-from partitioner.crew.exchange.files import StoreFiles
-from partitioner.crew.exchange.groups import TrainerGroups, timeout_s
-from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer
-from partitioner.crew.exchange.store import SignedStore, connect, serve_store
+from partitioner.crew.bus.address import exposure, own_address, parse_address
+from partitioner.crew.bus.control import Desk, Hand, log_lines, post
+from partitioner.crew.bus.files import DeskFiles, Files, TrainerFiles
+from partitioner.crew.bus.store import SignedStore, connect, serve_store
+from partitioner.crew.coordinator.jobs import Jobs
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.rounds import growing_period
+from partitioner.crew.coordinator.run import CrewRun
+from partitioner.crew.coordinator.schedule import Everyone, Exact, RoundSchedule
+from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.history import costs_of, spans_of
-from partitioner.crew.kinds import TrainingKind, kind_of
-from partitioner.crew.machine.events import Rank, Waited
-from partitioner.crew.machine.jobs import Job, Jobs
-from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.rounds import growing_period
-from partitioner.crew.machine.run import CrewRun
-from partitioner.crew.machine.schedule import Everyone, Exact, RoundSchedule
-from partitioner.crew.machine.watch import Watch
+from partitioner.crew.jobs.kinds import TrainingKind, kind_of
+from partitioner.crew.jobs.staged import hand_out_start
+from partitioner.crew.messages import State, Waited
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.picture import schedule_svg
 from partitioner.crew.planning.syncplan import SyncPlan, is_exact
-from partitioner.crew.probe import facts_of, measure, probe_jobs
-from partitioner.crew.progress import board
-from partitioner.crew.staged import hand_out_start
-from partitioner.crew.worker import Ends, JobOutcome, enter, finished_jobs, jobs_of, worker_of
+from partitioner.crew.worker.probe import facts_of, measure, probe_jobs
+from partitioner.crew.worker.progress import board
+from partitioner.crew.worker.worker import (
+    Ends,
+    JobOutcome,
+    enter,
+    find_finished,
+    jobs_of,
+    worker_of,
+)
 from partitioner.crew.workload import longest_s, workload
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from partitioner.run.folder import RunFolder
@@ -131,11 +137,10 @@ def train_together(
         teacher=_trains_teacher(work.settings),
         outputs=schedule.boosting or schedule.stacking,
         # Trainers that have nothing to train may not come.
-        evaluated=bool(bundle) and not _trained(work),
+        evaluated=bool(bundle) and not _has_members(work),
         same=twins(work.plan, schedule),
     )
-    finished = finished_jobs(work, jobs)
-    exported: dict[int, tuple[Path, float]] = {}
+    finished = find_finished(work, jobs)
 
     def schedule_of(network: str, members: set[int]) -> RoundSchedule:
         return _schedule(work, plan, facts, network, members)
@@ -153,33 +158,32 @@ def train_together(
         ),
     )
 
-    def take_part(ends: Ends, store: SignedStore, living: Callable[[], Collection[Rank]]) -> None:
+    address, digest = facts.trainer[0].address, data_digest(work.data)
+    with _leading(
+        address, folder, begin, digest, Jobs(jobs, finished), schedule_of, work.progress, wait_s
+    ) as led:
         for done in finished:
             for path in kind_of(done).outputs(work):
                 if path.exists():
-                    ends.files.send(path.relative_to(run.path).as_posix(), path)
-        for name, path in _given(work, checkpoint).items():
-            ends.files.send(name, path)
+                    led.ends.files.send(path.relative_to(run.path).as_posix(), path)
+        for name, path in _starting_files(work, checkpoint).items():
+            led.ends.files.send(name, path)
         if plan.of("teacher").stage and "teacher" not in finished:
-            hand_out_start(work, plan.of("teacher"), checkpoint, facts.names[0], ends.files)
+            hand_out_start(work, plan.of("teacher"), checkpoint, facts.names[0], led.ends.files)
         with (
-            _groups(ends.control, store, begin) as groups,
-            board(store.another(), facts.names, living, work.progress) as note,
+            _groups(led.ends.control, led.store, begin) as groups,
+            board(led.states, facts.names, work.progress) as note,
         ):
             worker = worker_of(
-                work, ends, plan, facts, groups, store, checkpoint, note, None, bundle
+                work, led.ends, plan, facts, groups, led.store, checkpoint, note, None, bundle
             )
             worker.run()
-            exported.update(worker.exported)
         for one in jobs:
             kind = kind_of(one.name)
             for path in () if kind.until_used else kind.outputs(work):
                 if not path.exists():  # another trainer made it
-                    ends.files.fetch(path.relative_to(run.path).as_posix(), path)
-
-    call = DeskListening(facts.trainer[0].address, folder, begin, data_digest(work.data), wait_s)
-    said = _lead(call, jobs, finished, schedule_of, take_part, work.progress)
-    for network, outcome in said.items():
+                    led.ends.files.fetch(path.relative_to(run.path).as_posix(), path)
+    for network, outcome in led.run.said.items():
         curve = msgspec.json.decode(outcome, type=JobOutcome).curve
         if curve and network not in run.read_curves():
             run.keep_curve(network, curve)
@@ -188,66 +192,67 @@ def train_together(
         write_bytes(folder.picture, schedule_svg(spans).encode())
     for cost in costs_of(log):
         work.progress.note(cost.words)
-    return dataclasses.replace(work, exported=exported)
+    return dataclasses.replace(work, exported=worker.exports)
 
 
-class DeskListening(NamedTuple):
-    """A desk's address, and the trainers that it listens for."""
+class _Led(NamedTuple):
+    """A run at its desk, which is its first trainer too."""
 
-    address: str
-    folder: CrewFolder
-    begin: Begin
-    digest: str
-    wait_s: float
+    ends: Ends
+    desk: Desk
+    store: SignedStore
+    run: CrewRun
+
+    def states(self) -> dict[str, State]:
+        """Return what the trainers that are there do, by name."""
+        names = dict(self.run.living)
+        return {names[rank]: state for rank, state in self.desk.states.items() if rank in names}
 
 
-def _lead(
-    call: DeskListening,
-    jobs: Sequence[Job],
-    finished: Sequence[str],
+@contextmanager
+def _leading(
+    address: str,
+    folder: CrewFolder,
+    begin: Begin,
+    digest: str,
+    jobs: Jobs,
     schedule_of: Callable[[str, set[int]], RoundSchedule],
-    take_part: Callable[[Ends, SignedStore, Callable[[], Collection[Rank]]], None],
     progress: Progress,
-) -> dict[str, str]:
-    """Be the desk of `jobs` until all are done; returns what was said of each outcome."""
-    address, folder, begin, digest, wait_s = call
+    wait_s: float,
+) -> Iterator[_Led]:
+    """Be the desk of `jobs` during the block, which does them, and until all others have left."""
     token = folder.token()
-    machine = CrewRun(
-        MembershipMachine(digest, {job.name: job.by for job in jobs}, {}),
-        Jobs(jobs, finished),
-        schedule_of,
-    )
-    host, port = checked(address)
-    if said := exposed(host):
+    run = CrewRun(MembershipMachine(digest, jobs.by, {}), jobs, schedule_of)
+    host, port = parse_address(address)
+    if said := exposure(host):
         progress.note(said)
     store = serve_store(host, port, token)
-    watch = Watch(begin.meeting_s)
-    desk = Desk(store, machine, watch, folder.log, msgspec.json.encode(begin))
-    try:
-        control = Hand(store)  # the first, whose rank is 0
-        share = StoreDesk(store.another(), "answers")
-        with _ends(store, control, share, partial(_digest_of, machine)) as ends:
+    watch, posting = Watch(begin.meeting_s), store.another()
+    with ExitStack() as stack:
+        files = stack.enter_context(
+            DeskFiles(folder.files, partial(post, posting), partial(_digest_of, run))
+        )
+        desk = Desk(store, run, watch, folder.log, msgspec.json.encode(begin), files.put)
+        stack.callback(desk.close)
+        with closing(Hand(store)) as control:  # the first, whose rank is 0
             control.join(begin.names[0], digest)
             enter(control)
             patience = threading.Timer(wait_s, lambda: control.report(Waited(rank=0)))
             patience.daemon = True
             patience.start()
             try:
-                take_part(ends, store, lambda: desk.living)
+                yield _Led(Ends(control, files, desk), desk, store, run)
             finally:
                 patience.cancel()
         _let_leave(desk)
-        if desk.dropped:
+        if desk.drops:
             progress.note(
-                f"{desk.dropped} values in the desk's store were not of this crew, and were "
+                f"{desk.drops} values in the desk's store were not of this crew, and were "
                 f"deleted: another program writes to {address}"
             )
-    finally:
-        desk.close()
-    return machine.said
 
 
-def _given(work: TrainingContext, checkpoint: Path | None) -> dict[str, Path]:
+def _starting_files(work: TrainingContext, checkpoint: Path | None) -> dict[str, Path]:
     """The user's files that networks start from, by their names for trainers."""
     found = {f"weights-{k}": path for k, path in work.weights.items()}
     if checkpoint is not None and _trains_teacher(work.settings):
@@ -255,7 +260,7 @@ def _given(work: TrainingContext, checkpoint: Path | None) -> dict[str, Path]:
     return found
 
 
-def _trained(work: TrainingContext) -> bool:
+def _has_members(work: TrainingContext) -> bool:
     return all(work.run.member(a.k).exists() for a in work.plan.assignments)
 
 
@@ -309,26 +314,6 @@ def _digest_of(run: CrewRun, name: str) -> str:
 
 
 @contextmanager
-def _ends(
-    store: SignedStore,
-    control: Hand,
-    share: StoreDesk | None = None,
-    digest_of: Callable[[str], str] = lambda name: "",
-) -> Iterator[Ends]:
-    """A trainer's connections; it leaves at the end."""
-    try:
-        yield Ends(
-            control=control,
-            files=StoreFiles(store.another(), digest_of),
-            answers=StoreTrainer(store.another(), "answers", control.rank),
-            rows=StoreTrainer(store.another(), "answers", control.rank),
-            share=share,
-        )
-    finally:
-        control.close()
-
-
-@contextmanager
 def _groups(
     control: Hand, store: SignedStore, begin: Begin, name: str = ""
 ) -> Iterator[TrainerGroups]:
@@ -338,7 +323,7 @@ def _groups(
     store.set(f"name/{control.rank}", name.encode())
     store.set(f"rank/{name}", str(control.rank).encode())
     host = own_address(*control.address)
-    groups = TrainerGroups(own, control.rank, host, control.committed, meeting_s)
+    groups = TrainerGroups(own, control.rank, host, control.has_committed, meeting_s)
     try:
         yield groups
     finally:
@@ -348,7 +333,7 @@ def _groups(
 def _let_leave(desk: Desk) -> None:
     """Keep the store until all have read that they may go."""
     until_s = time.monotonic() + _LEAVE_S
-    while desk.living and time.monotonic() < until_s:
+    while desk.states and time.monotonic() < until_s:
         time.sleep(0.05)
 
 
@@ -359,13 +344,14 @@ def join(
 
     Waits `wait_s` for a desk. Raises RunRefused where the desk refuses this trainer, and DeskLost.
     """
-    host, port = checked(address)
+    host, port = parse_address(address)
     progress.note(f"waiting for the desk at {address}")
     store = connect(host, port, token, wait_s)
     control = Hand(store)
     with ExitStack() as stack:
-        ends = stack.enter_context(_ends(store, control))
-        begin = begin_of(address, control.asked())
+        stack.enter_context(closing(control))
+        files: Files = TrainerFiles(control)
+        begin = begin_of(address, control.describe())
         if name not in begin.names:
             known = ", ".join(begin.names[1:])
             raise InputError(f"--name: expected a trainer of the plan ({known}), got {name!r}")
@@ -389,14 +375,15 @@ def join(
         folder.start_or_continue(settings, begin.plan)
         weights = {k: folder.cache / f"weights-{k}{ending}" for k, ending in begin.weights.items()}
         for k, path in weights.items():
-            ends.files.fetch(f"weights-{k}", path)
+            files.fetch(f"weights-{k}", path)
         checkpoint = None
         if settings.teacher.checkpoint and _trains_teacher(settings):
             suffix = Path(settings.teacher.file or "").suffix
             checkpoint = folder.cache / f"{_CHECKPOINT}{suffix}"
-            ends.files.fetch(_CHECKPOINT, checkpoint)
+            files.fetch(_CHECKPOINT, checkpoint)
         work = TrainingContext(folder, settings, begin.plan, pictures, progress, weights)
         plan, facts = begin.crew, begin.facts
+        ends = Ends(control, files)
         worker_of(work, ends, plan, facts, groups, store, checkpoint, progress.note, progress).run()
 
 
@@ -417,14 +404,14 @@ def probe(
     """
     begin = Begin(version=__version__, names=tuple(names), settings=settings, plan=plan)
 
-    def take_part(ends: Ends, store: SignedStore, living: Callable[[], Collection[Rank]]) -> None:
-        with _groups(ends.control, store, begin) as groups:
-            measure(ends.control, groups, store, plan, settings)
-
-    call = DeskListening(address, folder, begin, digest, wait_s)
-    said = _lead(
-        call, probe_jobs(names), (), lambda network, _: Exact(network, 1), take_part, progress
-    )
-    facts = facts_of(names, address, said)
+    with (
+        _leading(
+            address, folder, begin, digest, Jobs(probe_jobs(names)),
+            lambda network, _: Exact(network, 1), progress, wait_s,
+        ) as led,
+        _groups(led.ends.control, led.store, begin) as groups,
+    ):  # fmt: skip
+        measure(led.ends.control, groups, led.store, plan, settings)
+    facts = facts_of(names, address, led.run.said)
     write_toml(folder.facts_file, facts)
     return facts

@@ -22,6 +22,8 @@ class CrewFolder:
         self.key = path / "crew.key"
         #: What trainers reported and were told in the last training.
         self.log, self.picture = path / "log.jsonl", path / "schedule.svg"
+        #: What trainers hand in while they train.
+        self.files = path / "files"
 
     def facts(self) -> Facts:
         """Measurements of the trainers; raises ConfigError, and InputError where nothing was."""

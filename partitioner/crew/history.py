@@ -5,10 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from partitioner.crew.exchange.control import LogLine, log_lines
-from partitioner.crew.machine.events import Gone, Joined, Leave, Made, Rank, Refused, Start
+from partitioner.crew.bus.control import LogLine, log_lines
+from partitioner.crew.messages import Gone, Joined, Leave, Made, Rank, Refused, Start
 from partitioner.crew.planning.costs import Span
-from partitioner.crew.worker import JobOutcome
 
 
 class TrainerCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,9 +46,11 @@ def costs_of(log: Iterable[LogLine]) -> list[TrainerCost]:
         if isinstance(entry.event, Joined):
             joined.setdefault(entry.event.name, entry.at_s)
     work, sent = dict.fromkeys(joined, 0.0), dict.fromkeys(joined, 0)
-    for span, outcome in _jobs(entries):
-        work[span.trainer] += span.end_s - span.start_s - outcome.waited_s
-        sent[span.trainer] += outcome.sent_bytes
+    for span, made in _jobs(entries):
+        work[span.trainer] += span.end_s - span.start_s
+        if made is not None:
+            work[span.trainer] -= made.waited_s
+            sent[span.trainer] += made.sent_bytes
     return [
         TrainerCost(
             trainer=name,
@@ -61,8 +62,8 @@ def costs_of(log: Iterable[LogLine]) -> list[TrainerCost]:
     ]
 
 
-def _jobs(log: Iterable[LogLine]) -> Iterator[tuple[Span, JobOutcome]]:
-    """Jobs in the order of their ends, each with what was said of it."""
+def _jobs(log: Iterable[LogLine]) -> Iterator[tuple[Span, Made | None]]:
+    """Jobs in the order of their ends, each with its trainer's report, None if it was lost."""
     names: dict[Rank, str] = {}
     began: dict[Rank, tuple[str, float]] = {}
     first_s: float | None = None
@@ -71,19 +72,18 @@ def _jobs(log: Iterable[LogLine]) -> Iterator[tuple[Span, JobOutcome]]:
         at_s, event = entry.at_s - first_s, entry.event
         if isinstance(event, Joined):
             names[event.rank] = event.name
-        ended: dict[Rank, JobOutcome] = {}
+        ended: dict[Rank, Made | None] = {}
         if isinstance(event, Made):
-            said = msgspec.json.decode(event.said, type=JobOutcome) if event.said else JobOutcome()
-            ended[event.rank] = said
+            ended[event.rank] = event
         elif isinstance(event, Gone):
-            ended[event.rank] = JobOutcome()
+            ended[event.rank] = None
         for action in entry.actions:
             if isinstance(action, Leave) or (isinstance(action, Refused) and not action.network):
-                ended.setdefault(action.rank, JobOutcome())
-        for rank, outcome in ended.items():
+                ended.setdefault(action.rank, None)
+        for rank, made in ended.items():
             if rank in began:
                 job, start_s = began.pop(rank)
-                yield Span(names[rank], start_s, at_s, job), outcome
+                yield Span(names[rank], start_s, at_s, job), made
         for action in entry.actions:
             if isinstance(action, Start):
                 began[action.rank] = action.network, at_s

@@ -69,7 +69,7 @@ def longest_s(plan: SyncPlan, facts: Facts, work: Work, validated: int = 0) -> f
     methods, found = Methods(facts, "any"), [0.0]
     for network in work.networks:
         sync = plan.of(network.name)
-        method = methods.predicted(network, sync)
+        method = methods.predict(network, sync)
         found.append(method.mean_s if method else 0.0)
         if sync.what == "gradients":
             paces = [pace(facts.of(name), network) for name in sync.crew or facts.names]

@@ -1,7 +1,7 @@
 """The interface of a training to other processes of the same one; by default torchrun's.
 
 The loop asks one object, so that a process may train one network with some others and the next
-one alone. Crews with other ways to synchronise are in `partitioner.crew.exchange`.
+one alone. Crews with other ways to synchronise are in `partitioner.crew.averaging`.
 """
 
 import math

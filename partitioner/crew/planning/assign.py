@@ -38,10 +38,10 @@ def best_crew(name: str, trainers: Sequence[str], seconds: Seconds) -> tuple[str
         some = (c for m in range(1, len(trainers) + 1) for c in combinations(trainers, m))
         return _soonest((crew, seconds(name, crew)) for crew in some)
     by_pace = sorted(trainers, key=lambda t: seconds(name, (t,)))
-    prefixes = [_ordered(by_pace[:m], trainers) for m in range(1, len(by_pace) + 1)]
+    prefixes = [_order(by_pace[:m], trainers) for m in range(1, len(by_pace) + 1)]
     crew = _soonest((prefix, seconds(name, prefix)) for prefix in prefixes)
     while True:
-        changed = [_ordered(set(crew) ^ {trainer}, trainers) for trainer in trainers]
+        changed = [_order(set(crew) ^ {trainer}, trainers) for trainer in trainers]
         found = _soonest((c, seconds(name, c)) for c in [crew, *changed] if c)
         if seconds(name, found) >= seconds(name, crew) * (1 - _EPSILON):
             return crew
@@ -63,7 +63,7 @@ def side_by_side(
     states = 3 ** (len(trainers) + len(names))
     if len(trainers) <= EXACT and states <= _MOST_STATES:
         return _exact(tuple(names), tuple(trainers), seconds)
-    return _searched(names, trainers, seconds, seed)
+    return _search(names, trainers, seconds, seed)
 
 
 #: Seconds, trainers, and groups of networks with their crews, as masks.
@@ -115,7 +115,7 @@ def _better(new: tuple[float, int], old: tuple[float, int]) -> bool:
     )
 
 
-def _searched(names: Sequence[str], trainers: Sequence[str], seconds: Seconds, seed: int) -> Crews:
+def _search(names: Sequence[str], trainers: Sequence[str], seconds: Seconds, seed: int) -> Crews:
     """Crews of the networks in turn, each group of networks on a crew of its own."""
     groups = min(len(names), len(trainers))
     dealt = [[name for i, name in enumerate(names) if i % groups == g] for g in range(groups)]
@@ -170,7 +170,7 @@ def search(
         labels = starts[i % len(starts)]
         if i >= len(starts):
             labels = tuple(labels[j] for j in random.permutation(count).tolist())
-        found = _improved(labels, score, moves, random, evaluations // number)
+        found = _improve(labels, score, moves, random, evaluations // number)
         best = found if best is None or found[0] < best[0] else best
     assert best is not None
     return best[1]
@@ -185,7 +185,7 @@ def _moves(count: int, choices: Sequence[int]) -> list[_Move]:
     return swaps + [(i, label, False) for i in range(count) for label in choices]
 
 
-def _improved(
+def _improve(
     labels: Labels, score: Score, moves: list[_Move], random: Generator, evaluations: int
 ) -> tuple[tuple[float, ...], Labels]:
     now, spent, since = score(labels), 0, 0
@@ -221,6 +221,6 @@ def _members(mask: int, trainers: Sequence[str]) -> tuple[str, ...]:
     return tuple(trainer for i, trainer in enumerate(trainers) if mask >> i & 1)
 
 
-def _ordered(some: Iterable[str], trainers: Sequence[str]) -> tuple[str, ...]:
+def _order(some: Iterable[str], trainers: Sequence[str]) -> tuple[str, ...]:
     chosen = set(some)
     return tuple(trainer for trainer in trainers if trainer in chosen)

@@ -6,14 +6,17 @@ Formulas hold for one trainer. A network of S bytes has S / 4 parameters, in fp3
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-Codec = Literal["fp32", "fp16", "int8"]
+from partitioner.crew.coordinator.sizes import INT8_BLOCK, CodecName, wire_bytes
+
 What = Literal["gradients", "parameters"]
 Chain = Literal["strict", "star"]
 
-#: Encoded bytes of each byte of fp32; int8 has a scale of 4 bytes for each block of 256 codes.
-RATIO: Mapping[Codec, float] = {"fp32": 1.0, "fp16": 0.5, "int8": (1 + 4 / 256) / 4}
+#: Encoded bytes of each byte of fp32.
+RATIO: Mapping[CodecName, float] = {
+    codec: wire_bytes(codec, INT8_BLOCK) / (4 * INT8_BLOCK) for codec in get_args(CodecName)
+}
 #: A training step is one forward pass and a backward pass of twice its work.
 FORWARD = 1 / 3
 #: Weights, gradients and AdamW's two moments.
@@ -47,7 +50,12 @@ def activation_bytes(pictures: int, tokens: int, width: int, depth: int, heads: 
 
 
 def memory_bytes(
-    what: What, codec: Codec, size_bytes: float, activations: float = 0.0, *, outer: bool = False
+    what: What,
+    codec: CodecName,
+    size_bytes: float,
+    activations: float = 0.0,
+    *,
+    outer: bool = False,
 ) -> float:
     """Memory of one trainer with AdamW; DDP's buckets are views of gradients.
 

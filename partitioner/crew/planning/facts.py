@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from mdp.files import NAME, NAME_FORM, Record, pattern, read_toml
-from partitioner.crew.machine.addresses import is_private
+from partitioner.crew.coordinator.addresses import is_private
 
 Name = Annotated[str, pattern(NAME, NAME_FORM)]
 Positive = Annotated[float, Meta(gt=0, lt=1e15)]
@@ -93,7 +93,7 @@ class Facts(Record, frozen=True, kw_only=True):
         for name, count in Counter(self.names).items():
             if count > 1:
                 raise ValueError(f"`trainer`: expected each name once, found {name!r} twice")
-        for key, names in self._mentioned():
+        for key, names in self._mentions():
             for name in names:
                 if name not in known:
                     raise ValueError(f"`{key}`: expected a trainer of this file, got {name!r}")
@@ -103,7 +103,7 @@ class Facts(Record, frozen=True, kw_only=True):
                 named = " and ".join(sorted(pair))
                 raise ValueError(f"`line`: expected two trainers, each pair once, got {named}")
 
-    def _mentioned(self) -> Iterable[tuple[str, tuple[str, ...]]]:
+    def _mentions(self) -> Iterable[tuple[str, tuple[str, ...]]]:
         for line in self.line:
             yield "line", (line.a, line.b)
         for trunk in self.trunk:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from partitioner.crew.machine.shares import link_shares
+from partitioner.crew.coordinator.shares import link_shares
 from partitioner.crew.planning.facts import Facts, Line
 
 Route = Literal["ring", "two_phase", "two_tier"]

@@ -13,8 +13,9 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from partitioner.crew.machine.rounds import growing_means
-from partitioner.crew.planning.costs import RATIO, Codec, What, answers_per_s, step_s
+from partitioner.crew.coordinator.rounds import growing_means
+from partitioner.crew.coordinator.sizes import CodecName
+from partitioner.crew.planning.costs import RATIO, What, answers_per_s, step_s
 from partitioner.crew.planning.facts import Facts, Trainer
 from partitioner.crew.planning.flows import Links, Route
 from partitioner.crew.planning.rules import refusals
@@ -41,7 +42,7 @@ _LONGEST_STEP = 1 / 4
 #: What a mean reaches of its lines' rates, each measured alone and in one direction: gloo's ring
 #: and stages of pairs, without a trainer, in namespaces at 20 Mbit/s (0.83 to 0.97).
 _REACHED = 0.85
-_CODECS: tuple[Codec, ...] = ("fp32", "fp16", "int8")
+_CODECS: tuple[CodecName, ...] = ("fp32", "fp16", "int8")
 _ROUTES: tuple[Route, ...] = ("ring", "two_phase", "two_tier")
 _WHAT: tuple[What, ...] = ("gradients", "parameters")
 _MICRO_BATCHES = (2, 4, 8, 16)
@@ -80,11 +81,11 @@ class Methods:
 
         That is: no method is `predicted`.
         """
-        found = [self.predicted(network, sync) for sync in self._candidates(network, crew)]
+        found = [self.predict(network, sync) for sync in self._candidates(network, crew)]
         some = [method for method in found if method is not None]
         return max(some, key=lambda method: method.pictures_per_s, default=None)
 
-    def predicted(self, network: NetworkWork, sync: NetworkSync) -> Method | None:
+    def predict(self, network: NetworkWork, sync: NetworkSync) -> Method | None:
         """Predict how quickly a network is trained as `sync` says; None where that cannot be.
 
         That is: a trainer's pace or a line is unknown, memory too small, or a step of rounds too
@@ -104,7 +105,7 @@ class Methods:
         if len(crew) == 1:
             return Method(sync, paces[0])
         mean = self.links.mean(sync.way, crew, sync.shards)
-        transfer_s = mean.per_byte_s * _sent(network, sync.codec)
+        transfer_s = mean.per_byte_s * _transfer_bytes(network, sync.codec)
         if sync.what == "gradients":
             return _by_gradients(network, sync, paces, mean.latency_s, transfer_s)
         return _in_rounds(network, sync, paces, mean.latency_s + transfer_s)
@@ -136,14 +137,14 @@ class Methods:
                 for bucket_bytes in _BUCKETS:
                     yield replace(way, shares="pace", bucket_bytes=bucket_bytes)
             else:
-                mean_s = self.links.mean(route, crew).of(_sent(network, codec))
+                mean_s = self.links.mean(route, crew).of(_transfer_bytes(network, codec))
                 every = round_pictures(network, together, mean_s)
                 yield replace(way, every_pictures=every)
 
     @cached_property
-    def _ways(self) -> list[tuple[What, Codec, Route]]:
+    def _ways(self) -> list[tuple[What, CodecName, Route]]:
         """Combinations of what is averaged, codec and route that rules and `allowed` have."""
-        found = list[tuple[What, Codec, Route]]()
+        found = list[tuple[What, CodecName, Route]]()
         for codec, route, what in product(_CODECS, _ROUTES, _WHAT):
             way = NetworkSync(name="member-0", what=what, codec=codec, route=route)
             recorded = what == "parameters" and codec == "int8"
@@ -230,7 +231,7 @@ class Methods:
         return pipeline, unit_s
 
 
-def _sent(network: NetworkWork, codec: Codec) -> float:
+def _transfer_bytes(network: NetworkWork, codec: CodecName) -> float:
     """Encoded bytes of a mean, as many more as lines do not reach their rates."""
     return RATIO[codec] * network.size_bytes / _REACHED
 
@@ -262,8 +263,10 @@ def _in_rounds(
     steps = 1.0
     if sync.period == "grows":
         first, epoch = round(sync.round_pictures / network.batch), network.pictures // network.batch
-        every = growing_means(max(1, first), max(1, network.seen // network.batch), max(1, epoch))
-        steps = max(1.0, network.seen / sync.round_pictures / every)
+        every = growing_means(
+            max(1, first), max(1, network.all_pictures // network.batch), max(1, epoch)
+        )
+        steps = max(1.0, network.all_pictures / sync.round_pictures / every)
     seconds = step_s("parameters", round_s, mean_s, steps=steps, wait_s=slowest / 2)
     if sync.when == "background":
         seconds = max(round_s + slowest / 2 / steps, mean_s / steps)

@@ -65,8 +65,8 @@ def propose(
     exactly = _Maker(facts, work, Methods(facts, "exact"), seed)
     found = [maker.alone(name) for name in facts.names]
     alone = min((p for p in found if p is not None), key=_rank, default=None)
-    plans = [alone, exactly.together(facts.names), exactly.chained("strict")]
-    plans += [maker.chained(chain) for chain in chains if allowed != "exact" or chain == "strict"]
+    plans = [alone, exactly.together(facts.names), exactly.chain("strict")]
+    plans += [maker.chain(chain) for chain in chains if allowed != "exact" or chain == "strict"]
     different: dict[tuple[object, ...], Proposal] = {}
     for proposal in plans:
         if proposal is not None:
@@ -81,7 +81,7 @@ def predict(plan: SyncPlan, facts: Facts, work: Work) -> Proposal | None:
     That is: it needs a pace or a line that was not measured, or a round shorter than four steps.
     """
     methods = Methods(facts, "any")
-    found = {n.name: methods.predicted(n, plan.of(n.name)) for n in work.networks}
+    found = {n.name: methods.predict(n, plan.of(n.name)) for n in work.networks}
     proposal = _proposal(found, facts, work, plan.chain, plan.answers.by)
     return proposal and replace(proposal, plan=plan)
 
@@ -132,7 +132,7 @@ def reason_to_refuse(proposal: Proposal, alone: Proposal | None, facts: Facts, w
 def _what_hinders(name: str, facts: Facts, work: Work) -> str:
     """Slow trainers, or slow lines, for the network that takes longest."""
     methods = Methods(facts, "any")
-    network = max(work.networks, key=lambda n: n.seen / _rate(methods.best(n, (name,))))
+    network = max(work.networks, key=lambda n: n.all_pictures / _rate(methods.best(n, (name,))))
     own = _rate(methods.best(network, (name,)))
     others = [other for other in facts.names if other != name]
     if not others:
@@ -178,7 +178,9 @@ class _Maker:
         method, network = self._best(name, self._in_order(crew)), self._work.of(name)
         if method is None:
             return math.inf
-        seconds = network.seen / method.pictures_per_s + self._hand_in_s(network, method.sync)
+        seconds = network.all_pictures / method.pictures_per_s + self._hand_in_s(
+            network, method.sync
+        )
         return seconds * _WORTH ** (len(crew) - 1)
 
     def _in_order(self, crew: tuple[str, ...]) -> tuple[str, ...]:
@@ -204,7 +206,7 @@ class _Maker:
     ) -> Proposal | None:
         return _proposal(methods, self._facts, self._work, chain, answering=answering)
 
-    def chained(self, chain: Chain) -> Proposal | None:
+    def chain(self, chain: Chain) -> Proposal | None:
         """The best crews for a chain."""
         names = self._facts.names
         members = [n.name for n in self._work.networks if n.name != "teacher"]
@@ -252,7 +254,9 @@ def _proposal(
         sending_s = predicting.hand_in_s(network, method.sync) if several else 0.0
         if sending_s == math.inf:
             return None
-        jobs.append(CrewJob(network.name, crew, network.seen / method.pictures_per_s + sending_s))
+        jobs.append(
+            CrewJob(network.name, crew, network.all_pictures / method.pictures_per_s + sending_s)
+        )
     by: tuple[str, ...] = ()
     if work.answers is not None:
         # Who answers has the whole of a teacher that was trained in stages.

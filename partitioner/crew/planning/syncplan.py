@@ -14,7 +14,8 @@ from msgspec import Meta
 
 from mdp.errors import ConfigError
 from mdp.files import Record, pattern, read_toml, toml_bytes, write_bytes
-from partitioner.crew.planning.costs import Chain, Codec, What
+from partitioner.crew.coordinator.sizes import CodecName
+from partitioner.crew.planning.costs import Chain, What
 from partitioner.crew.planning.facts import Facts, Name
 from partitioner.crew.planning.flows import Route, ShardSizes
 from partitioner.crew.planning.rules import GIVEN, MISSING, gives_weights_of_one, refusals
@@ -36,7 +37,7 @@ class TensorRule(Record, frozen=True, kw_only=True):
     """The codec of those of a network's tensors whose names match, as fnmatch does."""
 
     match: Annotated[str, Meta(min_length=1, max_length=200)]
-    codec: Codec
+    codec: CodecName
 
 
 class Stage(Record, frozen=True, kw_only=True):
@@ -79,7 +80,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     shares: Literal["equal", "pace"] = "equal"
     route: Route | None = None
     shards: ShardSizes = "equal"
-    codec: Codec = "fp32"
+    codec: CodecName = "fp32"
     bucket_bytes: Above0 | None = None
     tensor: tuple[TensorRule, ...] = ()
     micro_batches: Annotated[int, Meta(ge=1, le=1000)] | None = None
@@ -91,7 +92,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
         return self.route or ("two_phase" if "int8" in self.codecs else "ring")
 
     @property
-    def codecs(self) -> set[Codec]:
+    def codecs(self) -> set[CodecName]:
         """Those of all tensors."""
         return {self.codec, *(rule.codec for rule in self.tensor)}
 
@@ -130,7 +131,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
         of_all = {"owner": frozenset((kind,)), "route": frozenset((self.way,))}
         return {**given, **named, **of_all, "codec": frozenset(self.codecs)}
 
-    def codec_of(self, tensor: str) -> Codec:
+    def codec_of(self, tensor: str) -> CodecName:
         """The codec of a tensor by its name: of the first rule that matches."""
         rules = (rule.codec for rule in self.tensor if fnmatchcase(tensor, rule.match))
         return next(rules, self.codec)
@@ -284,7 +285,7 @@ def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
         if sync.stage:
             yield from _of_stages(key, sync, plan, facts, work)
             continue
-        codec: Codec = "int8" if "int8" in sync.codecs else sync.codec
+        codec: CodecName = "int8" if "int8" in sync.codecs else sync.codec
         outer = isinstance(sync.owner, OuterOwner)
         needed = work.of(sync.name).memory_bytes(sync.what, codec, len(crew), outer=outer)
         for name in crew:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from partitioner.crew.planning.costs import FORWARD, Codec, What, memory_bytes
+from partitioner.crew.coordinator.sizes import CodecName
+from partitioner.crew.planning.costs import FORWARD, What, memory_bytes
 from partitioner.crew.planning.facts import ANSWERS, Trainer
 
 
@@ -27,12 +28,12 @@ class NetworkWork:
     blocks: int = 0
 
     @property
-    def seen(self) -> int:
+    def all_pictures(self) -> int:
         """Pictures of all epochs."""
         return self.pictures * self.epochs
 
     def memory_bytes(
-        self, what: What, codec: Codec, trainers: int, *, outer: bool = False
+        self, what: What, codec: CodecName, trainers: int, *, outer: bool = False
     ) -> float:
         """Memory of one of so many trainers."""
         here = -(-self.batch // trainers)

@@ -18,10 +18,10 @@ from mdp.formats.bundle import Bundle  # noqa: E402
 from mdp.testing.processes import until  # noqa: E402
 from partitioner.build.steps import reopen  # noqa: E402
 from partitioner.cli.main import main  # noqa: E402
-from partitioner.crew.exchange.control import log_lines  # noqa: E402
+from partitioner.crew.bus.control import log_lines  # noqa: E402
 from partitioner.crew.folder import CrewFolder  # noqa: E402
 from partitioner.crew.history import spans_of  # noqa: E402
-from partitioner.crew.passes import HELD_OUT  # noqa: E402
+from partitioner.crew.jobs.passes import HELD_OUT  # noqa: E402
 from partitioner.export.evaluate import run_on  # noqa: E402
 from partitioner.export.sessions import logits_file  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from partitioner.crew.exchange.control import replay
+from partitioner.crew.bus.control import replay
 from tests.support.crew.counting import machine
 
 pytestmark = [pytest.mark.torch]

@@ -3,7 +3,8 @@
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,42 +18,29 @@ from mdp.formats.bundle import sha256_of
 from mdp.testing.machine_faults import fill, mounting_works, small_disk
 from partitioner.build.inputs import TrainingInputs
 from partitioner.build.settings import run_settings
+from partitioner.crew.averaging.groups import KEPT_MEETINGS, GroupBroken, TrainerGroups, timeout_s
 from partitioner.crew.begin import Begin
+from partitioner.crew.bus import control
+from partitioner.crew.bus.control import MAX_BYTES, Desk, Hand, post, replay
+from partitioner.crew.bus.files import PIECE_BYTES, DeskFiles, TrainerFiles
+from partitioner.crew.bus.store import DeskLost, SignedStore, connect, serve_store
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.desk import join
-from partitioner.crew.exchange import control
-from partitioner.crew.exchange.control import Desk, Hand, replay
-from partitioner.crew.exchange.files import (
-    PIECE_BYTES,
-    StoreFiles,
-    fetch_file,
-    forget_file,
-    send_file,
-)
-from partitioner.crew.exchange.groups import KEPT_MEETINGS, GroupBroken, TrainerGroups, timeout_s
-from partitioner.crew.exchange.store import (
-    MAX_BYTES,
-    DeskLost,
-    Entry,
-    SignedStore,
-    connect,
-    serve_store,
-)
-from partitioner.crew.machine.events import (
+from partitioner.crew.messages import (
     Accepted,
     AnyAction,
     AnyEvent,
     Commit,
     Done,
-    Gone,
+    Joined,
     Meet,
     Ready,
     Refused,
     Waiting,
     cursor,
 )
-from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.schedule import Everyone
-from partitioner.crew.machine.watch import Watch
 from partitioner.data.datasets import DIGITS, open_dataset
 from tests.support.models.runs import QUIET, config_of, tiny_plan
 
@@ -69,12 +57,6 @@ def stranger(port: int) -> TCPStore:
 def names(store: SignedStore) -> list[str]:
     """All names in the store, without their signatures."""
     return sorted(name.rpartition("~")[0] or name for name in store.names())
-
-
-def in_store(store: SignedStore, name: str) -> str:
-    """A name as it is in the store."""
-    [found] = [text for text in store.names() if text.startswith(f"{name}~")]
-    return found
 
 
 def machine() -> MembershipMachine:
@@ -110,17 +92,15 @@ def test_what_is_reported_is_answered_and_written(tmp_path: Path) -> None:
         assert isinstance(hand.poll(WAIT_S), Meet)
         hand.report(Done(rank=0, network=NET, seq=1))
         assert hand.poll(WAIT_S) == Commit(rank=0, network=NET, seq=1)
-        assert [hand.committed(NET, seq) for seq in (0, 1, 2)] == [False, True, False]
+        assert [hand.has_committed(NET, seq) for seq in (0, 1, 2)] == [False, True, False]
         assert [hand.claim(cursor(NET, 0)) for _ in range(2)] == [0, 1]
         hand.report(Ready(rank=0, network=NET, pictures=2))
         assert hand.poll() is None
-        assert desk.living == {0}
+        assert desk.states.keys() == {0}
         hand.close()
         # All that was consumed is deleted; the counters stay.
         left = names(connect(HOST, hand.address[1], TOKEN))
-        assert {name.partition("/")[0] for name in left} <= {
-            "ranks", "cursor", "event", "bell", "begin",
-        }  # fmt: skip
+        assert {name.partition("/")[0] for name in left} == {"ranks", "cursor", "begin"}
     replayed = list(replay(path, machine()))
     assert all(then == now for then, now in replayed)
     assert len(replayed) == 5
@@ -142,13 +122,15 @@ def test_strangers_and_garbage_are_not_believed(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="key: expected a copy of the desk's"):
             connect(HOST, port, "another")
         store = connect(HOST, port, TOKEN)
-        garbage = [b"\x00", b"x" * (MAX_BYTES + 1), msgspec.msgpack.encode(Entry(Gone(rank=7)))]
-        rank = store.add("ranks", 1) - 1
-        for number, data in enumerate(garbage):
-            store.set(f"event/{rank}/{number}", data)
+        large = Joined(rank=7, name="x" * MAX_BYTES, digest="d")
+        action = Accepted(rank=7, network="")
+        for data in (b"\x00", *map(msgspec.msgpack.encode, (large, action))):
+            store.push("desk", data)
+        # What a trainer that is not there says is left out, too.
+        store.push("desk", msgspec.msgpack.encode(Waiting(rank=7, network=NET, pictures=0)))
         assert isinstance(join("nuc").poll(WAIT_S), Accepted)
-        assert desk.living == {0, 2}
-        while desk.dropped < 3:
+        assert desk.states.keys() == {0, 1}
+        while desk.drops < 3:
             time.sleep(0.001)
 
 
@@ -222,20 +204,47 @@ def test_a_trainer_that_no_plan_names(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@contextmanager
+def filing(folder: Path) -> Iterator[tuple[SignedStore, DeskFiles, Callable[[str], TrainerFiles]]]:
+    """A desk with files, and a function that has a trainer join it."""
+    store = serve_store(HOST, 0, TOKEN)
+    posting = store.another()
+    with (
+        DeskFiles(folder / "files", lambda message: post(posting, message)) as files,
+        ExitStack() as stack,
+    ):
+        desk = Desk(store, machine(), Watch(20.0), folder / "log.jsonl", files=files.put)
+        stack.callback(desk.close)
+
+        def join(name: str) -> TrainerFiles:
+            hand = stack.enter_context(closing(Hand(store)))
+            hand.join(name, "d")
+            assert isinstance(hand.poll(WAIT_S), Accepted)
+            return TrainerFiles(hand)
+
+        yield store, files, join
+
+
 def test_a_file_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
-    server = serve_store(HOST, 0, TOKEN)
-    files = StoreFiles(server.another())
     source, other, got = tmp_path / "source", tmp_path / "other", tmp_path / "cache" / "got"
     source.write_bytes(b"weights")
     other.write_bytes(b"of another trainer")
-    digest = files.send("member-0", source)
-    # Another trainer's file is not the one that counts, and it is told so.
-    assert files.send("member-0", other) == digest == sha256_of(source)
-    assert [files.fetch("member-0", got) for _ in range(2)] == [True, False]
-    assert got.read_bytes() == b"weights"
-    got.write_bytes(b"of another run")
-    assert files.fetch("member-0", got)
-    assert got.read_bytes() == b"weights"
+    with filing(tmp_path) as (_, desk, join):
+        files = join("nuc")
+        assert not files.has("member-0")
+        digest = files.send("member-0", source)
+        # Another trainer's file is not the one that counts, and it is told so.
+        assert files.send("member-0", other) == digest == sha256_of(source)
+        assert desk.send("member-0", other) == digest
+        assert files.has("member-0")
+        for taker in (files, desk):
+            assert [taker.fetch("member-0", got) for _ in range(2)] == [True, False]
+            assert got.read_bytes() == b"weights"
+            got.write_bytes(b"of another run")
+            assert taker.fetch("member-0", got)
+            assert got.read_bytes() == b"weights"
+            got.unlink()
+    assert not (tmp_path / "files").exists()
 
 
 def test_a_desk_that_hangs_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +270,7 @@ def test_addresses_that_are_taken_or_where_nobody_listens() -> None:
 
 
 def test_a_torch_that_cannot_list_what_strangers_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partitioner.crew.exchange.store.TCPStore", object)
+    monkeypatch.setattr("partitioner.crew.bus.store.TCPStore", object)
     with pytest.raises(InputError, match=r"torch: a crew's desk needs 2\.10 or newer, this is 2\."):
         serve_store(HOST, 0, TOKEN)
 
@@ -290,45 +299,70 @@ def test_a_group_serves_until_a_mean_is_not_committed() -> None:
     assert timeout_s(2.5) == 30.0
 
 
-def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
-    store = serve_store(HOST, 0, TOKEN)
+def test_files_are_whole_and_in_no_memory(tmp_path: Path) -> None:
     source, got = tmp_path / "source", tmp_path / "got"
-    source.write_bytes(bytes(range(256)) * (PIECE_BYTES // 200))
-    size = source.stat().st_size
-    assert send_file(store, "weights", source, readers=2).bytes == size > PIECE_BYTES
-    for _ in range(2):
-        assert fetch_file(store.another(), "weights", got) == size
-        assert got.read_bytes() == source.read_bytes()
-    assert not [name for name in names(store) if "weights" in name]
-    # An empty one, and one that was changed on the way.
-    source.write_bytes(b"")
-    send_file(store, "empty", source, readers=1)
-    assert fetch_file(store, "empty", got) == 0
-    source.write_bytes(b"12345")
-    send_file(store, "changed", source, readers=1)
-    [piece] = [name for name in names(store) if name.endswith("/0") and "changed" in name]
-    store.set(piece, b"12346")
-    with pytest.raises(TransferError, match="got: expected 5 bytes of the desk's digest"):
-        fetch_file(store, "changed", got)
-    assert got.read_bytes() == b""
-    forget_file(store, "changed")
-    forget_file(store, "changed")
-    assert not [name for name in names(store) if "changed" in name]
-    assert sorted(tmp_path.iterdir()) == [got, source]
+    source.write_bytes(bytes(range(256)) * (2 * PIECE_BYTES // 200))
+    content, size = source.read_bytes(), source.stat().st_size
+    with filing(tmp_path) as (store, desk, join):
+        nuc, tower = join("nuc"), join("desk")
+        nuc.send("weights", source)
+        source.unlink()  # it is at the desk
+        for files in (nuc, tower, desk):
+            assert files.fetch("weights", got)
+            assert got.read_bytes() == content
+            got.unlink()
+        assert (nuc.bytes_sent, tower.bytes_sent, desk.bytes_sent) == (size, 0, 2 * size)
+        # An empty one, and one that comes while it is waited for.
+        source.write_bytes(b"")
+        assert nuc.send("empty", source) == sha256_of(source)
+        assert tower.fetch("empty", got)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(tower.fetch, "late", got)
+            source.write_bytes(b"12345")
+            desk.send("late", source)
+            assert waiting.result(WAIT_S)
+        assert got.read_bytes() == b"12345"
+        # What is changed after it was handed in, or deleted.
+        source.write_bytes(b"12346")
+        got.unlink()
+        with pytest.raises(TransferError, match="got: expected 5 bytes of the desk's digest"):
+            tower.fetch("late", got)
+        source.unlink()
+        with pytest.raises(TransferError, match="got: the desk cannot read its late: No such file"):
+            tower.fetch("late", got)
+        assert names(store) == ["begin", "ranks"]
+    assert not got.exists()
 
 
 def test_a_full_disk_while_pieces_arrive(tmp_path: Path) -> None:
     if why := mounting_works():
         pytest.skip(why)
-    server = serve_store(HOST, 0, TOKEN)
     source = tmp_path / "source"
     source.write_bytes(bytes(200_000))
-    send_file(server, "weights", source, readers=1)
-    with small_disk(tmp_path / "disk", 64 * 1024) as disk:
+    with small_disk(tmp_path / "disk", 64 * 1024) as disk, filing(tmp_path) as (_, desk, join):
+        files = join("nuc")
         full = fill(disk)
         path = disk / "weights"
-        with pytest.raises(InputError, match=f"{path}: cannot be written: No space left on device"):
-            fetch_file(server, "weights", path)
-        assert list(disk.iterdir()) == [full]
-    # It is still there for who makes room.
-    assert fetch_file(server, "weights", tmp_path / "weights") == 200_000
+        files.send("weights", source)
+        for taker in (files, desk):
+            with pytest.raises(InputError, match=f"{path}: cannot be written: No space left on"):
+                taker.fetch("weights", path)
+            assert list(disk.iterdir()) == [full]
+        # It is still there for who makes room.
+        assert files.fetch("weights", tmp_path / "weights")
+
+
+def test_a_full_disk_of_the_desk(tmp_path: Path) -> None:
+    if why := mounting_works():
+        pytest.skip(why)
+    source = tmp_path / "source"
+    source.write_bytes(bytes(200_000))
+    with small_disk(tmp_path / "disk", 64 * 1024) as disk, filing(disk) as (_, desk, join):
+        files = join("nuc")
+        full = fill(disk)
+        with pytest.raises(TransferError, match=r"the desk cannot keep it: .* No space left on"):
+            files.send("weights", source)
+        full.unlink()
+        source.write_bytes(b"weights")
+        files.send("weights", source)
+        assert desk.has("weights")

@@ -10,8 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from partitioner.crew.exchange.control import replay  # noqa: E402
-from partitioner.crew.machine.schedule import Everyone  # noqa: E402
+from partitioner.crew.bus.control import replay  # noqa: E402
+from partitioner.crew.coordinator.schedule import Everyone  # noqa: E402
+from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
+from partitioner.crew.planning.costs import RATIO  # noqa: E402
 from partitioner.training.synchroniser import EveryStep  # noqa: E402
 from tests.support.models.crews import (  # noqa: E402
     EPOCHS,
@@ -88,14 +90,14 @@ def test_stages_end_with_the_weights_of_one_process(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("codec", LOSSY)
-def test_fewer_bytes_end_near(folder: Path, alone: Any, codec: str) -> None:
+def test_fewer_bytes_end_near(folder: Path, alone: Any, codec: CodecName) -> None:
     found = ends(folder, codec)
     assert all(torch.equal(found[0], other) for other in found[1:])
     assert TOLERANCE < difference(found[0], alone) < 0.05
     for rank in range(TRAINERS):
         sent = json.loads((folder / f"sent-{rank}.json").read_bytes())
-        ratio = sent[codec] / sent[f"{LOSSY[codec]}-equal-25"]  # type: ignore[index]
-        assert ratio == pytest.approx({"int8": (1 + 4 / 256) / 4, "fp16": 1 / 2}[codec], rel=1e-3)
+        ratio = sent[codec] / sent[f"{LOSSY[codec]}-equal-25"]
+        assert ratio == pytest.approx(RATIO[codec], rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ROUNDS)

@@ -11,30 +11,35 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mdp.testing.processes import until  # noqa: E402
-from partitioner.crew.exchange.answers import Shares, share_out  # noqa: E402
-from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer  # noqa: E402
-from partitioner.crew.exchange.store import DeskLost, serve_store  # noqa: E402
+from partitioner.crew.bus.control import Desk, Hand  # noqa: E402
+from partitioner.crew.bus.store import DeskLost, serve_store  # noqa: E402
+from partitioner.crew.coordinator.membership import MembershipMachine  # noqa: E402
+from partitioner.crew.coordinator.watch import Watch  # noqa: E402
+from partitioner.crew.jobs.answers import Shares, share_out  # noqa: E402
 from partitioner.training.cached_outputs import keep_outputs  # noqa: E402
 from tests.support.models.forked import Forked  # noqa: E402
-from tests.support.models.frozen import LOG, PICTURES, TOKEN, VARIANTS, frozen, main  # noqa: E402
+from tests.support.models.frozen import PICTURES, TOKEN, VARIANTS, frozen, main  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-PACES = (8_000, 4_000, 2_000)
+PACES, NAMES = (8_000, 4_000, 2_000), ("quick", "middling", "slow")
 
 
 class Crew:
     """Three trainers that have joined and wait for a desk."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self.store = serve_store("127.0.0.1", 0, TOKEN)
+        self.store = store = serve_store("127.0.0.1", 0, TOKEN)
+        machine = MembershipMachine("d", {"member-0": NAMES}, {})
+        self.desk = Desk(store, machine, Watch(20.0), folder / "log.jsonl")
+        stack.callback(self.desk.close)
         self.processes = [
-            Forked(main, self.store.port, rank, pace, stderr=folder / f"{rank}.log")
-            for rank, pace in enumerate(PACES)
+            Forked(main, store.port, name, pace, stderr=folder / f"{name}.log")
+            for name, pace in zip(NAMES, PACES, strict=True)
         ]
         for process in self.processes:
             stack.callback(process.kill)
-        until(lambda: self.store.add("here", 0) == len(PACES), "three trainers", 180.0)
+        until(lambda: len(self.desk.states) == len(PACES), "three trainers", 180.0)
 
     def compute(self, folder: Path, killed: int, after: int) -> Shares:
         """Kill one trainer as soon as so many pictures are done."""
@@ -46,7 +51,7 @@ class Crew:
             if done >= after:
                 self.processes[killed].kill()
 
-        return share_out(StoreDesk(self.store, LOG), frozen(), paths(folder), advance)
+        return share_out(self.desk, frozen(), paths(folder), advance)
 
 
 def paths(folder: Path) -> dict[int, list[Path]]:
@@ -85,9 +90,9 @@ def test_a_killed_trainer_loses_nothing(crew: Crew, tmp_path: Path) -> None:
 
 def test_a_desk_that_died_is_named() -> None:
     store = serve_store("127.0.0.1", 0, TOKEN)
-    port = store.port
-    end = StoreTrainer(store.another(), LOG, 0)
-    assert end.next(0.0) is None
+    port, hand = store.port, Hand(store)
+    assert hand.reply(0.0) is None
     del store
     with pytest.raises(DeskLost, match=f"127.0.0.1:{port}: the desk is lost"):
-        end.next(0.0)
+        hand.reply(60.0)
+    hand.close()

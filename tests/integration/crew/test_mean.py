@@ -12,9 +12,10 @@ from torch import Tensor  # noqa: E402
 from torch._C._distributed_c10d import HashStore  # noqa: E402
 from torch.distributed import ProcessGroup  # noqa: E402
 
-from partitioner.crew.exchange.codecs import CODECS  # noqa: E402
-from partitioner.crew.exchange.mean import Mean, Means, Meeting, NotFinite, Segment  # noqa: E402
-from partitioner.crew.planning.costs import RATIO, Codec  # noqa: E402
+from partitioner.crew.averaging.codecs import CODECS  # noqa: E402
+from partitioner.crew.averaging.mean import Mean, Means, Meeting, NotFinite, Segment  # noqa: E402
+from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
+from partitioner.crew.planning.costs import RATIO  # noqa: E402
 from tests.support.gloo import PlainGroups, in_threads, vector  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -23,8 +24,8 @@ SITES = {0: "office", 1: "office", 2: "shed", 3: "shed", 7: "shed"}
 WAYS = [
     Means(),
     Means(route="two_phase"),
-    Means(route="two_phase", shards="link", uplink=UPLINK),
-    Means(route="two_tier", uplink=UPLINK, sites=SITES),
+    Means(route="two_phase", shards="link", uplink=UPLINK.__getitem__),
+    Means(route="two_tier", uplink=UPLINK.__getitem__, site=SITES.__getitem__),
 ]
 #: Codec and count of numbers of each segment.
 Parts = Sequence[tuple[str, int]]
@@ -87,7 +88,7 @@ def test_means_are_those_of_numpy(
 
 
 @pytest.mark.parametrize("codec", sorted(RATIO))
-def test_bytes_are_those_of_the_formulas(codec: Codec) -> None:
+def test_bytes_are_those_of_the_formulas(codec: CodecName) -> None:
     count, members = 4 * 16 * 256, (0, 1, 2, 3)
     size = 4 * count * RATIO[codec]
 

@@ -14,11 +14,12 @@ from msgspec.structs import replace  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch._C._distributed_c10d import HashStore  # noqa: E402
 
-from partitioner.crew.exchange.codecs import CodecName  # noqa: E402
-from partitioner.crew.exchange.mean import Means  # noqa: E402
-from partitioner.crew.exchange.owners import OuterStep  # noqa: E402
-from partitioner.crew.exchange.parameters import CrewEnded, Rounds  # noqa: E402
-from partitioner.crew.machine.events import (  # noqa: E402
+from partitioner.crew.averaging.mean import Means  # noqa: E402
+from partitioner.crew.averaging.owners import OuterStep  # noqa: E402
+from partitioner.crew.averaging.parameters import CrewEnded, Rounds  # noqa: E402
+from partitioner.crew.coordinator.schedule import Everyone  # noqa: E402
+from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
+from partitioner.crew.messages import (  # noqa: E402
     AnyAction,
     AnyEvent,
     Finished,
@@ -28,7 +29,6 @@ from partitioner.crew.machine.events import (  # noqa: E402
     Ready,
     Waiting,
 )  # fmt: skip
-from partitioner.crew.machine.schedule import Everyone  # noqa: E402
 from tests.support.gloo import PlainGroups, in_threads  # noqa: E402
 
 pytestmark = pytest.mark.torch

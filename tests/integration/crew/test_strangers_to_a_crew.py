@@ -1,5 +1,6 @@
 """Strangers at a desk's port, who have no key: they can end a training, and not change it."""
 
+import base64
 import hashlib
 import os
 import signal
@@ -19,18 +20,25 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from torch._C._distributed_c10d import TCPStore  # noqa: E402
 from torch.distributed import DistError  # noqa: E402
 
-from mdp.errors import MDPError  # noqa: E402
 from mdp.files import write_new  # noqa: E402
 from mdp.testing.processes import until  # noqa: E402
-from partitioner.crew.exchange.authentication import sign_name  # noqa: E402
-from partitioner.crew.exchange.control import Desk, Hand  # noqa: E402
-from partitioner.crew.exchange.files import EVERYBODY, Head, StoreFiles  # noqa: E402
-from partitioner.crew.exchange.groups import TrainerGroups  # noqa: E402
-from partitioner.crew.exchange.queues import StoreDesk, StoreTrainer  # noqa: E402
-from partitioner.crew.exchange.store import SignedStore, Tampered, serve_store  # noqa: E402
-from partitioner.crew.machine.events import Accepted, Leave, Refused  # noqa: E402
-from partitioner.crew.machine.membership import MembershipMachine  # noqa: E402
-from partitioner.crew.machine.watch import Watch  # noqa: E402
+from partitioner.crew.averaging.groups import TrainerGroups  # noqa: E402
+from partitioner.crew.bus.authentication import session_key, sign_name  # noqa: E402
+from partitioner.crew.bus.control import Desk, Hand, mailbox, post  # noqa: E402
+from partitioner.crew.bus.files import TrainerFiles  # noqa: E402
+from partitioner.crew.bus.store import DeskLost, SignedStore, Tampered, serve_store  # noqa: E402
+from partitioner.crew.coordinator.membership import MembershipMachine  # noqa: E402
+from partitioner.crew.coordinator.watch import Watch  # noqa: E402
+from partitioner.crew.messages import (  # noqa: E402
+    Accepted,
+    FileHead,
+    Gone,
+    Joined,
+    Leave,
+    Piece,
+    ToDesk,
+    ToTrainer,
+)
 from partitioner.crew.planning.syncplan import NetworkSync  # noqa: E402
 from tests.integration.crew.test_training_together import PATIENCE_S, Crew  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
@@ -43,12 +51,6 @@ HOST, TOKEN, WAIT_S = "127.0.0.1", "262a43f4", 20.0
 def stranger(port: int) -> TCPStore:
     """A connection of who has no key."""
     return TCPStore(HOST, port, is_master=False, wait_for_workers=False)
-
-
-def in_store(store: SignedStore, name: str) -> str:
-    """A name as it is in the store."""
-    [found] = [text for text in store.names() if text.startswith(f"{name}~")]
-    return found
 
 
 def read_all(store: TCPStore) -> list[bytes]:
@@ -71,7 +73,7 @@ def desk(store: SignedStore, tmp_path: Path) -> Iterator[Desk]:
 
 
 def test_a_training_with_a_stranger_at_the_port(tmp_path: Path) -> None:
-    """It reads all there is, and hands a file of zeros in before the trainer has finished."""
+    """It reads all there is, and hands a file of zeros in, to the desk and as the desk."""
     data = write_tree(tmp_path / "data", each=24)
     crew = Crew(
         tmp_path,
@@ -86,8 +88,11 @@ def test_a_training_with_a_stranger_at_the_port(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(10)}, zeros)
     content = zeros.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    head = msgspec.msgpack.encode(Head(len(content), 1, digest, EVERYBODY))
-    key = "file/member-1.safetensors"
+    name = "member-1.safetensors"
+    forged = [
+        FileHead(rank=1, name=name, bytes=len(content), sha256=digest),
+        Piece(rank=1, name=name, number=0, data=content),
+    ]
     seen, ending = set[bytes](), threading.Event()
     port = int(crew.address.rpartition(":")[2])
 
@@ -101,10 +106,16 @@ def test_a_training_with_a_stranger_at_the_port(tmp_path: Path) -> None:
     def attack() -> None:
         until(connected, "the desk", PATIENCE_S)
         store: Any = stranger(port)
+        # It has seen the names of queues on their way.
+        nonce = msgspec.json.decode(store.get("begin"), type=dict[str, Any])["nonce"]
+        key = session_key(token.decode(), base64.b64decode(nonce))
+        boxes = [sign_name(key, box) for box in ("desk", mailbox(0), mailbox(1))]
         try:
             while not ending.is_set():
-                store.set(f"{key}/{digest[:16]}/0", content)
-                store.set(key, head)
+                store.set("junk", content)
+                for box in boxes:
+                    for message in forged:
+                        store.queue_push(box, bytes(48) + msgspec.msgpack.encode(message))
                 seen.update(hashlib.sha256(v).digest() for v in read_all(store))
                 readings.extend(v for v in read_all(store) if token in v)
         except DistError:
@@ -120,7 +131,7 @@ def test_a_training_with_a_stranger_at_the_port(tmp_path: Path) -> None:
         ending.set()
         thread.join()
     assert readings == []
-    assert len(seen) > 10
+    assert len(seen) > 5  # messages are in queues, which nobody lists
     own = tmp_path / "run-tower" / "member-1.safetensors"
     assert crew.run.member(1).read_bytes() == own.read_bytes() != content
     assert any(value.any() for value in load_file(crew.run.member(1)).values())
@@ -128,145 +139,163 @@ def test_a_training_with_a_stranger_at_the_port(tmp_path: Path) -> None:
     assert "values in the desk's store were not of this crew, and were deleted" in said
 
 
-def test_no_value_has_the_key(store: SignedStore) -> None:
-    hand = Hand(store)
+def test_no_value_and_no_message_has_the_key(store: SignedStore) -> None:
+    hand, other = Hand(store), stranger(store.port)
     hand.join("nuc", "d")
-    until(lambda: any("event/" in name for name in store.names()), "its first event", WAIT_S)
-    values = read_all(stranger(store.port))
-    assert len(values) > 2
-    assert not any(TOKEN.encode() in value for value in values)
+    until(lambda: other.queue_len(sign_name(store._key, "desk")) > 1, "a sign of life", WAIT_S)
+    messages = [other.queue_pop(sign_name(store._key, "desk"), False) for _ in range(2)]
+    values = read_all(other)
+    assert len(values) > 1
+    assert not any(TOKEN.encode() in value for value in values + messages)
     hand.close()
 
 
 def test_what_strangers_set_is_deleted(store: SignedStore, desk: Desk) -> None:
     other: Any = stranger(store.port)
-    names = [f"{kind}/{i}" for i in range(3) for kind in ("junk", "event/9", "file/x", "g")]
+    names = [f"{kind}/{i}" for i in range(3) for kind in ("junk", "desk", "name/x", "g")]
     for name in names:
         other.set(name, bytes(7 * 2**20))
-    until(lambda: desk.dropped >= len(names), "a look of the desk", WAIT_S)
+    until(lambda: desk.drops >= len(names), "a look of the desk", WAIT_S)
     assert not set(names) & set(other.list_keys())
     # What the crew has set stays.
     store.set("name/0", b"desk")
-    dropped = desk.dropped
+    dropped = desk.drops
     other.set("more", b"")
-    until(lambda: desk.dropped > dropped, "another look", WAIT_S)
+    until(lambda: desk.drops > dropped, "another look", WAIT_S)
     assert store.get("name/0") == b"desk"
 
 
-def test_ranks_of_a_counter_that_was_changed_are_not_all_looked_at(
-    store: SignedStore, desk: Desk
+@pytest.mark.parametrize("value", ["no number", 2**40])
+def test_a_counter_that_was_changed_keeps_others_out(
+    store: SignedStore, desk: Desk, value: str | int
 ) -> None:
-    hand = Hand(store)
-    stranger(store.port).add(in_store(store, "ranks"), 2**40)
-    hand.join("nuc", "d")
-    assert isinstance(hand.poll(WAIT_S), Accepted)
-    with pytest.raises(MDPError, match="expected at most 1000 trainers"):
+    hand, name = Hand(store), sign_name(store._key, "ranks")
+    other: Any = stranger(store.port)
+    if isinstance(value, int):
+        other.add(name, value)
+    else:
+        other.set(name, value)
+    with pytest.raises(DeskLost) as caught:
         Hand(store)
-    hand.close()
-
-
-def test_a_counter_that_is_none_any_more_ends_all_in_a_line(store: SignedStore, desk: Desk) -> None:
-    hand = Hand(store)
+    assert "\n" not in str(caught.value)
+    # Who is there goes on.
     hand.join("nuc", "d")
     assert isinstance(hand.poll(WAIT_S), Accepted)
-    stranger(store.port).set(in_store(store, "ranks"), "no number")
-    action = hand.poll(WAIT_S)
-    assert isinstance(action, Refused)
-    assert "the desk's store" in action.reason
-    assert "\n" not in action.reason
     hand.close()
 
 
-def test_an_event_of_a_rank_that_has_joined_is_not_made_or_repeated(
+def encode(message: ToDesk | ToTrainer) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def test_a_message_to_the_desk_is_not_made_or_repeated(
     store: SignedStore, desk: Desk, tmp_path: Path
 ) -> None:
     hand = Hand(store)
     hand.join("nuc", "d")
     assert isinstance(hand.poll(WAIT_S), Accepted)
     other: Any = stranger(store.port)
-    event = {"kind": "gone", "rank": hand.rank}
-    forged = msgspec.msgpack.encode({"event": event, "asks": False})
-    # One of its own that was signed, under numbers that are still to come.
-    key = sign_name(store._key, f"event/{hand.rank}/1000")
-    store.set(f"event/{hand.rank}/1000", forged)
-    signed = other.get(key)
-    other.delete_key(key)
-    for number in range(0, 200, 2):
-        other.set(_listed_name(store, f"event/{hand.rank}/{number}"), bytes(32) + forged)
-        other.set(_listed_name(store, f"event/{hand.rank}/{number + 1}"), signed)
-    until(lambda: desk.dropped > 0, "a forged event", WAIT_S)
+    gone = encode(Gone(rank=hand.rank))
+    # One that was signed for another queue, and one of its own that was taken already.
+    store.push("other", gone)
+    store.check(["ranks"])  # is answered, unlike a push: the message is there
+    signed = other.queue_pop(sign_name(store._key, "other"))
+    name = sign_name(store._key, "desk")
+    for forged in (b"", bytes(16) + bytes(32) + gone, signed):
+        other.queue_push(name, forged)
+    until(lambda: desk.drops > 2, "forged events", WAIT_S)
     assert '"kind":"gone"' not in (tmp_path / "log").read_text()
+    assert desk.states.keys() == {hand.rank}
     hand.close()
 
 
-def _listed_name(store: SignedStore, name: str) -> str:
-    """The name that a listing shows once the crew has used it."""
-    return sign_name(store._key, name)
+def test_who_misses_a_message_at_the_desk_is_silent(store: SignedStore, tmp_path: Path) -> None:
+    """No event that follows one that was taken away is believed."""
+    other: Any = stranger(store.port)
+    own = store.another()
+    own.push("desk", encode(Joined(rank=0, name="nuc", digest="d")))
+    own.check(["ranks"])  # is answered, unlike a push: the message is there
+    other.queue_pop(sign_name(store._key, "desk"), False)
+    own.push("desk", encode(Joined(rank=0, name="nuc", digest="d")))
+    machine = MembershipMachine("d", {"member-0": ("nuc",)}, {})
+    desk = Desk(store, machine, Watch(20.0), tmp_path / "log")
+    until(lambda: desk.drops > 0, "an event that misses one", WAIT_S)
+    assert not desk.states
+    desk.close()
 
 
-def test_an_action_that_the_desk_has_not_sent_ends_the_trainer(
-    store: SignedStore, desk: Desk
-) -> None:
+def test_an_action_that_the_desk_has_not_sent_is_left_out(store: SignedStore, desk: Desk) -> None:
     hand = Hand(store)
-    leave = msgspec.msgpack.encode(Leave(rank=hand.rank, network=""))
-    store._store.set(_listed_name(store, f"act/{hand.rank}/0"), bytes(32) + leave)  # type: ignore[arg-type]
-    with pytest.raises(Tampered, match=r"act/0/0 is not signed with this crew's key") as caught:
+    other: Any = stranger(store.port)
+    name = sign_name(store._key, mailbox(hand.rank))
+    leave = encode(Leave(rank=hand.rank, network=""))
+    other.queue_push(name, bytes(8) + (1).to_bytes(8, "big") + bytes(32) + leave)
+    hand.join("nuc", "d")
+    assert isinstance(hand.poll(WAIT_S), Accepted)
+    assert not hand.may_leave
+    hand.close()
+
+
+def test_an_action_that_is_taken_away_ends_the_trainer(store: SignedStore) -> None:
+    other: Any = stranger(store.port)
+    post(store, Accepted(rank=0, network=""))
+    store.check(["ranks"])  # is answered, unlike a push: the message is there
+    other.queue_pop(sign_name(store._key, mailbox(0)), False)
+    hand = Hand(store)
+    post(store, Leave(rank=0, network=""))
+    with pytest.raises(Tampered, match="message 1 of mailbox/0 was taken away: ") as caught:
         hand.poll(WAIT_S)
     assert caught.value.exit_code == 3
     assert not hand.may_leave
     hand.close()
 
 
-def test_a_file_that_a_stranger_replaces_is_refused(store: SignedStore, tmp_path: Path) -> None:
-    source, got = tmp_path / "source", tmp_path / "got"
-    source.write_bytes(b"weights")
-    files = StoreFiles(store.another())
-    files.send("member-1", source)
-    name = in_store(store, "file/member-1")
+def test_a_value_of_the_name_of_a_queue_does_not_stop_it(store: SignedStore, desk: Desk) -> None:
     other: Any = stranger(store.port)
-    head = other.get(name)
-    other.set(name, msgspec.msgpack.encode(Head(5, 1, "0" * 64, 9)))
-    for act in (files.send, files.fetch):
-        with pytest.raises(Tampered, match="file/member-1 is not signed with this crew's key"):
-            act("member-1", source if act == files.send else got)
-    other.set(name, head)
-    [piece] = [text for text in other.list_keys() if "/0~" in text]
-    other.set(piece, other.get(piece) + b"!")
-    with pytest.raises(Tampered, match="is not signed"):
-        files.fetch("member-1", got)
-    assert not got.exists()
+    hand = Hand(store)
+    for box in ("desk", mailbox(hand.rank)):
+        other.set(sign_name(store._key, box), "")
+    hand.join("nuc", "d")
+    assert isinstance(hand.poll(WAIT_S), Accepted)
+    hand.close()
 
 
-def test_the_desk_takes_the_file_that_its_trainer_has_told_of(
-    store: SignedStore, tmp_path: Path
-) -> None:
-    source, got = tmp_path / "source", tmp_path / "got"
-    source.write_bytes(b"weights")
-    digest = StoreFiles(store).send("member-1", source)
-    with pytest.raises(MDPError, match="got: expected the file that its trainer has told of"):
-        StoreFiles(store, lambda name: "0" * 64).fetch("member-1", got)
-    assert not got.exists()
-    assert StoreFiles(store, {"member-1": digest}.__getitem__).fetch("member-1", got)
+def test_a_file_that_a_stranger_would_replace(store: SignedStore, tmp_path: Path) -> None:
+    got = tmp_path / "got"
+    digest = hashlib.sha256(b"weights").hexdigest()
+    hand = Hand(store)
+    other: Any = stranger(store.port)
+    name = sign_name(store._key, mailbox(hand.rank))
+    about: dict[str, Any] = {"rank": hand.rank, "name": "member-1"}
+
+    def answer() -> None:
+        """As the desk, behind a stranger's answers."""
+        for real, sha256, data in ((False, "0" * 64, b"zeros!!"), (True, digest, b"weights")):
+            head = FileHead(**about, bytes=7, sha256=sha256)
+            for message in (head, Piece(**about, number=0, data=data)):
+                if real:
+                    post(store, message)
+                else:
+                    number = (1).to_bytes(8, "big")
+                    other.queue_push(name, bytes(8) + number + bytes(32) + encode(message))
+
+    answer()
+    assert TrainerFiles(hand).fetch("member-1", got)
+    assert got.read_bytes() == b"weights"
+    hand.close()
 
 
 def test_queues_give_each_message_of_the_crew_once(store: SignedStore) -> None:
-    desk, trainer = StoreDesk(store, "answers"), StoreTrainer(store.another(), "answers", 0)
-    other: Any = stranger(store.port)
-    queue = _listed_name(store, "answers/log")
-    trainer.append(b"one")
+    trainer, other = store.another(), stranger(store.port)
+    queue = sign_name(store._key, "desk")
+    trainer.push("desk", b"one")
+    trainer.check(["ranks"])  # is answered, unlike a push: the message is there
     message = other.queue_pop(queue)
     for one in (b"", b"junk", message, message, message[:-1], message + b"!"):
         other.queue_push(queue, one)
-    trainer.append(b"two")
-    assert [desk.read(0.0) for _ in range(3)] == [b"one", b"two", None]
-    # That a pass is over is the desk's to say.
-    other.set("answers/closed/pass", b"")
-    assert not trainer.closed("pass")
-    desk.close("pass")
-    assert trainer.closed("pass")
-    other.set(_listed_name(store, "answers/closed/pass"), b"")
-    with pytest.raises(Tampered):
-        trainer.closed("pass")
+    trainer.push("desk", b"two")
+    assert [store.pop("desk") for _ in range(2)] == [b"one", b"two"]
+    assert store.left_out == 5
 
 
 def test_where_members_of_a_mean_listen_is_signed(store: SignedStore) -> None:
@@ -281,7 +310,7 @@ def test_where_members_of_a_mean_listen_is_signed(store: SignedStore) -> None:
     assert "~" in name
     second = name.rpartition("~")[0].replace("/1/", "/2/", 1)
     first = second.rpartition("/")[0]
-    other.set(_listed_name(store, f"{first}/1"), other.get(name))
+    other.set(sign_name(store._key, f"{first}/1"), other.get(name))
     with pytest.raises((Tampered, RuntimeError), match="not signed"):
         groups.of("member-0", 2, (0, 1))
     groups.close()
@@ -302,7 +331,7 @@ def test_a_lost_desk_is_a_line_of_its_trainer(tmp_path: Path) -> None:
         assert trainer.stderr
         try:
             assert "waiting for the desk" in trainer.stderr.readline()
-            until(lambda: any("event/0/1~" in n for n in served[0].names()), "it", PATIENCE_S)
+            until(lambda: any("ranks~" in n for n in served[0].names()), "it", PATIENCE_S)
             served.clear()
             said = trainer.stderr.read()
         finally:

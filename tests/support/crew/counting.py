@@ -24,9 +24,13 @@ from typing import Any
 import torch
 
 from mdp import console
-from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
-from partitioner.crew.exchange.groups import TrainerGroups
-from partitioner.crew.machine.events import (
+from partitioner.crew.averaging.groups import TrainerGroups
+from partitioner.crew.bus.control import Desk, Hand
+from partitioner.crew.bus.store import connect, serve_store
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.watch import Watch
+from partitioner.crew.messages import (
     Close,
     Commit,
     Done,
@@ -40,9 +44,6 @@ from partitioner.crew.machine.events import (
     Waiting,
     cursor,
 )
-from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.schedule import Everyone
-from partitioner.crew.machine.watch import Watch
 
 NAMES = ("desk", "fails", "t1", "t2", "t3", "late")
 #: The meeting in which the trainer `fails` kills itself.
@@ -66,7 +67,7 @@ class Counting:
         store = connect(HOST, port, TOKEN, wait_s=20.0, timeout=timedelta(seconds=GROUP_S))
         self.hand = Hand(store)
         self.hand.join(name, DIGEST)
-        self.groups = TrainerGroups(store, self.hand.rank, HOST, self.hand.committed, GROUP_S)
+        self.groups = TrainerGroups(store, self.hand.rank, HOST, self.hand.has_committed, GROUP_S)
         self.name, self.meetings = name, 0
         self.batches, self.epochs, self.epoch = batches, epochs, 0
         self.counts = torch.zeros(epochs * batches)
@@ -146,7 +147,7 @@ def desk(path: Path, batches: int, epochs: int, told: Connection) -> None:
     desk = Desk(store, machine(batches, epochs), watch, path)
     told.send(store.port)
     trainer("desk", store.port, batches, epochs)
-    while desk.living:
+    while desk.states:
         time.sleep(0.01)
     desk.close()
 

@@ -5,7 +5,6 @@ no pass of two variants is computed by one process alone.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -16,9 +15,9 @@ from mdp.testing.processes import until
 from partitioner.build.inputs import TrainingInputs
 from partitioner.build.train import train_plan
 from partitioner.crew.desk import join
-from partitioner.crew.exchange.answers import FrozenPass
 from partitioner.crew.folder import token_of
-from partitioner.crew.machine.leases import Chunk
+from partitioner.crew.jobs.answers import FrozenPass
+from partitioner.crew.messages import Chunk
 from partitioner.data.memmaps import Array
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
@@ -46,11 +45,11 @@ def compute_by_two(folder: Path) -> None:
     """Hold a process's chunk of a pass until another one has a chunk, too."""
     compute = FrozenPass.rows
 
-    def rows(work: FrozenPass, chunk: Chunk, sign: Callable[[], None]) -> list[Array]:
+    def rows(work: FrozenPass, chunk: Chunk) -> list[Array]:
         if len(work.variants) > 1:
             (folder / f"{work.name}-{os.getpid()}").touch()
             until(lambda: len([*folder.glob(f"{work.name}-*")]) > 1, "another process", 180.0)
-        return compute(work, chunk, sign)
+        return compute(work, chunk)
 
     mock.patch.object(FrozenPass, "rows", rows).start()
 

@@ -18,20 +18,28 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo
 
-from partitioner.crew.exchange.codecs import CodecName
-from partitioner.crew.exchange.control import Desk, Hand, connect, serve_store
-from partitioner.crew.exchange.flat import CodecOf
-from partitioner.crew.exchange.gradients import Gradients
-from partitioner.crew.exchange.groups import TrainerGroups
-from partitioner.crew.exchange.mean import Means
-from partitioner.crew.exchange.owners import OuterStep
-from partitioner.crew.exchange.parameters import Rounds
-from partitioner.crew.machine.events import Accepted, Gone, Refused
-from partitioner.crew.machine.membership import MembershipMachine
-from partitioner.crew.machine.rounds import growing_period
-from partitioner.crew.machine.schedule import Everyone
-from partitioner.crew.machine.watch import Watch
-from partitioner.crew.pipeline import Cut, Pipeline, StagePictures, begun, part_of, stage_of
+from partitioner.crew.averaging.flat import CodecOf
+from partitioner.crew.averaging.gradients import Gradients
+from partitioner.crew.averaging.groups import TrainerGroups
+from partitioner.crew.averaging.mean import Means
+from partitioner.crew.averaging.owners import OuterStep
+from partitioner.crew.averaging.parameters import Rounds
+from partitioner.crew.bus.control import Desk, Hand
+from partitioner.crew.bus.store import connect, serve_store
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.rounds import growing_period
+from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.sizes import CodecName
+from partitioner.crew.coordinator.watch import Watch
+from partitioner.crew.jobs.pipeline import (
+    Cut,
+    Pipeline,
+    StagePictures,
+    default_group,
+    part_of,
+    stage_of,
+)
+from partitioner.crew.messages import Accepted, Gone, Refused
 from partitioner.data.variants import Labels
 from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec
 from partitioner.run.progress import Progress
@@ -58,8 +66,8 @@ PACES = (0.6, 0.3, 0.1)
 WAYS = {
     "ring": Means(),
     "two_phase": Means(route="two_phase"),
-    "by_link": Means(route="two_phase", shards="link", uplink=UPLINK),
-    "two_tier": Means(route="two_tier", uplink=UPLINK, sites=SITES),
+    "by_link": Means(route="two_phase", shards="link", uplink=UPLINK.__getitem__),
+    "two_tier": Means(route="two_tier", uplink=UPLINK.__getitem__, site=SITES.__getitem__),
 }
 #: Every exact plan: name -> way, paces, bytes of a bucket.
 EXACT: dict[str, tuple[Means, tuple[float, ...], int]] = {
@@ -178,7 +186,7 @@ def in_stages(out: Path, crew: Crew) -> None:
     folder = out / f"stage-{index}"
     folder.mkdir()
     sync = Pipeline(crew, cut, pictures, between, folder / "checkpoint.pt")
-    with begun(crew):
+    with default_group(crew):
         curve = fit(teacher, teacher_stage(folder, sync), sync.loss_of, Progress(io.StringIO()))
     kept = {"weights": teacher.state_dict(), "losses": [epoch["loss"] for epoch in curve]}
     torch.save(kept, folder / "end.pt")
@@ -230,7 +238,7 @@ def rounds(out: Path, name: str, rank: int, port: int) -> None:
     while not isinstance(hand.poll(1.0), Accepted):
         pass
     groups: Any = TrainerGroups(
-        joined.another(timedelta(seconds=20)), hand.rank, "127.0.0.1", hand.committed, 20.0
+        joined.another(timedelta(seconds=20)), hand.rank, "127.0.0.1", hand.has_committed, 20.0
     )  # fmt: skip
     if name == "killed" and rank == 2:
         groups = Dying(groups, hand)
@@ -256,7 +264,7 @@ def rounds(out: Path, name: str, rank: int, port: int) -> None:
 
     curve = fit(module, stage, plain, Progress(io.StringIO()), validate=validate)
     torch.save(flat(module), folder / "end.pt")
-    said = {"rank": hand.rank, "curve": curve, "sent": sync.sent_bytes}
+    said = {"rank": hand.rank, "curve": curve, "sent": sync.bytes_sent}
     (folder / "said.json").write_bytes(msgspec.json.encode(said))
     hand.close()
     if desk is not None:
@@ -283,11 +291,11 @@ def every_step(out: Path, rank: int, port: int) -> None:
     for name, (means, paces, bucket_bytes) in EXACT.items():
         gradients = Gradients(crew, means, always("fp32"), paces=paces, bucket_bytes=bucket_bytes)
         torch.save(flat(train_vit(out / name, gradients)), out / f"{name}-{rank}.pt")
-        said[name] = gradients.sent_bytes
+        said[name] = gradients.bytes_sent
     for codec, way in LOSSY.items():
         gradients = Gradients(crew, WAYS[way], always(codec), bucket_bytes=2**25)
         torch.save(flat(train_vit(out / codec, gradients)), out / f"{codec}-{rank}.pt")
-        said[codec] = gradients.sent_bytes
+        said[codec] = gradients.bytes_sent
     in_stages(out, crew)
     (out / f"sent-{rank}.json").write_bytes(msgspec.json.encode(said))
     # The others still use the first one's store.

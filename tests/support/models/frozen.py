@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from partitioner.crew.exchange.answers import FrozenPass, contribute
-from partitioner.crew.exchange.queues import StoreTrainer
-from partitioner.crew.exchange.store import connect
+from partitioner.crew.bus.control import Hand
+from partitioner.crew.bus.store import connect
+from partitioner.crew.jobs.answers import FrozenPass, contribute
 from partitioner.data.memmaps import Index
 
-PICTURES, CLASSES, VARIANTS, LOG, TOKEN = 6_000, 20, (0, 1), "frozen", "token"
+PICTURES, CLASSES, VARIANTS, TOKEN = 6_000, 20, (0, 1), "token"
 
 
 def frozen(pace: float = float("inf")) -> FrozenPass:
@@ -39,9 +39,9 @@ def frozen(pace: float = float("inf")) -> FrozenPass:
     )
 
 
-def main(port: int, rank: int, pace: float) -> None:
+def main(port: int, name: str, pace: float) -> None:
     """Be a trainer."""
-    control = connect("127.0.0.1", port, TOKEN)
-    control.add("here", 1)
-    bulk = control.another()
-    contribute(StoreTrainer(control, LOG, rank), StoreTrainer(bulk, LOG, rank), frozen(pace))
+    hand = Hand(connect("127.0.0.1", port, TOKEN))
+    hand.join(name, "d")
+    contribute(hand, frozen(pace))
+    hand.close()

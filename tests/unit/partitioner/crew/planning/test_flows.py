@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partitioner.crew.machine.shares import link_shares
+from partitioner.crew.coordinator.shares import link_shares
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.flows import Links, Route, busiest_s, finish_s, ring, two_phase
 from tests.unit.partitioner.crew.planning.fleets import MBIT, lines, three, trainers, two_sites

@@ -1,0 +1,162 @@
+"""Gradients averaged in every step, over DDP: shares by pace, any route, fewer bytes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket, HashStore, ProcessGroup
+
+from partitioner.crew.averaging.codecs import CODECS
+from partitioner.crew.averaging.flat import CodecOf
+from partitioner.crew.averaging.mean import Mean, Means, Meeting, Segment
+from partitioner.crew.coordinator.shares import by_pace
+from partitioner.training.distributed import Crew
+from partitioner.training.synchroniser import EveryStep, Index, Share
+
+
+class Gradients(EveryStep):
+    """A `Synchroniser` of a fixed crew in which every step's gradients are averaged.
+
+    members: by their rank in the group, the ranks by which `means` knows trainers; by default the
+    same. paces: pictures/s by rank in the group, none for equal shares. Whatever the route and the
+    shares, fp32 gives the weights of one process, up to rounding; int8 and fp16 do not. What a
+    codec leaves out of a gradient is added to the next one (error feedback, after Seide et al.,
+    2014), anew when DDP rebuilds its buckets, after the first step.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        means: Means,
+        codec_of: CodecOf,
+        *,
+        paces: Sequence[float] = (),
+        bucket_bytes: int,
+        members: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(crew)
+        self._means, self._codec_of = means, codec_of
+        self._paces = paces or [1.0] * crew.size
+        self._bucket_bytes = bucket_bytes
+        self._members = members or tuple(range(crew.size))
+        self._names: dict[Tensor, str] = {}
+        #: The mean of each of DDP's buckets, by its first parameter and its size.
+        self._of_bucket: dict[tuple[Tensor, int], _BucketMean] = {}
+        #: One thread takes all means, in DDP's order, while the backward pass goes on.
+        self._thread = ThreadPoolExecutor(1)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of gradients that this trainer has sent."""
+        return sum(bucket.mean.sent_bytes for bucket in list(self._of_bucket.values()))
+
+    def wrap(
+        self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
+    ) -> nn.Module:
+        """DDP around the module, with these means instead of its own."""
+        self._module = module
+        if self.crew.size == 1:
+            return module
+        self._names = {p: name for name, p in module.named_parameters() if p.requires_grad}
+        wrapped = nn.parallel.DistributedDataParallel(
+            module,
+            device_ids=[device] if device.type == "cuda" else None,
+            process_group=_for_ddp(self.crew),
+            bucket_cap_mb=self._bucket_bytes / 2**20,
+            gradient_as_bucket_view=True,
+        )
+        wrapped.register_comm_hook(None, self._hook)
+        return wrapped
+
+    def shares(self, batches: Sequence[Index], epoch: int) -> Iterator[Share]:
+        """A share of every batch, in proportion to the paces.
+
+        A trainer without a picture takes one with share 0, as all have to take part in the mean.
+        """
+        rank = self.crew.rank
+        for number, index in enumerate(batches):
+            sizes = by_pace(self._paces, len(index))
+            start = sum(sizes[:rank])
+            share = index[start : start + sizes[rank]]
+            if len(share):
+                yield number, share, len(share) / len(index)
+            else:
+                yield number, index[:1], 0.0
+
+    def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        buffer, future = bucket.buffer(), torch.futures.Future[Tensor]()
+        of_bucket = self._mean_of(bucket)
+
+        def average() -> Tensor:
+            gradient, mean = buffer.cpu(), of_bucket.mean
+            if of_bucket.left is not None:
+                gradient = gradient + of_bucket.left
+            shards = mean.collect(gradient, self._meeting())
+            found = mean.spread(shards)
+            mean.commit()
+            if shards.sent is not gradient:
+                of_bucket.left = gradient - shards.sent
+            buffer.copy_(found)
+            return buffer
+
+        if buffer.device.type == "cpu":
+            self._thread.submit(_settle, future, average)
+        else:
+            _settle(future, average)  # a copy from a device waits for the backward pass anyway
+        return future
+
+    def _meeting(self) -> Meeting:
+        return Meeting(
+            group=self.crew.require_group(),
+            members=self._members,
+            weights=(1.0,) * self.crew.size,
+            rank=self._members[self.crew.rank],
+        )
+
+    def _mean_of(self, bucket: GradBucket) -> "_BucketMean":
+        """The mean of a bucket, whose consecutive parameters of one codec are a segment."""
+        parameters = bucket.parameters()
+        key = (parameters[0], bucket.buffer().numel())
+        if key not in self._of_bucket:
+            segments, start = [], 0
+            named = [(self._codec_of(self._names[p]), p.numel()) for p in parameters]
+            for codec, run in groupby(named, key=lambda one: one[0]):
+                stop = start + sum(count for _, count in run)
+                segments.append(Segment(start, stop, CODECS[codec]))
+                start = stop
+            self._of_bucket[key] = _BucketMean(Mean(segments, self._means))
+        return self._of_bucket[key]
+
+
+@dataclass(slots=True)
+class _BucketMean:
+    """The means of a bucket, and what its codecs left out of the last gradient."""
+
+    mean: Mean
+    left: Tensor | None = None
+
+
+def _for_ddp(crew: Crew) -> ProcessGroup | None:
+    """The crew's group; DDP takes no group of gloo's own type, but one that holds it.
+
+    Only torch.distributed.new_group makes such a one, of members of a fixed default group.
+    """
+    group = crew.group
+    if group is None or isinstance(group, ProcessGroup):
+        return group
+    holding = ProcessGroup(HashStore(), crew.rank, crew.size)
+    gloo = ProcessGroup.BackendType.GLOO
+    holding._set_default_backend(gloo)
+    holding._register_backend(torch.device("cpu"), gloo, group)
+    return holding
+
+
+def _settle(future: torch.futures.Future[Tensor], action: Callable[[], Tensor]) -> None:
+    """Give a future the outcome of `action`."""
+    try:
+        future.set_result(action())
+    except RuntimeError as error:  # of gloo: a member is lost
+        future.set_exception(error)  # type: ignore[arg-type]

@@ -1,0 +1,537 @@
+"""A crew's control: the desk, which decides, and a hand for each trainer.
+
+    trainer:  push a message to the desk's mailbox
+    desk:     take what comes in, in order; push what it answers to a trainer's mailbox
+
+The order in which the desk takes events is the log's, which it writes to a file.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+from torch.distributed import DistError
+
+from mdp.errors import InputError, MDPError
+from partitioner.crew.bus.store import (
+    MAX_RANKS,
+    DeskLost,
+    SignedStore,
+    Tampered,
+    desk_lost,
+    reaching,
+)
+from partitioner.crew.coordinator.watch import Watch
+from partitioner.crew.messages import (
+    Alive,
+    AnyAction,
+    AnyEvent,
+    AnyFileMessage,
+    AnyPassOrder,
+    AnyPassReport,
+    Commit,
+    Description,
+    FileMessage,
+    Gone,
+    GoOn,
+    Hello,
+    Joined,
+    Leave,
+    Meet,
+    MeetingSchedule,
+    Offer,
+    PassOrder,
+    PassOver,
+    PassReport,
+    Piece,
+    Rank,
+    Refused,
+    Rows,
+    State,
+    ToDesk,
+    ToTrainer,
+    TrainerReport,
+)
+
+#: Of one message that has no piece of a file or of rows in it: a meeting of the largest crews and
+#: an epoch's lost batches stay far below.
+MAX_BYTES = 2**20
+#: Time between two signs of life of a trainer's process.
+PULSE_S = 1.0
+#: A desk that answers nothing for so long is lost: six times what it grants a trainer.
+DESK_SILENT_S = 60.0
+_CLOSING_S = 2.0
+#: The desk's mailbox.
+_DESK = "desk"
+
+R = TypeVar("R")
+
+
+class LogLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of a log's file."""
+
+    at_s: float
+    event: AnyEvent
+    actions: list[AnyAction]
+
+
+_LINE = msgspec.json.Decoder(LogLine)
+_TO_DESK: "msgspec.msgpack.Decoder[ToDesk]" = msgspec.msgpack.Decoder(ToDesk)
+_TO_TRAINER: "msgspec.msgpack.Decoder[ToTrainer]" = msgspec.msgpack.Decoder(ToTrainer)
+
+
+class RunRefused(MDPError):
+    """The desk takes this trainer no longer, or ends."""
+
+    exit_code = 3
+
+
+def mailbox(rank: Rank) -> str:
+    """The name of a trainer's queue."""
+    return f"mailbox/{rank}"
+
+
+def post(store: SignedStore, message: ToTrainer) -> None:
+    """Put a message into its trainer's mailbox."""
+    store.push(mailbox(message.rank), msgspec.msgpack.encode(message))
+
+
+class Desk:
+    """Reads its mailbox, asks the machine, posts actions; two threads of the desk's process.
+
+    The log is written to a file anew, from which `replay` gives the same actions. Who is lost is
+    decided by `watch`. Where the desk itself fails (a full disk), every trainer is told why. Raises
+    InputError where the file cannot be opened.
+
+    Frozen passes have `read`, `post` and `end_pass`, for one thread.
+
+    begin: for who asks, before it joins. files: takes messages about files.
+    """
+
+    def __init__(
+        self,
+        store: SignedStore,
+        machine: MeetingSchedule,
+        watch: Watch,
+        path: Path,
+        begin: bytes = b"",
+        files: Callable[[AnyFileMessage], None] = lambda message: None,
+    ) -> None:
+        self._machine, self._watch, self._path = machine, watch, path
+        self._begin, self._files = begin, files
+        #: Trainers that take part, and what they last said of themselves.
+        self._states: dict[Rank, State] = {}
+        self._ending = threading.Event()
+        self._failed = ""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = path.open("wb", buffering=0)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+        # The store's own connection belongs to who made it.
+        self._receiving, self._posting = store.another(), store.another()
+        #: Of the thread of passes, and of who closes the desk.
+        self._passing = store.another()
+        self._inbox: queue.SimpleQueue[ToDesk | DistError] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[AnyPassReport] = queue.SimpleQueue()
+        #: Passes of which nothing is left to compute.
+        self._over = set[str]()
+        #: Values that no trainer has named, and messages that are none.
+        self._strange = self._garbage = 0
+        self._threads = [
+            threading.Thread(target=target, name=f"crew-{name}", daemon=True)
+            for name, target in (("desk", self._serve), ("mailbox", self._receive))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def states(self) -> Mapping[Rank, State]:
+        """Trainers that take part, and what each last said that it does.
+
+        Until they have left, they may still read their mailboxes.
+        """
+        return dict(self._states)
+
+    @property
+    def drops(self) -> int:
+        """Values of strangers, and messages that were too large, not signed or no messages."""
+        return self._strange + self._garbage + self._receiving.left_out
+
+    def read(self, timeout_s: float) -> AnyPassReport | None:
+        """The next word of a trainer in a pass, None when there is none within `timeout_s`."""
+        return _next(self._reports, timeout_s)
+
+    def post(self, order: AnyPassOrder) -> None:
+        """Put an order into its trainer's mailbox; raises DeskLost."""
+        with reaching(self._passing):
+            post(self._passing, order)
+
+    def end_pass(self, work: str) -> None:
+        """Let every trainer, also one that comes later, know that a pass is over."""
+        self._over.add(work)
+        for rank in self.states:
+            self.post(PassOver(rank=rank, work=work))
+
+    def close(self) -> None:
+        """Stop reading; trainers that are still there are left to themselves."""
+        self._ending.set()
+        with contextlib.suppress(DistError):
+            self._passing.push(_DESK, b"")  # for who waits
+        for thread in self._threads:
+            thread.join(_CLOSING_S)
+
+    def _receive(self) -> None:
+        while not self._ending.is_set():
+            try:
+                message = _decode(self._receiving.pop(_DESK))
+            except Tampered:
+                # Nothing of this sender is believed any more: it is silent.
+                self._garbage += 1
+                continue
+            except DistError as error:
+                self._inbox.put(error)
+                return
+            if message is None:
+                self._garbage += not self._ending.is_set()
+            else:
+                self._inbox.put(message)
+
+    def _serve(self) -> None:
+        looked_s = time.monotonic()
+        with self._file:
+            try:
+                while not self._ending.is_set():
+                    message = _next(self._inbox, looked_s + PULSE_S - time.monotonic())
+                    if isinstance(message, DistError):
+                        raise message
+                    if message is not None:
+                        self._take(message)
+                    if time.monotonic() >= looked_s + PULSE_S:
+                        looked_s = time.monotonic()
+                        for rank in self._watch.find_lost(looked_s):
+                            self._handle(Gone(rank=rank))
+                        self._strange += self._posting.delete_strange()
+            except DistError as error:
+                with contextlib.suppress(DistError, DeskLost):
+                    if not self._ending.is_set():
+                        self._posting = self._posting.another()
+                        self._fail(error)
+
+    def _take(self, message: ToDesk) -> None:
+        rank = message.rank
+        if isinstance(message, Hello | Joined):
+            if self._failed:
+                self._refuse(rank, self._failed)
+            elif isinstance(message, Joined):
+                self._handle(message)
+            else:
+                description = Description(rank=rank, network="", content=self._begin)
+                post(self._posting, description)
+        elif rank not in self._states:
+            return
+        elif isinstance(message, Alive):
+            self._states[rank] = message.state
+            self._watch.on_sign(rank, time.monotonic())
+        elif isinstance(message, Offer) and message.work in self._over:
+            post(self._posting, PassOver(rank=rank, work=message.work))
+        elif isinstance(message, PassReport):
+            self._reports.put(message)
+        elif isinstance(message, FileMessage):
+            self._files(message)
+        else:
+            self._handle(message)
+
+    def _handle(self, event: AnyEvent) -> None:
+        now_s = time.monotonic()
+        if isinstance(event, Joined):
+            self._states[event.rank] = State()
+        try:
+            actions = self._machine.handle(event)
+            # Written first: what trainers are told is in the file.
+            self._file.write(msgspec.json.encode(LogLine(now_s, event, actions)) + b"\n")
+        except Exception as error:  # all wait for this thread
+            self._fail(error)
+            return
+        self._watch.on_event(event, now_s)
+        for action in actions:
+            post(self._posting, action)
+            self._watch.on_action(action, now_s)
+            if isinstance(action, Refused) and not action.network:
+                self._forget(action.rank)
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing can be decided any more: all are told why, also who comes later."""
+        if isinstance(error, OSError):
+            self._failed = f"{self._path}: cannot be written: {error.strerror}"
+        elif isinstance(error, DistError):
+            self._failed = (
+                "the desk's store refuses the desk: another program may have changed a counter "
+                "there; the same commands go on from the last checkpoint"
+            )
+        elif isinstance(error, ValueError):
+            self._failed = f"the log contradicts itself: {error}"
+        else:
+            self._failed = f"the desk fails: {type(error).__name__}: {error}"
+        for rank in sorted(self._states):
+            self._refuse(rank, self._failed)
+
+    def _refuse(self, rank: Rank, reason: str) -> None:
+        post(self._posting, Refused(rank=rank, network="", reason=reason))
+        self._forget(rank)
+
+    def _forget(self, rank: Rank) -> None:
+        self._states.pop(rank, None)
+        self._watch.on_event(Gone(rank=rank), time.monotonic())
+
+
+def _next(waiting: "queue.SimpleQueue[R]", timeout_s: float) -> R | None:
+    """The next of a queue, None when there is none within `timeout_s`."""
+    with contextlib.suppress(queue.Empty):
+        return waiting.get(timeout=max(0.0, timeout_s))
+    return None
+
+
+def _decode(data: bytes) -> ToDesk | None:
+    """A message to the desk; None for what is none, and for one that is too large."""
+    try:
+        message = _TO_DESK.decode(data)
+    except msgspec.DecodeError:
+        return None
+    is_piece = isinstance(message, Rows | Piece)
+    return message if is_piece or len(data) <= MAX_BYTES else None
+
+
+def replay(
+    path: Path, machine: MeetingSchedule
+) -> Iterator[tuple[list[AnyAction], list[AnyAction]]]:
+    """For each event of a log's file what was told then, and what `machine` tells now.
+
+    A last line that is cut off is left out: its actions were not posted.
+    """
+    for line in log_lines(path):
+        yield line.actions, machine.handle(line.event)
+
+
+def log_lines(path: Path) -> Iterator[LogLine]:
+    """Lines of a log's file, in order, without a last line that is cut off."""
+    for line in path.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            yield _LINE.decode(line)
+
+
+class Hand:
+    """A trainer's connections to the desk: its `TrainerControl`, and the way of rows and files.
+
+    A thread sends, with a sign of life every second, and one receives, so that neither a step of
+    minutes looks like a lost trainer nor a desk that hangs stops this process for ever: what waits
+    for it raises DeskLost. Reports are given the last Commit or GoOn that was polled, and the
+    batches claimed since the last report: claim the next batch after reporting this one.
+
+    Rows and pieces of files have a connection of their own (`send`), for one thread at a time: what
+    comes after megabytes on a slow link would be late.
+    """
+
+    def __init__(self, store: SignedStore) -> None:
+        """Connect as `store` does; raises DeskLost."""
+        self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._in: queue.SimpleQueue[AnyAction | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[AnyPassOrder | AnyFileMessage | None] = queue.SimpleQueue()
+        self._sending, self._receiving = store.another(), store.another()
+        self._bulk = store.another()
+        self.address = store.host, store.port
+        #: What this trainer does, for every sign of life.
+        self.state: Callable[[], State] = State
+        self._sent_bytes = 0
+        with reaching(self._sending):
+            self._rank: Rank = self._sending.add("ranks", 1) - 1
+        if not 0 <= self._rank < MAX_RANKS:
+            raise DeskLost(
+                f"{store.host}:{store.port}: expected at most {MAX_RANKS} trainers, each as often "
+                "as it joins: start the desk again, to go on from the last checkpoint"
+            )
+        self._heard_s = time.monotonic()
+        #: Why nothing can be sent or received any more.
+        self._ended: MDPError | None = None
+        self._refused: Refused | None = None
+        #: Whether the desk has said that all is done; it may be gone before that is polled.
+        self.may_leave = False
+        self._since: dict[str, int] = {}
+        self._committed = set[tuple[str, int]]()
+        self._claimed: dict[str, list[int]] = {}
+        self._given: dict[str, list[int]] = {}
+        self._threads = [
+            threading.Thread(target=target, name=f"crew-{name}", daemon=True)
+            for name, target in (("send", self._send), ("receive", self._receive))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def rank(self) -> Rank:
+        """The own rank."""
+        return self._rank
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of rows and files."""
+        return self._sent_bytes
+
+    def join(self, name: str, digest: str) -> None:
+        """Ask to take part; the answer is polled."""
+        self._append(Joined(rank=self._rank, name=name, digest=digest))
+
+    def describe(self) -> bytes:
+        """Ask for the desk's description; raises DeskLost, InputError if it refuses."""
+        self._append(Hello(rank=self._rank))
+        while not isinstance(action := self.poll(PULSE_S), Description):
+            if isinstance(action, Refused):
+                raise InputError(action.reason)
+        return action.content
+
+    def report(self, event: AnyEvent) -> None:
+        """Append to the log; raises DeskLost."""
+        self._check()
+        if isinstance(event, TrainerReport):
+            claims = tuple(self._claimed.pop(event.network, ()))
+            event = replace(event, since=self._since.get(event.network, 0), claims=claims)
+        self._append(event)
+
+    def append(self, message: AnyPassReport | AnyFileMessage) -> None:
+        """Send a short message; raises DeskLost."""
+        self._check()
+        self._append(message)
+
+    def send(self, message: Rows | Piece) -> None:
+        """Send megabytes, and wait until they are on their way; raises DeskLost."""
+        self._check()
+        with reaching(self._bulk):
+            self._bulk.push(_DESK, msgspec.msgpack.encode(message))
+        self._sent_bytes += len(message.data)
+
+    def reply(self, timeout_s: float) -> AnyPassOrder | AnyFileMessage | None:
+        """The desk's next word in a pass or about a file, None when there is none in time.
+
+        Raises DeskLost, and RunRefused where the desk takes this trainer no longer.
+        """
+        reply = _next(self._replies, timeout_s)
+        if reply is None:
+            if self._refused is not None:
+                raise RunRefused(self._refused.reason)
+            self._check()
+        return reply
+
+    def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
+        """The next action, None when there is none within `timeout_s`; raises DeskLost.
+
+        A refusal that concerns all is the last action: every later poll returns it again.
+        """
+        action = _next(self._in, timeout_s if self._refused is None else 0.0)
+        if action is None and self._refused is not None:
+            return self._refused
+        if action is None:
+            self._check()
+        match action:
+            case Commit() | GoOn() | Meet(background=True):
+                self._since[action.network] = action.seq
+        if isinstance(action, Commit):
+            self._committed.add((action.network, action.seq))
+        if isinstance(action, GoOn):
+            self._given.setdefault(action.network, []).extend(action.claims)
+        return action
+
+    def claim(self, counter: str) -> int:
+        """The next batch of an epoch, `cursor(network, epoch)`; raises DeskLost.
+
+        Those that were lost with other trainers come first.
+        """
+        network = counter.removeprefix("cursor/").rpartition("/")[0]
+        given = self._given.get(network)
+        number = given.pop(0) if given else self._ask(lambda s: s.add(counter, 1)) - 1
+        if number < 0:  # a counter has no signature
+            raise Tampered(f"{counter}: expected a number from 0, got {number}")
+        self._claimed.setdefault(network, []).append(number)
+        return number
+
+    def has_committed(self, network: str, seq: int) -> bool:
+        """Tell whether the mean of a meeting was committed, as polled."""
+        return (network, seq) in self._committed
+
+    def close(self) -> None:
+        """Leave."""
+        if self._ended is None:
+            # The desk answers with a refusal, which is the last message.
+            self._append(Gone(rank=self._rank))
+        self._out.put(None)
+        for thread in self._threads:
+            thread.join(_CLOSING_S)
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+        if time.monotonic() - self._heard_s > DESK_SILENT_S:
+            raise desk_lost(*self.address)
+
+    def _append(self, message: ToDesk) -> None:
+        data = msgspec.msgpack.encode(message)
+        self._out.put(lambda: self._sending.push(_DESK, data))
+
+    def _ask(self, question: Callable[[SignedStore], R]) -> R:
+        """The store's answer."""
+        answers: queue.SimpleQueue[R] = queue.SimpleQueue()
+        self._out.put(lambda: answers.put(question(self._sending)))
+        while True:
+            try:
+                return answers.get(timeout=PULSE_S)
+            except queue.Empty:
+                self._check()
+
+    def _send(self) -> None:
+        with self._ending():
+            pulse_s = 0.0
+            while True:
+                left_s = pulse_s + PULSE_S - time.monotonic()
+                if left_s <= 0:
+                    self._append(Alive(rank=self._rank, state=self.state()))
+                    # Unlike a push, a check is answered.
+                    self._sending.check(["ranks"])
+                    self._heard_s = pulse_s = time.monotonic()
+                    continue
+                with contextlib.suppress(queue.Empty):
+                    act = self._out.get(timeout=left_s)
+                    if act is None:
+                        return
+                    act()
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Whoever waits is told why a thread can go on no longer."""
+        try:
+            yield
+        except (DistError, Tampered) as error:
+            self._ended = error if isinstance(error, Tampered) else desk_lost(*self.address)
+            self._wake()
+
+    def _wake(self) -> None:
+        self._in.put(None)
+        self._replies.put(None)
+
+    def _receive(self) -> None:
+        with self._ending():
+            while True:
+                message = _TO_TRAINER.decode(self._receiving.pop(mailbox(self._rank)))
+                if isinstance(message, PassOrder | FileMessage):
+                    self._replies.put(message)
+                elif isinstance(message, Refused) and not message.network:
+                    self._refused = message
+                    self._wake()
+                    return
+                else:
+                    self.may_leave |= isinstance(message, Leave)
+                    self._in.put(message)

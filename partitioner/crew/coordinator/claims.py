@@ -1,0 +1,69 @@
+"""Batches of an epoch that are in the committed parameters: each exactly once.
+
+Trainers take batches from a counter that all share (`store.add`), so no two take the same one, and
+report what they have done. A batch is *pending* from its report until the mean that contains it is
+committed. When nobody trains any more, whatever is neither committed nor pending was lost with a
+trainer, whether it had reported it or not, and is given out again.
+"""
+
+from collections.abc import Iterable
+
+from partitioner.crew.messages import Rank
+
+
+class Claims:
+    """The book of one epoch of `total` batches, 0 to total - 1."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.committed: set[int] = set()
+        self._pending: dict[Rank, set[int]] = {}
+        #: Of pending batches those that are in a mean under way, while their trainers go on.
+        self._meeting: dict[Rank, set[int]] = {}
+
+    def report(self, rank: Rank, claims: Iterable[int]) -> None:
+        """A trainer reports batches; raises ValueError for one that is another's or committed.
+
+        Numbers from `total` on are those of a counter that has run out, and no batches.
+        """
+        batches = {claim for claim in claims if claim < self.total}
+        others = [done for other, done in self._pending.items() if other != rank]
+        others += self._meeting.values()
+        for batch in batches:
+            if any(batch in done for done in (self.committed, *others)):
+                raise ValueError(f"trainer {rank}: batch {batch} is done already")
+        self._pending.setdefault(rank, set()).update(batches)
+
+    def meet(self, rank: Rank) -> None:
+        """Take in that a trainer's work is being averaged while it goes on."""
+        self._meeting[rank] = self._pending.pop(rank, set())
+
+    def fail(self, rank: Rank) -> None:
+        """Take in that a trainer has its work, and the mean has failed."""
+        self._pending.setdefault(rank, set()).update(self._meeting.pop(rank, set()))
+
+    def commit(self, rank: Rank) -> None:
+        """Take in that the work that a trainer gave to a mean is in the committed parameters."""
+        bucket = self._meeting if rank in self._meeting else self._pending
+        self.committed |= bucket.pop(rank, set())
+
+    def lose(self, rank: Rank) -> None:
+        """Take in that a trainer's work is in no parameters that are left."""
+        self._pending.pop(rank, None)
+        self._meeting.pop(rank, None)
+
+    def missing(self) -> list[int]:
+        """Batches that are neither committed nor pending, in order."""
+        seen = self.committed.union(*self._pending.values(), *self._meeting.values())
+        return [] if len(seen) == self.total else sorted(set(range(self.total)) - seen)
+
+    @property
+    def count(self) -> int:
+        """Batches that are committed or pending."""
+        open_ = (*self._pending.values(), *self._meeting.values())
+        return len(self.committed) + sum(map(len, open_))
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether every batch is committed."""
+        return len(self.committed) == self.total

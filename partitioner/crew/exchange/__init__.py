@@ -1,1 +1,0 @@
-"""Exchange of a crew over the network, with torch.distributed."""

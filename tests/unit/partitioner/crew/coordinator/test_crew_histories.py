@@ -1,0 +1,438 @@
+"""Generated histories of a crew: whatever happens, every batch is in the result exactly once.
+
+Trainers, their log and mailboxes are played; the machine is the real one. A trainer's parameters
+are the batches that they were trained on, so that a mean is a union and can be checked.
+"""
+
+import os
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.schedule import Everyone, Exact
+from partitioner.crew.messages import (
+    Accepted,
+    AnyAction,
+    AnyEvent,
+    Close,
+    Commit,
+    Done,
+    Finished,
+    Gone,
+    GoOn,
+    Joined,
+    Meet,
+    MeetingFailed,
+    Ready,
+    Refused,
+    Waiting,
+)
+
+#: `make invariants` plays the nightly number.
+HISTORIES = 100_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 500
+NETWORK, DIGEST = "member-0", "d"
+#: After so many turns without new faults a history has to be at its end.
+TURNS = 20_000
+Batch = tuple[int, int]
+
+
+@dataclass
+class Played:
+    """A trainer as `exchange.parameters` and `Hand` have it behave."""
+
+    rank: int
+    name: str
+    #: Reports that are not in the log yet; a killed trainer's never get there.
+    sent: deque[AnyEvent] = field(default_factory=deque)
+    mail: deque[AnyAction] = field(default_factory=deque)
+    base: frozenset[Batch] | None = None
+    delta: list[Batch] = field(default_factory=list)
+    mean: tuple[int, frozenset[Batch]] | None = None
+    meets: Meet | None = None
+    since: int = 0
+    epoch: int = 0
+    given: list[int] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+    hand: int | None = None
+    training: bool = False
+    killed: bool = False
+    over: bool = False
+    last_seq: int = 0
+    generation: int = 0
+
+
+class World:
+    """The desk, its machine, and the trainers of one history."""
+
+    #: Whether a commit may leave an epoch complete and not ended.
+    exact = False
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.epochs, self.batches = self.random.randint(1, 3), self.random.randint(1, 12)
+        self.schedule = self.made()
+        self.names = tuple(f"t{i}" for i in range(self.random.randint(1, 6)))
+        self.machine = MembershipMachine(DIGEST, {NETWORK: self.names}, {NETWORK: self.schedule})
+        self.trainers: list[Played] = []
+        self.cursors: dict[int, int] = {}
+        #: Members of each meeting that have reached its collective; how it ended for each.
+        self.arrived: dict[int, set[int]] = {}
+        self.means: dict[int, frozenset[Batch]] = {}
+        self.broken: set[int] = set()
+        self.generations: dict[int, tuple[int, ...]] = {}
+        self.faults = self.random.choice((0.0, 0.02, 0.1, 0.3))
+        self.log: list[AnyEvent] = []
+        self.late: list[AnyEvent] = []
+        self.seq = 0
+        self.state: frozenset[Batch] | None = None
+
+    def made(self) -> Everyone | Exact:
+        """The schedule that is tested."""
+        return Everyone(NETWORK, self.random.randint(1, 12), self.batches, self.epochs)
+
+    def join(self) -> None:
+        taken = {trainer.name for trainer in self.trainers if not (trainer.killed or trainer.over)}
+        free = [name for name in self.names if name not in taken]
+        if free and len(self.trainers) < 12:
+            trainer = Played(len(self.trainers), self.random.choice(free))
+            self.trainers.append(trainer)
+            trainer.sent.append(Joined(rank=trainer.rank, name=trainer.name, digest=DIGEST))
+
+    def append(self, event: AnyEvent) -> None:
+        """One event comes to the desk, which acts on it."""
+        self.log.append(event)
+        for action in self.machine.handle(event):
+            trainer = self.trainers[action.rank]
+            trainer.mail.append(action)
+            if isinstance(action, Commit):
+                self.commit(trainer, action)
+
+    def report(self, trainer: Played, kind: type[Ready | Waiting | Finished]) -> None:
+        trainer.sent.append(
+            kind(
+                rank=trainer.rank,
+                network=NETWORK,
+                pictures=len(trainer.delta),
+                since=trainer.since,
+                claims=tuple(trainer.done),
+            )
+        )
+        trainer.done.clear()
+
+    def train(self, trainer: Played) -> None:
+        """Finish the step in hand, and take the next batch."""
+        if trainer.hand is not None:
+            trainer.delta.append((trainer.epoch, trainer.hand))
+            trainer.done.append(trainer.hand)
+            trainer.hand = None
+            self.report(trainer, Ready)
+            return
+        if trainer.given:
+            trainer.hand = trainer.given.pop(0)
+            return
+        claim = self.cursors.get(trainer.epoch, 0)
+        self.cursors[trainer.epoch] = claim + 1
+        if claim < self.batches:
+            trainer.hand = claim
+        else:
+            trainer.training = False
+            self.report(trainer, Finished)
+
+    def read(self, trainer: Played) -> None:
+        action = trainer.mail.popleft()
+        match action:
+            case Refused():
+                trainer.over, trainer.training = True, False
+            case Accepted():
+                self.report(trainer, Waiting)
+            case Close() if trainer.training:
+                if trainer.hand is not None:
+                    trainer.mail.appendleft(action)
+                    self.train(trainer)
+                else:
+                    trainer.training = False
+                    self.report(trainer, Waiting)
+            case Meet():
+                assert not trainer.training
+                assert trainer.meets is None, "told to be in two meetings"
+                assert action.seq > trainer.last_seq
+                assert trainer.rank in action.members
+                assert any(action.weights)
+                trainer.meets, trainer.last_seq = action, action.seq
+                self.arrived.setdefault(action.seq, set()).add(trainer.rank)
+            case Commit():
+                assert trainer.mean
+                trainer.base, trainer.delta = trainer.mean[1], []
+                trainer.generation = action.seq
+                self.go_on(trainer, action.seq, action.epoch)
+            case GoOn():
+                assert not trainer.training
+                assert action.seq > trainer.last_seq
+                trainer.given += action.claims
+                trainer.last_seq = action.seq
+                self.go_on(trainer, action.seq, action.epoch)
+
+    def commit(self, trainer: Played, commit: Commit) -> None:
+        """No batch may be lost or twice in what becomes the network's state."""
+        assert trainer.mean, "a mean is committed that a member does not have"
+        seq, state = trainer.mean
+        assert seq == commit.seq
+        assert seq > self.seq or state == self.state, "members have unlike means"
+        assert self.state is None or self.state <= state, "a committed batch is lost"
+        self.seq, self.state = seq, state
+        in_epoch = len(state) - commit.epoch * self.batches
+        assert 0 <= in_epoch < self.batches + self.exact
+
+    def go_on(self, trainer: Played, seq: int, epoch: int) -> None:
+        assert trainer.epoch == epoch or not trainer.given
+        trainer.since, trainer.epoch = seq, epoch
+        trainer.training = epoch < self.epochs
+        trainer.over = not trainer.training
+
+    def collective(self, trainer: Played) -> None:
+        """One member's end of a meeting: with the mean, or without."""
+        meet = trainer.meets
+        assert meet
+        members = [self.trainers[rank] for rank in meet.members]
+        there = self.arrived[meet.seq]
+        if meet.seq not in self.means and there == set(meet.members):
+            self.means[meet.seq] = self.mean_of(meet)
+        lost = meet.seq in self.broken or any(m.killed or m.over for m in members)
+        if meet.seq not in self.means and not lost:
+            return
+        trainer.meets = None
+        if meet.seq not in self.means or self.random.random() < self.faults:
+            self.broken.add(meet.seq)
+            there.discard(trainer.rank)
+            blamed = self.random.choice(meet.members) if self.random.random() < 0.2 else None
+            trainer.sent.append(
+                MeetingFailed(rank=trainer.rank, network=NETWORK, seq=meet.seq, blamed=blamed)
+            )
+            return
+        trainer.mean = meet.seq, self.means[meet.seq]
+        trainer.sent.append(Done(rank=trainer.rank, network=NETWORK, seq=meet.seq))
+
+    def mean_of(self, meet: Meet) -> frozenset[Batch]:
+        """The union of what members with a weight have; all have begun alike."""
+        parts = zip(meet.members, meet.weights, strict=True)
+        givers = [self.trainers[rank] for rank, weight in parts if weight]
+        assert len({giver.base for giver in givers}) == 1, "unlike parameters meet"
+        done = [batch for giver in givers for batch in self.delta_of(giver, meet.seq)]
+        state = (givers[0].base or frozenset()) | set(done)
+        assert len(state) == len(givers[0].base or ()) + len(done), "a batch is done twice"
+        return state
+
+    def delta_of(self, trainer: Played, seq: int) -> list[Batch]:
+        """Batches that a trainer gives to a meeting."""
+        return trainer.delta
+
+    def fault(self) -> None:
+        """Something goes wrong, or somebody comes."""
+        kind = self.random.randrange(5)
+        trainer = self.random.choice(self.trainers)
+        if kind == 0:
+            self.join()
+        elif kind == 1 and not trainer.over:
+            trainer.killed = True
+        elif kind == 2 and self.random.random() < 0.3:
+            # Taken for lost while it lives: it goes on until it reads that it is not wanted.
+            self.append(Gone(rank=trainer.rank))
+        elif kind == 3 and self.log:
+            self.late.append(self.random.choice(self.log[-20:]))
+        elif self.late:
+            event = self.late.pop(self.random.randrange(len(self.late)))
+            if not isinstance(event, Gone):
+                self.append(event)
+
+    def turn(self, trainer: Played) -> bool:
+        """One thing that a trainer does; whether there was one."""
+        if trainer.killed:
+            watched = trainer.rank in self.machine.living
+            if watched and self.random.random() < 0.2:
+                self.append(Gone(rank=trainer.rank))
+            return watched
+        choices = []
+        if trainer.sent:
+            choices.append(lambda: self.append(trainer.sent.popleft()))
+        if trainer.meets:
+            choices.append(lambda: self.collective(trainer))
+        elif trainer.mail:
+            choices.append(lambda: self.read(trainer))
+        elif trainer.training and not trainer.sent:
+            choices.append(lambda: self.train(trainer))
+        if choices:
+            self.random.choice(choices)()
+        return bool(choices)
+
+    def play(self) -> None:
+        for _ in range(self.random.randint(1, len(self.names))):
+            self.join()
+        faulty = self.random.randrange(400)
+        for turn in range(TURNS):
+            if turn < faulty and self.random.random() < self.faults:
+                self.fault()
+            elif not self.turn(self.random.choice(self.trainers)) and turn >= faulty:
+                # Nothing happens by chance any more: does anybody have something to do?
+                self.faults = 0.0
+                if not any(self.turn(trainer) for trainer in self.trainers):
+                    return
+        raise AssertionError("the history does not end")
+
+    def check(self) -> None:
+        """The end: trained, or given up for a reason that happened."""
+        reason = self.schedule.ended
+        if reason == f"{NETWORK} is trained":
+            state = self.state or frozenset()
+            assert len(state) == self.epochs * self.batches
+        elif not reason:
+            assert not self.machine.living, "trainers wait and nothing happens"
+        else:
+            assert "not finite" in reason or "no trainer" in reason or "each other" in reason
+        for trainer in self.trainers:
+            assert trainer.over or trainer.killed or not trainer.sent
+
+
+class ExactWorld(World):
+    """Each step is a collective of the last meeting's members; a state is the steps in it."""
+
+    exact = True
+
+    def made(self) -> Everyone | Exact:
+        #: Who has come to a step of a generation, which is named by its meeting.
+        self.steps: dict[tuple[int, int], set[int]] = {}
+        self.stepped: set[tuple[int, int]] = set()
+        return Exact(NETWORK, self.epochs)
+
+    def report(self, trainer: Played, kind: type[Ready | Waiting | Finished]) -> None:
+        trainer.sent.append(
+            kind(
+                rank=trainer.rank,
+                network=NETWORK,
+                pictures=len(trainer.base or ()),
+                since=trainer.since,
+            )
+        )
+
+    def train(self, trainer: Played) -> None:
+        """Come to the next step, or leave it: done, or failed."""
+        assert trainer.base is not None
+        done = len(trainer.base)
+        if trainer.hand is None and done == (trainer.epoch + 1) * self.batches:
+            trainer.training = False
+            self.report(trainer, Finished)
+            return
+        step = trainer.generation, done
+        there = self.steps.setdefault(step, set())
+        if trainer.hand is None:
+            trainer.hand = done
+            there.add(trainer.rank)
+            return
+        members = self.generations[trainer.generation]
+        if there == set(members):
+            self.stepped.add(step)
+        others = [self.trainers[rank] for rank in members]
+        now = trainer.generation
+        # One that has not read its Commit yet is waited for.
+        left = [m.killed or m.over or m.generation > now for m in others]
+        left += [m.generation == now and not m.training for m in others]
+        if step not in self.stepped and not any(left):
+            return
+        trainer.hand = None
+        if step in self.stepped and self.random.random() >= self.faults:
+            trainer.base |= {(trainer.epoch, done)}
+            self.report(trainer, Ready)
+        else:
+            there.discard(trainer.rank)
+            trainer.training = False
+            self.report(trainer, Waiting)
+
+    def mean_of(self, meet: Meet) -> frozenset[Batch]:
+        self.generations[meet.seq] = meet.members
+        parts = zip(meet.members, meet.weights, strict=True)
+        states = {self.trainers[rank].base for rank, weight in parts if weight}
+        assert len(states) == 1 or states == {None}, "unlike states are given"
+        return states.pop() or frozenset()
+
+    def commit(self, trainer: Played, commit: Commit) -> None:
+        super().commit(trainer, commit)
+        assert (trainer.base or frozenset()) <= (self.state or frozenset()), "a step is lost"
+
+    def check(self) -> None:
+        if self.schedule.ended == f"{NETWORK} is trained":
+            done = [trainer for trainer in self.trainers if trainer.over and trainer.base]
+            assert all(
+                len(trainer.base or ()) == self.epochs * self.batches
+                for trainer in done
+                if trainer.epoch == self.epochs
+            )
+            return
+        super().check()
+
+
+class BackgroundWorld(World):
+    """Trainers go on while they meet; what they gave is theirs until the mean is committed."""
+
+    exact = True
+
+    def made(self) -> Everyone | Exact:
+        #: What a trainer has given to the mean under way, by its rank and the meeting.
+        self.given: dict[int, tuple[int, list[Batch]]] = {}
+        self.in_background = 0
+        every = self.random.randint(1, 12)
+        return Everyone(NETWORK, every, self.batches, self.epochs, background=True)
+
+    def read(self, trainer: Played) -> None:
+        action = trainer.mail[0]
+        late = self.given.get(trainer.rank)
+        if isinstance(action, Meet) and late is not None:  # without a Commit: it was in vain
+            trainer.delta = late[1] + trainer.delta
+            del self.given[trainer.rank]
+        if isinstance(action, Meet) and action.background:
+            super().read(trainer)
+            self.given[trainer.rank] = action.seq, trainer.delta
+            self.in_background += 1
+            trainer.delta, trainer.since, trainer.training = [], action.seq, True
+        elif isinstance(action, Commit) and late is not None and late[0] == action.seq:
+            trainer.mail.popleft()
+            assert trainer.mean
+            trainer.base = trainer.mean[1]
+            del self.given[trainer.rank]
+        else:
+            super().read(trainer)
+
+    def turn(self, trainer: Played) -> bool:
+        """Train on or read while a mean is under way, as well as end it."""
+        meets = trainer.meets
+        if meets and meets.background and not trainer.killed and self.random.random() < 0.7:
+            trainer.meets = None
+            moved = super().turn(trainer)
+            if trainer.meets is None:
+                trainer.meets = meets
+            if moved:
+                return True
+        return super().turn(trainer)
+
+    def delta_of(self, trainer: Played, seq: int) -> list[Batch]:
+        late = self.given.get(trainer.rank)
+        return late[1] if late and late[0] == seq else trainer.delta
+
+
+@pytest.mark.timeout(0 if HISTORIES > 500 else 240)
+@pytest.mark.parametrize("kind", [World, ExactWorld, BackgroundWorld])
+def test_every_batch_is_in_the_result_exactly_once(kind: type[World]) -> None:
+    ends: dict[str, int] = {}
+    for seed in range(HISTORIES):
+        world = kind(seed)
+        try:
+            world.play()
+            world.check()
+        except AssertionError as error:
+            raise AssertionError(f"history {seed}: {error}") from error
+        end = world.schedule.ended.partition(":")[0] or "all gone"
+        ends[end] = ends.get(end, 0) + 1
+    # What is generated has to reach what it is to test.
+    assert len(ends) == 4
+    assert ends[f"{NETWORK} is trained"] > HISTORIES / 3

@@ -1,0 +1,146 @@
+"""One machine for a whole run: jobs, membership, and rounds of the networks that crews share."""
+
+from partitioner.crew.coordinator.jobs import Job, Jobs
+from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.run import CrewRun
+from partitioner.crew.coordinator.schedule import ATTEMPTS, Everyone
+from partitioner.crew.messages import (
+    Accepted,
+    AnyAction,
+    AnyEvent,
+    Close,
+    Commit,
+    Done,
+    Finished,
+    Gone,
+    Joined,
+    Leave,
+    Made,
+    Meet,
+    MeetingFailed,
+    Ready,
+    Refused,
+    Start,
+    Waiting,
+)
+
+JOBS = [
+    Job(name="member-0", by=("desk", "tower")),
+    Job(name="member-1", by=("nuc",), after=("member-0",)),
+]
+
+
+def new_run() -> CrewRun:
+    machine = MembershipMachine("d", {job.name: job.by for job in JOBS}, {})
+    return CrewRun(machine, Jobs(JOBS), lambda network, _: Everyone(network, 4, 2, 1))
+
+
+def told(run: CrewRun, *events: AnyEvent) -> list[AnyAction]:
+    return [action for event in events for action in run.handle(event)]
+
+
+def met(run: CrewRun, event: AnyEvent) -> list[AnyAction]:
+    """The same, where every meeting succeeds at once."""
+    actions = run.handle(event)
+    for action in actions:
+        if isinstance(action, Meet):
+            done = Done(rank=action.rank, network=action.network, seq=action.seq)
+            actions.extend(run.handle(done))
+    return actions
+
+
+def join(rank: int, name: str, digest: str = "d") -> Joined:
+    return Joined(rank=rank, name=name, digest=digest)
+
+
+def test_a_crew_trains_in_rounds_and_then_the_next_network_starts() -> None:
+    run = new_run()
+    assert told(run, join(0, "desk"), join(1, "tower")) == [
+        Accepted(rank=0, network=""),
+        Accepted(rank=1, network=""),
+        Start(rank=0, network="member-0", alone=False),
+        Start(rank=1, network="member-0", alone=False),
+    ]
+    assert told(run, join(2, "nuc")) == [Accepted(rank=2, network="")]
+    seqs: dict[int, int] = {}
+    actions: list[AnyAction] = []
+    for rank in (0, 1):
+        actions += met(run, Waiting(rank=rank, network="member-0", pictures=0))
+    seqs |= {a.rank: a.seq for a in actions if isinstance(a, Commit)}
+    # The second one waits until the first has closed its round.
+    actions += met(run, Ready(rank=0, network="member-0", pictures=4, since=seqs[0], claims=(0,)))
+    assert Close(rank=0, network="member-0") in actions
+    actions = met(run, Waiting(rank=0, network="member-0", pictures=4, since=seqs[0]))
+    seqs |= {action.rank: action.seq for action in actions if isinstance(action, Commit)}
+    assert seqs[0] == seqs[1]
+    for rank in (0, 1):
+        claims = (1,) if rank else ()
+        actions = met(
+            run,
+            Finished(rank=rank, network="member-0", pictures=2, since=seqs[rank], claims=claims),
+        )
+    assert [action.rank for action in actions if isinstance(action, Commit)] == [0, 1]
+    assert told(run, Made(rank=0, network="member-0", said="{}")) == [
+        Start(rank=2, network="member-1", alone=True)
+    ]
+    assert not run.is_finished
+    left = told(run, Made(rank=1, network="member-0"), Made(rank=2, network="member-1", said="{}"))
+    assert left == [Leave(rank=rank, network="") for rank in range(3)]
+    assert run.is_finished
+    assert run.said == {"member-0": "{}", "member-1": "{}"}
+
+
+def test_a_crew_that_was_lost_as_a_whole_begins_anew() -> None:
+    run = new_run()
+    told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
+    for rank in (0, 1):
+        met(run, Waiting(rank=rank, network="member-0", pictures=0))
+    told(run, Gone(rank=0))
+    assert Start(rank=2, network="member-0", alone=True) in told(run, Gone(rank=1))
+    # Who comes back does not disturb the one that trains it now.
+    assert told(run, join(3, "desk")) == [Accepted(rank=3, network="")]
+
+
+def test_a_crew_begins_anew_where_all_were_lost_and_nobody_is_free() -> None:
+    run = new_run()
+    told(run, join(0, "desk"), join(1, "tower"))
+    for rank in (0, 1):
+        met(run, Waiting(rank=rank, network="member-0", pictures=0))
+    told(run, Gone(rank=0), Gone(rank=1))
+    assert Start(rank=2, network="member-0", alone=False) in told(run, join(2, "desk"))
+    entered = met(run, Waiting(rank=2, network="member-0", pictures=0))
+    assert Commit(rank=2, network="member-0", seq=1, epoch=0) in entered
+
+
+def test_a_network_that_cannot_be_trained_ends_the_run() -> None:
+    machine = MembershipMachine("d", {job.name: job.by for job in JOBS}, {})
+    run = CrewRun(
+        machine, Jobs(JOBS), lambda network, all: Everyone(network, 4, 2, 1, expected=all)
+    )
+    told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
+    actions: list[AnyAction] = []
+    for rank in (0, 1):
+        actions = run.handle(Waiting(rank=rank, network="member-0", pictures=0))
+    for seq in range(1, ATTEMPTS + 1):
+        assert [action.rank for action in actions if isinstance(action, Meet)] == [0, 1]
+        for rank in (0, 1):
+            actions = run.handle(MeetingFailed(rank=rank, network="member-0", seq=seq))
+    reason = "member-0: 5 means of 0, 1 failed: they do not all reach each other"
+    assert actions == [
+        *(Refused(rank=rank, network="member-0", reason=reason) for rank in (0, 1)),
+        *(Refused(rank=rank, network="", reason=reason) for rank in (0, 1, 2)),
+    ]
+
+
+def test_reports_of_a_network_that_nobody_shares_change_nothing() -> None:
+    run = new_run()
+    told(run, join(2, "nuc"))
+    assert told(run, Waiting(rank=2, network="member-1", pictures=0)) == []
+
+
+def test_a_stranger_is_refused() -> None:
+    run = new_run()
+    told(run, join(0, "desk"))
+    refusals = told(run, join(1, "laptop"), join(2, "tower", "other"))
+    assert [type(action) for action in refusals] == [Refused, Refused]
+    assert told(run, Made(rank=1, network="member-0")) == []

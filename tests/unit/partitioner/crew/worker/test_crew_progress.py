@@ -1,0 +1,129 @@
+"""Progress that trainers report to the desk, its table, and what a log says of a training."""
+
+import io
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+
+from partitioner.crew.bus.control import LogLine
+from partitioner.crew.history import TrainerCost, costs_of, spans_of
+from partitioner.crew.messages import Accepted, AnyAction, Gone, Joined, Leave, Made, Start, State
+from partitioner.crew.planning.costs import Span
+from partitioner.crew.worker.progress import Told, WorkAccount, lines, rows
+from partitioner.run.progress import Progress
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_row_says_job_share_pace_and_what_it_waits_for() -> None:
+    at_work = State(
+        job="member-1",
+        share=0.456,
+        pictures_per_s=1234.5,
+        said="epoch 2 of 4",
+        sent_bytes=2_500_000,
+    )
+    table = rows(
+        {
+            "desk": at_work,
+            "tower": msgspec.structs.replace(at_work, waits=True),
+            "nuc": State(sent_bytes=1000),
+            "late": None,
+        }
+    )
+    assert table == [
+        ("desk", "member-1", "46%", "1,234", "epoch 2 of 4", "2.5"),
+        ("tower", "member-1", "46%", "1,234", "waits for others", "2.5"),
+        ("nuc", "", "", "", "waits for a job", "0.0"),
+        ("late", "", "", "", "not there", ""),
+    ]
+    assert lines(table) == [
+        "desk: member-1 46%, 1,234 pictures/s, epoch 2 of 4, 2.5 MB sent",
+        "tower: member-1 46%, 1,234 pictures/s, waits for others, 2.5 MB sent",
+        "nuc: waits for a job, 0.0 MB sent",
+        "late: not there",
+    ]
+
+
+class Connection:
+    """Carries rows and files."""
+
+    bytes_sent = 0
+
+
+def test_an_account_counts_a_job_and_its_waits_and_bytes() -> None:
+    now_s, connection = 100.0, Connection()
+    account, notes = WorkAccount(connection, lambda: now_s), list[str]()
+    connection.bytes_sent += 7
+    account.begin("teacher")
+    account.follow(lambda: 30)
+    told = Told(account, notes.append, Progress(io.StringIO()))
+    with told.task("training the teacher", 4, pictures=200) as advance:
+        assert account.state().said == "training the teacher"
+        now_s += 2.0
+        advance(1, "epoch 1 of 2")
+        advance(1, "")  # another trainer's
+    assert account.state() == State(
+        job="teacher",
+        share=0.5,
+        pictures=50,
+        pictures_per_s=25.0,
+        said="training the teacher",
+        sent_bytes=37,
+    )
+    with account.waiting():
+        now_s += 3.0
+        assert account.state().waits
+    # Reports add up to what progress says, bytes between two jobs included.
+    assert account.end() == (3.0, 37)
+    connection.bytes_sent += 100
+    account.begin("member-0")
+    account.follow(lambda: 5)  # the bytes of the one before stay
+    assert account.end() == (0.0, 105)
+    assert account.bytes_sent == 142
+    assert account.state().job == ""
+    told.note("stopped early")
+    assert notes == ["stopped early"]
+
+
+def log() -> Iterator[LogLine]:
+    """Two trainers, one of which dies in its second job; the other takes it."""
+
+    def made(rank: int, job: str, waited_s: float, sent_bytes: int, said: str = "{}") -> Made:
+        return Made(rank=rank, network=job, said=said, waited_s=waited_s, sent_bytes=sent_bytes)
+
+    def start(rank: int, job: str) -> Start:
+        return Start(rank=rank, network=job, alone=True)
+
+    yield LogLine(10.0, Joined(rank=0, name="desk", digest=""), [Accepted(rank=0, network="")])
+    begun: list[AnyAction] = [
+        Accepted(rank=1, network=""),
+        start(0, "teacher"),
+        start(1, "teacher"),
+    ]
+    yield LogLine(12.0, Joined(rank=1, name="tower", digest=""), begun)
+    yield LogLine(20.0, made(0, "teacher", 1.0, 50), [start(0, "member-0")])
+    # The desk's outcome counts; what this trainer has sent for it counts as well.
+    yield LogLine(21.0, made(1, "teacher", 2.0, 70, said=""), [start(1, "member-1")])
+    yield LogLine(25.0, Gone(rank=1), [])
+    yield LogLine(30.0, made(0, "member-0", 0.0, 5), [start(0, "member-1")])
+    leave = Leave(rank=0, network="")
+    yield LogLine(40.0, made(0, "member-1", 0.0, 0), [leave])
+
+
+def test_the_schedule_and_what_it_cost_follow_from_the_log() -> None:
+    assert spans_of(log()) == [
+        Span("desk", 2.0, 10.0, "teacher"),
+        Span("tower", 2.0, 11.0, "teacher"),
+        Span("tower", 11.0, 15.0, "member-1"),
+        Span("desk", 10.0, 20.0, "member-0"),
+        Span("desk", 20.0, 30.0, "member-1"),
+    ]
+    assert costs_of(log()) == [
+        TrainerCost(trainer="desk", work_s=27.0, waited_s=3.0, sent_bytes=55),
+        TrainerCost(trainer="tower", work_s=11.0, waited_s=17.0, sent_bytes=70),
+    ]
+    assert costs_of([]) == []
