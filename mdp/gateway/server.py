@@ -1,7 +1,6 @@
 """Listens for HTTP, with limits on slow clients, until it is told to end."""
 
 import asyncio
-import logging
 import resource
 import signal
 import socket
@@ -26,7 +25,8 @@ from mdp.gateway.app import Gateway
 from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.line import ServedLine
 from mdp.gateway.places import Claim, ConnectionPlaces
-from mdp.logs import BackgroundWriter, ErrorLog
+from mdp.gateway.workers import Workers
+from mdp.logs import errors_written
 from mdp.teach.teacher import FleetTeacher
 
 #: Seconds for a request's headers, from the connection or the request before.
@@ -307,24 +307,6 @@ def most_connections() -> int:
     return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
-@contextmanager
-def _errors_written() -> Iterator[None]:
-    """Write unforeseen errors to stderr, by a thread of its own, as long as the block lasts."""
-
-    def write(text: str) -> None:
-        # On a full disk it is lost.
-        with suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
-
-    with BackgroundWriter(write, "errors") as writer:
-        log = ErrorLog(writer.put, time.monotonic)
-        logging.getLogger().addHandler(log)
-        try:
-            yield
-        finally:
-            logging.getLogger().removeHandler(log)
-
-
 def serve(
     fleets: Mapping[str, ServedFleet],
     listening: Listening,
@@ -333,20 +315,29 @@ def serve(
     started: Callable[[str], None],
     teacher: FleetTeacher | None = None,
     first: Callable[[], ServedFleet] | None = None,
+    workers: Workers | None = None,
 ) -> None:
     """Serve `fleets` until SIGINT or SIGTERM; `started` is told the URL once it listens.
 
-    With a `teacher`, the page teaches; `first` is as of `Gateway`.
+    With a `teacher`, the page teaches; `first` and `workers` are as of `Gateway`. Raises MDPError
+    where these do not start.
     """
-    gateway = Gateway(fleets, deadline_ms, teacher, first)
+    gateway = Gateway(fleets, deadline_ms, teacher, first, workers)
     server = _server_of(gateway.app(listening.tokens, listening.teachers), listening)
     place = listen_on(listening.bind)
     gateway.ending = lambda: server.should_exit
+
+    def end() -> None:
+        server.should_exit = True
+
+    gateway.end = end
     # uvicorn ends in order, and then has the signal do what it did before.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with place, _errors_written():
+    with place, errors_written():
         started(_url_of(place, listening))
         server.run(sockets=[place])
+    if gateway.failure is not None:
+        raise gateway.failure
 
 
 def _server_of(app: Any, listening: Listening) -> _Server:
@@ -387,7 +378,7 @@ def serving_line(served: ServedLine, listening: Listening) -> Iterator[str]:
     """
     server = _server_of(served.app(listening.tokens), listening)
     served.ending = lambda: server.should_exit
-    with listen_on(listening.bind) as place, _errors_written():
+    with listen_on(listening.bind) as place, errors_written():
         # Outside the main thread uvicorn leaves signals alone.
         thread = threading.Thread(
             target=server.run, kwargs={"sockets": [place]}, name="http", daemon=True
