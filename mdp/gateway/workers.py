@@ -34,6 +34,8 @@ from mdp.pictures.crop import Picture
 from mdp.requests.prediction import Prediction
 from mdp.tracing import current_traceparent
 
+#: A worker's program, before its descriptors; modules of the current folder are none of it.
+COMMAND = (sys.executable, "-P", "-m", "mdp.gateway.worker")
 #: Pictures that a worker decodes at a time: beside one that takes long there is room for others.
 SLOTS = 2
 #: Seconds for a worker's imports and its fleets, on a busy board.
@@ -74,20 +76,28 @@ class WorkerProcess:
     """One worker process, from its start to its end."""
 
     def __init__(self, opening: Opening, lock: int) -> None:
-        """Start a process; it is there once `wait_until_ready` has returned."""
+        """Start a process, which is there once `wait_until_ready` has returned.
+
+        Raises AgentError where the system has none to give.
+        """
         self._ours, theirs = socket.socketpair()
         with theirs:
-            words = [sys.executable, "-P", "-m", "mdp.gateway.worker"]
-            self._process = subprocess.Popen(
-                [*words, str(theirs.fileno()), str(lock)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), lock),
-                # Ctrl-C is the gateway's.
-                process_group=0,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [*COMMAND, str(theirs.fileno()), str(lock)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(), lock),
+                    # Ctrl-C is the gateway's.
+                    process_group=0,
+                )
+            except OSError as error:
+                self._ours.close()
+                raise AgentError(f"a worker cannot be started: {error.strerror}") from error
         self.pid = self._process.pid
-        self._ours.sendall(b"".join(encode(opening)))
+        # Of one that has ended at once, its code says more.
+        with suppress(OSError):
+            self._ours.sendall(b"".join(encode(opening)))
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter | None = None
         self.begun_s = time.monotonic()

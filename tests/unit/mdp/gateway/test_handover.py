@@ -32,6 +32,7 @@ from mdp.gateway.handover import (
     read_from_worker,
     read_to_worker,
 )
+from mdp.pictures.crop import Picture
 from mdp.requests.prediction import MemberTiming, Prediction
 from mdp.testing.bundles import colour_picture
 
@@ -63,7 +64,7 @@ def read(reading: Any, *parts: bytes | bytearray | memoryview) -> Any:
 def test_a_request_with_a_file_and_pixels() -> None:
     pixels, file = colour_picture("green"), bytearray(b"a file")
     # A view of more, as an upload in a form is, and pixels that are not contiguous.
-    pictures = [memoryview(file)[2:], pixels, pixels[:, ::2]]
+    pictures: list[Picture] = [memoryview(file)[2:], pixels, pixels[:, ::2]]
     message, content = read(read_to_worker, *ask(7, "colours", pictures, 80.0, 12.5, "00-a"))
     assert isinstance(message, Asked)
     told = (message.number, message.model, message.deadline_ms, message.at_s, message.traceparent)
