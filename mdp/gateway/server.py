@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from mdp.errors import ConfigError, InputError
 from mdp.formats.keys import host_and_port
@@ -63,6 +63,27 @@ class Listening:
     teachers: Tokens = field(default_factory=lambda: Tokens([]))
 
 
+class _ClosedWhenRead:
+    """A connection that ends after an answer only once the request's body has come as well.
+
+    One that is closed with bytes unread is reset, and a client that still sends its body then gets
+    an error in the place of the answer (RFC 9112, section 9.6).
+    """
+
+    def __init__(self, protocol: "_Protocol", cycle: RequestResponseCycle) -> None:
+        self._protocol, self._cycle = protocol, cycle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._protocol.transport, name)
+
+    def close(self) -> None:
+        """Close it now, or with the body's end."""
+        if self._cycle.response_complete and self._cycle.more_body:
+            self._protocol.close_after_body()
+        else:
+            self._protocol.transport.close()
+
+
 class _Protocol(HttpToolsProtocol):
     """HTTP/1.1 that bounds what a connection may send, and ends those whose next request stays out.
 
@@ -82,6 +103,10 @@ class _Protocol(HttpToolsProtocol):
         #: Bytes of a head or between two pieces of a body that the parser has seen.
         self._between = 0
         self._in_head = True
+        #: Whether a request has begun after another, or a refused one's body has ended.
+        self._anew = False
+        #: Whether the connection ends with the body that is coming.
+        self._closes = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -137,6 +162,7 @@ class _Protocol(HttpToolsProtocol):
     def _read(self, piece: bytes) -> None:
         # Bytes of an unfinished request do not prolong its time.
         timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
+        self._anew = False
         self._between += len(piece)
         super().data_received(piece)
         if self._between > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -144,14 +170,19 @@ class _Protocol(HttpToolsProtocol):
         if timer is None:
             return
         waiting = self.cycle is None or self.cycle.response_complete
-        if waiting and self.timeout_keep_alive_task is None and not timer.cancelled():
-            self.timeout_keep_alive_task = timer
-        else:
+        if not waiting or self.timeout_keep_alive_task is not None:
             timer.cancel()
+        elif self._anew and not self._closes:
+            # The silence before it is none of its time.
+            timer.cancel()
+            self._watch()
+        elif not timer.cancelled():
+            self.timeout_keep_alive_task = timer
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
+        self._anew = self.cycle is not None
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Trailers are none of the headers that a request was admitted by.
@@ -165,6 +196,7 @@ class _Protocol(HttpToolsProtocol):
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             raise ValueError(f"expected one Host, got {hosts}")
         super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, _ClosedWhenRead(self, self.cycle))
 
     def on_body(self, body: bytes) -> None:
         self._between = 0
@@ -173,6 +205,13 @@ class _Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._between = 0
         super().on_message_complete()
+        self._anew = True
+        if self._closes:
+            self.transport.close()
+
+    def close_after_body(self) -> None:
+        """Close the connection once the body has ended that is coming, or its time has."""
+        self._closes = True
 
     def on_response_complete(self) -> None:
         # The next request may be there already.
@@ -194,6 +233,10 @@ class _Protocol(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
+        if self._closes:
+            # It has its answer.
+            self.transport.close()
+            return
         if self.cycle is None or self.cycle.response_complete:
             super().send_400_response(msg)
             return
