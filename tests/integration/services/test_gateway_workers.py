@@ -4,8 +4,11 @@ import http.client
 import io
 import json
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -71,6 +74,10 @@ class Served:
             if each.name == sample and labels.items() <= each.labels.items()
         ]
         return found
+
+    def has_answered(self, pictures: int) -> bool:
+        """Tell whether it has answered more than so many."""
+        return self.value("mdp_answer_seconds_count") > pictures
 
     def all_are_back(self, died: int) -> None:
         """Wait until so many have died, and both workers are there."""
@@ -181,6 +188,36 @@ def test_a_worker_that_is_killed_costs_its_requests_and_no_connection(served: Se
     assert json.loads(stream.readline().removeprefix(b"data: "))[0]["name"] == "colours"
     for connection in (events, asking):
         connection.close()
+
+
+def test_figures_add_up_while_workers_die(served: Served) -> None:
+    """Answers that callers get are those that are counted, and nothing else happens to them."""
+    callers, each = 4, 20
+
+    def ask(caller: int) -> Counter[int]:
+        with closing(http.client.HTTPConnection(served.gateway.host, timeout=PATIENCE_S)) as own:
+            found: Counter[int] = Counter()
+            for _ in range(each):
+                own.request("POST", CLASSIFY, png())
+                response = own.getresponse()
+                response.read()
+                found[response.status] += 1
+            return found
+
+    with ThreadPoolExecutor(callers) as pool:
+        asking = [pool.submit(ask, caller) for caller in range(callers)]
+        for died in (1, 2):
+            some = died * 3 * SOME
+            until(partial(served.has_answered, some), f"{some} answers")
+            served.gateway.workers[0].kill()
+            served.all_are_back(died)
+        found = sum((one.result(PATIENCE_S) for one in asking), Counter[int]())
+    assert found.total() == callers * each
+    assert found.keys() <= {200, 503}
+    assert served.value("mdp_requests_total", outcome="answered") == SOME + found[200]
+    assert served.value("mdp_answer_seconds_count") == SOME + found[200]
+    assert served.value("mdp_requests_total", outcome="unavailable") == found[503]
+    assert served.value("mdp_requests_under_way") == 0
 
 
 def test_a_worker_that_hangs_is_not_waited_for_and_ended(served: Served) -> None:
