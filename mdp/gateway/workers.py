@@ -322,6 +322,9 @@ class Workers(Closing):
 
     def close(self) -> None:
         """End all workers, outside the loop that they were opened in."""
+        for worker in self._starting:
+            # It would end only after its imports.
+            worker.kill()
         ending, self._ready, self._starting = [*self._ready, *self._starting], [], []
         for worker in ending:
             worker.hang_up()
