@@ -7,9 +7,10 @@ import queue
 import stat
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 from mdp.closing import Closing
@@ -135,3 +136,21 @@ class ErrorLog(logging.Handler):
             self._put(f"connections cannot be accepted: {getattr(error, 'strerror', error)}{more}")
         else:
             self._put(self.format(record) + more)
+
+
+@contextmanager
+def errors_written() -> Iterator[None]:
+    """Write unforeseen errors to stderr, by a thread of its own, as long as the block lasts."""
+
+    def write(text: str) -> None:
+        # On a full disk it is lost.
+        with suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
+    with BackgroundWriter(write, "errors") as writer:
+        log = ErrorLog(writer.put, time.monotonic)
+        logging.getLogger().addHandler(log)
+        try:
+            yield
+        finally:
+            logging.getLogger().removeHandler(log)

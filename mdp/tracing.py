@@ -129,11 +129,8 @@ def server_span(name: str, header: str, attributes: Mapping[str, str]) -> Iterat
     """A server's span of a request with the header `traceparent`; calls in the block are of it."""
     traceparent, tracer = read_traceparent(header), _tracer()
     if tracer is None:
-        token = _caller.set(traceparent)
-        try:
+        with continuing(traceparent):
             yield
-        finally:
-            _caller.reset(token)
         return
     from opentelemetry.trace import SpanKind
 
@@ -141,6 +138,25 @@ def server_span(name: str, header: str, attributes: Mapping[str, str]) -> Iterat
         name, _context_of(traceparent), kind=SpanKind.SERVER, attributes=attributes
     ):
         yield
+
+
+def current_traceparent() -> str:
+    """The trace context that a call would belong to now; empty without one."""
+    if _tracer() is None:
+        return _caller.get()
+    from opentelemetry import trace
+
+    return _traceparent_of(trace.get_current_span())
+
+
+@contextmanager
+def continuing(traceparent: str) -> Iterator[None]:
+    """Let calls in the block belong to a trace context of another process."""
+    token = _caller.set(traceparent)
+    try:
+        yield
+    finally:
+        _caller.reset(token)
 
 
 def record(traceparent: str, parts: Sequence[tuple[str, float, float]], now_s: float) -> None:

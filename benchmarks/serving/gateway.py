@@ -83,10 +83,12 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def gateway(fleet: Path, root: Path | None = None) -> Iterator[Server]:
+def gateway(fleet: Path, root: Path | None = None, workers: int = 1) -> Iterator[Server]:
     """A gateway process, with the packages in `root` if given."""
     command = [Path(sys.executable).parent / "mdp", "gateway", "--bind", "127.0.0.1:0", "--json"]
     more = ["--fleet", f"colours={fleet}", "--deadline-ms", DEADLINE_MS]
+    if workers > 1:
+        more += ["--workers", workers]
     packages = {} if root is None else {"PYTHONPATH": str(root)}
     with LineProcess("gateway", [*command, *more], environment=packages) as process:
         yield Server(urlsplit(json.loads(process.line())["url"]).netloc, process.process.pid)

@@ -4,6 +4,7 @@
     runs/servers/bin/pip install litserve==0.2.19 mlserver==1.7.1 pillow
     python -m benchmarks.serving --only servers              # about 3 minutes
     python -m benchmarks.serving.servers --before COMMIT     # and the gateway of another commit
+    python -m benchmarks.serving.servers --workers 3         # and a gateway with workers
 
 Each gets the same picture in the way that it takes one: the gateway pixels as a binary tensor and a
 JPEG file as it is; LitServe either as a multipart upload; MLServer either in base64, as it reads no
@@ -53,11 +54,14 @@ from mdp.testing.processes import PATIENCE_S, LineProcess, until
 
 PYTHON = Path("runs/servers/bin/python")
 PROGRAM = Path(__file__).with_name("other_server.py")
-OURS, BEFORE, OTHERS = "gateway", "before", ("litserve", "mlserver")
+OURS, BEFORE, WORKERS, OTHERS = "gateway", "before", "workers", ("litserve", "mlserver")
 #: Of a camera's pictures.
 CAMERA = (1280, 960)
 ROUNDS, CALLS = 6, 60
 CALLERS, RATE_ROUNDS, SECONDS = 8, 4, 2.0
+#: Seconds of silence after which a connection is opened anew: LitServe and MLServer end theirs
+#: after uvicorn's 5, the gateway after 10, and others' turns may take longer.
+IDLE_S = 2.0
 FORM = {"Content-Type": "multipart/form-data; boundary=cut"}
 
 
@@ -114,15 +118,21 @@ def requests(what: str, servers: dict[str, Server]) -> dict[str, Asked]:
 
 @contextmanager
 def caller(asked: Asked) -> Iterator[Callable[[], None]]:
-    """Asks over one connection that stays open."""
+    """Asks over one connection that stays open from turn to turn, as long as servers keep it."""
     with closing(http.client.HTTPConnection(asked.host, timeout=PATIENCE_S)) as connection:
+        asked_s = time.perf_counter()
 
         def ask() -> None:
+            nonlocal asked_s
+            if time.perf_counter() - asked_s > IDLE_S:
+                # A request opens it again.
+                connection.close()
             connection.request("POST", asked.path, asked.body, asked.headers)
             response = connection.getresponse()
             content = response.read()
             assert response.status == 200, content
             assert b"red" in content, content
+            asked_s = time.perf_counter()
 
         yield ask
 
@@ -205,8 +215,12 @@ def answers_of(asked: Asked) -> int:
         return sum(pool.map(call, range(CALLERS)))
 
 
-def run(*, quick: bool, before: str = "") -> Iterator[dict[str, Any]]:
-    """A row of each picture; with `before`, a commit, its gateway is asked in the same turns."""
+def run(*, quick: bool, before: str = "", workers: int = 1) -> Iterator[dict[str, Any]]:
+    """A row of each picture.
+
+    With `before`, a commit, its gateway is asked in the same turns, and with several `workers` one
+    that has them.
+    """
     if not PYTHON.exists():
         sys.exit(f"{PYTHON}: expected an environment with LitServe and MLServer, found none")
     with TemporaryDirectory() as folder, ExitStack() as stack:
@@ -217,6 +231,9 @@ def run(*, quick: bool, before: str = "") -> Iterator[dict[str, Any]]:
         if before:
             root = unpack(before, Path(folder) / "before")
             ours[BEFORE] = stack.enter_context(gateway(fleet.folder / "fleet.toml", root))
+        if workers > 1:
+            several = gateway(fleet.folder / "fleet.toml", workers=workers)
+            ours[WORKERS] = stack.enter_context(several)
         for scaled in (False, True):
             with ExitStack() as few:
                 others = {name: few.enter_context(other(name, scaled=scaled)) for name in OTHERS}
@@ -257,9 +274,12 @@ COLUMNS = (
 
 
 def main() -> None:
-    asked = arguments(__doc__, "quick", before="")
+    asked = arguments(__doc__, "quick", before="", workers=1)
     columns = [*COLUMNS, *(_of(BEFORE, f"gateway of {asked.before}") if asked.before else ())]
-    for number, row in enumerate(run(quick=asked.quick, before=asked.before)):
+    if asked.workers > 1:
+        columns += _of(WORKERS, f"{asked.workers} workers")
+    rows = run(quick=asked.quick, before=asked.before, workers=asked.workers)
+    for number, row in enumerate(rows):
         text = table([row], *columns).splitlines()
         print(*(text[2:] if number else text), sep="\n", flush=True)
         print(row["rate_ratio"], file=sys.stderr)

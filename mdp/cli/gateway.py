@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,8 @@ from mdp.tracing import set_up
 
 #: What a fleet without a bundle is served as, once it has one, and what that is called.
 TAUGHT = "taught"
+#: Worker processes: the one that listens keeps no more busy.
+MAX_WORKERS = 8
 
 
 def gateway(
@@ -78,6 +81,14 @@ def gateway(
             help="TOML file of settings for the page's builds (`mdp-partition build --config`)."
         ),
     ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            help="Processes that answer pictures, where cores are there; 1: the gateway's own.",
+            min=1,
+            max=MAX_WORKERS,
+        ),
+    ] = 1,
     insecure: Annotated[
         bool,
         typer.Option(
@@ -105,7 +116,9 @@ def gateway(
     # Loading starlette and uvicorn takes a third of a second, which no other command needs.
     from mdp.gateway.access import Tokens, check_exposure, read_tokens
     from mdp.gateway.fleets import ServedFleet
+    from mdp.gateway.handover import WorkerFleet
     from mdp.gateway.server import Listening, serve
+    from mdp.gateway.workers import Workers
     from mdp.teach.teacher import FleetTeacher, TeachOptions
 
     check_deadline_ms(deadline_ms)
@@ -125,6 +138,10 @@ def gateway(
     ):
         if given is not None and teach is None:
             raise InputError(f"{name}: expected --teach FOLDER beside it")
+    if teach is not None and workers > 1:
+        raise InputError(
+            "--teach: expected no --workers beside it: what is taught may have no bundle yet"
+        )
     named, teacher = parse_fleets(fleet, taught=teach is not None), None
     if teach is not None:
         if not teachers:
@@ -147,7 +164,7 @@ def gateway(
 
     served: dict[str, ServedFleet] = {}
     first: Callable[[], ServedFleet] | None = None
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ExitStack() as stack:
         # Said below, in one line each.
         warnings.simplefilter("ignore", InsecureWarning)
         for name, path in named.items():
@@ -166,6 +183,19 @@ def gateway(
                 what = f"serves {', '.join(served)}" if served else "serves no bundle yet"
                 print(f"{url} {what}; Ctrl-C ends it", flush=True)
 
+        pool = None
+        if workers > 1:
+            handed = {
+                name: WorkerFleet(
+                    path=str(path),
+                    fusion=fusion,
+                    key=None if key is None else str(key),
+                    insecure=insecure,
+                    cascade=cascade,
+                )
+                for name, path in named.items()
+            }
+            pool = stack.enter_context(Workers(workers, handed, say))
         serve(
             served,
             listening,
@@ -173,6 +203,7 @@ def gateway(
             started=on_start,
             teacher=teacher,
             first=first,
+            workers=pool,
         )
 
 

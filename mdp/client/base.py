@@ -5,7 +5,9 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
@@ -52,6 +54,18 @@ DEFAULT_DEADLINE_MS = 1000.0
 CONNECT_TIMEOUT_S = 1.0
 #: From a look without an answer to the next one, at least.
 RETRY_MS = 100.0
+#: When the calls of this task or thread began, by `time.monotonic`; None: when they are made.
+_begun_s: ContextVar[float | None] = ContextVar("begun_s", default=None)
+
+
+@contextmanager
+def begun_at(at_s: float) -> Iterator[None]:
+    """Let calls in the block have begun at `at_s` of `time.monotonic`, in another process say."""
+    token = _begun_s.set(at_s)
+    try:
+        yield
+    finally:
+        _begun_s.reset(token)
 
 
 class FleetConnection:
@@ -315,7 +329,9 @@ class BaseClient:
 
     def _deadline(self, deadline_ms: float) -> Deadline:
         """The deadline of a call that begins now; raises InputError."""
-        return Deadline(self._clock(), check_deadline_ms(deadline_ms))
+        begun_s = _begun_s.get()
+        now_s = self._clock() if begun_s is None else begun_s
+        return Deadline(now_s, check_deadline_ms(deadline_ms))
 
     def _camera_question(
         self, at: Moment, within_ms: float, *, maps: bool = False

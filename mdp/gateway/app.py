@@ -34,6 +34,7 @@ from mdp.gateway.readers import QUIET_S, Readers
 from mdp.gateway.refusals import Refusal, busy, refusal_of
 from mdp.gateway.replies import json_response as _json
 from mdp.gateway.teach import TeachRoutes
+from mdp.gateway.workers import Workers
 from mdp.pictures.crop import Picture
 from mdp.requests.capture import DEFAULT_EVERY_MS, check_every_ms
 from mdp.requests.deadline import check_deadline_ms
@@ -169,27 +170,42 @@ class Gateway:
         deadline_ms: float,
         teacher: FleetTeacher | None = None,
         first: Callable[[], ServedFleet] | None = None,
+        workers: Workers | None = None,
     ) -> None:
         """Serve `fleets`, by their models' names, with `deadline_ms` for a picture.
 
         With a `teacher`, the page teaches the only fleet. Where that has no bundle yet it is opened
-        by `first`, which raises MDPError as long as that is so.
+        by `first`, which raises MDPError as long as that is so. `workers` answer the pictures.
         """
         self._fleets = dict(fleets)
         self._teacher, self._first = teacher, first
         self._deadline_ms = deadline_ms
-        self._bodies = Bodies()
+        self._workers = workers
+        for fleet in self._fleets.values() if workers is not None else ():
+            fleet.workers = workers
+        # What workers are handed is there twice.
+        self._bodies = Bodies(copies=1 if workers is None else 2)
         self._reading = asyncio.Lock()
-        self._metrics = Metrics(self._fleets)
+        self._metrics = Metrics(self._fleets, workers)
         #: Set, and replaced, whenever something changes that the page shows.
         self._changed = asyncio.Event()
         self._readers = Readers()
         #: Whether the server is ending, which streams of events would hold up.
         self.ending: Callable[[], bool] = lambda: False
+        #: Why it cannot serve, found as it began.
+        self.failure: MDPError | None = None
+        #: Ends the server.
+        self.end: Callable[[], None] = lambda: None
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Watch the fleets as long as the server runs."""
+        if self._workers is not None:
+            try:
+                await self._workers.open()
+            except MDPError as error:
+                self.failure = error
+                self.end()
         for fleet in self._fleets.values():
             fleet.changed = self._wake
         watches = [asyncio.create_task(fleet.watch()) for fleet in self._fleets.values()]
@@ -207,6 +223,8 @@ class Gateway:
             await asyncio.gather(*watches, return_exceptions=True)
             for fleet in self._fleets.values():
                 fleet.close()
+            if self._workers is not None:
+                await self._workers.aclose()
 
     async def _watch_first(self, first: Callable[[], ServedFleet]) -> None:
         """Serve a fleet as soon as it has a bundle."""

@@ -33,8 +33,9 @@ Buffer = bytes | bytearray | memoryview
 class Bodies:
     """Reads bodies; knows how much of them is held, and by whom."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pool, self._clock = Pool(MAX_HELD_BYTES), clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, copies: int = 1) -> None:
+        """Bodies of which so many `copies` are in memory at a time."""
+        self._pool, self._clock = Pool(MAX_HELD_BYTES // copies), clock
 
     @asynccontextmanager
     async def hold(

@@ -1,6 +1,7 @@
 """A fleet as the gateway serves it: calls, switched-off devices, and the watch over its devices."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from mdp.client.following import FollowedFiles
 from mdp.errors import InferenceError, MDPError
 from mdp.gateway.devices import Roll
 from mdp.gateway.refusals import Refusal
+from mdp.gateway.workers import Workers
 from mdp.pictures.crop import Picture
 from mdp.requests.prediction import Prediction
 
@@ -44,6 +46,8 @@ class ServedFleet:
         self.bundle = self._client.bundle
         self.roll = self._new_roll()
         self._files = FollowedFiles(path, self._client, report)
+        #: Who answers pictures in the place of this process.
+        self.workers: Workers | None = None
         #: Called when something has changed that the page shows.
         self.changed: Callable[[], None] = lambda: None
 
@@ -58,6 +62,11 @@ class ServedFleet:
     async def classify(self, pictures: Sequence[Picture], deadline_ms: float) -> list[Prediction]:
         """The fleet's answers; raises what a client raises for the first picture without one."""
         client = self._client
+        if self.workers is not None:
+            turns = math.ceil(len(pictures) / IN_FLIGHT)
+            return await self._note_outcome(
+                self.workers.classify(self.name, pictures, deadline_ms, turns)
+            )
         if len(pictures) == 1:
             return await self._note_outcome(
                 _as_list(client.classify(pictures[0], deadline_ms=deadline_ms))
@@ -95,7 +104,7 @@ class ServedFleet:
             last = "can answer" if devices[name].usable else "is in use"
             raise Refusal(409, f"{name} is the last device of {self.name} that {last}")
         off = {d.name for d in devices.values() if not d.in_use} ^ {name}
-        self._client.leave_out(*off)
+        self._leave_out(off)
         self.roll.on_switch(name, in_use, time.time())
         self.changed()
 
@@ -109,8 +118,12 @@ class ServedFleet:
             self.bundle = self._client.bundle
             former, self.roll = self.roll, self._new_roll()
             self.roll.take_over(former)
-            off = (device.name for device in self.roll.devices.values() if not device.in_use)
-            self._client.leave_out(*off)
+            self._leave_out({d.name for d in self.roll.devices.values() if not d.in_use})
+
+    def _leave_out(self, off: set[str]) -> None:
+        self._client.leave_out(*off)
+        if self.workers is not None:
+            self.workers.leave_out(self.name, off)
 
     async def watch(self) -> None:
         """Ask the devices how they are, over and over."""

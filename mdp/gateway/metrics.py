@@ -14,6 +14,7 @@ from mdp.errors import DeadlineExceeded, MDPError
 from mdp.gateway.devices import kind_of
 from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.refusals import refusal_of
+from mdp.gateway.workers import Workers
 from mdp.protocol.messages import OUTCOMES, RELOADS, Suspicion, answers_key
 from mdp.requests.prediction import Prediction
 
@@ -51,8 +52,8 @@ def outcome_counts(counts: Mapping[str, int]) -> dict[str, int]:
 class Metrics:
     """Counts what the gateway answers; what the devices say is read at each scrape."""
 
-    def __init__(self, fleets: Mapping[str, ServedFleet]) -> None:
-        """Metrics of `fleets`, by their models' names."""
+    def __init__(self, fleets: Mapping[str, ServedFleet], workers: Workers | None = None) -> None:
+        """Metrics of `fleets`, by their models' names, and of `workers`."""
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "mdp_requests",
@@ -97,6 +98,8 @@ class Metrics:
             "mdp_requests_under_way", "Requests being answered.", ["model"], registry=registry
         )
         registry.register(_DeviceGauges(fleets))
+        if workers is not None:
+            registry.register(_WorkerGauges(workers))
         for name, fleet in fleets.items():
             self.add(name, fleet)
 
@@ -155,6 +158,26 @@ class Metrics:
         """The page, and its content type, in a format that `accept` names."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
+
+
+class _WorkerGauges(Collector):
+    """Facts of a gateway's own processes."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+
+    def collect(self) -> Iterator[Metric]:
+        """How many there are now, and how many have died."""
+        yield GaugeMetricFamily(
+            "mdp_gateway_workers",
+            "Worker processes that answer pictures now.",
+            value=self._workers.ready,
+        )
+        yield CounterMetricFamily(
+            "mdp_gateway_workers_died",
+            "Worker processes that have ended by themselves, or were killed.",
+            value=self._workers.died,
+        )
 
 
 class _DeviceGauges(Collector):

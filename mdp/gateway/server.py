@@ -1,7 +1,6 @@
 """Listens for HTTP, with limits on slow clients, until it is told to end."""
 
 import asyncio
-import logging
 import resource
 import signal
 import socket
@@ -14,10 +13,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from mdp.errors import ConfigError, InputError
 from mdp.formats.keys import host_and_port
@@ -26,7 +25,8 @@ from mdp.gateway.app import Gateway
 from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.line import ServedLine
 from mdp.gateway.places import Claim, ConnectionPlaces
-from mdp.logs import BackgroundWriter, ErrorLog
+from mdp.gateway.workers import Workers
+from mdp.logs import errors_written
 from mdp.teach.teacher import FleetTeacher
 
 #: Seconds for a request's headers, from the connection or the request before.
@@ -63,6 +63,27 @@ class Listening:
     teachers: Tokens = field(default_factory=lambda: Tokens([]))
 
 
+class _ClosedWhenRead:
+    """A connection that ends after an answer only once the request's body has come as well.
+
+    One that is closed with bytes unread is reset, and a client that still sends its body then gets
+    an error in the place of the answer (RFC 9112, section 9.6).
+    """
+
+    def __init__(self, protocol: "_Protocol", cycle: RequestResponseCycle) -> None:
+        self._protocol, self._cycle = protocol, cycle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._protocol.transport, name)
+
+    def close(self) -> None:
+        """Close it now, or with the body's end."""
+        if self._cycle.response_complete and self._cycle.more_body:
+            self._protocol.close_after_body()
+        else:
+            self._protocol.transport.close()
+
+
 class _Protocol(HttpToolsProtocol):
     """HTTP/1.1 that bounds what a connection may send, and ends those whose next request stays out.
 
@@ -82,6 +103,10 @@ class _Protocol(HttpToolsProtocol):
         #: Bytes of a head or between two pieces of a body that the parser has seen.
         self._between = 0
         self._in_head = True
+        #: Whether a request has begun after another, or a refused one's body has ended.
+        self._anew = False
+        #: Whether the connection ends with the body that is coming.
+        self._closes = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -137,6 +162,7 @@ class _Protocol(HttpToolsProtocol):
     def _read(self, piece: bytes) -> None:
         # Bytes of an unfinished request do not prolong its time.
         timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
+        self._anew = False
         self._between += len(piece)
         super().data_received(piece)
         if self._between > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -144,14 +170,19 @@ class _Protocol(HttpToolsProtocol):
         if timer is None:
             return
         waiting = self.cycle is None or self.cycle.response_complete
-        if waiting and self.timeout_keep_alive_task is None and not timer.cancelled():
-            self.timeout_keep_alive_task = timer
-        else:
+        if not waiting or self.timeout_keep_alive_task is not None:
             timer.cancel()
+        elif self._anew and not self._closes:
+            # The silence before it is none of its time.
+            timer.cancel()
+            self._watch()
+        elif not timer.cancelled():
+            self.timeout_keep_alive_task = timer
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
+        self._anew = self.cycle is not None
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Trailers are none of the headers that a request was admitted by.
@@ -165,6 +196,7 @@ class _Protocol(HttpToolsProtocol):
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             raise ValueError(f"expected one Host, got {hosts}")
         super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, _ClosedWhenRead(self, self.cycle))
 
     def on_body(self, body: bytes) -> None:
         self._between = 0
@@ -173,6 +205,13 @@ class _Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._between = 0
         super().on_message_complete()
+        self._anew = True
+        if self._closes:
+            self.transport.close()
+
+    def close_after_body(self) -> None:
+        """Close the connection once the body has ended that is coming, or its time has."""
+        self._closes = True
 
     def on_response_complete(self) -> None:
         # The next request may be there already.
@@ -194,6 +233,10 @@ class _Protocol(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
+        if self._closes:
+            # It has its answer.
+            self.transport.close()
+            return
         if self.cycle is None or self.cycle.response_complete:
             super().send_400_response(msg)
             return
@@ -307,24 +350,6 @@ def most_connections() -> int:
     return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
-@contextmanager
-def _errors_written() -> Iterator[None]:
-    """Write unforeseen errors to stderr, by a thread of its own, as long as the block lasts."""
-
-    def write(text: str) -> None:
-        # On a full disk it is lost.
-        with suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
-
-    with BackgroundWriter(write, "errors") as writer:
-        log = ErrorLog(writer.put, time.monotonic)
-        logging.getLogger().addHandler(log)
-        try:
-            yield
-        finally:
-            logging.getLogger().removeHandler(log)
-
-
 def serve(
     fleets: Mapping[str, ServedFleet],
     listening: Listening,
@@ -333,20 +358,29 @@ def serve(
     started: Callable[[str], None],
     teacher: FleetTeacher | None = None,
     first: Callable[[], ServedFleet] | None = None,
+    workers: Workers | None = None,
 ) -> None:
     """Serve `fleets` until SIGINT or SIGTERM; `started` is told the URL once it listens.
 
-    With a `teacher`, the page teaches; `first` is as of `Gateway`.
+    With a `teacher`, the page teaches; `first` and `workers` are as of `Gateway`. Raises MDPError
+    where these do not start.
     """
-    gateway = Gateway(fleets, deadline_ms, teacher, first)
+    gateway = Gateway(fleets, deadline_ms, teacher, first, workers)
     server = _server_of(gateway.app(listening.tokens, listening.teachers), listening)
     place = listen_on(listening.bind)
     gateway.ending = lambda: server.should_exit
+
+    def end() -> None:
+        server.should_exit = True
+
+    gateway.end = end
     # uvicorn ends in order, and then has the signal do what it did before.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with place, _errors_written():
+    with place, errors_written():
         started(_url_of(place, listening))
         server.run(sockets=[place])
+    if gateway.failure is not None:
+        raise gateway.failure
 
 
 def _server_of(app: Any, listening: Listening) -> _Server:
@@ -387,7 +421,7 @@ def serving_line(served: ServedLine, listening: Listening) -> Iterator[str]:
     """
     server = _server_of(served.app(listening.tokens), listening)
     served.ending = lambda: server.should_exit
-    with listen_on(listening.bind) as place, _errors_written():
+    with listen_on(listening.bind) as place, errors_written():
         # Outside the main thread uvicorn leaves signals alone.
         thread = threading.Thread(
             target=server.run, kwargs={"sockets": [place]}, name="http", daemon=True

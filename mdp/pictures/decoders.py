@@ -4,12 +4,14 @@ A decoder cannot be stopped. For a call that has ended it runs on and keeps its 
 and is the reason in messages when other pictures do not get a slot in time.
 """
 
+import fcntl
 import os
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Generic, TypeVar
 
 from mdp.errors import PictureError
@@ -83,6 +85,10 @@ class Decoders:
     def __init__(self, slots: int = SLOTS, idle_s: float = IDLE_S) -> None:
         self._slots, self._idle_s = slots, idle_s
         self.reset()
+
+    def limit(self, slots: int) -> None:
+        """Decode at most `slots` pictures at a time from now on."""
+        self._slots = slots
 
     def reset(self) -> None:
         """Forget everything: a forked child has none of its parent's threads."""
@@ -179,6 +185,17 @@ class _Current(threading.local):
 
 _CURRENT = _Current()
 _LARGE = threading.Lock()
+#: A file that processes lock which decode large pictures in turns; None: each on its own.
+_SHARED: int | None = None
+
+
+def take_turns(descriptor: int) -> None:
+    """Decode large pictures in turns with other processes that have opened the same file.
+
+    One that dies frees its turn.
+    """
+    global _SHARED
+    _SHARED = descriptor
 
 
 def _forget() -> None:
@@ -201,11 +218,34 @@ def memory_for(needed_bytes: int) -> Iterator[None]:
     if needed_bytes <= LARGE_BYTES:
         yield
         return
-    current, large = _CURRENT.decoding, _LARGE
+    current, large, shared = _CURRENT.decoding, _LARGE, _SHARED
     while not large.acquire(timeout=_CHECK_S):
-        if current is not None and current.abandoned:
-            raise PictureError("its call has ended before there was memory to decode it")
+        _check_wanted(current)
+    try:
+        with nullcontext() if shared is None else _locked(shared, current):
+            yield
+    finally:
+        large.release()
+
+
+@contextmanager
+def _locked(descriptor: int, current: "Decoding[Any] | None") -> Iterator[None]:
+    """Hold a file's lock, which belongs to the process."""
+    while True:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            # Both say that another process holds it.
+            time.sleep(_CHECK_S)
+            _check_wanted(current)
+        else:
+            break
     try:
         yield
     finally:
-        large.release()
+        fcntl.lockf(descriptor, fcntl.LOCK_UN)
+
+
+def _check_wanted(current: "Decoding[Any] | None") -> None:
+    if current is not None and current.abandoned:
+        raise PictureError("its call has ended before there was memory to decode it")

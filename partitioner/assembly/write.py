@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from mdp.formats.plan import Assignment, NetworkSpec, Plan, Region, Spec, SubMod
 from mdp.formats.profile import DeviceProfile, RuntimeName
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
-from mdp.runtimes.base import CPU, Execution
+from mdp.runtimes.base import CPU, Execution, Runtime
 from mdp.runtimes.onnxruntime import open_session
 from mdp.runtimes.select import check_execution, open_runtime
 from partitioner.assembly import members
@@ -50,13 +49,14 @@ from partitioner.export.write import (
     versions,
 )
 from partitioner.fusion.bundle_fit import fit_bundle
-from partitioner.fusion.region_choice import CHOSEN_ON, choose_regions
+from partitioner.fusion.region_choice import CHOSEN_ON, TRIED_ON, Seen, choose_regions, shorten
 from partitioner.networks.families import Stage
 from partitioner.networks.feature_distance import attach_distance, features_at
 from partitioner.networks.submodel import SubModel
 from partitioner.networks.teacher import teacher_spec
 from partitioner.regions import REGIONS, WHOLE, where
 from partitioner.run.progress import Progress
+from partitioner.run.threads import side_by_side
 
 #: Pictures for the comparison of the served form with its source.
 _COMPARED = 32
@@ -117,7 +117,7 @@ class Assembly:
             if (older := older_probe(profile)) is not None:
                 self.progress.note(older)
         assignments: list[Assignment] = []
-        calibration: dict[int, Contribution] = {}
+        runtimes: list[Runtime] = []
         firsts = members.file_owners(models)
         shared = {
             first: [model for model, one in zip(models, firsts, strict=True) if one == first]
@@ -137,10 +137,12 @@ class Assembly:
             for k, (model, first) in enumerate(zip(models, firsts, strict=True)):
                 if first != k:
                     write_bytes(paths[k], paths[first].read_bytes())
-                part, calibration[k] = self._member(
+                part, runtime = self._member(
                     k, model, regions[k], networks[k], profiles[model.device], paths[k], pictures
                 )
                 assignments.append(part)
+                runtimes.append(runtime)
+            calibration = self._answers(assignments, runtimes, pictures)
             plan = members.assemble_plan(assignments, len(self.data.labels), self.target_ms)
             labels, unknown = len(self.data.labels), self.data.unknown
             files, cascade = fit_bundle(
@@ -262,18 +264,39 @@ class Assembly:
         paths: Sequence[Path],
         pictures: PictureSet,
     ) -> list[Region]:
-        """The region of each member: its model's, else chosen on calibration pictures in fp32."""
-        allowed = [REGIONS if model.region is None else (model.region,) for model in models]
+        """The region of each member: its model's, else chosen on calibration pictures in fp32.
+
+        All are tried on few of them, and those that are best there on more.
+        """
+        allowed = [list(REGIONS) if m.region is None else [m.region] for m in models]
+        if all(len(regions) == 1 for regions in allowed):
+            return [region for (region,) in allowed]
         some = thin_out(pictures, CHOSEN_ON)
+        opened = {path: open_session(path) for path in paths}
+        views: dict[tuple[int, Region], Views] = {}
+        for k, (model, network) in enumerate(zip(models, networks, strict=True)):
+            cut = self._views(some, network.image_size, allowed[k], model.camera)
+            views |= {(k, region): one for region, one in zip(allowed[k], cut, strict=True)}
 
-        @cache
-        def contribution_of(k: int, region: Region) -> Contribution:
-            size, camera = networks[k].image_size, models[k].camera
-            views = self._views(some, size, allowed[k], camera)
-            pixels = views[allowed[k].index(region)]
-            return Contribution.of(sessions.run_session(open_session(paths[k]), pixels, HEADS))
+        def see(allowed: Sequence[Sequence[Region]], rows: NDArray[np.int64]) -> Seen:
+            """What members answer to these pictures, each region of each as its own job."""
+            jobs = [(k, region) for k, regions in enumerate(allowed) for region in regions]
 
-        return choose_regions(allowed, contribution_of, some.targets)
+            def answer(job: tuple[int, Region]) -> Contribution:
+                session, pixels = opened[paths[job[0]]], views[job]
+                if len(rows) < len(pixels):
+                    pixels = pixels[rows]
+                return Contribution.of(sessions.run_session(session, pixels, HEADS))
+
+            what = f"trying {len(jobs)} views on {len(rows):,} pictures"
+            found = dict(zip(jobs, side_by_side(answer, jobs, self.progress, what), strict=True))
+            return lambda k, region: found[k, region]
+
+        if len(some) > TRIED_ON:
+            few = np.linspace(0, len(some) - 1, TRIED_ON).astype(np.int64)
+            allowed = shorten(allowed, see(allowed, few), some.targets[few])
+        every = np.arange(len(some))
+        return choose_regions(allowed, see(allowed, every), some.targets)
 
     def _quantize(
         self,
@@ -301,8 +324,8 @@ class Assembly:
         profile: DeviceProfile,
         path: Path,
         pictures: PictureSet,
-    ) -> tuple[Assignment, Contribution]:
-        """Time one model; returns its assignment and its calibration logits."""
+    ) -> tuple[Assignment, Runtime]:
+        """Time one model, alone; returns its assignment and what runs it here."""
         pixels = self._views(pictures, network.image_size, [region], model.camera)[0]
         runtime = open_runtime(
             ModelFile.read(path), _here(model, network.image_size),
@@ -323,7 +346,20 @@ class Assembly:
             f"sub-model {k} for {model.device}: {network.words}, sees {where(region)}{of}, "
             f"{path.stat().st_size / 1e6:.2f} MB; {how}"
         )
-        return part, sessions.member_contribution(runtime, pixels, part)
+        return part, runtime
+
+    def _answers(
+        self, parts: Sequence[Assignment], runtimes: Sequence[Runtime], pictures: PictureSet
+    ) -> dict[int, Contribution]:
+        """Each member's calibration logits, side by side."""
+
+        def answer(part: Assignment) -> Contribution:
+            (pixels,) = self._views(pictures, part.spec.image_size, [part.region], part.camera)
+            return sessions.member_contribution(runtimes[part.k], pixels, part)
+
+        what = f"running the members on {len(pictures):,} calibration pictures"
+        found = side_by_side(answer, parts, self.progress, what)
+        return {part.k: one for part, one in zip(parts, found, strict=True)}
 
     def _views(
         self,

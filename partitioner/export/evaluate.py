@@ -4,9 +4,7 @@ Of a subset both the accuracy and the calibration error count.
 Everything here runs through the planned runtime and `mdp.fusion.fuse`, as it will on the devices.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ from mdp.formats.bundle import (
     SubsetRejection,
     TeacherAccuracy,
 )
-from mdp.formats.plan import Plan
+from mdp.formats.plan import Assignment, Plan
 from mdp.fusion.cascade import Cascade
 from mdp.fusion.fuse import (
     Contribution,
@@ -48,6 +46,7 @@ from mdp.fusion.fuse import (
 from mdp.fusion.novelty import NoveltyScore
 from mdp.fusion.novelty_table import Novelty
 from mdp.load import LEAST_S, OtherLoad
+from mdp.pictures.crop import Pixels
 from mdp.runtimes.onnxruntime import open_session
 from partitioner.data.crops import View, load_views, view_of
 from partitioner.data.datasets import Dataset, PictureSet, thin_out
@@ -68,6 +67,7 @@ from partitioner.fusion.novelty_fit import area_under_curve
 from partitioner.fusion.stacking import SAMPLED, sample_subsets
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
+from partitioner.run.threads import side_by_side
 
 Targets = NDArray[np.int64]
 #: Bins of the expected calibration error, as its authors use.
@@ -285,26 +285,20 @@ def run_on(
         f"{split} split, for the members",
     )
     runtimes = [open_member(bundle.model(a.k), a, len(bundle.manifest.labels)) for a in assignments]
-    contributions, latencies_ms = dict[int, Contribution](), []
     others = OtherLoad()
-    with (
-        progress.task(f"running the members on the {split} split", len(assignments)) as advance,
-        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
-    ):
 
-        def answers(number: int) -> Contribution:
-            a = assignments[number]
-            kept = logits_file(cache, bundle.model(a.k), a, pictures.digest)
-            return member_contribution(runtimes[number], views[number], a, kept)
+    def answers(number: int) -> Contribution:
+        a = assignments[number]
+        kept = logits_file(cache, bundle.model(a.k), a, pictures.digest)
+        return member_contribution(runtimes[number], views[number], a, kept)
 
-        for assignment, found in zip(
-            assignments, pool.map(answers, range(len(assignments))), strict=True
-        ):
-            contributions[assignment.k] = found
-            advance(1, "")
+    what = f"running the members on the {split} split"
+    found = side_by_side(answers, range(len(assignments)), progress, what)
+    contributions = {a.k: one for a, one in zip(assignments, found, strict=True)}
     # Each is timed alone.
-    for runtime, pixels in zip(runtimes, views, strict=True):
-        latencies_ms.append(latency_ms(runtime.run, pixels))
+    latencies_ms = [
+        latency_ms(runtime.run, pixels) for runtime, pixels in zip(runtimes, views, strict=True)
+    ]
     return contributions, latencies_ms, others.cores(LEAST_S)
 
 
@@ -317,17 +311,24 @@ def run_rungs(
         return {}
     what = f"{split} split, for the rungs"
     views = load_views(pictures, [view_of(a) for a in parts], cache, progress, what)
-    found: dict[int, list[Contribution]] = {}
-    with progress.task(f"running the rungs on the {split} split", len(parts)) as advance:
-        for a, pixels in zip(parts, views, strict=True):
-            found[a.k] = []
-            for number, rung in enumerate(a.lower, 1):
-                part, model = a.at(number), bundle.model(a.k, number)
-                runtime = open_member(model, part, len(bundle.manifest.labels))
-                kept = logits_file(cache, model, part, pictures.digest)
-                own = member_contribution(runtime, pixels, part, kept)
-                found[a.k].append(scale_rung(own, rung.scales))
-            advance(1, "")
+    jobs = [
+        (a, number, pixels)
+        for a, pixels in zip(parts, views, strict=True)
+        for number in range(1, len(a.lower) + 1)
+    ]
+
+    def answers(job: tuple[Assignment, int, Pixels]) -> Contribution:
+        a, number, pixels = job
+        part, model = a.at(number), bundle.model(a.k, number)
+        runtime = open_member(model, part, len(bundle.manifest.labels))
+        kept = logits_file(cache, model, part, pictures.digest)
+        own = member_contribution(runtime, pixels, part, kept)
+        return scale_rung(own, a.lower[number - 1].scales)
+
+    found: dict[int, list[Contribution]] = {a.k: [] for a in parts}
+    what = f"running the rungs on the {split} split"
+    for (a, _, _), one in zip(jobs, side_by_side(answers, jobs, progress, what), strict=True):
+        found[a.k].append(one)
     return found
 
 

@@ -1,5 +1,6 @@
 """`mdp gateway` before real agents, asked over HTTP by clients that are not ours."""
 
+import http.client
 import io
 import json
 import os
@@ -7,6 +8,7 @@ import shutil
 import ssl
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -177,6 +179,18 @@ def test_a_body_that_is_too_large_is_not_waited_for(served: Gateway) -> None:
             client.sendall(f"{headers}\r\n\r\n".encode() + content)
             client.sendall(b"0" * 9)
             assert client.recv(64).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_who_sends_too_large_a_body_is_told_so(served: Gateway, chunked: bool) -> None:
+    body = b"0" * (MAX_BODY_BYTES + 2**20)
+    parts = (body[at : at + 2**20] for at in range(0, len(body), 2**20))
+    with closing(http.client.HTTPConnection(served.host, timeout=PATIENCE_S)) as connection:
+        # It sends all before it reads anything.
+        connection.request("POST", CLASSIFY, parts if chunked else body, encode_chunked=chunked)
+        response = connection.getresponse()
+        assert response.status == 413
+        assert b"expected a body of at most" in response.read()
 
 
 def test_slow_clients_are_not_waited_for(fleet: Fleet) -> None:

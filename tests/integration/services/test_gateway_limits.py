@@ -80,7 +80,7 @@ def test_a_stderr_that_nobody_reads_stops_nothing(fleet: Path, unread: Path) -> 
 
 def test_unforeseen_errors_do_not_fill_the_log(fleet: Path, tmp_path: Path) -> None:
     failing = "app.infer.metadata = lambda *given: {}['a reason']"
-    program = with_limits(failing, "server.ErrorLog.EVERY_S = 1e9")
+    program = with_limits(failing, "import mdp.logs", "mdp.logs.ErrorLog.EVERY_S = 1e9")
     log = tmp_path / "log"
     with gateway("--fleet", fleet, program=program, log=log) as served:
         for _ in range(9):

@@ -68,6 +68,26 @@ def test_spans_of_gateway_client_and_agent_are_of_the_callers_trace(tmp_path: Pa
     assert remote[0]["end_time"] == remote[1]["start_time"] <= remote[1]["end_time"]
 
 
+def test_a_trace_goes_on_through_a_worker_of_a_gateway(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.fromarray(colour_picture("red")).save(file, "PNG")
+    with Fleet(tmp_path, write_bundle(tmp_path / "bundle")) as fleet:
+        program = [*map(str, TRACED), str(tmp_path / "agent.json"), "mdp-agent", "run", "--json"]
+        fleet.start("alpha", program=program)
+        fleet.start_all("beta", "gamma")
+        with gateway("--fleet", fleet.write(), "--workers", 2) as served:
+            until(lambda: len(_ask(served, file)["used"]) == len(DEVICES), "all answer")
+            _ask(served, file, {"traceparent": f"00-{TRACE}-{CALLER}-01"})
+        fleet.agents["alpha"].terminate()
+    found = [
+        (each["name"], each["parent_id"])
+        for each in json.loads((tmp_path / "agent.json").read_text())
+        if each["context"]["trace_id"] == f"0x{TRACE}"
+    ]
+    # Without spans of its own, the gateway hands the caller's on.
+    assert found == [("mdp queue", f"0x{CALLER}"), ("mdp compute", f"0x{CALLER}")]
+
+
 def _ask(served: Any, file: io.BytesIO, headers: dict[str, str] | None = None) -> Any:
     path = f"/v2/models/colours/classify?deadline_ms={PLENTY_MS:g}"
     return served.ask(path, file.getvalue(), headers=headers or {}).json

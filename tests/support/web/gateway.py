@@ -60,6 +60,19 @@ class Gateway:
         """SIGTERM, and its end in order."""
         assert self._process.terminate() in (0, -signal.SIGTERM)
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send its process a signal."""
+        self._process.signal(number)
+
+    def wait(self) -> int:
+        """Wait for its end; returns the exit code."""
+        return self._process.process.wait(PATIENCE_S)
+
+    @property
+    def workers(self) -> list[psutil.Process]:
+        """Its worker processes."""
+        return psutil.Process(self._process.process.pid).children()
+
     @property
     def descriptors(self) -> int:
         """The number of file descriptors that the process has open."""

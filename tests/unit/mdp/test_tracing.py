@@ -10,7 +10,16 @@ import pytest
 from mdp import tracing
 from mdp.errors import InputError
 from mdp.testing.bundles import DEVICES, write_bundle
-from mdp.tracing import EXPORTER, begin_call, read_traceparent, server_span, set_up, trace_id
+from mdp.tracing import (
+    EXPORTER,
+    begin_call,
+    continuing,
+    current_traceparent,
+    read_traceparent,
+    server_span,
+    set_up,
+    trace_id,
+)
 from tests.support.exchanges import Desk
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -42,6 +51,18 @@ def test_headers_as_the_recommendation_has_them(header: str, read: str) -> None:
 def test_only_sampled_traces_are_logged() -> None:
     assert trace_id(HEADER) == TRACE
     assert trace_id(f"{HEADER[:-2]}00") == trace_id("") == ""
+
+
+def test_a_context_goes_on_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)
+    assert current_traceparent() == ""
+    with server_span("POST classify", HEADER, {}):
+        handed_over = current_traceparent()
+    with continuing(handed_over):
+        trace = begin_call(100.0)
+        assert trace is not None
+        assert trace.begin_request("alpha", 0) == HEADER
+    assert current_traceparent() == ""
 
 
 def test_context_without_opentelemetry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,9 +82,17 @@ def test_teaching_that_lacks_something(fleet: Path, tmp_path: Path) -> None:
     tokens.write_text("0123456789abcdef\n")
     several = ("--fleet", f"other={fleet}", "--teach-tokens", tokens)
     assert refusal(*teach, *several) == "mdp: --teach: expected one --fleet, got 2\n"
+    assert refusal(*teach, "--teach-tokens", tokens, "--workers", 2) == (
+        "mdp: --teach: expected no --workers beside it: what is taught may have no bundle yet\n"
+    )
     for option in ("--teach-tokens", "--teach-kept", "--teach-config"):
         expected = f"mdp: {option}: expected --teach FOLDER beside it\n"
         assert refusal("--fleet", fleet, option, tokens) == expected
+
+
+@pytest.mark.parametrize("count", ["0", "9", "two"])
+def test_a_number_of_workers_that_is_none(fleet: Path, count: str) -> None:
+    assert "--workers" in refusal("--fleet", fleet, "--workers", count)
 
 
 def test_only_a_fleet_that_is_taught_needs_no_bundle(fleet: Path) -> None:

@@ -12,6 +12,7 @@ from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.gateway.devices import Roll
 from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.metrics import OTHER, Metrics, provider_label
+from mdp.gateway.workers import Workers
 from mdp.protocol.messages import OUTCOMES, RELOADS, answers_key
 from mdp.requests.prediction import Prediction
 from mdp.testing.bundles import DEVICES, write_bundle
@@ -115,6 +116,24 @@ def test_providers_that_runtimes_have_are_known() -> None:
     assert provider_label(None) == ""
     for provider in ("openvino:GPU.12", "openvino:TPU", "CPUExecutionProvider ", "cpu"):
         assert provider_label(provider) == OTHER
+
+
+class Pool:
+    """Workers of which one is away."""
+
+    ready, died = 1, 3
+
+
+def test_workers_are_gauges_where_there_are_any() -> None:
+    def lines(metrics: Metrics) -> list[str]:
+        text = metrics.exposition("")[0].decode()
+        return [line for line in text.splitlines() if line.startswith("mdp_gateway")]
+
+    assert lines(Metrics({}, cast(Workers, Pool()))) == [
+        "mdp_gateway_workers 1.0",
+        "mdp_gateway_workers_died_total 3.0",
+    ]
+    assert lines(Metrics({})) == []
 
 
 def test_outcomes_are_those_that_agents_count() -> None:

@@ -223,6 +223,82 @@ def test_a_body_that_goes_on_without_data_is_ended(end: bytes) -> None:
     assert connection.statuses() == []
 
 
+class Refusing(Application):
+    """An application that answers before it has read a body, and then ends the connection."""
+
+    closes = True
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"3")] + [(b"connection", b"close")] * self.closes
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": b"no\n"})
+
+
+def refusing(*, closes: bool) -> Connection:
+    """A connection whose requests are refused unread."""
+    connection, application = Connection(), Refusing()
+    application.closes = closes
+    connection.protocol.app = application
+    return connection
+
+
+@pytest.mark.parametrize("chunks", [(), (b"0" * 40_000, b"1" * 60_000)])
+def test_who_still_sends_a_refused_body_gets_the_answer(chunks: Sequence[bytes]) -> None:
+    async def run() -> None:
+        whole = post("/", b"0" * 100_000, chunks)
+        connection = refusing(closes=True)
+        await connection.send(whole[:30_000])
+        assert connection.statuses() == [413]
+        # A connection with unread bytes is reset, and who sends gets no answer.
+        assert not connection.wire.closed
+        await connection.send(whole[30_000:])
+        assert connection.wire.closed
+        assert connection.statuses() == [413]
+        await connection.leave()
+
+    asyncio.run(run())
+
+
+def test_a_refused_body_that_has_come_ends_the_connection_at_once() -> None:
+    async def run() -> None:
+        connection = refusing(closes=True)
+        await connection.send(post("/", b"0"), post("/", b"0"))
+        assert connection.wire.closed
+        assert connection.statuses() == [413]
+        await connection.leave()
+
+    asyncio.run(run())
+
+
+def test_after_a_refused_body_the_next_request_has_its_whole_time() -> None:
+    async def run() -> None:
+        connection = refusing(closes=False)
+        protocol, whole = connection.protocol, post("/", b"0" * 50_000)
+        await connection.send(whole[:1000])
+        timer = protocol.timeout_keep_alive_task
+        assert timer is not None
+        await connection.send(whole[1000:2000])
+        # The body of a refused request does not prolong its time.
+        assert protocol.timeout_keep_alive_task is timer
+        await connection.send(whole[2000:])
+        assert timer.cancelled()
+        between = protocol.timeout_keep_alive_task
+        assert between is not None
+        await connection.send(whole[:10])
+        # Nor does silence shorten that of the head that follows.
+        assert between.cancelled()
+        head = protocol.timeout_keep_alive_task
+        assert head is not None
+        await connection.send(whole[10:20])
+        assert protocol.timeout_keep_alive_task is head
+        await connection.send(whole[20:])
+        assert head.cancelled()
+        assert connection.statuses() == [413, 413]
+        await connection.leave()
+
+    asyncio.run(run())
+
+
 def test_trailers_are_no_headers() -> None:
     request = post("/a", b"", [b"one"]).removesuffix(b"\r\n") + b"Authorization: Bearer x\r\n\r\n"
     connection = asyncio.run(answers(request, post("/b", b"")))

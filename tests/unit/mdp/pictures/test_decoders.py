@@ -2,16 +2,18 @@
 
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from mdp.errors import PictureError
 from mdp.pictures import decoders
 from mdp.pictures.decoders import LARGE_BYTES, NOT_DECODED, Decoders, Decoding, memory_for
-from mdp.testing.processes import PATIENCE_S, until
+from mdp.testing.processes import PATIENCE_S, LineProcess, until
 
 
 @contextmanager
@@ -135,6 +137,49 @@ def test_large_pictures_are_decoded_one_at_a_time_and_small_ones_beside_them() -
         assert first.is_alive()
     assert result_of(first) == "decoded"
     assert result_of(pool.start(large)) == "decoded"
+
+
+#: Holds a file's lock until its standard input ends.
+HOLDER = (
+    "import fcntl, sys; file = open(sys.argv[1], 'wb'); fcntl.lockf(file, fcntl.LOCK_EX); "
+    "print(flush=True); sys.stdin.read()"
+)
+
+
+def test_large_pictures_take_turns_with_other_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(needed_bytes: int) -> Callable[[], str]:
+        def work() -> str:
+            with memory_for(needed_bytes):
+                return "decoded"
+
+        return work
+
+    pool, turns = Decoders(), tmp_path / "turns"
+    monkeypatch.setattr(decoders, "_SHARED", None)
+    with turns.open("wb") as file:
+        decoders.take_turns(file.fileno())
+        with LineProcess("holder", [sys.executable, "-c", HOLDER, turns]) as holder:
+            holder.line()
+            given_up, waiting = (pool.start(decode(LARGE_BYTES + 1)) for _ in range(2))
+            assert result_of(pool.start(decode(LARGE_BYTES))) == "decoded"
+            assert waiting.is_alive()
+            given_up.abandon()
+            with pytest.raises(PictureError, match="its call has ended"):
+                result_of(given_up)
+            assert waiting.is_alive()
+        # Killed, it has no turn any more.
+        assert result_of(waiting) == "decoded"
+
+
+def test_fewer_pictures_at_a_time() -> None:
+    pool = Decoders()
+    pool.limit(1)
+    with held() as work:
+        first, second = pool.start(work), pool.start(work)
+        assert (first.started, second.started) == (True, False)
+    assert (result_of(first), result_of(second)) == ("decoded", "decoded")
 
 
 def test_a_forked_child_begins_with_free_slots() -> None:
