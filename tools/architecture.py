@@ -1,11 +1,10 @@
-"""Prints the rooms of the project: files per folder, who imports whom, and the floors they stand
-on.
+"""Prints the parts of the project: files per folder, who imports whom, and in which layers.
 
     python tools/architecture.py [--ref COMMIT] [--arrows] [--package mdp.requests] [--check]
 
-A room is what lies directly in a package: a sub-package, or a module of its own. An arrow is one
-room that imports another, however often. Floors are counted from below: a room stands one floor
-above the highest that it imports. Rooms that import each other form a circle. With --ref the files
+A part is what lies directly in a package: a sub-package, or a module of its own. An arrow is one
+part that imports another, however often. Layers are counted from below: a part is one layer
+above the highest that it imports. Parts that import each other form a circle. With --ref the files
 are those of a commit, so that two commits can be compared.
 """
 
@@ -63,30 +62,30 @@ def imports_of(source: str, modules: set[str]) -> set[str]:
     return names & modules
 
 
-def room_of(module: str, package: str) -> str | None:
-    """The room of a module in `package`; None for a module elsewhere and for the package itself."""
+def part_of(module: str, package: str) -> str | None:
+    """The part of a module in `package`; None for a module elsewhere and for the package itself."""
     parts = module.split(".")
     depth = package.count(".") + 1
     return parts[depth] if ".".join(parts[:depth]) == package and len(parts) > depth else None
 
 
 def arrows(files: Sources, package: str) -> dict[str, set[str]]:
-    """Each room of a package, and the other rooms of it that it imports."""
+    """Each part of a package, and the other parts of it that it imports."""
     modules = {module_of(path) for path in files}
     found: dict[str, set[str]] = defaultdict(set)
     for path, source in files.items():
-        room = room_of(module_of(path), package)
-        if room is None:
+        part = part_of(module_of(path), package)
+        if part is None:
             continue
-        others = {room_of(module, package) for module in imports_of(source, modules)}
-        found[room] |= {other for other in others if other not in (None, room)}
+        others = {part_of(module, package) for module in imports_of(source, modules)}
+        found[part] |= {other for other in others if other not in (None, part)}
     return dict(found)
 
 
-def reach(of: Arrows, room: str) -> set[str]:
-    """Every room that can be reached along arrows."""
+def reach(of: Arrows, part: str) -> set[str]:
+    """Every part that can be reached along arrows."""
     seen: set[str] = set()
-    ahead = [room]
+    ahead = [part]
     while ahead:
         new = of.get(ahead.pop(), set()) - seen
         seen |= new
@@ -95,26 +94,26 @@ def reach(of: Arrows, room: str) -> set[str]:
 
 
 def circles(of: Arrows) -> list[list[str]]:
-    """Groups of rooms that import each other."""
-    below = {room: reach(of, room) for room in of}
+    """Groups of parts that import each other."""
+    below = {part: reach(of, part) for part in of}
     groups = {
-        tuple(sorted(other for other in of if other in below[room] and room in below[other]))
-        for room in of
-        if room in below[room]
+        tuple(sorted(other for other in of if other in below[part] and part in below[other]))
+        for part in of
+        if part in below[part]
     }
     return [list(group) for group in sorted(groups)]
 
 
-def floors(of: Arrows) -> list[list[str]]:
-    """Rooms by floor, the highest first; those of a circle share one."""
-    below = {room: reach(of, room) for room in of}
+def layers(of: Arrows) -> list[list[str]]:
+    """Parts by layer, the highest first; those of a circle share one."""
+    below = {part: reach(of, part) for part in of}
     height: dict[str, int] = {}
-    # A room that is reached from another, and not the other way about, reaches fewer.
-    for room in sorted(of, key=lambda room: len(below[room] | {room})):
-        under = [other for other in below[room] if room not in below[other]]
-        height[room] = 1 + max((height[other] for other in under), default=0)
+    # A part that is reached from another, and not the other way about, reaches fewer.
+    for part in sorted(of, key=lambda part: len(below[part] | {part})):
+        under = [other for other in below[part] if part not in below[other]]
+        height[part] = 1 + max((height[other] for other in under), default=0)
     top = max(height.values(), default=0)
-    return [sorted(r for r in of if height[r] == floor) for floor in range(top, 0, -1)]
+    return [sorted(r for r in of if height[r] == layer) for layer in range(top, 0, -1)]
 
 
 def folders(files: Sources) -> Counter[str]:
@@ -129,26 +128,26 @@ def folders(files: Sources) -> Counter[str]:
 
 
 def main() -> None:
-    """Print the rooms; with --check, end with 1 where rooms import each other."""
-    parser = argparse.ArgumentParser(description="Rooms, arrows between them, floors, files.")
+    """Print the parts; with --check, end with 1 where parts import each other."""
+    parser = argparse.ArgumentParser(description="Parts, arrows between them, layers, files.")
     parser.add_argument("--ref", help="a commit instead of the checkout")
-    parser.add_argument("--arrows", action="store_true", help="each room, and what it imports")
+    parser.add_argument("--arrows", action="store_true", help="each part, and what it imports")
     parser.add_argument("--package", action="append", help=f"default: {', '.join(PACKAGES)}")
     parser.add_argument("--check", action="store_true", help="end with 1 at circles")
     options = parser.parse_args()
     files = sources(options.ref)
     drawn = {package: arrows(files, package) for package in options.package or PACKAGES}
-    print(f"{'package':24} {'rooms':>6} {'arrows':>7} {'floors':>7}  circles")
+    print(f"{'package':24} {'parts':>6} {'arrows':>7} {'layers':>7}  circles")
     for package, of in drawn.items():
         told = "; ".join(" = ".join(group) for group in circles(of)) or "none"
         count = sum(map(len, of.values()))
-        print(f"{package:24} {len(of):6} {count:7} {len(floors(of)):7}  {told}")
+        print(f"{package:24} {len(of):6} {count:7} {len(layers(of)):7}  {told}")
     for package, of in drawn.items():
-        print(f"\n{package}, from the top floor down")
-        for floor in floors(of):
-            print("  " + " | ".join(floor))
-            for room in floor if options.arrows else ():
-                print(f"      {room} -> {', '.join(sorted(of[room])) or 'nothing'}")
+        print(f"\n{package}, from the top layer down")
+        for layer in layers(of):
+            print("  " + " | ".join(layer))
+            for part in layer if options.arrows else ():
+                print(f"      {part} -> {', '.join(sorted(of[part])) or 'nothing'}")
     print("\nmodules per folder")
     for folder, count in sorted(folders(files).items(), key=lambda item: (-item[1], item[0])):
         print(f"  {count:3}  {folder}")
@@ -159,7 +158,7 @@ def main() -> None:
 
 
 def faults(files: Sources) -> list[str]:
-    """Circles of rooms that import each other, one line each."""
+    """Circles of parts that import each other, one line each."""
     return [
         f"{package}: {' and '.join(group)} import each other"
         for package in PACKAGES

@@ -1,9 +1,9 @@
 """Count the faults that tests find: python tools/mutants.py [ROOM ...] [--sample 60] [--seed 1]
 
 A mutant is one module with one comparison, operator, condition or constant changed; it is killed
-where one of its room's tests fails or computes for minutes. Source files stay as they are: a forked
+where one of its part's tests fails or computes for minutes. Source files stay as they are: a forked
 child imports the changed module in place of the file's. Same sources and seed, same mutants, in the
-same order: a room whose `--minutes` are over stops early, and says how many it has tried.
+same order: a part whose `--minutes` are over stops early, and says how many it has tried.
 """
 
 import argparse
@@ -31,7 +31,7 @@ LOADED_ONCE = (hypothesis, np)
 LIMIT_S = 240
 CHANGED_INPUTS = "tests/fuzz/test_corpus.py"
 PLANS = "tests/unit/partitioner/cli/test_plan_command.py"
-ROOMS = {
+PARTS = {
     "mdp/requests": ("tests/unit/mdp/client", "tests/unit/mdp/requests"),
     "mdp/fusion": ("tests/unit/mdp/fusion",),
     "mdp/queueing": ("tests/unit/mdp/queueing",),
@@ -140,20 +140,20 @@ def passes(tests: Sequence[str], mutant: Mutant | None) -> bool:
 
 
 def main() -> int:
-    """Prints a line for each mutant that no test finds and a share for each room."""
+    """Prints a line for each mutant that no test finds and a share for each part."""
     words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("rooms", nargs="*", default=list(ROOMS), metavar="ROOM", help=str([*ROOMS]))
-    words.add_argument("--sample", type=int, default=60, help="mutants of a room")
+    words.add_argument("parts", nargs="*", default=list(PARTS), metavar="PART", help=str([*PARTS]))
+    words.add_argument("--sample", type=int, default=60, help="mutants of a part")
     words.add_argument("--seed", type=int, default=1)
-    words.add_argument("--minutes", type=float, default=60.0, help="at most for a room")
+    words.add_argument("--minutes", type=float, default=60.0, help="at most for a part")
     asked = words.parse_args()
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    for room in asked.rooms:
-        if not passes(ROOMS[room], None):
-            print(f"{room}: its tests fail without a mutant: run pytest {' '.join(ROOMS[room])}")
+    for part in asked.parts:
+        if not passes(PARTS[part], None):
+            print(f"{part}: its tests fail without a mutant: run pytest {' '.join(PARTS[part])}")
             return 1
-        place = ROOT / room
+        place = ROOT / part
         files = [place] if place.is_file() else sorted(place.glob("*.py"))
         every = [mutant for file in files for mutant in mutants(file)]
         drawn = random.Random(asked.seed).sample(every, min(asked.sample, len(every)))
@@ -163,11 +163,11 @@ def main() -> int:
             if time.monotonic() > until_s:
                 break
             tried += 1
-            if passes(ROOMS[room], mutant):
+            if passes(PARTS[part], mutant):
                 print(f"survived {mutant}", flush=True)
             else:
                 killed += 1
-        print(f"{room}: {killed} of {tried} killed, of {len(every)} possible", flush=True)
+        print(f"{part}: {killed} of {tried} killed, of {len(every)} possible", flush=True)
     return 0
 
 

@@ -1,8 +1,8 @@
-"""tools/architecture.py: arrows between rooms, floors, circles; and that this checkout has none."""
+"""tools/architecture.py: arrows between parts, layers, circles; and that this checkout has none."""
 
-from tools.architecture import arrows, circles, faults, floors, folders, sources
+from tools.architecture import arrows, circles, faults, folders, layers, sources
 
-#: Two rooms and a module, one above the other; a test is no room of theirs.
+#: Two packages and a module, one above the other; a test is no part of theirs.
 FILES = {
     "house/__init__.py": "from house.attic.roof import tiles\n",
     "house/attic/__init__.py": "",
@@ -14,7 +14,7 @@ FILES = {
 }
 
 
-def test_arrows_lead_from_room_to_room_however_they_are_imported() -> None:
+def test_arrows_lead_from_part_to_part_however_they_are_imported() -> None:
     assert arrows(FILES, "house") == {
         "attic": {"hall", "cellar"},
         "hall": {"cellar"},
@@ -23,16 +23,16 @@ def test_arrows_lead_from_room_to_room_however_they_are_imported() -> None:
     assert arrows(FILES, "house.attic") == {"roof": {"beam"}, "beam": set()}
 
 
-def test_floors_are_counted_from_below() -> None:
+def test_layers_are_counted_from_below() -> None:
     of = arrows(FILES, "house")
-    assert floors(of) == [["attic"], ["hall"], ["cellar"]]
+    assert layers(of) == [["attic"], ["hall"], ["cellar"]]
     assert circles(of) == []
 
 
-def test_a_circle_is_named_and_shares_a_floor() -> None:
+def test_a_circle_is_named_and_shares_a_layer() -> None:
     of = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}
     assert circles(of) == [["b", "c"]]
-    assert floors(of) == [["a"], ["b", "c", "d"]]
+    assert layers(of) == [["a"], ["b", "c", "d"]]
 
 
 def test_an_empty_package_file_is_not_counted() -> None:

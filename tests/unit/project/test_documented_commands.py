@@ -17,7 +17,7 @@ PAGES = [
     path
     for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md")
     for path in sorted(ROOT.glob(pattern))
-    # The last draws the rooms, one of which is called mdp.
+    # The last draws packages, one of which is called mdp.
     if path.name not in ("CHANGELOG.md", "lab-log.md", "0012-rooms.md")
 ]
 FENCED = re.compile(r"^ *```\w*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
