@@ -203,7 +203,7 @@ class _PhoneServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
 
 class _TimedReads(io.RawIOBase):
-    """What a connection sends, of one request at a time: bytes that come prolong nothing."""
+    """Bytes of a connection, of one request at a time: those that come prolong nothing."""
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
         self._connection, self._until_s = connection, 0.0

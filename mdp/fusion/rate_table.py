@@ -15,7 +15,7 @@ class OfSubset(Protocol):
 
     @property
     def size(self) -> int:
-        """How many members."""
+        """Number of members."""
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -79,14 +79,14 @@ class Asked(Struct, frozen=True, kw_only=True, tag=True):
     pictures: list[tuple[int, tuple[int, ...]]]
 
 
-class LeftOut(Struct, frozen=True, kw_only=True, tag=True):
+class DevicesLeftOut(Struct, frozen=True, kw_only=True, tag=True):
     """All devices of a fleet that later requests do without."""
 
     model: str
     devices: list[str]
 
 
-class Ready(Struct, frozen=True, kw_only=True, tag=True):
+class WorkerReady(Struct, frozen=True, kw_only=True, tag=True):
     """A worker has opened its fleets."""
 
 
@@ -108,8 +108,8 @@ class Failed(Struct, frozen=True, kw_only=True, tag=True):
     codes: dict[str, str] = {}
 
 
-ToWorker = Opening | Asked | LeftOut
-FromWorker = Ready | Answered | Failed
+ToWorker = Opening | Asked | DevicesLeftOut
+FromWorker = WorkerReady | Answered | Failed
 
 
 def encode(message: ToWorker | FromWorker, pictures: Sequence[Buffer] = ()) -> list[Buffer]:

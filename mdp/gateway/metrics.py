@@ -167,7 +167,7 @@ class _WorkerGauges(Collector):
         self._workers = workers
 
     def collect(self) -> Iterator[Metric]:
-        """How many there are now, and how many have died."""
+        """Numbers of those there are now, and of those that have died."""
         yield GaugeMetricFamily(
             "mdp_gateway_workers",
             "Worker processes that answer pictures now.",

@@ -23,11 +23,11 @@ from mdp.gateway.fleets import IN_FLIGHT, WATCH_S
 from mdp.gateway.handover import (
     Answered,
     Asked,
+    DevicesLeftOut,
     FromWorker,
-    LeftOut,
     Opening,
-    Ready,
     WorkerFleet,
+    WorkerReady,
     encode,
     failure_of,
     pictures_of,
@@ -92,16 +92,16 @@ class FollowedFleet:
         self._client.close()
 
 
-class Worker:
+class PictureWorker:
     """The answering end of a gateway's socket."""
 
     def __init__(self, writer: asyncio.StreamWriter, fleets: dict[str, FollowedFleet]) -> None:
         self._writer, self._fleets = writer, fleets
         self._answering: set[asyncio.Task[None]] = set()
 
-    def take(self, message: Asked | LeftOut, content: memoryview) -> None:
+    def take(self, message: Asked | DevicesLeftOut, content: memoryview) -> None:
         """Begin what a message asks for."""
-        if isinstance(message, LeftOut):
+        if isinstance(message, DevicesLeftOut):
             self._fleets[message.model].leave_out(frozenset(message.devices))
             return
         task = asyncio.create_task(self._answer(message, content))
@@ -135,8 +135,8 @@ async def answer_all(place: socket.socket) -> int:
         writer.writelines(encode(failure_of(0, error)))
         await writer.drain()
         return error.exit_code
-    writer.writelines(encode(Ready()))
-    worker = Worker(writer, fleets)
+    writer.writelines(encode(WorkerReady()))
+    worker = PictureWorker(writer, fleets)
     following = [asyncio.create_task(fleet.follow()) for fleet in fleets.values()]
     # The gateway has ended, or gives this worker up.
     with suppress(asyncio.IncompleteReadError, ConnectionError):

@@ -18,12 +18,12 @@ from mdp.closing import Closing
 from mdp.errors import AgentError, WireError
 from mdp.gateway.handover import (
     Answered,
+    DevicesLeftOut,
     Failed,
     FromWorker,
-    LeftOut,
     Opening,
-    Ready,
     WorkerFleet,
+    WorkerReady,
     ask,
     encode,
     error_of,
@@ -64,7 +64,7 @@ def why_it_ended(code: int | None) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _HandedRequest:
     """A request that a worker answers."""
 
     answered: asyncio.Future[list[Prediction]]
@@ -101,7 +101,7 @@ class WorkerProcess:
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter | None = None
         self.begun_s = time.monotonic()
-        self.waiting: dict[int, _Waiting] = {}
+        self.waiting: dict[int, _HandedRequest] = {}
         #: Whether it was told that it is given up.
         self.killed = False
 
@@ -119,10 +119,10 @@ class WorkerProcess:
             raise AgentError(f"a worker has not started: {why_it_ended(code)}") from error
         if isinstance(message, Failed):
             raise error_of(message)
-        assert isinstance(message, Ready)
+        assert isinstance(message, WorkerReady)
 
     async def next_message(self) -> FromWorker | None:
-        """What it says next; None at its end."""
+        """Its next message; None at its end."""
         with suppress(asyncio.IncompleteReadError, ConnectionError, WireError):
             return await read_from_worker(self._reader)
         return None
@@ -211,7 +211,7 @@ class Workers(Closing):
 
     def _welcome(self, worker: WorkerProcess) -> None:
         for model, devices in self._left_out.items():
-            worker.send(encode(LeftOut(model=model, devices=devices)))
+            worker.send(encode(DevicesLeftOut(model=model, devices=devices)))
         self._ready.insert(0, worker)
 
     async def _keep(self, worker: WorkerProcess) -> None:
@@ -262,7 +262,7 @@ class Workers(Closing):
                 return worker
 
     def _take(self, worker: WorkerProcess, message: FromWorker) -> None:
-        if isinstance(message, Ready):
+        if isinstance(message, WorkerReady):
             return
         waiting = worker.waiting.pop(message.number, None)
         # None where its caller no longer waits.
@@ -297,7 +297,7 @@ class Workers(Closing):
         self._ready.append(worker)
         number, begun_s = next(self._numbers), self._clock()
         wait_s = turns * deadline_ms / 1e3
-        waiting = _Waiting(asyncio.get_running_loop().create_future(), begun_s + wait_s)
+        waiting = _HandedRequest(asyncio.get_running_loop().create_future(), begun_s + wait_s)
         worker.waiting[number] = waiting
         trace = current_traceparent()
         worker.send(ask(number, model, pictures, deadline_ms, begun_s, trace))
@@ -311,7 +311,7 @@ class Workers(Closing):
         """Have all workers do without `devices` in later calls."""
         self._left_out[model] = list(devices)
         for worker in self._ready:
-            worker.send(encode(LeftOut(model=model, devices=self._left_out[model])))
+            worker.send(encode(DevicesLeftOut(model=model, devices=self._left_out[model])))
 
     async def aclose(self) -> None:
         """End all workers; requests under way get no answer."""

@@ -26,7 +26,7 @@ _SAME = 0.15
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """How far an item differs from the good ones, by the sides that count."""
+    """Difference of an item from the good ones, by the sides that count."""
 
     #: Whether the item is like the good ones.
     normal: bool
@@ -82,7 +82,7 @@ class Inspector:
         return None if own is None else surprised - own.thresholds[self._table.place]
 
     def difference(self, surprises: Mapping[int, float]) -> Difference | None:
-        """How far an item differs by members' surprises; None of those nothing was fitted for."""
+        """Difference of an item by members' surprises; None of those nothing was fitted for."""
         members = tuple(sorted(surprises))
         fitted = self._table.of(members) if members else None
         if fitted is None:

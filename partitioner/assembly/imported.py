@@ -14,7 +14,7 @@ from partitioner.export.write import ServedMember
 from partitioner.networks.families import (
     Backbone,
     FamilyMember,
-    Stage,
+    NetworkStage,
     create,
     cut_classifier,
     last_stage,
@@ -70,7 +70,7 @@ def classifier_of(module: nn.Module) -> str | None:
     return next(name for name, part in named.items() if part is classifier)
 
 
-def stage_of(module: nn.Module) -> Stage | None:
+def stage_of(module: nn.Module) -> NetworkStage | None:
     """The last stage of a served network; None where it has none, as a plain ViT."""
     if isinstance(module, ServedMember):
         place, network = "submodel.trunk", module.submodel.trunk
@@ -78,7 +78,7 @@ def stage_of(module: nn.Module) -> Stage | None:
         assert isinstance(module, ServedClassifier)
         place, network = "network", module.network
     stage = last_stage(network)
-    return stage and Stage(f"{place}.{stage.place}", stage.channels)
+    return stage and NetworkStage(f"{place}.{stage.place}", stage.channels)
 
 
 def _load_member(

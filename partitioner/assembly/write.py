@@ -50,7 +50,7 @@ from partitioner.export.write import (
 )
 from partitioner.fusion.bundle_fit import fit_bundle
 from partitioner.fusion.region_choice import CHOSEN_ON, TRIED_ON, Seen, choose_regions, shorten
-from partitioner.networks.families import Stage
+from partitioner.networks.families import NetworkStage
 from partitioner.networks.feature_distance import attach_distance, features_at
 from partitioner.networks.submodel import SubModel
 from partitioner.networks.teacher import teacher_spec
@@ -227,7 +227,7 @@ class Assembly:
         sharing: Sequence[members.Model],
         module: torch.nn.Module,
         place: str,
-        stage: Stage | None,
+        stage: NetworkStage | None,
         size: int,
     ) -> Tensor:
         """Features `[N, D]` of training pictures, of which the distance is measured.
@@ -279,7 +279,7 @@ class Assembly:
             views |= {(k, region): one for region, one in zip(allowed[k], cut, strict=True)}
 
         def see(allowed: Sequence[Sequence[Region]], rows: NDArray[np.int64]) -> Seen:
-            """What members answer to these pictures, each region of each as its own job."""
+            """Answers of members to these pictures, each region of each as its own job."""
             jobs = [(k, region) for k, regions in enumerate(allowed) for region in regions]
 
             def answer(job: tuple[int, Region]) -> Contribution:

@@ -66,7 +66,7 @@ def _exchanges(
 
 
 def _right_together(seen: Seen, targets: Targets) -> Callable[[tuple[Region, ...]], int]:
-    """How often members that see such regions are right, stacked."""
+    """Share of right answers of members that see such regions, stacked."""
 
     @cache
     def together(regions: tuple[Region, ...]) -> int:

@@ -181,7 +181,7 @@ def normalisation(model: Any) -> Normalise:
     return Normalise(tuple(config["mean"]), tuple(config["std"]))
 
 
-class Stage(NamedTuple):
+class NetworkStage(NamedTuple):
     """A part of a network, by its place, whose output has so many channels."""
 
     place: str
@@ -201,14 +201,14 @@ class Stage(NamedTuple):
         )
 
 
-def last_stage(network: Any) -> Stage | None:
+def last_stage(network: Any) -> NetworkStage | None:
     """The last stage of a timm network, before what its classifier needs; None of a plain ViT."""
     listed = getattr(network, "feature_info", None)
     # A list while a network is whole; an object of timm's where it was made for its features.
     info = getattr(listed, "info", listed)
     if not info or hasattr(network, "pos_embed"):
         return None
-    return Stage(info[-1]["module"], info[-1]["num_chs"])
+    return NetworkStage(info[-1]["module"], info[-1]["num_chs"])
 
 
 def own_classifier(name: str, weights: Path) -> nn.Linear | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mdp.pictures.crop import Pixels
-from partitioner.networks.families import Stage
+from partitioner.networks.families import NetworkStage
 
 #: Directions that are kept, at most, and pictures for each of them, at least.
 DIRECTIONS, PICTURES_EACH = 64, 4
@@ -39,7 +39,7 @@ class StageOutput:
 class WatchedStage(nn.Module):
     """A stage of a network that leaves the mean of its output for the classifier."""
 
-    def __init__(self, module: nn.Module, stage: Stage, output: StageOutput) -> None:
+    def __init__(self, module: nn.Module, stage: NetworkStage, output: StageOutput) -> None:
         super().__init__()
         self.module, self.stage, self.output = module, stage, output
 
@@ -101,7 +101,7 @@ class DistanceClassifier(nn.Module):
 
 
 def attach_distance(
-    module: nn.Module, place: str, features: Tensor, stage: Stage | None = None
+    module: nn.Module, place: str, features: Tensor, stage: NetworkStage | None = None
 ) -> None:
     """Let the linear layer `place` of a served network carry the distance of a feature.
 
@@ -121,7 +121,7 @@ def attach_distance(
 
 
 def features_at(
-    module: nn.Module, place: str, pixels: Pixels, stage: Stage | None = None
+    module: nn.Module, place: str, pixels: Pixels, stage: NetworkStage | None = None
 ) -> Tensor:
     """Features `[N, D]`: means of `stage` of a served network, else what its layer `place` reads.
 

@@ -14,7 +14,7 @@ Found = TypeVar("Found")
 def side_by_side(
     do: Callable[[Job], Found], jobs: Sequence[Job], progress: Progress, what: str
 ) -> list[Found]:
-    """What `do` makes of each of `jobs`, in their order, as many at a time as there are cores.
+    """Results of `do` for each of `jobs`, in their order, as many at a time as there are cores.
 
     The first error ends it; jobs that have not begun are left undone.
     """

@@ -20,10 +20,10 @@ from mdp.gateway import handover
 from mdp.gateway.handover import (
     Answered,
     Asked,
-    LeftOut,
+    DevicesLeftOut,
     Opening,
-    Ready,
     WorkerFleet,
+    WorkerReady,
     ask,
     encode,
     error_of,
@@ -79,15 +79,15 @@ def test_a_request_with_a_file_and_pixels() -> None:
     "message",
     [
         Opening(fleets={"porch": WorkerFleet(path="fleet.toml", key="secret")}, slots=2),
-        LeftOut(model="porch", devices=["alpha"]),
+        DevicesLeftOut(model="porch", devices=["alpha"]),
     ],
 )
-def test_messages_to_a_worker(message: Opening | LeftOut) -> None:
+def test_messages_to_a_worker(message: Opening | DevicesLeftOut) -> None:
     assert read(read_to_worker, *encode(message)) == (message, b"")
 
 
-@pytest.mark.parametrize("message", [Ready(), Answered(number=3, answers=[ANSWER, ANSWER])])
-def test_messages_from_a_worker(message: Ready | Answered) -> None:
+@pytest.mark.parametrize("message", [WorkerReady(), Answered(number=3, answers=[ANSWER, ANSWER])])
+def test_messages_from_a_worker(message: WorkerReady | Answered) -> None:
     assert read(read_from_worker, *encode(message)) == message
 
 
@@ -117,11 +117,11 @@ def test_an_unforeseen_error_is_none_of_the_fleet_s() -> None:
 
 
 def test_what_is_no_message() -> None:
-    (whole,) = encode(Ready())
+    (whole,) = encode(WorkerReady())
     with pytest.raises(asyncio.IncompleteReadError):
         read(read_from_worker, bytes(whole)[:-1])
     with pytest.raises(WireError, match="between gateway and worker"):
-        read(read_from_worker, *encode(LeftOut(model="porch", devices=[])))
+        read(read_from_worker, *encode(DevicesLeftOut(model="porch", devices=[])))
     lengths = handover._LENGTHS.pack(handover.MAX_HEAD_BYTES + 1, 0)
     with pytest.raises(WireError, match=f"got {handover.MAX_HEAD_BYTES + 1} bytes"):
         read(read_from_worker, lengths)

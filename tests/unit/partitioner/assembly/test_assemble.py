@@ -32,7 +32,7 @@ from partitioner.export.quantize import quantize_model
 from partitioner.export.sessions import run_session
 from partitioner.fusion.novelty_fit import tells_distance
 from partitioner.fusion.stacking import fit_subset
-from partitioner.networks.families import Backbone, FamilyMember, Stage, create
+from partitioner.networks.families import Backbone, FamilyMember, NetworkStage, create
 from partitioner.networks.feature_distance import FARTHEST, features_at
 from partitioner.regions import REGIONS
 from tests.support.models.trees import CLASSES, write_tree
@@ -350,7 +350,7 @@ def test_cameras_of_one_network_share_a_file_made_for_the_pictures_of_all(
     seen: dict[str, list[Views]] = {"measured from": [], "ranges of": []}
 
     def features(
-        module: torch.nn.Module, place: str, pixels: Views, stage: Stage | None
+        module: torch.nn.Module, place: str, pixels: Views, stage: NetworkStage | None
     ) -> torch.Tensor:
         seen["measured from"].append(pixels)
         return features_at(module, place, pixels, stage)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mdp.runtimes.base import CPU
 from mdp.runtimes.onnxruntime import import_onnxruntime
 from partitioner.export.write import to_onnx
-from partitioner.networks.families import Backbone, Stage, create, last_stage
+from partitioner.networks.families import Backbone, NetworkStage, create, last_stage
 from partitioner.networks.feature_distance import (
     DIRECTIONS,
     FARTHEST,
@@ -119,7 +119,7 @@ class Staged(nn.Module):
 
 def test_the_distance_is_that_of_the_last_stage_though_the_classifier_reads_less() -> None:
     torch.manual_seed(0)
-    served, stage = Staged(), Stage("stage", 6)
+    served, stage = Staged(), NetworkStage("stage", 6)
     with torch.no_grad():
         served.stage.weight[:2] = 0.0  # nothing of a picture reaches the classifier
     pixels = np.random.default_rng(0).integers(0, 60, (80, 4, 4, 3), dtype=np.uint8)
@@ -143,7 +143,7 @@ def test_the_distance_is_that_of_the_last_stage_though_the_classifier_reads_less
 def test_the_mean_of_a_stage_is_over_its_places() -> None:
     maps = torch.arange(2 * 3 * 2 * 5.0).reshape(2, 3, 2, 5)
     expected = maps.mean(dim=(2, 3))
-    stage = Stage("stage", 3)
+    stage = NetworkStage("stage", 3)
     tokens = maps.flatten(2).transpose(1, 2)
     for output in (maps, maps.permute(0, 2, 3, 1), tokens):
         assert torch.allclose(stage.mean(output), expected)
@@ -154,13 +154,13 @@ def test_the_mean_of_a_stage_is_over_its_places() -> None:
 @pytest.mark.parametrize(
     ("name", "stage"),
     [
-        ("tf_efficientnet_lite0", Stage("blocks.6", 320)),
-        ("resnet18", Stage("layer4", 512)),
-        ("swin_tiny_patch4_window7_224", Stage("layers.3", 768)),
+        ("tf_efficientnet_lite0", NetworkStage("blocks.6", 320)),
+        ("resnet18", NetworkStage("layer4", 512)),
+        ("swin_tiny_patch4_window7_224", NetworkStage("layers.3", 768)),
         ("vit_tiny_patch16_224", None),
     ],
 )
-def test_the_last_stage_of_networks(name: str, stage: Stage | None) -> None:
+def test_the_last_stage_of_networks(name: str, stage: NetworkStage | None) -> None:
     network = create(Backbone(name, 224), 0).eval()
     assert last_stage(network) == stage
     if stage is not None:
