@@ -240,6 +240,7 @@ class Still(ServedFleet):
             for k, name in enumerate(DEVICES)
         ]
         self.roll = Roll(Fleet(bundle="bundle", devices=entries), self.bundle, "stacked")
+        self.workers = None
         self.changed = lambda: None
         self._client: Any = SimpleNamespace(leave_out=lambda *names: None)
 

@@ -224,15 +224,25 @@ function showItem() {
   showKeys(item);
   if (state.shown === item.name) return;
   state.shown = item.name;
+  // Pictures of the item before are no longer waited for, which may be gone by now.
+  state.showing?.abort();
+  const { signal } = (state.showing = new AbortController());
   $("item-pictures").replaceChildren(...item.pictures.map((name) => {
     const image = el("img", { alt: `Item ${item.item} as ${name} saw it` });
-    request(`teach/kept/${encodeURIComponent(item.name)}/${devicePath(name)}`).then(async (response) => {
-      if (response.ok) put(image, await response.blob());
-    }, () => {});
+    showPicture(image, `teach/kept/${encodeURIComponent(item.name)}/${devicePath(name)}`, signal);
     const own = item.devices[name];
     const words = own?.label == null ? name : `${name}: ${own.label}${own.probability == null ? "" : ` ${percent(own.probability, 0)}`}`;
     return el("li", {}, image, el("p", own && own.label !== item.label ? { class: "other" } : {}, words));
   }));
+}
+
+async function showPicture(image, path, signal) {
+  try {
+    const response = await request(path, { signal });
+    if (response.ok) put(image, await response.blob());
+  } catch {
+    // The text beside the picture stands without it.
+  }
 }
 
 function showKeys(item) {
@@ -277,6 +287,8 @@ async function settle(item, answer) {
 }
 
 function leave(item) {
+  state.showing?.abort();
+  state.shown = null;
   state.items = state.items.filter((each) => each !== item);
   state.place = Math.max(0, Math.min(state.place, state.items.length - 1));
   // It is asked for anew where the gateway says no.
