@@ -163,27 +163,62 @@ def test_nobody_can() -> None:
             choose([], facts, asked)
 
 
+TEACHER = NetworkWork(
+    name="teacher",
+    size_bytes=349e6,
+    pictures=5_000,
+    epochs=2,
+    gflop_per_picture=105.0,
+    activation_bytes=175e6,
+    boundary_bytes=6e5,
+    blocks=12,
+)
+
+
 def test_a_teacher_that_fits_nowhere_whole_is_cut_into_stages() -> None:
-    teacher = NetworkWork(
-        name="teacher",
-        size_bytes=349e6,
-        pictures=5_000,
-        epochs=2,
-        gflop_per_picture=105.0,
-        activation_bytes=175e6,
-        boundary_bytes=6e5,
-        blocks=12,
-    )
-    work = Work(networks=(teacher, *members(2)))
+    work = Work(networks=(TEACHER, *members(2)))
     facts = fleet({"desk": 200.0, "tower": 100.0, "nuc": 50.0}, 1000, memory_bytes=4 * 10**9)
     best = propose(facts, work)[0]
     stages = best.plan.network[0].stage
     assert len(stages) > 1
     assert sum(stage.blocks for stage in stages) == 12
+    assert tuple(stage.in_flight for stage in stages) == best.plan.network[0].in_flight
     assert contradictions(best.plan, facts, work) == []
     assert choose([best], facts, work) is best  # nobody can alone
     roomy = fleet({"desk": 200.0, "tower": 100.0, "nuc": 50.0}, 1000)
     assert all(not p.plan.network[0].stage for p in propose(roomy, work))
+
+
+def test_stages_keep_fewer_micro_batches_where_memory_is_small() -> None:
+    """With all that never waits in flight, no stages of these fit."""
+    work = Work(networks=(TEACHER, *members(1)))
+    facts = fleet(dict.fromkeys(("desk", "tower", "nuc"), 100.0), 1000, memory_bytes=900 * 10**6)
+    plan = choose(propose(facts, work), facts, work).plan
+    sync = plan.network[0]
+    assert contradictions(plan, facts, work) == []
+    longest = replace(sync, stage=tuple(replace(stage, in_flight=None) for stage in sync.stage))
+    assert sync.in_flight < longest.in_flight
+    unlimited = SyncPlan(network=(longest, *plan.network[1:]))
+    assert "the stage of " in "".join(contradictions(unlimited, facts, work))
+    # What somebody wrote stays.
+    slower = replace(sync, stage=tuple(replace(stage, in_flight=1) for stage in sync.stage))
+    found = predict(SyncPlan(network=(slower, *plan.network[1:])), facts, work)
+    assert found is not None
+    assert found.plan.network[0].in_flight == (1,) * len(sync.stage)
+
+
+def test_a_teacher_that_fits_in_no_stages_is_refused_with_its_memory() -> None:
+    # With a micro-batch of 4 pictures, a block needs (4 x 349 MB + 4 x 175 MB) / 12 = 175 MB.
+    work = Work(networks=(TEACHER, *members(1)))
+    for mb, needed, has in ((600, 1.0, 0.6), (100, 2.1, 0.1)):
+        facts = fleet({"desk": 200.0, "tower": 100.0, "nuc": 50.0}, 1000, memory_bytes=mb * 10**6)
+        assert propose(facts, work) == []
+        with pytest.raises(
+            PlanRefused,
+            match="^no plan: teacher fits in no stages: with one micro-batch in flight at each, "
+            f".* desk needs about {needed} GB, it has {has} GB$",
+        ):
+            choose([], facts, work)
 
 
 def test_frozen_passes_are_shared_out_after_the_teacher() -> None:
