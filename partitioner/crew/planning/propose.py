@@ -81,6 +81,9 @@ def predict(plan: SyncPlan, facts: Facts, work: Work) -> Proposal | None:
     That is: it needs a pace or a line that was not measured, or a round shorter than four steps.
     """
     methods = Methods(facts, "any")
+    if plan.answers.keep is not None and work.answers is not None:
+        sent = 2 * plan.answers.keep + 1
+        work = replace(work, answers=replace(work.answers, numbers=sent))
     found = {n.name: methods.predict(n, plan.of(n.name)) for n in work.networks}
     proposal = _proposal(found, facts, work, plan.chain, plan.answers.by)
     return proposal and replace(proposal, plan=plan)

@@ -11,7 +11,13 @@ from mdp.errors import PlanRefused
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.methods import Methods, round_pictures
 from partitioner.crew.planning.propose import Proposal, choose, predict, propose, quickest_alone
-from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan, contradictions, is_exact_plan
+from partitioner.crew.planning.syncplan import (
+    Answers,
+    NetworkSync,
+    SyncPlan,
+    contradictions,
+    is_exact_plan,
+)
 from partitioner.crew.planning.work import FrozenPasses, NetworkWork, Work
 from tests.unit.partitioner.crew.planning.fleets import MBIT, lines, three, trainers, two_sites
 
@@ -219,6 +225,20 @@ def test_a_teacher_that_fits_in_no_stages_is_refused_with_its_memory() -> None:
             f".* desk needs about {needed} GB, it has {has} GB$",
         ):
             choose([], facts, work)
+
+
+def test_fewer_bytes_of_answers_are_sooner_at_the_desk() -> None:
+    """2 Mbit/s carry 125 answers of 1,000 classes a second, and 1,923 of 32 logits of each."""
+    paces = {"desk": 10.0, "tower": 1000.0}
+    named = trainers({n: {"answers": p, "member-0": 10.0} for n, p in paces.items()})
+    facts = Facts(trainer=named, line=lines(dict.fromkeys(paces, 2 * MBIT)))
+    work = Work(networks=members(1), answers=FrozenPasses(pictures=10_000, numbers=1000))
+    sync = NetworkSync(name="member-0", by=("desk",))
+    for keep, rate in ((None, 135), (32, 1010)):
+        found = predict(SyncPlan(answers=Answers(keep=keep), network=(sync,)), facts, work)
+        assert found is not None
+        passes = next(span for span in found.spans if span.what == "answers")
+        assert passes.end_s == pytest.approx(10_000 / rate)
 
 
 def test_frozen_passes_are_shared_out_after_the_teacher() -> None:
