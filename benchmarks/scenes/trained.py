@@ -31,7 +31,7 @@ from mdp.fusion.fuse import Contribution, FusionWeights, Logits, fuse, weights_f
 from partitioner.build.inputs import TrainingInputs
 from partitioner.build.settings import run_settings
 from partitioner.data.datasets import Dataset, open_dataset
-from partitioner.data.memmaps import Array, Index
+from partitioner.data.memmaps import Index
 from partitioner.data.scenes import fuse_answers, places
 from partitioner.estimates.catalogue import catalogue
 from partitioner.export.evaluate import accuracy, subset_accuracies
@@ -41,6 +41,7 @@ from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Augmentation, MemberSchedule, RunOptions, TrainingConfig
 from partitioner.training.context import TrainingContext
+from partitioner.training.largest_logits import Answers
 from partitioner.training.members import train_members
 from partitioner.training.teacher import ensure_targets, ensure_teacher
 
@@ -160,7 +161,7 @@ def begin_run(
     return TrainingContext(folder, settings, plan, data, Progress(), starts)
 
 
-def targets_of(work: TrainingContext, options: argparse.Namespace) -> tuple[Teacher, list[Array]]:
+def targets_of(work: TrainingContext, options: argparse.Namespace) -> tuple[Teacher, list[Answers]]:
     """The teacher, and its logits of the training pictures."""
     # Measured on one thread: bf16 makes the teacher three times as fast, Lite0 slower.
     quick = replace(work, settings=msgspec.structs.replace(work.settings, autocast="bf16"))

@@ -23,6 +23,7 @@ from partitioner.run.settings import (
     TrainingConfig,
 )
 from partitioner.training.compute import memory_bytes, quicker_autocast, training_device
+from partitioner.training.largest_logits import MOST_CLASSES
 from partitioner.training.world import world
 
 
@@ -45,6 +46,7 @@ def run_settings(inputs: TrainingInputs, networks: Collection[str] = ()) -> Sett
     options, flip = config.options, config.augmentation.flip
     facts = inputs.require_teacher().facts
     weights = inputs.pretrained.of(networks)
+    check_kept(options.answers_keep, len(data.labels))
     check_policy(config.augmentation.rand_augment)
     return Settings(
         seed=options.seed,
@@ -61,7 +63,22 @@ def run_settings(inputs: TrainingInputs, networks: Collection[str] = ()) -> Sett
         ),
         weights={name: sha256_of(path) for name, path in weights.items()},
         class_rows=inputs.pretrained.class_rows(weights),
+        answers_keep=options.answers_keep,
     )
+
+
+def check_kept(keep: int | None, classes: int) -> None:
+    """Raise InputError for more kept logits than classes, and more classes than rows can name."""
+    if keep is None:
+        return
+    if keep > classes:
+        raise InputError(
+            f"run.answers_keep: expected at most {classes}, as many as classes, got {keep}"
+        )
+    if classes > MOST_CLASSES:
+        raise InputError(
+            f"run.answers_keep: expected at most {MOST_CLASSES:,} classes, found {classes:,}"
+        )
 
 
 def teaching_of(config: TrainingConfig, plan: Plan, data: Dataset, progress: Progress) -> Teaching:
@@ -86,6 +103,7 @@ def _not_live(config: TrainingConfig, plan: Plan) -> str:
     # Training the teacher uses variants.
     several = augmentation.variants != plain.variants and not config.teacher_schedule.epochs
     for name, given, remedy in (
+        ("run.answers_keep", config.options.answers_keep, "none: no answers are kept"),
         ("schedule.patience", config.schedule.patience, "0: the last averaged weights are taken"),
         ("augmentation.rand_augment", augmentation.rand_augment, "none"),
         ("augmentation.erasing", augmentation.erasing, "0"),

@@ -13,7 +13,6 @@ from partitioner.build.views import cut_views
 from partitioner.crew.desk import Together
 from partitioner.crew.folder import CrewFolder
 from partitioner.data.datasets import Dataset
-from partitioner.data.memmaps import Array
 from partitioner.data.scenes import remark_on
 from partitioner.networks.members import check_member
 from partitioner.networks.teacher import Teacher, teacher_spec
@@ -23,6 +22,7 @@ from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule, Settings, differences
 from partitioner.training.context import TrainingContext
 from partitioner.training.distributed import first_then_others, is_first, on_first, together
+from partitioner.training.largest_logits import Answers
 from partitioner.training.members import train_members
 from partitioner.training.teacher import ensure_targets, ensure_teacher
 
@@ -115,7 +115,7 @@ def _cut_first(work: TrainingContext) -> None:
 
 
 @first_then_others()
-def _targets(work: TrainingContext, teacher: Teacher) -> list[Array]:
+def _targets(work: TrainingContext, teacher: Teacher) -> list[Answers]:
     return ensure_targets(work, teacher)
 
 

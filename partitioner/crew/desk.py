@@ -97,7 +97,8 @@ class Together(NamedTuple):
             raise InputError('--crew: expected run.teaching = "kept" or "auto", got "live"')
         sync = folder.plan(workload(plan, config, data))
         schedule = replace(config.schedule, chain=sync.chain)
-        options = replace(config.options, teaching="kept")
+        keep = sync.answers.keep or config.options.answers_keep
+        options = replace(config.options, teaching="kept", answers_keep=keep)
         return cls(folder, sync, replace(config, schedule=schedule, options=options))
 
     @property

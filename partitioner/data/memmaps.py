@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -74,6 +74,13 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path}: damaged; remove it to have it made anew") from error
 
 
-def rows(kept: NDArray[Any], index: Index) -> Tensor:
+class Rows(Protocol):
+    """Rows `[N, ...]` that are read by their numbers."""
+
+    def __getitem__(self, index: Index, /) -> NDArray[Any]:
+        """Some of them."""
+
+
+def rows(kept: Rows, index: Index) -> Tensor:
     """Rows `[B, ...]` of a kept array as float32."""
     return torch.from_numpy(np.asarray(kept[index], dtype=np.float32))

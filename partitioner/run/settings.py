@@ -271,6 +271,13 @@ class RunOptions(Record, frozen=True):
             "asked on a view drawn anew in every step; auto is live on an accelerator"
         ),
     ] = "auto"
+    answers_keep: Annotated[
+        Annotated[int, Meta(ge=1, le=2**16)] | None,
+        Meta(
+            description="Keep only so many of the teacher's largest logits of a picture, and what "
+            "the others weigh together: 4 bytes each and 2, instead of 2 for each class"
+        ),
+    ] = None
     threads: Annotated[
         int,
         Meta(
@@ -359,6 +366,8 @@ class Settings(Record, frozen=True):
     teaching: Teaching = "kept"
     #: Digest of a crew's plan whose weights are not those of one process.
     crew: str = ""
+    #: The largest of the teacher's logits that are kept of each picture; None: all.
+    answers_keep: int | None = None
     format_version: Literal[1] = 1
 
 

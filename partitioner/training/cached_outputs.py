@@ -3,16 +3,19 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mdp.errors import InputError
-from partitioner.data.memmaps import Array, Index, Views, new_array
+from partitioner.data.memmaps import Index, Views, new_array
 from partitioner.run.progress import Advance
 from partitioner.run.settings import Autocast
 from partitioner.training.compute import training_device
+from partitioner.training.largest_logits import Keep, largest
 
 #: Pictures per step where nothing is trained.
 BATCH = 256
@@ -43,16 +46,22 @@ def keep_outputs(
     arithmetic: Autocast,
     dtype: type[np.floating],
     advance: Advance,
+    keep: Keep | None = None,
 ) -> None:
-    """Write each output `[count, ...]` to one of `paths`; the files appear when all is done."""
+    """Write each output `[count, ...]` to one of `paths`; the files appear when all is done.
+
+    With `keep` the rows of `largest` instead.
+    """
     names = [path.name for path in paths]
     with ExitStack() as stack:
-        arrays: list[Array] = []
+        arrays: list[NDArray[Any]] = []
         for start in range(0, count, BATCH):
             index = np.arange(start, min(start + BATCH, count))
-            outputs = finite_rows(names, outputs_of, index, arithmetic=arithmetic, dtype=dtype)
+            outputs = finite_rows(
+                names, outputs_of, index, arithmetic=arithmetic, dtype=dtype, keep=keep
+            )
             arrays = arrays or [
-                stack.enter_context(new_array(path, dtype, (count, *output.shape[1:])))
+                stack.enter_context(new_array(path, output.dtype, (count, *output.shape[1:])))
                 for path, output in zip(paths, outputs, strict=True)
             ]
             for array, output in zip(arrays, outputs, strict=True):
@@ -67,9 +76,13 @@ def finite_rows(
     *,
     arithmetic: Autocast,
     dtype: type[np.floating],
-) -> list[Array]:
-    """Outputs `[B, ...]` of the pictures `index`, by `names` in messages; raises InputError."""
-    device, found = training_device(), []
+    keep: Keep | None = None,
+) -> list[NDArray[Any]]:
+    """Outputs `[B, ...]` of the pictures `index`, by `names` in messages; raises InputError.
+
+    With `keep` the rows of `largest` instead.
+    """
+    device, found = training_device(), list[NDArray[Any]]()
     with (
         torch.inference_mode(),
         torch.autocast(device.type, torch.bfloat16, enabled=arithmetic == "bf16"),
@@ -83,5 +96,6 @@ def finite_rows(
                 f"found others among pictures {index[0]} to {index[-1]}; "
                 "the network's weights are of no use"
             )
-        found.append(values.astype(dtype))
+        rows = values.astype(dtype)
+        found.append(rows if keep is None else largest(rows, keep))
     return found

@@ -15,7 +15,7 @@ from mdp.errors import InputError
 from mdp.files import write_bytes
 from mdp.formats.plan import Assignment, Plan, Spec
 from partitioner.data.crops import View, single_view_of, view_of
-from partitioner.data.memmaps import Array, Index, Views, load, rows
+from partitioner.data.memmaps import Index, Views, load, rows
 from partitioner.data.scenes import taught
 from partitioner.networks.families import FamilyMember, cut_classifier, own_classifier
 from partitioner.networks.linear_probe import fit_classifier
@@ -28,6 +28,7 @@ from partitioner.training.cached_outputs import BATCH, batch, device_of, keep_ou
 from partitioner.training.compute import training_device
 from partitioner.training.context import TrainingContext
 from partitioner.training.distributed import all_exist, on_first
+from partitioner.training.largest_logits import Answers, LargestLogits
 from partitioner.training.live import LiveRun
 from partitioner.training.loop import Validate, derive_seed, train_stage
 from partitioner.training.student import DistillationTargets, MemberLoss, Student
@@ -39,7 +40,7 @@ _PROBED = 20_000
 def train_members(
     work: TrainingContext,
     teacher: Teacher,
-    logits: Sequence[Array],
+    logits: Sequence[Answers],
     only: Container[int] | None = None,
 ) -> None:
     """Train every sub-model that the run folder does not have yet, or `only` some of them.
@@ -96,7 +97,7 @@ def _copy(work: TrainingContext, assignment: Assignment, twin: Assignment) -> No
 
 
 def _train_member(
-    work: TrainingContext, assignment: Assignment, teacher: Teacher, logits: Sequence[Array]
+    work: TrainingContext, assignment: Assignment, teacher: Teacher, logits: Sequence[Answers]
 ) -> None:
     k, schedule = assignment.k, work.schedule_of(assignment.k)
 
@@ -221,7 +222,7 @@ def _init_from_earlier(work: TrainingContext, submodel: Member, k: int) -> bool:
 
 
 def _targets(
-    work: TrainingContext, assignment: Assignment, logits: Sequence[Array]
+    work: TrainingContext, assignment: Assignment, logits: Sequence[Answers]
 ) -> DistillationTargets:
     """Sub-model k's views, labels, teacher logits and predecessors' outputs, per variant."""
     k, variants, schedule = assignment.k, work.variants, work.settings.schedule
@@ -242,12 +243,14 @@ def _targets(
     )
 
 
-def _taught(work: TrainingContext, logits: Array, variant: int, part: slice) -> Array:
+def _taught(work: TrainingContext, logits: Answers, variant: int, part: slice) -> Answers:
     """The teacher's centred logits `[N, C]` that a sub-model learns, for one variant."""
     if not work.data.cameras:
         return logits
     random = np.random.default_rng([work.settings.seed, variant])
-    return taught(logits, work.places, part, work.settings.schedule.teacher_views, random)
+    # Views of a scene are fused over all classes.
+    whole = logits[:] if isinstance(logits, LargestLogits) else logits
+    return taught(whole, work.places, part, work.settings.schedule.teacher_views, random)
 
 
 def _variants_of(work: TrainingContext, k: int) -> range:

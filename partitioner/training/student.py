@@ -11,6 +11,7 @@ from partitioner.data.variants import Labels
 from partitioner.networks.submodel import Member
 from partitioner.run.settings import MemberSchedule
 from partitioner.training.cached_outputs import batch, device_of
+from partitioner.training.largest_logits import Answers
 from partitioner.training.losses import distillation_loss, stack_loss
 
 
@@ -49,7 +50,7 @@ class DistillationTargets:
     #: Labels as probabilities `[B, C]` of the pictures `[B]` that are asked for.
     labels: Sequence[Labels | Tensor]
     #: The teacher's centred logits t `[N, C]`.
-    teacher: list[Array]
+    teacher: Sequence[Answers]
     #: F_{k-1} `[N, C]`; empty without boosting or predecessors.
     before: list[Array]
     #: The predecessor's feature `[N, D]`; empty without stacking distillation or predecessors.

@@ -30,6 +30,7 @@ from partitioner.training.cached_outputs import BATCH, batch, device_of, keep_ou
 from partitioner.training.compute import training_device
 from partitioner.training.context import TrainingContext
 from partitioner.training.distributed import all_exist
+from partitioner.training.largest_logits import Answers, Keep, LargestLogits
 from partitioner.training.loop import BatchLoss, derive_seed, train_stage
 from partitioner.training.losses import centre
 
@@ -180,14 +181,30 @@ def initial_teacher(work: TrainingContext, checkpoint: Path | None) -> Teacher:
     return teacher
 
 
+def keep_of(work: TrainingContext) -> Keep | None:
+    """Which of the teacher's logits for training pictures are kept; None for all."""
+    count = work.settings.answers_keep
+    return None if count is None else Keep(count, work.settings.schedule.temperature)
+
+
 def target_files(work: TrainingContext) -> list[Path]:
     """The files of the finished teacher's logits, by variant; none where teaching is live."""
     variants = work.variants
     count = variants.count if work.settings.teaching == "kept" else 0
-    return [work.run.answers(f"{variants.digest}-{v}-logits") for v in range(count)]
+    keep = work.settings.answers_keep
+    what = "logits" if keep is None else f"logits-{keep}"
+    return [work.run.answers(f"{variants.digest}-{v}-{what}") for v in range(count)]
 
 
-def ensure_targets(work: TrainingContext, teacher: Teacher) -> list[Array]:
+def load_targets(work: TrainingContext) -> list[Answers]:
+    """The finished teacher's logits `[N, C]` by variant, from `target_files`."""
+    kept, classes = map(load, target_files(work)), len(work.data.labels)
+    if work.settings.answers_keep is None:
+        return list(kept)
+    return [LargestLogits(one, classes) for one in kept]
+
+
+def ensure_targets(work: TrainingContext, teacher: Teacher) -> list[Answers]:
     """The teacher's centred logits `[N, C]` for each variant of the train split.
 
     None where teaching is live. Those for calibration and test are kept too.
@@ -206,10 +223,11 @@ def ensure_targets(work: TrainingContext, teacher: Teacher) -> list[Array]:
                     arithmetic=work.settings.autocast,
                     dtype=np.float16,
                     advance=advance,
+                    keep=keep_of(work),
                 )
     for split in ("calibration", "test"):
         _ensure_plain(work, teacher, split)
-    return [load(path) for path in kept]
+    return load_targets(work)
 
 
 def _ensure_plain(work: TrainingContext, teacher: Teacher, split: SplitName) -> None:

@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mdp.errors import InputError, MDPError
@@ -39,6 +40,7 @@ from partitioner.data.memmaps import Array, Index, new_array
 from partitioner.run.progress import Advance
 from partitioner.run.settings import Autocast
 from partitioner.training.cached_outputs import BATCH, finite_rows
+from partitioner.training.largest_logits import Keep
 
 #: Bytes of rows in one message, at most.
 PIECE_BYTES = 4_000_000
@@ -67,14 +69,23 @@ class FrozenPass:
     dtype: type[np.floating] = np.float16
     #: Variants that are of a network each, whose first outputs are compared.
     networks: Sequence[int] = (0,)
+    #: Instead of outputs `[B, C]` the largest alone, as rows of `largest`.
+    keep: Keep | None = None
 
-    def rows(self, chunk: Chunk) -> list[Array]:
-        """Outputs of a chunk, each `[n, ...]`; raises InputError where they are not finite."""
+    def form(self, output: Array) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """What one picture's row of an output `[n, ...]` is sent and kept as."""
+        if self.keep is not None:
+            return np.dtype(np.uint16), (self.keep.numbers,)
+        return np.dtype(self.dtype), output.shape[1:]
+
+    def rows(self, chunk: Chunk) -> list[NDArray[Any]]:
+        """Rows of a chunk, each `[n, ...]`; raises InputError where they are not finite."""
         of_batch = self.outputs_of(chunk.variant)
-        found: list[list[Array]] = [[] for _ in self.outputs]
+        found: list[list[NDArray[Any]]] = [[] for _ in self.outputs]
         for start in range(chunk.start, chunk.stop, BATCH):
             index = np.arange(start, min(start + BATCH, chunk.stop))
-            for parts, part in zip(found, self._rows(of_batch, index, self.dtype), strict=True):
+            rows = self._rows(of_batch, index, self.dtype, self.keep)
+            for parts, part in zip(found, rows, strict=True):
                 parts.append(part)
         return [np.concatenate(parts) for parts in found]
 
@@ -85,9 +96,15 @@ class FrozenPass:
         return [np.concatenate(one) for one in zip(*of_all, strict=True)]
 
     def _rows(
-        self, of_batch: Callable[[Index], Sequence[Tensor]], index: Index, dtype: type[np.floating]
-    ) -> list[Array]:
-        return finite_rows(self.outputs, of_batch, index, arithmetic=self.arithmetic, dtype=dtype)
+        self,
+        of_batch: Callable[[Index], Sequence[Tensor]],
+        index: Index,
+        dtype: type[np.floating],
+        keep: Keep | None = None,
+    ) -> list[NDArray[Any]]:
+        return finite_rows(
+            self.outputs, of_batch, index, arithmetic=self.arithmetic, dtype=dtype, keep=keep
+        )
 
 
 @dataclass(slots=True)
@@ -154,7 +171,7 @@ class _Files(NamedTuple):
     """The unfinished files of one variant."""
 
     stack: ExitStack
-    arrays: list[Array]
+    arrays: list[NDArray[Any]]
 
 
 class _Desk:
@@ -172,7 +189,7 @@ class _Desk:
         self.leases, self.shares = Leases(work.variants, work.pictures), Shares()
         self._reference = work.reference()
         self._row_bytes = [
-            np.dtype(work.dtype).itemsize * int(np.prod(one.shape[1:])) for one in self._reference
+            dtype.itemsize * int(np.prod(shape)) for dtype, shape in map(work.form, self._reference)
         ]
         self._files: dict[int, _Files] = {}
         self._left = dict.fromkeys(work.variants, work.pictures)
@@ -273,7 +290,7 @@ class _Desk:
         at = 0
         for array, row_bytes in zip(files.arrays, self._row_bytes, strict=True):
             part = data[at : (at := at + len(chunk) * row_bytes)]
-            values = np.frombuffer(part, self._work.dtype).reshape(len(chunk), *array.shape[1:])
+            values = np.frombuffer(part, array.dtype).reshape(len(chunk), *array.shape[1:])
             array[chunk.start : chunk.stop] = values
         self._left[chunk.variant] -= len(chunk)
         if not self._left[chunk.variant]:
@@ -283,11 +300,10 @@ class _Desk:
     def _open(self, variant: int) -> _Files:
         # An error in the outer stack's block reaches the files, which then vanish.
         stack = self._stack.enter_context(ExitStack())
-        arrays: list[Array] = [
-            stack.enter_context(
-                new_array(path, self._work.dtype, (self._work.pictures, *one.shape[1:]))
-            )
-            for path, one in zip(self._paths[variant], self._reference, strict=True)
+        forms = map(self._work.form, self._reference)
+        arrays = [
+            stack.enter_context(new_array(path, dtype, (self._work.pictures, *shape)))
+            for path, (dtype, shape) in zip(self._paths[variant], forms, strict=True)
         ]
         self._files[variant] = _Files(stack, arrays)
         return self._files[variant]

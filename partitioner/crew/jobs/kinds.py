@@ -21,12 +21,11 @@ from partitioner.crew.jobs.passes import (
     model_of,
     outputs,
 )
-from partitioner.data.memmaps import load
 from partitioner.export.write import export_member
 from partitioner.run.settings import Schedule
 from partitioner.training.context import TrainingContext
 from partitioner.training.members import output_files, train_members, twins
-from partitioner.training.teacher import ensure_teacher, target_files
+from partitioner.training.teacher import ensure_teacher, load_targets, target_files
 
 #: Fetches a file that another trainer has made; tells whether it is another one now.
 Fetch = Callable[[Path], bool]
@@ -145,7 +144,7 @@ class MemberKind(TrainingKind):
     def train(self, work: TrainingContext, context: JobContext) -> None:
         """Train it on the kept answers."""
         teacher = ensure_teacher(work, None)
-        train_members(work, teacher, [load(path) for path in target_files(work)], only=[self.k])
+        train_members(work, teacher, load_targets(work), only=[self.k])
 
     def schedule(self, work: TrainingContext) -> Schedule:
         """That of this sub-model."""

@@ -23,9 +23,11 @@ from partitioner.export.sessions import contribution, logits_file, open_member
 from partitioner.run.settings import Autocast
 from partitioner.training.compute import training_device
 from partitioner.training.context import TrainingContext
+from partitioner.training.largest_logits import Keep
 from partitioner.training.members import output_files, outputs_of, remove_outputs
 from partitioner.training.teacher import (
     ensure_teacher,
+    keep_of,
     logits_of,
     note_accuracy,
     plain_answers_file,
@@ -71,7 +73,7 @@ def answers(work: TrainingContext) -> Iterator[Pass]:
 
     what, kept = "the teacher's answers", {v: [path] for v, path in enumerate(target_files(work))}
     count, arithmetic = len(work.singles.train), work.settings.autocast
-    yield _pass(what, of_variant, count, kept, arithmetic, np.float16)
+    yield _pass(what, of_variant, count, kept, arithmetic, np.float16, keep=keep_of(work))
 
     def plain(split: SplitName, variant: int) -> Outputs:
         return logits_of(teacher, work.teacher_pixels(split))
@@ -121,6 +123,7 @@ def _pass(
     arithmetic: Autocast,
     dtype: type[np.floating],
     networks: Sequence[int] = (0,),
+    keep: Keep | None = None,
 ) -> Pass:
     """A pass over all variants of which files are kept."""
     paths = next(iter(kept.values()))
@@ -133,5 +136,6 @@ def _pass(
         arithmetic=arithmetic,
         dtype=dtype,
         networks=networks,
+        keep=keep,
     )
     return frozen, kept

@@ -188,8 +188,7 @@ class Methods:
         """A pipeline of unequal stages, for a network that fits on no trainer whole."""
         if not network.blocks:
             return None
-        names = [n for n in self.facts.names if self._pace(n, network) > 0]
-        names.sort(key=lambda name: -self._pace(name, network))
+        names = self._by_pace(network)
         found = []
         for count in range(2, min(_MOST_STAGES, len(names), network.blocks) + 1):
             crew = names[:count]
@@ -200,20 +199,57 @@ class Methods:
         some = [method for method in found if method is not None]
         return max(some, key=lambda method: method.pictures_per_s, default=None)
 
+    def _by_pace(self, network: NetworkWork) -> list[str]:
+        """Trainers that have memory for a stage of at least one block, the quickest first."""
+        least = network.block_bytes(1, _most_micro_batches(network))
+        names = [
+            trainer.name
+            for trainer in self.facts.trainer
+            if self._pace(trainer.name, network) > 0 and trainer.memory_bytes >= least
+        ]
+        return sorted(names, key=lambda name: -self._pace(name, network))
+
+    def lacking_memory(self, network: NetworkWork) -> str:
+        """The trainer that comes nearest to having memory for what is left of a network in stages.
+
+        With a micro-batch in flight at each stage, the smallest, and the others' memory full. Empty
+        where memory suffices, or the network is not for stages.
+        """
+        if not network.blocks or not self.facts.trainer:
+            return ""
+        micro_batches = _most_micro_batches(network)
+        least = network.block_bytes(1, micro_batches)
+        crew = self._by_pace(network)[: min(_MOST_STAGES, micro_batches)]
+        memory = {name: self._trainers[name].memory_bytes for name in crew or self.facts.names}
+        largest = max(memory, key=lambda name: memory[name])
+        others = sum(int(there // least) for name, there in memory.items() if name != largest)
+        needed, there = (network.blocks - others) * least, memory[largest]
+        if needed <= there:
+            return ""
+        return (
+            f"{network.name} fits in no stages: with one micro-batch in flight at each, and the "
+            f"memory of the others full, {largest} needs about {needed / 1e9:.1f} GB, it has "
+            f"{there / 1e9:.1f} GB"
+        )
+
     def _stages(
         self, network: NetworkWork, crew: Sequence[str], micro_batches: int
     ) -> Method | None:
-        block_bytes = [network.block_bytes(n, micro_batches) for n in range(len(crew), 0, -1)]
+        kept = range(1, len(crew) + 1)
+        block_bytes = [network.block_bytes(n, micro_batches) for n in kept]
         memory = [self._trainers[name].memory_bytes for name in crew]
         most = [[int(there // each) for each in block_bytes] for there in memory]
         pipeline, unit_s = self._pipeline(network, crew, micro_batches)
         try:
-            order, sizes, time = in_best_order(network.blocks, pipeline, most)
+            found = in_best_order(network.blocks, pipeline, most)
         except ValueError:  # they do not fit
             return None
-        stages = tuple(Stage(blocks=size, by=crew[i]) for i, size in zip(order, sizes, strict=True))
+        stages = tuple(
+            Stage(blocks=size, by=crew[i], in_flight=limit)
+            for i, size, limit in zip(found.order, found.blocks, found.in_flight, strict=True)
+        )
         sync = NetworkSync(name=network.name, micro_batches=micro_batches, stage=stages)
-        return Method(sync, network.batch / (time * unit_s))
+        return Method(sync, network.batch / (found.time * unit_s))
 
     def _pipeline(
         self, network: NetworkWork, crew: Sequence[str], micro_batches: int
@@ -229,6 +265,11 @@ class Methods:
             speeds=speeds, micro_batches=micro_batches, transfer=way_s / unit_s
         )
         return pipeline, unit_s
+
+
+def _most_micro_batches(network: NetworkWork) -> int:
+    """The smallest parts of a batch that are tried."""
+    return max((n for n in _MICRO_BATCHES if n <= network.batch), default=1)
 
 
 def _transfer_bytes(network: NetworkWork, codec: CodecName) -> float:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 from mdp.errors import PlanRefused
 from partitioner.crew.planning.assign import EXACT, best_crew, side_by_side
@@ -81,6 +81,9 @@ def predict(plan: SyncPlan, facts: Facts, work: Work) -> Proposal | None:
     That is: it needs a pace or a line that was not measured, or a round shorter than four steps.
     """
     methods = Methods(facts, "any")
+    if plan.answers.keep is not None and work.answers is not None:
+        sent = 2 * plan.answers.keep + 1
+        work = replace(work, answers=replace(work.answers, numbers=sent))
     found = {n.name: methods.predict(n, plan.of(n.name)) for n in work.networks}
     proposal = _proposal(found, facts, work, plan.chain, plan.answers.by)
     return proposal and replace(proposal, plan=plan)
@@ -102,6 +105,8 @@ def choose(proposals: Sequence[Proposal], facts: Facts, work: Work) -> Proposal:
     Raises PlanRefused, with the reason and what to do instead.
     """
     if not proposals:
+        if lacking := _lacking_memory(facts, work):
+            raise PlanRefused(f"no plan: {lacking}")
         raise PlanRefused(
             "no plan: no trainers together have the memory, the measured paces and the measured "
             "lines for every network"
@@ -111,6 +116,22 @@ def choose(proposals: Sequence[Proposal], facts: Facts, work: Work) -> Proposal:
     if reason := reason_to_refuse(best, alone, facts, work):
         raise PlanRefused(reason)
     return best
+
+
+def _lacking_memory(facts: Facts, work: Work) -> str:
+    """The memory that a teacher lacks which fits on no crew whole; empty where that is not it."""
+    methods = Methods(facts)
+    for network in work.networks:
+        if network.name == "teacher":
+            fitting = partial(_fits_or_not, methods, network)
+            if fitting("", best_crew("teacher", facts.names, fitting)):
+                return methods.lacking_memory(network)
+    return ""
+
+
+def _fits_or_not(methods: Methods, network: NetworkWork, _: str, crew: tuple[str, ...]) -> float:
+    """Seconds for a choice of crews: infinite where a crew has no method for a network."""
+    return 0.0 if methods.best(network, crew) else math.inf
 
 
 def reason_to_refuse(proposal: Proposal, alone: Proposal | None, facts: Facts, work: Work) -> str:

@@ -1,17 +1,20 @@
 """A network in stages of consecutive blocks, each on a trainer of a pipeline (1F1B). Pure.
 
-Unequal stages after Luo's unified plan. Time is counted in units of one block's forward pass on a
-trainer of speed 1; a backward pass takes two.
+Unequal stages, and what each keeps in its memory, after Luo's unified plan. Time is counted in
+units of one block's forward pass on a trainer of speed 1; a backward pass takes two.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations, pairwise, permutations
+from dataclasses import dataclass, replace
+from itertools import accumulate, combinations, pairwise, permutations
+from typing import NamedTuple
 
 FORWARD, BACKWARD = 1.0, 2.0
 #: Most ways to cut blocks into stages that are all tried, and most stages whose order is.
 _MOST_SPLITS, _MOST_ORDERED = 2000, 4
+#: What rounding may add to a bound.
+_EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +101,23 @@ def split(
     """
     count = len(pipeline.speeds)
     limits = [blocks] * count if most is None else list(most)
-    if sum(limits) < blocks or count > blocks or min(limits) < 1:
+    found = _quickest(blocks, pipeline, limits)
+    if found is None:
         raise ValueError(f"{blocks} blocks do not fit in stages of at most {limits}")
+    return found
+
+
+def _quickest(
+    blocks: int, pipeline: PipelineFacts, limits: Sequence[int], most_time: float = math.inf
+) -> tuple[tuple[int, ...], float] | None:
+    """`split`; None where the blocks do not fit, or all tried ways take more than `most_time`."""
+    count = len(pipeline.speeds)
+    if sum(limits) < blocks or count > blocks or min(limits) < 1:
+        return None
+    if most_time < math.inf and _least_of_all(blocks, pipeline, limits) > most_time:
+        return None
     if math.comb(blocks - 1, count - 1) <= _MOST_SPLITS:
-        return _best_of(_splits(blocks, limits), pipeline)
+        return _best_of(_splits(blocks, limits), pipeline, most_time)
     cut = _least_slowest(blocks, pipeline.speeds, limits)
     now = pipeline_time(cut, pipeline)
     while True:
@@ -112,37 +128,60 @@ def split(
         cut, now = near, least
 
 
+class Staged(NamedTuple):
+    """Stages of a pipeline: of each the trainer (index into `speeds`), and what it keeps."""
+
+    order: tuple[int, ...]
+    blocks: tuple[int, ...]
+    in_flight: tuple[int, ...]
+    time: float
+
+
 def in_best_order(
     blocks: int, pipeline: PipelineFacts, most: Sequence[Sequence[int]] | None = None
-) -> tuple[tuple[int, ...], tuple[int, ...], float]:
-    """The order of trainers (indices into `speeds`), their stages and time: the least of all.
+) -> Staged:
+    """The order of trainers, stages and micro-batches in flight that together take least.
 
-    `most` blocks fit on each trainer, by the place of its stage: later ones keep fewer
-    micro-batches. Up to four trainers are tried in all orders, more only as given. Raises
-    ValueError where the blocks fit in no order.
+    After Luo's trade-off of memory against speed: `most[i][n - 1]` blocks fit on trainer i while it
+    keeps n micro-batches, n up to the number of trainers. Up to four trainers are tried in all
+    orders, more only as given; of equals the first order, then the fewest in flight. All
+    `in_flight` are tried, or the pipeline's own. Raises ValueError where the blocks fit in no way.
     """
     count = len(pipeline.speeds)
-    limits = [[blocks] * count] * count if most is None else most
+    rows = [(blocks,) * count] * count if most is None else [tuple(row) for row in most]
+    own = pipeline.in_flight
     given = tuple(range(count))
-    found: dict[object, tuple[float, tuple[int, ...], tuple[int, ...]]] = {}
-    for order in permutations(given) if count <= _MOST_ORDERED else [given]:
-        alike = tuple((pipeline.speeds[i], limits[i][place]) for place, i in enumerate(order))
-        fits = [limit for _, limit in alike]
-        if alike in found or sum(fits) < blocks or min(fits) < 1:
-            continue
-        ordered = PipelineFacts(
-            speeds=tuple(pipeline.speeds[i] for i in order),
-            micro_batches=pipeline.micro_batches,
-            sync=pipeline.sync,
-            transfer=pipeline.transfer,
-            in_flight=pipeline.in_flight,
-        )
-        cut, time = split(blocks, ordered, fits)
-        found[alike] = time, order, cut
-    if not found:
+    best: tuple[float, tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None = None
+    seen = set[object]()
+    for kept in _in_flight(count, pipeline.micro_batches) if own is None else [own]:
+        for order in permutations(given) if count <= _MOST_ORDERED else [given]:
+            speeds = tuple(pipeline.speeds[i] for i in order)
+            fits = tuple(rows[i][n - 1] for i, n in zip(order, kept, strict=True))
+            if (kept, speeds, fits) in seen:
+                continue
+            seen.add((kept, speeds, fits))
+            one = replace(pipeline, speeds=speeds, in_flight=kept)
+            found = _quickest(blocks, one, fits, math.inf if best is None else best[0])
+            if found is not None:
+                tried = found[1], order, kept, found[0]
+                best = tried if best is None else min(best, tried)
+    if best is None:
         raise ValueError(f"{blocks} blocks do not fit in {count} stages")
-    time, order, cut = min(found.values())
-    return order, cut, time
+    time, order, kept, cut = best
+    return Staged(order, cut, kept, time)
+
+
+def _in_flight(count: int, many: int) -> Iterator[tuple[int, ...]]:
+    """Micro-batches that stages may keep, most first: none more than before, or never waits."""
+
+    def longer(kept: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if len(kept) == count:
+            yield kept
+            return
+        for limit in range(min(*kept[-1:], many, count - len(kept)), 0, -1):
+            yield from longer((*kept, limit))
+
+    return longer(())
 
 
 def _splits(blocks: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -155,24 +194,53 @@ def _splits(blocks: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _best_of(
-    cuts: Iterator[tuple[int, ...]], pipeline: PipelineFacts
-) -> tuple[tuple[int, ...], float]:
+    cuts: Iterator[tuple[int, ...]], pipeline: PipelineFacts, most_time: float
+) -> tuple[tuple[int, ...], float] | None:
     """The first of the quickest; those whose lower bound is above the best are not simulated."""
-    best, least = next(cuts), math.inf
-    for cut in (best, *cuts):
+    best, least = None, math.nextafter(most_time, math.inf)
+    for cut in cuts:
         if _at_least(cut, pipeline) < least and (time := pipeline_time(cut, pipeline)) < least:
-            best, least = cut, time
-    return best, least
+            best, least = (cut, time), time
+    return best
 
 
 def _at_least(blocks: Sequence[int], pipeline: PipelineFacts) -> float:
-    """A stage begins after the forward passes before it, and ends before their backward passes."""
-    before = least = 0.0
-    for size, speed in zip(blocks, pipeline.speeds, strict=True):
-        busy = (FORWARD + BACKWARD) * size / speed
-        least = max(least, before + pipeline.micro_batches * busy)
-        before += busy
+    """A lower bound of `pipeline_time`: of a stage's own passes, and of waiting for those after it.
+
+    A stage begins after the forward passes before it, and ends before their backward passes. Of
+    what it keeps, each micro-batch goes to the last stage and back before its place is free.
+    """
+    many, count = pipeline.micro_batches, len(blocks)
+    busy = [(FORWARD + BACKWARD) * n / s for n, s in zip(blocks, pipeline.speeds, strict=True)]
+    before = list(accumulate(busy, initial=0.0))
+    kept = pipeline.in_flight or range(count, 0, -1)
+    least = 0.0
+    for own, start, limit in zip(busy, before[:-1], kept, strict=True):
+        turns = -(-many // limit)
+        least = max(least, start + many * own, start + turns * (before[-1] - start))
     return least
+
+
+def _least_of_all(blocks: int, pipeline: PipelineFacts, most: Sequence[int]) -> float:
+    """A lower bound of `_at_least` over all cuts: dynamic programming from the last stage.
+
+    Of the stages so far and each number of blocks: the shortest way to the end and back, and the
+    least bound; both need not be of the same cut.
+    """
+    many = pipeline.micro_batches
+    best: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
+    kept = pipeline.in_flight or range(len(most), 0, -1)
+    for speed, limit, places in reversed(list(zip(pipeline.speeds, most, kept, strict=True))):
+        turns = -(-many // places)
+        before: dict[int, tuple[float, float]] = {}
+        for used, (way, least) in best.items():
+            for size in range(1, min(limit, blocks - used) + 1):
+                own = (FORWARD + BACKWARD) * size / speed
+                shortest, lowest = before.get(used + size, (math.inf, math.inf))
+                tried = max(many * own, turns * (own + way), own + least)
+                before[used + size] = min(shortest, own + way), min(lowest, tried)
+        best = before
+    return best[blocks][1] * (1 - _EPSILON)
 
 
 def _least_slowest(blocks: int, speeds: Sequence[float], most: Sequence[int]) -> tuple[int, ...]:

@@ -141,6 +141,8 @@ class Answers(Record, frozen=True, kw_only=True):
     """Trainers that compute frozen passes: the teacher's answers, and those of earlier members."""
 
     by: Trainers = ()
+    #: Only so many of the teacher's largest logits of each picture, and the others' log-sum.
+    keep: Annotated[int, Meta(ge=1, le=2**16)] | None = None
 
 
 class SyncPlan(Record, frozen=True, kw_only=True):
@@ -184,7 +186,8 @@ def is_exact(sync: NetworkSync) -> bool:
 
 def is_exact_plan(plan: SyncPlan) -> bool:
     """Tell whether all networks get the weights of one process, up to rounding."""
-    return plan.chain == "strict" and all(map(is_exact, plan.network))
+    whole = plan.answers.keep is None
+    return whole and plan.chain == "strict" and all(map(is_exact, plan.network))
 
 
 def read_plan(
@@ -214,6 +217,12 @@ def contradictions(
         found += [f"`network[{i}].{said}" for said in _of_a_network(sync)]
     if work is not None:
         found += _of_names(plan, [network.name for network in work.networks])
+        keep, passes = plan.answers.keep, work.answers
+        if keep is not None and passes is not None and keep > passes.numbers:
+            found.append(
+                f"`answers.keep`: expected at most {passes.numbers}, as many as classes, "
+                f"found {keep}"
+            )
     if facts is not None and not found:
         found += _of_facts(plan, facts, work)
     return found

@@ -139,6 +139,7 @@ def test_a_training_that_diverges_says_so_and_keeps_nothing(
             {"augmentation": {"rand_augment": "rand-m6-n2"}},
             "augmentation.rand_augment rand-m6-n2: expected",
         ),
+        ({"answers_keep": 2}, "run.answers_keep 2: expected none: no answers are kept"),
         ({"augmentation": {"erasing": 0.1}}, "augmentation.erasing 0.1: expected 0"),
         ({"augmentation": {"cutmix": 0.5}}, "augmentation.cutmix 0.5: expected 0"),
         ({"untrained": True}, "augmentation.variants 2: expected none: every view is drawn anew"),
@@ -150,6 +151,9 @@ def test_what_live_teaching_does_not_have_is_refused(
     options = trained.training_config(**{key: changed[key] for key in changed if key == "schedule"})
     augmentation = msgspec.structs.replace(options.augmentation, **changed.get("augmentation", {}))
     options = msgspec.structs.replace(options, augmentation=augmentation)
+    if "answers_keep" in changed:
+        kept = msgspec.structs.replace(options.options, answers_keep=changed["answers_keep"])
+        options = msgspec.structs.replace(options, options=kept)
     if "untrained" in changed:
         teacher = msgspec.structs.replace(options.teacher_schedule, epochs=0)
         options = msgspec.structs.replace(options, teacher_schedule=teacher)

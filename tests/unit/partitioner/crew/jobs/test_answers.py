@@ -32,6 +32,7 @@ from partitioner.crew.messages import (  # noqa: E402
 )
 from partitioner.data.memmaps import Index, load  # noqa: E402
 from partitioner.training.cached_outputs import BATCH, keep_outputs  # noqa: E402
+from partitioner.training.largest_logits import Keep  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -171,6 +172,26 @@ def test_the_files_are_those_of_one_process(
         )
         for alone, together in zip(two, paths(tmp_path / "shared")[variant], strict=True):
             assert alone.read_bytes() == together.read_bytes()
+
+
+def test_the_largest_logits_alone_travel(tmp_path: Path) -> None:
+    work = frozen(
+        outputs=("logits",), outputs_of=lambda v: lambda i: outputs_of(v)(i)[:1], keep=Keep(2)
+    )
+    wire = Wire()
+    End(wire, 0)
+    thread = threading.Thread(target=contribute, args=(hand_of(wire, 0), work), daemon=True)
+    thread.start()
+    kept = {v: [tmp_path / f"{v}.npy"] for v in (0, 1)}
+    found = share_out(desk_of(wire), work, kept, lambda more, said: None)
+    thread.join()
+    assert found.row_bytes == 2 * PICTURES * (4 * 2 + 2)
+    for variant, (path,) in kept.items():
+        keep_outputs(
+            [tmp_path / "alone.npy"], work.outputs_of(variant), PICTURES,
+            arithmetic="fp32", dtype=np.float16, advance=lambda more, said: None, keep=Keep(2),
+        )  # fmt: skip
+        assert path.read_bytes() == (tmp_path / "alone.npy").read_bytes()
 
 
 def other_weights(variant: int) -> Callable[[Index], Sequence[Tensor]]:

@@ -11,7 +11,13 @@ from mdp.errors import PlanRefused
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.methods import Methods, round_pictures
 from partitioner.crew.planning.propose import Proposal, choose, predict, propose, quickest_alone
-from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan, contradictions, is_exact_plan
+from partitioner.crew.planning.syncplan import (
+    Answers,
+    NetworkSync,
+    SyncPlan,
+    contradictions,
+    is_exact_plan,
+)
 from partitioner.crew.planning.work import FrozenPasses, NetworkWork, Work
 from tests.unit.partitioner.crew.planning.fleets import MBIT, lines, three, trainers, two_sites
 
@@ -163,27 +169,76 @@ def test_nobody_can() -> None:
             choose([], facts, asked)
 
 
+TEACHER = NetworkWork(
+    name="teacher",
+    size_bytes=349e6,
+    pictures=5_000,
+    epochs=2,
+    gflop_per_picture=105.0,
+    activation_bytes=175e6,
+    boundary_bytes=6e5,
+    blocks=12,
+)
+
+
 def test_a_teacher_that_fits_nowhere_whole_is_cut_into_stages() -> None:
-    teacher = NetworkWork(
-        name="teacher",
-        size_bytes=349e6,
-        pictures=5_000,
-        epochs=2,
-        gflop_per_picture=105.0,
-        activation_bytes=175e6,
-        boundary_bytes=6e5,
-        blocks=12,
-    )
-    work = Work(networks=(teacher, *members(2)))
+    work = Work(networks=(TEACHER, *members(2)))
     facts = fleet({"desk": 200.0, "tower": 100.0, "nuc": 50.0}, 1000, memory_bytes=4 * 10**9)
     best = propose(facts, work)[0]
     stages = best.plan.network[0].stage
     assert len(stages) > 1
     assert sum(stage.blocks for stage in stages) == 12
+    assert tuple(stage.in_flight for stage in stages) == best.plan.network[0].in_flight
     assert contradictions(best.plan, facts, work) == []
     assert choose([best], facts, work) is best  # nobody can alone
     roomy = fleet({"desk": 200.0, "tower": 100.0, "nuc": 50.0}, 1000)
     assert all(not p.plan.network[0].stage for p in propose(roomy, work))
+
+
+def test_stages_keep_fewer_micro_batches_where_memory_is_small() -> None:
+    """With all that never waits in flight, no stages of these fit."""
+    work = Work(networks=(TEACHER, *members(1)))
+    facts = fleet(dict.fromkeys(("desk", "tower", "nuc"), 100.0), 1000, memory_bytes=900 * 10**6)
+    plan = choose(propose(facts, work), facts, work).plan
+    sync = plan.network[0]
+    assert contradictions(plan, facts, work) == []
+    longest = replace(sync, stage=tuple(replace(stage, in_flight=None) for stage in sync.stage))
+    assert sync.in_flight < longest.in_flight
+    unlimited = SyncPlan(network=(longest, *plan.network[1:]))
+    assert "the stage of " in "".join(contradictions(unlimited, facts, work))
+    # What somebody wrote stays.
+    slower = replace(sync, stage=tuple(replace(stage, in_flight=1) for stage in sync.stage))
+    found = predict(SyncPlan(network=(slower, *plan.network[1:])), facts, work)
+    assert found is not None
+    assert found.plan.network[0].in_flight == (1,) * len(sync.stage)
+
+
+def test_a_teacher_that_fits_in_no_stages_is_refused_with_its_memory() -> None:
+    # With a micro-batch of 4 pictures, a block needs (4 x 349 MB + 4 x 175 MB) / 12 = 175 MB.
+    work = Work(networks=(TEACHER, *members(1)))
+    for mb, needed, has in ((600, 1.0, 0.6), (100, 2.1, 0.1)):
+        facts = fleet({"desk": 200.0, "tower": 100.0, "nuc": 50.0}, 1000, memory_bytes=mb * 10**6)
+        assert propose(facts, work) == []
+        with pytest.raises(
+            PlanRefused,
+            match="^no plan: teacher fits in no stages: with one micro-batch in flight at each, "
+            f".* desk needs about {needed} GB, it has {has} GB$",
+        ):
+            choose([], facts, work)
+
+
+def test_fewer_bytes_of_answers_are_sooner_at_the_desk() -> None:
+    """2 Mbit/s carry 125 answers of 1,000 classes a second, and 1,923 of 32 logits of each."""
+    paces = {"desk": 10.0, "tower": 1000.0}
+    named = trainers({n: {"answers": p, "member-0": 10.0} for n, p in paces.items()})
+    facts = Facts(trainer=named, line=lines(dict.fromkeys(paces, 2 * MBIT)))
+    work = Work(networks=members(1), answers=FrozenPasses(pictures=10_000, numbers=1000))
+    sync = NetworkSync(name="member-0", by=("desk",))
+    for keep, rate in ((None, 135), (32, 1010)):
+        found = predict(SyncPlan(answers=Answers(keep=keep), network=(sync,)), facts, work)
+        assert found is not None
+        passes = next(span for span in found.spans if span.what == "answers")
+        assert passes.end_s == pytest.approx(10_000 / rate)
 
 
 def test_frozen_passes_are_shared_out_after_the_teacher() -> None:

@@ -1,5 +1,7 @@
 """Stages of 24 blocks on four trainers, and splits against all others."""
 
+from itertools import permutations, product
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,7 +44,7 @@ def test_unequal_trainers_and_their_order() -> None:
     assert pipeline_time(BALANCED, four) == 175.5
     assert split(BLOCKS, four) == ((14, 6, 1, 3), 96.5)
     assert pipeline_time((14, 1, 3, 6), pipeline(8, speeds=(4.0, 1.0, 1.0, 2.0))) == 94.5
-    order, sizes, time = in_best_order(BLOCKS, four)
+    order, sizes, _, time = in_best_order(BLOCKS, four)
     assert time <= 94.5
     speeds = tuple(four.speeds[i] for i in order)
     assert pipeline_time(sizes, pipeline(8, speeds=speeds)) == time
@@ -71,6 +73,70 @@ def test_more_in_flight_than_at_the_stage_before_would_wait_for_ever(
     assert pipeline_time(
         BALANCED, PipelineFacts(speeds=ALIKE, micro_batches=1, in_flight=in_flight)
     )
+
+
+@pytest.mark.parametrize(
+    ("cap", "time", "sizes", "in_flight"),
+    [
+        (72, 198, BALANCED, (4, 3, 2, 1)),
+        (60, 216, (5, 6, 7, 6), (4, 3, 2, 1)),
+        (54, 261, (4, 5, 6, 9), (3, 3, 2, 1)),
+        (48, 312, (4, 6, 6, 8), (3, 2, 2, 1)),
+        (42, 366, (5, 5, 7, 7), (2, 2, 1, 1)),
+        (36, 576, BALANCED, (1, 1, 1, 1)),
+    ],
+)
+def test_stages_and_what_they_keep_are_chosen_together(
+    cap: int, time: float, sizes: tuple[int, ...], in_flight: tuple[int, ...]
+) -> None:
+    """A block is 4 units, and 2 for each micro-batch in flight; trainers have room for `cap`."""
+    most = [[cap // (4 + 2 * kept) for kept in range(1, 5)]] * 4
+    found = in_best_order(BLOCKS, pipeline(8), most)
+    assert (found.time, found.blocks, found.in_flight) == (time, sizes, in_flight)
+    with pytest.raises(ValueError, match="24 blocks do not fit in 4 stages"):
+        in_best_order(BLOCKS, pipeline(8), [[cap // 13] * 4] * 4)
+
+
+def test_given_limits_stay() -> None:
+    limited = PipelineFacts(speeds=ALIKE, micro_batches=8, in_flight=(2, 2, 2, 1))
+    assert in_best_order(BLOCKS, limited).in_flight == (2, 2, 2, 1)
+    assert in_best_order(BLOCKS, limited).time <= 414
+
+
+@settings(max_examples=10)
+@given(
+    st.integers(3, 8),
+    st.lists(st.sampled_from([1.0, 2.0]), min_size=2, max_size=3),
+    st.integers(1, 5),
+    st.lists(st.integers(8, 40), min_size=3, max_size=3),
+    st.sampled_from([0.0, 1.5]),
+)
+def test_stages_under_memory_are_the_best_of_all(
+    blocks: int, speeds: list[float], many: int, memory: list[int], transfer: float
+) -> None:
+    count = len(speeds)
+    most = [[room // (4 + 2 * kept) for kept in range(1, count + 1)] for room in memory[:count]]
+    tried = []
+    for order in permutations(range(count)):
+        ordered = tuple(speeds[i] for i in order)
+        for kept in product(range(1, count + 1), repeat=count):
+            never_waits = all(n <= count - i for i, n in enumerate(kept))
+            if not never_waits or list(kept) != sorted(kept, reverse=True):
+                continue
+            one = PipelineFacts(
+                speeds=ordered, micro_batches=many, transfer=transfer, in_flight=kept
+            )
+            for sizes in product(range(1, blocks + 1), repeat=count):
+                rooms = [most[i][n - 1] for i, n in zip(order, kept, strict=True)]
+                fits = all(size <= room for size, room in zip(sizes, rooms, strict=True))
+                if sum(sizes) == blocks and fits:
+                    tried.append(pipeline_time(sizes, one))
+    given_facts = PipelineFacts(speeds=tuple(speeds), micro_batches=many, transfer=transfer)
+    if tried:
+        assert in_best_order(blocks, given_facts, most).time == pytest.approx(min(tried))
+    else:
+        with pytest.raises(ValueError, match="do not fit"):
+            in_best_order(blocks, given_facts, most)
 
 
 def test_a_transfer_delays_every_stage() -> None:

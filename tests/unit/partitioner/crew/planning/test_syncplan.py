@@ -24,7 +24,7 @@ from partitioner.crew.planning.syncplan import (
     read_plan,
     write_plan,
 )
-from partitioner.crew.planning.work import NetworkWork, Work
+from partitioner.crew.planning.work import FrozenPasses, NetworkWork, Work
 from tests.unit.partitioner.crew.planning.fleets import three, two_sites
 
 WORK = Work(
@@ -85,6 +85,8 @@ def test_no_stage_has_more_in_flight_than_the_one_before(
         ("[answers]\nwho = []", r"unknown field `who` - at `\$.answers`"),
         ("chain = 'lead'", r"Invalid enum value 'lead' - at `\$.chain`"),
         (network("") + network(""), "`network`: expected each network once, found member-0"),
+        ("[answers]\nkeep = 0", r"Expected `int` >= 1 - at `\$.answers.keep`"),
+        ("[answers]\nkeep = 70000", "Expected `int` <= 65536"),
         ("[answers]\nby = ['a', 'a']", "`answers.by`: expected each trainer once, found a"),
         (network("by = ['a', 'a']"), r"`network\[0\].by`: expected each trainer once"),
         (network("every_pictures = 64"), r"`network\[0\].every_pictures`: expected only with"),
@@ -304,6 +306,20 @@ def test_run_folders_of_before_go_on(more: dict[str, Any], digest: str) -> None:
     ):
         changed = msgspec.structs.replace(sync, **later)
         assert SyncPlan(network=(changed,)).digest != digest
+
+
+def test_no_more_logits_are_kept_than_classes(tmp_path: Path) -> None:
+    def work(classes: int) -> Work:
+        return Work(networks=WORK.networks, answers=FrozenPasses(pictures=1, numbers=classes))
+
+    text = f"[answers]\nkeep = 11\n{BOTH}"
+    plan = read(tmp_path, text, work=work(11))
+    assert plan.answers.keep == 11
+    assert not is_exact_plan(plan)
+    with pytest.raises(
+        ConfigError, match=r"`answers\.keep`: expected at most 10, as many as classes, found 11"
+    ):
+        read(tmp_path, text, work=work(10))
 
 
 def test_a_later_stage_keeps_fewer_micro_batches() -> None:
