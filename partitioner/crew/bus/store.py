@@ -86,6 +86,8 @@ class SignedStore(Store):
         self._pushed = Counter[str]()
         #: The number of the last message that was taken, by queue and sender.
         self._popped: dict[tuple[str, bytes], int] = {}
+        #: The connection that has pushed the message that was taken last.
+        self.last_sender = b""
         #: Messages that were left out.
         self.left_out = 0
 
@@ -164,7 +166,7 @@ class SignedStore(Store):
             if number <= last:
                 self.left_out += 1
                 continue
-            self._popped[queue, sender] = number
+            self._popped[queue, sender], self.last_sender = number, sender
             return data
 
     def names(self) -> list[str]:
