@@ -226,7 +226,7 @@ def _leading(
     host, port = parse_address(address)
     if said := exposure(host):
         progress.note(said)
-    store = serve_store(host, port, token)
+    store = serve_store(host, port, token, reserved=1)
     watch, posting = Watch(begin.meeting_s), store.another()
     with ExitStack() as stack:
         files = stack.enter_context(
@@ -234,7 +234,7 @@ def _leading(
         )
         desk = Desk(store, run, watch, folder.log, msgspec.json.encode(begin), files.put)
         stack.callback(desk.close)
-        with closing(Hand(store)) as control:  # the first, whose rank is 0
+        with closing(Hand(store, reserved=0)) as control:
             control.join(begin.names[0], digest)
             enter(control)
             patience = threading.Timer(wait_s, lambda: control.report(Waited(rank=0)))

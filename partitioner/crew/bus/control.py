@@ -21,6 +21,7 @@ from torch.distributed import DistError
 from mdp.errors import InputError, MDPError
 from partitioner.crew.bus.store import (
     MAX_RANKS,
+    RANKS,
     DeskLost,
     SignedStore,
     Tampered,
@@ -351,8 +352,8 @@ class Hand:
     megabytes on a slow link would be late.
     """
 
-    def __init__(self, store: SignedStore) -> None:
-        """Connect as `store` does; raises DeskLost."""
+    def __init__(self, store: SignedStore, reserved: Rank | None = None) -> None:
+        """Connect as `store` does, with a `reserved` rank or the next; raises DeskLost."""
         self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._in: queue.SimpleQueue[AnyAction | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[AnyPassOrder | AnyFileMessage | None] = queue.SimpleQueue()
@@ -365,7 +366,8 @@ class Hand:
         self.state: Callable[[], State] = State
         self._sent_bytes = 0
         with reaching(self._sending):
-            self._rank: Rank = self._sending.add("ranks", 1) - 1
+            found = self._sending.add(RANKS, 1) - 1 if reserved is None else reserved
+        self._rank: Rank = found
         if not 0 <= self._rank < MAX_RANKS:
             raise DeskLost(
                 f"{store.host}:{store.port}: expected at most {MAX_RANKS} trainers, each as often "
@@ -522,7 +524,7 @@ class Hand:
                 if left_s <= 0:
                     self._append(Alive(rank=self._rank, state=self.state()))
                     # Unlike a push, a check is answered.
-                    self._sending.check(["ranks"])
+                    self._sending.check([RANKS])
                     self._heard_s = pulse_s = time.monotonic()
                     continue
                 with contextlib.suppress(queue.Empty):

@@ -34,6 +34,8 @@ from partitioner.crew.bus.authentication import (
     verify,
 )
 
+#: The counter that gives each trainer its rank.
+RANKS = "ranks"
 #: A crew numbers at most so many trainers, each as often as it joins.
 MAX_RANKS = 1000
 #: A connection waits so long for a key; a hand then waits again.
@@ -201,10 +203,11 @@ def _of_sender(queue: str, sender: bytes) -> str:
     return f"{queue} {sender.hex()}"
 
 
-def serve_store(host: str, port: int, token: str) -> SignedStore:
+def serve_store(host: str, port: int, token: str, *, reserved: int = 0) -> SignedStore:
     """The desk's store, which listens on this address alone; raises InputError if it is taken.
 
-    Port 0: any; the store's `port` has it. Each call begins a session of its own. Raises InputError
+    Port 0: any; the store's `port` has it. Each call begins a session of its own. The lowest ranks,
+    so many as are `reserved`, are this process's, however quick others connect. Raises InputError
     also where torch cannot list what strangers have set.
     """
     if not hasattr(TCPStore, "list_keys"):
@@ -228,9 +231,12 @@ def serve_store(host: str, port: int, token: str) -> SignedStore:
         )
     nonce = secrets.token_bytes(16)
     key = session_key(token, nonce)
+    signed = SignedStore(store, key)
+    if reserved:
+        signed.add(RANKS, reserved)
     greeting = _Greeting(__version__, nonce, sign(key, _GREETING, b""))
     store.set(_GREETING, msgspec.json.encode(greeting))  # type: ignore[arg-type]
-    return SignedStore(store, key)
+    return signed
 
 
 def connect(

@@ -14,14 +14,25 @@ import pytest
 
 pytest.importorskip("torch")
 
+from mdp import __version__
 from mdp.testing.processes import until
+from partitioner.build.inputs import TrainingInputs
+from partitioner.build.settings import run_settings
+from partitioner.crew import desk as desk_module
+from partitioner.crew.begin import Begin
 from partitioner.crew.bus import control
 from partitioner.crew.bus.control import MAX_BYTES, Desk, Hand, mailbox, post
 from partitioner.crew.bus.files import DeskFiles
 from partitioner.crew.bus.store import DeskLost, SignedStore, connect, serve_store
+from partitioner.crew.coordinator.jobs import Jobs
 from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.schedule import Exact
 from partitioner.crew.coordinator.watch import Watch
+from partitioner.crew.folder import CrewFolder
 from partitioner.crew.messages import Accepted, Ask, Chunk, FileHead, Gone, Offer, Rows
+from partitioner.crew.worker.probe import probe_jobs
+from partitioner.data.datasets import DIGITS, open_dataset
+from tests.support.models.runs import QUIET, config_of, tiny_plan
 
 pytestmark = [pytest.mark.torch]
 
@@ -138,3 +149,28 @@ def test_what_a_lost_trainer_has_begun_to_hand_in_is_deleted(tmp_path: Path) -> 
                 assert hand.reply(WAIT_S)
                 assert len(list(folder.iterdir())) == 1
             until(lambda: not list(folder.iterdir()), "the end of its file", WAIT_S)
+
+
+def test_the_desk_has_the_lowest_rank_however_quick_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives what was reached before, and says for all that nobody is waited for."""
+    others = list[Hand]()
+
+    def serve(host: str, port: int, token: str, **options: int) -> SignedStore:
+        store = serve_store(host, port, token, **options)
+        others.append(Hand(connect(host, store.port, token)))
+        return store
+
+    monkeypatch.setattr(desk_module, "serve_store", serve)
+    data, plan = open_dataset(DIGITS, limit_train=20), tiny_plan()
+    settings = run_settings(TrainingInputs.of(config_of(DIGITS), data, plan.teacher))
+    begin = Begin(version=__version__, names=("desk", "nuc"), settings=settings, plan=plan)
+    with (
+        desk_module._leading(
+            "127.0.0.1:0", CrewFolder(tmp_path), begin, "d", Jobs(probe_jobs(begin.names)),
+            lambda network, members: Exact(network, 1), QUIET, 600.0,
+        ) as led,
+        closing(others[0]),
+    ):  # fmt: skip
+        assert (led.ends.control.rank, others[0].rank) == (0, 1)
