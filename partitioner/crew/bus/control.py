@@ -139,7 +139,7 @@ class Desk:
         self._receiving, self._posting = store.another(), store.another()
         #: Of the thread of passes, and of who closes the desk.
         self._passing = store.another()
-        self._inbox: queue.SimpleQueue[ToDesk | DistError] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToDesk | Exception] = queue.SimpleQueue()
         self._reports: queue.SimpleQueue[AnyPassReport] = queue.SimpleQueue()
         #: Whom each connection has spoken for.
         self._senders: dict[bytes, Rank] = {}
@@ -201,7 +201,7 @@ class Desk:
                 # Nothing of this sender is believed any more: it is silent.
                 self._garbage += 1
                 continue
-            except DistError as error:
+            except Exception as error:
                 self._inbox.put(error)
                 return
             if message is not None and self._is_own(message.rank):
@@ -219,7 +219,7 @@ class Desk:
             try:
                 while not self._ending.is_set():
                     message = _next(self._inbox, looked_s + PULSE_S - time.monotonic())
-                    if isinstance(message, DistError):
+                    if isinstance(message, Exception):
                         raise message
                     if message is not None:
                         self._take(message)
@@ -228,7 +228,7 @@ class Desk:
                         for rank in self._watch.find_lost(looked_s):
                             self._handle(Gone(rank=rank))
                         self._strange += self._posting.delete_strange()
-            except DistError as error:
+            except Exception as error:  # all wait for this thread
                 with contextlib.suppress(DistError, DeskLost):
                     if not self._ending.is_set():
                         self._posting = self._posting.another()

@@ -47,6 +47,8 @@ _GREETING_S = 10.0
 #: The only name without a signature: how the desk greets.
 _GREETING = "begin"
 _SENDER_BYTES, _NUMBER_BYTES = 8, 8
+#: Names that are no text, of which torch tells one at a time: deleted at most in a call.
+_UNREADABLE = 100
 #: Seconds between two looks at a queue that gives nothing and waits for nothing.
 _LOOK_S = 0.01
 
@@ -176,15 +178,23 @@ class SignedStore(Store):
         return self._store.list_keys()
 
     def delete_strange(self) -> int:
-        """Delete all values that nobody of the crew has named; returns how many."""
-        strange = [
-            text
-            for text in self.names()
-            if text != _GREETING and not is_signed_name(self._key, text)
-        ]
-        for text in strange:
-            self._store.delete_key(text)
-        return len(strange)
+        """Delete the values that nobody of the crew has named; returns how many.
+
+        The others stay until a later call where more than a few of the names are no text.
+        """
+        for unreadable in range(_UNREADABLE):
+            try:
+                names = self.names()
+            except UnicodeDecodeError as error:
+                self._store.delete_key(error.object)  # type: ignore[arg-type]
+                continue
+            strange = [
+                text for text in names if text != _GREETING and not is_signed_name(self._key, text)
+            ]
+            for text in strange:
+                self._store.delete_key(text)
+            return unreadable + len(strange)
+        return _UNREADABLE
 
     def _verify(self, name: str, message: bytes) -> bytes:
         try:

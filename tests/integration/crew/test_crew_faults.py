@@ -29,7 +29,17 @@ from partitioner.crew.coordinator.membership import MembershipMachine
 from partitioner.crew.coordinator.schedule import Exact
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.folder import CrewFolder
-from partitioner.crew.messages import Accepted, Ask, Chunk, FileHead, Gone, Offer, Rows
+from partitioner.crew.messages import (
+    Accepted,
+    Ask,
+    Chunk,
+    FileHead,
+    Gone,
+    Offer,
+    Rank,
+    Refused,
+    Rows,
+)
 from partitioner.crew.worker.probe import probe_jobs
 from partitioner.data.datasets import DIGITS, open_dataset
 from tests.support.models.runs import QUIET, config_of, tiny_plan
@@ -135,6 +145,23 @@ def test_a_message_that_a_trainer_cannot_read_does_not_leave_it_waiting(tmp_path
         desk.push(mailbox(hand.rank), b"\xc1")
         with pytest.raises(msgspec.DecodeError):
             hand.poll(WAIT_S)
+
+
+def test_a_desk_whose_thread_fails_says_so(tmp_path: Path) -> None:
+    class Broken(Watch):
+        def find_lost(self, now_s: float) -> list[Rank]:
+            raise KeyError(0)
+
+    store = serve_store(HOST, 0, TOKEN)
+    machine = MembershipMachine("d", {"member-0": NAMES}, {})
+    with (
+        closing(Desk(store, machine, Broken(20.0), tmp_path / "log")) as desk,
+        joined(store, "nuc") as hand,
+    ):
+        refused = hand.poll(WAIT_S)
+        assert isinstance(refused, Refused)
+        assert refused.reason == "the desk fails: KeyError: 0"
+        assert not desk.states
 
 
 def test_what_a_lost_trainer_has_begun_to_hand_in_is_deleted(tmp_path: Path) -> None:
