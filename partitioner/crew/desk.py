@@ -73,7 +73,7 @@ _LEAVE_S = 60.0
 
 
 def data_digest(data: Dataset) -> str:
-    """Of pictures and version: the same on every trainer."""
+    """Digest of pictures and version: the same on every trainer."""
     made_of = [__version__, *(data.split(name).digest for name in SPLITS)]
     return hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
 
@@ -102,7 +102,7 @@ class Together(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Of what gives other weights than one process; empty where nothing does."""
+        """Digest of all that gives other weights than one process; empty where nothing does."""
         return "" if all(map(is_exact, self.plan.network)) else self.plan.digest
 
     def train(self, work: TrainingContext, checkpoint: Path | None, bundle: str) -> TrainingContext:

@@ -180,7 +180,7 @@ class Desk:
             post(self._passing, order)
 
     def end_pass(self, work: str) -> None:
-        """Let every trainer, also one that comes later, know that a pass is over."""
+        """Tell every trainer, also one that comes later, that a pass is over."""
         self._over.add(work)
         for rank in self.states:
             self.post(PassOver(rank=rank, work=work))
@@ -535,7 +535,7 @@ class Hand:
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
-        """Whoever waits is told why a thread can go on no longer."""
+        """Tell whoever waits why a thread can go on no longer."""
         try:
             yield
         except Exception as error:

@@ -174,7 +174,7 @@ class _Maker:
         self._hand_in_s = methods.hand_in_s
 
     def _seconds(self, name: str, crew: tuple[str, ...]) -> float:
-        """Of training and sending the weights, and what trainers have to be worth."""
+        """Seconds of training and sending the weights, and what trainers have to be worth."""
         method, network = self._best(name, self._in_order(crew)), self._work.of(name)
         if method is None:
             return math.inf
