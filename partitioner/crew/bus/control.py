@@ -143,6 +143,7 @@ class Desk:
         self._reports: queue.SimpleQueue[AnyPassReport] = queue.SimpleQueue()
         #: Whom each connection has spoken for.
         self._senders: dict[bytes, Rank] = {}
+        self._looked_s = time.monotonic()
         #: Passes of which nothing is left to compute.
         self._over = set[str]()
         #: Values that no trainer has named, and messages that are none.
@@ -214,25 +215,29 @@ class Desk:
         return self._senders.setdefault(self._receiving.last_sender, rank) == rank
 
     def _serve(self) -> None:
-        looked_s = time.monotonic()
         with self._file:
-            try:
-                while not self._ending.is_set():
-                    message = _next(self._inbox, looked_s + PULSE_S - time.monotonic())
-                    if isinstance(message, Exception):
-                        raise message
-                    if message is not None:
-                        self._take(message)
-                    if time.monotonic() >= looked_s + PULSE_S:
-                        looked_s = time.monotonic()
-                        for rank in self._watch.find_lost(looked_s):
-                            self._handle(Gone(rank=rank))
-                        self._strange += self._posting.delete_strange()
-            except Exception as error:  # all wait for this thread
-                with contextlib.suppress(DistError, DeskLost):
-                    if not self._ending.is_set():
-                        self._posting = self._posting.another()
+            while not self._ending.is_set():
+                try:
+                    self._look()
+                except Exception as error:  # all wait for this thread
+                    with contextlib.suppress(DistError, DeskLost):
+                        if isinstance(error, DistError) and not self._ending.is_set():
+                            self._posting = self._posting.another()
                         self._fail(error)
+
+    def _look(self) -> None:
+        """Take the next message, and each second see who is lost and what is strange."""
+        message = _next(self._inbox, self._looked_s + PULSE_S - time.monotonic())
+        if isinstance(message, Exception):
+            raise message
+        if message is not None:
+            self._take(message)
+        now_s = time.monotonic()
+        if now_s >= self._looked_s + PULSE_S:
+            self._looked_s = now_s
+            for rank in self._watch.find_lost(now_s):
+                self._handle(Gone(rank=rank))
+            self._strange += self._posting.delete_strange()
 
     def _take(self, message: ToDesk) -> None:
         rank = message.rank
@@ -278,7 +283,7 @@ class Desk:
                 self._forget(action.rank)
 
     def _fail(self, error: Exception) -> None:
-        """Nothing can be decided any more: all are told why, also who comes later."""
+        """Tell all, also who comes later, why nothing can be decided any more."""
         if isinstance(error, OSError):
             self._failed = f"{self._path}: cannot be written: {error.strerror}"
         elif isinstance(error, DistError):

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -148,20 +149,28 @@ def test_a_message_that_a_trainer_cannot_read_does_not_leave_it_waiting(tmp_path
 
 
 def test_a_desk_whose_thread_fails_says_so(tmp_path: Path) -> None:
+    broken = threading.Event()
+
     class Broken(Watch):
         def find_lost(self, now_s: float) -> list[Rank]:
-            raise KeyError(0)
+            if broken.is_set():
+                raise KeyError(0)
+            return super().find_lost(now_s)
 
     store = serve_store(HOST, 0, TOKEN)
     machine = MembershipMachine("d", {"member-0": NAMES}, {})
     with (
         closing(Desk(store, machine, Broken(20.0), tmp_path / "log")) as desk,
         joined(store, "nuc") as hand,
+        closing(Hand(store)) as later,
     ):
-        refused = hand.poll(WAIT_S)
-        assert isinstance(refused, Refused)
-        assert refused.reason == "the desk fails: KeyError: 0"
-        assert not desk.states
+        broken.set()
+        for one in (hand, later):
+            refused = one.poll(WAIT_S)
+            assert isinstance(refused, Refused)
+            assert refused.reason == "the desk fails: KeyError: 0"
+            later.join("tower", "d")
+        until(lambda: not desk.states, "the end of both", WAIT_S)
 
 
 def test_what_a_lost_trainer_has_begun_to_hand_in_is_deleted(tmp_path: Path) -> None:
