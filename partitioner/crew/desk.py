@@ -73,7 +73,7 @@ _LEAVE_S = 60.0
 
 
 def data_digest(data: Dataset) -> str:
-    """Of pictures and version: the same on every trainer."""
+    """Digest of pictures and version: the same on every trainer."""
     made_of = [__version__, *(data.split(name).digest for name in SPLITS)]
     return hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
 
@@ -103,7 +103,7 @@ class Together(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Of what gives other weights than one process; empty where nothing does."""
+        """Digest of all that gives other weights than one process; empty where nothing does."""
         return "" if all(map(is_exact, self.plan.network)) else self.plan.digest
 
     def train(self, work: TrainingContext, checkpoint: Path | None, bundle: str) -> TrainingContext:
@@ -227,7 +227,7 @@ def _leading(
     host, port = parse_address(address)
     if said := exposure(host):
         progress.note(said)
-    store = serve_store(host, port, token)
+    store = serve_store(host, port, token, reserved=1)
     watch, posting = Watch(begin.meeting_s), store.another()
     with ExitStack() as stack:
         files = stack.enter_context(
@@ -235,7 +235,7 @@ def _leading(
         )
         desk = Desk(store, run, watch, folder.log, msgspec.json.encode(begin), files.put)
         stack.callback(desk.close)
-        with closing(Hand(store)) as control:  # the first, whose rank is 0
+        with closing(Hand(store, reserved=0)) as control:
             control.join(begin.names[0], digest)
             enter(control)
             patience = threading.Timer(wait_s, lambda: control.report(Waited(rank=0)))

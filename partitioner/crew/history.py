@@ -20,7 +20,7 @@ class TrainerCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """As a line."""
+        """Line of text."""
         return (
             f"{self.trainer}: {self.work_s:,.1f} s at work, {self.waited_s:,.1f} s waiting, "
             f"{self.sent_bytes / 1e6:,.1f} MB sent"
@@ -28,7 +28,7 @@ class TrainerCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def costs(path: Path) -> list[TrainerCost]:
-    """Of the last training whose log is `path`, by trainer; none where there is no log."""
+    """Costs of the last training, whose log is `path`, by trainer; none without a log."""
     return costs_of(log_lines(path)) if path.exists() else []
 
 

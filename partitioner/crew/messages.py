@@ -240,7 +240,7 @@ class Start(Action, frozen=True, tag="start"):
 
 
 class Leave(Action, frozen=True, tag="leave"):
-    """All is done."""
+    """Leave: all is done."""
 
 
 class Close(Action, frozen=True, tag="close"):

@@ -56,7 +56,7 @@ def workload(plan: Plan, asked: TrainingConfig | Settings, data: Dataset) -> Wor
 
 
 def _width(spec: Spec) -> int:
-    """Of the feature; other networks' are taken for a usual one."""
+    """Width of the feature; that of other networks is taken for a usual one."""
     return spec.embed_dim if isinstance(spec, SubModelSpec) else 1280
 
 

@@ -76,7 +76,7 @@ class Int8(Codec):
     feeds_back = True
 
     def encode(self, vector: Tensor) -> Tensor:
-        """All scales, then all codes."""
+        """Write all scales, then all codes."""
         count = vector.numel()
         blocks = F.pad(vector, (0, -count % INT8_BLOCK)).view(-1, INT8_BLOCK)
         scales = blocks.abs().amax(dim=1) if count else vector.new_zeros(0)

@@ -97,7 +97,7 @@ class Shards:
 
     @property
     def segments(self) -> Shard:
-        """Those of the own shard."""
+        """Segments of the own shard."""
         return self.by_place.get(self.meeting.place, ())
 
 

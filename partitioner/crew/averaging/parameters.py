@@ -249,14 +249,14 @@ class Rounds:
         return float(message[0])
 
     def decided(self, stop: bool) -> bool:
-        """As the first trainer has it; a newcomer goes on with the others."""
+        """Decide as the first trainer does; a newcomer goes on with the others."""
         if self._settled is None:
             return stop and not self._behind
         return bool(self.from_first(lambda: float(stop)))
 
     @staticmethod
     def _send(settled: _Result, message: Tensor, place: int) -> None:
-        """To one that may be lost, and then needs nothing."""
+        """Send to a member that may be lost, and then needs nothing."""
         with suppress(RuntimeError):
             settled.meeting.group.send([message], place, 0).wait()
 

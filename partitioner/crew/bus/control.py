@@ -21,6 +21,7 @@ from torch.distributed import DistError
 from mdp.errors import InputError, MDPError
 from partitioner.crew.bus.store import (
     MAX_RANKS,
+    RANKS,
     DeskLost,
     SignedStore,
     Tampered,
@@ -59,8 +60,8 @@ from partitioner.crew.messages import (
     TrainerReport,
 )
 
-#: Of one message that has no piece of a file or of rows in it: a meeting of the largest crews and
-#: an epoch's lost batches stay far below.
+#: Of one message that has no outputs and no piece of a file in it: a meeting of the largest crews
+#: and an epoch's lost batches stay far below.
 MAX_BYTES = 2**20
 #: Time between two signs of life of a trainer's process.
 PULSE_S = 1.0
@@ -111,7 +112,7 @@ class Desk:
 
     Frozen passes have `read`, `post` and `end_pass`, for one thread.
 
-    begin: for who asks, before it joins. files: takes messages about files.
+    begin: for who asks, before it joins. files: takes messages about files, and who has gone.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Desk:
         watch: Watch,
         path: Path,
         begin: bytes = b"",
-        files: Callable[[AnyFileMessage], None] = lambda message: None,
+        files: Callable[[AnyFileMessage | Gone], None] = lambda message: None,
     ) -> None:
         self._machine, self._watch, self._path = machine, watch, path
         self._begin, self._files = begin, files
@@ -138,8 +139,11 @@ class Desk:
         self._receiving, self._posting = store.another(), store.another()
         #: Of the thread of passes, and of who closes the desk.
         self._passing = store.another()
-        self._inbox: queue.SimpleQueue[ToDesk | DistError] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToDesk | Exception] = queue.SimpleQueue()
         self._reports: queue.SimpleQueue[AnyPassReport] = queue.SimpleQueue()
+        #: Whom each connection has spoken for.
+        self._senders: dict[bytes, Rank] = {}
+        self._looked_s = time.monotonic()
         #: Passes of which nothing is left to compute.
         self._over = set[str]()
         #: Values that no trainer has named, and messages that are none.
@@ -161,7 +165,10 @@ class Desk:
 
     @property
     def drops(self) -> int:
-        """Values of strangers, and messages that were too large, not signed or no messages."""
+        """Values of strangers, and messages that count for nothing.
+
+        These were too large, not signed, of another rank than earlier ones, or no messages.
+        """
         return self._strange + self._garbage + self._receiving.left_out
 
     def read(self, timeout_s: float) -> AnyPassReport | None:
@@ -174,7 +181,7 @@ class Desk:
             post(self._passing, order)
 
     def end_pass(self, work: str) -> None:
-        """Let every trainer, also one that comes later, know that a pass is over."""
+        """Tell every trainer, also one that comes later, that a pass is over."""
         self._over.add(work)
         for rank in self.states:
             self.post(PassOver(rank=rank, work=work))
@@ -195,34 +202,42 @@ class Desk:
                 # Nothing of this sender is believed any more: it is silent.
                 self._garbage += 1
                 continue
-            except DistError as error:
+            except Exception as error:
                 self._inbox.put(error)
                 return
-            if message is None:
-                self._garbage += not self._ending.is_set()
-            else:
+            if message is not None and self._is_own(message.rank):
                 self._inbox.put(message)
+            else:
+                self._garbage += not self._ending.is_set()
+
+    def _is_own(self, rank: Rank) -> bool:
+        """Check that the last message is of the rank that its connection has first spoken for."""
+        return self._senders.setdefault(self._receiving.last_sender, rank) == rank
 
     def _serve(self) -> None:
-        looked_s = time.monotonic()
         with self._file:
-            try:
-                while not self._ending.is_set():
-                    message = _next(self._inbox, looked_s + PULSE_S - time.monotonic())
-                    if isinstance(message, DistError):
-                        raise message
-                    if message is not None:
-                        self._take(message)
-                    if time.monotonic() >= looked_s + PULSE_S:
-                        looked_s = time.monotonic()
-                        for rank in self._watch.find_lost(looked_s):
-                            self._handle(Gone(rank=rank))
-                        self._strange += self._posting.delete_strange()
-            except DistError as error:
-                with contextlib.suppress(DistError, DeskLost):
-                    if not self._ending.is_set():
-                        self._posting = self._posting.another()
+            while not self._ending.is_set():
+                try:
+                    self._look()
+                except Exception as error:  # all wait for this thread
+                    with contextlib.suppress(DistError, DeskLost):
+                        if isinstance(error, DistError) and not self._ending.is_set():
+                            self._posting = self._posting.another()
                         self._fail(error)
+
+    def _look(self) -> None:
+        """Take the next message, and each second see who is lost and what is strange."""
+        message = _next(self._inbox, self._looked_s + PULSE_S - time.monotonic())
+        if isinstance(message, Exception):
+            raise message
+        if message is not None:
+            self._take(message)
+        now_s = time.monotonic()
+        if now_s >= self._looked_s + PULSE_S:
+            self._looked_s = now_s
+            for rank in self._watch.find_lost(now_s):
+                self._handle(Gone(rank=rank))
+            self._strange += self._posting.delete_strange()
 
     def _take(self, message: ToDesk) -> None:
         rank = message.rank
@@ -239,8 +254,9 @@ class Desk:
         elif isinstance(message, Alive):
             self._states[rank] = message.state
             self._watch.on_sign(rank, time.monotonic())
-        elif isinstance(message, Offer) and message.work in self._over:
-            post(self._posting, PassOver(rank=rank, work=message.work))
+        elif isinstance(message, PassReport) and message.work in self._over:
+            if isinstance(message, Offer):
+                post(self._posting, PassOver(rank=rank, work=message.work))
         elif isinstance(message, PassReport):
             self._reports.put(message)
         elif isinstance(message, FileMessage):
@@ -267,7 +283,7 @@ class Desk:
                 self._forget(action.rank)
 
     def _fail(self, error: Exception) -> None:
-        """Nothing can be decided any more: all are told why, also who comes later."""
+        """Tell all, also who comes later, why nothing can be decided any more."""
         if isinstance(error, OSError):
             self._failed = f"{self._path}: cannot be written: {error.strerror}"
         elif isinstance(error, DistError):
@@ -288,7 +304,9 @@ class Desk:
 
     def _forget(self, rank: Rank) -> None:
         self._states.pop(rank, None)
-        self._watch.on_event(Gone(rank=rank), time.monotonic())
+        gone = Gone(rank=rank)
+        self._watch.on_event(gone, time.monotonic())
+        self._files(gone)
 
 
 def _next(waiting: "queue.SimpleQueue[R]", timeout_s: float) -> R | None:
@@ -304,8 +322,8 @@ def _decode(data: bytes) -> ToDesk | None:
         message = _TO_DESK.decode(data)
     except msgspec.DecodeError:
         return None
-    is_piece = isinstance(message, Rows | Piece)
-    return message if is_piece or len(data) <= MAX_BYTES else None
+    may_be_large = isinstance(message, Rows | Piece | Offer)
+    return message if may_be_large or len(data) <= MAX_BYTES else None
 
 
 def replay(
@@ -331,26 +349,30 @@ class Hand:
 
     A thread sends, with a sign of life every second, and one receives, so that neither a step of
     minutes looks like a lost trainer nor a desk that hangs stops this process for ever: what waits
-    for it raises DeskLost. Reports are given the last Commit or GoOn that was polled, and the
-    batches claimed since the last report: claim the next batch after reporting this one.
+    for it raises DeskLost, or what has ended a thread. Reports are given the last Commit or GoOn
+    that was polled, and the batches claimed since the last report: claim the next batch after
+    reporting this one.
 
-    Rows and pieces of files have a connection of their own (`send`), for one thread at a time: what
-    comes after megabytes on a slow link would be late.
+    Rows and pieces of files have a connection and a thread of their own (`send`): what comes after
+    megabytes on a slow link would be late.
     """
 
-    def __init__(self, store: SignedStore) -> None:
-        """Connect as `store` does; raises DeskLost."""
+    def __init__(self, store: SignedStore, reserved: Rank | None = None) -> None:
+        """Connect as `store` does, with a `reserved` rank or the next; raises DeskLost."""
         self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._in: queue.SimpleQueue[AnyAction | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[AnyPassOrder | AnyFileMessage | None] = queue.SimpleQueue()
         self._sending, self._receiving = store.another(), store.another()
-        self._bulk = store.another()
+        self._carrying = store.another()
+        #: Each has megabytes: one waits while one is on its way.
+        self._bulk: queue.Queue[Rows | Piece | None] = queue.Queue(maxsize=1)
         self.address = store.host, store.port
         #: What this trainer does, for every sign of life.
         self.state: Callable[[], State] = State
         self._sent_bytes = 0
         with reaching(self._sending):
-            self._rank: Rank = self._sending.add("ranks", 1) - 1
+            found = self._sending.add(RANKS, 1) - 1 if reserved is None else reserved
+        self._rank: Rank = found
         if not 0 <= self._rank < MAX_RANKS:
             raise DeskLost(
                 f"{store.host}:{store.port}: expected at most {MAX_RANKS} trainers, each as often "
@@ -358,7 +380,7 @@ class Hand:
             )
         self._heard_s = time.monotonic()
         #: Why nothing can be sent or received any more.
-        self._ended: MDPError | None = None
+        self._ended: Exception | None = None
         self._refused: Refused | None = None
         #: Whether the desk has said that all is done; it may be gone before that is polled.
         self.may_leave = False
@@ -368,7 +390,11 @@ class Hand:
         self._given: dict[str, list[int]] = {}
         self._threads = [
             threading.Thread(target=target, name=f"crew-{name}", daemon=True)
-            for name, target in (("send", self._send), ("receive", self._receive))
+            for name, target in (
+                ("send", self._send),
+                ("receive", self._receive),
+                ("bulk", self._carry),
+            )
         ]
         for thread in self._threads:
             thread.start()
@@ -409,11 +435,12 @@ class Hand:
         self._append(message)
 
     def send(self, message: Rows | Piece) -> None:
-        """Send megabytes, and wait until they are on their way; raises DeskLost."""
-        self._check()
-        with reaching(self._bulk):
-            self._bulk.push(_DESK, msgspec.msgpack.encode(message))
-        self._sent_bytes += len(message.data)
+        """Send megabytes in the background; waits while others wait. Raises DeskLost."""
+        while True:
+            self._check()
+            with contextlib.suppress(queue.Full):
+                self._bulk.put(message, timeout=PULSE_S)
+                return
 
     def reply(self, timeout_s: float) -> AnyPassOrder | AnyFileMessage | None:
         """The desk's next word in a pass or about a file, None when there is none in time.
@@ -469,6 +496,8 @@ class Hand:
             # The desk answers with a refusal, which is the last message.
             self._append(Gone(rank=self._rank))
         self._out.put(None)
+        with contextlib.suppress(queue.Full):
+            self._bulk.put(None, timeout=_CLOSING_S)
         for thread in self._threads:
             thread.join(_CLOSING_S)
 
@@ -500,7 +529,7 @@ class Hand:
                 if left_s <= 0:
                     self._append(Alive(rank=self._rank, state=self.state()))
                     # Unlike a push, a check is answered.
-                    self._sending.check(["ranks"])
+                    self._sending.check([RANKS])
                     self._heard_s = pulse_s = time.monotonic()
                     continue
                 with contextlib.suppress(queue.Empty):
@@ -511,12 +540,18 @@ class Hand:
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
-        """Whoever waits is told why a thread can go on no longer."""
+        """Tell whoever waits why a thread can go on no longer."""
         try:
             yield
-        except (DistError, Tampered) as error:
-            self._ended = error if isinstance(error, Tampered) else desk_lost(*self.address)
+        except Exception as error:
+            self._ended = desk_lost(*self.address) if isinstance(error, DistError) else error
             self._wake()
+
+    def _carry(self) -> None:
+        with self._ending():
+            while (message := self._bulk.get()) is not None:
+                self._sent_bytes += len(message.data)
+                self._carrying.push(_DESK, msgspec.msgpack.encode(message))
 
     def _wake(self) -> None:
         self._in.put(None)

@@ -27,6 +27,7 @@ from partitioner.crew.messages import (
     FileHead,
     FileMessage,
     FileQuery,
+    Gone,
     NoFile,
     Piece,
     PieceQuery,
@@ -150,7 +151,7 @@ class DeskFiles:
         #: Trainers that wait for a file, by its name.
         self._waiting: dict[str, list[Rank]] = {}
         #: None: the end.
-        self._inbox: queue.SimpleQueue[AnyFileMessage | str | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[AnyFileMessage | Gone | str | None] = queue.SimpleQueue()
         self._sent_bytes = 0
         self._thread = threading.Thread(target=self.serve, name="crew-files", daemon=True)
 
@@ -193,8 +194,8 @@ class DeskFiles:
             )
         return write_file(path, kept.bytes, kept.sha256, lambda n: read_piece(kept.path, n))
 
-    def put(self, message: AnyFileMessage) -> None:
-        """Take a trainer's message, for the thread of `serve`."""
+    def put(self, message: AnyFileMessage | Gone) -> None:
+        """Take a trainer's message, or that it has gone, for the thread of `serve`."""
         self._inbox.put(message)
 
     def serve(self) -> None:
@@ -207,9 +208,11 @@ class DeskFiles:
                 for rank in self._waiting.pop(message, ()):
                     self._post(self._head(rank, message))
 
-    def handle(self, message: AnyFileMessage) -> None:
+    def handle(self, message: AnyFileMessage | Gone) -> None:
         """Answer one message of a trainer."""
         match message:
+            case Gone(rank=rank):
+                self._forget(rank)
             case FileQuery(rank=rank, name=name) if name in self._kept:
                 self._post(self._head(rank, name))
             case FileQuery(rank=rank, name=name, waits=True):
@@ -250,25 +253,33 @@ class DeskFiles:
             with path.open("ab") as file:
                 file.write(data)
                 size = file.tell()
+            # Of two that hand it in, the first one that is whole counts.
+            misses = name not in self._kept and size < head.bytes and size % PIECE_BYTES == 0
+            differs = name not in self._kept and not misses and sha256_of(path) != head.sha256
         except OSError as error:
-            self._refuse(rank, name, f"{path}: cannot be written: {error.strerror}")
+            self._refuse(rank, name, f"{path}: cannot be kept: {error.strerror}")
             return
-        # Of two that hand it in, the first one that is whole counts.
-        if name not in self._kept and size < head.bytes and size % PIECE_BYTES == 0:
+        if misses:
             self._post(PieceQuery(rank=rank, name=name, number=size // PIECE_BYTES))
-        elif name not in self._kept and sha256_of(path) != head.sha256:
+        elif differs:
             self._refuse(rank, name, _CHANGED)
         else:
             del self._arriving[rank, name]
             if self._keep(name, _Kept(path, head.bytes, head.sha256)).path != path:
-                path.unlink()
+                _delete(path)
             self._post(self._head(rank, name))
 
     def _refuse(self, rank: Rank, name: str, reason: str) -> None:
         """Give a file up that a trainer hands in."""
-        _, path = self._arriving.pop((rank, name))
-        path.unlink(missing_ok=True)
+        _delete(self._arriving.pop((rank, name))[1])
         self._post(NoFile(rank=rank, name=name, reason=reason))
+
+    def _forget(self, rank: Rank) -> None:
+        """Give up what a trainer hands in that is gone, and wait with it for no file."""
+        for key in [key for key in self._arriving if key[0] == rank]:
+            _delete(self._arriving.pop(key)[1])
+        for name, ranks in self._waiting.items():
+            self._waiting[name] = [one for one in ranks if one != rank]
 
     def _keep(self, name: str, kept: _Kept) -> _Kept:
         """Offer a file to all, unless there is one; returns the one that there is."""
@@ -277,6 +288,12 @@ class DeskFiles:
             self._changed.notify_all()
         self._inbox.put(name)
         return kept
+
+
+def _delete(path: Path) -> None:
+    """Delete a file of the folder, which goes at the end in any case."""
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def read_piece(path: Path, number: int) -> bytes:

@@ -34,6 +34,8 @@ from partitioner.crew.bus.authentication import (
     verify,
 )
 
+#: The counter that gives each trainer its rank.
+RANKS = "ranks"
 #: A crew numbers at most so many trainers, each as often as it joins.
 MAX_RANKS = 1000
 #: A connection waits so long for a key; a hand then waits again.
@@ -45,6 +47,8 @@ _GREETING_S = 10.0
 #: The only name without a signature: how the desk greets.
 _GREETING = "begin"
 _SENDER_BYTES, _NUMBER_BYTES = 8, 8
+#: Names that are no text, of which torch tells one at a time: deleted at most in a call.
+_UNREADABLE = 100
 #: Seconds between two looks at a queue that gives nothing and waits for nothing.
 _LOOK_S = 0.01
 
@@ -86,6 +90,8 @@ class SignedStore(Store):
         self._pushed = Counter[str]()
         #: The number of the last message that was taken, by queue and sender.
         self._popped: dict[tuple[str, bytes], int] = {}
+        #: The connection that has pushed the message that was taken last.
+        self.last_sender = b""
         #: Messages that were left out.
         self.left_out = 0
 
@@ -164,7 +170,7 @@ class SignedStore(Store):
             if number <= last:
                 self.left_out += 1
                 continue
-            self._popped[queue, sender] = number
+            self._popped[queue, sender], self.last_sender = number, sender
             return data
 
     def names(self) -> list[str]:
@@ -172,15 +178,23 @@ class SignedStore(Store):
         return self._store.list_keys()
 
     def delete_strange(self) -> int:
-        """Delete all values that nobody of the crew has named; returns how many."""
-        strange = [
-            text
-            for text in self.names()
-            if text != _GREETING and not is_signed_name(self._key, text)
-        ]
-        for text in strange:
-            self._store.delete_key(text)
-        return len(strange)
+        """Delete the values that nobody of the crew has named; returns how many.
+
+        The others stay until a later call where more than a few of the names are no text.
+        """
+        for unreadable in range(_UNREADABLE):
+            try:
+                names = self.names()
+            except UnicodeDecodeError as error:
+                self._store.delete_key(error.object)  # type: ignore[arg-type]
+                continue
+            strange = [
+                text for text in names if text != _GREETING and not is_signed_name(self._key, text)
+            ]
+            for text in strange:
+                self._store.delete_key(text)
+            return unreadable + len(strange)
+        return _UNREADABLE
 
     def _verify(self, name: str, message: bytes) -> bytes:
         try:
@@ -199,10 +213,11 @@ def _of_sender(queue: str, sender: bytes) -> str:
     return f"{queue} {sender.hex()}"
 
 
-def serve_store(host: str, port: int, token: str) -> SignedStore:
+def serve_store(host: str, port: int, token: str, *, reserved: int = 0) -> SignedStore:
     """The desk's store, which listens on this address alone; raises InputError if it is taken.
 
-    Port 0: any; the store's `port` has it. Each call begins a session of its own. Raises InputError
+    Port 0: any; the store's `port` has it. Each call begins a session of its own. The lowest ranks,
+    so many as are `reserved`, are this process's, however quick others connect. Raises InputError
     also where torch cannot list what strangers have set.
     """
     if not hasattr(TCPStore, "list_keys"):
@@ -226,9 +241,12 @@ def serve_store(host: str, port: int, token: str) -> SignedStore:
         )
     nonce = secrets.token_bytes(16)
     key = session_key(token, nonce)
+    signed = SignedStore(store, key)
+    if reserved:
+        signed.add(RANKS, reserved)
     greeting = _Greeting(__version__, nonce, sign(key, _GREETING, b""))
     store.set(_GREETING, msgspec.json.encode(greeting))  # type: ignore[arg-type]
-    return SignedStore(store, key)
+    return signed
 
 
 def connect(

@@ -15,7 +15,7 @@ from partitioner.crew.messages import (
 
 
 class MembershipMachine:
-    """All networks of a plan: who takes part, and whose events are whose.
+    """Membership in all networks of a plan: who takes part, and whose events are whose.
 
     crews: for each network the names of its trainers. networks: their schedules. `digest` is what
     every trainer's pictures, settings and version have to give.

@@ -375,7 +375,7 @@ class Everyone(RoundSchedule):
         return long or longest <= _LONGER * self._length(member)
 
     def _length(self, member: _ScheduledTrainer) -> int:
-        """Of a step, the one in hand or the last, in reports of all."""
+        """Length of a step, the one in hand or the last, in reports of all."""
         return max(member.lap, self._reports - member.reported)
 
     def _due(self) -> bool:
@@ -401,7 +401,7 @@ class Everyone(RoundSchedule):
         return {rank: part for rank, part in parts.items() if part}
 
     def groups(self, resting: Sequence[Rank]) -> list[dict[Rank, float]]:
-        """All in one group, by their pictures since the last mean."""
+        """Put all in one group, by their pictures since the last mean."""
         if not self._all_rest():
             return []
         members = {rank: self.members[rank] for rank in resting}
@@ -470,7 +470,7 @@ class Exact(RoundSchedule):
         return {}
 
     def groups(self, resting: Sequence[Rank]) -> list[dict[Rank, float]]:
-        """All in one group, to which those furthest on give their state."""
+        """Put all in one group, to which those furthest on give their state."""
         if not self._all_rest():
             return []
         holders = self._holders()

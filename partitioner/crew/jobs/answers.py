@@ -6,12 +6,10 @@ the files of one process, whole or not at all. A trainer may come, leave or be k
 """
 
 import hashlib
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -237,6 +235,7 @@ class _Desk:
     def _drop(self, rank: Rank) -> None:
         del self._crew[rank]
         self._free = [one for one in self._free if one != rank]
+        self._pieces = {key: parts for key, parts in self._pieces.items() if key[0] != rank}
         self.leases.drop(rank)
 
     def _refuse(self, rank: Rank, reason: str) -> None:
@@ -319,29 +318,28 @@ def contribute(end: Hand, work: FrozenPass, *, clock: Callable[[], float] = time
     reference = b"".join(one.tobytes() for one in work.reference())
     end.append(Offer(work=name, rank=rank, arithmetic=work.arithmetic, reference=reference))
     count = 0
-    with _sender(end) as send:
-        while True:
-            end.append(Ask(work=name, rank=rank))
-            order = _next_order(end, name)
-            if not isinstance(order, Compute):
-                break
-            started_s, chunk = clock(), order.chunk
-            try:
-                rows = work.rows(chunk)
-            except InputError as error:
-                end.append(Broken(work=name, rank=rank, reason=str(error)))
-                raise
-            data, took_s = b"".join(one.tobytes() for one in rows), clock() - started_s
-            parts = -(-len(data) // PIECE_BYTES)
-            for part in range(parts):
-                piece = data[part * PIECE_BYTES : (part + 1) * PIECE_BYTES]
-                send(
-                    Rows(
-                        work=name, rank=rank, chunk=chunk, part=part, parts=parts, took_s=took_s,
-                        data=piece,
-                    )
-                )  # fmt: skip
-            count += 1
+    while True:
+        end.append(Ask(work=name, rank=rank))
+        order = _next_order(end, name)
+        if not isinstance(order, Compute):
+            break
+        started_s, chunk = clock(), order.chunk
+        try:
+            rows = work.rows(chunk)
+        except InputError as error:
+            end.append(Broken(work=name, rank=rank, reason=str(error)))
+            raise
+        data, took_s = b"".join(one.tobytes() for one in rows), clock() - started_s
+        parts = -(-len(data) // PIECE_BYTES)
+        for part in range(parts):
+            piece = data[part * PIECE_BYTES : (part + 1) * PIECE_BYTES]
+            end.send(
+                Rows(
+                    work=name, rank=rank, chunk=chunk, part=part, parts=parts, took_s=took_s,
+                    data=piece,
+                )
+            )  # fmt: skip
+        count += 1
     if isinstance(order, Decline):
         raise OutputsRefused(f"the desk takes no outputs of this trainer: {order.reason}")
     return count
@@ -354,33 +352,3 @@ def _next_order(end: Hand, work: str) -> AnyPassOrder:
         # Others are left from an earlier pass.
         if isinstance(order, PassOrder) and order.work == work:
             return order
-
-
-@contextmanager
-def _sender(end: Hand) -> Iterator[Callable[[Rows], None]]:
-    """A function that sends in the background, in order; it waits while another message waits."""
-    waiting: queue.Queue[Rows | None] = queue.Queue(maxsize=1)
-    failed: list[Exception] = []
-
-    def run() -> None:
-        while (message := waiting.get()) is not None:
-            try:
-                if not failed:
-                    end.send(message)
-            except Exception as error:
-                failed.append(error)
-
-    def send(message: Rows) -> None:
-        if failed:
-            raise failed[0]
-        waiting.put(message)
-
-    thread = threading.Thread(target=run, name="rows", daemon=True)
-    thread.start()
-    try:
-        yield send
-    finally:
-        waiting.put(None)
-        thread.join()
-    if failed:
-        raise failed[0]

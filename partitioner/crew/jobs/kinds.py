@@ -104,7 +104,7 @@ class TeacherKind(TrainingKind):
     ends_stages = False
 
     def inputs(self, work: TrainingContext, fetch: Fetch) -> list[Path]:
-        """None."""
+        """Nothing."""
         return []
 
     def outputs(self, work: TrainingContext) -> list[Path]:
@@ -147,11 +147,11 @@ class MemberKind(TrainingKind):
         train_members(work, teacher, load_targets(work), only=[self.k])
 
     def schedule(self, work: TrainingContext) -> Schedule:
-        """That of this sub-model."""
+        """Schedule of this sub-model."""
         return work.schedule_of(self.k)
 
     def rows(self, work: TrainingContext) -> slice:
-        """Those of its camera, or all."""
+        """Pictures of its camera, or all."""
         return work.training_rows(work.plan.assignments[self.k])
 
 
@@ -161,7 +161,7 @@ class ModelsKind(NetworkKind):
     each_time = True
 
     def inputs(self, work: TrainingContext, fetch: Fetch) -> list[Path]:
-        """All sub-models."""
+        """Weights of all sub-models."""
         return [work.run.member(a.k) for a in work.plan.assignments]
 
     def outputs(self, work: TrainingContext) -> list[Path]:
@@ -225,7 +225,7 @@ class EvaluationKind(FrozenKind):
         return ModelsKind(MODELS).outputs(work)
 
     def outputs(self, work: TrainingContext) -> list[Path]:
-        """None for others: the desk keeps the logits."""
+        """Nothing for others: the desk keeps the logits."""
         return []
 
     def passes(self, work: TrainingContext) -> Iterator[Pass]:

@@ -111,7 +111,7 @@ class Facts(Record, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All trainers' names."""
+        """Names of all trainers."""
         return tuple(trainer.name for trainer in self.trainer)
 
     def of(self, name: str) -> Trainer:

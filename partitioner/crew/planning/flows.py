@@ -142,7 +142,7 @@ class Links:
 
     @cached_property
     def sites(self) -> list[tuple[str, ...]]:
-        """As of `Facts.sites`."""
+        """Sites, as `Facts.sites` has them."""
         return self.facts.sites
 
     def sites_of(self, crew: Sequence[str]) -> list[tuple[str, ...]]:

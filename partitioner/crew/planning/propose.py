@@ -10,7 +10,7 @@ from partitioner.crew.planning.assign import EXACT, best_crew, side_by_side
 from partitioner.crew.planning.costs import Chain, CrewJob, Span, makespan_s, timeline
 from partitioner.crew.planning.facts import ANSWERS, Facts
 from partitioner.crew.planning.methods import Allowed, Method, Methods
-from partitioner.crew.planning.syncplan import Answers, SyncPlan, contradictions
+from partitioner.crew.planning.syncplan import Answers, SyncPlan, contradictions, is_exact_plan
 from partitioner.crew.planning.work import NetworkWork, Work
 
 #: A plan has to be this much quicker than the quickest trainer alone.
@@ -58,18 +58,18 @@ def propose(
     """Plans, the quickest first; of equals those with fewer trainers.
 
     The best trainer alone, if one can do it, and everybody in one crew that averages gradients are
-    among them. Empty where no trainers together can do the work. With `allowed` = "exact", chains
-    other than strict are left out.
+    among them. Empty where no trainers together can do the work. With `allowed` = "exact", plans
+    that do not give the weights of one process are left out.
     """
     maker = _Maker(facts, work, Methods(facts, allowed), seed)
     exactly = _Maker(facts, work, Methods(facts, "exact"), seed)
     found = [maker.alone(name) for name in facts.names]
     alone = min((p for p in found if p is not None), key=_rank, default=None)
     plans = [alone, exactly.together(facts.names), exactly.chain("strict")]
-    plans += [maker.chain(chain) for chain in chains if allowed != "exact" or chain == "strict"]
+    plans += [maker.chain(chain) for chain in chains]
     different: dict[tuple[object, ...], Proposal] = {}
     for proposal in plans:
-        if proposal is not None:
+        if proposal is not None and (allowed != "exact" or is_exact_plan(proposal.plan)):
             plan = proposal.plan
             different.setdefault((plan.chain, plan.network, plan.answers), proposal)
     return sorted(different.values(), key=_rank)
@@ -195,7 +195,7 @@ class _Maker:
         self._hand_in_s = methods.hand_in_s
 
     def _seconds(self, name: str, crew: tuple[str, ...]) -> float:
-        """Of training and sending the weights, and what trainers have to be worth."""
+        """Seconds of training and sending the weights, and what trainers have to be worth."""
         method, network = self._best(name, self._in_order(crew)), self._work.of(name)
         if method is None:
             return math.inf

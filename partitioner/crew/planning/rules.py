@@ -1,7 +1,7 @@
 """Exclusions among the keys of a network's training together, as one table of data. Pure.
 
-From the table come the refusals of crew.toml, the table in docs/reference/crew.md, the candidates
-of the planner, tests, and whether a network gets the weights of one process.
+From the table come the refusals of crew.toml, the candidates of the planner, tests, and whether a
+network gets the weights of one process; docs/reference/crew.md has it as a table, held by a test.
 """
 
 from collections.abc import Iterator, Mapping
@@ -79,15 +79,6 @@ def refusals(words: Mapping[str, frozenset[str]]) -> Iterator[str]:
 def gives_weights_of_one(words: Mapping[str, frozenset[str]]) -> bool:
     """Tell whether a training gives the weights of one process, up to rounding."""
     return not any(rule.contradicts(words) for rule in RULES if rule.key == EXACT)
-
-
-def rules_table() -> str:
-    """The table as Markdown, for docs/reference/crew.md."""
-    rows = [
-        f"| {rule.key if rule.key == EXACT else f'`{rule.key}`'} | {rule.when} | {rule.because} |"
-        for rule in RULES
-    ]
-    return "\n".join(["| key | | because |", "|---|---|---|", *rows])
 
 
 def _any_of(words: "tuple[str, ...] | list[str]") -> str:

@@ -185,7 +185,7 @@ def _in_flight(count: int, many: int) -> Iterator[tuple[int, ...]]:
 
 
 def _splits(blocks: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All ways to cut blocks into stages of at most so many."""
+    """Ways to cut blocks into stages of at most so many, all of them."""
     for cuts in combinations(range(1, blocks), len(most) - 1):
         ends = (0, *cuts, blocks)
         sizes = tuple(b - a for a, b in pairwise(ends))

@@ -93,7 +93,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
 
     @property
     def codecs(self) -> set[CodecName]:
-        """Those of all tensors."""
+        """Codecs of all tensors."""
         return {self.codec, *(rule.codec for rule in self.tensor)}
 
     @property

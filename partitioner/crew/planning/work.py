@@ -60,7 +60,7 @@ class FrozenPasses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """All that is to be trained: the teacher, if any, then the members in their order."""
+    """Networks that are to be trained: the teacher, if any, then the members in their order."""
 
     networks: tuple[NetworkWork, ...]
     answers: FrozenPasses | None = None

@@ -233,5 +233,5 @@ def facts_of(names: Sequence[str], address: str, said: Mapping[str, str]) -> Fac
 
 
 def _round(value: float) -> float:
-    """To four digits, as the file is read by people."""
+    """Round to four digits, as the file is read by people."""
     return float(f"{value:.4g}")

@@ -85,7 +85,7 @@ class WorkAccount:
             self._waited_s += self._clock() - started_s
 
     def state(self) -> State:
-        """As others see it."""
+        """State as others see it."""
         seconds = self._clock() - self._since_s
         return State(
             job=self._job,

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from torch import Tensor
 
-from mdp.errors import AgentError, InputError
+from mdp.errors import AgentError, InputError, TransferError
 from partitioner.crew.averaging.generations import train_in_generations
 from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.averaging.parameters import CrewEnded
@@ -174,8 +174,15 @@ class Worker:
         """Do a job and hand its outcome in; returns what the desk is told beside it, as JSON."""
         job = start.network
         kind = kind_of(job)
-        needed = kind.inputs(self._work, self._fetch)
-        others = [path for path in needed if self._fetch(path)]
+        try:
+            needed = kind.inputs(self._work, self._fetch)
+            others = [path for path in needed if self._fetch(path)]
+        except TransferError as error:
+            if self._is_desk or not isinstance(kind, FrozenKind):
+                raise
+            # Others have ended the pass meanwhile, or the desk will: it computes alone if need be.
+            self._work.progress.note(str(error))
+            return ""
         if others and not self._is_desk and kind.follows_others:
             self._drop_members(needed)
         if kind.ends_stages:

@@ -165,6 +165,19 @@ def test_what_strangers_set_is_deleted(store: SignedStore, desk: Desk) -> None:
     assert store.get("name/0") == b"desk"
 
 
+def test_names_that_are_no_text_do_not_stop_the_desk(store: SignedStore, desk: Desk) -> None:
+    other: Any = stranger(store.port)
+    for i in range(3):
+        other.set(b"\xff\xfe" + bytes([i]), b"junk")
+    other.set("junk", b"junk")
+    until(lambda: desk.drops >= 4, "a look of the desk", WAIT_S)
+    assert all("~" in name for name in other.list_keys() if name != "begin")
+    hand = Hand(store)
+    hand.join("nuc", "d")
+    assert isinstance(hand.poll(WAIT_S), Accepted)
+    hand.close()
+
+
 @pytest.mark.parametrize("value", ["no number", 2**40])
 def test_a_counter_that_was_changed_keeps_others_out(
     store: SignedStore, desk: Desk, value: str | int

@@ -135,3 +135,22 @@ def test_the_desk_takes_the_file_that_its_trainer_has_told_of(tmp_path: Path) ->
     wire = Wire(tmp_path / "files", {"member-1": digest}.__getitem__)
     wire.trainer(0).send("member-1", source)
     assert wire.files.fetch("member-1", got)
+
+
+def test_a_disk_of_the_desk_that_cannot_be_read_ends_the_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"weights")
+    wire = Wire(tmp_path / "files")
+
+    def damaged(path: Path) -> str:
+        if path != source:
+            raise OSError(5, "Input/output error")
+        return sha256_of(path)
+
+    monkeypatch.setattr(files_module, "sha256_of", damaged)
+    with pytest.raises(TransferError, match=r"the desk cannot keep it: .*Input/output error"):
+        wire.trainer(0).send("member-0", source)
+    monkeypatch.undo()
+    assert wire.trainer(0).send("member-0", source) == sha256_of(source)

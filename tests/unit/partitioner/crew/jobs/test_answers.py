@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, TypeVar, cast
@@ -319,6 +320,28 @@ class Absent(Wire):
         if isinstance(order, Compute):
             self.given.append(order.chunk)
         super().post(order)
+
+
+def test_half_of_the_rows_of_a_lost_trainer_are_not_kept(tmp_path: Path) -> None:
+    wire = Wire()
+    with ExitStack() as stack:
+        desk = answers._Desk(
+            desk_of(wire), frozen(), paths(tmp_path), lambda more, said: None, lambda: 0.0, stack
+        )
+        End(wire, 0)
+        desk.look(offer(0))
+        desk.look(Ask(rank=0, work="teacher"))
+        order = wire.mailboxes[0].get()
+        assert isinstance(order, Compute)
+        desk.look(
+            Rows(
+                rank=0, work="teacher", chunk=order.chunk, part=0, parts=2, took_s=1.0, data=b"1"
+            )
+        )  # fmt: skip
+        assert desk._pieces
+        del wire.states[0]
+        desk.look(None)
+        assert not desk._pieces
 
 
 def offer(rank: int) -> Offer:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mdp.errors import InputError
+from mdp.errors import InputError, TransferError
 from partitioner.crew.bus.control import RunRefused
 from partitioner.crew.bus.store import DeskLost
 from partitioner.crew.jobs.answers import FrozenPass, OutputsRefused
@@ -23,7 +23,7 @@ from partitioner.crew.jobs.kinds import (
     TeacherKind,
     kind_of,
 )
-from partitioner.crew.messages import Accepted, AnyAction, Refused
+from partitioner.crew.messages import Accepted, AnyAction, Refused, Start
 from partitioner.crew.planning.costs import Chain
 from partitioner.crew.planning.syncplan import Answers, NetworkSync, SyncPlan
 from partitioner.crew.worker import worker as worker_module
@@ -172,6 +172,29 @@ def test_a_trainer_whose_evaluation_is_refused_goes_on(
     assert sharing(None, frozen(np.float32), tmp_path) == ["differs"]
     with pytest.raises(OutputsRefused):
         sharing(None, frozen(np.float16), tmp_path)
+
+
+def test_a_trainer_too_slow_for_a_pass_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The desk deletes what a pass was made from as soon as others have ended it."""
+
+    class Gone:
+        def fetch(self, name: str, path: Path) -> bool:
+            raise TransferError(f"{name}: the desk cannot read it: No such file or directory")
+
+    for kind in (EvaluationKind, ModelsKind):
+        monkeypatch.setattr(kind, "inputs", lambda self, work, fetch: [tmp_path / "outputs"])
+    notes = list[str]()
+    progress, run = SimpleNamespace(note=notes.append), SimpleNamespace(path=tmp_path)
+    work = cast(Any, SimpleNamespace(progress=progress, run=run))
+    unused = cast(Any, None)
+    slow = Worker(work, Ends(unused, cast(Any, Gone())), unused)
+    assert slow._do(Start(rank=1, network="evaluation", alone=False)) == ""
+    assert notes == ["outputs: the desk cannot read it: No such file or directory"]
+    # What only this trainer may do is not left out.
+    with pytest.raises(TransferError):
+        slow._do(Start(rank=1, network="models", alone=True))
 
 
 def test_weights_that_are_shared_are_copied_by_the_desk_once_they_are_there() -> None:
