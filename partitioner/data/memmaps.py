@@ -74,13 +74,13 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path}: damaged; remove it to have it made anew") from error
 
 
-class Rows(Protocol):
+class IndexedRows(Protocol):
     """Rows `[N, ...]` that are read by their numbers."""
 
     def __getitem__(self, index: Index, /) -> NDArray[Any]:
         """Some of them."""
 
 
-def rows(kept: Rows, index: Index) -> Tensor:
+def rows(kept: IndexedRows, index: Index) -> Tensor:
     """Rows `[B, ...]` of a kept array as float32."""
     return torch.from_numpy(np.asarray(kept[index], dtype=np.float32))

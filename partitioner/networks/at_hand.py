@@ -47,7 +47,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class WeightsDescription:
     """The network of some weights, at the recipe that timm knows."""
 
     parameters: int
@@ -87,7 +87,7 @@ def find_weights(folder: Path | None, download: Iterable[str] = ()) -> dict[str,
     return dict(sorted(found.items()))
 
 
-def describe(weights: Weights) -> Description:
+def describe(weights: Weights) -> WeightsDescription:
     """The network of these weights; raises InputError where they are not its own."""
     config = check_known(weights.name).get_pretrained_cfg(weights.name)
     side = config.input_size[-1] if config else _SIDE
@@ -96,7 +96,7 @@ def describe(weights: Weights) -> Description:
     network = create(
         Backbone(weights.name, side), classes, weights.path, own_classes=classifier is not None
     )
-    return Description(sum(p.numel() for p in network.parameters()), side, classes)
+    return WeightsDescription(sum(p.numel() for p in network.parameters()), side, classes)
 
 
 def cache_folder() -> Path:

@@ -22,7 +22,7 @@ _HIGHEST = float(np.finfo(np.float16).max)
 
 
 class Keep(NamedTuple):
-    """How many logits m of each row are kept, and the temperature that they are softened by."""
+    """Number m of the logits of each row that are kept, and the temperature that softens them."""
 
     logits: int
     temperature: float = 1.0

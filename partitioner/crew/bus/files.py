@@ -120,7 +120,7 @@ class TrainerFiles:
                 return message
 
 
-class _Kept(NamedTuple):
+class _KeptFile(NamedTuple):
     """A file that is on the desk's disk."""
 
     path: Path
@@ -143,7 +143,7 @@ class DeskFiles:
         digest_of: Callable[[str], str] = lambda name: "",
     ) -> None:
         self._folder, self._post, self._digest_of = folder, post, digest_of
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _KeptFile] = {}
         self._changed = threading.Condition()
         #: Files that trainers hand in, and where they are written.
         self._arriving: dict[tuple[Rank, str], tuple[FileHead, Path]] = {}
@@ -172,7 +172,7 @@ class DeskFiles:
 
     def send(self, name: str, path: Path) -> str:
         """Offer a file of the desk, unless there is one; returns the SHA-256 of what others get."""
-        return self._keep(name, _Kept(path, path.stat().st_size, sha256_of(path))).sha256
+        return self._keep(name, _KeptFile(path, path.stat().st_size, sha256_of(path))).sha256
 
     def has(self, name: str) -> bool:
         """Tell whether a file was handed in."""
@@ -265,7 +265,7 @@ class DeskFiles:
             self._refuse(rank, name, _CHANGED)
         else:
             del self._arriving[rank, name]
-            if self._keep(name, _Kept(path, head.bytes, head.sha256)).path != path:
+            if self._keep(name, _KeptFile(path, head.bytes, head.sha256)).path != path:
                 _delete(path)
             self._post(self._head(rank, name))
 
@@ -281,7 +281,7 @@ class DeskFiles:
         for name, ranks in self._waiting.items():
             self._waiting[name] = [one for one in ranks if one != rank]
 
-    def _keep(self, name: str, kept: _Kept) -> _Kept:
+    def _keep(self, name: str, kept: _KeptFile) -> _KeptFile:
         """Offer a file to all, unless there is one; returns the one that there is."""
         with self._changed:
             kept = self._kept.setdefault(name, kept)

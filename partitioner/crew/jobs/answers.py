@@ -71,7 +71,7 @@ class FrozenPass:
     keep: Keep | None = None
 
     def form(self, output: Array) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """What one picture's row of an output `[n, ...]` is sent and kept as."""
+        """Type and shape in which one picture's row of an output `[n, ...]` is sent and kept."""
         if self.keep is not None:
             return np.dtype(np.uint16), (self.keep.numbers,)
         return np.dtype(self.dtype), output.shape[1:]

@@ -1,4 +1,4 @@
-"""What a machine lacks is a reason to skip; a build of this checkout that fails is none."""
+"""Reasons to skip: a lack of the machine is one, a build of this checkout that fails is none."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a gateway and its workers say to each other, byte for byte."""
+"""Messages between a gateway and its workers, byte for byte."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -49,7 +49,7 @@ ANSWER = Prediction(
 
 
 def read(reading: Any, *parts: bytes | bytearray | memoryview) -> Any:
-    """What `reading` finds in `parts`, behind which nothing comes."""
+    """Read `parts`, behind which nothing comes, by `reading`."""
 
     async def run() -> Any:
         reader = asyncio.StreamReader()
