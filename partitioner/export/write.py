@@ -39,6 +39,7 @@ from partitioner.export.quantize import MIN_RANGE_PICTURES, quantize_model
 from partitioner.export.sessions import logits_file, member_contribution, open_member, run_session
 from partitioner.export.unknown import unknown_logits
 from partitioner.fusion.bundle_fit import fit_bundle
+from partitioner.networks.inference_form import to_inference_form
 from partitioner.networks.members import build_member, to_served_form
 from partitioner.networks.submodel import Member
 from partitioner.networks.teacher import Teacher, outline
@@ -95,14 +96,17 @@ def to_onnx(
     """`module` as a checked ONNX model: input `images` uint8 `[N, S, S, 3]` with any N."""
     import onnx
 
-    example = torch.zeros(2, image_size, image_size, 3, dtype=torch.uint8)
+    shape = (2, image_size, image_size, 3)
+    noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    example = torch.from_numpy(noise)
+    served = to_inference_form(module, example)
     with warnings.catch_warnings():
         # torch.export copies pytree specs in a way that its own pytree module has deprecated.
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
         # Some of timm's networks keep attention biases that they have once looked up.
         warnings.filterwarnings("ignore", r"(?s)The tensor attribute.*during export", UserWarning)
         program: Any = torch.onnx.export(
-            module.eval(),
+            served,
             (example,),
             input_names=["images"],
             output_names=list(outputs),
