@@ -293,8 +293,13 @@ def run_on(
         return member_contribution(runtimes[number], views[number], a, kept)
 
     what = f"running the members on the {split} split"
-    found = side_by_side(answers, range(len(assignments)), progress, what)
-    contributions = {a.k: one for a, one in zip(assignments, found, strict=True)}
+    # The longest first, so that none is left that runs alone at the end.
+    classes = len(bundle.manifest.labels)
+    order = sorted(
+        range(len(assignments)), key=lambda number: -macs(assignments[number].spec, classes)
+    )
+    found = dict(zip(order, side_by_side(answers, order, progress, what), strict=True))
+    contributions = {a.k: found[number] for number, a in enumerate(assignments)}
     # Each is timed alone.
     latencies_ms = [
         latency_ms(runtime.run, pixels) for runtime, pixels in zip(runtimes, views, strict=True)
