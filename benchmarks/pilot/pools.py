@@ -35,11 +35,14 @@ class PicturePool:
     holding: str = ""
     #: The files of a class that are not counted, in their order.
     skipped: int = 0
+    #: The first and the last name of the files that count, by the alphabet; empty: all.
+    names: tuple[str, str] | tuple[()] = ()
 
     @property
     def name(self) -> str:
         """The pool in a file's name."""
-        return "-".join(filter(None, (*self.folder.split("/"), self.holding, str(self.skipped))))
+        parts = (*self.folder.split("/"), self.holding, str(self.skipped), *self.names)
+        return "-".join(filter(None, parts))
 
     @property
     def scenes(self) -> bool:
@@ -56,7 +59,7 @@ class PicturePool:
         for target, label in enumerate(labels):
             count = self.more.get(label, self.each)
             found = sorted((root / label).iterdir(), key=_hash)
-            found = [one for one in found if self.holding in one.name]
+            found = [one for one in found if self.holding in one.name and self._counts(one.name)]
             for one in found[self.skipped : self.skipped + count]:
                 group = groups[-1] + 1 if groups else 0
                 views = [one / f"{camera}.jpg" for camera in CAMERAS] if self.scenes else [one]
@@ -64,6 +67,9 @@ class PicturePool:
                 targets += [target] * len(views)
                 groups += [group] * len(views)
         return PoolPictures(tuple(labels), tuple(sources), np.array(targets), np.array(groups))
+
+    def _counts(self, name: str) -> bool:
+        return not self.names or self.names[0] <= name <= self.names[1]
 
 
 def _hash(path: Path) -> bytes:
