@@ -12,10 +12,12 @@ teacher, the whole vision transformer at its own size: processor time, so that w
 less, and its ratio to the teacher's in the same round. A budget is a share of the teacher's time.
 """
 
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +60,8 @@ ROUNDS, RUNS = 20, 3
 TIMED = (1, 6, 12)
 SETS = {"tinyimagenet": "Tiny ImageNet", "imagenette": "Imagenette", "cifar10": "CIFAR-10"}
 PARTS, CAMERAS_FUSED = "parts, one picture", "parts, four cameras"
-#: Of the classifiers of networks that are timed.
-_CLASSES = 10
+#: Of every data set; of parts the first ones by the alphabet, five pairs of near twins.
+CLASSES = 10
 #: More than a class of a draw has.
 _EACH = 1000
 #: The scenes of parts to learn from, and those of the test.
@@ -111,6 +113,14 @@ def compared_rows(pictures: PoolPictures, limit: int) -> Index:
     return np.flatnonzero(np.isin(pictures.groups, kept))
 
 
+def teacher_of(some: Sequence[FrozenNetwork]) -> int:
+    """The place of the whole vision transformer at its largest size; raises InputError."""
+    cuts = [row for row, one in enumerate(some) if one.depth]
+    if not cuts:
+        raise InputError("--weights: expected those of a plain vision transformer, found none")
+    return max(cuts, key=lambda row: (some[row].depth, some[row].spec.image_size))
+
+
 def within(ratios: Sequence[float], budget: float) -> list[int]:
     """Places of the candidates that take at most so much of the teacher's time.
 
@@ -153,91 +163,110 @@ def interpolate(some: Sequence[FrozenNetwork], known: Mapping[int, float]) -> li
     return found
 
 
-def measure_budget(
-    budget: float,
-    some: Sequence[FrozenNetwork],
-    ratios: Sequence[float],
-    learnt: AnsweredPictures,
-    tested: AnsweredPictures,
-) -> dict[str, Any]:
-    """The best cut, network and fleet within a budget, chosen by `learnt`, on test pictures."""
-    names = {row: one.name for row, one in enumerate(some)}
-
-    def alone(rows: Sequence[int]) -> dict[str, Any]:
-        choice = choose({"": rows}, lambda _, row: learnt.answers[row], learnt.targets)
-        row = choice.rows[""]
-        return {"row": row, "accuracy": share(tested.answers[row], tested.targets)}
-
-    def together(allowed: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-        choice = choose(
-            allowed, lambda _, row: learnt.answers[row], learnt.targets, networks=names
-        )  # fmt: skip
-        own = {device: tested.answers[row] for device, row in choice.rows.items()}
-        return fuse(choice, own, tested.targets)
-
-    def cuts(rows: Sequence[int]) -> list[int]:
-        return [row for row in rows if some[row].depth]
-
-    fitting = within(ratios, budget)
-    allowed = {device: within(ratios, budget * speed) for device, speed in SPEEDS.items()}
+def score(answers: Array, teacher: Array, targets: Index) -> dict[str, float]:
+    """Accuracy, and points behind the teacher with their standard error, picture by picture."""
+    right, expected = (one.argmax(axis=1) == targets for one in (answers, teacher))
+    behind = expected.astype(np.float64) - right
     return {
-        "budget": budget,
-        "cut": alone(cuts(fitting)),
-        "single": alone(fitting),
-        "single_of_all_time": alone(within(ratios, budget * sum(SPEEDS.values()))),
-        "cuts": together({device: cuts(rows) for device, rows in allowed.items()}),
-        "fleet": together(allowed),
+        "accuracy": float(right.mean()),
+        "behind": float(behind.mean()),
+        "error": float(behind.std() / math.sqrt(len(targets))),
     }
 
 
-def measure_camera_budget(
-    budget: float,
-    some: Sequence[FrozenNetwork],
-    ratios: Sequence[float],
-    learnt: AnsweredPictures,
-    tested: AnsweredPictures,
+def fuse(
+    choice: ChosenNetworks, answers: Mapping[str, Array], teacher: Array, targets: Index
 ) -> dict[str, Any]:
-    """The same where each of four like devices sees a scene by a camera of its own."""
-    seen = {camera: learnt.of_camera(camera) for camera in CAMERAS}
-    targets = seen[CAMERAS[0]].targets
-    views = {camera: tested.of_camera(camera) for camera in CAMERAS}
-
-    def together(rows: Sequence[int], cameras: Sequence[str]) -> dict[str, Any]:
-        choice = choose(
-            dict.fromkeys(cameras, rows), lambda camera, row: seen[camera].answers[row], targets
-        )
-        own = {camera: views[camera].answers[row] for camera, row in choice.rows.items()}
-        return fuse(choice, own, views[CAMERAS[0]].targets)
-
-    def alone(rows: Sequence[int]) -> dict[str, Any]:
-        found = [together(rows, [camera]) for camera in CAMERAS]
-        best = max(found, key=lambda one: float(one["predicted"]))
-        ((camera, row),) = best["rows"].items()
-        return {"row": row, "accuracy": best["together"], "camera": camera}
-
-    fitting = within(ratios, budget)
-    cuts = [row for row in fitting if some[row].depth]
-    return {
-        "budget": budget,
-        "cut": alone(cuts),
-        "single": alone(fitting),
-        "cuts": together(cuts, CAMERAS),
-        "fleet": together(fitting, CAMERAS),
-    }
-
-
-def fuse(choice: ChosenNetworks, answers: Mapping[str, Array], targets: Index) -> dict[str, Any]:
-    """Accuracy of each device alone, of the sum of all answers, and of it without one of them."""
+    """Scores of the sum of the devices' answers, and of the worst sum without one of them."""
     total = np.sum(list(answers.values()), axis=0)
+    without = {
+        name: score(total - own, teacher, targets)
+        for name, own in answers.items()
+        if len(answers) > 1
+    }
     return {
         "rows": choice.rows,
         "predicted": choice.together,
         "alone": {name: share(own, targets) for name, own in answers.items()},
-        "together": share(total, targets),
-        "without": {
-            name: share(total - own, targets) for name, own in answers.items() if len(answers) > 1
-        },
+        "together": score(total, teacher, targets),
+        "without": {name: one["accuracy"] for name, one in without.items()},
+        "one_missing": min(without.values(), key=lambda one: one["accuracy"], default=None),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Candidates, the parts of the teacher's time that they take, and answers of all."""
+
+    some: Sequence[FrozenNetwork]
+    ratios: Sequence[float]
+    #: By which networks are chosen, and by which they are measured.
+    learnt: AnsweredPictures
+    tested: AnsweredPictures
+
+    def measure_pictures(self, budget: float) -> dict[str, Any]:
+        """The best within a budget: cut, network of any family, and three unequal devices.
+
+        All see the same picture. A device that is half as quick has half of the budget.
+        """
+        names = {row: one.name for row, one in enumerate(self.some)}
+        learnt, tested = self.learnt, self.tested
+        teacher = tested.answers[teacher_of(self.some)]
+
+        def together(allowed: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+            choice = choose(
+                allowed, lambda _, row: learnt.answers[row], learnt.targets, networks=names
+            )
+            own = {device: tested.answers[row] for device, row in choice.rows.items()}
+            return fuse(choice, own, teacher, tested.targets)
+
+        fitting = within(self.ratios, budget)
+        of_all = within(self.ratios, budget * sum(SPEEDS.values()))
+        allowed = {device: within(self.ratios, budget * speed) for device, speed in SPEEDS.items()}
+        cuts = {device: self._cuts(rows) for device, rows in allowed.items()}
+        return {
+            "budget": budget,
+            "cut": together({"": self._cuts(fitting)}),
+            "single": together({"": fitting}),
+            "single_of_all_time": together({"": of_all}),
+            "cuts": together(cuts),
+            "fleet": together(allowed),
+        }
+
+    def measure_cameras(self, budget: float) -> dict[str, Any]:
+        """The same where each of four like devices sees a scene by a camera of its own.
+
+        The teacher answers every view as well; the single networks see the best one of theirs.
+        """
+        learnt = {camera: self.learnt.of_camera(camera) for camera in CAMERAS}
+        tested = {camera: self.tested.of_camera(camera) for camera in CAMERAS}
+        teacher = self.tested.fused().answers[teacher_of(self.some)]
+
+        def together(rows: Sequence[int], cameras: Sequence[str] = CAMERAS) -> dict[str, Any]:
+            choice = choose(
+                dict.fromkeys(cameras, rows),
+                lambda camera, row: learnt[camera].answers[row],
+                learnt[CAMERAS[0]].targets,
+            )
+            own = {camera: tested[camera].answers[row] for camera, row in choice.rows.items()}
+            return fuse(choice, own, teacher, tested[CAMERAS[0]].targets)
+
+        def alone(rows: Sequence[int]) -> dict[str, Any]:
+            found = [together(rows, [camera]) for camera in CAMERAS]
+            return max(found, key=lambda one: float(one["predicted"]))
+
+        fitting = within(self.ratios, budget)
+        cuts = self._cuts(fitting)
+        return {
+            "budget": budget,
+            "cut": alone(cuts),
+            "single": alone(fitting),
+            "cuts": together(cuts),
+            "fleet": together(fitting),
+        }
+
+    def _cuts(self, rows: Sequence[int]) -> list[int]:
+        return [row for row in rows if self.some[row].depth]
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,29 +328,22 @@ def rows(
     store: FeatureStore, some: Sequence[FrozenNetwork], ratios: Sequence[float], seeds: int
 ) -> Iterator[dict[str, Any]]:
     """One for each draw of each data set, and two for the parts."""
-    for draw in range(seeds):
-        for folder, name in SETS.items():
-            root = f"{draw}/{folder}-10-classes"
-            learnt, tested, facts = _answers(
-                store, some, PicturePool(f"{root}/train", _EACH, {}),
-                PicturePool(f"{root}/test", _EACH, {}),
-            )  # fmt: skip
-            yield _row(name, draw, facts, tested, [
-                measure_budget(budget, some, ratios, learnt, tested) for budget in BUDGETS
-            ])  # fmt: skip
-    learnt, tested, facts = _answers(
-        store, some, PicturePool("parts", _EACH, {}, names=_LEARNT),
-        PicturePool("parts", _EACH, {}, names=_TESTED),
-    )  # fmt: skip
-    yield _row(PARTS, 0, facts, tested, [
-        measure_budget(budget, some, ratios, learnt, tested) for budget in BUDGETS
-    ])  # fmt: skip
-    scenes = {
-        key: count // len(CAMERAS) for key, count in facts.items() if key != "classes"
-    } | {"classes": facts["classes"]}  # fmt: skip
-    yield _row(CAMERAS_FUSED, 0, scenes, tested.fused(), [
-        measure_camera_budget(budget, some, ratios, learnt, tested) for budget in BUDGETS
-    ])  # fmt: skip
+    for draw, (folder, name) in product(range(seeds), SETS.items()):
+        train, test = (
+            PicturePool(f"{draw}/{folder}-10-classes/{half}", _EACH, {})
+            for half in ("train", "test")
+        )
+        facts, contest = _answers(store, some, ratios, train, test)
+        yield _row(name, draw, facts, contest.tested, map(contest.measure_pictures, BUDGETS))
+    parts = PicturePool("parts", _EACH, {}, classes=CLASSES)
+    facts, contest = _answers(
+        store, some, ratios, replace(parts, names=_LEARNT), replace(parts, names=_TESTED)
+    )
+    yield _row(PARTS, 0, facts, contest.tested, map(contest.measure_pictures, BUDGETS))
+    scenes = {key: count // len(CAMERAS) for key, count in facts.items()}
+    yield _row(
+        CAMERAS_FUSED, 0, scenes, contest.tested.fused(), map(contest.measure_cameras, BUDGETS)
+    )
 
 
 def _row(
@@ -329,29 +351,38 @@ def _row(
     draw: int,
     facts: Mapping[str, int],
     tested: AnsweredPictures,
-    budgets: Sequence[Mapping[str, Any]],
+    budgets: Iterable[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    print(name, draw, *(round(one["fleet"]["together"], 3) for one in budgets), flush=True)
-    return {"data": name, "draw": draw, **facts, "accuracy": tested.accuracies(),
-            "budgets": list(budgets)}  # fmt: skip
+    measured = list(budgets)
+    print(name, draw, [round(one["fleet"]["together"]["accuracy"], 3) for one in measured])
+    return {
+        "data": name,
+        "draw": draw,
+        **facts,
+        "accuracy": tested.accuracies(),
+        "budgets": measured,
+    }
 
 
 def _answers(
-    store: FeatureStore, some: Sequence[FrozenNetwork], learnt: PicturePool, tested: PicturePool
-) -> tuple[AnsweredPictures, AnsweredPictures, dict[str, int]]:
-    """Answers to pictures left out and to the test, and how many pictures they are of."""
+    store: FeatureStore,
+    some: Sequence[FrozenNetwork],
+    ratios: Sequence[float],
+    learnt: PicturePool,
+    tested: PicturePool,
+) -> tuple[dict[str, int], Contest]:
+    """How many pictures were learned from, compared and tested, and the answers to them."""
     pictures, features = store.load(learnt, some)
     test, test_features = store.load(tested, some)
     if pictures.labels != test.labels:
         raise InputError(f"{tested.folder}: expected the classes of {learnt.folder}")
     found = FittedPool(some, store.weights, pictures, features).answer(test, test_features)
     facts = {
-        "classes": len(pictures.labels),
         "learnt": len(pictures.targets),
         "compared": len(found[0].targets),
         "tested": len(test.targets),
     }
-    return *found, facts
+    return facts, Contest(some, ratios, *found)
 
 
 def export(one: FrozenNetwork, weights: Path, classes: int, folder: Path) -> Path:
@@ -381,14 +412,6 @@ def time_networks(
     return ratios_to(teacher, in_turns(runs, ROUNDS, least=RUNS, clock=time.process_time))
 
 
-def teacher_of(some: Sequence[FrozenNetwork]) -> int:
-    """The place of the whole vision transformer at its largest size; raises InputError."""
-    cuts = [row for row, one in enumerate(some) if one.depth]
-    if not cuts:
-        raise InputError("--weights: expected those of a plain vision transformer, found none")
-    return max(cuts, key=lambda row: (some[row].depth, some[row].spec.image_size))
-
-
 def main() -> None:
     asked = arguments(__doc__, data=Path, weights=Path, scratch=Path, seeds=3)
     use_threads(1)
@@ -401,7 +424,7 @@ def main() -> None:
         (asked.scratch / folder).mkdir(parents=True, exist_ok=True)
     timed = [row for row, one in enumerate(some) if not one.depth or one.depth in TIMED]
     files = {
-        row: export(some[row], weights[some[row].name], _CLASSES, asked.scratch / "onnx")
+        row: export(some[row], weights[some[row].name], CLASSES, asked.scratch / "onnx")
         for row in timed
     }
     times = time_networks(files, {row: some[row].spec.image_size for row in timed}, teacher)

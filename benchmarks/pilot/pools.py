@@ -37,6 +37,8 @@ class PicturePool:
     skipped: int = 0
     #: The first and the last name of the files that count, by the alphabet; empty: all.
     names: tuple[str, str] | tuple[()] = ()
+    #: The first classes, by the alphabet; 0: all.
+    classes: int = 0
 
     @property
     def name(self) -> str:
@@ -55,6 +57,7 @@ class PicturePool:
         if not root.is_dir():
             raise InputError(f"{root}: expected a folder for each class, found none")
         labels = sorted(one.name for one in root.iterdir() if one.is_dir())
+        labels = labels[: self.classes or None]
         sources, targets, groups = list[Path](), list[int](), list[int]()
         for target, label in enumerate(labels):
             count = self.more.get(label, self.each)
