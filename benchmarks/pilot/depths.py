@@ -10,11 +10,13 @@ networks by predictions for pictures left out of the fit; nothing is chosen by t
 Every candidate is exported as an agent serves it, and timed on one thread in turns with the
 teacher, the whole vision transformer at its own size: processor time, so that work beside it counts
 less, and its ratio to the teacher's in the same round. A budget is a share of the teacher's time.
+SCRATCH keeps features, exports, times and rows, so that a run that was broken off goes on.
 """
 
+import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -324,26 +326,51 @@ class FittedPool:
         return part[0].log_probabilities, classifier
 
 
+def keep(path: Path, measure: Callable[[], Any]) -> Any:
+    """What the file `path` holds, else what is measured, which it then holds."""
+    if not path.exists():
+        write_json(path, measure())
+    return json.loads(path.read_text())
+
+
 def rows(
-    store: FeatureStore, some: Sequence[FrozenNetwork], ratios: Sequence[float], seeds: int
+    store: FeatureStore,
+    some: Sequence[FrozenNetwork],
+    ratios: Sequence[float],
+    seeds: int,
+    folder: Path,
 ) -> Iterator[dict[str, Any]]:
-    """One for each draw of each data set, and two for the parts."""
-    for draw, (folder, name) in product(range(seeds), SETS.items()):
+    """One for each draw of each data set, and two for the parts, kept in `folder`."""
+    for draw, (name, shown) in product(range(seeds), SETS.items()):
         train, test = (
-            PicturePool(f"{draw}/{folder}-10-classes/{half}", _EACH, {})
-            for half in ("train", "test")
+            PicturePool(f"{draw}/{name}-10-classes/{half}", _EACH, {}) for half in ("train", "test")
         )
-        facts, contest = _answers(store, some, ratios, train, test)
-        yield _row(name, draw, facts, contest.tested, map(contest.measure_pictures, BUDGETS))
+
+        def measure(
+            train: PicturePool = train, test: PicturePool = test, shown: str = shown,
+            draw: int = draw,
+        ) -> Any:  # fmt: skip
+            facts, contest = _answers(store, some, ratios, train, test)
+            return _row(shown, draw, facts, contest.tested, map(contest.measure_pictures, BUDGETS))
+
+        yield keep(folder / f"{name}-{draw}.json", measure)
+    yield from keep(folder / "parts.json", lambda: _measure_parts(store, some, ratios))
+
+
+def _measure_parts(
+    store: FeatureStore, some: Sequence[FrozenNetwork], ratios: Sequence[float]
+) -> list[dict[str, Any]]:
+    """The parts as single pictures of all cameras, and as scenes."""
     parts = PicturePool("parts", _EACH, {}, classes=CLASSES)
     facts, contest = _answers(
         store, some, ratios, replace(parts, names=_LEARNT), replace(parts, names=_TESTED)
     )
-    yield _row(PARTS, 0, facts, contest.tested, map(contest.measure_pictures, BUDGETS))
     scenes = {key: count // len(CAMERAS) for key, count in facts.items()}
-    yield _row(
-        CAMERAS_FUSED, 0, scenes, contest.tested.fused(), map(contest.measure_cameras, BUDGETS)
-    )
+    fused = contest.tested.fused()
+    return [
+        _row(PARTS, 0, facts, contest.tested, map(contest.measure_pictures, BUDGETS)),
+        _row(CAMERAS_FUSED, 0, scenes, fused, map(contest.measure_cameras, BUDGETS)),
+    ]
 
 
 def _row(
@@ -416,24 +443,19 @@ def main() -> None:
     asked = arguments(__doc__, data=Path, weights=Path, scratch=Path, seeds=3)
     use_threads(1)
 
-    machine, weights = describe_machine(), weights_in(asked.weights)
+    weights = weights_in(asked.weights)
     names = list(weights)
     some = [one for one in candidates(names, plain_shapes(names)) if one.spec.image_size in SIZES]
-    teacher = teacher_of(some)
-    for folder in ("cache", "onnx"):
+    for folder in ("cache", "onnx", "rows"):
         (asked.scratch / folder).mkdir(parents=True, exist_ok=True)
-    timed = [row for row, one in enumerate(some) if not one.depth or one.depth in TIMED]
-    files = {
-        row: export(some[row], weights[some[row].name], CLASSES, asked.scratch / "onnx")
-        for row in timed
-    }
-    times = time_networks(files, {row: some[row].spec.image_size for row in timed}, teacher)
+    timed = keep(asked.scratch / "times.json", lambda: _time(some, weights, asked.scratch / "onnx"))
+    times = {row: (one["ms"], one["ratio"]) for row, one in enumerate(timed["candidates"]) if one}
     milliseconds, ratios = (
         interpolate(some, {row: pair[place] for row, pair in times.items()}) for place in (0, 1)
     )
     store = FeatureStore(asked.data, weights, asked.scratch / "cache", Progress())
     with threadpool_limits(1, user_api="blas"):
-        found = list(rows(store, some, ratios, asked.seeds))
+        found = list(rows(store, some, ratios, asked.seeds, asked.scratch / "rows"))
     listed = [
         {
             "network": one.name,
@@ -445,9 +467,29 @@ def main() -> None:
         }
         for row, one in enumerate(some)
     ]
-    write_json(
-        RESULT, {"machine": machine, "teacher": teacher, "candidates": listed, "rows": found}
+    write_json(RESULT, {"machine": timed["machine"], "candidates": listed, "rows": found})
+
+
+def _time(
+    some: Sequence[FrozenNetwork], weights: Mapping[str, Path], folder: Path
+) -> dict[str, Any]:
+    """The machine, and milliseconds and ratio of each candidate, None for those not timed."""
+    machine = describe_machine()
+    files = {
+        row: export(one, weights[one.name], CLASSES, folder)
+        for row, one in enumerate(some)
+        if not one.depth or one.depth in TIMED
+    }
+    found = time_networks(
+        files, {row: some[row].spec.image_size for row in files}, teacher_of(some)
     )
+    return {
+        "machine": machine,
+        "candidates": [
+            {"ms": found[row][0], "ratio": found[row][1]} if row in found else None
+            for row in range(len(some))
+        ],
+    }
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ _WAYS = {
 }
 #: Points behind the teacher that are promised: of one device, of all, and with one missing.
 _ALONE, _TOGETHER, _ONE_MISSING = 3.0, 1.0, 2.0
-_SHADES = ("#9ecbff", "#6cb0ff", "#2f81f7", "#1a5fc4", "#8957e5")
+#: Of the sizes, ascending; each has a contrast of 3:1 and more on light and dark pages.
+_COLOURS = (figure.MIDDLE, "#16909a", figure.BLUE, figure.PURPLE, "#c74a9b")
 _BUDGET_NAMES = {0.125: "1/8", 0.25: "1/4", 0.5: "1/2", 1.0: "1"}
 _NETWORKS = {"vit_tiny_patch16_224": "ViT-Ti/16"} | {
     f"tf_efficientnet_lite{k}": f"Lite{k}" for k in range(5)
@@ -89,7 +90,7 @@ def figures() -> str:
         contests(some, data),
         "Every depth of the ViT-Ti/16 at every size, in per cent of the test pictures:",
         depths(some, data),
-        "Parts of the teacher's time that the cuts take:",
+        f"Parts of the teacher's time that the cuts take; {_timed_words(some)}:",
         parts_of_time(some),
         "Other networks, whole, in per cent of the test pictures:",
         others(some, data),
@@ -207,6 +208,23 @@ def depths(some: Rows, data: Mapping[str, Rows]) -> str:
     )
 
 
+def _timed_words(some: Rows) -> str:
+    """Which depths were timed, and how far they are from a line through the outermost ones."""
+    timed = sorted({one["depth"] for one in some if one["depth"] and one["timed"]})
+    errors = []
+    for size in _sizes(some):
+        ratios = _at_size(some, [one["ratio"] for one in some], size)
+        for depth in timed[1:-1]:
+            ends = [ratios[timed[0]], ratios[timed[-1]]]
+            line = float(np.interp(depth, [timed[0], timed[-1]], ends))
+            errors.append(abs(ratios[depth] / line - 1))
+    depths = ", ".join(map(str, timed))
+    return (
+        f"depths {depths} were timed, all others lie on lines between them (those within are at "
+        f"most {100 * max(errors, default=0):.0f} % off the line through the outermost)"
+    )
+
+
 def parts_of_time(some: Rows) -> str:
     """A row for each size, a column for each depth."""
     ratios = [one["ratio"] for one in some]
@@ -270,7 +288,7 @@ def picture() -> bytes:
 
 def _draw(axes: "figure.Axes", some: Rows, draws: Rows) -> None:
     means, milliseconds = accuracies(draws), [one["ms"] for one in some]
-    for size, colour in zip(_sizes(some), _SHADES, strict=False):
+    for size, colour in zip(_sizes(some), _COLOURS, strict=False):
         x, y = (_at_size(some, values, size).values() for values in (milliseconds, means))
         axes.plot([*x], [*y], ".-", color=colour, linewidth=1.1, markersize=3.5,
                   label=f"ViT-Ti/16, first 1 to 12 layers at {size} px")  # fmt: skip

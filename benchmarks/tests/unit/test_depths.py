@@ -44,7 +44,7 @@ def lite(side: int = 64) -> FrozenNetwork:
     return FrozenNetwork(LITE, catalogue()[LITE].spec(side, 0))
 
 
-def answers(right: str, targets: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray:  # type: ignore[type-arg]
+def answers(right: str, targets: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray:
     """Log-probabilities of two classes: `+` where the answer is right, `-` where it is wrong."""
     sure = np.array([0.8 if one == "+" else 0.2 for one in right])
     chances = np.where(targets[:, None] == np.arange(2), sure[:, None], 1 - sure[:, None])
@@ -157,7 +157,7 @@ def test_each_camera_has_a_network_and_a_single_one_the_best_camera() -> None:
     scenes = np.arange(20) // 10
     targets = np.repeat(scenes, len(CAMERAS))
 
-    def views(good: str) -> np.ndarray:  # type: ignore[type-arg]
+    def views(good: str) -> np.ndarray:
         """Right by the camera `good`, wrong by the others every second time."""
         marks = ["+" if camera == good or scene % 2 else "-"
                  for scene in range(20) for camera in CAMERAS]  # fmt: skip
