@@ -267,19 +267,25 @@ def others(some: Rows, data: Mapping[str, Rows]) -> str:
 
 
 def picture() -> bytes:
-    """The SVG: a panel for each data set, and one for the legend."""
+    """The SVG of the kept result."""
     result = read_result(RESULT)
-    some, data = result["candidates"], by_data(result["rows"])
+    return draw(result["candidates"], by_data(result["rows"]))
+
+
+def draw(some: Rows, data: Mapping[str, Rows]) -> bytes:
+    """The SVG: a panel for each data set, and after them one for the legend."""
 
     def panels(canvas: "figure.Figure") -> None:
-        grid = canvas.subplots(2, 3).flatten()
+        columns = min(3, len(data) + 1)
+        lines = math.ceil((len(data) + 1) / columns)
+        grid = canvas.subplots(lines, columns, squeeze=False).flatten()
         for axes, (name, draws) in zip(grid, data.items(), strict=False):
             _draw(axes, some, draws)
             axes.set_title(name)
         for axes in grid[len(data) :]:
             axes.axis("off")
-        for axes in grid[::3]:
-            axes.set_ylabel("test pictures answered rightly, %")
+        for axes in grid[: len(data) : columns]:
+            axes.set_ylabel("answered rightly, %")
         handles, labels = grid[0].get_legend_handles_labels()
         grid[len(data)].legend(handles, labels, loc="center left", fontsize=8.5)
 

@@ -19,7 +19,15 @@ from benchmarks.pilot.depths import (
     teacher_of,
     within,
 )
-from benchmarks.pilot.depths_page import accuracies, behind, by_data, contests, depths, promises
+from benchmarks.pilot.depths_page import (
+    accuracies,
+    behind,
+    by_data,
+    contests,
+    depths,
+    draw,
+    promises,
+)
 from benchmarks.pilot.pools import CAMERAS, PicturePool, PoolPictures
 from mdp.errors import InputError
 from mdp.formats.plan import SubModelSpec
@@ -179,14 +187,14 @@ def scored(accuracy: float, points_behind: float) -> dict[str, float]:
 
 
 def row(
-    name: str, draw: int, shares: list[float], points_behind: float, *, cameras: bool = False
+    name: str, number: int, shares: list[float], points_behind: float, *, cameras: bool = False
 ) -> dict[str, object]:
     """A draw whose ways are all the same, at a quarter and half of the time."""
     one = {"rows": {"": 1}, "together": scored(0.9, points_behind),
            "one_missing": scored(0.8, 2 * points_behind)}  # fmt: skip
     ways = ["cut", "single", "cuts", "fleet"] + ([] if cameras else ["single_of_all_time"])
     return {
-        "data": name, "draw": draw, "learnt": 600, "tested": 500, "accuracy": shares,
+        "data": name, "draw": number, "learnt": 600, "tested": 500, "accuracy": shares,
         "budgets": [{"budget": budget} | dict.fromkeys(ways, one) for budget in (0.25, 0.5)],
     }  # fmt: skip
 
@@ -224,3 +232,11 @@ def test_the_best_depth_of_each_size_is_bold() -> None:
     some = [LISTED[0] | {"depth": depth, "image_size": 64} for depth in (2, 1)]
     data = by_data([row("x", 0, [0.7, 0.5], 0.0)])
     assert depths(some, data).splitlines()[2] == "| x | 64 | 50.0 | **70.0** |"
+
+
+def test_the_picture_has_a_panel_for_each_data_set_and_one_legend() -> None:
+    drawn = draw(LISTED, DATA | by_data([row("y", 0, [1, 0.5, 0.6, 0.4], 0.0)])).decode()
+    assert drawn.count(">x<") == 1
+    assert drawn.count(">y<") == 1
+    for words in ("layers at 64 px", "layers at 224 px", "EfficientNet", "one missing", "teacher"):
+        assert drawn.count(words) == 1
