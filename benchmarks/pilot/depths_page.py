@@ -106,16 +106,18 @@ def _counts(data: Mapping[str, Rows]) -> str:
 
 
 def promises(data: Mapping[str, Rows]) -> str:
-    """A row for each promise, a column for each data set."""
+    """A row for each promise, a column for each data set; of scenes each camera has a network."""
     rows = [
-        ("one cut in a quarter of its time, at most 3", 0.25, "cut", "together", _ALONE),
-        ("one network of any family, at most 3", 0.25, "single", "together", _ALONE),
-        *(
-            (f"{what}, {part}", budget, way, key, promised)
-            for budget, part in ((0.25, "a quarter"), (0.5, "half"))
-            for way, what in (("cuts", "cuts together"), ("fleet", "any networks together"))
-            for key, promised in (("together", _TOGETHER), ("one_missing", _ONE_MISSING))
-        ),
+        (f"{what}, {part} of the time", budget, way, key, promised)
+        for budget, part in ((0.25, "a quarter"), (0.5, "half"))
+        for way, what, key, promised in (
+            ("cut", "one cut", "together", _ALONE),
+            ("single", "one network of any family", "together", _ALONE),
+            ("cuts", "three cuts", "together", _TOGETHER),
+            ("cuts", "three cuts", "one_missing", _ONE_MISSING),
+            ("fleet", "three of any", "together", _TOGETHER),
+            ("fleet", "three of any", "one_missing", _ONE_MISSING),
+        )
     ]
 
     def cell(name: str) -> Any:
@@ -130,8 +132,8 @@ def promises(data: Mapping[str, Rows]) -> str:
         return points
 
     def words(row: tuple[str, float, str, str, float]) -> str:
-        promised = "" if row[2] in ("cut", "single") else f": at most {row[4]:g}"
-        return row[0] + (", one missing" if row[3] == "one_missing" else "") + promised
+        missing = ", one missing" if row[3] == "one_missing" else ""
+        return f"{row[0]}{missing}: at most {row[4]:g}"
 
     return table(rows, ("promised", words), *((name, cell(name)) for name in data))
 
