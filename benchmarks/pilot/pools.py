@@ -43,7 +43,8 @@ class PicturePool:
     @property
     def name(self) -> str:
         """The pool in a file's name."""
-        parts = (*self.folder.split("/"), self.holding, str(self.skipped), *self.names)
+        some = f"{self.classes}-classes" if self.classes else ""
+        parts = (*self.folder.split("/"), self.holding, str(self.skipped), *self.names, some)
         return "-".join(filter(None, parts))
 
     @property
