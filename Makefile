@@ -224,7 +224,7 @@ release: $(STAMP)
 # Pictures of the pages and figures of README and results, made anew: a quarter of an hour; needs chromium and
 # chromium-driver.
 pictures: $(STAMP)
-	$(BIN)/python -m benchmarks accuracy planning scenes-verdict
+	$(BIN)/python -m benchmarks accuracy depth-cuts planning scenes-verdict
 	$(BIN)/python -m tests.gateway.demo_loop
 	$(BIN)/python -m tests.gateway.screenshots
 

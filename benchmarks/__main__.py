@@ -24,6 +24,7 @@ PAGES = {
     "crew-net": "crew.net",
     "crew-pace": "crew.pace",
     "crew-star": "crew.star",
+    "depth-cuts": "pilot.depths_page",
     "fuzzing": "keep.__main__:fuzz",
     "inspection": "inspection.page",
     "latency": "latency.page",

@@ -35,11 +35,17 @@ class PicturePool:
     holding: str = ""
     #: The files of a class that are not counted, in their order.
     skipped: int = 0
+    #: The first and the last name of the files that count, by the alphabet; empty: all.
+    names: tuple[str, str] | tuple[()] = ()
+    #: The first classes, by the alphabet; 0: all.
+    classes: int = 0
 
     @property
     def name(self) -> str:
         """The pool in a file's name."""
-        return "-".join(filter(None, (*self.folder.split("/"), self.holding, str(self.skipped))))
+        some = f"{self.classes}-classes" if self.classes else ""
+        parts = (*self.folder.split("/"), self.holding, str(self.skipped), *self.names, some)
+        return "-".join(filter(None, parts))
 
     @property
     def scenes(self) -> bool:
@@ -52,11 +58,12 @@ class PicturePool:
         if not root.is_dir():
             raise InputError(f"{root}: expected a folder for each class, found none")
         labels = sorted(one.name for one in root.iterdir() if one.is_dir())
+        labels = labels[: self.classes or None]
         sources, targets, groups = list[Path](), list[int](), list[int]()
         for target, label in enumerate(labels):
             count = self.more.get(label, self.each)
             found = sorted((root / label).iterdir(), key=_hash)
-            found = [one for one in found if self.holding in one.name]
+            found = [one for one in found if self.holding in one.name and self._counts(one.name)]
             for one in found[self.skipped : self.skipped + count]:
                 group = groups[-1] + 1 if groups else 0
                 views = [one / f"{camera}.jpg" for camera in CAMERAS] if self.scenes else [one]
@@ -64,6 +71,9 @@ class PicturePool:
                 targets += [target] * len(views)
                 groups += [group] * len(views)
         return PoolPictures(tuple(labels), tuple(sources), np.array(targets), np.array(groups))
+
+    def _counts(self, name: str) -> bool:
+        return not self.names or self.names[0] <= name <= self.names[1]
 
 
 def _hash(path: Path) -> bytes:
