@@ -1,7 +1,7 @@
 """The figures of docs/results/lines.md."""
 
 from collections.abc import Mapping, Sequence
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.harness.page import Page
@@ -130,9 +130,45 @@ def day() -> str:
     return table(cells, ("a day", "{0[0]}"), ("", "{0[1]}"))
 
 
+def second_pass() -> str:
+    """Points gained by kept items that were put right, by the order in which they were."""
+    result = read_result("line-second-pass")
+    by_way: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    for row in result["rows"]:
+        by_way.setdefault((row["each"], row["way"]), []).append(row)
+    rows = []
+    for (each, way), found in by_way.items():
+        gains = [100 * (row["after"] - row["before"]) for row in found]
+        rows.append({
+            "each": each, "way": way, "draws": len(found),
+            "before": 100 * mean(row["before"] for row in found),
+            "wrong": mean(row["wrong"] for row in found), "gain": mean(gains),
+            "error": stdev(gains) / len(gains) ** 0.5,
+        })  # fmt: skip
+    words = (
+        f"{result['mended']} of {result['line']} items of {result['classes']} classes put right; "
+        "means of draws, of the gain with its standard error.\n\n"
+    )
+    return words + table(
+        rows,
+        ("scenes taught of a class", "{each}"),
+        ("put right", "{way}"),
+        ("draws", "{draws}"),
+        ("right before, %", "{before:.1f}"),
+        ("of these, wrongly answered", "{wrong:.1f}"),
+        ("points gained", "{gain:+.1f} ± {error:.1f}"),
+    )
+
+
 def figures() -> str:
     """All of the page's figures."""
-    return f"### Played\n\n{tabulate_runs()}\n\n### Rules\n\n{rules()}\n\n### A day\n\n{day()}"
+    parts = {
+        "Played": tabulate_runs(),
+        "Rules": rules(),
+        "A second pass": second_pass(),
+        "A day": day(),
+    }
+    return "\n\n".join(f"### {title}\n\n{part}" for title, part in parts.items())
 
 
 PAGE = Page("benchmarks.line", figures)
