@@ -146,7 +146,7 @@ def evaluate(
 @app.command(cls=console.list_options(*plan_command.LISTS))
 @add_config_options(
     *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.cameras", "plan.latency_ms"),
-    *("plan.min_accuracy", "plan.families", "plan.anyway", "run.minutes", *_TRAINING),
+    *("plan.min_accuracy", "plan.families", "plan.anyway", "run.minutes", "run.labels", *_TRAINING),
 )
 def build(
     *,
