@@ -248,9 +248,12 @@ class Inspection(Record, frozen=True):
     defects: str | None = None
 
 
-class Manifest(Record, frozen=True):
+class Manifest(Record, frozen=True, kw_only=True):
     """The content of `manifest.json`."""
 
+    #: Not written where each item has exactly one label. First, so that readers that predate it
+    #: name it when they refuse.
+    labels_per_item: Literal["several"] | UnsetType = UNSET
     name: BundleName
     labels: Annotated[list[str], Meta(min_length=2, max_length=100_000)]
     plan: Plan
@@ -267,8 +270,6 @@ class Manifest(Record, frozen=True):
     early: Any = None
     #: Not written unless `mdp-partition inspect` has given the models anomaly heads.
     inspection: Inspection | UnsetType = UNSET
-    #: Not written where each item has exactly one label.
-    labels_per_item: Literal["several"] | UnsetType = UNSET
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:
