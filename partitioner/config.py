@@ -187,11 +187,6 @@ def check_measured(config: BuildConfig, devices: Sequence[str]) -> None:
     without = [device for device in devices if device not in settings.cameras]
     if settings.cameras and without:
         raise InputError(f"plan.cameras: expected one for every device, got none: {without[0]}")
-    if options.labels == "several" and options.minutes:
-        raise InputError(
-            "run.minutes: networks of several labels an item are not trained further yet: expected "
-            f"0, got {options.minutes:g}"
-        )
     if settings.latency_ms is None:
         raise InputError("plan.latency_ms: expected it for a build by measurement, got none")
     if options.pretrained and settings.teacher is None:

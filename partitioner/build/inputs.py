@@ -203,9 +203,7 @@ class BuildInputs(TrainingInputs):
 
     @property
     def minutes(self) -> float:
-        """Minutes that a build by measurement may take; with several labels an item none."""
-        if self.config.options.labels == "several":
-            return 0.0
+        """Minutes that a build by measurement may take."""
         minutes = self.config.options.minutes
         return MINUTES if minutes is None else minutes
 

@@ -111,7 +111,7 @@ def test_what_needs_one_label_is_refused_in_a_line(
 
 def test_a_gateway_answers_with_every_label(fleet: Fleet) -> None:
     with gateway("--fleet", fleet.folder / "fleet.toml") as served:
-        look = served.ask(f"/v2/models/colours/look?deadline_ms={PLENTY_MS:g}", method="POST").json
+        look = served.ask(f"/v2/models/colours/look?deadline_ms={PLENTY_MS:g}").json
         assert look["label"] == "green+red"
         assert {label for label, _ in look["holds"]} == {"green", "red"}
         pixels = mixed_picture(["blue", "green"])

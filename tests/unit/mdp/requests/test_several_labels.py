@@ -16,7 +16,7 @@ from mdp.requests.prediction import AnswerBuilder, Prediction
 from mdp.requests.reason import LATE
 from mdp.requests.session import Arrival, Finish
 from mdp.testing.bundles import DEVICES, LABELS, subset_accuracy, write_bundle
-from tests.support.bundles import relist
+from tests.support.bundles import relist, with_anomaly
 
 #: Log-odds that weights of `write_bundle` make of a label's logits: 1.8 less.
 LESS = 1.8
@@ -130,3 +130,15 @@ def replace_contribution(arrival: Arrival, contribution: Contribution) -> Arriva
         compute_ms=arrival.compute_ms,
         network_ms=arrival.network_ms,
     )
+
+
+def test_an_item_with_labels_may_differ_from_good_ones_too(tmp_path: Path) -> None:
+    other = with_anomaly(write_bundle(tmp_path / "bundle", several=True))
+    judge = AnswerBuilder(Bundle.open(other), "stacked")
+    seen = finish((LESS + 2, LESS - 3, LESS + 1))
+    strange = replace(seen.arrived[0].contribution, anomaly=1e6)
+    arrived = {0: replace_contribution(seen.arrived[0], strange)}
+    answer = judge.build(Finish(arrived=arrived, missing={}, timed_out=False), 80.0)
+    assert isinstance(answer, Prediction)
+    assert (answer.label, answer.normal) == ("blue+red", False)
+    assert answer.verdict == "different: blue (88%) + red (73%)"

@@ -1,6 +1,7 @@
 """A build of labels that do not exclude each other, from folders to the measured bundle."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,19 @@ from partitioner import api
 from partitioner.assembly import write
 from partitioner.build.inputs import BuildInputs
 from partitioner.build.measured.build import build_measured
+from partitioner.build.measured.fine_tuning import binary_losses
 from partitioner.cli.main import main
 from partitioner.config import Given
 from partitioner.data.datasets import open_dataset
+from partitioner.data.live_views import Draw, Pictures
 from partitioner.export.evaluate import run_members
 from partitioner.networks.families import Backbone, create
 from partitioner.networks.feature_distance import attach_distance
 from partitioner.pilot import measure
+from partitioner.pilot.linear import Classifier
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
+from tests.support.clock import TickingClock
 from tests.support.command_lines import run_here
 from tests.support.models.trees import CLASSES, pattern, write_tree
 
@@ -79,9 +84,10 @@ def options(weights: Path, data: Path, **changes: Any) -> dict[str, Any]:
     return {
         "run.data": str(data),
         "run.labels": "several",
+        "run.minutes": 0,
         "run.weights": str(weights),
         "plan.profiles": ["n100"],
-        "plan.latency_ms": 5.0,
+        "plan.latency_ms": 1.0,
         **changes,
     }
 
@@ -178,11 +184,51 @@ def test_a_finished_bundle_is_measured_again_on_sets_of_its_labels(
         api.evaluate(bundle.path, data=str(odd))
 
 
+def test_what_time_is_left_trains_by_binary_cross_entropy(
+    weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a classifier that knows nothing: every label starts at one half."""
+
+    def know_nothing(features: Any, held: Any, *_: Any) -> Classifier:
+        return Classifier(np.zeros((held.shape[1], features.shape[1])), np.zeros(held.shape[1]))
+
+    monkeypatch.setattr(measure, "fit_several", know_nothing)
+    inputs = inputs_of(weights, tree, **{"run.minutes": 4, "plan.latency_ms": 1.0})
+    run = RunFolder(tmp_path / "run")
+    found = build_measured(
+        inputs, tmp_path / "bundle", run, "bundle", Progress(), clock=TickingClock()
+    )
+    (taught,) = found.taught.values()
+    losses = taught.record.losses
+    assert losses["0"] == pytest.approx(3 * math.log(2), abs=0.01), "summed over the labels"
+    assert taught.record.share > 0
+    assert losses[f"{taught.record.share:g}"] == min(losses.values())
+    assert found.frozen is not None
+    # More than how common each label is.
+    shares = inputs.data.held(inputs.data.train).mean(axis=0)
+    common = -(shares * np.log(shares) + (1 - shares) * np.log(1 - shares)).sum()
+    assert min(losses.values()) < common - 0.1
+    frozen, trained = (one.evaluation.subsets[0] for one in (found.frozen, found.report))
+    assert trained.stacked >= frozen.stacked
+    assert Bundle.open(tmp_path / "bundle").manifest.several
+
+
+def test_a_step_learns_from_a_teachers_answers_to_each_label() -> None:
+    held = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    pictures = Pictures(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.arange(2), 2, held)
+    draw = Draw(torch.tensor([1, 0]), torch.zeros(2, 4), torch.ones(2), torch.tensor([1.0, 0.75]))
+    labels = draw.labels(pictures)
+    assert labels.tolist() == [[1.0, 1.0], [1.0, 0.25]], "mixed with the neighbour"
+    losses = binary_losses(torch.zeros(2, 2), labels)
+    assert losses.tolist() == pytest.approx([2 * math.log(2)] * 2)
+
+
 def test_the_command_prints_the_shares_of_each_label(
     weights: Path, tree: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "bundle"
-    words = ("--weights", weights, "--data", tree, "--profiles", "n100", "--latency-ms", "1.0")
+    words: tuple[object, ...] = ("--weights", weights, "--data", tree, "--profiles", "n100")
+    words += ("--latency-ms", "1.0", "--minutes", "0")
     done = run_here(main, "mdp-partition", "build", *words, "--labels", "several", "--out", out)
     assert done.returncode == 0, done.stderr
     assert "every label right" in done.stdout
@@ -210,7 +256,7 @@ def test_kept_predictions_are_of_one_kind_of_labels(
     monkeypatch.setattr(measure, "_predict_left_out", count)
     counts = []
     for number, labels in enumerate(("several", "several", "one")):
-        inputs = inputs_of(weights, tree, **{"run.labels": labels, "run.minutes": 0})
+        inputs = inputs_of(weights, tree, **{"run.labels": labels})
         run = RunFolder(tmp_path / "run")
         build_measured(inputs, tmp_path / f"bundle-{number}", run, "bundle", Progress())
         counts.append(len(fits))
@@ -223,9 +269,8 @@ def test_kept_predictions_are_of_one_kind_of_labels(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"run.minutes": 5}, "run.minutes: networks of several labels an item are not trained"),
         (
-            {"plan.teacher": "vit_tiny_patch16_224"},
+            {"plan.teacher": "vit_tiny_patch16_224", "run.minutes": None},
             "run.labels: several labels an item are of a build by measurement",
         ),
         ({"plan.profiles": ["n100*9"]}, "expected at most 8 devices, got 9"),
@@ -257,7 +302,7 @@ def test_a_bundle_of_classes_is_not_measured_on_sets_of_labels(
     weights: Path, tmp_path: Path, tree: Path
 ) -> None:
     plain = write_tree(tmp_path / "plain", each=30)
-    inputs = inputs_of(weights, plain, **{"run.labels": "one", "run.minutes": 0})
+    inputs = inputs_of(weights, plain, **{"run.labels": "one"})
     build_measured(inputs, tmp_path / "bundle", RunFolder(tmp_path / "run"), "bundle", Progress())
     with pytest.raises(InputError, match=r"cross\+ring, none; labels exclude each other there"):
         api.evaluate(tmp_path / "bundle", data=str(tree))
