@@ -128,7 +128,7 @@ def measure_draw(case: TrayCase, draw: int, options: argparse.Namespace) -> list
     sets, split = data.sets, {}
     for name in ("train", "calibration", "test"):
         path = options.scratch / f"features-{case.labels}-{draw}-{name}.npz"
-        pictures = data.split(name)  # type: ignore[arg-type]
+        pictures = data.split(name)
         if not path.exists():
             np.savez(path, **features(data, pictures, options.weights, cache))  # type: ignore[arg-type]
         with np.load(path) as stored:
@@ -146,7 +146,9 @@ def measure_draw(case: TrayCase, draw: int, options: argparse.Namespace) -> list
             row[way] = {
                 "all_right": float(np.mean([all_right(told, held) for told in found])),
                 "each": float(np.mean([one.each for one in shares])),
-                "precision": float(np.mean([p for one in shares for p in one.precision if p])),
+                "precision": float(
+                    np.mean([p for one in shares for p in one.precision if p is not None])
+                ),
                 "recall": float(np.mean([one.recall for one in shares])),
                 "f1": float(np.mean([_f1(told, held) for told in found])),
             }

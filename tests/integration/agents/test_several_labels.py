@@ -15,6 +15,7 @@ from mdp.mqtt.messages import answer_payload
 from mdp.testing.bundles import DEVICES, mixed_picture, subset_accuracy, write_bundle
 from tests.support.command_lines import run_here
 from tests.support.fleet import PLENTY_MS, ROOT, Fleet
+from tests.support.web.browser import browser, why_no_browser
 from tests.support.web.gateway import gateway
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -130,3 +131,25 @@ def test_a_gateway_answers_with_every_label(fleet: Fleet) -> None:
         assert [sorted(one) for one in json.loads(found["parameters"]["holds"])] == [
             ["blue", "green"]
         ]
+
+
+@pytest.mark.skipif(why_no_browser() != "", reason=why_no_browser())
+def test_the_page_marks_the_labels_that_hold(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "two.png").write_bytes(png("blue", "red"))
+    (tmp_path / "no.png").write_bytes(png())
+    options = ("--fleet", fleet.folder / "fleet.toml", "--deadline-ms", PLENTY_MS)
+    with gateway(*options) as served, browser(tmp_path / "chromium") as window:
+        window.emulate()
+        window.open(served.url)
+        window.wait_for("#count", "3 of 3")
+        window.type("#file", str(tmp_path / "two.png"))
+        window.wait_for("#label", r"^(blue \+ red|red \+ blue)$")
+        held = (
+            "return [...document.querySelectorAll('#top .held span:first-child')].map(n => n.title)"
+        )
+        assert sorted(window.run(held)) == ["blue", "red"]
+        assert "of the least certain label" in window.text("#note")
+        assert window.text("#fused-label") == "blue+red"
+        window.type("#file", str(tmp_path / "no.png"))
+        window.wait_for("#label", "^none$")
+        assert window.run(held) == []

@@ -107,7 +107,7 @@ def test_looks_suspect_no_camera_for_seeing_other_labels(folder: Path) -> None:
     for _ in range(300):
         answer = judge.build(seen, 80.0, frames)
         assert isinstance(answer, Prediction)
-    assert answer.suspects == {}
+        assert answer.suspects == {}
     assert judge.disagreeing == frozenset()
 
 

@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 
 from mdp.errors import InputError
-from mdp.fusion.fuse import Contribution, FusionWeights, fuse, labels_held, sigmoid
-from partitioner.fusion.several_fit import (
-    EVEN,
-    fit_several_fusion,
-    fit_several_subset,
-    threshold_of,
-)
+from mdp.fusion.fuse import EVEN, Contribution, FusionWeights, fuse, labels_held, sigmoid
+from partitioner.fusion.several_fit import fit_several_fusion, fit_several_subset, threshold_of
 
 COUNT = 600
 #: Shares of items that have each label.
