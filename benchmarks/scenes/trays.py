@@ -24,7 +24,7 @@ from PIL import Image
 from benchmarks.harness.results import RESULTS
 from mdp.files import write_json
 from mdp.formats.bundle import JOINED_BY, NO_LABEL
-from mdp.fusion.fuse import Contribution, fuse, labels_held, probabilities, sigmoid
+from mdp.fusion.fuse import EVEN, Contribution, fuse, labels_held, probabilities, sigmoid
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import Dataset, PictureSet, open_dataset
 from partitioner.data.label_sets import LabelSets
@@ -136,6 +136,7 @@ def measure_draw(case: TrayCase, draw: int, options: argparse.Namespace) -> list
     ways = {
         "several": _answers_of_several(sets, data, split),
         "classes": _answers_of_classes(sets, data, split),
+        "classes_summed": _answers_of_classes(sets, data, split, summed=True),
     }
     rows, held = [], data.held(data.test)
     for count in range(1, len(CAMERAS) + 1):
@@ -178,8 +179,13 @@ def _answers_of_several(sets: LabelSets, data: Dataset, split: dict[str, dict[st
     return told
 
 
-def _answers_of_classes(sets: LabelSets, data: Dataset, split: dict[str, dict[str, Floats]]) -> Any:
-    """The same by classes of their own, one for each set of labels."""
+def _answers_of_classes(
+    sets: LabelSets, data: Dataset, split: dict[str, dict[str, Floats]], *, summed: bool = False
+) -> Any:
+    """The same by classes of their own, one for each set of labels.
+
+    The likeliest set answers; or, `summed`, the labels whose sets have more than one half together.
+    """
     train, count = data.train.targets, len(sets.sets)
     groups = np.arange(len(train))
     fitted, tested = {}, {}
@@ -194,7 +200,10 @@ def _answers_of_classes(sets: LabelSets, data: Dataset, split: dict[str, dict[st
 
     def told(members: tuple[int, ...]) -> Flags:
         weights = fit_subset(fitted, members, both)
-        found: Index = probabilities(fuse(tested, weights)).argmax(axis=1)
+        shares = probabilities(fuse(tested, weights))
+        if summed:
+            return np.asarray(shares @ sets.held(np.arange(count)) > EVEN)
+        found: Index = shares.argmax(axis=1)
         return sets.held(found)
 
     return told

@@ -36,6 +36,9 @@ Flags = NDArray[np.bool_]
 STANDARD_ERRORS = 1.5
 #: Parts of the items; each is judged by a fit to the others.
 PARTS = 5
+#: Standard errors by which a threshold has to make fewer errors than one half: the best of many
+#: that are tried, of every label and subset, is often better by chance.
+THRESHOLD_ERRORS = 3.0
 #: Thresholds that are tried beside one half.
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 #: Pulls toward the start, in items that say so: of the scalars, and of each label's correction.
@@ -123,7 +126,7 @@ def threshold_of(shares: Values, held: Flags) -> float:
     for threshold in THRESHOLDS:
         wrong = (shares > threshold) != held
         changed = int((wrong != even).sum())
-        if wrong.sum() < errors and even.sum() - wrong.sum() > STANDARD_ERRORS * changed**0.5:
+        if wrong.sum() < errors and even.sum() - wrong.sum() > THRESHOLD_ERRORS * changed**0.5:
             best, errors = threshold, int(wrong.sum())
     return best
 

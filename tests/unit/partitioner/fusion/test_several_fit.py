@@ -90,6 +90,11 @@ def test_a_threshold_moves_only_where_that_surely_makes_fewer_errors() -> None:
     assert threshold_of(shares, random.random(2000) < shares) == EVEN
     # Told with half of their probability.
     assert threshold_of(shares / 2, random.random(2000) < shares) == pytest.approx(0.25, abs=0.06)
+    # By chance of many labels none is moved.
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        shares = random.random(150)
+        assert threshold_of(shares, random.random(150) < shares) == EVEN
     few = np.array([0.45, 0.1, 0.2])
     assert threshold_of(few, np.array([True, False, False])) == EVEN
 
