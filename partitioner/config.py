@@ -142,9 +142,9 @@ def measures(config: BuildConfig) -> bool:
     return config.plan.teacher is None or config.options.minutes is not None
 
 
-def check_one_label(options: RunOptions) -> None:
-    """Raise InputError for several labels an item, of a training with a teacher."""
-    if options.labels == "several":
+def check_one_label(labels: str | None) -> None:
+    """Raise InputError for several labels an item, of a plan or training with a teacher."""
+    if labels == "several":
         raise InputError(
             "run.labels: several labels an item are of a build by measurement: expected no teacher"
         )

@@ -116,7 +116,7 @@ class TrainingInputs:
     @classmethod
     def of_plan(cls, config: TrainingConfig, plan: Plan) -> "TrainingInputs":
         """The inputs of a training of `plan`, with its cameras' pictures; raises InputError."""
-        check_one_label(config.options)
+        check_one_label(config.options.labels)
         data = open_pictures(config.options, plan.cameras)
         return TrainingInputs.of(config, data, plan.teacher)
 
@@ -149,7 +149,7 @@ class BuildInputs(TrainingInputs):
             check_measured(config, list(profiles))
             files, teacher = _measurable(config), None
         else:
-            check_one_label(options)
+            check_one_label(options.labels)
             files, teacher = _weights_in(options), settings.require_teacher()
         if options.labels == "several":
             check_devices(len(profiles))

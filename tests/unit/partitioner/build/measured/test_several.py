@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
+from mdp.formats.plan import read_plan
 from mdp.fusion.fuse import fuse, labels_held, sigmoid, weights_for
 from partitioner import api
 from partitioner.assembly import write
@@ -112,6 +113,7 @@ def built(
         scenes,
         **{
             "plan.profiles": ["n100", "raspberry-pi-5"],
+            "plan.latency_ms": 2.0,
             "plan.cameras": {"n100": "left", "raspberry-pi-5": "right"},
         },
     )
@@ -282,6 +284,19 @@ def test_what_a_build_of_several_labels_cannot_do(
 ) -> None:
     with pytest.raises(InputError, match=told):
         inputs_of(weights, tree, **changes)
+
+
+def test_a_plan_is_by_measurement_or_has_one_label(
+    weights: Path, tree: Path, tmp_path: Path
+) -> None:
+    words = ("--data", tree, "--labels", "several", "--profiles", "n100", "--latency-ms", "1.0")
+    words = ("plan", *words, "--out", tmp_path / "plan.toml")
+    done = run_here(main, "mdp-partition", *words, "--weights", weights)
+    assert done.returncode == 0, done.stderr
+    assert len(read_plan(tmp_path / "plan.toml").assignments) == 1
+    done = run_here(main, "mdp-partition", *words, "--teacher", "vit_tiny_patch16_224")
+    assert done.returncode == 2
+    assert "--labels: several labels an item are of a build by measurement" in done.stderr
 
 
 def test_a_bundle_of_several_labels_is_neither_quantized_nor_given_rungs(
