@@ -289,8 +289,8 @@ def test_what_a_build_of_several_labels_cannot_do(
 def test_a_plan_is_by_measurement_or_has_one_label(
     weights: Path, tree: Path, tmp_path: Path
 ) -> None:
-    words = ("--data", tree, "--labels", "several", "--profiles", "n100", "--latency-ms", "1.0")
-    words = ("plan", *words, "--out", tmp_path / "plan.toml")
+    given = ("--data", tree, "--labels", "several", "--profiles", "n100", "--latency-ms", "1.0")
+    words = ("plan", *given, "--out", tmp_path / "plan.toml")
     done = run_here(main, "mdp-partition", *words, "--weights", weights)
     assert done.returncode == 0, done.stderr
     assert len(read_plan(tmp_path / "plan.toml").assignments) == 1
