@@ -142,6 +142,14 @@ def measures(config: BuildConfig) -> bool:
     return config.plan.teacher is None or config.options.minutes is not None
 
 
+def check_one_label(labels: str | None) -> None:
+    """Raise InputError for several labels an item, of a plan or training with a teacher."""
+    if labels == "several":
+        raise InputError(
+            "run.labels: several labels an item are of a build by measurement: expected no teacher"
+        )
+
+
 #: Settings that a build by measurement does not have, by table.
 _TAUGHT = {
     "plan": (

@@ -232,7 +232,7 @@ def measure_draw(
     targets = pilot.targets[pilot.rows_of_camera(only)]
     choice = choose(
         devices_of(case, some),
-        lambda device, row: left_out[row].log_probabilities[rows_of(pilot, device)],
+        lambda device, row: left_out[row].answers[rows_of(pilot, device)],
         targets,
     )
     took = {"seconds": time.perf_counter() - begin, "processor_s": time.process_time() - processor}
@@ -252,7 +252,7 @@ def measure_draw(
             for device in choice.rows
         },
         "candidates": [
-            [share(one.log_probabilities, pilot.targets), share(answers[row], test.targets)]
+            [share(one.answers, pilot.targets), share(answers[row], test.targets)]
             for row, one in enumerate(left_out)
         ],
         "single_pictures": len(pilot.targets),

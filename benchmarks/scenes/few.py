@@ -156,7 +156,7 @@ class MemberAnswers:
             )
             flat = np.asarray(member.reshape(-1, member.shape[-1]), np.float64)
             logits.append(size * classifier.logits(flat).reshape(*member.shape[:2], classes))
-            left_out.append(size * found.log_probabilities)
+            left_out.append(size * found.answers)
         return cls(logits, left_out)
 
 

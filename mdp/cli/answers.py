@@ -151,6 +151,8 @@ def summary(prediction: Prediction, on: str = PICTURES) -> str:
         )
     elif expected is not None:
         worth = f"{expected:.1%} accurate on {pictures} {on}, "
+        if prediction.holds is not None:
+            worth = f"every label right on {expected:.1%} of {pictures} {on}, "
     elif any(member.rung for member in prediction.members):
         worth = "accuracy never measured at these rungs, "
     return (

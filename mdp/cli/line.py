@@ -212,7 +212,12 @@ def _cameras(client: Client) -> int:
 def _check_rules(rules: LineRules, client: Client) -> None:
     """Raise InputError for rules that do not fit the client's bundle and fleet."""
     manifest = client.bundle.manifest
-    rules.check(manifest.labels, _cameras(client), inspects=bool(manifest.inspection))
+    rules.check(
+        manifest.labels,
+        _cameras(client),
+        inspects=bool(manifest.inspection),
+        several=manifest.several,
+    )
 
 
 def _check_cameras(client: Client) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from mdp.errors import ConfigError
+from mdp.errors import ConfigError, InputError
 from mdp.files import MAX_JSON_BYTES, Record, decode_content, read_regular
 from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment, Plan
@@ -19,6 +19,11 @@ from mdp.fusion.fuse import Fusion, FusionWeights, list_subsets, sizes_not_liste
 
 MANIFEST: Final = "manifest.json"
 FUSION: Final = "fusion.json"
+
+#: Joins the labels of one item where they do not exclude each other, as in `bent+scratched`; and
+#: what stands for an item of which none holds.
+JOINED_BY: Final = "+"
+NO_LABEL: Final = "none"
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 BundleName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
@@ -53,7 +58,11 @@ class PerRule(Record, frozen=True):
 
 
 class SubsetAccuracy(PerRule, frozen=True, kw_only=True):
-    """One arrival subset under each fusion rule, as fractions of the pictures."""
+    """One arrival subset under each fusion rule, as fractions of the pictures.
+
+    With several labels an item, a picture is right where all of its labels are; the expected
+    calibration error is that of each label by itself, over all of them.
+    """
 
     members: tuple[int, ...]
     #: Expected calibration error: how far the top probability is from the accuracy, on average.
@@ -114,6 +123,18 @@ class TeacherAccuracy(Record, frozen=True, omit_defaults=True):
     pictures: Annotated[int, Meta(ge=1)] | None = None
 
 
+class SubsetLabels(Record, frozen=True):
+    """Stacked answers of one arrival subset, label by label, as fractions."""
+
+    members: tuple[int, ...]
+    #: Of the items that are told to have the label, those that have it; None where none is told.
+    precision: tuple[Fraction | None, ...]
+    #: Of the items that have the label, those that are told to have it.
+    recall: tuple[Fraction, ...]
+    #: Decisions that are right, of all labels.
+    each: Fraction
+
+
 class LowestRungs(Record, frozen=True):
     """The arrival subsets with every device that has rungs at its lowest one."""
 
@@ -142,6 +163,8 @@ class Evaluation(Record, frozen=True):
     rejection: Rejection | UnsetType = UNSET
     #: Not written where no device has rungs; all else is of the top ones.
     lowest: LowestRungs | UnsetType = UNSET
+    #: Not written where labels exclude each other.
+    by_label: list[SubsetLabels] | UnsetType = UNSET
 
 
 class TriedPrecision(Record, frozen=True):
@@ -225,9 +248,12 @@ class Inspection(Record, frozen=True):
     defects: str | None = None
 
 
-class Manifest(Record, frozen=True):
+class Manifest(Record, frozen=True, kw_only=True):
     """The content of `manifest.json`."""
 
+    #: Not written where each item has exactly one label. First, so that readers that predate it
+    #: name it when they refuse.
+    labels_per_item: Literal["several"] | UnsetType = UNSET
     name: BundleName
     labels: Annotated[list[str], Meta(min_length=2, max_length=100_000)]
     plan: Plan
@@ -247,6 +273,8 @@ class Manifest(Record, frozen=True):
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:
+        if self.several:
+            self._check_several()
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("`labels` name a class twice")
         for path in self.files:
@@ -264,6 +292,26 @@ class Manifest(Record, frozen=True):
                 _check_measured("evaluation.lowest", lowest, count)
         if self.cascade is not None and not set(self.cascade.first) < set(range(count)):
             raise ValueError(f"`cascade.first` has to be some and not all of {count} members")
+
+    @property
+    def several(self) -> bool:
+        """Tell whether several labels, or none, may hold of one item."""
+        return self.labels_per_item == "several"
+
+    def _check_several(self) -> None:
+        """Raise ValueError for labels that cannot be joined, and what goes with one label alone."""
+        for label in self.labels:
+            if JOINED_BY in label or label == NO_LABEL:
+                raise ValueError(f"`labels` hold {label!r}: not with several labels an item")
+        if self.cascade is not None or any(a.lower for a in self.plan.assignments):
+            raise ValueError("a cascade or rungs need one label an item, got several")
+        if self.evaluation is not None:
+            count = len(self.labels)
+            found = self.evaluation.by_label or []
+            if [one.members for one in found] != [one.members for one in self.evaluation.subsets]:
+                raise ValueError("`evaluation.by_label` has to list the subsets of `evaluation`")
+            if any(len(one.recall) != count or len(one.precision) != count for one in found):
+                raise ValueError(f"`evaluation.by_label` needs a number for each of {count} labels")
 
 
 def _check_measured(key: str, found: Evaluation | LowestRungs, count: int) -> None:
@@ -324,6 +372,8 @@ def bundle_digest(manifest: Manifest) -> str:
     ]
     if rungs:
         essence.append(rungs)
+    if manifest.several:
+        essence.append("several")
     return hashlib.sha256(msgspec.json.encode(essence, order="sorted")).hexdigest()
 
 
@@ -401,6 +451,14 @@ class Bundle:
         manifest = decode_content(path / MANIFEST, content, Manifest, msgspec.json.decode)
         return cls(path, manifest, content)
 
+    def require_one_label(self, what: str) -> None:
+        """Raise InputError where several labels may hold of one item, which `what` cannot do."""
+        if self.manifest.several:
+            raise InputError(
+                f"{self.path}: {what}: expected a bundle with one label an item, of this one "
+                "several may hold"
+            )
+
     def assignment(self, device: str) -> Assignment:
         """The assignment of `device`; raises ConfigError with the known devices."""
         found = self.manifest.plan.assignment_of(device)
@@ -438,6 +496,12 @@ class Bundle:
             raise ConfigError(
                 f"{path}: key `num_classes`: expected {len(self.manifest.labels)}, "
                 f"the number of labels, got {weights.num_classes}"
+            )
+        if weights.several != self.manifest.several:
+            kind = "several labels" if self.manifest.several else "one label"
+            raise ConfigError(
+                f"{path}: key `thresholds`: they go with several labels an item, {MANIFEST} has "
+                f"{kind}"
             )
         count = len(self.manifest.plan.assignments)
         if weights.agreement and len(weights.agreement) != count:

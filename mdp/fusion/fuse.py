@@ -9,6 +9,9 @@ bag head alone, and weights without `a`. Boosting is a = 1, b = 0; bagging is a 
 stacking has a, b and bias fitted for that subset on a calibration split. Where a size has too many
 subsets to list, its subsets share one fitted pair (a_k, b_k) per member. Boosted and bagged logits
 are divided by a fitted temperature, which changes no label.
+
+Softmax makes probabilities of z. Of labels that do not exclude each other, z are log-odds, of which
+sigmoid makes a probability of each label by itself; it holds above a threshold fitted for S.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +33,8 @@ Fusion = Literal["stacked", "boosted", "bagged"]
 FUSIONS: tuple[str, ...] = get_args(Fusion)
 Mode = Literal["boosted", "stacked", "bagged", "single"]
 Share = Annotated[float, Meta(ge=0, le=1)]
+#: With several labels an item, the probability above which a label holds where none was fitted.
+EVEN = 0.5
 #: Larger weights would only ever overflow: a fit stays within a few hundred.
 MAX_WEIGHT = 1e6
 #: A size with more subsets than this is not listed. Up to 8 members every size is; of 16 members
@@ -84,6 +89,8 @@ class SubsetWeights(Record, frozen=True):
     b: tuple[float, ...]
     bias: tuple[float, ...] = ()
     temperatures: Temperatures = Temperatures()
+    #: With several labels an item, the probability of each class above which it holds.
+    thresholds: tuple[Share, ...] | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         if len(self.b) != len(self.members) or len(self.a) not in (0, len(self.b)):
@@ -134,6 +141,10 @@ class FusionWeights(Record, frozen=True):
         for subset in self.subsets:
             if subset.bias and len(subset.bias) != self.num_classes:
                 raise ValueError(f"`bias` needs {self.num_classes} numbers, got {len(subset.bias)}")
+            if subset.thresholds and len(subset.thresholds) != self.num_classes:
+                raise ValueError(
+                    f"`thresholds` need {self.num_classes} numbers, got {len(subset.thresholds)}"
+                )
             what = f"members {list(subset.members)}"
             _check_weights(what, (*subset.a, *subset.b, *subset.bias))
         for shared in self.by_size:
@@ -150,9 +161,18 @@ class FusionWeights(Record, frozen=True):
             raise ValueError("`by_size` lists the same size twice")
         if len({len(shared.b) for shared in self.by_size}) > 1:
             raise ValueError("`by_size` needs weights of the same members for every size")
+        if len({bool(subset.thresholds) for subset in self.subsets}) > 1:
+            raise ValueError("`thresholds` have to be given everywhere or nowhere")
+        if self.several and (self.by_size or self.novelty or self.agreement):
+            raise ValueError("`thresholds` go with none of `by_size`, `novelty` and `agreement`")
         boosting = {bool(subset.a) for subset in self.subsets}
         if len(boosting | {bool(shared.a) for shared in self.by_size}) > 1:
             raise ValueError("`a` has to be empty everywhere or nowhere")
+
+    @property
+    def several(self) -> bool:
+        """Tell whether several labels may hold of one item."""
+        return any(bool(subset.thresholds) for subset in self.subsets)
 
     @property
     def rules(self) -> tuple[Fusion, ...]:
@@ -269,3 +289,17 @@ def probabilities(logits: Logits) -> Logits:
     """Softmax over the last axis."""
     shifted = np.exp(logits - np.maximum.reduce(logits, axis=-1, keepdims=True))
     return np.asarray(shifted / np.add.reduce(shifted, axis=-1, keepdims=True), dtype=np.float32)
+
+
+def sigmoid(logits: Logits) -> Logits:
+    """Probability of each label by itself, of log-odds."""
+    # Of the smaller of both ends, so that none overflows.
+    small = np.exp(-np.abs(logits))
+    found = np.where(logits >= 0, 1 / (1 + small), small / (1 + small))
+    return np.asarray(found, dtype=np.float32)
+
+
+def labels_held(shares: Logits, weights: SubsetWeights) -> NDArray[np.bool_]:
+    """Whether each label holds `[..., L]`, by probabilities `[..., L]` and the thresholds."""
+    thresholds = np.asarray(weights.thresholds or (EVEN,), dtype=np.float32)
+    return np.asarray(shares > thresholds)

@@ -256,7 +256,8 @@ def parameters_of(predictions: Sequence[Prediction]) -> dict[str, Any]:
     `degraded` if any lacks a device; `used` by all (the output of that name has each one's),
     `missing` from any, the lowest expected accuracy, the longest latency; `known` if all items are,
     the largest `novelty`, and the largest `known_rejected`; `normal` if all are like the good ones,
-    the largest `anomaly`, `defects_missed` and `good_rejected`, where these are known of all.
+    the largest `anomaly`, `defects_missed` and `good_rejected`, where these are known of all. Where
+    several labels may hold, `holds` has those of each picture, as JSON.
     """
     missing: Mapping[str, str] = {
         device: reason for each in predictions for device, reason in each.missing.items()
@@ -273,6 +274,9 @@ def parameters_of(predictions: Sequence[Prediction]) -> dict[str, Any]:
     measured = [value for value in accuracies if value is not None]
     if len(measured) == len(accuracies):
         parameters["expected_accuracy"] = min(measured)
+    if any(each.holds is not None for each in predictions):
+        told = [[label for label, _ in each.holds or ()] for each in predictions]
+        parameters["holds"] = msgspec.json.encode(told).decode()
     scores = [each.novelty for each in predictions if each.novelty is not None]
     if len(scores) == len(predictions):
         parameters["known"] = all(each.known for each in predictions)

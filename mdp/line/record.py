@@ -46,6 +46,8 @@ class AnswerRecord(Struct, frozen=True, kw_only=True):
     #: The likeliest class; of an unknown item the nearest one.
     label: str | None = field(default=None, name="class")
     probability: float | None = None
+    #: Where several labels may hold, those that do, with their probabilities; else null.
+    holds: tuple[tuple[str, float], ...] | None = None
     known: bool | None = None
     novelty: float | None = None
     known_rejected: float | None = None
@@ -115,6 +117,9 @@ def answer_record(seen: Prediction | InferenceError | None) -> AnswerRecord:
     return AnswerRecord(
         label=seen.label,
         probability=_round(seen.probability),
+        holds=None
+        if seen.holds is None
+        else tuple((label, round(share, 4)) for label, share in seen.holds),
         known=seen.known,
         novelty=seen.novelty,
         known_rejected=seen.known_rejected,

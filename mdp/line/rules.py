@@ -5,6 +5,9 @@ Cameras that are missing, or suspected to be covered or turned, have no vote; wh
 could still make up the number, the rule is `open`, and the item does not pass. Of a bundle with
 anomaly heads, an item also does not pass that differs from the good ones: by the fused score, or to
 so many cameras alone.
+
+Of a bundle of which several labels may hold, the fused answer alone decides, and an item passes
+where each of its labels does; cameras that see different labels do not disagree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +16,7 @@ from typing import Literal
 from msgspec import Struct
 
 from mdp.errors import InferenceError, InputError
+from mdp.formats.bundle import NO_LABEL
 from mdp.line.kept import WhyKept
 from mdp.requests.prediction import Prediction
 
@@ -53,6 +57,8 @@ class Look(Struct, frozen=True, kw_only=True):
     #: Fused; None without an answer.
     label: str | None
     probability: float = 0.0
+    #: Where several labels may hold, those that do, or `none`; else empty.
+    labels: tuple[str, ...] = ()
     #: Whether it is one of the classes; None where the bundle cannot say.
     known: bool | None = None
     #: Whether it is like the good ones; None of a bundle without anomaly heads.
@@ -129,11 +135,20 @@ class LineRules(Struct, frozen=True, kw_only=True):
         """Tell whether an item does not pass once the class `label` is seen on it."""
         return label != self.empty and not self.passes(label)
 
-    def check(self, labels: Sequence[str], cameras: int, *, inspects: bool = False) -> None:
+    def check(
+        self, labels: Sequence[str], cameras: int, *, inspects: bool = False, several: bool = False
+    ) -> None:
         """Raise InputError for a class that is none of `labels`, or more votes than `cameras`.
 
-        Also for votes on a difference where the bundle has no anomaly heads, as `inspects` says.
+        Also for votes on a difference where the bundle has no anomaly heads, as `inspects` says,
+        and for votes on a class where `several` labels may hold.
         """
+        if several:
+            labels = (*labels, NO_LABEL)
+            for label in self.needed:
+                raise InputError(
+                    f"--rule {label}: votes need one label an item, of this bundle several may hold"
+                )
         if isinstance(self.different, int):
             if not inspects:
                 raise InputError(
@@ -204,9 +219,11 @@ def look_of(seen: Prediction | InferenceError, cameras: int) -> Look:
         for one in seen.members
         if one.label is not None
     }
+    held = None if seen.holds is None else tuple(label for label, _ in seen.holds)
     return Look(
         label=seen.label,
         probability=seen.probability,
+        labels=() if held is None else held or (NO_LABEL,),
         known=seen.known,
         normal=seen.normal,
         uninspected=seen.normal is None and bool(seen.blind_sides),
@@ -242,19 +259,21 @@ def _count(needed: int, look: Look, told: Mapping[str, bool]) -> Votes:
 
 def judge(look: Look, rules: LineRules) -> Judgement:
     """The verdict of one look: a class that stops an item, and is seen, comes before all else."""
-    votes = {label: count_votes(label, needed, look) for label, needed in rules.needed.items()}
+    needed = {} if look.labels else rules.needed
+    votes = {label: count_votes(label, count, look) for label, count in needed.items()}
     different = None
     if isinstance(rules.different, int):
         different = count_different(rules.different, look)
     label, decision, text = _decide(look, rules, votes, different)
     decided = decision in ("fused", "rule")
-    passed = decided and label is not None and rules.passes(label)
+    passed = decided and label is not None and label != rules.empty
+    passed = passed and all(rules.passes(one) for one in look.labels or (str(label),))
     why: WhyKept | None = None
     if decision in ("unknown", "different"):
         why = decision
     elif decision in _UNSURE:
         why = "unsure"
-    elif decision != "empty" and disagree(look, rules.sure_from):
+    elif decision != "empty" and not look.labels and disagree(look, rules.sure_from):
         why = "disagreement"
     return Judgement(
         label=label,

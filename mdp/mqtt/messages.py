@@ -4,6 +4,7 @@ Discovery is that of whole devices: https://www.home-assistant.io/integrations/m
 discovery", Home Assistant 2024.11 and later.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -26,6 +27,8 @@ ONLINE, OFFLINE = "online", "offline"
 STATES = (*get_args(State), "UNREACHABLE", "REFUSED", "SILENT")
 #: The longest state that Home Assistant keeps.
 _MAX_STATE = 255
+#: Labels, at most, that each have a sensor of their own.
+_MOST_LABELS = 50
 _MEASURED: Mapping[str, str] = {"state_class": "measurement"}
 _DIAGNOSTIC: Mapping[str, str] = {"entity_category": "diagnostic"}
 _PERCENT: Mapping[str, Any] = {
@@ -87,7 +90,7 @@ def answer_payload(now: str, seen: Prediction | InferenceError) -> dict[str, Any
         blank = (
             *("label", "probability", "mode", "expected_accuracy", "latency_ms"),
             *("known", "novelty", "known_rejected", "verdict"),
-            *("normal", "anomaly", "good_rejected", "defects_missed"),
+            *("normal", "anomaly", "good_rejected", "defects_missed", "holds"),
         )
         return {
             "time": now,
@@ -120,6 +123,7 @@ def answer_payload(now: str, seen: Prediction | InferenceError) -> dict[str, Any
         "good_rejected": seen.good_rejected,
         "defects_missed": seen.defects_missed,
         "blind_sides": seen.blind_sides,
+        "holds": seen.holds,
     }
 
 
@@ -152,7 +156,7 @@ def discovery(topics: Topics, fleet: Fleet, bundle: Bundle) -> dict[str, dict[st
                 "model": f"Fleet of {len(fleet.devices)}",
                 "sw_version": bundle.digest[:12],
             },
-            "components": _components(node, _fleet_entities(topics)),
+            "components": _components(node, _fleet_entities(topics) | _label_entities(bundle)),
         }
     }
     assignments = bundle.manifest.plan.assignments
@@ -287,6 +291,31 @@ def _fleet_entities(topics: Topics) -> dict[str, dict[str, Any]]:
             "value_template": "{{ 'ON' if value_json.degraded else 'OFF' }}",
         },
     }
+
+
+def _label_entities(bundle: Bundle) -> dict[str, dict[str, Any]]:
+    """One sensor for each label, where several may hold and they are not too many to show."""
+    labels = bundle.manifest.labels
+    if not bundle.manifest.several or len(labels) > _MOST_LABELS:
+        return {}
+    return {
+        f"label_{_distinct(label)}": {
+            "platform": "binary_sensor",
+            "name": label[:_MAX_STATE],
+            "icon": "mdi:label",
+            "value_template": _holds(label),
+        }
+        for label in labels
+    }
+
+
+def _holds(label: str) -> str:
+    """A template that tells whether a label holds; without an answer it is unknown."""
+    # A text of JSON is one of a template too; braces in it would end the template.
+    text = json.dumps(label).replace("{", "\\u007b").replace("}", "\\u007d")
+    text = text.replace("%", "\\u0025")
+    named = "value_json.holds | map('first') | list"
+    return f"{{{{ none if value_json.holds is none else 'ON' if {text} in {named} else 'OFF' }}}}"
 
 
 def _device_entities(topics: Topics, device: str) -> dict[str, dict[str, Any]]:

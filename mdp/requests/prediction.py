@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from mdp.errors import ConfigError, DeadlineExceeded, InferenceError, QuorumNotMet, WireError
-from mdp.formats.bundle import FUSION, Bundle
+from mdp.formats.bundle import FUSION, JOINED_BY, NO_LABEL, Bundle
 from mdp.formats.fleet import MAX_SPREAD_MS
 from mdp.fusion.fuse import (
     Contribution,
@@ -20,9 +20,11 @@ from mdp.fusion.fuse import (
     Mode,
     SubsetWeights,
     fuse,
+    labels_held,
     mode_of,
     rule_for,
     scale_rung,
+    sigmoid,
     weights_for,
 )
 from mdp.fusion.novelty import NoveltyScore
@@ -127,6 +129,12 @@ class Prediction(Struct, frozen=True, kw_only=True):
     defects_missed: float | None = None
     #: Devices whose sides of the item did not count: missing, or suspected.
     blind_sides: tuple[str, ...] = ()
+    #: Where labels do not exclude each other, those that hold with their probabilities, likeliest
+    #: first; None where each item has one label. Then `label` joins them by `+`, sorted, or is
+    #: `none`; `probability` is that of the least certain label to be as told; `top` has the
+    #: likeliest labels, each by itself; and `expected_accuracy` is the share of items of which
+    #: every label was told as it is.
+    holds: tuple[tuple[str, float], ...] | None = None
 
     def __repr__(self) -> str:
         """The answer and the devices that it lacks or doubts; `to_dict` has every field."""
@@ -143,6 +151,8 @@ class Prediction(Struct, frozen=True, kw_only=True):
     def verdict(self) -> str:
         """The label and its probability; that an item is unknown, or differs from the good ones."""
         named = f"{self.label} ({self.probability:.0%})"
+        if self.holds:
+            named = " + ".join(f"{label} ({share:.0%})" for label, share in self.holds)
         named = f"unknown, nearest {named}" if self.known is False else named
         return f"different: {named}" if self.normal is False else named
 
@@ -227,7 +237,11 @@ class AnswerBuilder:
         self._reject, self._place = reject, _place(bundle, self._weights, reject)
         cameras = len(bundle.manifest.plan.cameras)
         known = bool(self._weights.agreement)
-        self._drift = CameraDrift(self._weights) if known or cameras > 1 else None
+        #: Whether labels do not exclude each other.
+        self._several = bundle.manifest.several
+        # Cameras are compared by the one label that each finds.
+        compares = (known or cameras > 1) and not self._several
+        self._drift = CameraDrift(self._weights) if compares else None
         #: Devices whose cameras the looks so far suspect.
         self.disagreeing: frozenset[str] = frozenset()
         #: Whether each contribution has an anomaly score.
@@ -280,7 +294,8 @@ class AnswerBuilder:
             members = tuple(finish.arrived)
             expected = self._bundle.expected_accuracy(members, rule.fusion, rungs)
         contributions = {k: arrival.contribution for k, arrival in finish.arrived.items()}
-        classes, shares = likeliest(fuse(contributions, rule.weights))
+        fused = fuse(contributions, rule.weights)
+        found = self._several_of(fused, rule.weights) if self._several else self._one_of(fused)
         scored = rule.novelty
         novelty = None if scored is None else scored.of(contributions)
         known_rejected = None if scored is None or any(rungs) else scored.known_rejected
@@ -300,11 +315,11 @@ class AnswerBuilder:
             suspects |= dict.fromkeys(inspected.moved, "moved")
             expected = known_rejected = None
         known = None if novelty is None else novelty <= 0
-        top = tuple(zip([self._labels[i] for i in classes], shares, strict=True))
         return Prediction(
-            label=top[0][0],
-            probability=top[0][1],
-            top=top,
+            label=found.label,
+            probability=found.probability,
+            top=found.top,
+            holds=found.holds,
             mode=rule.mode,
             used=used,
             missing={device: str(reason) for device, reason in finish.missing.items()},
@@ -324,6 +339,26 @@ class AnswerBuilder:
             novelty=novelty,
             known_rejected=known_rejected,
             **_fields_of(inspected),
+        )
+
+    def _one_of(self, fused: Logits) -> "_Labelled":
+        """The likeliest label, of logits `[C]`."""
+        classes, shares = likeliest(fused)
+        top = tuple(zip([self._labels[i] for i in classes], shares, strict=True))
+        return _Labelled(*top[0], top, None)
+
+    def _several_of(self, fused: Logits, weights: SubsetWeights) -> "_Labelled":
+        """The labels that hold, of log-odds `[L]`."""
+        shares = sigmoid(fused)
+        told = labels_held(shares, weights)
+        order = np.argsort(-fused, kind="stable").tolist()
+        ranked = [(self._labels[i], float(shares[i]), bool(told[i])) for i in order]
+        holds = tuple((label, share) for label, share, holds in ranked if holds)
+        return _Labelled(
+            label=JOINED_BY.join(sorted(label for label, _ in holds)) or NO_LABEL,
+            probability=float(np.where(told, shares, 1 - shares).min()),
+            top=tuple((label, share) for label, share, _ in ranked[:TOP_K]),
+            holds=holds,
         )
 
     def _inspect(
@@ -380,8 +415,9 @@ class AnswerBuilder:
         label, probability = None, None
         if self._opinions:
             weights = self._rule((k,)).weights
-            classes, shares = likeliest(fuse({k: arrival.contribution}, weights))
-            label, probability = self._labels[classes[0]], shares[0]
+            alone = fuse({k: arrival.contribution}, weights)
+            own_one = self._several_of(alone, weights) if self._several else self._one_of(alone)
+            label, probability = own_one.label, own_one.probability
         return MemberTiming(
             device=arrival.device,
             k=k,
@@ -422,6 +458,16 @@ class AnswerBuilder:
         measured = None if self._reject is not None else self._bundle.known_rejected(members)
         threshold = fitted.thresholds[self._place]
         return _Novelty(NoveltyScore(members, self._weights), fitted, threshold, measured)
+
+
+@dataclass(frozen=True, slots=True)
+class _Labelled:
+    """What fused logits say, as in a `Prediction`."""
+
+    label: str
+    probability: float
+    top: tuple[tuple[str, float], ...]
+    holds: tuple[tuple[str, float], ...] | None
 
 
 @dataclass(frozen=True, slots=True)

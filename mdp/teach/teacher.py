@@ -104,6 +104,7 @@ class FleetTeacher:
         self.options = options
         #: Called when something has changed that the page shows.
         self.changed: Callable[[], None] = lambda: None
+        self._check_one_label()
         self.devices = [entry.device for entry in read_devices(options.fleet).devices]
         self._desk = CameraDesk(options.fleet, options.key, self._note_recording)
         self._scan_soon = asyncio.Event()
@@ -118,6 +119,15 @@ class FleetTeacher:
         self.rollout = Rollout()
         self._rollout_task: asyncio.Task[None] | None = None
         self._why_no_build = builder.why_no_build()
+
+    def _check_one_label(self) -> None:
+        """Raise InputError where several labels may hold of one item: scenes teach one each."""
+        try:
+            bundle = read_fleet(self.options.fleet)[1]
+        except MDPError:
+            # A fleet may have no bundle yet.
+            return
+        bundle.require_one_label("--teach")
 
     def _wake(self) -> None:
         self.changed()

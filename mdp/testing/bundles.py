@@ -179,6 +179,7 @@ def write_bundle(
     comment_bytes: int = 0,
     rungs: int = 1,
     work: int = 0,
+    several: bool = False,
 ) -> Path:
     """Write a whole bundle into `folder`, which it returns; another `bag_scale`, another digest.
 
@@ -186,7 +187,7 @@ def write_bundle(
     is right about every `colour_picture`. The accuracies that it lists are made up, and differ for
     every subset of members; without `evaluated` it lists none. Each model is larger by a comment.
     Of more than one of `rungs` each has logits half as large as the one above, and a quarter of the
-    top one's `work`.
+    top one's `work`. With `several` labels an item it is right about every `mixed_picture`.
     """
     plan = colour_plan(devices, sizes)
     if rungs > 1:
@@ -214,6 +215,8 @@ def write_bundle(
             for size in fuse.sizes_not_listed(count)
         ),
     )
+    if several:
+        weights = several_weights(subsets, len(labels))
     write_json(folder / bundle.FUSION, weights)
     files[bundle.FUSION] = bundle.file_entry(folder / bundle.FUSION)
     evaluation = bundle.Evaluation(
@@ -228,6 +231,7 @@ def write_bundle(
         subsets=[subset_accuracy(subset) for subset in subsets],
         sizes=tuple(size_accuracy(size) for size in fuse.sizes_not_listed(count)),
         lowest=lowest_accuracy(count) if rungs > 1 else UNSET,
+        by_label=[subset_labels(subset, len(labels)) for subset in subsets] if several else UNSET,
     )
     manifest = bundle.Manifest(
         name=name,
@@ -236,6 +240,7 @@ def write_bundle(
         files=files,
         provenance={"made_by": "mdp.testing"},
         evaluation=evaluation if evaluated else None,
+        labels_per_item="several" if several else UNSET,
     )
     write_json(folder / bundle.MANIFEST, manifest)
     return folder
@@ -245,4 +250,45 @@ def colour_picture(label: str, height: int = 40, width: int = 60) -> Pixels:
     """A noisy uint8 `[H, W, 3]` picture whose answer is `label`."""
     noise = np.random.default_rng(0).integers(0, 80, size=(height, width, 3), dtype=np.uint8)
     picture: Pixels = noise + (CHANNELS[LABELS.index(label)] * 120).astype(np.uint8)
+    return picture
+
+
+#: Log-odds of a label that a colour model gives nothing.
+_ABSENT = -1.8
+
+
+def several_weights(subsets: Sequence[tuple[int, ...]], num_classes: int) -> fuse.FusionWeights:
+    """Weights of labels that do not exclude each other: the mean of the members' log-odds."""
+    return fuse.FusionWeights(
+        num_classes=num_classes,
+        subsets=[
+            fuse.SubsetWeights(
+                members=members,
+                a=(),
+                b=(1.0 / len(members),) * len(members),
+                bias=(_ABSENT,) * num_classes,
+                thresholds=(0.5,) * num_classes,
+            )
+            for members in subsets
+        ],
+    )
+
+
+def subset_labels(members: tuple[int, ...], num_classes: int) -> bundle.SubsetLabels:
+    """Shares of one subset's answers, label by label, made up."""
+    share = round(0.6 + 0.1 * len(members), 4)
+    return bundle.SubsetLabels(
+        members=members,
+        precision=(share,) * num_classes,
+        recall=(share - 0.1,) * num_classes,
+        each=share,
+    )
+
+
+def mixed_picture(labels: Sequence[str], height: int = 40, width: int = 60) -> Pixels:
+    """A noisy picture of which all of `labels` hold, and no other."""
+    noise = np.random.default_rng(0).integers(0, 80, size=(height, width, 3), dtype=np.uint8)
+    picture: Pixels = noise
+    for label in labels:
+        picture = picture + (CHANNELS[LABELS.index(label)] * 120).astype(np.uint8)
     return picture

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
@@ -48,7 +49,7 @@ from partitioner.export.write import (
     to_onnx,
     versions,
 )
-from partitioner.fusion.bundle_fit import fit_bundle
+from partitioner.fusion.bundle_fit import fit_bundle, fit_bundle_of_several
 from partitioner.fusion.region_choice import CHOSEN_ON, TRIED_ON, Seen, choose_regions, shorten
 from partitioner.networks.families import NetworkStage
 from partitioner.networks.feature_distance import attach_distance, features_at
@@ -72,7 +73,7 @@ class LeftOutAnswers:
 
     #: By device, log-probabilities `[S, C]`.
     answers: Mapping[str, NDArray[np.floating]]
-    #: Classes `[S]`.
+    #: Classes `[S]`, or sets of labels.
     targets: NDArray[np.int64]
 
 
@@ -145,16 +146,24 @@ class Assembly:
             calibration = self._answers(assignments, runtimes, pictures)
             plan = members.assemble_plan(assignments, len(self.data.labels), self.target_ms)
             labels, unknown = len(self.data.labels), self.data.unknown
-            files, cascade = fit_bundle(
-                folder,
-                plan,
-                calibration,
-                pictures.targets,
-                more=self._more(plan),
-                unknown=unknown_logits(folder, plan, labels, unknown, self.cache, self.progress),
-                note=self.progress.note,
-                distance=self.distant.issuperset(paths[first] for first in shared),
-            )
+            cascade, more, sets = None, self._more(plan), self.data.sets
+            if sets is not None:
+                held = sets.held(pictures.targets)
+                others = None if more is None else (more[0], sets.held(more[1]))
+                files = fit_bundle_of_several(folder, plan, calibration, held, others)
+            else:
+                files, cascade = fit_bundle(
+                    folder,
+                    plan,
+                    calibration,
+                    pictures.targets,
+                    more=more,
+                    unknown=unknown_logits(
+                        folder, plan, labels, unknown, self.cache, self.progress
+                    ),
+                    note=self.progress.note,
+                    distance=self.distant.issuperset(paths[first] for first in shared),
+                )
             manifest = Manifest(
                 name=name,
                 labels=list(self.data.labels),
@@ -162,6 +171,7 @@ class Assembly:
                 files=files,
                 provenance=self._provenance(models, pictures),
                 cascade=cascade,
+                labels_per_item=UNSET if sets is None else "several",
             )
             write_json(folder / MANIFEST, manifest)
 
@@ -195,7 +205,8 @@ class Assembly:
         else:
             assert model.image_size is not None
             module, size = timm_module(model, source, names, rows), model.image_size
-            if (place := classifier_of(module)) is not None:
+            # The distance is told in the mean of the logits, which log-odds have for themselves.
+            if self.data.sets is None and (place := classifier_of(module)) is not None:
                 stage = stage_of(module)
                 features = self._features(sharing, module, place, stage, size)
                 attach_distance(module, place, features, stage)

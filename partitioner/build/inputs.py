@@ -14,9 +14,10 @@ from mdp.formats.profile import DeviceProfile, read_profiles
 from partitioner.assembly.class_rows import rows_by_network
 from partitioner.assembly.members import read_map
 from partitioner.build.teacher import TeacherSource
-from partitioner.config import MINUTES, BuildConfig, check_measured, measures
+from partitioner.config import MINUTES, BuildConfig, check_measured, check_one_label, measures
 from partitioner.data.datasets import Dataset, open_dataset
 from partitioner.data.scenes import likely_cameras
+from partitioner.fusion.several_fit import check_members as check_devices
 from partitioner.networks.at_hand import find_weights, weights_at_hand
 from partitioner.networks.teacher import teacher_spec
 from partitioner.pilot.candidates import DeviceLatency
@@ -115,6 +116,7 @@ class TrainingInputs:
     @classmethod
     def of_plan(cls, config: TrainingConfig, plan: Plan) -> "TrainingInputs":
         """The inputs of a training of `plan`, with its cameras' pictures; raises InputError."""
+        check_one_label(config.options.labels)
         data = open_pictures(config.options, plan.cameras)
         return TrainingInputs.of(config, data, plan.teacher)
 
@@ -147,7 +149,10 @@ class BuildInputs(TrainingInputs):
             check_measured(config, list(profiles))
             files, teacher = _measurable(config), None
         else:
+            check_one_label(options.labels)
             files, teacher = _weights_in(options), settings.require_teacher()
+        if options.labels == "several":
+            check_devices(len(profiles))
         data = open_pictures(options, list(settings.cameras.values()))
         if cameras := own_cameras(settings, list(profiles), data):
             plan = msgspec.structs.replace(settings, cameras=cameras)
@@ -177,7 +182,12 @@ class BuildInputs(TrainingInputs):
 
     @property
     def class_rows(self) -> Mapping[str, Sequence[int]]:
-        """The row of each class in the own classifiers of networks that know the classes."""
+        """The row of each class in the own classifiers of networks that know the classes.
+
+        None know labels that do not exclude each other.
+        """
+        if self.data.sets is not None:
+            return {}
         return self.pretrained.class_rows(self.weights)
 
     @property
@@ -226,6 +236,7 @@ def open_pictures(options: RunOptions, cameras: Sequence[str] = ()) -> Dataset:
         limit_train=options.limit_train,
         limit_test=options.limit_test,
         cameras=cameras,
+        several=options.labels == "several",
     )
 
 

@@ -119,9 +119,11 @@ def inputs_of(
     if facts is None and run is not None:
         raise InputError(f"{run}: expected a run folder of mdp-partition train or build")
     known = None if facts is None else folder
-    cameras = bundle.manifest.plan.cameras
+    cameras, several = bundle.manifest.plan.cameras, bundle.manifest.several
     if source is not None:
-        data = open_dataset(source, limit_train=limit_train, limit_test=limit_test, cameras=cameras)
+        data = open_dataset(
+            source, limit_train=limit_train, limit_test=limit_test, cameras=cameras, several=several
+        )
     elif facts is not None:
         if facts.source != DIGITS and not Path(facts.source).exists():
             raise InputError(
@@ -130,7 +132,11 @@ def inputs_of(
             )
         limit_test = facts.limit_test if limit_test is None else limit_test
         data = open_dataset(
-            facts.source, limit_train=facts.limit_train, limit_test=limit_test, cameras=cameras
+            facts.source,
+            limit_train=facts.limit_train,
+            limit_test=limit_test,
+            cameras=cameras,
+            several=several,
         )
         if not data.train.digest.startswith(facts.train):
             raise InputError(

@@ -127,6 +127,7 @@ def _ladder(
 ) -> None:
     """Write a bundle with rungs."""
     opened = Bundle.open(bundle)
+    opened.require_one_label("assemble --rungs")
     with interruptible(f"{out} is as it was"), TemporaryDirectory(prefix="mdp-views-") as cache:
         cameras = opened.manifest.plan.cameras
         pictures = open_dataset(data, limit_test=limit_test, cameras=cameras)

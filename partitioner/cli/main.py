@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -139,14 +139,14 @@ def evaluate(
         value = {"digest": opened.digest, "written": write}
         console.print_json({**value, **report.as_json(opened)})
     else:
-        _tables().print_report(report, opened.manifest.plan)
+        _tables().print_report(report, opened.manifest.plan, opened.manifest.labels)
     Progress().note(_tables().manifest_remark(opened, report, write=write))
 
 
 @app.command(cls=console.list_options(*plan_command.LISTS))
 @add_config_options(
     *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.cameras", "plan.latency_ms"),
-    *("plan.min_accuracy", "plan.families", "plan.anyway", "run.minutes", *_TRAINING),
+    *("plan.min_accuracy", "plan.families", "plan.anyway", "run.minutes", "run.labels", *_TRAINING),
 )
 def build(
     *,
@@ -193,7 +193,7 @@ def build(
 
     if measured is not None:
         pilot_tables.print_pilot(measured.pilot)
-    _tables().print_report(built.report, bundle.manifest.plan)
+    _tables().print_report(built.report, bundle.manifest.plan, bundle.manifest.labels)
     if measured is not None:
         print(pilot_tables.accuracy_line(measured))
     _tables().print_written(bundle, folder)
@@ -213,6 +213,10 @@ def data(
         int | None, typer.Option(help="Use only so many pictures for training.", min=1)
     ] = None,
     limit_test: LimitTestOption = None,
+    labels: Annotated[
+        Literal["one", "several"],
+        typer.Option(help="several: a folder a+b has items of both labels, none those without."),
+    ] = "one",
     split: Annotated[str, typer.Option(help=f"Split to write: {', '.join(SPLITS)}.")] = "test",
     out: Annotated[
         Path | None, typer.Option(help="Write the split there, one folder per class.")
@@ -226,12 +230,14 @@ def data(
     with interruptible("nothing was written"):
         from partitioner.data.crops import write_tree
 
-        pictures = open_dataset(data, limit_train=limit_train, limit_test=limit_test)
+        pictures = open_dataset(
+            data, limit_train=limit_train, limit_test=limit_test, several=labels == "several"
+        )
         if split not in SPLITS:
             raise InputError(f"--split: expected one of {', '.join(SPLITS)}, got {split!r}")
         if out is not None:
             chosen = pictures.split(split)
-            write_tree(chosen, pictures.labels, out, Progress())
+            write_tree(chosen, pictures.set_names, out, Progress())
     if json:
         console.print_json(_tables().data_as_json(pictures))
     else:

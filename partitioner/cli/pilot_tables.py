@@ -45,7 +45,8 @@ def print_pilot(pilot: "Pilot") -> None:
 def accuracy_line(build: "MeasuredBuild") -> str:
     """One line: the accuracy of all devices before, and on the test split."""
     pictures = build.report.evaluation.pictures
-    text = f"all together: {build.pilot.predict_words(pictures)}"
+    what = "every label right, all together" if build.report.evaluation.by_label else "all together"
+    text = f"{what}: {build.pilot.predict_words(pictures)}"
     if build.frozen is not None:
         text += f", measured {_all_together(build.frozen):.1%} frozen and"
         return f"{text} {_all_together(build.report):.1%} trained, on the test split"

@@ -13,7 +13,7 @@ from mdp.formats.plan import Plan
 from partitioner import api
 from partitioner.cli.common import JsonOption, interruptible, picture_kind, prepare
 from partitioner.cli.options import add_config_options
-from partitioner.config import BuildConfig, Given
+from partitioner.config import BuildConfig, Given, check_one_label
 from partitioner.run.progress import Progress
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def add_to(app: typer.Typer) -> None:
     *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.latency_ms", "plan.percentile"),
     *("plan.min_accuracy", "plan.max_energy_j", "plan.teacher_accuracy"),
     *("plan.client_mbit", "plan.precision", "plan.any_precision", "plan.runs", "plan.families"),
-    *("plan.anyway", "plan.cameras", "run.weights", "run.data", "schedule.epochs"),
+    *("plan.anyway", "plan.cameras", "run.weights", "run.data", "run.labels", "schedule.epochs"),
 )
 def plan(
     *,
@@ -67,6 +67,7 @@ def plan(
     if given.value("plan.teacher") is None:
         _plan_by_measurement(given.build(), out, json=json)
         return
+    check_one_label(given.value("run.labels"))
     settings, kind, data = given.planning(), picture_kind(plot), given.value("run.data")
     limited = data is not None or "schedule.epochs" in given.options
     with interruptible("nothing was written"):

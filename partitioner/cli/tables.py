@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule, Rejection
+from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule, Rejection, SubsetLabels
 from mdp.formats.plan import Assignment, Plan, SingleDevice, Spec, SubModelSpec
 from mdp.load import is_busy
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
@@ -44,8 +44,11 @@ def _looking(part: Assignment) -> str:
     )
 
 
-def print_report(report: Report, plan: Plan) -> None:
-    """Accuracy and latency of the teacher, each member and every arrival subset."""
+def print_report(report: Report, plan: Plan, labels: Sequence[str] = ()) -> None:
+    """Accuracy and latency of the teacher, each member and every arrival subset.
+
+    With several labels an item also the shares of each of `labels`.
+    """
     console, evaluation = Console(), report.evaluation
     what = "scenes" if plan.cameras else "pictures"
     busy = "*" if is_busy(report.others_cores) else ""
@@ -72,6 +75,8 @@ def print_report(report: Report, plan: Plan) -> None:
         )  # fmt: skip
     console.print(alone)
     console.print(_together(evaluation, plan))
+    if evaluation.by_label:
+        console.print(_by_label(evaluation.by_label, labels))
     if report.rungs:
         console.print(_rungs(report, plan))
     if evaluation.rejection:
@@ -204,6 +209,8 @@ def _together(evaluation: Evaluation, plan: Plan) -> Table:
     table = Table(
         "arrived", "boosted", "stacked", "bagged", "stacked ECE",
         title="every arrival subset, with the expected calibration error",
+        caption="every label right, and the calibration error of each" if evaluation.by_label
+        else None,
     )  # fmt: skip
     for subset in evaluation.subsets:
         names = " + ".join(plan.assignments[k].device for k in subset.members)
@@ -215,6 +222,25 @@ def _together(evaluation: Evaluation, plan: Plan) -> Table:
         for word, rules in (("mean", entry.mean), ("lowest", entry.lowest)):
             ece = f"{entry.ece.stacked:.2%}" if rules is entry.mean else ""
             table.add_row(f"{word} {what}", *_by_rule(rules), ece)
+    return table
+
+
+def _by_label(found: Sequence[SubsetLabels], labels: Sequence[str]) -> Table:
+    """Precision and recall of each label with all members in, and recall with one missing."""
+    every = max(found, key=lambda one: len(one.members))
+    fewer = [one for one in found if len(one.members) == len(every.members) - 1]
+    table = Table(
+        "label", "precision", "recall", "recall with one missing",
+        title="each label by itself, stacked",
+        caption=f"right on {every.each:.2%} of all labels of all items",
+    )  # fmt: skip
+    for place, label in enumerate(labels):
+        precision, without = every.precision[place], [one.recall[place] for one in fewer]
+        table.add_row(
+            label, "never told" if precision is None else f"{precision:.1%}",
+            f"{every.recall[place]:.1%}",
+            f"{min(without):.1%} to {max(without):.1%}" if without else "-",
+        )  # fmt: skip
     return table
 
 
@@ -286,7 +312,7 @@ def data_as_json(data: Dataset) -> dict[str, Any]:
             name: {
                 "pictures": len(data.split(name)),
                 "digest": data.split(name).digest,
-                "classes": dict(zip(data.labels, _counts(data, name), strict=True)),
+                "classes": dict(zip(data.set_names, _counts(data, name), strict=True)),
             }
             for name in SPLITS
         },
@@ -302,9 +328,9 @@ def _unknown(data: Dataset) -> dict[str, int]:
 
 def print_data(data: Dataset) -> None:
     """Pictures of each class and split."""
-    table = Table("class", *SPLITS, title=data.source)
+    table = Table("class" if data.sets is None else "labels", *SPLITS, title=data.source)
     columns = [_counts(data, name) for name in SPLITS]
-    for label, *counts in zip(data.labels, *columns, strict=True):
+    for label, *counts in zip(data.set_names, *columns, strict=True):
         table.add_row(label, *(f"{count:,}" for count in counts))
     table.add_section()
     table.add_row("all", *(f"{len(data.split(name)):,}" for name in SPLITS))
@@ -317,7 +343,7 @@ def print_data(data: Dataset) -> None:
 
 def _counts(data: Dataset, name: SplitName) -> list[int]:
     counts = Counter(data.split(name).targets.tolist())
-    return [counts[index] for index in range(len(data.labels))]
+    return [counts[index] for index in range(len(data.set_names))]
 
 
 def print_weights(rows: Sequence[Mapping[str, Any]]) -> None:

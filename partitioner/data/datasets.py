@@ -7,6 +7,9 @@ without a picture of every camera is for training alone.
 A folder `unknown` beside the classes is none of them: its pictures show what answers are to call
 unknown. None is trained on; half of them choose the score of novelty, the others measure it.
 
+With several labels an item, folders name sets of labels (`label_sets`): they take the place of the
+classes in splits, and may differ between a folder to train on and one to test with.
+
 Splits depend on paths alone: runs of different seeds are trained and measured on the same pictures.
 """
 
@@ -27,6 +30,14 @@ from numpy.typing import NDArray
 from mdp.errors import InputError
 from mdp.pictures.crop import Pixels
 from partitioner.data.class_names import alike
+from partitioner.data.label_sets import (
+    Held,
+    LabelSets,
+    check_held,
+    check_labels_apart,
+    remark_on_classes,
+    remark_on_sets,
+)
 
 DIGITS = "digits"
 #: Shares of a class: held out for the test, and of the rest for calibration.
@@ -60,7 +71,10 @@ SPLITS: tuple[SplitName, ...] = ("train", "calibration", "test")
 
 @dataclass(frozen=True, slots=True)
 class PictureSet:
-    """Labelled pictures in a fixed order; `targets[N]` index the data set's labels."""
+    """Labelled pictures in a fixed order; `targets[N]` index the data set's labels.
+
+    With several labels an item they index its sets of labels.
+    """
 
     #: What `mdp.pictures.crop.load_picture` takes, or scenes of it.
     sources: Sequence[Source]
@@ -98,6 +112,9 @@ class Dataset:
     #: measure it.
     unknown: PictureSet | None = None
     unknown_test: PictureSet | None = None
+    #: With several labels an item, the sets of them that targets index; None: labels exclude each
+    #: other.
+    sets: LabelSets | None = None
     #: Splits the files that were found as scenes of other cameras.
     split_anew: "Callable[[Sequence[str]], Dataset] | None" = field(
         default=None, repr=False, compare=False
@@ -113,6 +130,16 @@ class Dataset:
         assert self.split_anew is not None
         return self.split_anew(cameras)
 
+    def held(self, pictures: PictureSet) -> Held:
+        """Whether each label holds of each picture `[N, L]`, with several labels an item."""
+        assert self.sets is not None
+        return self.sets.held(pictures.targets)
+
+    @property
+    def set_names(self) -> tuple[str, ...]:
+        """What targets index: the labels, or with several an item the names of their sets."""
+        return self.labels if self.sets is None else self.sets.names
+
     @property
     def remark(self) -> str:
         """One line about what was left out; empty where that is nothing."""
@@ -122,7 +149,9 @@ class Dataset:
         unused = f"{self.source}: pictures that no device uses: {others}" if others else ""
         twins = ", ".join(" and ".join(some) for some in alike(self.labels))
         same = f"{self.source}: classes whose names differ in case, `_` or `-` alone: {twins}"
-        parts = (self._strays, scenes, unused, same if twins else "")
+        sets = remark_on_classes(self.labels) if self.sets is None else remark_on_sets(self.sets)
+        together = f"{self.source}: {sets}" if sets else ""
+        parts = (self._strays, scenes, unused, same if twins else "", together)
         return "; ".join(filter(None, parts))
 
     @property
@@ -189,7 +218,9 @@ class _Tree:
     path: Path
     #: Whether its scenes are for the test alone.
     held_out: bool
-    labels: list[str]
+    #: Names of its folders, and the index of each one's class or set of labels.
+    folders: list[str]
+    targets: list[int]
     files: list[list[Path]]
 
 
@@ -204,6 +235,8 @@ class _Listing:
     unknown: Mapping[str, tuple[Path, list[Path]]]
     #: Files that are no pictures: ending, or stray folder -> how many.
     left_out: Mapping[str, int]
+    #: None where labels exclude each other.
+    sets: LabelSets | None = None
 
 
 @dataclass(slots=True)
@@ -223,14 +256,18 @@ def open_dataset(
     limit_train: int | None = None,
     limit_test: int | None = None,
     cameras: Sequence[str] = (),
+    several: bool = False,
 ) -> Dataset:
     """Find and split the pictures of `source`, `digits` or a folder; none is decoded yet.
 
     With `cameras` the folder holds scenes; those that lack some are in `train` alone.
     `limit_train` bounds train and calibration together, `limit_test` the test split; both take
-    the same share of every class. Raises InputError naming what was found and what was expected.
+    the same share of every class. With `several` labels an item, folders name sets of labels.
+    Raises InputError naming what was found and what was expected.
     """
-    listing = None if source == DIGITS else _list_folder(Path(source))
+    if several and source == DIGITS:
+        raise InputError(f"{DIGITS}: expected a folder with several labels an item, has one each")
+    listing = None if source == DIGITS else _list_folder(Path(source), several=several)
     return _split(source, listing, limit_train, limit_test, cameras)
 
 
@@ -268,6 +305,9 @@ def _split(
 ) -> Dataset:
     """The pictures or scenes of a listing, of the digits without one, in splits."""
     reading = _Reading(sorted(set(cameras)))
+    sets = None if listing is None else listing.sets
+    # A set of labels may be of one split alone: what counts is that every label is in each.
+    fewest = (3, 2, 1) if sets is None else (0, 0, 0)
     if listing is None:
         if cameras:
             raise InputError(f"{DIGITS}: expected a folder of scenes with cameras, has none")
@@ -275,24 +315,33 @@ def _split(
         kept, test = _hold_out(labels, pool, TEST_SHARE, least=3, where=source)
     else:
         labels, kept, test = _read_listing(listing, reading)
-    kept = _limit(labels, kept, limit_train, "--limit-train", least=2)
-    test = _limit(labels, test, limit_test, "--limit-test", least=1)
-    train, calibration = _hold_out(labels, kept, CALIBRATION_SHARE, least=2, where=source)
+    kept = _limit(labels, kept, limit_train, "--limit-train", least=fewest[1])
+    test = _limit(labels, test, limit_test, "--limit-test", least=fewest[2])
+    train, calibration = _hold_out(labels, kept, CALIBRATION_SHARE, least=fewest[1], where=source)
     room = limit_train and max(0, limit_train - len(kept))
     partial_scenes = _limit(labels, reading.partial, room, "--limit-train", least=0)
     unknown, unknown_test = _unknown_halves(reading.unknown)
+    splits = {
+        "training": _picture_set(train + partial_scenes),
+        "calibration": _picture_set(calibration),
+        "test": _picture_set(test),
+    }
+    if sets is not None:
+        for split, pictures in splits.items():
+            check_held(sets, pictures.targets, f"{source}: {split} split")
     return Dataset(
         source=source,
-        labels=tuple(labels),
-        train=_picture_set(train + partial_scenes),
-        calibration=_picture_set(calibration),
-        test=_picture_set(test),
+        labels=tuple(labels) if sets is None else sets.labels,
+        train=splits["training"],
+        calibration=splits["calibration"],
+        test=splits["test"],
         left_out={} if listing is None else listing.left_out,
         incomplete=dict(reading.incomplete),
         others=dict(reading.others),
         cameras=tuple(reading.cameras),
         unknown=_picture_set(unknown) if unknown else None,
         unknown_test=_picture_set(unknown_test) if unknown_test else None,
+        sets=sets,
         split_anew=partial(_split, source, listing, limit_train, limit_test),
     )
 
@@ -322,8 +371,23 @@ def _digits() -> tuple[list[str], list[_Sample]]:
     return [str(digit) for digit in range(10)], samples
 
 
-def _list_folder(root: Path) -> _Listing:
+def _list_folder(root: Path, *, several: bool) -> _Listing:
     """The files of a class-per-folder tree, or of two; raises InputError."""
+    listing = _list_trees(root, several=several)
+    if not several:
+        return listing
+    for folder, _ in listing.unknown.values():
+        raise InputError(
+            f"{folder}: expected no pictures of an unknown kind with several labels an item: items "
+            "without any label are in a folder `none`"
+        )
+    sets = LabelSets.of((name for tree in listing.trees for name in tree.folders), str(root))
+    for tree in listing.trees:
+        tree.targets[:] = [sets.place(folder, str(tree.path)) for folder in tree.folders]
+    return dataclass_replace(listing, sets=sets)
+
+
+def _list_trees(root: Path, *, several: bool) -> _Listing:
     left_out = Counter[str]()
     inside = _folders(root, "a folder of pictures, one sub-folder per class", left_out)
     tests = [name for name in TEST_FOLDERS if name in inside]
@@ -331,8 +395,10 @@ def _list_folder(root: Path) -> _Listing:
     if "train" in inside and tests:
         train = _list_tree(root, "train", left_out, left_out, unknown)
         test = _list_tree(root, tests[0], left_out, left_out, unknown)
-        if train.labels != test.labels:
-            odd = sorted(set(train.labels) ^ set(test.labels))
+        if several:
+            check_labels_apart(train.folders, test.folders, str(root), tests[0])
+        elif train.folders != test.folders:
+            odd = sorted(set(train.folders) ^ set(test.folders))
             raise InputError(
                 f"{root}: expected the same classes in train/ and {tests[0]}/, "
                 f"but only one of them has {', '.join(odd[:5])}"
@@ -351,16 +417,19 @@ def _read_listing(
     listing: _Listing, reading: _Reading
 ) -> tuple[list[str], list[_Sample], list[_Sample]]:
     """Labels, and the samples to train on and to test with."""
-    labels = listing.trees[0].labels
+    labels = listing.trees[0].folders if listing.sets is None else list(listing.sets.names)
+    several = listing.sets is not None
     for below, (folder, files) in listing.unknown.items():
         found = _samples_of(folder, files, NO_CLASS, reading)
         reading.unknown[below] = [sample for sample in found if not _lacks(sample.source, reading)]
     kept, *tests = [_samples(tree, reading) for tree in listing.trees]
     if not tests:
-        kept, test = _hold_out(labels, kept, TEST_SHARE, least=3, where=str(listing.root))
+        least = 0 if several else 3
+        kept, test = _hold_out(labels, kept, TEST_SHARE, least=least, where=str(listing.root))
         return labels, kept, test
     for tree, samples, least in zip(listing.trees, (kept, *tests), (2, 1), strict=True):
-        _check_counts(labels, samples, least=least, where=str(tree.path))
+        if not several:
+            _check_counts(labels, samples, least=least, where=str(tree.path))
     return labels, kept, tests[0]
 
 
@@ -407,7 +476,7 @@ def _list_tree(
         files.append(_list_class(path / label, left_out))
     if UNKNOWN in folders:
         unknown[below] = path / UNKNOWN, _list_class(path / UNKNOWN, left_out)
-    return _Tree(path, below in TEST_FOLDERS, labels, files)
+    return _Tree(path, below in TEST_FOLDERS, labels, list(range(len(labels))), files)
 
 
 def _list_class(folder: Path, left_out: Counter[str]) -> list[Path]:
@@ -424,8 +493,8 @@ def _list_class(folder: Path, left_out: Counter[str]) -> list[Path]:
 def _samples(tree: _Tree, reading: _Reading) -> list[_Sample]:
     """Pictures or whole scenes of a tree, named by their path below it."""
     samples = []
-    for target, (label, files) in enumerate(zip(tree.labels, tree.files, strict=True)):
-        for sample in _samples_of(tree.path / label, files, target, reading):
+    for folder, target, files in zip(tree.folders, tree.targets, tree.files, strict=True):
+        for sample in _samples_of(tree.path / folder, files, target, reading):
             if not _lacks(sample.source, reading):
                 samples.append(sample)
             elif not tree.held_out:
@@ -539,12 +608,15 @@ def _by_class(labels: list[str], samples: list[_Sample]) -> list[list[_Sample]]:
 def _hold_out(
     labels: list[str], samples: list[_Sample], share: float, *, least: int, where: str
 ) -> tuple[list[_Sample], list[_Sample]]:
-    """(kept, held out): `share` of every class is held out, at least one picture of each."""
+    """(kept, held out): `share` of every class is held out, at least one picture of each.
+
+    With a `least` of 0 a class of one picture stays whole.
+    """
     _check_counts(labels, samples, least=least, where=where)
     kept: list[_Sample] = []
     held_out: list[_Sample] = []
     for members in _by_class(labels, samples):
-        count = max(1, round(share * len(members)))
+        count = max(1, round(share * len(members))) if len(members) > 1 else int(least > 0)
         held_out += members[:count]
         kept += members[count:]
     return kept, held_out

@@ -100,6 +100,8 @@ class Pictures:
     pixels: Tensor
     targets: Tensor
     num_classes: int
+    #: Where several labels may hold, 1 for each that does and 0 for the others `[N, L]`.
+    held: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,10 @@ class Draw:
 
     def labels(self, pictures: Pictures) -> Tensor:
         """The mixed labels as probabilities `[B, C]`."""
-        one_hot = F.one_hot(pictures.targets[self.rows], pictures.num_classes).float()
+        if pictures.held is None:
+            one_hot = F.one_hot(pictures.targets[self.rows], pictures.num_classes).float()
+        else:
+            one_hot = pictures.held[self.rows]
         share = self.share[:, None]
         return one_hot * share + one_hot.roll(1, 0) * (1 - share)
 

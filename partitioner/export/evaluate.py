@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mdp.errors import InputError
 from mdp.files import write_json
 from mdp.formats.bundle import (
+    JOINED_BY,
     MANIFEST,
     Bundle,
     Evaluation,
@@ -60,6 +61,7 @@ from partitioner.export.sessions import (
     run_of,
     run_session,
 )
+from partitioner.export.several_labels import measure_several, own_accuracy
 from partitioner.export.unknown import unknown_logits
 from partitioner.fusion.cascade_cost import BothWays, both_ways
 from partitioner.fusion.cascade_fit import MIN_PICTURES, fit_cascade, measure_cascade
@@ -251,10 +253,13 @@ def check_labels(bundle: Bundle, data: Dataset) -> None:
     """Raise InputError unless the classes of `data` are those of the bundle."""
     manifest = bundle.manifest
     if list(data.labels) != manifest.labels:
+        kind = "labels" if manifest.several else "classes"
         odd = sorted(set(data.labels) ^ set(manifest.labels))
+        joined = [] if manifest.several else [label for label in odd if JOINED_BY in label]
+        apart = "; labels exclude each other there" if joined else ""
         raise InputError(
-            f"--data {data.source}: expected the {len(manifest.labels)} classes of {bundle.path}, "
-            f"but only one of them has {', '.join(odd[:5]) or 'this order'}"
+            f"--data {data.source}: expected the {len(manifest.labels)} {kind} of {bundle.path}, "
+            f"but only one of them has {', '.join(odd[:5]) or 'this order'}{apart}"
         )
 
 
@@ -345,6 +350,8 @@ def evaluate(
     The teacher is measured where a `run` has it; else the accuracy that `bundle` holds is kept.
     `cache` keeps the pictures' views.
     """
+    if bundle.manifest.several:
+        return _evaluate_several(bundle, data, cache, progress)
     contributions, latencies_ms, others_cores = run_members(bundle, data, cache, progress)
     assignments, targets = bundle.manifest.plan.assignments, data.test.targets
     rungs = run_rungs(bundle, data.test, "test", cache, progress)
@@ -400,6 +407,28 @@ def evaluate(
         others_cores=max(busy, default=None),
         rungs={k: [accuracy(one.bag, targets) for one in own] for k, own in rungs.items()},
     )
+
+
+def _evaluate_several(bundle: Bundle, data: Dataset, cache: Path, progress: Progress) -> Report:
+    """The same for a bundle of which several labels may hold: without a teacher and rungs."""
+    contributions, latencies_ms, others_cores = run_members(bundle, data, cache, progress)
+    fusion, held = bundle.fusion_weights(), data.held(data.test)
+    subsets, by_label = measure_several(contributions, fusion, held, ECE_BINS)
+    evaluation = Evaluation(
+        data=Path(data.source).name,
+        data_digest=data.test.digest,
+        pictures=len(held),
+        teacher=None,
+        members=[
+            MemberAccuracy(
+                k=a.k, device=a.device, accuracy=own_accuracy(contributions[a.k].bag, held)
+            )
+            for a in bundle.manifest.plan.assignments
+        ],
+        subsets=subsets,
+        by_label=by_label,
+    )
+    return Report(evaluation, latencies_ms, None, others_cores=others_cores)
 
 
 def _cascade(

@@ -83,6 +83,7 @@ def quantize_bundle(
     Returns the new evaluation, or None if no precision was accepted: then only the record is new.
     Raises InputError, and leaves `out` unchanged, for an unusable bundle or unusable pictures.
     """
+    bundle.require_one_label("quantize")
     _check(bundle, data, request)
     plan, pictures = bundle.manifest.plan, data.calibration
     views = [view_of(a) for a in plan.assignments]

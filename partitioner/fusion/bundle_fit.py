@@ -14,6 +14,7 @@ from mdp.fusion.fuse import Contribution, FusionWeights
 from mdp.requests.camera_drift import at_least, labels_beside, weights_beside
 from partitioner.fusion.cascade_fit import fit_cascade
 from partitioner.fusion.novelty_fit import fit_novelty
+from partitioner.fusion.several_fit import Flags, fit_several_fusion
 from partitioner.fusion.stacking import Targets, fit_fusion
 
 
@@ -89,3 +90,27 @@ def agreement(
             agreed[row] += own == others
     pairs = zip(agreed.tolist(), counted.tolist(), strict=True)
     return tuple(round(at_least(*pair), 4) for pair in pairs)
+
+
+def fit_bundle_of_several(
+    folder: Path,
+    plan: Plan,
+    contributions: Mapping[int, Contribution],
+    held: Flags,
+    more: tuple[Mapping[int, Contribution], Flags] | None = None,
+) -> dict[str, FileEntry]:
+    """The same where several labels may hold; returns the manifest's `files`.
+
+    `contributions` are the members' log-odds `[N, L]` of the calibration pictures, `held` `[N, L]`
+    says which labels hold. Such answers tell neither unknown items nor covered cameras, and no
+    first stage of a cascade is sure of them.
+    """
+    if more is not None:
+        answers, more_held = more
+        contributions = {
+            k: Contribution(None, np.concatenate([one.bag, answers[k].bag]))
+            for k, one in contributions.items()
+        }
+        held = np.concatenate([held, more_held])
+    write_json(folder / FUSION, fit_several_fusion(contributions, held))
+    return {name: file_entry(folder / name) for name in (*model_paths(plan), FUSION)}

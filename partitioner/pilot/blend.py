@@ -41,16 +41,16 @@ def find_blend(
     `targets` `[N]`.
     """
     own_answers = log_softmax(own.logits(np.asarray(features, dtype=np.float64)))
-    best, found = _loss(left_out.log_probabilities, targets), None
+    best, found = _loss(left_out.answers, targets), None
     predictions = left_out
     for own_factor, fitted_factor in product(_OWN, _FITTED):
         blend = Blend(own, own_factor, fitted_factor)
         answers = log_softmax(
-            blend.own_factor * own_answers + blend.fitted_factor * left_out.log_probabilities
+            blend.own_factor * own_answers + blend.fitted_factor * left_out.answers
         )
         if (loss := _loss(answers, targets)) < best:
             best, found = loss, blend
-            predictions = replace(left_out, log_probabilities=answers)
+            predictions = replace(left_out, answers=answers)
     return predictions, found
 
 

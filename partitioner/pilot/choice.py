@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partitioner.pilot.linear import Array, Index, log_softmax
+from partitioner.pilot.linear import Array, Index
+from partitioner.pilot.truth import LabelTruth, OneLabel
 
-#: Log-probabilities `[S, C]` of one candidate on the pictures that one device sees.
+#: Answers `[S, C]` of one candidate on the pictures that one device sees, which add up (`truth`).
 Predictions = Callable[[str, int], Array]
 
 #: Devices' best candidates alone that the search begins from, and those that it tries.
@@ -73,28 +74,37 @@ def choose(
     targets: Index,
     groups: Sequence[Sequence[str]] = (),
     networks: Mapping[int, str] | None = None,
+    truth: LabelTruth | None = None,
 ) -> ChosenNetworks:
     """The candidates that are best together: of all devices, and with any one missing.
 
     Devices of one of `groups`, which are allowed the same, have the same one. Where all devices
-    answer one picture, `networks` names the network of each candidate: see `best_rows`.
+    answer one picture, `networks` names the network of each candidate: see `best_rows`. `truth` has
+    the labels where several may hold; then `targets` index sets of them.
     """
+    truth = OneLabel(targets) if truth is None else truth
     parts = _parts(targets)
     alone = {device: np.zeros(len(targets), dtype=bool) for device in allowed}
     without = {device: np.zeros(len(targets), dtype=bool) for device in allowed}
     together = np.zeros(len(targets), dtype=bool)
     for part in range(_PARTS):
         inside = parts == part
-        rows = best_rows(allowed, predictions, targets, ~inside, groups, networks)
+        rows = best_rows(allowed, predictions, targets, ~inside, groups, networks, truth)
         answers = {device: predictions(device, row)[inside] for device, row in rows.items()}
-        total, right = np.sum(list(answers.values()), axis=0), targets[inside]
-        together[inside] = total.argmax(axis=1) == right
+        total, asked = np.sum(list(answers.values()), axis=0), truth.part(inside)
+        together[inside] = asked.right(total)
         for device, own in answers.items():
-            alone[device][inside] = own.argmax(axis=1) == right
-            without[device][inside] = (total - own).argmax(axis=1) == right
+            alone[device][inside] = asked.right(own)
+            without[device][inside] = asked.right(total - own)
     return ChosenNetworks(
         rows=best_rows(
-            allowed, predictions, targets, np.ones(len(targets), dtype=bool), groups, networks
+            allowed,
+            predictions,
+            targets,
+            np.ones(len(targets), dtype=bool),
+            groups,
+            networks,
+            truth,
         ),
         alone={device: float(right.mean()) for device, right in alone.items()},
         together=float(together.mean()),
@@ -111,6 +121,7 @@ def best_rows(
     counted: np.ndarray[tuple[int], np.dtype[np.bool_]],
     groups: Sequence[Sequence[str]] = (),
     networks: Mapping[int, str] | None = None,
+    truth: LabelTruth | None = None,
 ) -> dict[str, int]:
     """The candidate of each device with the least cross-entropy together, on pictures `counted`.
 
@@ -130,10 +141,10 @@ def best_rows(
         for device, rows in allowed.items()
         for row in rows
     }
-    right = targets[counted]
+    right = (OneLabel(targets) if truth is None else truth).part(counted)
 
     def alone(unit: Sequence[str], row: int) -> float:
-        return sum(float(_losses(answers[device, row], right).mean()) for device in unit)
+        return sum(float(right.losses(answers[device, row]).mean()) for device in unit)
 
     ranked = [
         sorted(
@@ -223,28 +234,22 @@ def _parts(targets: Index) -> Index:
 
 
 def _losses_together(
-    rows: Mapping[str, int], answers: Mapping[tuple[str, int], Array], right: Index
+    rows: Mapping[str, int], answers: Mapping[tuple[str, int], Array], right: LabelTruth
 ) -> Array:
     """Cross-entropy `[S]` of all, and of all but one on average, half each."""
     chosen = [answers[pair] for pair in rows.items()]
     total, count = np.sum(chosen, axis=0), len(chosen)
     if count == 1:
-        return _losses(total, right)
+        return right.losses(total)
     rest = [_fuse_losses(total - own, count - 1, right) for own in chosen]
     found: Array = (_fuse_losses(total, count, right) + np.mean(rest, axis=0)) / 2
     return found
 
 
-def _fuse_losses(total: Array, count: int, right: Index) -> Array:
+def _fuse_losses(total: Array, count: int, right: LabelTruth) -> Array:
     """Cross-entropy `[S]` of a sum of answers at the best of three temperatures.
 
     Answers that err together are worth their mean, independent ones their sum.
     """
-    found = [_losses(total / count**power, right) for power in (0.0, 0.5, 1.0)]
+    found = [right.losses(total / count**power) for power in (0.0, 0.5, 1.0)]
     return min(found, key=lambda losses: float(losses.mean()))
-
-
-def _losses(log_probabilities: Array, right: Index) -> Array:
-    """Cross-entropy `[S]` of unnormalised log-probabilities `[S, C]`."""
-    found: Array = -log_softmax(log_probabilities)[np.arange(len(right)), right]
-    return found

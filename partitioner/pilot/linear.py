@@ -48,14 +48,33 @@ class Classifier:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelCalibration:
+    """What makes log-odds of scores, where several labels may hold: `scale * score + shift`."""
+
+    #: `[L]`.
+    scale: Array
+    shift: Array
+    #: Log-odds `[L]` of each label's share of the pictures.
+    base: Array
+
+
+@dataclass(frozen=True, slots=True)
 class HeldOutPredictions:
     """Predictions for pictures that a classifier was not fitted to."""
 
-    #: Log-probabilities `[N, C]` of each picture, by a classifier fitted to the other folds.
-    log_probabilities: Array
+    #: Log-probabilities `[N, C]` of each picture, by a classifier fitted to the other folds; where
+    #: several labels may hold, weights of evidence `[N, L]` (`truth`).
+    answers: Array
     #: The penalty and the sharpness with the least cross-entropy of all.
     penalty: float
     sharpness: float
+    #: In place of the sharpness where several labels may hold.
+    by_label: LabelCalibration | None = None
+
+    @property
+    def logits(self) -> Array:
+        """The answers as a model tells them: log-probabilities, or log-odds of each label."""
+        return self.answers if self.by_label is None else self.answers + self.by_label.base
 
 
 def leave_groups_out(
@@ -83,7 +102,7 @@ def leave_groups_out(
     penalties, sharps = np.divmod(chosen, len(SHARPNESS))
     scores = scores[penalties, np.arange(len(targets))]
     return HeldOutPredictions(
-        log_probabilities=log_softmax(np.array(SHARPNESS)[sharps, None] * scores),
+        answers=log_softmax(np.array(SHARPNESS)[sharps, None] * scores),
         penalty=PENALTIES[best // len(SHARPNESS)],
         sharpness=SHARPNESS[best % len(SHARPNESS)],
     )
@@ -96,21 +115,29 @@ def _score_left_out(
 
     P are the penalties, and S the values of sharpness.
     """
-    x, labels = _standardise(features)[0], np.eye(num_classes)[targets]
+    scores = scores_left_out(features, np.eye(num_classes)[targets], folds(targets, groups))
+    every = np.arange(len(targets))
+    losses = [
+        -float(log_softmax(sharp * one)[every, targets].mean())
+        for one in scores
+        for sharp in SHARPNESS
+    ]
+    return scores, np.array(losses)
+
+
+def scores_left_out(features: NDArray[np.floating], labels: Array, of_fold: Index) -> Array:
+    """Scores `[P, N, C]` of each fold by regressions of labels `[N, C]` fitted to the others."""
+    x = _standardise(features)[0]
     mean = labels.mean(axis=0)
     u, squares = _singular_vectors(x)
     centred = labels - mean
     projected = u.T @ centred
-    blocks, every = _blocks(folds(targets, groups)), np.arange(len(x))
-    scores, losses = list[Array](), list[float]()
+    blocks, scores = _blocks(of_fold), list[Array]()
     for penalty in PENALTIES:
         shrunk = squares / (squares + penalty)
         residuals = centred - u @ (shrunk[:, None] * projected)
         scores.append(labels - _press(residuals, u, shrunk, blocks, len(x)))
-        losses += [
-            -float(log_softmax(sharp * scores[-1])[every, targets].mean()) for sharp in SHARPNESS
-        ]
-    return np.stack(scores), np.array(losses)
+    return np.stack(scores)
 
 
 def folds(targets: Index, groups: Index) -> Index:
@@ -140,8 +167,13 @@ def fit(
     sharpness: float,
 ) -> Classifier:
     """The classifier of features `[N, D]` and targets `[N]`; its softmax gives probabilities."""
+    plain = ridge_weights(features, np.eye(num_classes)[targets], penalty)
+    return Classifier(weight=sharpness * plain.weight, bias=sharpness * plain.bias)
+
+
+def ridge_weights(features: NDArray[np.floating], labels: Array, penalty: float) -> Classifier:
+    """The ridge regression of labels `[N, C]` on features `[N, D]`."""
     x, mean, scale = _standardise(features)
-    labels = np.eye(num_classes)[targets]
     centre = labels.mean(axis=0)
     if x.shape[1] <= len(x):
         system = x.T @ x + penalty * np.eye(x.shape[1])
@@ -149,8 +181,8 @@ def fit(
     else:
         system = x @ x.T + penalty * np.eye(len(x))
         weight = x.T @ np.linalg.solve(system, labels - centre)
-    weight = sharpness * weight / scale[:, None]
-    return Classifier(weight=weight.T, bias=sharpness * centre - mean @ weight)
+    weight = weight / scale[:, None]
+    return Classifier(weight=weight.T, bias=centre - mean @ weight)
 
 
 def log_softmax(logits: Array) -> Array:

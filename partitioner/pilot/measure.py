@@ -50,16 +50,19 @@ from partitioner.pilot.linear import (
     Array,
     HeldOutPredictions,
     Index,
+    LabelCalibration,
     fit,
     interval,
     leave_groups_out,
 )
+from partitioner.pilot.several import fit_several, leave_out_several
+from partitioner.pilot.truth import Flags, LabelTruth, OneLabel, SeveralLabels
 from partitioner.run.progress import Advance, Progress
 
 #: Most pictures that candidates are compared on.
 COMPARED = 1000
 #: Changed with what kept predictions mean.
-_KEPT_FORMAT = 3
+_KEPT_FORMAT = 4
 #: PilotPictures of each class, or scenes, that are compared in any case, where there are so many.
 LEAST = 5
 
@@ -73,16 +76,28 @@ class PilotPictures:
     groups: Index
     #: None without scenes.
     places: Places | None
+    #: Whether each label holds `[N, L]`, where several may; None: `targets` are classes.
+    held: Flags | None = None
 
     @classmethod
     def of(cls, data: Dataset, limit: int) -> "PilotPictures":
         """At most `limit` training pictures, in scenes with a picture of every camera."""
         if not data.cameras:
             kept = thin_out(data.train, limit, least=LEAST)
-            return cls(kept, np.arange(len(kept)), None)
+            held = None if data.sets is None else data.held(kept)
+            return cls(kept, np.arange(len(kept)), None, held)
         whole = thin_out(_whole_scenes(data), limit // len(data.cameras), least=LEAST)
         where = places(whole, data.cameras)
-        return cls(single_pictures(replace(data, train=whole)).train, where.scene, where)
+        singles = single_pictures(replace(data, train=whole)).train
+        held = None if data.sets is None else data.held(singles)
+        return cls(singles, where.scene, where, held)
+
+    @property
+    def truth(self) -> LabelTruth:
+        """The labels of the pictures."""
+        if self.held is None:
+            return OneLabel(self.pictures.targets)
+        return SeveralLabels.of(self.held)
 
     def remark_on_single(self, labels: Sequence[str]) -> str:
         """One line on classes of which nothing is left where one is left out; empty without any."""
@@ -113,9 +128,9 @@ class Measured:
     #: Features of the pilot's pictures; None where kept predictions were read instead.
     features: NetworkFeatures | None = None
 
-    def accuracy(self, targets: Index) -> float:
-        """Share of right answers to single pictures left out of the fit, of classes `[N]`."""
-        return float((self.left_out.log_probabilities.argmax(axis=1) == targets).mean())
+    def accuracy(self, truth: LabelTruth) -> float:
+        """Share of right answers to single pictures left out of the fit."""
+        return float(truth.right(self.left_out.answers).mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +138,9 @@ class Pilot:
     """Everything that was measured, and the choice made by it."""
 
     measured: dict[int, Measured]
-    #: The class of every single picture.
+    #: The class, or set of labels, of every single picture.
     targets: Index
+    truth: LabelTruth
     choice: ChosenNetworks
     #: Predicted milliseconds by device, of what was chosen there.
     latency_ms: dict[str, float]
@@ -135,7 +151,7 @@ class Pilot:
 
     def accuracy_of(self, row: int) -> float:
         """Share of right answers of a candidate to single pictures left out of its fit."""
-        return self.measured[row].accuracy(self.targets)
+        return self.measured[row].accuracy(self.truth)
 
     def between(self, tested: int) -> tuple[float, float]:
         """The shares that the measured one lies between nine times of ten, on `tested` pictures."""
@@ -237,7 +253,7 @@ def run_pilot(
     pictures = PilotPictures.of(data, COMPARED)
     for remark in (
         remark_on_unknown(list(weights), devices, some),
-        pictures.remark_on_single(data.labels),
+        pictures.remark_on_single(data.set_names),
     ):
         if remark:
             progress.note(remark)
@@ -254,13 +270,13 @@ def run_pilot(
     )
 
     def predictions(device: str, row: int) -> Array:
-        return measured[row].left_out.log_probabilities[pictures.rows_of(cameras.get(device))]
+        return measured[row].left_out.answers[pictures.rows_of(cameras.get(device))]
 
-    alike = _alike(allowed) if shared else []
+    alike, truth = _alike(allowed) if shared else [], pictures.truth
     if epochs is not None:
         allowed = without_slow(
             allowed,
-            {row: 1 - one.accuracy(pictures.pictures.targets) for row, one in measured.items()},
+            {row: 1 - one.accuracy(truth) for row, one in measured.items()},
             {row: epochs(one.candidate) for row, one in measured.items()},
         )
     first = pictures.rows_of(next(iter(cameras.values()), None))
@@ -272,6 +288,7 @@ def run_pilot(
             targets,
             alike,
             None if cameras else {row: one.candidate.name for row, one in measured.items()},
+            truth.part(first),
         )
     # Those of all candidates are more than a hundred MB.
     measured = {
@@ -286,7 +303,13 @@ def run_pilot(
         for device in devices
     }
     return Pilot(
-        measured, pictures.pictures.targets, choice, latency, len(targets), pictures.pictures.digest
+        measured,
+        pictures.pictures.targets,
+        truth,
+        choice,
+        latency,
+        len(targets),
+        pictures.pictures.digest,
     )
 
 
@@ -361,6 +384,8 @@ def _predict_left_out(
     targets = pictures.pictures.targets
     # Several threads spin-wait on each other in such small products: 13 times the processor time.
     with threadpool_limits(1, user_api="blas"):
+        if pictures.held is not None:
+            return leave_out_several(features, pictures.held, targets, pictures.groups), None
         left_out = leave_groups_out(features, targets, pictures.groups, num_classes)
     own = None
     if rows is not None:
@@ -394,6 +419,7 @@ class KeptPredictions:
             pictures.pictures.digest,
             num_classes,
             hashlib.sha256(pictures.groups.tobytes()).hexdigest(),
+            None if pictures.held is None else hashlib.sha256(pictures.held.tobytes()).hexdigest(),
         )
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
@@ -407,9 +433,10 @@ class KeptPredictions:
         try:
             with np.load(self._folder / f"{key}.npz") as kept:
                 left_out = HeldOutPredictions(
-                    log_probabilities=kept["log_probabilities"].astype(np.float64),
+                    answers=kept["answers"].astype(np.float64),
                     penalty=float(kept["penalty"]),
                     sharpness=float(kept["sharpness"]),
+                    by_label=LabelCalibration(*kept["by_label"]) if len(kept["by_label"]) else None,
                 )
                 factors = [float(factor) for factor in kept["factors"]]
                 return left_out, (factors[0], factors[1]) if factors else None
@@ -420,12 +447,13 @@ class KeptPredictions:
         """Keep the predictions of a candidate; raises InputError where they cannot be written."""
         if self._folder is None:
             return
-        content, blend = io.BytesIO(), found.blend
+        content, blend, own = io.BytesIO(), found.blend, found.left_out.by_label
         np.savez(
             content,
-            log_probabilities=found.left_out.log_probabilities.astype(np.float32),
+            answers=found.left_out.answers.astype(np.float32),
             penalty=found.left_out.penalty,
             sharpness=found.left_out.sharpness,
+            by_label=[] if own is None else [own.scale, own.shift, own.base],
             factors=[] if blend is None else [blend.own_factor, blend.fitted_factor],
         )
         write_bytes(self._folder / f"{key}.npz", content.getvalue())
@@ -474,13 +502,18 @@ def fit_member(
             features.read, one, weights, rows, pictures, num_classes
         )
     with threadpool_limits(1, user_api="blas"):
-        classifier = fit(
-            features.read,
-            pictures.pictures.targets,
-            num_classes,
-            penalty=left_out.penalty,
-            sharpness=left_out.sharpness,
-        )
+        if pictures.held is not None and left_out.by_label is not None:
+            classifier = fit_several(
+                features.read, pictures.held, left_out.penalty, left_out.by_label
+            )
+        else:
+            classifier = fit(
+                features.read,
+                pictures.pictures.targets,
+                num_classes,
+                penalty=left_out.penalty,
+                sharpness=left_out.sharpness,
+            )
     if blend is not None:
         classifier = blend.with_fitted(classifier)
     member = FamilyMember(backbone_of(one), num_classes, weights)

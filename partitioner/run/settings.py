@@ -210,6 +210,13 @@ class RunOptions(Record, frozen=True):
             "or val/ that hold such folders; one tree is split by the hash of each file's name"
         ),
     ]
+    labels: Annotated[
+        Literal["one", "several"],
+        Meta(
+            description="Labels of an item: exactly one, the name of its folder; or several: a "
+            "folder a+b has items of both labels, none those without any"
+        ),
+    ] = "one"
     limit_train: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(

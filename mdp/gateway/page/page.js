@@ -293,7 +293,7 @@ function showAnswer(answer) {
   const fleet = current();
   const missing = Object.entries(answer.missing);
   const unknown = answer.known === false;
-  text("label", unknown ? "unknown" : answer.label);
+  text("label", unknown ? "unknown" : answer.holds?.map(([label]) => label).join(" + ") || answer.label);
   const suspects = answer.used.filter((name) => answer.suspects[name]);
   const doubt = suspects.length ? `; accuracy unknown with a suspected camera (${suspects.join(", ")})` : "";
   const what = unknown ? `none of the classes, nearest ${answer.label}, ` : "";
@@ -302,7 +302,8 @@ function showAnswer(answer) {
   const blind = answer.blind_sides.length
     ? `; blind to ${answer.blind_sides.join(", ")}${answer.defects_missed == null ? "" : `: ${percent(answer.defects_missed)} of measured defects pass`}` : "";
   const differs = answer.normal === false ? `differs from the good ones, most at ${worst.device}, ` : "";
-  const parts = `${differs}${what}${percent(answer.probability)} probable, from ${answer.used.join(", ")}${doubt}${blind}`;
+  const sure = answer.holds ? `of the least certain label ${percent(answer.probability)} sure` : `${percent(answer.probability)} probable`;
+  const parts = `${differs}${what}${sure}, from ${answer.used.join(", ")}${doubt}${blind}`;
   if (answer.stage === "first" && !answer.degraded) text("note", `${parts}; the others were not needed`);
   else text("note", parts + (missing.length ? `; without ${missing.map(([name, why]) => `${name} (${why})`).join(", ")}` : ""));
   text("latency", `${answer.latency_ms.toFixed(0)} ms`);
@@ -317,10 +318,11 @@ function showAnswer(answer) {
   $("how").hidden = !how;
   text("how", how || "");
   $("how").classList.toggle("degraded", answer.degraded);
+  const held = new Set((answer.holds ?? answer.top.slice(0, 1)).map(([label]) => label));
   $("top").replaceChildren(...answer.top.map(([label, share]) => {
     const bar = el("i");
     bar.style.width = width(share);
-    return el("li", {}, el("span", { title: label }, label), el("div", { "aria-hidden": "true" }, bar), el("span", { class: "number" }, percent(share)));
+    return el("li", held.has(label) ? { class: "held" } : {}, el("span", { title: label }, label), el("div", { "aria-hidden": "true" }, bar), el("span", { class: "number" }, percent(share)));
   }));
   $("made").hidden = false;
   const opinions = new Map(answer.members.map((each) => [each.device, each]));

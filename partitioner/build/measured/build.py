@@ -83,7 +83,8 @@ def build_measured(
             pictures = PilotPictures.of(inputs.data, FITTED)
             build = _Build(inputs, run, name, out, Path(folder), pilot, progress, pictures)
             members = {row: build.fit(row) for row in build.rows}
-            progress.note(build.outlook(members))
+            if inputs.data.sets is None:
+                progress.note(build.outlook(members))
             begun_s = clock()
             frozen = report = build.serve(members, {})
             took_s = clock() - begun_s
@@ -188,9 +189,7 @@ class _Build:
         first = self.pictures.rows_of(next(iter(cameras.values()), None))
         return LeftOutAnswers(
             answers={
-                device: members[row].left_out.log_probabilities[
-                    self.pictures.rows_of(cameras.get(device))
-                ]
+                device: members[row].left_out.logits[self.pictures.rows_of(cameras.get(device))]
                 for device, row in rows.items()
             },
             targets=self.pictures.pictures.targets[first],

@@ -205,19 +205,29 @@ def _step(
     optimiser: torch.optim.Optimizer,
 ) -> float:
     """One step; returns its loss."""
-    targets = draw.labels(pictures)
+    targets, several = draw.labels(pictures), pictures.held is not None
     if teacher is not None:
         with torch.inference_mode():
-            answers = _logits(teacher, teacher.backbone.image_size, pictures, draw).softmax(dim=1)
+            found = _logits(teacher, teacher.backbone.image_size, pictures, draw)
+            answers = found.sigmoid() if several else found.softmax(dim=1)
         targets = torch.lerp(targets, answers.clone(), recipe.taught)
     optimiser.zero_grad(set_to_none=True)
     logits = _logits(member, side, pictures, draw)
     smoothing = recipe.label_smoothing if teacher is None else 0.0
-    loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
+    if several:
+        loss = binary_losses(logits, torch.lerp(targets, torch.full_like(targets, 0.5), smoothing))
+        loss = loss.mean()
+    else:
+        loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
     torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(member.parameters(), MAX_GRADIENT_NORM)
     optimiser.step()
     return float(loss.detach())
+
+
+def binary_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross-entropy `[B]`, summed over the labels `[B, L]`."""
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=1)
 
 
 def _logits(member: FamilyMember, side: int, pictures: Pictures, draw: Draw) -> Tensor:

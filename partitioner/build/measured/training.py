@@ -19,6 +19,7 @@ from partitioner.assembly.write import TAUGHT
 from partitioner.build.inputs import BuildInputs
 from partitioner.build.measured.fine_tuning import (
     FineTuningRecipe,
+    binary_losses,
     epoch_seconds,
     fine_tune,
     recipe_of,
@@ -27,7 +28,7 @@ from partitioner.build.measured.fine_tuning import (
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import DIGITS, PictureSet
 from partitioner.data.live_views import Pictures
-from partitioner.data.memmaps import Index, Views
+from partitioner.data.memmaps import Views
 from partitioner.data.scenes import single_pictures
 from partitioner.estimates.macs import macs
 from partitioner.networks.families import FamilyMember
@@ -232,11 +233,12 @@ class _NetworkTraining:
             inputs.digests[self.candidate.name],
             backbone_of(self.candidate),
             None if self.teacher is None else backbone_of(self.teacher.candidate),
-            self._pictures.digest,
+            self._pictures.pictures.digest,
             inputs.data.calibration.digest,
             inputs.data.labels,
             inputs.minutes,
             inputs.seed,
+            *(() if inputs.data.sets is None else ("several",)),
         )
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
@@ -272,7 +274,10 @@ class _NetworkTraining:
         calibration = single_pictures(self.inputs.data).calibration
         views = self._views(calibration, candidate.spec.image_size, "calibration split")
         begun_s = clock()
-        frozen_loss = _cross_entropy(member, views, calibration.targets)
+        targets = torch.from_numpy(calibration.targets)
+        if self.inputs.data.sets is not None:
+            targets = torch.from_numpy(self.inputs.data.held(calibration)).float()
+        frozen_loss = _cross_entropy(member, views, targets)
         expected = estimate_training(
             (clock() - begun_s) / len(views),
             len(kept.pixels),
@@ -302,9 +307,7 @@ class _NetworkTraining:
             progress=self.progress,
             clock=clock,
         )
-        share, losses, state = _choose(
-            member, frozen, frozen_loss, kept, views, calibration.targets
-        )
+        share, losses, state = _choose(member, frozen, frozen_loss, kept, views, targets)
         if share:
             write_bytes(weights, save(state))
             self.serving_s = expected.serving_s
@@ -322,7 +325,7 @@ class _NetworkTraining:
         if expected is not None:
             more = expected.minutes_needed(minutes, seconds, self.share)
             need = (
-                f"an epoch of {len(self._pictures):,} pictures takes about "
+                f"an epoch of {len(self._pictures.pictures):,} pictures takes about "
                 f"{expected.epoch_s:.0f}: --minutes {more} has time for {ENOUGH} epochs"
             )
         self.progress.note(
@@ -344,18 +347,23 @@ class _NetworkTraining:
         return own if self.teacher is None else max(own, self.teacher.candidate.spec.image_size)
 
     @property
-    def _pictures(self) -> PictureSet:
+    def _pictures(self) -> PilotPictures:
         """The pictures to train on, evenly from all classes where the memory does not take all."""
         most = _MEMORY_BYTES // (3 * self._side**2)
-        return PilotPictures.of(self.inputs.data, most).pictures
+        return PilotPictures.of(self.inputs.data, most)
 
     def _on_device(self) -> Pictures:
         """The training pictures on the device that trains."""
-        views = self._views(self._pictures, self._side, "train split")
-        device, targets = training_device(), self._pictures.targets
+        chosen = self._pictures
+        views = self._views(chosen.pictures, self._side, "train split")
+        device, targets = training_device(), chosen.pictures.targets
+        held = None if chosen.held is None else torch.from_numpy(chosen.held).float().to(device)
         pixels = torch.from_numpy(np.ascontiguousarray(np.moveaxis(np.asarray(views), 3, 1)))
         return Pictures(
-            pixels.to(device), torch.from_numpy(targets).to(device), len(self.inputs.data.labels)
+            pixels.to(device),
+            torch.from_numpy(targets).to(device),
+            len(self.inputs.data.labels),
+            held,
         )
 
     def _views(self, pictures: PictureSet, side: int, what: str) -> Views:
@@ -368,7 +376,7 @@ def _choose(
     frozen_loss: float,
     pictures: Pictures,
     views: Views,
-    targets: Index,
+    targets: Tensor,
 ) -> tuple[float, dict[str, float], dict[str, Tensor]]:
     """The share of trained weights with the least cross-entropy on the calibration split.
 
@@ -403,8 +411,11 @@ def _between(
     }
 
 
-def _cross_entropy(member: FamilyMember, views: Views, targets: Index) -> float:
-    """The mean cross-entropy of a member on views `[N, S, S, 3]`."""
+def _cross_entropy(member: FamilyMember, views: Views, targets: Tensor) -> float:
+    """The mean cross-entropy of a member on views `[N, S, S, 3]` of classes `[N]`.
+
+    Of labels `[N, L]` that do not exclude each other the binary one, summed over them.
+    """
     device, total = training_device(), 0.0
     member.to(device).eval()
     with (
@@ -414,6 +425,9 @@ def _cross_entropy(member: FamilyMember, views: Views, targets: Index) -> float:
         for start in range(0, len(views), BATCH):
             index = np.arange(start, min(start + BATCH, len(views)))
             logits = member(batch(views, index, device).contiguous()).bag.float()
-            right = torch.from_numpy(targets[index]).to(device)
-            total += float(torch.nn.functional.cross_entropy(logits, right, reduction="sum"))
+            right = targets[torch.from_numpy(index)].to(device)
+            if right.ndim > 1:
+                total += float(binary_losses(logits, right).sum())
+            else:
+                total += float(torch.nn.functional.cross_entropy(logits, right, reduction="sum"))
     return total / len(views)

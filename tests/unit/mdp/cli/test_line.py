@@ -71,7 +71,9 @@ def test_a_changed_fleet_is_followed_between_items(
 
     client: Any = SimpleNamespace(
         fleet=SimpleNamespace(devices=[SimpleNamespace(k=0), SimpleNamespace(k=1)]),
-        bundle=SimpleNamespace(manifest=SimpleNamespace(labels=labels, inspection=None)),
+        bundle=SimpleNamespace(
+            manifest=SimpleNamespace(labels=labels, inspection=None, several=False)
+        ),
         reload=reload,
     )
     monkeypatch.setattr(following, "files_stamp", lambda path, fleet: stamps[-1])

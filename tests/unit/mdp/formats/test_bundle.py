@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mdp.errors import ConfigError
+from mdp.errors import ConfigError, InputError
 from mdp.files import MAX_JSON_BYTES, write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, model_path
 from mdp.formats.plan import Assignment
@@ -453,3 +453,55 @@ def test_a_bundle_from_before_temperatures_and_calibration_errors_opens(folder: 
     assert bundle.manifest.cascade is None
     assert bundle.cascade_accuracy("stacked") is None
     assert weights_for((0, 2), "bagged", bundle.fusion_weights()).b == (0.5, 0.5)
+
+
+def test_a_bundle_of_several_labels_an_item(folder: Path, tmp_path: Path) -> None:
+    several = Bundle.open(write_bundle(tmp_path / "several", several=True))
+    assert several.manifest.several
+    assert several.fusion_weights().several
+    assert not Bundle.open(folder).manifest.several
+    # Clients of one label an item would show another answer of the same models.
+    assert several.digest != Bundle.open(folder).digest
+    # Readers that predate the key name it first.
+    content = json.loads((several.path / MANIFEST).read_bytes())
+    assert next(iter(content)) == "labels_per_item"
+    assert "labels_per_item" not in json.loads((folder / MANIFEST).read_bytes())
+    with pytest.raises(InputError, match=r"quantize: expected a bundle with one label an item"):
+        several.require_one_label("quantize")
+    Bundle.open(folder).require_one_label("quantize")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda m: m["labels"].__setitem__(0, "a+b"), "hold 'a\\+b': not with several labels"),
+        (lambda m: m["labels"].__setitem__(0, "none"), "hold 'none': not with several labels"),
+        (_cascade, "a cascade or rungs need one label an item, got several"),
+        (
+            lambda m: m["evaluation"].pop("by_label"),
+            r"`evaluation\.by_label` has to list the subsets of `evaluation`",
+        ),
+        (
+            lambda m: m["evaluation"]["by_label"][0]["recall"].pop(),
+            r"`evaluation\.by_label` needs a number for each of 3 labels",
+        ),
+    ],
+)
+def test_what_a_manifest_of_several_labels_may_not_say(
+    tmp_path: Path, change: Change, expected: str
+) -> None:
+    folder = write_bundle(tmp_path / "bundle", several=True)
+    change_manifest(folder, change)
+    with pytest.raises(ConfigError, match=expected):
+        Bundle.open(folder)
+
+
+def test_weights_of_the_other_kind_are_named(folder: Path, tmp_path: Path) -> None:
+    several = write_bundle(tmp_path / "several", several=True)
+    for one, other in ((folder, several), (several, folder)):
+        mixed = tmp_path / f"mixed-{one.name}"
+        write_bundle(mixed, several=one is several)
+        (mixed / FUSION).write_bytes((other / FUSION).read_bytes())
+        relist(mixed, FUSION)
+        with pytest.raises(ConfigError, match="key `thresholds`: they go with several labels"):
+            Bundle.open(mixed).fusion_weights()

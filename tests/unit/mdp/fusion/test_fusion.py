@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import ValidationError, convert
+from msgspec.structs import replace
 
 from mdp.fusion.cascade import Cascade
 from mdp.fusion.fuse import (
@@ -21,10 +22,12 @@ from mdp.fusion.fuse import (
     Temperatures,
     fuse,
     is_boosting_prefix,
+    labels_held,
     list_subsets,
     mode_of,
     probabilities,
     rule_for,
+    sigmoid,
     sizes_not_listed,
     weights_for,
 )
@@ -359,3 +362,33 @@ def test_cascades_that_are_refused(change: dict[str, object], expected: str) -> 
 def test_records_cannot_be_changed(record: object, field: str) -> None:
     with pytest.raises(AttributeError, match="immutable"):
         setattr(record, field, None)
+
+
+def test_labels_that_do_not_exclude_each_other_hold_above_their_thresholds() -> None:
+    logits = np.array([[0.0, 800.0, -800.0], [1.0, -1.0, 0.4]], np.float32)
+    shares = sigmoid(logits)
+    assert shares.tolist()[0] == [0.5, 1.0, 0.0]
+    plain = SubsetWeights(members=(0,), a=(), b=(1.0,))
+    assert labels_held(shares, plain).tolist() == [[False, True, False], [True, False, True]]
+    moved = replace(plain, thresholds=(0.4, 0.5, 0.6))
+    assert labels_held(shares, moved).tolist() == [[True, True, False], [True, False, False]]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"subsets": [(0.5,), (0.5, 0.5)]}, "`thresholds` need 2 numbers, got 1"),
+        ({"subsets": [(), (0.5, 0.5)]}, "`thresholds` have to be given everywhere or nowhere"),
+        (
+            {"subsets": [(0.5, 0.5), (0.5, 0.5)], "agreement": (0.5,)},
+            "`thresholds` go with none of `by_size`, `novelty` and `agreement`",
+        ),
+    ],
+)
+def test_thresholds_that_do_not_fit_the_weights(change: dict[str, Any], told: str) -> None:
+    subsets = [
+        SubsetWeights(members=(k,), a=(), b=(1.0,), thresholds=thresholds)
+        for k, thresholds in enumerate(change.pop("subsets"))
+    ]
+    with pytest.raises(ValueError, match=told):
+        FusionWeights(num_classes=2, subsets=subsets, **change)

@@ -197,3 +197,10 @@ def test_the_subset_of_each_picture_is_what_a_caller_can_check_it_by() -> None:
 def test_a_cascade_that_was_sure_is_not_degraded() -> None:
     assert not answer(missing={"beta": str(NOT_NEEDED)}).degraded
     assert answer(missing={"beta": str(NOT_NEEDED), "gamma": "late"}).degraded
+
+
+def test_labels_that_hold_of_each_picture() -> None:
+    one = answer("red", holds=(("red", 0.75),))
+    found = parameters_of([one, msgspec.structs.replace(one, label="none", holds=())])
+    assert json.loads(found["holds"]) == [["red"], []]
+    assert "holds" not in parameters_of([answer()])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mdp.errors import DeadlineExceeded, InputError
+from mdp.line.record import answer_record
 from mdp.line.rules import (
     LineRules,
     Look,
@@ -307,3 +308,58 @@ def test_votes_on_a_difference_need_heads_and_cameras() -> None:
         rules.check(["good"], 2, inspects=True)
     with pytest.raises(InputError, match="--different 3: expected a bundle with anomaly heads"):
         rules.check(["good"], 4)
+
+
+def held(*labels: str, own: Mapping[str, str] | None = None) -> Look:
+    """A look of a bundle of which several labels may hold."""
+    found = labels or ("none",)
+    return replace(look("+".join(found), own), labels=found)
+
+
+def test_an_item_of_several_labels_passes_where_each_does() -> None:
+    rules = LineRules(passing=frozenset(("none", "dirty")))
+    passed = [judge(held(*some), rules).passed for some in ((), ("dirty",), ("dirty", "bent"))]
+    assert passed == [True, True, False]
+    assert judge(held("bent"), rules).text == "bent (90%): not passed"
+    assert judge(held("bent", "dirty"), LineRules()).passed, "all but the empty one"
+    empty = judge(held(), LineRules(empty="none"))
+    assert (empty.decision, empty.passed) == ("empty", False)
+
+
+def test_cameras_that_see_different_faults_do_not_disagree() -> None:
+    own = {"a": "bent", "b": "dirty", "c": "none"}
+    assert judge(held("bent", "dirty", own=own), LineRules()).why_kept is None
+    assert judge(look("bent", own), LineRules()).why_kept == "disagreement"
+
+
+def test_votes_need_one_label_an_item() -> None:
+    told = "--rule bent: votes need one label an item, of this bundle several may hold"
+    with pytest.raises(InputError, match=told):
+        LineRules(needed={"bent": 2}).check(["bent", "dirty"], 5, several=True)
+    LineRules(passing=frozenset(("none", "bent"))).check(["bent", "dirty"], 5, several=True)
+    with pytest.raises(InputError, match="--pass none: expected a class of the bundle"):
+        LineRules(passing=frozenset(("none",))).check(["bent", "dirty"], 5)
+    # After a change of the bundle under a watcher that runs, the rule is never seen.
+    verdict = judge(held("bent", "dirty"), LineRules(needed={"bent": 2}))
+    assert (verdict.label, verdict.decision, verdict.votes) == ("bent+dirty", "fused", {})
+
+
+def test_a_look_takes_the_labels_of_an_answer() -> None:
+    answer = Prediction(
+        label="bent+dirty",
+        probability=0.7,
+        top=(("bent", 0.9), ("dirty", 0.7)),
+        holds=(("bent", 0.9), ("dirty", 0.7)),
+        mode="single",
+        used=("a",),
+        missing={},
+        expected_accuracy=None,
+        latency_ms=1.0,
+        deadline_ms=80.0,
+        members=(),
+    )
+    assert look_of(answer, 1).labels == ("bent", "dirty")
+    assert look_of(replace(answer, label="none", holds=()), 1).labels == ("none",)
+    assert look_of(replace(answer, label="bent", holds=None), 1).labels == ()
+    assert answer_record(answer).holds == (("bent", 0.9), ("dirty", 0.7))
+    assert answer_record(replace(answer, holds=None)).holds is None

@@ -226,3 +226,27 @@ def test_a_fleet_file_that_is_away_for_a_moment_is_no_reason_to_end(bundle: Bund
     Path(file).unlink()
     bridge.step(deadline_ms=80.0, now=lambda: "now")
     assert seen.reloaded == 0
+
+
+def test_labels_that_hold_have_a_sensor_each(tmp_path: Path) -> None:
+    labels = ('a "bent" {{ pin }}', "dirty%}", "bent", "dent")
+    several = Bundle.open(write_bundle(tmp_path / "bundle", labels=labels, several=True))
+    topic, config = next(iter(configs(several).items()))
+    check_discovery(topic, config)
+    answer = msgspec.structs.replace(
+        ANSWER, label=f"bent+{labels[0]}", holds=((labels[0], 0.9), ("bent", 0.75))
+    )
+    told = json.loads(msgspec.json.encode(answer_payload("now", answer)))
+    assert told["holds"] == [[labels[0], 0.9], ["bent", 0.75]]
+    shown = states(config, told)
+    assert [shown[label] for label in labels] == ["ON", "OFF", "ON", "OFF"]
+    none = states(config, {**told, "label": "none", "holds": []})
+    assert [none[label] for label in labels] == ["OFF"] * 4
+    failed = states(config, answer_payload("now", QuorumNotMet("nobody", {})))
+    assert [failed[label] for label in labels] == ["None"] * 4, "shown as unknown"
+
+
+def test_too_many_labels_have_the_one_sensor(tmp_path: Path) -> None:
+    labels = [f"fault {number}" for number in range(51)]
+    several = Bundle.open(write_bundle(tmp_path / "bundle", labels=labels, several=True))
+    assert len(next(iter(configs(several).values()))["components"]) == 10

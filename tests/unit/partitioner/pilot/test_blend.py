@@ -13,7 +13,7 @@ TARGETS = np.arange(COUNT) % CLASSES
 
 
 def held_out(logits: NDArray[np.float64]) -> HeldOutPredictions:
-    return HeldOutPredictions(log_probabilities=log_softmax(logits), penalty=1.0, sharpness=1.0)
+    return HeldOutPredictions(answers=log_softmax(logits), penalty=1.0, sharpness=1.0)
 
 
 def noisy(noise: float, seed: int) -> NDArray[np.float64]:
@@ -27,7 +27,7 @@ def features(noise: float) -> NDArray[np.float64]:
 
 
 def accuracy(predictions: HeldOutPredictions) -> float:
-    return float((predictions.log_probabilities.argmax(axis=1) == TARGETS).mean())
+    return float((predictions.answers.argmax(axis=1) == TARGETS).mean())
 
 
 def test_own_rows_take_the_place_of_a_classifier_of_too_few_pictures() -> None:
@@ -62,4 +62,4 @@ def test_a_blend_is_one_linear_classifier() -> None:
     found, blend = find_blend(left_out, OWN, x, TARGETS)
     assert blend is not None
     whole = log_softmax(blend.with_fitted(fitted).logits(x))
-    assert whole == pytest.approx(log_softmax(found.log_probabilities))
+    assert whole == pytest.approx(log_softmax(found.answers))

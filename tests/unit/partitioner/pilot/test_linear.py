@@ -72,7 +72,7 @@ def test_folds_left_out_are_predicted_as_by_fitting_again_without_them(
         if few:
             rest = ~inside
             chosen = fit_again(features[rest], targets[rest], groups[rest])[1]
-        assert found.log_probabilities[inside] == pytest.approx(answers[chosen][inside], abs=1e-6)
+        assert found.answers[inside] == pytest.approx(answers[chosen][inside], abs=1e-6)
     assert found.penalty == PENALTIES[best // len(SHARPNESS)]
     assert found.sharpness == SHARPNESS[best % len(SHARPNESS)]
 
@@ -85,7 +85,7 @@ def test_groups_of_several_sizes_are_left_out_whole() -> None:
     drawn = np.random.default_rng(3).integers(0, CLASSES, 30)[rows]
     whole = leave_groups_out(features[rows], drawn, rows, CLASSES)
     single = leave_groups_out(features[rows], drawn, np.arange(90), CLASSES)
-    right = [(found.log_probabilities.argmax(axis=1) == drawn).mean() for found in (whole, single)]
+    right = [(found.answers.argmax(axis=1) == drawn).mean() for found in (whole, single)]
     assert right[0] < 0.5
     assert right[1] > 0.9
 
@@ -117,7 +117,7 @@ def test_few_pictures_are_not_predicted_worse_than_others_are_answered() -> None
     targets = np.repeat(np.arange(10), 5)
     for _ in range(10):
         found = leave_groups_out(random.normal(size=(50, 8)), targets, np.arange(50), 10)
-        right.append((found.log_probabilities.argmax(axis=1) == targets).mean())
+        right.append((found.answers.argmax(axis=1) == targets).mean())
     assert np.mean(right) == pytest.approx(0.1, abs=0.03)
 
 
@@ -128,7 +128,7 @@ def test_networks_that_are_right_by_chance_are_not_the_surest_together() -> None
     for _ in range(12):
         total = sum(
             leave_groups_out(random.normal(size=(10, 30)), targets, np.arange(10), 2)
-            .log_probabilities
+            .answers
             for _ in range(5)
         )  # fmt: skip
         assert isinstance(total, np.ndarray)
@@ -147,7 +147,7 @@ def test_a_classifier_answers_pictures_that_it_has_not_seen() -> None:
         sharpness=left_out.sharpness,
     )
     answers = log_softmax(classifier.logits(features[200:]))
-    expected = (left_out.log_probabilities.argmax(axis=1) == targets[:200]).mean()
+    expected = (left_out.answers.argmax(axis=1) == targets[:200]).mean()
     measured = (answers.argmax(axis=1) == targets[200:]).mean()
     assert measured == pytest.approx(expected, abs=0.1)
     assert measured > 0.7

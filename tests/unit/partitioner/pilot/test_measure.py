@@ -67,7 +67,7 @@ def test_classes_with_one_training_picture_are_named(
     single = pilot.targets == 1
     assert single.sum() == 1
     for row in pilot.measured:
-        answers = pilot.measured[row].left_out.log_probabilities
+        answers = pilot.measured[row].left_out.answers
         assert np.isfinite(answers).all()
         assert answers[single].argmax(axis=1).tolist() != [1]
     assert (
