@@ -176,7 +176,7 @@ class _Simulation:
             self._trace.spans.append(SimulatedSpan(rank, kind, start_s, self._now_s))
 
     def _log(self, event: AnyEvent) -> None:
-        actions = self._schedule.handle(event)
+        actions = self._schedule.handle(event, self._now_s)
         self._trace.log.append((self._now_s, event, actions))
         for action in actions:
             self._trainers[action.rank].mail.append(action)
