@@ -434,7 +434,8 @@ class SpreadWorld(World):
         #: Meetings of some, and of all, that were committed.
         self.some, self.all = set[int](), set[int]()
         self.trained = 0
-        every, size, draw = self.random.randint(1, 12), self.random.randint(2, 4), draw_by(5)
+        self.batches = self.random.randint(1, 24)
+        every, size, draw = self.random.randint(1, 6), self.random.randint(2, 4), draw_by(5)
         if self.random.random() < 0.5:
             return Shuffled(
                 NETWORK, every, self.batches, self.epochs, size=size, draw=draw,
@@ -496,8 +497,8 @@ def test_every_batch_is_in_the_result_exactly_once(kind: type[World]) -> None:
             raise AssertionError(f"history {seed}: {error}") from error
         end = world.schedule.ended.partition(":")[0] or "all gone"
         ends[end] = ends.get(end, 0) + 1
-        some += isinstance(world, SpreadWorld) and len(world.some) > len(world.all) > 0
+        some += isinstance(world, SpreadWorld) and len(world.some) > 2
     # What is generated has to reach what it is to test.
     assert len(ends) == 4
     assert ends[f"{NETWORK} is trained"] > HISTORIES / 3
-    assert kind is not SpreadWorld or some > HISTORIES / 20
+    assert kind is not SpreadWorld or some > HISTORIES / 5
