@@ -5,7 +5,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -268,7 +268,7 @@ def crew_of(*paces: float) -> tuple[Paced, ...]:
 
 
 def requests(
-    paces: Sequence[float], slowed: object = steady, until_s: float = 3000.0, **more: object
+    paces: Sequence[float], slowed: object = steady, until_s: float = 3000.0, **more: Any
 ) -> CrewTrace:
     """Trainers that ask after every step of their own."""
     n = len(paces)
@@ -279,7 +279,7 @@ def requests(
         until_s=until_s,
         slowed=slowed,  # type: ignore[arg-type]
     )
-    schedule = OnRequest(NETWORK, n, 10**6, 1, expected=range(n), **more)  # type: ignore[arg-type]
+    schedule = OnRequest(NETWORK, n, 10**6, 1, expected=range(n), **more)
     return simulate(scenario, schedule)
 
 
@@ -328,7 +328,7 @@ def best(paces: Sequence[float], slowed: object) -> int:
     ids=["published, spells", "reach, spells", "published, constant", "reach, constant"],
 )
 def test_trainers_keep_their_pace(
-    paces: tuple[float, ...], slowed: object, more: dict[str, object], least: float, most: float
+    paces: tuple[float, ...], slowed: object, more: dict[str, Any], least: float, most: float
 ) -> None:
     for seed in range(2):
         trace = requests(paces, slowed, draw=draw_by(seed), **more)
