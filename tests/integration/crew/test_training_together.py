@@ -187,7 +187,11 @@ def test_jobs_side_by_side_and_exact_crews_give_the_weights_of_one_process(
 def test_rounds_and_passes_survive_a_trainer_that_is_killed(data: Path, tmp_path: Path) -> None:
     (tmp_path / "by-two").touch()
     # Of the teacher one is lost within groups; of the members who is left are a group of two.
-    meetings = (ShuffledGroups(), RequestedGroups(reach=math.inf, divide=True), WholeGroup())
+    meetings: tuple[WholeGroup | ShuffledGroups | RequestedGroups, ...] = (
+        ShuffledGroups(),
+        RequestedGroups(reach=math.inf, divide=True),
+        WholeGroup(),
+    )
     crew = Crew(
         tmp_path,
         data,

@@ -198,12 +198,15 @@ def in_stages(out: Path, crew: Crew) -> None:
 def machine(name: str) -> MembershipMachine:
     """Rounds of 8 pictures; those of `valued` grow, and some meet by their name."""
     crews = {"member-0": ("0", "1", "2")}
-    partial: dict[str, type[Shuffled | OnRequest]] = {"shuffled": Shuffled, "on_request": OnRequest}
     schedule: Everyone
-    if name in partial:
+    if name == "shuffled":
         # Rank 0 is alone in its site, and meets one of the others in every second round.
-        sites = {"site_of": SITES.__getitem__, "cross_every": 2} if name == "shuffled" else {}
-        schedule = partial[name]("member-0", 8, BATCHES, EPOCHS, expected=range(3), **sites)
+        schedule = Shuffled(
+            "member-0", 8, BATCHES, EPOCHS, expected=range(3), cross_every=2,
+            site_of=SITES.__getitem__,
+        )  # fmt: skip
+    elif name == "on_request":
+        schedule = OnRequest("member-0", 8, BATCHES, EPOCHS, expected=range(3))
     else:
         schedule = Everyone(
             "member-0", 8, BATCHES, EPOCHS, expected=range(3),
