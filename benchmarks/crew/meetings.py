@@ -7,7 +7,7 @@ periods: 8 trainers that are five times slower in a tenth of spells of 20 steps,
 is three times slower; the share kept is the steps done over those of trainers that never wait, in
 3,000 steps, from the least to the most of four draws. Sites: two of two trainers with 400 Mbit/s,
 a trunk of 40 Mbit/s between them, a network of 4 MB in fp32, steps of 0.25 s; seconds of means by
-the flows of `crew plan`. What the ways lose is not measured here. Writes
+the flows of `crew plan`. What the ways lose is `benchmarks.crew.spread`'s. Writes
 benchmarks/results/crew-meetings.json.
 """
 
@@ -203,7 +203,10 @@ PAGE = Page("benchmarks.crew.meetings", figures)
 
 def main() -> None:
     """Simulate and write."""
-    write_json(RESULT, {"slow periods": slow_periods(), "two sites": over_a_trunk()})
+    # What `benchmarks.crew.spread` has added stays.
+    known = read_result(RESULT.stem) if RESULT.exists() else {}
+    found = {"slow periods": slow_periods(), "two sites": over_a_trunk()}
+    write_json(RESULT, known | found)
     PAGE.write()
 
 

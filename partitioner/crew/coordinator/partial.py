@@ -186,7 +186,7 @@ class Shuffled(PartialMeetings):
         return self._done
 
     def _left_of(self, group: tuple[Rank, ...]) -> tuple[Rank, ...]:
-        """Those that are still there, unless they are in a meeting, which has its own members."""
+        """Those of a group that are still there."""
         return tuple(rank for rank in group if rank in self.members)
 
     def _sites(self) -> list[list[Rank]]:
@@ -201,7 +201,7 @@ class Shuffled(PartialMeetings):
     def _without_mean(self, resting: Sequence[Rank]) -> dict[Rank, tuple[int, ...]]:
         if found := super()._without_mean(resting):
             return found
-        # One whose group is lost, or that was told of a round that all had in its stead.
+        # One whose group is lost.
         grouped = {rank for group in self._groups for rank in group}
         alone = [r for r in resting if not (self.members[r].finished or r in grouped)]
         return {} if self._whole else dict.fromkeys(alone, ())
