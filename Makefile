@@ -133,7 +133,8 @@ truth: $(STAMP)
 invariants: $(STAMP)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest --timeout 0 \
 		tests/unit/mdp/requests/test_session_invariants.py tests/unit/mdp/requests/test_window.py \
-		tests/unit/partitioner/crew/coordinator/test_crew_histories.py
+		tests/unit/partitioner/crew/coordinator/test_crew_histories.py \
+		tests/unit/partitioner/crew/coordinator/test_partial.py
 
 # Several cameras with real agents, from the recording to 1,000 looks and a covered camera: minutes.
 scenes: $(STAMP)

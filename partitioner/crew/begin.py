@@ -35,6 +35,6 @@ class Begin(Record, frozen=True, kw_only=True):
 def begin_of(address: str, said: bytes) -> Begin:
     """Read what the desk says to a trainer before it joins; raises InputError."""
     try:
-        return msgspec.json.decode(said, type=Begin)
+        return msgspec.msgpack.decode(said, type=Begin)
     except msgspec.DecodeError as error:
         raise InputError(f"{address}: expected a desk of version {__version__}: {error}") from error

@@ -10,7 +10,7 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -32,6 +32,7 @@ from partitioner.crew.bus.files import DeskFiles, Files, TrainerFiles
 from partitioner.crew.bus.store import SignedStore, connect, serve_store
 from partitioner.crew.coordinator.jobs import Jobs
 from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.partial import OnRequest, Shuffled, draw_by
 from partitioner.crew.coordinator.rounds import growing_period
 from partitioner.crew.coordinator.run import CrewRun
 from partitioner.crew.coordinator.schedule import Everyone, Exact, RoundSchedule
@@ -43,7 +44,7 @@ from partitioner.crew.jobs.staged import hand_out_start
 from partitioner.crew.messages import State, Waited
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.picture import schedule_svg
-from partitioner.crew.planning.syncplan import SyncPlan, is_exact
+from partitioner.crew.planning.syncplan import RequestedGroups, ShuffledGroups, SyncPlan, is_exact
 from partitioner.crew.worker.probe import facts_of, measure, probe_jobs
 from partitioner.crew.worker.progress import board
 from partitioner.crew.worker.worker import (
@@ -143,8 +144,8 @@ def train_together(
     )
     finished = find_finished(work, jobs)
 
-    def schedule_of(network: str, members: set[int]) -> RoundSchedule:
-        return _schedule(work, plan, facts, network, members)
+    def schedule_of(network: str, members: set[int], names: Mapping[int, str]) -> RoundSchedule:
+        return _schedule(work, plan, facts, network, members, names)
 
     begin = Begin(
         version=__version__,
@@ -217,7 +218,7 @@ def _leading(
     begin: Begin,
     digest: str,
     jobs: Jobs,
-    schedule_of: Callable[[str, set[int]], RoundSchedule],
+    schedule_of: Callable[[str, set[int], Mapping[int, str]], RoundSchedule],
     progress: Progress,
     wait_s: float,
 ) -> Iterator[_Led]:
@@ -233,7 +234,7 @@ def _leading(
         files = stack.enter_context(
             DeskFiles(folder.files, partial(post, posting), partial(_digest_of, run))
         )
-        desk = Desk(store, run, watch, folder.log, msgspec.json.encode(begin), files.put)
+        desk = Desk(store, run, watch, folder.log, msgspec.msgpack.encode(begin), files.put)
         stack.callback(desk.close)
         with closing(Hand(store, reserved=0)) as control:
             control.join(begin.names[0], digest)
@@ -277,9 +278,14 @@ def _trains_teacher(settings: Settings) -> bool:
 
 
 def _schedule(
-    work: TrainingContext, plan: SyncPlan, facts: Facts, network: str, members: set[int]
+    work: TrainingContext,
+    plan: SyncPlan,
+    facts: Facts,
+    network: str,
+    members: set[int],
+    names: Mapping[int, str],
 ) -> RoundSchedule:
-    """The rounds of a network that several trainers share."""
+    """The rounds of a network that several trainers share; `names` are of all that take part."""
     sync = plan.of(network)
     if sync.what == "gradients":
         return Exact(network, 1, expected=members)
@@ -294,6 +300,22 @@ def _schedule(
     every, epochs, period = sync.round_pictures, schedule.epochs, None
     if sync.period == "grows":
         period = growing_period(every, epochs * batches)
+    meet = sync.meet
+    if isinstance(meet, ShuffledGroups):
+        sites = {name: site[0] for site in facts.sites for name in site}
+
+        def site_of(rank: int) -> str:
+            return sites.get(names.get(rank, ""), "")
+
+        return Shuffled(
+            network, every, batches, epochs, epoch, members, period, size=meet.size,
+            cross_every=meet.cross_every, site_of=site_of, draw=draw_by(work.settings.seed),
+        )  # fmt: skip
+    if isinstance(meet, RequestedGroups):
+        return OnRequest(
+            network, every, batches, epochs, epoch, members, period, size=meet.size, gap=meet.gap,
+            reach=meet.reach, divide=meet.divide, draw=draw_by(work.settings.seed),
+        )  # fmt: skip
     return Everyone(
         network,
         every,
@@ -408,7 +430,7 @@ def probe(
     with (
         _leading(
             address, folder, begin, digest, Jobs(probe_jobs(names)),
-            lambda network, _: Exact(network, 1), progress, wait_s,
+            lambda network, *_: Exact(network, 1), progress, wait_s,
         ) as led,
         _groups(led.ends.control, led.store, begin) as groups,
     ):  # fmt: skip

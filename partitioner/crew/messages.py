@@ -256,12 +256,16 @@ class Meet(Action, frozen=True, tag="meet"):
 
     In the background, members go on at once as after a GoOn of this `seq`, and take the mean over
     with Commit wherever they are then; without one they keep what they have.
+
+    Where only some meet, it is not `whole`: differences that a codec sends stay those from the last
+    mean of all.
     """
 
     seq: Count
     members: tuple[Rank, ...]
     weights: tuple[float, ...]
     background: bool = False
+    whole: bool = True
 
 
 class Commit(Action, frozen=True, tag="commit"):
@@ -330,8 +334,8 @@ def cursor(network: str, epoch: int) -> str:
 class MeetingSchedule(Protocol):
     """The schedule of meetings. Pure: no clock, no chance that is not handed in."""
 
-    def handle(self, event: AnyEvent) -> list[AnyAction]:
-        """Take the log's next event; returns what trainers are told, in order."""
+    def handle(self, event: AnyEvent, now_s: float = 0.0) -> list[AnyAction]:
+        """Take the log's next event, of this time; returns what trainers are told, in order."""
 
 
 class TrainerControl(Protocol):

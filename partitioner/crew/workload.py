@@ -1,10 +1,12 @@
 """The work that a plan and its settings give a crew: sizes, epochs and arithmetic."""
 
+from msgspec.structs import replace
+
 from mdp.formats.plan import Plan, Spec, SubModelSpec
 from partitioner.crew.planning import costs
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.methods import Methods
-from partitioner.crew.planning.syncplan import SyncPlan
+from partitioner.crew.planning.syncplan import SyncPlan, WholeGroup
 from partitioner.crew.planning.work import FrozenPasses, NetworkWork, Work, pace
 from partitioner.data.datasets import Dataset
 from partitioner.data.scenes import places, single_pictures
@@ -69,7 +71,8 @@ def longest_s(plan: SyncPlan, facts: Facts, work: Work, validated: int = 0) -> f
     methods, found = Methods(facts, "any"), [0.0]
     for network in work.networks:
         sync = plan.of(network.name)
-        method = methods.predict(network, sync)
+        # Where some meet, all do now and then.
+        method = methods.predict(network, replace(sync, meet=WholeGroup()))
         found.append(method.mean_s if method else 0.0)
         if sync.what == "gradients":
             paces = [pace(facts.of(name), network) for name in sync.crew or facts.names]

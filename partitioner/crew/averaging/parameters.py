@@ -73,6 +73,8 @@ class _Result:
 
     seq: int
     meeting: Meeting
+    #: Whether all met that take part.
+    whole: bool
     #: Places of the members that had the network before.
     entered: list[int]
     #: The network that all have now, and what a codec left out of the own one.
@@ -101,7 +103,8 @@ class Rounds:
     AdamW's are averaged too, in each so many meetings; 0 for none. outer: the owner's step from the
     last mean to the next. A trainer enters by a meeting, where it receives parameters
     and moments, so that it may come at any time; its epoch begins where the others are. From then
-    on moments are each trainer's own. Raises CrewEnded where the schedule refuses this trainer.
+    on moments are each trainer's own. Where only some meet, differences that are sent are those
+    from the last mean of all. Raises CrewEnded where the schedule refuses this trainer.
     """
 
     def __init__(
@@ -360,7 +363,7 @@ class Rounds:
         moments = None
         if not coded or (self._every_moments and meet.seq % self._every_moments == 0):
             moments = self._exactly(join(self._moments()), meeting)
-        return _Result(meet.seq, meeting, entered, vector, left, coded, moments)
+        return _Result(meet.seq, meeting, meet.whole, entered, vector, left, coded, moments)
 
     def _encode(self, vector: Tensor, meeting: Meeting) -> tuple[Tensor, Tensor | None]:
         """The mean by the network's codecs, and what they leave out of the own part of it."""
@@ -402,12 +405,13 @@ class Rounds:
             self._mean.commit()
         if self._outer is not None:
             self._outer.commit(result.meeting.members if result.coded else ())
-        if self._scales:
-            # Who comes has taken no step yet; in the next round all take as many.
+        if self._scales and result.whole:
+            # Who comes has taken no step yet; in the next round all take as many. Where some meet,
+            # the others' steps count for them later.
             weights = result.meeting.weights
             steps = weights if result.coded and any(weights) else [1.0] * len(weights)
             self._factor = step_factor(steps, self._trainers)
-        if self._differs:
+        if self._differs and result.whole:
             self.common = result.vector
         if (late := self._late) is not None:
             # All that was done since it was given stays.

@@ -269,7 +269,7 @@ class Desk:
         if isinstance(event, Joined):
             self._states[event.rank] = State()
         try:
-            actions = self._machine.handle(event)
+            actions = self._machine.handle(event, now_s)
             # Written first: what trainers are told is in the file.
             self._file.write(msgspec.json.encode(LogLine(now_s, event, actions)) + b"\n")
         except Exception as error:  # all wait for this thread
@@ -334,7 +334,7 @@ def replay(
     A last line that is cut off is left out: its actions were not posted.
     """
     for line in log_lines(path):
-        yield line.actions, machine.handle(line.event)
+        yield line.actions, machine.handle(line.event, line.at_s)
 
 
 def log_lines(path: Path) -> Iterator[LogLine]:

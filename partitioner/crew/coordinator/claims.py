@@ -67,3 +67,63 @@ class Claims:
     def complete(self) -> bool:
         """Tell whether every batch is committed."""
         return len(self.committed) == self.total
+
+
+class SpreadClaims(Claims):
+    """The same where only some meet at a time: a batch is in the parameters of all it came to.
+
+    Pending are, of each trainer, the batches that its parameters have and not all others', as bits
+    of a number. A batch is lost with the last trainer that has it.
+    """
+
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self._bits: dict[Rank, int] = {}
+
+    def report(self, rank: Rank, claims: Iterable[int]) -> None:
+        """A trainer reports batches; raises ValueError for one that another has or that is done."""
+        own, others = self._bits.get(rank, 0), self._anywhere
+        for batch in claims:
+            if batch >= self.total or own >> batch & 1:
+                continue
+            if others >> batch & 1 or batch in self.committed:
+                raise ValueError(f"trainer {rank}: batch {batch} is done already")
+            own |= 1 << batch
+        self._bits[rank] = own
+
+    def spread(self, ranks: Iterable[Rank], living: Iterable[Rank]) -> None:
+        """Take in that some have met: those that are left have the batches of all of them."""
+        found = 0
+        for rank in ranks:
+            found |= self._bits.pop(rank, 0)
+        self._bits |= dict.fromkeys(living, found)
+
+    def commit(self, rank: Rank) -> None:
+        """Take in that the work of a trainer is in the parameters of all."""
+        self.committed |= _batches(self._bits.pop(rank, 0))
+
+    def lose(self, rank: Rank) -> None:
+        """Take in that a trainer's parameters are lost."""
+        self._bits.pop(rank, None)
+
+    def missing(self) -> list[int]:
+        """Batches that are in nobody's parameters, in order."""
+        seen = self.committed | _batches(self._anywhere)
+        return [] if len(seen) == self.total else sorted(set(range(self.total)) - seen)
+
+    @property
+    def count(self) -> int:
+        """Batches that are committed or pending."""
+        return len(self.committed) + self._anywhere.bit_count()
+
+    @property
+    def _anywhere(self) -> int:
+        found = 0
+        for bits in self._bits.values():
+            found |= bits
+        return found
+
+
+def _batches(bits: int) -> set[int]:
+    """The batches whose bits are set."""
+    return {batch for batch, bit in enumerate(reversed(f"{bits:b}")) if bit == "1"}

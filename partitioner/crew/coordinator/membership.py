@@ -32,24 +32,24 @@ class MembershipMachine:
         self.living: dict[Rank, str] = {}
         self._refused: set[Rank] = set()
 
-    def handle(self, event: AnyEvent) -> list[AnyAction]:
-        """Take the log's next event; returns what trainers are told, in order."""
+    def handle(self, event: AnyEvent, now_s: float = 0.0) -> list[AnyAction]:
+        """Take the log's next event, of this time; returns what trainers are told, in order."""
         rank = event.rank
         match event:
             case Joined():
-                return self._join(event)
+                return self._join(event, now_s)
             case Gone() if rank in self.living:
                 reason = "it has left, or was silent for too long: join again"
-                return [*self._leave(rank), *self._refuse(rank, reason)]
+                return [*self._leave(rank, now_s), *self._refuse(rank, reason)]
         if isinstance(event, Gone) or rank not in self.living:
             return []
         if self.living[rank] not in self.crews.get(event.network, ()):
             network = event.network
             return self._refuse(rank, f"{self.living[rank]} is not in the crew of {network}")
         schedule = self.networks.get(event.network)
-        return schedule.handle(event) if schedule else []
+        return schedule.handle(event, now_s) if schedule else []
 
-    def _join(self, event: Joined) -> list[AnyAction]:
+    def _join(self, event: Joined, now_s: float) -> list[AnyAction]:
         rank, name = event.rank, event.name
         if rank in self.living or rank in self._refused:
             return []
@@ -64,15 +64,16 @@ class MembershipMachine:
             )
         actions: list[AnyAction] = []
         for other in [other for other, taken in self.living.items() if taken == name]:
-            actions += self._leave(other)
+            actions += self._leave(other, now_s)
             actions += self._refuse(other, f"another trainer joined as {name}")
         self.living[rank] = name
         return [*actions, Accepted(rank=rank, network="")]
 
-    def _leave(self, rank: Rank) -> list[AnyAction]:
+    def _leave(self, rank: Rank, now_s: float) -> list[AnyAction]:
         del self.living[rank]
         gone = Gone(rank=rank)
-        return [action for network in self.networks.values() for action in network.handle(gone)]
+        networks = self.networks.values()
+        return [action for network in networks for action in network.handle(gone, now_s)]
 
     def _refuse(self, rank: Rank, reason: str) -> list[AnyAction]:
         self._refused.add(rank)

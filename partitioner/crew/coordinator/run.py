@@ -22,16 +22,16 @@ from partitioner.crew.messages import (
 class CrewRun:
     """The desk's machine: membership and rounds by `machine`, jobs by `jobs`.
 
-    `schedule_of` makes the schedule of a network that several trainers share, from its name and
-    these; the rounds begin anew where all of them were lost. A network that cannot be trained ends
-    the run: all are told why.
+    `schedule_of` makes the schedule of a network that several trainers share, from its name, these,
+    and the names of all that take part, as they come and go; the rounds begin anew where all of
+    them were lost. A network that cannot be trained ends the run: all are told why.
     """
 
     def __init__(
         self,
         machine: MembershipMachine,
         jobs: Jobs,
-        schedule_of: Callable[[str, set[Rank]], RoundSchedule],
+        schedule_of: Callable[[str, set[Rank], Mapping[Rank, str]], RoundSchedule],
     ) -> None:
         self._machine, self._jobs, self._schedule_of = machine, jobs, schedule_of
         self._networks: dict[str, RoundSchedule] = {}
@@ -49,8 +49,8 @@ class CrewRun:
         """Tell whether every job has an outcome."""
         return self._jobs.is_finished
 
-    def handle(self, event: AnyEvent) -> list[AnyAction]:
-        """Take the log's next event; returns what trainers are told, in order."""
+    def handle(self, event: AnyEvent, now_s: float = 0.0) -> list[AnyAction]:
+        """Take the log's next event, of this time; returns what trainers are told, in order."""
         if isinstance(event, Waited):
             return self._begin(self._jobs.give_up())
         if isinstance(event, Made):
@@ -60,7 +60,7 @@ class CrewRun:
                 self.said.setdefault(event.network, event.said)
             return self._begin(self._jobs.handle(event))
         before = dict(self._machine.living)
-        actions = self._machine.handle(event)
+        actions = self._machine.handle(event, now_s)
         living = self._machine.living
         if reason := next((one.failed for one in self._networks.values() if one.failed), ""):
             return actions + [Refused(rank=rank, network="", reason=reason) for rank in living]
@@ -75,7 +75,7 @@ class CrewRun:
         for network in dict.fromkeys(start.network for start in starts if not start.alone):
             begun = {start.rank for start in starts if start.network == network}
             if begun == self._jobs.running(network):
-                self._networks[network] = self._schedule_of(network, begun)
+                self._networks[network] = self._schedule_of(network, begun, self.living)
         if not self.is_finished:
             return [*starts]
         return [Leave(rank=rank, network="") for rank in self._machine.living]

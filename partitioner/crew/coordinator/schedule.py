@@ -39,7 +39,7 @@ _LONGER, _LONGEST = 2, 1.5
 
 
 @dataclass(slots=True)
-class _ScheduledTrainer:
+class ScheduledTrainer:
     """A trainer as its schedule sees it."""
 
     #: The number of the last Commit or GoOn that it was told.
@@ -60,14 +60,17 @@ class _ScheduledTrainer:
     #: Whether it sent a number that is not finite in this round, and ever.
     blamed: bool = False
     blamed_before: bool = False
+    #: Meetings in a row that failed with it, without a trainer lost or blamed.
+    failures: int = 0
 
 
 @dataclass(slots=True)
 class _Meeting:
     seq: int
     weights: dict[Rank, float]
-    #: Whether its members go on meanwhile.
+    #: Whether its members go on meanwhile, and whether it is of all that take part.
     background: bool
+    whole: bool
     #: Whether a member has the result; who failed may have named who sent the number.
     answers: dict[Rank, bool] = field(default_factory=dict)
     blamed: set[Rank] = field(default_factory=set)
@@ -77,8 +80,8 @@ class RoundSchedule(ABC):
     """The base of all rounds; a subclass decides when they close, who meets and whose part counts.
 
     Meetings are held by rank, so that several may be under way, each with members of its own. A
-    round closes when none is. The first meeting waits for those that are `expected`: of them the
-    lowest rank gives its parameters.
+    round of all closes when none is. The first meeting waits for those that are `expected`: of them
+    the lowest rank gives its parameters.
     """
 
     def __init__(
@@ -90,20 +93,21 @@ class RoundSchedule(ABC):
         self.ended = ""
         #: The same where beginning again would end alike.
         self.failed = ""
-        self.members: dict[Rank, _ScheduledTrainer] = {}
+        self.members: dict[Rank, ScheduledTrainer] = {}
         self._seq = 0
         self._started = self._closing = False
         #: Meetings under way by rank, until each is resolved; of lost members too.
         self._meetings: dict[Rank, _Meeting] = {}
-        self._failures = 0
+        #: Time of the event in hand.
+        self._now_s = 0.0
 
-    def handle(self, event: AnyEvent) -> list[AnyAction]:
+    def handle(self, event: AnyEvent, now_s: float = 0.0) -> list[AnyAction]:
         """Take the log's next event; returns what trainers are told, in order.
 
         Reports of trainers that have not entered, or that belong to an earlier round or meeting,
         change nothing.
         """
-        rank = event.rank
+        rank, self._now_s = event.rank, now_s
         if isinstance(event, Gone) and rank in self._expected:
             self._expected.discard(rank)
             if rank not in self.members and not self.ended:
@@ -118,7 +122,7 @@ class RoundSchedule(ABC):
                 if member.holds and rank not in self._meetings:
                     self._on_loss(rank)
             case Waiting(since=0) if member is None:
-                self.members[rank] = _ScheduledTrainer()
+                self.members[rank] = ScheduledTrainer()
             case Ready() | Waiting() | Finished() if member:
                 if event.since != member.since or member.rests:
                     return []
@@ -134,7 +138,7 @@ class RoundSchedule(ABC):
                 return []
         return self._advance()
 
-    def _on_report(self, member: _ScheduledTrainer, event: AnyReport) -> None:
+    def _on_report(self, member: ScheduledTrainer, event: AnyReport) -> None:
         member.pictures = event.pictures
         member.rests = not isinstance(event, Ready)
         member.finished = isinstance(event, Finished)
@@ -145,20 +149,18 @@ class RoundSchedule(ABC):
             actions += self._resolve(meeting)
             if self.ended:
                 return actions
-        if not self._meetings:
-            if not self._givers() and (self._started or self.members):
-                reason = f"no trainer that has the parameters of {self.network} is left"
-                return actions + self._end(f"{reason}: start again from the last checkpoint")
-            self._closing = self._closing or self._due()
-            if self._closing:
-                actions += self._close()
+        if not self._meetings and not self._givers() and (self._started or self.members):
+            reason = f"no trainer that has the parameters of {self.network} is left"
+            return actions + self._end(f"{reason}: start again from the last checkpoint")
+        actions += self._close()
         awaits = not self._started and self._expected - self.members.keys()
         resting = [rank for rank in sorted(self.members) if self._is_free(rank)]
         if resting and not awaits:
             if claims := self._without_mean(resting):
-                return actions + self._go_on(claims) + self._has_ended()
-            for weights in self.groups(resting):
-                actions += self._meet(weights)
+                actions += self._go_on(claims) + self._has_ended()
+            if not self.ended:
+                for weights in self.groups([rank for rank in resting if rank not in claims]):
+                    actions += self._meet(weights)
         return actions
 
     def _is_free(self, rank: Rank) -> bool:
@@ -166,8 +168,16 @@ class RoundSchedule(ABC):
         return self.members[rank].rests and rank not in self._meetings
 
     def _close(self) -> list[AnyAction]:
-        """Tell those that may stop now, each once."""
-        training = {rank: member for rank, member in self.members.items() if not member.rests}
+        """Tell those that may stop now, if the round closes."""
+        if not self._meetings:
+            self._closing = self._closing or self._due()
+        if self._meetings or not self._closing:
+            return []
+        return self._tell_to_stop(self.members)
+
+    def _tell_to_stop(self, ranks: Iterable[Rank]) -> list[AnyAction]:
+        """Tell those of some that train and may stop now, each once."""
+        training = {rank: self.members[rank] for rank in ranks if not self.members[rank].rests}
         told: list[AnyAction] = []
         for rank, member in training.items():
             if not member.told and self._may_stop(member, training.values()):
@@ -175,7 +185,7 @@ class RoundSchedule(ABC):
                 told.append(Close(rank=rank, network=self.network))
         return told
 
-    def _may_stop(self, member: _ScheduledTrainer, training: Iterable[_ScheduledTrainer]) -> bool:
+    def _may_stop(self, member: ScheduledTrainer, training: Iterable[ScheduledTrainer]) -> bool:
         """Tell whether one that trains, with these, is told now that the round closes."""
         return True
 
@@ -203,8 +213,10 @@ class RoundSchedule(ABC):
             member.pictures = member.carried = 0
             self._on_loss(rank)
         lost = len(living) < len(meeting.weights)
-        self._failures = 0 if blamed or lost else self._failures + 1
-        if self._failures == ATTEMPTS:
+        for rank in living:
+            member = self.members[rank]
+            member.failures = 0 if blamed or lost else member.failures + 1
+        if any(self.members[rank].failures == ATTEMPTS for rank in living):
             names = ", ".join(map(str, living))
             return self._fail(
                 f"{ATTEMPTS} means of {names} failed: they do not all reach each other"
@@ -212,14 +224,16 @@ class RoundSchedule(ABC):
         return []
 
     def _commit(self, meeting: _Meeting, living: list[Rank]) -> list[AnyAction]:
-        self._failures, self._closing, self._started = 0, False, True
-        self._on_commit(meeting.weights, background=meeting.background)
+        self._closing, self._started = False, True
+        self._on_commit(meeting.weights, background=meeting.background, whole=meeting.whole)
         for rank in meeting.weights.keys() - living:
             self._on_loss(rank)  # what it has done meanwhile
+        for rank in living:
+            self.members[rank].failures = 0
         for rank in [] if meeting.background else living:
             member = self.members[rank]
             member.holds, member.blamed = True, False
-            self._goes_on(member, meeting.seq)
+            self._goes_on(rank, meeting.seq)
         seq, epoch = meeting.seq, self.epoch
         actions: list[AnyAction] = [
             Commit(rank=rank, network=self.network, seq=seq, epoch=epoch) for rank in living
@@ -234,7 +248,8 @@ class RoundSchedule(ABC):
             del self.members[rank]
         return self._end(f"{self.network} is trained")
 
-    def _goes_on(self, member: _ScheduledTrainer, seq: int) -> None:
+    def _goes_on(self, rank: Rank, seq: int) -> None:
+        member = self.members[rank]
         member.since, member.rests, member.finished, member.told = seq, False, False, False
 
     def _meet(self, weights: dict[Rank, float]) -> list[AnyAction]:
@@ -242,12 +257,12 @@ class RoundSchedule(ABC):
         if not any(weights.values()):
             weights[next(rank for rank in self._givers() if rank in weights)] = 1.0
         self._seq += 1
-        background = self._begin_background(weights)
-        self._meetings |= dict.fromkeys(weights, _Meeting(self._seq, weights, background))
+        background, whole = self._begin_background(weights), self._is_whole()
+        self._meetings |= dict.fromkeys(weights, _Meeting(self._seq, weights, background, whole))
         if background:
             self._closing = False
             for rank in weights:
-                self._goes_on(self.members[rank], self._seq)
+                self._goes_on(rank, self._seq)
         first = Meet(
             rank=0,
             network=self.network,
@@ -255,6 +270,7 @@ class RoundSchedule(ABC):
             members=tuple(weights),
             weights=tuple(weights.values()),
             background=background,
+            whole=whole,
         )
         return [replace(first, rank=rank) for rank in weights]
 
@@ -263,7 +279,7 @@ class RoundSchedule(ABC):
         self._seq += 1
         self._closing = False
         for rank in claims:
-            self._goes_on(self.members[rank], self._seq)
+            self._goes_on(rank, self._seq)
         told = GoOn(rank=0, network=self.network, seq=self._seq, epoch=self.epoch)
         return [replace(told, rank=rank, claims=given) for rank, given in claims.items()]
 
@@ -300,10 +316,7 @@ class RoundSchedule(ABC):
         """
 
     def _without_mean(self, resting: Sequence[Rank]) -> dict[Rank, tuple[int, ...]]:
-        """Those of `resting` that go on with their own parameters, and the batches they are given.
-
-        Where there are any, nobody meets now.
-        """
+        """Those of `resting` that go on with their own parameters, and batches given to them."""
         return {}
 
     def _all_rest(self) -> bool:
@@ -311,7 +324,7 @@ class RoundSchedule(ABC):
         return all(self._is_free(rank) for rank in self.members)
 
     @abstractmethod
-    def _on_divergence(self, member: _ScheduledTrainer) -> bool:
+    def _on_divergence(self, member: ScheduledTrainer) -> bool:
         """Tell whether one more number that is not finite ends the training."""
 
     @abstractmethod
@@ -319,8 +332,12 @@ class RoundSchedule(ABC):
         """Take in that a trainer's work since the last mean is gone."""
 
     @abstractmethod
-    def _on_commit(self, weights: Mapping[Rank, float], *, background: bool) -> None:
-        """A mean with these weights is the network's state; its members may have gone on."""
+    def _on_commit(self, weights: Mapping[Rank, float], *, background: bool, whole: bool) -> None:
+        """A mean with these weights is its members' state; they may have gone on."""
+
+    def _is_whole(self) -> bool:
+        """Tell whether meetings that begin now are of all that take part."""
+        return True
 
     def _begin_background(self, weights: Mapping[Rank, float]) -> bool:
         """Let these members go on while they meet, if they may; tells whether they do."""
@@ -361,20 +378,20 @@ class Everyone(RoundSchedule):
         self._reports = 0
         self.claims = Claims(batches)
 
-    def _on_report(self, member: _ScheduledTrainer, event: AnyReport) -> None:
+    def _on_report(self, member: ScheduledTrainer, event: AnyReport) -> None:
         super()._on_report(member, event)
         self.claims.report(event.rank, event.claims)
         if isinstance(event, Ready):
             self._reports += 1
             member.lap, member.reported = self._reports - member.reported, self._reports
 
-    def _may_stop(self, member: _ScheduledTrainer, training: Iterable[_ScheduledTrainer]) -> bool:
+    def _may_stop(self, member: ScheduledTrainer, training: Iterable[ScheduledTrainer]) -> bool:
         """Tell whether nobody's step takes much longer: the quick go on meanwhile."""
         longest = max(self._length(one) for one in training)
         long = self._pictures() >= _LONGEST * self._round_pictures()
         return long or longest <= _LONGER * self._length(member)
 
-    def _length(self, member: _ScheduledTrainer) -> int:
+    def _length(self, member: ScheduledTrainer) -> int:
         """Length of a step, the one in hand or the last, in reports of all."""
         return max(member.lap, self._reports - member.reported)
 
@@ -422,20 +439,20 @@ class Everyone(RoundSchedule):
             self.claims.fail(rank)
             self.members[rank].carried += int(pictures)
 
-    def _on_divergence(self, member: _ScheduledTrainer) -> bool:
+    def _on_divergence(self, member: ScheduledTrainer) -> bool:
         return member.blamed_before
 
     def _on_loss(self, rank: Rank) -> None:
         self.claims.lose(rank)
 
-    def _on_commit(self, weights: Mapping[Rank, float], *, background: bool) -> None:
+    def _on_commit(self, weights: Mapping[Rank, float], *, background: bool, whole: bool) -> None:
         for rank in weights:
             self.claims.commit(rank)
             if rank in self.members and not background:
                 self.members[rank].pictures = self.members[rank].carried = 0
         if self.claims.complete and not background:
             self.epoch += 1
-            self.claims = Claims(self.batches)
+            self.claims = type(self.claims)(self.batches)
 
 
 class Exact(RoundSchedule):
@@ -483,12 +500,12 @@ class Exact(RoundSchedule):
             }
         ]
 
-    def _on_divergence(self, member: _ScheduledTrainer) -> bool:
+    def _on_divergence(self, member: ScheduledTrainer) -> bool:
         return True
 
     def _on_loss(self, rank: Rank) -> None:
         self._reduced = True
 
-    def _on_commit(self, weights: Mapping[Rank, float], *, background: bool) -> None:
+    def _on_commit(self, weights: Mapping[Rank, float], *, background: bool, whole: bool) -> None:
         # One that was lost in the meeting itself is in its group: the next needs another.
         self._reduced = not all(rank in self.members for rank in weights)

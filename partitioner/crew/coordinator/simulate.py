@@ -76,8 +76,8 @@ class CrewScenario:
     batches: int
     epochs: int = 1
     until_s: float = math.inf
-    #: Seconds of a mean of so many members.
-    mean_s: Callable[[int], float] = lambda members: 0.0
+    #: Seconds of a mean of these members.
+    mean_s: Callable[[tuple[Rank, ...]], float] = lambda members: 0.0
     #: How many times slower a step is that a trainer begins then.
     slowed: Callable[[Rank, float], float] = steady
     #: From a loss until the desk knows it, and until the others' mean fails.
@@ -176,7 +176,7 @@ class _Simulation:
             self._trace.spans.append(SimulatedSpan(rank, kind, start_s, self._now_s))
 
     def _log(self, event: AnyEvent) -> None:
-        actions = self._schedule.handle(event)
+        actions = self._schedule.handle(event, self._now_s)
         self._trace.log.append((self._now_s, event, actions))
         for action in actions:
             self._trainers[action.rank].mail.append(action)
@@ -269,7 +269,7 @@ class _Simulation:
         if any(member.lost for member in members):
             self._fail(rank, meet)
         elif all(_meets(member, meet) for member in members):
-            self._at(self._now_s + self._scenario.mean_s(len(members)), lambda: self._finish(meet))
+            self._at(self._now_s + self._scenario.mean_s(meet.members), lambda: self._finish(meet))
 
     def _go_on_meanwhile(self, rank: Rank, meet: Meet) -> None:
         """Come to a meeting, and go on with the next step."""
@@ -279,7 +279,7 @@ class _Simulation:
         if any(member.lost for member in members):
             self._fail(rank, meet)
         elif all(_meets(member, meet) for member in members):
-            self._at(self._now_s + self._scenario.mean_s(len(members)), lambda: self._finish(meet))
+            self._at(self._now_s + self._scenario.mean_s(meet.members), lambda: self._finish(meet))
         self._go_on(rank, GoOn(rank=rank, network=NETWORK, seq=meet.seq, epoch=trainer.epoch))
 
     def _finish(self, meet: Meet) -> None:

@@ -17,14 +17,16 @@ from partitioner.crew.coordinator.rounds import growing_means
 from partitioner.crew.coordinator.sizes import CodecName
 from partitioner.crew.planning.costs import RATIO, What, answers_per_s, step_s
 from partitioner.crew.planning.facts import Facts, Trainer
-from partitioner.crew.planning.flows import Links, Route
+from partitioner.crew.planning.flows import Links, MeanTime, Route
 from partitioner.crew.planning.rules import refusals
 from partitioner.crew.planning.stages import PipelineFacts, in_best_order, pipeline_time
 from partitioner.crew.planning.syncplan import (
     BUCKET_BYTES,
     NetworkSync,
     OuterOwner,
+    RequestedGroups,
     Stage,
+    WholeGroup,
     is_exact,
 )
 from partitioner.crew.planning.work import FrozenPasses, NetworkWork, pace
@@ -104,11 +106,31 @@ class Methods:
             return None
         if len(crew) == 1:
             return Method(sync, paces[0])
-        mean = self.links.mean(sync.way, crew, sync.shards)
+        mean = self._mean(sync, crew)
         transfer_s = mean.per_byte_s * _transfer_bytes(network, sync.codec)
         if sync.what == "gradients":
             return _by_gradients(network, sync, paces, mean.latency_s, transfer_s)
         return _in_rounds(network, sync, paces, mean.latency_s + transfer_s)
+
+    def _mean(self, sync: NetworkSync, crew: Sequence[str]) -> MeanTime:
+        """A mean of those that meet; where some do, of the worst connected."""
+        links, meet = self.links, sync.meet
+        if isinstance(meet, WholeGroup):
+            return links.mean(sync.way, crew, sync.shards)
+        sites = links.sites_of(crew)
+        if isinstance(meet, RequestedGroups):
+            worst = sorted(crew, key=links.reach)[: meet.size]
+            return links.mean(sync.way, worst, sync.shards)
+        inside = [links.mean(sync.way, site[-meet.size :], sync.shards) for site in sites]
+        longest = max(inside, key=lambda mean: mean.of(1.0))
+        if len(sites) == 1:
+            return longest
+        across = links.mean(sync.way, [site[-1] for site in sites], sync.shards)
+        part = 1 / meet.cross_every
+        return MeanTime(
+            (1 - part) * longest.latency_s + part * across.latency_s,
+            (1 - part) * longest.per_byte_s + part * across.per_byte_s,
+        )
 
     def _pace(self, name: str, network: NetworkWork | FrozenPasses) -> float:
         return pace(self._trainers[name], network)

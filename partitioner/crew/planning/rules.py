@@ -11,6 +11,8 @@ from typing import NamedTuple
 GIVEN, MISSING = "given", "missing"
 #: Stands for a key in rules of what gives the weights of one process, up to rounding.
 EXACT = "weights of one process"
+#: Kinds of `meet` in which only some of a network's trainers meet at a time.
+PARTIAL = ("shuffled", "on_request")
 
 
 class Rule(NamedTuple):
@@ -56,6 +58,9 @@ RULES = (
     Rule("when", "what", ("parameters",), "a step needs its gradients", ("background",)),
     Rule("when", "owner", ("mean",), "its momentum would be late", ("background",)),
     Rule("when", "moments", (MISSING,), "AdamW's go on meanwhile", ("background",)),
+    Rule("meet", "what", ("parameters",), "gradients are averaged by all", PARTIAL),
+    Rule("meet", "owner", ("mean",), "an outer step is from a mean of all", PARTIAL),
+    Rule("meet", "when", ("at_once",), "who meets next has to be known", PARTIAL),
     Rule("bucket_bytes", "what", ("gradients",), "means of parameters are taken at once"),
     Rule("shares", "what", ("gradients",), "rounds follow paces anyway", ("pace",)),
     Rule("route", "codec", ("fp32", "fp16"), "sums of its codes overflow", ("ring",)),

@@ -1,6 +1,7 @@
 """crew.toml: which trainers train which network, and how they agree on its weights."""
 
 import hashlib
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,7 @@ Above0 = Annotated[int, Meta(gt=0, le=2**40)]
 #: Pictures of a round, and bytes of a bucket (torch's default), where a plan says nothing.
 EVERY_PICTURES, BUCKET_BYTES = 4096, 25 * 2**20
 #: Keys that came after the digests that run folders keep: they count where they are set.
-_LATER_KEYS = ("period", "step_size", "moments", "owner", "when")
+_LATER_KEYS = ("period", "step_size", "moments", "owner", "when", "meet")
 
 
 class TensorRule(Record, frozen=True, kw_only=True):
@@ -64,6 +65,31 @@ class OuterOwner(Record, frozen=True, kw_only=True, tag_field="kind", tag="outer
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
 
+class WholeGroup(Record, frozen=True, kw_only=True, tag_field="kind", tag="everyone"):
+    """All trainers of a network meet."""
+
+
+#: Trainers of a group.
+Size = Annotated[int, Meta(ge=2, le=1000)]
+
+
+class ShuffledGroups(Record, frozen=True, kw_only=True, tag_field="kind", tag="shuffled"):
+    """Groups of a site that are drawn anew in every round; in some rounds one crosses the sites."""
+
+    size: Size = 2
+    cross_every: Annotated[int, Meta(ge=1, le=1000)] = 4
+
+
+class RequestedGroups(Record, frozen=True, kw_only=True, tag_field="kind", tag="on_request"):
+    """Groups of those that ask for one: see `coordinator.partial.OnRequest`."""
+
+    size: Size = 2
+    gap: Annotated[int, Meta(ge=1, le=10**6)] = 8
+    #: Of the asking trainer's lap.
+    reach: Annotated[float, Meta(ge=0)] = 0.25
+    divide: bool = False
+
+
 class NetworkSync(Record, frozen=True, kw_only=True):
     """The training of one network."""
 
@@ -77,6 +103,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     moments: Annotated[int, Meta(ge=1, le=1000)] | None = None
     owner: MeanOwner | OuterOwner = MeanOwner()
     when: Literal["at_once", "background"] = "at_once"
+    meet: WholeGroup | ShuffledGroups | RequestedGroups = WholeGroup()
     shares: Literal["equal", "pace"] = "equal"
     route: Route | None = None
     shards: ShardSizes = "equal"
@@ -127,8 +154,11 @@ class NetworkSync(Record, frozen=True, kw_only=True):
             key: frozenset((getattr(self, key),))
             for key in ("name", "what", "period", "step_size", "when", "shares", "shards")
         }
-        kind = "outer" if isinstance(self.owner, OuterOwner) else "mean"
-        of_all = {"owner": frozenset((kind,)), "route": frozenset((self.way,))}
+        of_all = {
+            key: frozenset((msgspec.to_builtins(tagged)["kind"],))
+            for key, tagged in (("owner", self.owner), ("meet", self.meet))
+        }
+        of_all["route"] = frozenset((self.way,))
         return {**given, **named, **of_all, "codec": frozenset(self.codecs)}
 
     def codec_of(self, tensor: str) -> CodecName:
@@ -247,6 +277,8 @@ def _of_a_network(sync: NetworkSync) -> Iterator[str]:
     yield from refusals(sync.words)
     if sync.micro_batches is not None and sync.micro_batches < len(sync.stage):
         yield "micro_batches`: expected at least as many as stages"
+    if isinstance(sync.meet, RequestedGroups) and math.isnan(sync.meet.reach):
+        yield "meet.reach`: expected a number or inf, found nan"
     if len(sync.stage) == 1:
         yield "stage`: expected at least 2, or `by`"
     for i, (before, limit) in enumerate(pairwise(sync.in_flight), 1):
@@ -282,6 +314,7 @@ def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
                 known = sync.name in trainer.pictures_per_s
                 if not known and not (work and pace(trainer, work.of(sync.name))):
                     yield f"`{key}.shares`: expected equal: no pace of {name} was measured"
+        yield from _of_groups(f"{key}.meet", sync, len(crew))
         if sync.shards == "link" and not facts.is_connected(crew):
             yield f"`{key}.shards`: expected equal: not all links of its trainers were measured"
         if sync.way == "two_tier" and not _has_sites(crew, facts):
@@ -303,6 +336,14 @@ def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
                     f"`{key}.by`: {sync.name} needs about {needed / 1e9:.1f} GB, "
                     f"{name} has {there / 1e9:.1f} GB"
                 )
+
+
+def _of_groups(key: str, sync: NetworkSync, trainers: int) -> Iterator[str]:
+    """The size of groups of some."""
+    if isinstance(sync.meet, WholeGroup):
+        return
+    if sync.meet.size > trainers:
+        yield f"`{key}.size`: expected at most {trainers} trainers, found {sync.meet.size}"
 
 
 def _of_stages(

@@ -205,7 +205,7 @@ def test_the_desk_has_the_lowest_rank_however_quick_others_are(
     with (
         desk_module._leading(
             "127.0.0.1:0", CrewFolder(tmp_path), begin, "d", Jobs(probe_jobs(begin.names)),
-            lambda network, members: Exact(network, 1), QUIET, 600.0,
+            lambda network, *_: Exact(network, 1), QUIET, 600.0,
         ) as led,
         closing(others[0]),
     ):  # fmt: skip

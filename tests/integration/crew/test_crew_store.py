@@ -149,7 +149,7 @@ def test_a_desk_that_cannot_write_its_log_says_so(tmp_path: Path) -> None:
 
 def test_a_desk_that_fails_says_so_to_all(tmp_path: Path) -> None:
     class Broken(MembershipMachine):
-        def handle(self, event: AnyEvent) -> list[AnyAction]:
+        def handle(self, event: AnyEvent, now_s: float = 0.0) -> list[AnyAction]:
             raise KeyError(event.rank)
 
     store = serve_store(HOST, 0, TOKEN)
@@ -185,7 +185,7 @@ def test_a_trainer_that_no_plan_names(tmp_path: Path) -> None:
     store = serve_store(HOST, 0, TOKEN)
     settings = run_settings(TrainingInputs.of(config_of(DIGITS), data, plan.teacher))
     begin = Begin(version=__version__, names=("desk", "tower"), settings=settings, plan=plan)
-    log, said = tmp_path / "log.jsonl", msgspec.json.encode(begin)
+    log, said = tmp_path / "log.jsonl", msgspec.msgpack.encode(begin)
     desk = Desk(store, machine(), Watch(20.0), log, said)
     address = f"{HOST}:{store.port}"
     with pytest.raises(InputError, match=r"--name: expected a trainer of .* \(tower\), got 'nas'"):

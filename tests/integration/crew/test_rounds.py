@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import HashStore  # noqa: E402
 from partitioner.crew.averaging.mean import Means  # noqa: E402
 from partitioner.crew.averaging.owners import OuterStep  # noqa: E402
 from partitioner.crew.averaging.parameters import CrewEnded, Rounds  # noqa: E402
+from partitioner.crew.coordinator.partial import OnRequest, Shuffled  # noqa: E402
 from partitioner.crew.coordinator.schedule import Everyone  # noqa: E402
 from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
 from partitioner.crew.messages import (  # noqa: E402
@@ -39,8 +40,10 @@ TRAINERS, BATCHES = 3, [np.arange(start, start + 2) for start in range(0, 24, 2)
 class Desk:
     """A schedule and mailboxes in this process."""
 
-    def __init__(self, every: int, *, background: bool = False) -> None:
-        self.schedule = Everyone(
+    def __init__(
+        self, every: int, *, background: bool = False, schedule: Everyone | None = None
+    ) -> None:
+        self.schedule = schedule or Everyone(
             "net", every, len(BATCHES), 1, expected=range(TRAINERS), background=background
         )
         self.lock = threading.Lock()
@@ -221,6 +224,45 @@ def test_what_int8_leaves_out_stays_with_the_parameters() -> None:
     assert lacking
     assert 0 < max(lacking) < 0.2
     assert all(torch.equal(found[0][1], weights) for _, weights in found)
+
+
+@pytest.mark.parametrize("kind", [Shuffled, OnRequest])
+def test_differences_are_those_from_the_last_mean_of_all(kind: type[Shuffled | OnRequest]) -> None:
+    """Where some meet in int8, the reference stays, and the epoch ends with the same bits."""
+    meetings = kind("net", 4, len(BATCHES), 1, expected=range(TRAINERS))
+    desk, store = Desk(4, schedule=meetings), HashStore()
+    at_once = threading.Barrier(TRAINERS)
+
+    def run(rank: int) -> tuple[Tensor, Tensor, int, bool]:
+        module = nn.Linear(300, 2, bias=False)
+        drawn = torch.Generator().manual_seed(rank)
+        sync = Rounds(
+            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            means=TWO_PHASE, codec_of=lambda name: "int8", scales=True,
+        )  # fmt: skip
+        sync.wrap(module, torch.optim.AdamW(module.parameters()), torch.device("cpu"))
+        sync.begin(0)
+        first, met, factor = sync.common.clone(), 0, sync._factor
+        at_once.wait(20)
+        kept = True
+        for _, index, _ in sync.shares(BATCHES, 0):
+            with torch.no_grad():
+                module.weight += torch.randn(2, 300, generator=drawn)
+            before = module.weight.detach().clone()
+            sync.after_step(len(index))
+            if not torch.equal(before, module.weight):
+                met += 1
+                kept &= torch.equal(sync.common, first) and sync._factor == factor
+        sync.settle(torch.zeros(1, dtype=torch.float64))
+        return module.weight.detach().flatten(), sync.common, met, kept
+
+    found = in_threads(TRAINERS, run)
+    assert desk.schedule.ended == "net is trained"
+    weights, common, _, _ = found[0]
+    assert all(torch.equal(weights, other[0]) for other in found)
+    assert all(torch.equal(common, other[1]) for other in found)
+    assert all(kept for *_, kept in found)
+    assert sum(met for _, _, met, _ in found) >= 2
 
 
 @pytest.mark.parametrize("scales", [False, True])

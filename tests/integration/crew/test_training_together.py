@@ -1,6 +1,7 @@
 """A desk and two trainers that join train a plan, in real processes."""
 
 import json
+import math
 import signal
 import socket
 from collections.abc import Iterator
@@ -19,7 +20,16 @@ from mdp.testing.processes import until  # noqa: E402
 from partitioner.build.steps import reopen  # noqa: E402
 from partitioner.crew.folder import CrewFolder  # noqa: E402
 from partitioner.crew.planning.facts import Facts, Line, Trainer  # noqa: E402
-from partitioner.crew.planning.syncplan import Answers, NetworkSync, Stage, SyncPlan, write_plan  # noqa: E402
+from partitioner.crew.planning.syncplan import (  # noqa: E402
+    Answers,
+    NetworkSync,
+    RequestedGroups,
+    ShuffledGroups,
+    Stage,
+    SyncPlan,
+    WholeGroup,
+    write_plan,
+)
 from partitioner.data.memmaps import load  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.training.checkpoint import epochs_of  # noqa: E402
@@ -176,12 +186,20 @@ def test_jobs_side_by_side_and_exact_crews_give_the_weights_of_one_process(
 
 def test_rounds_and_passes_survive_a_trainer_that_is_killed(data: Path, tmp_path: Path) -> None:
     (tmp_path / "by-two").touch()
+    # Of the teacher one is lost within groups; of the members who is left are a group of two.
+    meetings: tuple[WholeGroup | ShuffledGroups | RequestedGroups, ...] = (
+        ShuffledGroups(),
+        RequestedGroups(reach=math.inf, divide=True),
+        WholeGroup(),
+    )
     crew = Crew(
         tmp_path,
         data,
         *(
-            NetworkSync(name=name, by=NAMES, what="parameters", every_pictures=16, codec="int8")
-            for name in NETWORKS
+            NetworkSync(
+                name=name, by=NAMES, what="parameters", every_pictures=16, codec="int8", meet=meet
+            )
+            for name, meet in zip(NETWORKS, meetings, strict=True)
         ),
     )
     processes = {name: crew.start(name) for name in NAMES}
@@ -197,6 +215,9 @@ def test_rounds_and_passes_survive_a_trainer_that_is_killed(data: Path, tmp_path
         crew.ends(name, processes[name])
     assert processes["nuc"].wait() == -signal.SIGKILL
     assert any(e["kind"] == "gone" for e, _ in crew.log())
+    told = [action for _, actions in crew.log() for action in actions]
+    some = {a["network"] for a in told if a["kind"] == "meet" and not a.get("whole", True)}
+    assert some == {"teacher", "member-0"}
     for path in (crew.run.teacher, crew.run.member(0), crew.run.member(1)):
         assert all(value.isfinite().all() for value in load_file(path).values())
     epochs = {name: len(curve) for name, curve in crew.run.read_curves().items()}

@@ -27,6 +27,7 @@ from partitioner.crew.averaging.parameters import Rounds
 from partitioner.crew.bus.control import Desk, Hand
 from partitioner.crew.bus.store import connect, serve_store
 from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.partial import OnRequest, Shuffled
 from partitioner.crew.coordinator.rounds import growing_period
 from partitioner.crew.coordinator.schedule import Everyone
 from partitioner.crew.coordinator.sizes import CodecName
@@ -83,6 +84,8 @@ ROUNDS: dict[str, tuple[Means, CodecName]] = {
     "rounds-int8": (WAYS["by_link"], "int8"),
     "valued": (WAYS["two_phase"], "int8"),
     "background": (WAYS["two_phase"], "int8"),
+    "shuffled": (WAYS["by_link"], "int8"),
+    "on_request": (WAYS["ring"], "fp16"),
     # The last: one process ends with it.
     "killed": (WAYS["two_phase"], "int8"),
 }
@@ -193,14 +196,24 @@ def in_stages(out: Path, crew: Crew) -> None:
 
 
 def machine(name: str) -> MembershipMachine:
-    """Rounds of 8 pictures; those of `valued` grow."""
+    """Rounds of 8 pictures; those of `valued` grow, and some meet by their name."""
     crews = {"member-0": ("0", "1", "2")}
-    everyone = Everyone(
-        "member-0", 8, BATCHES, EPOCHS, expected=range(3),
-        period=growing_period(8, EPOCHS * BATCHES) if name == "valued" else None,
-        background=name == "background",
-    )  # fmt: skip
-    return MembershipMachine("d", crews, {"member-0": everyone})
+    schedule: Everyone
+    if name == "shuffled":
+        # Rank 0 is alone in its site, and meets one of the others in every second round.
+        schedule = Shuffled(
+            "member-0", 8, BATCHES, EPOCHS, expected=range(3), cross_every=2,
+            site_of=SITES.__getitem__,
+        )  # fmt: skip
+    elif name == "on_request":
+        schedule = OnRequest("member-0", 8, BATCHES, EPOCHS, expected=range(3))
+    else:
+        schedule = Everyone(
+            "member-0", 8, BATCHES, EPOCHS, expected=range(3),
+            period=growing_period(8, EPOCHS * BATCHES) if name == "valued" else None,
+            background=name == "background",
+        )  # fmt: skip
+    return MembershipMachine("d", crews, {"member-0": schedule})
 
 
 class Dying:

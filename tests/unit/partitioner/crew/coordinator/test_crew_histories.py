@@ -4,6 +4,7 @@ Trainers, their log and mailboxes are played; the machine is the real one. A tra
 are the batches that they were trained on, so that a mean is a union and can be checked.
 """
 
+import math
 import os
 import random
 from collections import deque
@@ -12,7 +13,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from partitioner.crew.coordinator.membership import MembershipMachine
-from partitioner.crew.coordinator.schedule import Everyone, Exact
+from partitioner.crew.coordinator.partial import OnRequest, Shuffled, draw_by
+from partitioner.crew.coordinator.schedule import Everyone, Exact, RoundSchedule
 from partitioner.crew.messages import (
     Accepted,
     AnyAction,
@@ -36,7 +38,8 @@ HISTORIES = 100_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 50
 NETWORK, DIGEST = "member-0", "d"
 #: After so many turns without new faults a history has to be at its end.
 TURNS = 20_000
-Batch = tuple[int, int]
+#: Epoch and number; where batches spread, the time that it was trained too.
+Batch = tuple[int, ...]
 
 
 @dataclass
@@ -62,6 +65,8 @@ class Played:
     over: bool = False
     last_seq: int = 0
     generation: int = 0
+    #: Whether its last meeting was of all.
+    whole: bool = True
 
 
 class World:
@@ -87,9 +92,10 @@ class World:
         self.log: list[AnyEvent] = []
         self.late: list[AnyEvent] = []
         self.seq = 0
+        self.now_s = 0.0
         self.state: frozenset[Batch] | None = None
 
-    def made(self) -> Everyone | Exact:
+    def made(self) -> RoundSchedule:
         """The schedule that is tested."""
         return Everyone(NETWORK, self.random.randint(1, 12), self.batches, self.epochs)
 
@@ -104,7 +110,8 @@ class World:
     def append(self, event: AnyEvent) -> None:
         """One event comes to the desk, which acts on it."""
         self.log.append(event)
-        for action in self.machine.handle(event):
+        self.now_s += self.random.random()
+        for action in self.machine.handle(event, self.now_s):
             trainer = self.trainers[action.rank]
             trainer.mail.append(action)
             if isinstance(action, Commit):
@@ -300,7 +307,7 @@ class ExactWorld(World):
 
     exact = True
 
-    def made(self) -> Everyone | Exact:
+    def made(self) -> RoundSchedule:
         #: Who has come to a step of a generation, which is named by its meeting.
         self.steps: dict[tuple[int, int], set[int]] = {}
         self.stepped: set[tuple[int, int]] = set()
@@ -377,7 +384,7 @@ class BackgroundWorld(World):
 
     exact = True
 
-    def made(self) -> Everyone | Exact:
+    def made(self) -> RoundSchedule:
         #: What a trainer has given to the mean under way, by its rank and the meeting.
         self.given: dict[int, tuple[int, list[Batch]]] = {}
         self.in_background = 0
@@ -420,10 +427,67 @@ class BackgroundWorld(World):
         return late[1] if late and late[0] == seq else trainer.delta
 
 
+class SpreadWorld(World):
+    """Some meet at a time: parameters are unlike, and batches spread from trainer to trainer."""
+
+    def made(self) -> RoundSchedule:
+        #: Meetings of some, and of all, that were committed.
+        self.some, self.all = set[int](), set[int]()
+        self.trained = 0
+        self.batches = self.random.randint(1, 24)
+        every, size, draw = self.random.randint(1, 6), self.random.randint(2, 4), draw_by(5)
+        if self.random.random() < 0.5:
+            return Shuffled(
+                NETWORK, every, self.batches, self.epochs, size=size, draw=draw,
+                cross_every=self.random.randint(1, 3), site_of=lambda rank: "ab"[rank % 2],
+            )  # fmt: skip
+        return OnRequest(
+            NETWORK, every, self.batches, self.epochs, size=size, draw=draw,
+            gap=self.random.randint(1, 9), divide=self.random.random() < 0.5,
+            reach=self.random.choice((0.0, 0.25, math.inf)),
+        )  # fmt: skip
+
+    def train(self, trainer: Played) -> None:
+        if trainer.hand is None:
+            super().train(trainer)
+            return
+        batch = trainer.epoch, trainer.hand
+        super().train(trainer)
+        self.trained += 1
+        trainer.delta[-1] = (*batch, self.trained)
+
+    def mean_of(self, meet: Meet) -> frozenset[Batch]:
+        """The union of what members with a weight have, none of it trained twice."""
+        assert meet.whole or set(meet.weights) == {1.0}
+        found: set[Batch] = set()
+        for rank, weight in zip(meet.members, meet.weights, strict=True):
+            if weight:
+                found |= {*(self.trainers[rank].base or ()), *self.trainers[rank].delta}
+        assert len(found) == len({batch[:2] for batch in found}), "a batch is done twice"
+        return frozenset(found)
+
+    def read(self, trainer: Played) -> None:
+        action = trainer.mail[0]
+        if isinstance(action, Meet):
+            trainer.whole = action.whole
+        super().read(trainer)
+
+    def commit(self, trainer: Played, commit: Commit) -> None:
+        if trainer.whole:
+            self.all.add(commit.seq)
+            super().commit(trainer, commit)
+            return
+        self.some.add(commit.seq)
+        assert trainer.mean
+        assert trainer.mean[0] == commit.seq
+        assert commit.epoch == trainer.epoch, "some end an epoch"
+
+
 @pytest.mark.timeout(0 if HISTORIES > 500 else 240)
-@pytest.mark.parametrize("kind", [World, ExactWorld, BackgroundWorld])
+@pytest.mark.parametrize("kind", [World, ExactWorld, BackgroundWorld, SpreadWorld])
 def test_every_batch_is_in_the_result_exactly_once(kind: type[World]) -> None:
     ends: dict[str, int] = {}
+    some = 0
     for seed in range(HISTORIES):
         world = kind(seed)
         try:
@@ -433,6 +497,8 @@ def test_every_batch_is_in_the_result_exactly_once(kind: type[World]) -> None:
             raise AssertionError(f"history {seed}: {error}") from error
         end = world.schedule.ended.partition(":")[0] or "all gone"
         ends[end] = ends.get(end, 0) + 1
+        some += isinstance(world, SpreadWorld) and len(world.some) > 2
     # What is generated has to reach what it is to test.
     assert len(ends) == 4
     assert ends[f"{NETWORK} is trained"] > HISTORIES / 3
+    assert kind is not SpreadWorld or some > HISTORIES / 5

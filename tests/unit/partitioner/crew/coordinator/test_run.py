@@ -32,7 +32,7 @@ JOBS = [
 
 def new_run() -> CrewRun:
     machine = MembershipMachine("d", {job.name: job.by for job in JOBS}, {})
-    return CrewRun(machine, Jobs(JOBS), lambda network, _: Everyone(network, 4, 2, 1))
+    return CrewRun(machine, Jobs(JOBS), lambda network, *_: Everyone(network, 4, 2, 1))
 
 
 def told(run: CrewRun, *events: AnyEvent) -> list[AnyAction]:
@@ -115,7 +115,7 @@ def test_a_crew_begins_anew_where_all_were_lost_and_nobody_is_free() -> None:
 def test_a_network_that_cannot_be_trained_ends_the_run() -> None:
     machine = MembershipMachine("d", {job.name: job.by for job in JOBS}, {})
     run = CrewRun(
-        machine, Jobs(JOBS), lambda network, all: Everyone(network, 4, 2, 1, expected=all)
+        machine, Jobs(JOBS), lambda network, all, _: Everyone(network, 4, 2, 1, expected=all)
     )
     told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
     actions: list[AnyAction] = []

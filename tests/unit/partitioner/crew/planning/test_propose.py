@@ -14,7 +14,10 @@ from partitioner.crew.planning.propose import Proposal, choose, predict, propose
 from partitioner.crew.planning.syncplan import (
     Answers,
     NetworkSync,
+    RequestedGroups,
+    ShuffledGroups,
     SyncPlan,
+    WholeGroup,
     contradictions,
     is_exact_plan,
 )
@@ -301,6 +304,29 @@ def test_sites_are_averaged_in_two_tiers() -> None:
     assert method.sync.way == "two_tier"
 
 
+@pytest.mark.parametrize(
+    ("meet", "mean_s"),
+    [
+        (ShuffledGroups(cross_every=1), 0.80),  # one pair crosses the trunk
+        (ShuffledGroups(cross_every=4), 0.75 * 0.08 + 0.25 * 0.80),
+        (ShuffledGroups(size=4, cross_every=1000), 0.08),  # no group is larger than its site
+    ],
+)
+def test_groups_of_some_are_predicted_by_their_own_lines(
+    meet: ShuffledGroups, mean_s: float
+) -> None:
+    network = NetworkWork(name="member-0", size_bytes=4e6, pictures=50_000, epochs=1)
+    sync = NetworkSync(name="member-0", what="parameters", every_pictures=4096, meet=meet)
+    method = Methods(two_sites(), "any").predict(network, sync)
+    assert method is not None
+    # Lines reach 0.85 of their rates.
+    assert method.mean_s == pytest.approx(mean_s / 0.85, rel=0.02)
+    pairs = replace(sync, meet=RequestedGroups())
+    found = Methods(two_sites(), "any").predict(network, pairs)
+    assert found is not None
+    assert found.pictures_per_s > 0
+
+
 def test_rounds_are_long_enough_for_their_mean() -> None:
     network = NetworkWork(name="member-0", size_bytes=4e6, pictures=64_000, epochs=1)
     assert round_pictures(network, 100, 0.001) == 16 * 64
@@ -323,6 +349,7 @@ def test_every_proposal_is_legal_and_does_all(gflops: list[float], mbit: float, 
     assert quickest_alone(found) is not None
     for proposal in found:
         assert contradictions(proposal.plan, facts, work) == []
+        assert all(n.meet == WholeGroup() for n in proposal.plan.network)
         assert [s.name for s in proposal.plan.network] == [n.name for n in work.networks]
         assert {span.what for span in proposal.spans} == {n.name for n in work.networks}
         again = predict(proposal.plan, facts, work)

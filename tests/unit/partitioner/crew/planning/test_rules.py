@@ -15,7 +15,15 @@ from partitioner.crew.planning.rules import (
     gives_weights_of_one,
     refusals,
 )
-from partitioner.crew.planning.syncplan import MeanOwner, NetworkSync, OuterOwner, Stage, is_exact
+from partitioner.crew.planning.syncplan import (
+    MeanOwner,
+    NetworkSync,
+    OuterOwner,
+    RequestedGroups,
+    ShuffledGroups,
+    Stage,
+    is_exact,
+)
 
 PAGE = Path(__file__).parents[5] / "docs" / "reference" / "crew.md"
 #: Values of keys by their words.
@@ -24,6 +32,8 @@ VALUES: dict[tuple[str, str], Any] = {
     ("moments", GIVEN): 2,
     ("owner", "outer"): OuterOwner(),
     ("owner", "mean"): MeanOwner(),
+    ("meet", "shuffled"): ShuffledGroups(),
+    ("meet", "on_request"): RequestedGroups(),
     ("moments", MISSING): None,
     ("bucket_bytes", GIVEN): 64,
     ("micro_batches", GIVEN): 2,
@@ -42,6 +52,7 @@ OTHERS = {
     "name": ("teacher", "member-0"),
     "by": (GIVEN, MISSING),
     "owner": ("mean", "outer"),
+    "when": ("at_once", "background"),
     "moments": (GIVEN, MISSING),
     "micro_batches": (GIVEN, MISSING),
 }

@@ -1,5 +1,6 @@
 """crew.toml: what is read, refused, exact, and the same."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from partitioner.crew.planning.syncplan import (
     MeanOwner,
     NetworkSync,
     OuterOwner,
+    RequestedGroups,
+    ShuffledGroups,
     Stage,
     SyncPlan,
+    WholeGroup,
     contradictions,
     is_exact,
     is_exact_plan,
@@ -44,6 +48,10 @@ def read(tmp_path: Path, text: str, facts: Facts | None = None, work: Work | Non
 
 def network(text: str, name: str = "member-0") -> str:
     return f'[[network]]\nname = "{name}"\n{text}\n'
+
+
+def meeting(text: str, what: str = "parameters") -> str:
+    return network(f"what = '{what}'\nmeet = {{{text}}}")
 
 
 STAGES = 'micro_batches = 4\nstage = [{blocks = 7, by = "desk"}, {blocks = 5, by = "nuc"}]'
@@ -78,7 +86,28 @@ def test_no_stage_has_more_in_flight_than_the_one_before(
     [
         ("colour = 1", "unknown field `colour`"),
         ("format_version = 2", "Expected|Invalid"),
-        (network("meet = 'shuffled'"), r"unknown field `meet` - at `\$.network\[0\]`"),
+        (network("meets = 'shuffled'"), r"unknown field `meets` - at `\$.network\[0\]`"),
+        (network("meet = 'shuffled'"), r"Expected `object`, got `str` - at `.*meet`"),
+        (meeting("kind = 'random'"), r"Invalid value 'random' - at `.*meet.kind`"),
+        (meeting("kind = 'shuffled', size = 1"), r"Expected `int` >= 2 - at `.*meet.size`"),
+        (meeting("kind = 'shuffled', cross_every = 0"), r"`int` >= 1 - at `.*meet.cross_every`"),
+        (meeting("kind = 'shuffled', gap = 8"), "unknown field `gap` - at `.*meet`"),
+        (meeting("kind = 'on_request', gap = 0"), r"Expected `int` >= 1 - at `.*meet.gap`"),
+        (meeting("kind = 'on_request', reach = -0.1"), r"Expected `float` >= 0.0 - at `.*reach`"),
+        (meeting("kind = 'on_request', reach = nan"), "reach"),
+        (meeting("kind = 'everyone', size = 2"), "unknown field `size`"),
+        (
+            meeting("kind = 'shuffled'", "gradients"),
+            'meet`: expected "shuffled" or "on_request" only with what = "parameters", found "grad',
+        ),
+        (
+            meeting("kind = 'on_request'") + "when = 'background'\n",
+            'meet`: expected .* only with when = "at_once", found "background"',
+        ),
+        (
+            meeting("kind = 'on_request'") + "owner = {kind = 'outer'}\n",
+            'meet`: expected .* only with owner = "mean", found "outer"',
+        ),
         (network("codec = 'cocktail'"), r"Invalid enum value 'cocktail' - at `.*codec`"),
         (network("", "member-x"), "expected `teacher` or `member-K`"),
         (network("tensor = [{match = 'a', colour = 1}]"), "unknown field `colour`"),
@@ -181,6 +210,10 @@ def test_wrong_plans_are_refused(tmp_path: Path, text: str, message: str) -> Non
         (BOTH.replace("tower", "nas"), r"`network\[0\].by`: expected trainers of the facts"),
         (network(""), "`network`: expected all networks that are trained, member-1 is missing"),
         (BOTH + network("", "teacher"), "`network`: expected only .* found teacher"),
+        (
+            BOTH + "what = 'parameters'\nmeet = {kind = 'shuffled', size = 4}",
+            r"`network\[1\].meet.size`: expected at most 3 trainers, found 4",
+        ),
         (BOTH + "route = 'two_tier'", r"`network\[1\].route`: .* two_tier needs two sites"),
     ],
 )
@@ -253,6 +286,13 @@ SYNC = st.builds(
     moments=st.none() | st.integers(1, 9),
     when=st.sampled_from(["at_once", "background"]),
     owner=st.sampled_from([MeanOwner(), OuterOwner(), OuterOwner(step=0.7, momentum=0.9)]),
+    meet=st.sampled_from(
+        [
+            WholeGroup(),
+            ShuffledGroups(size=3, cross_every=2),
+            RequestedGroups(reach=math.inf, divide=True),
+        ]
+    ),
 )
 
 
@@ -303,6 +343,8 @@ def test_run_folders_of_before_go_on(more: dict[str, Any], digest: str) -> None:
         {"moments": 3},
         {"when": "background"},
         {"owner": OuterOwner(step=1.5)},
+        {"meet": ShuffledGroups()},
+        {"meet": RequestedGroups(reach=math.inf)},
     ):
         changed = msgspec.structs.replace(sync, **later)
         assert SyncPlan(network=(changed,)).digest != digest

@@ -1,0 +1,214 @@
+"""Meetings of some trainers at a time beside means of all, in virtual time.
+
+    python -m benchmarks.crew.meetings
+
+The schedules are those of real crews; steps and means are played, messages take no time. Slow
+periods: 8 trainers that are five times slower in a tenth of spells of 20 steps, and 4 of which one
+is three times slower; the share kept is the steps done over those of trainers that never wait, in
+3,000 steps, from the least to the most of four draws. Sites: two of two trainers with 400 Mbit/s,
+a trunk of 40 Mbit/s between them, a network of 4 MB in fp32, steps of 0.25 s; seconds of means by
+the flows of `crew plan`. What the ways lose is `benchmarks.crew.spread`'s. Writes
+benchmarks/results/crew-meetings.json.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, read_result
+from benchmarks.harness.tables import table
+from mdp.files import write_json
+from partitioner.crew.coordinator.partial import OnRequest, Shuffled, draw_by
+from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.simulate import (
+    NETWORK,
+    CrewScenario,
+    Paced,
+    simulate,
+    spells,
+    steady,
+)
+from partitioner.crew.planning.facts import Facts, Line, Trainer, Trunk
+from partitioner.crew.planning.flows import Links, Route
+
+RESULT = RESULTS / "crew-meetings.json"
+UNITS, DRAWS = 3000.0, 4
+#: Of an epoch that never ends.
+BATCHES = 10**6
+MBIT, NETWORK_BYTES, STEP_S = 1e6 / 8, 4e6, 0.25
+SITES = {"a0": "a", "a1": "a", "b0": "b", "b1": "b"}
+#: Seconds of the trainings between sites.
+SITES_S = 2000.0
+
+Pace = Callable[[int, float], float]
+#: The schedule of so many trainers, by a number to draw with.
+Making = Callable[[int, int], Everyone]
+
+
+def all_every(steps: int) -> Making:
+    """Rounds of so many steps of each, by the pictures of all."""
+    return lambda n, draw: Everyone(NETWORK, steps * n, BATCHES, 1, expected=range(n))
+
+
+def requested(**more: Any) -> Making:
+    """Groups on request, after each step."""
+    return lambda n, draw: OnRequest(
+        NETWORK, n, BATCHES, 1, expected=range(n), draw=draw_by(draw), **more
+    )
+
+
+def pairs(cross_every: int, sites: Sequence[str]) -> Making:
+    """Pairs, drawn after each step, of which one crosses now and then."""
+    return lambda n, draw: Shuffled(
+        NETWORK, n, BATCHES, 1, expected=range(n), draw=draw_by(draw), cross_every=cross_every,
+        site_of=sites.__getitem__,
+    )  # fmt: skip
+
+
+SLOW: dict[str, tuple[str, Making]] = {
+    "rounds of 16 steps each": ('meet = {kind = "everyone"}', all_every(16)),
+    "rounds of 32 steps each": ('meet = {kind = "everyone"}', all_every(32)),
+    "shuffled pairs": ('meet = {kind = "shuffled"}', pairs(4, [""] * 8)),
+    "on request": ('meet = {kind = "on_request"}', requested()),
+    "on request, as published": (
+        'meet = {kind = "on_request", reach = inf, divide = true}',
+        requested(reach=math.inf, divide=True),
+    ),
+}
+
+
+def steps_of(paces: Sequence[float], slowed: Pace) -> int:
+    """Steps of trainers that never wait."""
+    steps = 0
+    for rank, pace in enumerate(paces):
+        at_s = 0.0
+        while (at_s := at_s + pace * slowed(rank, at_s)) <= UNITS:
+            steps += 1
+    return steps
+
+
+def kept(making: Making, paces: Sequence[float], slowed: Pace) -> list[float]:
+    """Shares of their paces that trainers keep, by draw."""
+    trainers = tuple(Paced(name=f"t{i}", step_s=pace) for i, pace in enumerate(paces))
+    scenario = CrewScenario(
+        trainers=trainers, every_pictures=1, batches=BATCHES, until_s=UNITS, slowed=slowed
+    )
+    best = steps_of(paces, slowed)
+    return [
+        round(simulate(scenario, making(len(paces), draw)).steps() / best, 3)
+        for draw in range(DRAWS)
+    ]
+
+
+def slow_periods() -> list[dict[str, Any]]:
+    """Shares of each way."""
+    return [
+        {
+            "name": name,
+            "line": line,
+            "spells": kept(making, (1.0,) * 8, spells()),
+            "constant": kept(making, (1.0, 1.0, 1.0, 3.0), steady),
+        }
+        for name, (line, making) in SLOW.items()
+    ]
+
+
+def two_sites() -> Facts:
+    """The fleet with a trunk."""
+    trainers = tuple(
+        Trainer(name=name, address=f"127.0.0.{i}", memory_bytes=2**40, site=site)
+        for i, (name, site) in enumerate(SITES.items(), 1)
+    )
+    names = list(SITES)
+    lines = tuple(
+        Line(a=a, b=b, latency_s=0.0, bytes_per_s=rate, back_bytes_per_s=rate)
+        for i, a in enumerate(names)
+        for b in names[i + 1 :]
+        for rate in [(400 if SITES[a] == SITES[b] else 40) * MBIT]
+    )
+    trunk = Trunk(name="trunk", inside=("b0", "b1"), bytes_per_s=40 * MBIT)
+    return Facts(trainer=trainers, line=lines, trunk=(trunk,))
+
+
+def over_a_trunk() -> list[dict[str, Any]]:
+    """Steps each second of a trainer, and bytes over the trunk one way, by the way to meet."""
+    links, names, n = Links(two_sites()), list(SITES), len(SITES)
+
+    def mean_s(route: Route) -> Callable[[tuple[int, ...]], float]:
+        @cache
+        def seconds(members: tuple[int, ...]) -> float:
+            return links.mean(route, [names[rank] for rank in members]).of(NETWORK_BYTES)
+
+        return seconds
+
+    ring, tiers = mean_s("ring"), mean_s("two_tier")
+    every = tuple(range(n))
+    rows: list[dict[str, Any]] = [
+        {"name": "gradients (ring)", "line": 'what = "gradients"', "mean_s": ring(every),
+         "steps_per_s": round(1 / (STEP_S + ring(every)), 2)}
+    ]  # fmt: skip
+    sites = list(SITES.values())
+    ways: list[tuple[str, str, Making, Callable[[tuple[int, ...]], float]]] = []
+    for steps in (2, 4, 8):
+        two_tier = f'route = "two_tier", every {steps} steps'
+        ways.append((f"two-tier mean every {steps} steps", two_tier, all_every(steps), tiers))
+        line = f'meet = {{kind = "shuffled", cross_every = {steps}}}, every step'
+        ways.append((f"pairs, crossing every {steps}", line, pairs(steps, sites), ring))
+    for name, line, making, seconds in ways:
+        trainers = tuple(Paced(name=name, step_s=STEP_S) for name in names)
+        scenario = CrewScenario(
+            trainers=trainers, every_pictures=1, batches=BATCHES, until_s=SITES_S, mean_s=seconds
+        )
+        done = [simulate(scenario, making(n, draw)).steps() for draw in range(DRAWS)]
+        rows.append(
+            {
+                "name": name,
+                "line": line,
+                "steps_per_s": round(sum(done) / len(done) / n / SITES_S, 2),
+            }
+        )
+    return rows
+
+
+def figures() -> str:
+    """Both tables."""
+    result = read_result(RESULT.stem)
+
+    def shares(key: str) -> Callable[[dict[str, Any]], str]:
+        return lambda row: f"{min(row[key]):.2f} to {max(row[key]):.2f}"
+
+    return "\n\n".join(
+        (
+            table(
+                result["slow periods"],
+                ("who meets", "{name}"),
+                ("crew.toml", "`{line}`"),
+                ("8, spells", shares("spells")),
+                ("4, one 3 x slower", shares("constant")),
+            ),
+            table(
+                result["two sites"],
+                ("averaged", "{name}"),
+                ("crew.toml", "`{line}`"),
+                ("steps/s of each", "{steps_per_s:.2f}"),
+            ),
+        )
+    )
+
+
+PAGE = Page("benchmarks.crew.meetings", figures)
+
+
+def main() -> None:
+    """Simulate and write."""
+    # What `benchmarks.crew.spread` has added stays.
+    known = read_result(RESULT.stem) if RESULT.exists() else {}
+    found = {"slow periods": slow_periods(), "two sites": over_a_trunk()}
+    write_json(RESULT, known | found)
+    PAGE.write()
+
+
+if __name__ == "__main__":
+    main()
