@@ -50,8 +50,10 @@ from partitioner.training.teacher import ensure_teacher
 OPSET = 18
 #: Key of the provenance that a bundle without training has.
 UNTRAINED = "untrained"
-#: Largest allowed difference of any logit between onnxruntime and torch, in fp32.
-MAX_ERROR = 1e-3
+#: Largest allowed difference of any logit between onnxruntime and torch, in fp32; and as a share of
+#: the largest logit, where that is more: rounding grows with it. Logits of 50, of classes that a
+#: linear classifier tells apart easily, differ by 2e-4 from those in fp64 in either.
+MAX_ERROR, _MAX_SHARE = 1e-3, 1e-4
 #: Test pictures and batch sizes on which the two are compared.
 _COMPARED, _BATCHES = 64, (1, 8)
 METHOD = (
@@ -160,21 +162,26 @@ def _keep_zero_padding(model: Any) -> None:
 def check_parity(model: Path, module: nn.Module, pixels: Pixels, outputs: Sequence[str]) -> float:
     """Largest difference of any logit on real views `[N, S, S, 3]`, one by one and in eights.
 
-    Raises ParityError above MAX_ERROR.
+    Raises ParityError above what is allowed.
     """
     session = open_session(model)
     with torch.inference_mode():
         expected = module.eval()(torch.from_numpy(np.array(pixels)))
-    worst = 0.0
-    for batch in _BATCHES:
-        found = run_session(session, pixels, outputs, batch)
-        for ours, theirs in zip(found, expected, strict=True):
-            worst = max(worst, float(np.abs(ours - theirs.numpy()).max()))
-    # Written so that a NaN is an error too.
-    if not worst <= MAX_ERROR:
+    allowed = max(MAX_ERROR, *(_MAX_SHARE * float(one.abs().max()) for one in expected))
+    worst = float(
+        np.max([
+            np.abs(ours - theirs.numpy()).max()
+            for batch in _BATCHES
+            for ours, theirs in zip(
+                run_session(session, pixels, outputs, batch), expected, strict=True
+            )
+        ])
+    )  # fmt: skip
+    # numpy's maximum of numbers with a NaN is NaN, which is no less than anything.
+    if not worst <= allowed:
         raise ParityError(
             f"{model}: differs from torch by {worst:.2e} on {len(pixels)} pictures, "
-            f"expected at most {MAX_ERROR:.0e}"
+            f"expected at most {allowed:.1e}"
         )
     return worst
 

@@ -30,6 +30,8 @@ def to_inference_form(network: nn.Module, example: Tensor) -> nn.Module:
     for module in plain.modules():
         if getattr(module, "inplace", None) is True:
             module.inplace = False
+    if not any(type(module) in _foldable() for module in plain.modules()):
+        return plain
     folded = copy.deepcopy(plain)
     with torch.no_grad():
         pairs = _find_pairs(folded, example)
