@@ -323,7 +323,7 @@ class FittedPool:
         )
         if every[1] is not None:
             classifier = every[1].with_fitted(classifier)
-        return part[0].log_probabilities, classifier
+        return part[0].answers, classifier
 
 
 def keep(path: Path, measure: Callable[[], Any]) -> Any:

@@ -74,6 +74,7 @@ def mqtt(
             place,
             will=(topics.availability, OFFLINE),
             own=topics.discovery_filter,
+            former=lambda topic, content: bridge.on_former(topic, content),
             connected=fresh.set,
             report=answers.say,
         )

@@ -275,6 +275,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.several:
             self._check_several()
+        elif self.evaluation is not None and self.evaluation.by_label:
+            raise ValueError("`evaluation.by_label` needs `labels_per_item`")
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("`labels` name a class twice")
         for path in self.files:
@@ -301,7 +303,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     def _check_several(self) -> None:
         """Raise ValueError for labels that cannot be joined, and what goes with one label alone."""
         for label in self.labels:
-            if JOINED_BY in label or label == NO_LABEL:
+            if not label or JOINED_BY in label or label == NO_LABEL:
                 raise ValueError(f"`labels` hold {label!r}: not with several labels an item")
         if self.cascade is not None or any(a.lower for a in self.plan.assignments):
             raise ValueError("a cascade or rungs need one label an item, got several")

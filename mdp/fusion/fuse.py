@@ -300,6 +300,6 @@ def sigmoid(logits: Logits) -> Logits:
 
 
 def labels_held(shares: Logits, weights: SubsetWeights) -> NDArray[np.bool_]:
-    """Whether each label holds `[..., L]`, by probabilities `[..., L]` and the thresholds."""
+    """Tell whether each label holds `[..., L]`, by probabilities `[..., L]` and the thresholds."""
     thresholds = np.asarray(weights.thresholds or (EVEN,), dtype=np.float32)
     return np.asarray(shares > thresholds)

@@ -299,6 +299,9 @@ def _decide(
         label = max(stops, key=lambda each: len(votes[each].seen))
         return label, "rule", f"{label}, {votes[label]}"
     fused = f"{look.label} ({look.probability:.0%})"
+    # A bundle may come to a line that runs: a rule that nobody can count stops as an open one does.
+    for label in filter(rules.stops, rules.needed if look.labels else ()):
+        return look.label, "open", f"{fused}, but votes for {label} need one label an item"
     if look.known is False:
         return None, "unknown", f"unknown, nearest {fused}"
     # A scene without an item differs from good items, and is none that differs.

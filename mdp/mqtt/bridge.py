@@ -1,5 +1,6 @@
 """Looks at what a fleet's cameras see, asks its devices how they are, and publishes both."""
 
+import queue
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,7 +12,15 @@ import msgspec
 from mdp.client.following import FollowedFiles
 from mdp.client.sync import Client
 from mdp.errors import InferenceError
-from mdp.mqtt.messages import ONLINE, Topics, answer_payload, discovery, health_payload
+from mdp.mqtt.messages import (
+    ONLINE,
+    Topics,
+    answer_payload,
+    discovery,
+    entities_of,
+    health_payload,
+    remove_former,
+)
 
 #: A device's health is published when it changes, and so often for what varies all the time.
 HEALTH_S = 10.0
@@ -47,7 +56,10 @@ class Bridge:
         """
         self._client, self._broker = client, broker
         self._name = name
-        self._announced: set[str] = set()
+        #: Topic -> what is announced there, and key -> platform of every entity that ever was.
+        self._announced: dict[str, dict[str, Any]] = {}
+        self._entities: dict[str, dict[str, str]] = {}
+        self._before: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
         #: Device -> milliseconds that it took for its latest answer.
         self._latencies_ms: dict[str, float] = {}
         #: Topic -> its latest health, less what varies, and when that was published.
@@ -59,17 +71,39 @@ class Bridge:
         names = [entry.device for entry in self._client.fleet.devices]
         self.topics = Topics(self._name, names)
         wanted = discovery(self.topics, self._client.fleet, self._client.bundle)
-        for topic in self._announced - wanted.keys():
+        for topic in self._announced.keys() - wanted.keys():
             self._broker.retract(topic)
-        for topic, payload in wanted.items():
-            self._broker.publish(topic, _json(payload), retain=True)
+            # With its topic each of its entities is gone.
+            self._entities.pop(topic, None)
+        self._announced = wanted
+        for topic in wanted:
+            self._announce_at(topic)
         self._broker.publish(self.topics.availability, ONLINE, retain=True)
-        self._announced = set(wanted)
         self._told.clear()
+
+    def _announce_at(self, topic: str) -> None:
+        payload, former = self._announced[topic], self._entities.setdefault(topic, {})
+        self._broker.publish(topic, _json(remove_former(payload, former)), retain=True)
+        former |= {key: one["platform"] for key, one in payload["components"].items()}
+
+    def on_former(self, topic: str, content: bytes) -> None:
+        """Take in what a process before has announced under a topic; any thread."""
+        self._before.put((topic, content))
+
+    def _remove_former(self) -> None:
+        """Remove entities that only a process before had, as of another bundle's labels."""
+        with suppress(queue.Empty):
+            while True:
+                topic, content = self._before.get_nowait()
+                known, found = self._entities.get(topic), entities_of(content)
+                if known is not None and not found.keys() <= known.keys():
+                    known |= found
+                    self._announce_at(topic)
 
     def step(self, *, deadline_ms: float, now: Callable[[], str]) -> None:
         """Look once, and publish what was seen, at the time that `now` gives, and the health."""
         self._renew()
+        self._remove_former()
         seen: Any
         try:
             seen = self._client.look(deadline_ms=deadline_ms)

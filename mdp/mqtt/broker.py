@@ -67,6 +67,7 @@ class Broker:
         *,
         will: tuple[str, str],
         own: str | None = None,
+        former: Callable[[str, bytes], None] = lambda topic, content: None,
         heard: Mapping[str, Callable[[bytes], None]] = MappingProxyType({}),
         connected: Callable[[], None],
         report: Callable[[str], None],
@@ -74,14 +75,16 @@ class Broker:
         """Raises ConfigError for a CA file that is none.
 
         `will` is a topic and the retained payload that the broker publishes when this process is
-        gone; retained messages of the filter `own` that this process does not publish are removed.
+        gone; retained messages of the filter `own` that this process does not publish are removed,
+        and `former` is called, in the network thread, with the topic and payload of each that it
+        does publish: what a process before had there, or its own.
         `heard` are filters and what is called, in the network thread, with each payload that is
         published there from then on; retained ones are not.
         `connected` is called on every connection, `report` once when it is lost, and once when it
         is back.
         """
         self._place, self._will, self._own = place, will, own
-        self._heard = dict(heard)
+        self._heard, self._former = dict(heard), former
         self._connected, self._report = connected, report
         self._lock = threading.Lock()
         #: Topic -> payload that waits; retained ones, which are sent again.
@@ -273,5 +276,7 @@ class Broker:
                 return
         with self._lock:
             known = message.topic in self._retained
-        if message.retain and message.payload and not known:
+        if message.retain and message.payload and known:
+            self._former(message.topic, bytes(message.payload))
+        elif message.retain and message.payload:
             self.retract(message.topic)

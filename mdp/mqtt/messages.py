@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 from zlib import crc32
 
+import msgspec
+
 from mdp import __version__
 from mdp.client.status import DeviceStatus
 from mdp.errors import InferenceError
@@ -177,6 +179,30 @@ def discovery(topics: Topics, fleet: Fleet, bundle: Bundle) -> dict[str, dict[st
     return found
 
 
+def entities_of(content: bytes) -> dict[str, str]:
+    """Key -> platform of the entities of a discovery as published; none for what is no discovery.
+
+    Those that it removes are left out.
+    """
+    try:
+        components = msgspec.json.decode(content)["components"]
+        return {key: str(one["platform"]) for key, one in components.items() if len(one) > 1}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def remove_former(payload: Mapping[str, Any], former: Mapping[str, str]) -> dict[str, Any]:
+    """A discovery that also removes `former` entities, key to platform, that it has no more.
+
+    Home Assistant keeps one that is merely left out.
+    """
+    components = payload["components"]
+    gone = {
+        key: {"platform": platform} for key, platform in former.items() if key not in components
+    }
+    return {**payload, "components": {**components, **gone}}
+
+
 def _config(topics: Topics, kind: str, short: str) -> str:
     # The fleet's own has a name that no device can have.
     place = f"{kind}-{short}" if short else kind
@@ -312,7 +338,9 @@ def _label_entities(bundle: Bundle) -> dict[str, dict[str, Any]]:
 def _holds(label: str) -> str:
     """A template that tells whether a label holds; without an answer it is unknown."""
     # A text of JSON is one of a template too; braces in it would end the template.
-    text = json.dumps(label).replace("{", "\\u007b").replace("}", "\\u007d")
+    # Characters beyond 16 bits stay as they are: of JSON's two escapes a template makes two.
+    text = json.dumps(label, ensure_ascii=False)
+    text = text.replace("{", "\\u007b").replace("}", "\\u007d")
     text = text.replace("%", "\\u0025")
     named = "value_json.holds | map('first') | list"
     return f"{{{{ none if value_json.holds is none else 'ON' if {text} in {named} else 'OFF' }}}}"

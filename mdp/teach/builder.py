@@ -20,8 +20,9 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, field
 
-from mdp.errors import InputError
+from mdp.errors import InputError, MDPError
 from mdp.extras import PARTITION, install, missing
+from mdp.files import read_toml
 from mdp.formats.profile import profiles_in_package
 
 PROGRAM = "mdp-partition"
@@ -41,6 +42,16 @@ CANCELLED = "what is served goes on"
 BuildState = Literal["none", "running", "done", "failed", "cancelled"]
 _NUMBERED = re.compile(r"(.+)-([0-9]+)")
 _PROGRESS = re.compile(r"(.*): ([0-9]{1,3})%(?:, (.*))?")
+
+
+class _RunSettings(Struct, frozen=True):
+    labels: str = "one"
+
+
+class _BuildSettings(Struct, frozen=True):
+    """The part that is read of a file of a build's settings."""
+
+    run: _RunSettings = _RunSettings()
 
 
 class BuildReport(Struct, frozen=True, kw_only=True):
@@ -131,6 +142,19 @@ def program() -> str | None:
     """The path of `mdp-partition`."""
     beside = Path(sys.executable).with_name(PROGRAM)
     return str(beside) if beside.is_file() else shutil.which(PROGRAM)
+
+
+def check_one_label(config: Path) -> None:
+    """Raise InputError for a build's settings by which several labels may hold of one item."""
+    try:
+        labels = read_toml(config, _BuildSettings).run.labels
+    except MDPError:
+        # The build itself says what is wrong with its settings.
+        return
+    if labels != "one":
+        raise InputError(
+            f"{config}: key `run.labels`: expected one label an item, as scenes teach, got {labels}"
+        )
 
 
 def profiles_of(devices: Sequence[str]) -> list[str]:

@@ -121,7 +121,12 @@ class FleetTeacher:
         self._why_no_build = builder.why_no_build()
 
     def _check_one_label(self) -> None:
-        """Raise InputError where several labels may hold of one item: scenes teach one each."""
+        """Raise InputError where several labels may hold of one item: scenes teach one each.
+
+        Another bundle, or other settings of builds, may come while this runs.
+        """
+        if self.options.config is not None:
+            builder.check_one_label(self.options.config)
         try:
             bundle = read_fleet(self.options.fleet)[1]
         except MDPError:
@@ -153,6 +158,7 @@ class FleetTeacher:
         try:
             classes = await asyncio.to_thread(count_classes, self.options.scenes)
             kept = [] if self._review is None else await asyncio.to_thread(self._review.items)
+            await asyncio.to_thread(self._check_one_label)
             problem = ""
         except MDPError as error:
             classes, kept, problem = self._classes, [], str(error)
@@ -244,6 +250,7 @@ class FleetTeacher:
 
     def record(self, wanted: RecordRequest) -> None:
         """Begin to record; raises InputError or BusyError."""
+        self._check_one_label()
         self._desk.record(wanted, class_folder(self.options.scenes, wanted.label))
 
     async def stop_recording(self) -> None:
@@ -297,6 +304,7 @@ class FleetTeacher:
 
     async def put_right(self, name: str, label: str) -> Move:
         """Make a kept item a scene of a class; raises GoneError or InputError."""
+        await asyncio.to_thread(self._check_one_label)
         move = await asyncio.to_thread(self._require_review().put_right, name, label)
         await self.scan()
         return move
@@ -325,6 +333,7 @@ class FleetTeacher:
         wanted.check()
         if self._why_no_build:
             raise InputError(self._why_no_build)
+        self._check_one_label()
         self._refuse_while(recording=True, build=True)
         if self.rollout.under_way:
             raise BusyError("a bundle is being rolled out: expected its end first")
@@ -368,6 +377,7 @@ class FleetTeacher:
         folder = self._pushable()
         if folder is None:
             raise InputError("expected a build that is done")
+        self._check_one_label()
         self._start_rollout("pushing", folder.name, lambda: self._push(folder))
 
     def roll_back(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule, Rejection, SubsetLabels
 from mdp.formats.plan import Assignment, Plan, SingleDevice, Spec, SubModelSpec
@@ -237,7 +238,7 @@ def _by_label(found: Sequence[SubsetLabels], labels: Sequence[str]) -> Table:
     for place, label in enumerate(labels):
         precision, without = every.precision[place], [one.recall[place] for one in fewer]
         table.add_row(
-            label, "never told" if precision is None else f"{precision:.1%}",
+            Text(label), "never told" if precision is None else f"{precision:.1%}",
             f"{every.recall[place]:.1%}",
             f"{min(without):.1%} to {max(without):.1%}" if without else "-",
         )  # fmt: skip
@@ -328,10 +329,11 @@ def _unknown(data: Dataset) -> dict[str, int]:
 
 def print_data(data: Dataset) -> None:
     """Pictures of each class and split."""
-    table = Table("class" if data.sets is None else "labels", *SPLITS, title=data.source)
+    table = Table("class" if data.sets is None else "labels", *SPLITS, title=Text(data.source))
     columns = [_counts(data, name) for name in SPLITS]
     for label, *counts in zip(data.set_names, *columns, strict=True):
-        table.add_row(label, *(f"{count:,}" for count in counts))
+        # Texts are no markup, as names of folders may contain square brackets.
+        table.add_row(Text(label), *(f"{count:,}" for count in counts))
     table.add_section()
     table.add_row("all", *(f"{len(data.split(name)):,}" for name in SPLITS))
     if any((unknown := _unknown(data)).values()):

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdp.errors import InputError
+from mdp.formats.bundle import NO_LABEL
 from mdp.pictures.crop import Pixels
 from partitioner.data.class_names import alike
 from partitioner.data.label_sets import (
@@ -131,13 +132,13 @@ class Dataset:
         return self.split_anew(cameras)
 
     def held(self, pictures: PictureSet) -> Held:
-        """Whether each label holds of each picture `[N, L]`, with several labels an item."""
+        """Tell whether each label holds of each picture `[N, L]`, with several labels an item."""
         assert self.sets is not None
         return self.sets.held(pictures.targets)
 
     @property
     def set_names(self) -> tuple[str, ...]:
-        """What targets index: the labels, or with several an item the names of their sets."""
+        """Names of what targets index: the labels, or with several an item the sets of them."""
         return self.labels if self.sets is None else self.sets.names
 
     @property
@@ -147,7 +148,9 @@ class Dataset:
         scenes = f"{self.source}: scenes for training alone: {lacking}" if lacking else ""
         others = ", ".join(f"{n:,} of camera {camera!r}" for camera, n in self.others.items())
         unused = f"{self.source}: pictures that no device uses: {others}" if others else ""
-        twins = ", ".join(" and ".join(some) for some in alike(self.labels))
+        # A folder `None` is a label beside the name of items without any.
+        names = self.labels if self.sets is None else (*self.labels, NO_LABEL)
+        twins = ", ".join(" and ".join(some) for some in alike(names))
         same = f"{self.source}: classes whose names differ in case, `_` or `-` alone: {twins}"
         sets = remark_on_classes(self.labels) if self.sets is None else remark_on_sets(self.sets)
         together = f"{self.source}: {sets}" if sets else ""

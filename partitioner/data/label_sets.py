@@ -38,7 +38,7 @@ class LabelSets:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each set is called: `bent+scratched`, `none`."""
+        """Name of each set: `bent+scratched`, `none`."""
         return tuple(JOINED_BY.join(one) or NO_LABEL for one in self.sets)
 
     @property
@@ -51,7 +51,7 @@ class LabelSets:
         return self.sets.index(labels_of(folder, where))
 
     def held(self, targets: NDArray[np.int64]) -> Held:
-        """Whether each label holds `[N, L]`, of items with these indices of sets `[N]`."""
+        """Tell whether each label holds `[N, L]`, of items with these indices of sets `[N]`."""
         table = np.array([[label in one for label in self.labels] for one in self.sets])
         found: Held = table[targets]
         return found
@@ -104,7 +104,15 @@ def check_labels_apart(train: Sequence[str], test: Sequence[str], where: str, be
 
 
 def check_held(sets: LabelSets, targets: NDArray[np.int64], where: str) -> None:
-    """Raise InputError for a label that holds of all items of a split, or of none."""
+    """Raise InputError for a label that holds of all items of a split, or of none.
+
+    Also for a split without items.
+    """
+    if not len(targets):
+        raise InputError(
+            f"{where}: has no items: expected more of some set of labels, so that one can be held "
+            "out"
+        )
     held = sets.held(targets)
     for label, share in zip(sets.labels, held.mean(axis=0).tolist(), strict=True):
         if share in (0.0, 1.0):

@@ -105,7 +105,8 @@ def read_runs(paths: Iterable[Path]) -> list[RecordedRun]:
 
     Bundles of several cameras tell nothing of members that see one picture, and are left out.
     Raises ConfigError naming the bundle that was never evaluated, or lacks its teacher's accuracy,
-    and the folder that is no bundle.
+    and the folder that is no bundle; InputError for one of which several labels may hold, whose
+    accuracies are of all labels of an item.
     """
     found: list[RecordedRun] = []
     for path in paths:
@@ -115,9 +116,10 @@ def read_runs(paths: Iterable[Path]) -> list[RecordedRun]:
                     f"{path}: expected an evaluated bundle, a folder with {MANIFEST}, or a file of "
                     "recorded runs"
                 )
-            manifest = Bundle.open(path).manifest
-            if not manifest.plan.cameras:
-                found.append(run_of_bundle(path, manifest))
+            bundle = Bundle.open(path)
+            bundle.require_one_label("--runs")
+            if not bundle.manifest.plan.cameras:
+                found.append(run_of_bundle(path, bundle.manifest))
         else:
             found += read_json(path, Records).runs
     return found

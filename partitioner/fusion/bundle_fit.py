@@ -99,7 +99,7 @@ def fit_bundle_of_several(
     held: Flags,
     more: tuple[Mapping[int, Contribution], Flags] | None = None,
 ) -> dict[str, FileEntry]:
-    """The same where several labels may hold; returns the manifest's `files`.
+    """Write fusion weights of several labels an item into `folder`; returns the manifest's `files`.
 
     `contributions` are the members' log-odds `[N, L]` of the calibration pictures, `held` `[N, L]`
     says which labels hold. Such answers tell neither unknown items nor covered cameras, and no

@@ -30,11 +30,11 @@ def to_inference_form(network: nn.Module, example: Tensor) -> nn.Module:
     for module in plain.modules():
         if getattr(module, "inplace", None) is True:
             module.inplace = False
-    if not any(type(module) in _foldable() for module in plain.modules()):
-        return plain
-    folded = copy.deepcopy(plain)
     with torch.no_grad():
-        pairs = _find_pairs(folded, example)
+        pairs = _find_pairs(plain, example)
+        if not pairs:
+            return plain
+        folded = copy.deepcopy(plain)
         for convolution, norm in pairs:
             first: Any = folded.get_submodule(convolution)
             second: Any = folded.get_submodule(norm)
@@ -61,7 +61,7 @@ def _find_pairs(network: nn.Module, example: Tensor) -> list[tuple[str, str]]:
                     lambda _, __, output, name=name: outputs.append((name, output))
                 )
             )
-        elif type(module) in _foldable():
+        elif type(module) in _foldable() and module.running_mean is not None:
             hooks.append(
                 module.register_forward_pre_hook(
                     lambda _, given, name=name: inputs.append((name, given[0]))

@@ -12,6 +12,9 @@ from partitioner.pilot.truth import LabelTruth, OneLabel
 #: Answers `[S, C]` of one candidate on the pictures that one device sees, which add up (`truth`).
 Predictions = Callable[[str, int], Array]
 
+#: Powers of their number by which sums of answers are divided: answers that err together are worth
+#: their mean, independent ones their sum. Few for each step of a search, more for its outcome.
+_POWERS, _FINE_POWERS = (0.0, 0.5, 1.0), tuple(step / 8 for step in range(9))
 #: Devices' best candidates alone that the search begins from, and those that it tries.
 _STARTS, _TRIED = 3, 16
 #: Parts of the pictures; on each the choice by the others is measured.
@@ -90,12 +93,15 @@ def choose(
     for part in range(_PARTS):
         inside = parts == part
         rows = best_rows(allowed, predictions, targets, ~inside, groups, networks, truth)
-        answers = {device: predictions(device, row)[inside] for device, row in rows.items()}
-        total, asked = np.sum(list(answers.values()), axis=0), truth.part(inside)
-        together[inside] = asked.right(total)
+        answers = {device: predictions(device, row) for device, row in rows.items()}
+        summed, asked, count = np.sum(list(answers.values()), axis=0), truth.part(inside), len(rows)
+        # Several labels are told otherwise at another temperature, one label is not.
+        power = _best_power(summed[~inside], count, truth.part(~inside))
+        together[inside] = asked.right(summed[inside] / count**power)
         for device, own in answers.items():
-            alone[device][inside] = asked.right(own)
-            without[device][inside] = asked.right(total - own)
+            alone[device][inside] = asked.right(own[inside])
+            rest = (summed - own)[inside] / max(1, count - 1) ** power
+            without[device][inside] = asked.right(rest)
     return ChosenNetworks(
         rows=best_rows(
             allowed,
@@ -247,9 +253,11 @@ def _losses_together(
 
 
 def _fuse_losses(total: Array, count: int, right: LabelTruth) -> Array:
-    """Cross-entropy `[S]` of a sum of answers at the best of three temperatures.
-
-    Answers that err together are worth their mean, independent ones their sum.
-    """
-    found = [right.losses(total / count**power) for power in (0.0, 0.5, 1.0)]
+    """Cross-entropy `[S]` of a sum of `count` answers at the best of the temperatures."""
+    found = [right.losses(total / count**power) for power in _POWERS]
     return min(found, key=lambda losses: float(losses.mean()))
+
+
+def _best_power(total: Array, count: int, right: LabelTruth) -> float:
+    """The power of `count` by which a sum of as many answers has the least cross-entropy."""
+    return min(_FINE_POWERS, key=lambda power: float(right.losses(total / count**power).mean()))

@@ -100,7 +100,12 @@ class PilotPictures:
         return SeveralLabels.of(self.held)
 
     def remark_on_single(self, labels: Sequence[str]) -> str:
-        """One line on classes of which nothing is left where one is left out; empty without any."""
+        """One line on classes of which nothing is left where one is left out; empty without any.
+
+        Of labels that do not exclude each other a set that was never seen can be answered.
+        """
+        if self.held is not None:
+            return ""
         first = np.unique(self.groups, return_index=True)[1]
         counts = np.bincount(self.pictures.targets[first], minlength=len(labels))
         single = [label for label, count in zip(labels, counts, strict=True) if count == 1]

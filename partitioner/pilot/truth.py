@@ -24,7 +24,7 @@ class LabelTruth(Protocol):
         """Cross-entropy `[S]` of summed answers `[S, C]`."""
 
     def right(self, answers: Array) -> Flags:
-        """Whether summed answers `[S, C]` are right `[S]`."""
+        """Tell whether summed answers `[S, C]` are right `[S]`."""
 
     def part(self, chosen: Flags | slice) -> "LabelTruth":
         """The labels of some of the pictures."""
@@ -42,7 +42,7 @@ class OneLabel:
         return found
 
     def right(self, answers: Array) -> Flags:
-        """Whether the likeliest class is the picture's `[S]`."""
+        """Tell whether the likeliest class is the picture's `[S]`."""
         found: Flags = answers.argmax(axis=1) == self.targets
         return found
 
@@ -72,7 +72,7 @@ class SeveralLabels:
         return found
 
     def right(self, answers: Array) -> Flags:
-        """Whether every label is told as it is `[S]`."""
+        """Tell whether every label is told as it is `[S]`."""
         found: Flags = ((answers + self.base > 0) == self.held).all(axis=1)
         return found
 

@@ -12,6 +12,7 @@ from benchmarks.pilot.depths import (
     SPEEDS,
     AnsweredPictures,
     Contest,
+    FittedPool,
     compared_rows,
     interpolate,
     ratios_to,
@@ -240,3 +241,15 @@ def test_the_picture_has_a_panel_for_each_data_set_and_one_legend() -> None:
     assert drawn.count(">y<") == 1
     for words in ("layers at 64 px", "layers at 224 px", "EfficientNet", "one missing", "teacher"):
         assert drawn.count(words) == 1
+
+
+def test_classifiers_answer_pictures_left_out_of_their_fit_and_those_of_a_test() -> None:
+    targets = np.repeat([0, 1], 20)
+    paths = tuple(Path(str(row)) for row in range(40))
+    pool = PoolPictures(("here", "there"), paths, targets, np.arange(40))
+    random = np.random.default_rng(0)
+    learnt, tested = ({0: targets[:, None] + random.normal(0, 0.3, (40, 3))} for _ in range(2))
+    found = FittedPool([lite()], {}, pool, learnt).answer(pool, tested)  # type: ignore[arg-type]
+    for one in found:
+        assert one.answers[0].shape == (40, 2)
+        assert one.accuracies()[0] > 0.9

@@ -93,6 +93,18 @@ def test_home_assistant_finds_the_fleet(fleet: Fleet, tmp_path: Path) -> None:
     assert states(config, gone)["State"] == "UNREACHABLE"
 
 
+def test_a_sensor_that_only_a_process_before_had_is_removed(fleet: Fleet, tmp_path: Path) -> None:
+    """Of a label of another bundle, which was served while no `mdp mqtt` ran."""
+    broker, topic = Mosquitto(tmp_path / "broker"), "homeassistant/device/mdp_colours/fleet/config"
+    former = {"platform": "binary_sensor", "unique_id": "mdp_colours.label_dirty"}
+    with broker.running():
+        broker.publish(topic, json.dumps({"components": {"mdp_colours.label_dirty": former}}))
+        with publishing(fleet, broker), broker.hear("homeassistant/#") as heard:
+            config = message(heard, topic, '"mdp_colours.label_dirty":{"platform":"binary_sensor"}')
+    check_discovery(topic, config[1])
+    assert len(config[1]["components"]) == 11
+
+
 def test_a_late_and_a_restarted_broker(fleet: Fleet, tmp_path: Path) -> None:
     broker = Mosquitto(tmp_path / "broker")
     away = f"mdp: broker {broker.address}: Connection refused; trying again\n"

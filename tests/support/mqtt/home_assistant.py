@@ -46,6 +46,10 @@ def check_discovery(topic: str, payload: dict[str, Any]) -> None:
 
 
 def _check_entity(entity: dict[str, Any]) -> None:
+    if entity.keys() == {"platform"}:
+        # Removes what was announced before.
+        assert entity["platform"] in CLASSES
+        return
     allowed = {"sensor": SENSOR, "binary_sensor": BINARY_SENSOR}[entity["platform"]]
     assert {"platform", "unique_id"} <= entity.keys() <= allowed, entity
     assert entity.get("entity_category", "diagnostic") == "diagnostic"

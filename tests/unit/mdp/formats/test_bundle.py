@@ -476,6 +476,8 @@ def test_a_bundle_of_several_labels_an_item(folder: Path, tmp_path: Path) -> Non
     [
         (lambda m: m["labels"].__setitem__(0, "a+b"), "hold 'a\\+b': not with several labels"),
         (lambda m: m["labels"].__setitem__(0, "none"), "hold 'none': not with several labels"),
+        (lambda m: m["labels"].__setitem__(0, ""), "hold '': not with several labels"),
+        (lambda m: m.pop("labels_per_item"), r"`evaluation\.by_label` needs `labels_per_item`"),
         (_cascade, "a cascade or rungs need one label an item, got several"),
         (
             lambda m: m["evaluation"].pop("by_label"),

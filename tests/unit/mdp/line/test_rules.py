@@ -339,9 +339,18 @@ def test_votes_need_one_label_an_item() -> None:
     LineRules(passing=frozenset(("none", "bent"))).check(["bent", "dirty"], 5, several=True)
     with pytest.raises(InputError, match="--pass none: expected a class of the bundle"):
         LineRules(passing=frozenset(("none",))).check(["bent", "dirty"], 5)
-    # After a change of the bundle under a watcher that runs, the rule is never seen.
+    # After a change of the bundle under a watcher that runs, the rule is never seen,
     verdict = judge(held("bent", "dirty"), LineRules(needed={"bent": 2}))
     assert (verdict.label, verdict.decision, verdict.votes) == ("bent+dirty", "fused", {})
+
+
+def test_what_a_rule_would_stop_does_not_pass_where_nobody_can_count_votes() -> None:
+    """A bundle of several labels has come to a line that runs."""
+    rules = LineRules(needed={"bent": 1}, passing=frozenset(("none", "dirty")))
+    told = "dirty (90%), but votes for bent need one label an item: not passed"
+    verdict = judge(held("dirty", own={"a": "bent", "b": "dirty"}), rules)
+    assert (verdict.decision, verdict.passed, verdict.text) == ("open", False, told)
+    assert judge(held("dirty"), replace(rules, needed={"dirty": 1})).passed, "it stops nothing"
 
 
 def test_a_look_takes_the_labels_of_an_answer() -> None:

@@ -105,3 +105,22 @@ def test_what_is_heard_is_handed_on_unless_it_is_retained() -> None:
         message.payload, message.retain = payload, retain
         kept._on_message(kept._client, None, message)
     assert heard == [b"17"]
+
+
+def test_what_a_process_before_announced_is_handed_on_or_removed() -> None:
+    former: list[tuple[str, bytes]] = []
+    kept = Broker(
+        Place(host="home", port=1883), will=("a", "b"), own="configs/+",
+        former=lambda topic, content: former.append((topic, content)),
+        connected=lambda: None, report=lambda text: None,
+    )  # fmt: skip
+    kept.publish("configs/fleet", "new", retain=True)
+    for topic, payload, retain in (
+        ("configs/fleet", b"old", True), ("configs/fleet", b"new", False),
+        ("configs/fleet", b"", True), ("configs/gone", b"old", True),
+    ):  # fmt: skip
+        message = MQTTMessage(topic=topic.encode())
+        message.payload, message.retain = payload, retain
+        kept._on_message(kept._client, None, message)
+    assert former == [("configs/fleet", b"old")]
+    assert kept._waiting == {"configs/fleet": "new", "configs/gone": ""}

@@ -15,7 +15,7 @@ from mdp.errors import QuorumNotMet
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.mqtt.bridge import Bridge
-from mdp.mqtt.messages import Topics, answer_payload, discovery, health_payload
+from mdp.mqtt.messages import Topics, answer_payload, discovery, entities_of, health_payload
 from mdp.requests.prediction import MemberTiming, Prediction
 from mdp.testing.bundles import write_bundle
 from tests.support.mqtt.home_assistant import check_discovery, states
@@ -156,6 +156,7 @@ class Recorded:
         self.fleet = Fleet(bundle="bundle", devices=ENTRIES)
         self.statuses = [READY]
         self.sent: list[tuple[str, bool]] = []
+        self.payloads: dict[str, str] = {}
         self.retracted: list[str] = []
         self.reloaded = 0
         self.meanwhile: Callable[[], object] = lambda: None
@@ -163,6 +164,7 @@ class Recorded:
     def publish(self, topic: str, payload: str, *, retain: bool = False) -> None:
         json.loads(payload) if topic != "mdp/colours/availability" else None
         self.sent.append((topic, retain))
+        self.payloads[topic] = payload
 
     def retract(self, topic: str) -> None:
         self.retracted.append(topic)
@@ -229,24 +231,80 @@ def test_a_fleet_file_that_is_away_for_a_moment_is_no_reason_to_end(bundle: Bund
 
 
 def test_labels_that_hold_have_a_sensor_each(tmp_path: Path) -> None:
-    labels = ('a "bent" {{ pin }}', "dirty%}", "bent", "dent")
+    labels = ('a "bent" {{ pin }}', "dirty%}", "bent", "dent", "\U0001f529 schräg\\")
     several = Bundle.open(write_bundle(tmp_path / "bundle", labels=labels, several=True))
     topic, config = next(iter(configs(several).items()))
     check_discovery(topic, config)
-    answer = msgspec.structs.replace(
-        ANSWER, label=f"bent+{labels[0]}", holds=((labels[0], 0.9), ("bent", 0.75))
-    )
+    held = ((labels[0], 0.9), ("bent", 0.75), (labels[4], 0.7))
+    answer = msgspec.structs.replace(ANSWER, label=f"bent+{labels[0]}+{labels[4]}", holds=held)
     told = json.loads(msgspec.json.encode(answer_payload("now", answer)))
-    assert told["holds"] == [[labels[0], 0.9], ["bent", 0.75]]
+    assert told["holds"] == [[*one] for one in held]
     shown = states(config, told)
-    assert [shown[label] for label in labels] == ["ON", "OFF", "ON", "OFF"]
+    assert [shown[label] for label in labels] == ["ON", "OFF", "ON", "OFF", "ON"]
     none = states(config, {**told, "label": "none", "holds": []})
-    assert [none[label] for label in labels] == ["OFF"] * 4
+    assert [none[label] for label in labels] == ["OFF"] * 5
     failed = states(config, answer_payload("now", QuorumNotMet("nobody", {})))
-    assert [failed[label] for label in labels] == ["None"] * 4, "shown as unknown"
+    assert [failed[label] for label in labels] == ["None"] * 5, "shown as unknown"
 
 
 def test_too_many_labels_have_the_one_sensor(tmp_path: Path) -> None:
     labels = [f"fault {number}" for number in range(51)]
     several = Bundle.open(write_bundle(tmp_path / "bundle", labels=labels, several=True))
     assert len(next(iter(configs(several).values()))["components"]) == 10
+
+
+FLEET = "homeassistant/device/mdp_colours/fleet/config"
+
+
+def test_sensors_of_labels_that_a_bundle_has_no_more_are_removed(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    """Home Assistant keeps an entity that is merely left out of a device's discovery."""
+    former, later = (
+        Bundle.open(write_bundle(tmp_path / name, labels=labels, several=True))
+        for name, labels in (("former", ("bent", "dirty")), ("later", ("bent", "worn")))
+    )
+    file = tmp_path / "fleet.toml"
+    file.write_text("one")
+    seen = Recorded(former)
+    bridge = Bridge(seen, file, "colours", seen, print)  # type: ignore[arg-type]
+    first = seen.payloads[FLEET]
+
+    def labels() -> dict[str, int]:
+        """Keys of each label's sensor: with a platform alone it is removed."""
+        config = json.loads(seen.payloads[FLEET])
+        check_discovery(FLEET, config)
+        return {
+            key.split(".label_")[1].split("_")[0]: len(one)
+            for key, one in config["components"].items()
+            if ".label_" in key
+        }
+
+    assert {label: count > 1 for label, count in labels().items()} == {"bent": True, "dirty": True}
+    for number, (now, told) in enumerate((
+        (later, {"bent": True, "worn": True, "dirty": False}),
+        (bundle, {"bent": False, "worn": False, "dirty": False}),
+        (former, {"bent": True, "dirty": True, "worn": False}),
+    )):  # fmt: skip
+        seen.bundle = now
+        file.write_text(f"another {number}")
+        bridge.step(deadline_ms=80.0, now=lambda: "now")
+        assert {label: count > 1 for label, count in labels().items()} == told
+
+    # A process that begins later hears what this one had announced, and then its own.
+    again = Recorded(later)
+    bridge = Bridge(again, file, "colours", again, print)  # type: ignore[arg-type]
+    seen = again
+    assert "dirty" not in labels()
+    for content in (first, "no discovery", '{"components": {"x": 1}}'):
+        bridge.on_former(FLEET, content.encode())
+    bridge.on_former("another/topic", first.encode())
+    bridge.step(deadline_ms=80.0, now=lambda: "now")
+    assert {label: count > 1 for label, count in labels().items()} == {
+        "bent": True, "worn": True, "dirty": False
+    }  # fmt: skip
+    again.sent.clear()
+    bridge.on_former(FLEET, seen.payloads[FLEET].encode())
+    bridge.step(deadline_ms=80.0, now=lambda: "now")
+    assert FLEET not in [topic for topic, _ in again.sent], "its own has nothing new"
+    assert "label_dirty" not in "".join(entities_of(seen.payloads[FLEET].encode()))

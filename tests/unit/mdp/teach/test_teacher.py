@@ -1,12 +1,24 @@
 """What cannot be taught through the gateway."""
 
+import asyncio
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mdp.errors import InputError
-from mdp.teach.teacher import FleetTeacher, TeachOptions
+from mdp.teach.builder import read_report
+from mdp.teach.recorder import RecordRequest
+from mdp.teach.teacher import BuildRequest, FleetTeacher, TeachOptions
 from mdp.testing.bundles import DEVICES, write_bundle
+
+#: The part that is read of what a build prints.
+REPORT = json.dumps({
+    "digest": "0" * 64, "pictures": 9, "members": [],
+    "subsets": [{"members": [0], "stacked": 0.5, "bagged": 0.5}],
+}).encode()  # fmt: skip
 
 
 def fleet_of(folder: Path, *, several: bool) -> Path:
@@ -31,3 +43,49 @@ def test_scenes_teach_one_label_each(tmp_path: Path) -> None:
     assert FleetTeacher(options(tmp_path / "one", several=False)).devices == list(DEVICES)
     with pytest.raises(InputError, match="--teach: expected a bundle with one label an item"):
         FleetTeacher(options(tmp_path / "several", several=True))
+
+
+def test_a_bundle_of_several_labels_under_a_page_that_runs(tmp_path: Path) -> None:
+    """It was pushed by somebody else, or its agents went back to it."""
+    teacher = FleetTeacher(options(tmp_path, several=False))
+    told = "--teach: expected a bundle with one label an item"
+
+    async def refuse_all() -> None:
+        await teacher.scan()
+        assert teacher.snapshot()["problem"] == ""
+        shutil.rmtree(tmp_path / "bundle")
+        write_bundle(tmp_path / "bundle", several=True)
+        await teacher.scan()
+        assert told in teacher.snapshot()["problem"]
+        with pytest.raises(InputError, match=told):
+            await teacher.put_right("item", "red")
+        teacher._why_no_build = ""
+        folder = tmp_path / "scenes.builds" / "build"
+        teacher._builder.progress.report = read_report(folder, REPORT, 1.0)
+        with pytest.raises(InputError, match=told):
+            teacher.record(RecordRequest(label="red"))
+        with pytest.raises(InputError, match=told):
+            teacher.build(BuildRequest())
+        with pytest.raises(InputError, match=told):
+            teacher.push()
+        shutil.rmtree(tmp_path / "bundle")
+        write_bundle(tmp_path / "bundle")
+        await teacher.scan()
+        assert teacher.snapshot()["problem"] == ""
+
+    asyncio.run(refuse_all())
+    assert not (tmp_path / "scenes").exists()
+
+
+def test_settings_of_builds_have_one_label(tmp_path: Path) -> None:
+    config = tmp_path / "build.toml"
+    wanted = replace(options(tmp_path, several=False), config=config)
+    for text in ('[run]\nlabels = "one"\n', "[plan]\nlatency_ms = 1.5\n", "no settings"):
+        config.write_text(text)
+        FleetTeacher(wanted)
+    config.write_text('[run]\nlabels = "several"\n')
+    told = (
+        r"build\.toml: key `run\.labels`: expected one label an item, as scenes teach, got several"
+    )
+    with pytest.raises(InputError, match=told):
+        FleetTeacher(wanted)

@@ -121,6 +121,8 @@ def test_a_test_split_with_other_labels(
         ({"bent": 9, "bent+dirty": 9}, "training split: label 'bent' holds of all of"),
         ({"bent": 9, "dirty": 1, "none": 9}, "calibration split: label 'dirty' holds of none of"),
         ({"bent": 9, "none": 9}, "expected at least 2 labels where several may hold, found bent"),
+        # Of each set one is tested, and the other stays for training.
+        (dict.fromkeys(EVERY, 2), "calibration split: has no items: expected more of some set"),
     ],
 )
 def test_a_label_of_all_items_or_of_none(
@@ -143,6 +145,8 @@ def test_the_digits_have_one_label_each() -> None:
 def test_data_of_the_other_kind_is_remarked_upon(tmp_path: Path) -> None:
     apart = opened(write(tmp_path / "apart", {"bent": 9, "dirty": 9, "none": 9}))
     assert "no folder joins labels by '+'" in apart.remark
+    twice = opened(write(tmp_path / "twice", {**EVERY, "None": 9}))
+    assert "names differ in case, `_` or `-` alone: None and none" in twice.remark
     whole = open_dataset(str(write(tmp_path / "whole", EVERY)))
     assert whole.labels == ("bent", "bent+dirty", "dirty", "none")
     assert "learned with --labels several" in whole.remark

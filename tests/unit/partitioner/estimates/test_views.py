@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mdp.errors import ConfigError
+from mdp.errors import ConfigError, InputError
 from mdp.files import write_json
 from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.testing.bundles import write_bundle
@@ -49,3 +49,9 @@ def test_bundles_of_cameras_tell_of_views_alone(tmp_path: Path, evaluated: bool)
         return
     with pytest.raises(ConfigError, match="expected a measured bundle"):
         read_scenes([folder])
+
+
+def test_shares_of_all_labels_of_an_item_are_no_accuracies_of_classes(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b", several=True)
+    with pytest.raises(InputError, match="--runs: expected a bundle with one label an item"):
+        read_runs([folder])

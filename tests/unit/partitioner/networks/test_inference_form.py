@@ -104,3 +104,38 @@ def test_a_network_that_answers_nan_is_left_unfolded() -> None:
     with torch.no_grad():
         network[0].weight.fill_(torch.nan)  # type: ignore[operator]
     assert _norms(to_inference_form(network, _noise())) == 1
+
+
+def test_a_batch_norm_without_running_statistics_stays() -> None:
+    norm = nn.BatchNorm2d(4, track_running_stats=False)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), norm).eval()
+    served = to_inference_form(network, _noise())
+    torch.testing.assert_close(served(_noise()), network(_noise()))
+    assert _norms(served) == 1
+
+
+def test_a_network_without_pairs_is_copied_and_run_once() -> None:
+    network = _Counted().eval()
+    served = to_inference_form(network, _noise())
+    assert isinstance(served, _Counted)
+    assert (served.copies, served.runs) == (1, 1)
+    assert (network.copies, network.runs) == (0, 0)
+
+
+class _Counted(nn.Module):
+    """A network that counts how often it was copied and run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.copies, self.runs = nn.Conv2d(3, 4, 3), 0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        read: Tensor = self.conv(x)
+        return read
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "_Counted":
+        found = _Counted()
+        found.load_state_dict(self.state_dict())
+        found.copies, found.runs = self.copies + 1, self.runs
+        return found.train(self.training)

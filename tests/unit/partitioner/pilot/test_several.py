@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from mdp.fusion.fuse import Contribution, fuse, labels_held, sigmoid
+from partitioner.export.several_labels import all_right
+from partitioner.fusion.several_fit import fit_several_fusion
 from partitioner.pilot.choice import choose
 from partitioner.pilot.linear import PENALTIES, folds, ridge_weights
 from partitioner.pilot.several import calibrate, fit_several, leave_out_several
@@ -121,3 +124,42 @@ def test_without_other_labels_the_choice_is_by_classes() -> None:
     told = choose({"alpha": [0]}, lambda *_: answers, targets, truth=OneLabel(targets))
     assert plain == told
     assert plain.together == 1.0
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.6, 0.9])
+def test_what_devices_are_right_on_together_is_predicted_as_it_is_then_fused(alike: float) -> None:
+    """Members that err together: their sum would be far too sure of labels that do not hold."""
+
+    def items(seed: int, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        random = np.random.default_rng(seed)
+        held = random.random((count, 4)) < 0.2
+        common = random.normal(size=held.shape)
+        seen = [
+            np.where(held, 1.0, -1.0)
+            + 1.3 * (alike**0.5 * common + (1 - alike) ** 0.5 * random.normal(size=held.shape))
+            for _ in range(4)
+        ]
+        return held, [np.log(0.25) + 2 / 1.3**2 * one for one in seen]
+
+    held, known = items(1, 1000)
+    later, asked = items(2, 4000)
+    choice = choose(
+        {str(k): [0] for k in range(4)},
+        lambda device, row: known[int(device)] - base_of(held),
+        held @ (2 ** np.arange(4)),
+        truth=SeveralLabels.of(held),
+    )
+    weights = fit_several_fusion(dict(enumerate(map(contribution, known))), held)
+
+    def measured(size: int) -> float:
+        parts = dict(enumerate(map(contribution, asked)))
+        subsets = [one for one in weights.subsets if len(one.members) == size]
+        told = [labels_held(sigmoid(fuse(parts, one)), one) for one in subsets]
+        return float(np.mean([all_right(one, later) for one in told]))
+
+    assert choice.together == pytest.approx(measured(4), abs=0.045)
+    assert np.mean([*choice.without.values()]) == pytest.approx(measured(3), abs=0.045)
+
+
+def contribution(logits: np.ndarray) -> Contribution:
+    return Contribution(None, logits.astype(np.float32))

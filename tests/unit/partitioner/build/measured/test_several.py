@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ pytest.importorskip("torch")
 
 import torch
 from PIL import Image
+from rich.console import Console
 from safetensors.torch import save_file
 
 from mdp.errors import InputError
-from mdp.formats.bundle import Bundle
+from mdp.formats.bundle import Bundle, SubsetLabels
 from mdp.formats.plan import read_plan
 from mdp.fusion.fuse import fuse, labels_held, sigmoid, weights_for
 from partitioner import api
@@ -23,6 +25,7 @@ from partitioner.assembly import write
 from partitioner.build.inputs import BuildInputs
 from partitioner.build.measured.build import build_measured
 from partitioner.build.measured.fine_tuning import binary_losses
+from partitioner.cli import tables
 from partitioner.cli.main import main
 from partitioner.config import Given
 from partitioner.data.datasets import open_dataset
@@ -215,6 +218,20 @@ def test_what_time_is_left_trains_by_binary_cross_entropy(
     assert Bundle.open(tmp_path / "bundle").manifest.several
 
 
+def test_a_set_of_one_item_counts_as_others_do_in_what_is_predicted(tmp_path: Path) -> None:
+    """Its labels are known from other sets; of classes a single picture is never right."""
+    for name, count in {"cross": 8, "ring": 8, "none": 8, "cross+ring": 1}.items():
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            (tmp_path / name / f"{number}.png").touch()
+    data = open_dataset(str(tmp_path), several=True)
+    assert (data.train.targets == data.set_names.index("cross+ring")).sum() == 1
+    pictures = measure.PilotPictures.of(data, 100)
+    assert pictures.remark_on_single(data.set_names) == ""
+    apart = replace(pictures, held=None)
+    assert apart.remark_on_single(data.set_names).endswith("what is predicted: cross+ring")
+
+
 def test_a_step_learns_from_a_teachers_answers_to_each_label() -> None:
     held = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
     pictures = Pictures(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.arange(2), 2, held)
@@ -243,6 +260,25 @@ def test_the_command_prints_the_shares_of_each_label(
         main, "mdp-partition", "data", "--data", tree, "--labels", "several", "--json"
     )
     assert json.loads(listed.stdout)["splits"]["train"]["classes"].keys() == set(SETS)
+
+
+def test_names_with_markup_stand_in_tables_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in ("train", "test"):
+        for name in ("[red]", "cut[b]", "[red]+cut[b]", "none"):
+            folder = tmp_path / "[dim]" / place / name
+            folder.mkdir(parents=True)
+            for number in range(8):
+                (folder / f"{number}.png").touch()
+    data = open_dataset(str(tmp_path / "[dim]"), several=True)
+    tables.print_data(data)
+    shares = SubsetLabels(members=(0,), precision=(0.5, None), recall=(0.5, 0.0), each=0.5)
+    Console().print(tables._by_label([shares], data.labels))
+    shown = capsys.readouterr().out
+    assert shown.count("[red]") == 3
+    assert "[red]+cut[b]" in shown
+    assert "never told" in shown
 
 
 def test_kept_predictions_are_of_one_kind_of_labels(
