@@ -18,7 +18,7 @@ from torch import Tensor
 from mdp.errors import MDPError
 from partitioner.crew.averaging.codecs import CODECS, Codec
 from partitioner.crew.coordinator.shares import by_pace, link_shares
-from partitioner.crew.coordinator.sizes import coded_when_whole
+from partitioner.crew.coordinator.sizes import whole_codec
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -385,7 +385,7 @@ class Mean:
         """
         shards: list[list[Segment]] = [[] for _ in shares]
         for s in self._segments:
-            start, codec = s.start, CODECS[coded_when_whole(s.codec.name)] if whole else s.codec
+            start, codec = s.start, CODECS[whole_codec(s.codec.name)] if whole else s.codec
             for shard, length in zip(shards, by_pace(shares, s.stop - s.start), strict=True):
                 shard.append(replace(s, start=start, stop=start + length, codec=codec))
                 start += length

@@ -41,6 +41,6 @@ def four_bit_bytes(count: int) -> int:
     return -(-count // 2) + 2 * -(-count // FOUR_BIT_BLOCK)
 
 
-def coded_when_whole(codec: CodecName) -> CodecName:
+def whole_codec(codec: CodecName) -> CodecName:
     """The codec of a mean in which every number travels, as of an epoch's last."""
     return "int8" if codec == "top4" else codec

@@ -13,7 +13,7 @@ from partitioner.crew.coordinator.sizes import (
     INT8_BLOCK,
     KEEP,
     CodecName,
-    coded_when_whole,
+    whole_codec,
     wire_bytes,
 )
 
@@ -53,7 +53,7 @@ def step_s(
     return FORWARD * compute_s + max(backward_s + mean_s / buckets, mean_s + backward_s / buckets)
 
 
-def travelling(
+def sent_ratio(
     codec: CodecName, stride: int = 1, keep: float = KEEP, settling: float = 0.0
 ) -> float:
     """Encoded bytes of each byte of fp32 in a mean, of which each `stride`-th number travels.
@@ -65,7 +65,7 @@ def travelling(
         ratio = (1 + keep * (4 + 16 / FOUR_BIT_BLOCK)) / 32
     if stride == 1 and codec != "top4":
         return ratio
-    return (1 - settling) * ratio / stride + settling * RATIO[coded_when_whole(codec)]
+    return (1 - settling) * ratio / stride + settling * RATIO[whole_codec(codec)]
 
 
 def activation_bytes(pictures: int, tokens: int, width: int, depth: int, heads: int) -> float:

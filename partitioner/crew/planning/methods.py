@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from partitioner.crew.coordinator.rounds import growing_means
 from partitioner.crew.coordinator.sizes import CodecName
-from partitioner.crew.planning.costs import RATIO, What, answers_per_s, step_s, travelling
+from partitioner.crew.planning.costs import RATIO, What, answers_per_s, sent_ratio, step_s
 from partitioner.crew.planning.facts import Facts, Trainer
 from partitioner.crew.planning.flows import Links, MeanTime, Route
 from partitioner.crew.planning.rules import refusals
@@ -304,7 +304,7 @@ def _transfer_bytes(network: NetworkWork, codec: CodecName) -> float:
 def _sent_bytes(network: NetworkWork, sync: NetworkSync) -> float:
     """The same of what travels as `sync` says; an epoch's last mean is of every number."""
     settling = min(1.0, sync.round_pictures / max(1, network.pictures))
-    share = travelling(sync.codec, sync.stride, sync.kept, settling)
+    share = sent_ratio(sync.codec, sync.stride, sync.keep_share, settling)
     return share * network.size_bytes / _REACHED
 
 

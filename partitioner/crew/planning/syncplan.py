@@ -142,7 +142,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
         return round(1 / self.mask) if self.mask else 1
 
     @property
-    def kept(self) -> float:
+    def keep_share(self) -> float:
         """The part of what travels that `top4` sends."""
         return self.keep or KEEP
 
@@ -224,7 +224,7 @@ def _essence(sync: NetworkSync) -> dict[str, object]:
     """Keys that change a network's weights; later ones count where they are not as by default."""
     every = None if sync.what == "gradients" else sync.round_pictures
     mask = 1 / sync.stride if sync.stride > 1 else None
-    keep = None if sync.kept == KEEP else sync.kept
+    keep = None if sync.keep_share == KEEP else sync.keep_share
     same = {"by": (), "bucket_bytes": None, "route": sync.way, "every_pictures": every}
     same |= {"mask": mask, "keep": keep}
     found: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(sync, **same))

@@ -49,7 +49,7 @@ class Crews:
             moments=sync.moments or 0,
             outer=outer,
             stride=sync.stride,
-            codecs={**CODECS, "top4": Largest(sync.kept)},
+            codecs={**CODECS, "top4": Largest(sync.keep_share)},
         )
         self.account.follow(lambda: rounds.bytes_sent + rounds.settling_bytes)
         return rounds
