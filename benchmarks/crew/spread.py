@@ -10,7 +10,7 @@ take no time, so losses are at equal pictures. Adds to benchmarks/results/crew-m
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import mean, stdev
 from typing import Any
 
@@ -114,8 +114,9 @@ class Copies:
         optimiser.step()
         self._done += 1
 
-    def meet(self, members: Sequence[int], weights: Sequence[float]) -> None:
-        """Take the weighted mean of some."""
+    def meet(self, meet: Meet) -> None:
+        """Take the weighted mean of those that meet."""
+        members, weights = meet.members, meet.weights
         tensors = [list(self.networks[rank].parameters()) for rank in members]
         found = sum(w / sum(weights) * join(t) for w, t in zip(weights, tensors, strict=True))
         assert isinstance(found, Tensor)
@@ -142,7 +143,7 @@ def follow(trace: CrewTrace, copies: Copies) -> float:
                 meetings[action.seq] = action
             elif isinstance(action, Commit) and action.seq in meetings:
                 meet = meetings.pop(action.seq)
-                copies.meet(meet.members, meet.weights)
+                copies.meet(meet)
                 epoch = action.epoch
     return copies.loss()
 

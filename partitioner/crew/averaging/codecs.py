@@ -117,7 +117,7 @@ class Codes(Protocol):
 
 
 class FourBit:
-    """Blocks of 128 with a scale s = max|x| in fp16 each; codes round(7 x / s) + 8, low half first."""
+    """Blocks of 128 with an fp16 scale s = max|x|; codes round(7 x / s) + 8, the low half first."""
 
     def bytes_of(self, count: int) -> int:
         """Bytes of `count` numbers."""

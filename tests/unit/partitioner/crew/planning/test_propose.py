@@ -332,7 +332,7 @@ def test_means_of_some_numbers_are_predicted_by_their_bytes() -> None:
     plain = NetworkSync(
         name="member-0", what="parameters", every_pictures=640, codec="int8", route="two_phase"
     )
-    predict_s = Methods(three(latency_s=0.0), "any").predict
+    predict_s = Methods(two_sites(), "any").predict
 
     def mean_s(sync: NetworkSync) -> float:
         method = predict_s(network, sync)

@@ -131,7 +131,7 @@ def test_no_stage_has_more_in_flight_than_the_one_before(
         ),
         (network("mask = 0.1"), 'mask`: expected only with what = "parameters", found "gradients"'),
         (
-            network("what = 'parameters'\ntensor = [{match = '*', codec = 'top4'}]\nroute = 'ring'"),
+            masked("route = 'ring'"),
             'codec`: expected "top4" only with route = "two_phase", found "ring": ',
         ),
         (
