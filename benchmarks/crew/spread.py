@@ -76,6 +76,9 @@ WAYS: dict[str, Making] = {
 class Copies:
     """The trainers' networks."""
 
+    #: Over the data.
+    passes = EPOCHS
+
     def __init__(self, seed: int, step_size: float) -> None:
         digits = load_digits()
         order = np.random.default_rng(5).permutation(len(digits.target))
@@ -107,7 +110,7 @@ class Copies:
         index = self._orders[epoch].tensor_split(BATCHES)[claim]
         pictures, labels = self._train
         optimiser = self._optimisers[rank]
-        share = self._done / (BATCHES * EPOCHS)
+        share = self._done / (BATCHES * self.passes)
         optimiser.param_groups[0]["lr"] = self._step_size * (1 + math.cos(math.pi * share)) / 2
         optimiser.zero_grad()
         cross_entropy(self.networks[rank](pictures[index]), labels[index]).backward()  # type: ignore[no-untyped-call]

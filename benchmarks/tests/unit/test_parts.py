@@ -16,14 +16,7 @@ from torch.distributed import ProcessGroup  # noqa: E402
 from benchmarks.crew.parts import CodedCopies  # noqa: E402
 from benchmarks.crew.spread import TRAINERS  # noqa: E402
 from partitioner.crew.averaging.codecs import CODECS  # noqa: E402
-from partitioner.crew.averaging.mean import (  # noqa: E402
-    EVERY_NUMBER,
-    Mask,
-    Mean,
-    Means,
-    Meeting,
-    Segment,
-)
+from partitioner.crew.averaging.mean import EVERY_NUMBER, Mask, Mean, Means, Meeting, Segment  # noqa: E402
 from partitioner.crew.coordinator.sizes import CodecName, whole_codec  # noqa: E402
 
 pytestmark = pytest.mark.torch

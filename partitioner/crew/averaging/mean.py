@@ -73,6 +73,12 @@ class Mask:
         """Bytes of what travels of a shard."""
         return sum(s.codec.bytes_of(self.count(s)) for s in shard)
 
+    def take(self, vector: Tensor, segment: Segment) -> Tensor:
+        """The numbers of a segment that travel, contiguous."""
+        part = vector[self.places_of(segment)]
+        # One number of a stride is contiguous to torch, and yet has no bytes to view.
+        return part.clone(memory_format=torch.contiguous_format) if self.stride > 1 else part
+
     def select(self, vector: Tensor, shard: "Shard") -> Tensor:
         """The numbers of a shard that travel, in a row."""
         return torch.cat([vector[self.places_of(s)] for s in shard])
@@ -145,7 +151,7 @@ class Mean:
     """Takes means of vectors of one layout.
 
     What a codec or a mask leaves out of the vectors is the caller's to send again (`Shards.sent`);
-    what a codec leaves out of means, at their owner and at the leader of a site, comes with the
+    what a codec leaves out of means, at their owner and at the leader of a site, comes with their
     next mean in which these numbers travel.
     """
 
@@ -175,12 +181,7 @@ class Mean:
         return found
 
     def collect(
-        self,
-        vector: Tensor,
-        meeting: Meeting,
-        mask: Mask = EVERY_NUMBER,
-        *,
-        whole: bool = False,
+        self, vector: Tensor, meeting: Meeting, mask: Mask = EVERY_NUMBER, *, whole: bool = False
     ) -> Shards:
         """Bring the weighted mean of every shard to its owner; `vector` stays as it is.
 
@@ -328,7 +329,7 @@ class Mean:
         """What travels of a shard, as bytes; `as_sent` is given the numbers that others receive."""
         parts = []
         for s in shard:
-            numbers = vector[mask.places_of(s)].contiguous()
+            numbers = mask.take(vector, s)
             parts.append(s.codec.encode(numbers))
             if s.codec.feeds_back:
                 as_sent[mask.places_of(s)] = s.codec.decode(parts[-1], numbers.numel())
@@ -432,5 +433,3 @@ def _weigh(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
         if weight:
             total.add_(vector, alpha=weight)
     return total
-
-

@@ -391,9 +391,7 @@ class Rounds:
             moments = self._exactly(join(self._moments()), meeting)
         return _Result(meet.seq, meeting, meet.whole, entered, vector, left, coded, moments)
 
-    def _encode(
-        self, vector: Tensor, meeting: Meeting, meet: Meet
-    ) -> tuple[Tensor, Tensor | None]:
+    def _encode(self, vector: Tensor, meeting: Meeting, meet: Meet) -> tuple[Tensor, Tensor | None]:
         """The mean by the network's codecs, and what they leave out of the own part of it."""
         sent = vector - self.common if self._differs else vector
         mask = EVERY_NUMBER if meet.ends else Mask(self._stride, meet.seq)

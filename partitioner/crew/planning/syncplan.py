@@ -170,8 +170,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     def words(self) -> dict[str, frozenset[str]]:
         """The values of the keys that exclude each other, as `rules` has them."""
         given = {
-            key: frozenset((GIVEN if getattr(self, key) else MISSING,))
-            for key in _GIVEN_OR_NOT
+            key: frozenset((GIVEN if getattr(self, key) else MISSING,)) for key in _GIVEN_OR_NOT
         }
         named = {
             key: frozenset((getattr(self, key),))
@@ -225,8 +224,14 @@ def _essence(sync: NetworkSync) -> dict[str, object]:
     every = None if sync.what == "gradients" else sync.round_pictures
     mask = 1 / sync.stride if sync.stride > 1 else None
     keep = None if sync.keep_share == KEEP else sync.keep_share
-    same = {"by": (), "bucket_bytes": None, "route": sync.way, "every_pictures": every}
-    same |= {"mask": mask, "keep": keep}
+    same: dict[str, object] = {
+        "by": (),
+        "bucket_bytes": None,
+        "route": sync.way,
+        "every_pictures": every,
+        "mask": mask,
+        "keep": keep,
+    }
     found: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(sync, **same))
     default: dict[str, object] = msgspec.to_builtins(NetworkSync(name=sync.name))
     for key in _LATER_KEYS:

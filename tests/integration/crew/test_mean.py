@@ -13,14 +13,7 @@ from torch._C._distributed_c10d import HashStore  # noqa: E402
 from torch.distributed import ProcessGroup  # noqa: E402
 
 from partitioner.crew.averaging.codecs import CODECS, Codec, Largest  # noqa: E402
-from partitioner.crew.averaging.mean import (  # noqa: E402
-    Mask,
-    Mean,
-    Means,
-    Meeting,
-    NotFinite,
-    Segment,
-)
+from partitioner.crew.averaging.mean import Mask, Mean, Means, Meeting, NotFinite, Segment  # noqa: E402
 from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
 from partitioner.crew.planning.costs import RATIO, sent_ratio  # noqa: E402
 from tests.support.gloo import PlainGroups, in_threads, vector  # noqa: E402

@@ -2,6 +2,7 @@
 
 import threading
 from collections import defaultdict
+from itertools import pairwise
 from queue import Empty, Queue
 from typing import Any
 
@@ -286,7 +287,7 @@ def test_what_does_not_travel_stays_until_the_last_mean_of_an_epoch(
     inner = [meet.ends for _, _, meet in seen[1:]]
     assert len(inner) >= 3
     assert inner == [False] * (len(inner) - 1) + [True]
-    for (_, before, meet), (_, after, _) in zip(seen[1:], seen[2:], strict=False):
+    for (_, before, meet), (_, after, _) in pairwise(seen[1:]):
         changed = (after - before)[:600] != 0
         assert set(torch.nonzero(changed)[:, 0].remainder(stride).tolist()) == {meet.seq % stride}
         assert int(changed.sum()) <= (600 if codec == "fp32" else 0.21 * 600) / stride
