@@ -39,6 +39,7 @@ STEP_SIZES = (3e-3, 1e-2, 3e-2, 1e-1)
 #: Row: steps of each trainer between means, codec, stride of the mask.
 WAYS: dict[str, tuple[int, CodecName, int]] = {
     "int8 every 4 steps": (4, "int8", 1),
+    "int8 every 16 steps": (16, "int8", 1),
     "int8 every 35 steps": (35, "int8", 1),
     "int8 every 105 steps": (105, "int8", 1),
     "a tenth in top4 every step": (1, "top4", 10),
