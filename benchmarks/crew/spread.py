@@ -10,7 +10,7 @@ take no time, so losses are at equal pictures. Adds to benchmarks/results/crew-m
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import mean, stdev
 from typing import Any
 
@@ -76,6 +76,9 @@ WAYS: dict[str, Making] = {
 class Copies:
     """The trainers' networks."""
 
+    #: Over the data.
+    passes = EPOCHS
+
     def __init__(self, seed: int, step_size: float) -> None:
         digits = load_digits()
         order = np.random.default_rng(5).permutation(len(digits.target))
@@ -107,15 +110,16 @@ class Copies:
         index = self._orders[epoch].tensor_split(BATCHES)[claim]
         pictures, labels = self._train
         optimiser = self._optimisers[rank]
-        share = self._done / (BATCHES * EPOCHS)
+        share = self._done / (BATCHES * self.passes)
         optimiser.param_groups[0]["lr"] = self._step_size * (1 + math.cos(math.pi * share)) / 2
         optimiser.zero_grad()
         cross_entropy(self.networks[rank](pictures[index]), labels[index]).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         self._done += 1
 
-    def meet(self, members: Sequence[int], weights: Sequence[float]) -> None:
-        """Take the weighted mean of some."""
+    def meet(self, meet: Meet) -> None:
+        """Take the weighted mean of those that meet."""
+        members, weights = meet.members, meet.weights
         tensors = [list(self.networks[rank].parameters()) for rank in members]
         found = sum(w / sum(weights) * join(t) for w, t in zip(weights, tensors, strict=True))
         assert isinstance(found, Tensor)
@@ -142,7 +146,7 @@ def follow(trace: CrewTrace, copies: Copies) -> float:
                 meetings[action.seq] = action
             elif isinstance(action, Commit) and action.seq in meetings:
                 meet = meetings.pop(action.seq)
-                copies.meet(meet.members, meet.weights)
+                copies.meet(meet)
                 epoch = action.epoch
     return copies.loss()
 

@@ -258,7 +258,7 @@ class Meet(Action, frozen=True, tag="meet"):
     with Commit wherever they are then; without one they keep what they have.
 
     Where only some meet, it is not `whole`: differences that a codec sends stay those from the last
-    mean of all.
+    mean of all. Where it `ends` the epoch, unless work is lost, every number travels.
     """
 
     seq: Count
@@ -266,6 +266,7 @@ class Meet(Action, frozen=True, tag="meet"):
     weights: tuple[float, ...]
     background: bool = False
     whole: bool = True
+    ends: bool = False
 
 
 class Commit(Action, frozen=True, tag="commit"):

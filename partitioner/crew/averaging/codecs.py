@@ -5,13 +5,22 @@ linear quantisation; error feedback after Seide et al., 1-bit stochastic gradien
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from partitioner.crew.coordinator.sizes import INT8_BLOCK, CodecName, wire_bytes
+from partitioner.crew.coordinator.sizes import (
+    FOUR_BIT_BLOCK,
+    INT8_BLOCK,
+    KEEP,
+    CodecName,
+    bitmap_bytes,
+    count_kept,
+    four_bit_bytes,
+    wire_bytes,
+)
 
 
 class Codec(ABC):
@@ -22,6 +31,8 @@ class Codec(ABC):
     lossy: ClassVar[bool]
     #: Whether what an encoding loses is added to the next vector.
     feeds_back: ClassVar[bool]
+    #: Whether it leaves most numbers out, so that owners of shards encode their own part too.
+    sparse: ClassVar[bool] = False
 
     def bytes_of(self, count: int) -> int:
         """Bytes of an encoded vector of `count` numbers."""
@@ -92,4 +103,86 @@ class Int8(Codec):
         return (codes.view(-1, INT8_BLOCK) * (scales / 127)[:, None]).flatten()[:count]
 
 
-CODECS: dict[CodecName, Codec] = {codec.name: codec for codec in (Fp32(), Fp16(), Int8())}
+class Codes(Protocol):
+    """Numbers as bytes, one by one or in blocks."""
+
+    def bytes_of(self, count: int) -> int:
+        """Bytes of `count` numbers."""
+
+    def encode(self, vector: Tensor) -> Tensor:
+        """`[count]` fp32 -> `[bytes_of(count)]` uint8."""
+
+    def decode(self, data: Tensor, count: int) -> Tensor:
+        """The inverse of `encode`."""
+
+
+class FourBit:
+    """Blocks of 128 with an fp16 scale s = max|x|; codes round(7 x / s) + 8, the low half first."""
+
+    def bytes_of(self, count: int) -> int:
+        """Bytes of `count` numbers."""
+        return four_bit_bytes(count)
+
+    def encode(self, vector: Tensor) -> Tensor:
+        """Write all scales, then all codes."""
+        count = vector.numel()
+        blocks = F.pad(vector, (0, -count % FOUR_BIT_BLOCK)).view(-1, FOUR_BIT_BLOCK)
+        scales = blocks.abs().amax(dim=1) if count else vector.new_zeros(0)
+        halves = scales.to(torch.float16)
+        divisors = torch.where(halves > 0, halves.to(torch.float32), 1.0)[:, None]
+        # A scale that half precision has rounded down a lot is below some numbers.
+        codes = (blocks / divisors).mul_(7).round_().nan_to_num_(0.0).clamp_(-7, 7).add_(8)
+        flat = codes.to(torch.uint8).flatten()[: count + count % 2].view(-1, 2)
+        return torch.cat([halves.view(torch.uint8), flat[:, 0] | flat[:, 1] << 4])
+
+    def decode(self, data: Tensor, count: int) -> Tensor:
+        """Codes times scale / 7."""
+        cut = 2 * -(-count // FOUR_BIT_BLOCK)
+        scales = data[:cut].clone().view(torch.float16).to(torch.float32)
+        codes = torch.stack([data[cut:] & 15, data[cut:] >> 4], dim=1).flatten()[:count]
+        numbers = F.pad(codes.to(torch.float32) - 8, (0, -count % FOUR_BIT_BLOCK))
+        return (numbers.view(-1, FOUR_BIT_BLOCK) * (scales / 7)[:, None]).flatten()[:count]
+
+
+class Largest(Codec):
+    """A bit for each number, and codes of the `keep` that are largest by size; the others are 0.
+
+    Of equals those with the lower index are sent. After CocktailSGD (Wang et al., ICML 2023).
+    """
+
+    name = "top4"
+    lossy = True
+    feeds_back = True
+    sparse = True
+
+    def __init__(self, keep: float = KEEP, codes: Codes | None = None) -> None:
+        self._keep, self._codes = keep, codes or FourBit()
+
+    def bytes_of(self, count: int) -> int:
+        """Bytes of an encoded vector of `count` numbers."""
+        return bitmap_bytes(count) + self._codes.bytes_of(count_kept(count, self._keep))
+
+    def encode(self, vector: Tensor) -> Tensor:
+        """Write the bits, lowest first, then the codes by index; what is no number is largest."""
+        count = vector.numel()
+        order = vector.abs().sort(descending=True, stable=True).indices
+        bits = torch.zeros(8 * bitmap_bytes(count), dtype=torch.uint8)
+        bits[order[: count_kept(count, self._keep)]] = 1
+        bitmap = (bits.view(-1, 8) << _BITS).sum(dim=1).to(torch.uint8)
+        return torch.cat([bitmap, self._codes.encode(vector[bits[:count].bool()])])
+
+    def decode(self, data: Tensor, count: int) -> Tensor:
+        """Numbers at their places."""
+        cut = bitmap_bytes(count)
+        bits = (data[:cut, None] >> _BITS & 1).flatten()[:count].bool()
+        found = torch.zeros(count)
+        found[bits] = self._codes.decode(data[cut:], count_kept(count, self._keep))
+        return found
+
+
+#: By how much a bit of a byte is moved.
+_BITS = torch.arange(8, dtype=torch.uint8)
+
+CODECS: dict[CodecName, Codec] = {
+    codec.name: codec for codec in (Fp32(), Fp16(), Int8(), Largest())
+}

@@ -1,6 +1,6 @@
 """One flat vector of what a network's means are taken of: parameters, statistics, moments."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,13 @@ CodecOf = Callable[[str], CodecName]
 class Flat:
     """Trainable parameters in one vector, those of a codec in a row, then batch norms' statistics.
 
-    codec_of: the codec of a parameter by its name; statistics are always fp32, in a segment of
-    their own from `learned` on.
+    codec_of: the codec of a parameter by its name, and `codecs` what that is; statistics are always
+    fp32 and travel in every mean, in a segment of their own from `learned` on.
     """
 
-    def __init__(self, module: nn.Module, codec_of: CodecOf) -> None:
+    def __init__(
+        self, module: nn.Module, codec_of: CodecOf, codecs: Mapping[CodecName, Codec] = CODECS
+    ) -> None:
         named = [(codec_of(n), p) for n, p in module.named_parameters() if p.requires_grad]
         norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
         statistics = [b for norm in norms for b in norm.buffers() if b.is_floating_point()]
@@ -29,13 +31,14 @@ class Flat:
         self.segments: list[Segment] = []
         start = 0
         rows: list[tuple[Codec, list[Tensor]]] = [
-            (codec, [p for wanted, p in named if wanted == name]) for name, codec in CODECS.items()
+            (codec, [p for wanted, p in named if wanted == name]) for name, codec in codecs.items()
         ]
         self.learned = sum(parameter.numel() for parameter in self.parameters)
         for codec, tensors in (*rows, (CODECS["fp32"], statistics)):
             stop = start + sum(t.numel() for t in tensors)
             if stop > start:
-                self.segments.append(Segment(start, stop, codec))
+                whole = tensors is statistics
+                self.segments.append(Segment(start, stop, codec, whole))
             self._tensors += tensors
             start = stop
 

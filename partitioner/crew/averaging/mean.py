@@ -4,19 +4,21 @@ A mean has two phases. `Mean.collect` brings the mean of every shard to its owne
 it, and `Mean.spread` sends the shards to all. Routes: `ring` is gloo's all-reduce, after which
 every member owns the whole. `two_phase` sends every shard to its owner, encoded, which sends it to
 all, encoded again. `two_tier` does that among the best connected members of each site, to which
-the others send their vectors before, and which send the result on.
+the others send their vectors before, and which send the result on. In two phases some numbers may
+travel alone (`Mask`): the mean of the others is 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from mdp.errors import MDPError
-from partitioner.crew.averaging.codecs import Codec
+from partitioner.crew.averaging.codecs import CODECS, Codec
 from partitioner.crew.coordinator.shares import by_pace, link_shares
+from partitioner.crew.coordinator.sizes import whole_codec
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,6 +43,49 @@ class Segment:
     start: int
     stop: int
     codec: Codec
+    #: Whether all of it travels in every mean, whatever the mask.
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The numbers that travel in one mean: each `stride`-th of the vector, from `offset` on.
+
+    All members have the same mask, so that it need not be sent; a segment may travel whole.
+    """
+
+    stride: int = 1
+    offset: int = 0
+
+    def places_of(self, segment: Segment) -> slice:
+        """Places in the vector."""
+        if segment.whole:
+            return slice(segment.start, segment.stop)
+        first = segment.start + (self.offset - segment.start) % self.stride
+        return slice(min(first, segment.stop), segment.stop, self.stride)
+
+    def count(self, segment: Segment) -> int:
+        """Numbers of a segment that travel."""
+        places = self.places_of(segment)
+        return len(range(places.start, places.stop, places.step or 1))
+
+    def bytes_of(self, shard: "Shard") -> int:
+        """Bytes of what travels of a shard."""
+        return sum(s.codec.bytes_of(self.count(s)) for s in shard)
+
+    def take(self, vector: Tensor, segment: Segment) -> Tensor:
+        """The numbers of a segment that travel, contiguous."""
+        part = vector[self.places_of(segment)]
+        # One number of a stride is contiguous to torch, and yet has no bytes to view.
+        return part.clone(memory_format=torch.contiguous_format) if self.stride > 1 else part
+
+    def select(self, vector: Tensor, shard: "Shard") -> Tensor:
+        """The numbers of a shard that travel, in a row."""
+        return torch.cat([vector[self.places_of(s)] for s in shard])
+
+
+#: Every number travels.
+EVERY_NUMBER = Mask()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +135,11 @@ class Shards:
     meeting: Meeting
     #: By place of their owner, in the order of the vector; of a ring the own place alone.
     by_place: Mapping[int, Shard]
-    #: Numbers of the own shard in a row; none at a place that owns nothing.
+    #: Numbers of the own shard that travel, in a row; none at a place that owns nothing.
     own: Tensor
-    #: The own vector as the others have it; what a codec left out of it is missing.
+    #: The own vector as the others have it; what a codec or the mask left out of it is missing.
     sent: Tensor
+    mask: Mask
 
     @property
     def segments(self) -> Shard:
@@ -104,13 +150,19 @@ class Shards:
 class Mean:
     """Takes means of vectors of one layout.
 
-    What a codec leaves out of the vectors is the caller's to send again (`Shards.sent`); what it
-    leaves out of means, at their owner and at the leader of a site, comes with the next mean.
+    What a codec or a mask leaves out of the vectors is the caller's to send again (`Shards.sent`);
+    what a codec leaves out of means, at their owner and at the leader of a site, comes with their
+    next mean in which these numbers travel.
     """
 
     def __init__(self, segments: Sequence[Segment], means: Means) -> None:
         if means.route == "ring" and any(s.codec.feeds_back for s in segments):
-            raise ValueError("int8 over a ring: sums of codes overflow; use two_phase")
+            names = {s.codec.name for s in segments if s.codec.feeds_back}
+            raise ValueError(
+                f"{', '.join(sorted(names))} over a ring: sums of codes overflow; use two_phase"
+            )
+        if means.route == "two_tier" and any(s.codec.sparse for s in segments):
+            raise ValueError("top4 between sites: a mean of a site has most numbers; use two_phase")
         self._segments, self._means = segments, means
         self._feeding = any(s.codec.feeds_back for s in segments)
         count = max((s.stop for s in segments), default=0)
@@ -128,42 +180,71 @@ class Mean:
         self.check(found, vector, meeting)
         return found
 
-    def collect(self, vector: Tensor, meeting: Meeting) -> Shards:
+    def collect(
+        self, vector: Tensor, meeting: Meeting, mask: Mask = EVERY_NUMBER, *, whole: bool = False
+    ) -> Shards:
         """Bring the weighted mean of every shard to its owner; `vector` stays as it is.
 
-        Errors fed back are kept by `commit` alone, so that a mean can be repeated. Raises
-        RuntimeError where a member is lost.
+        whole: in a codec that leaves no number out. Errors fed back are kept by `commit` alone, so
+        that a mean can be repeated. Raises RuntimeError where a member is lost.
         """
+        if mask.stride > 1 and self._means.route != "two_phase":
+            raise ValueError(f"a mask in {self._means.route}: use two_phase")
         self._pending = [error.clone() for error in self._errors]
         if len(meeting.members) == 1 or self._means.route == "ring" or not self._segments:
             own = self._ring(vector, meeting) if len(meeting.members) > 1 else vector.clone()
             return Shards(
-                meeting=meeting, by_place={meeting.place: self._segments}, own=own, sent=vector
+                meeting=meeting,
+                by_place={meeting.place: self._segments},
+                own=own,
+                sent=vector,
+                mask=EVERY_NUMBER,
             )
+        if mask.stride > 1 and not bool(vector.isfinite().all()):
+            # A number that does not travel is found out too: all have to know of it.
+            vector = torch.full_like(vector, torch.nan)
         leaders = self._leaders(meeting.members)
         above = sorted(set(leaders))
         site = [p for p, leader in enumerate(leaders) if leader == meeting.place]
-        sent = vector.clone() if self._feeding else vector
+        sent = self._to_be_sent(vector, mask)
         vector = self._up(vector, meeting, leaders, site, sent)
         shares = self._shares([meeting.members[p] for p in above])
-        shards = dict(zip(above, self._cut(shares), strict=True))
+        shards = dict(zip(above, self._cut(shares, whole=whole), strict=True))
         weights = dict.fromkeys(above, 0.0)
         for leader, weight in zip(leaders, meeting.shares, strict=True):
             weights[leader] += weight
         takes_part = meeting.place in shards
         others = [p for p in above if p != meeting.place] if takes_part else []
         as_sent = vector.clone() if self._feeding and len(site) > 1 else sent
-        parts = {p: self._encode(vector, shards[p], as_sent) for p in others}
+        parts = {p: self._encode(vector, shards[p], as_sent, mask) for p in others}
         shard = shards.get(meeting.place, ())
-        received = self._exchange(meeting, parts, dict.fromkeys(others, _bytes_of(shard)))
+        received = self._exchange(meeting, parts, dict.fromkeys(others, mask.bytes_of(shard)))
         own = vector.new_zeros(0)
         if takes_part:
             if len(site) > 1 and self._feeding and weights[meeting.place]:
                 self._pending[0] = vector - as_sent
-            known = {p: self._decode([data], [shard]) for p, data in received.items()}
-            known[meeting.place] = torch.cat([vector[s.start : s.stop] for s in shard])
+            known = {p: self._decode(data, shard, mask) for p, data in received.items()}
+            known[meeting.place] = self._own(vector, shard, as_sent, mask)
             own = _weigh([(weights[p], known[p]) for p in above])
-        return Shards(meeting=meeting, by_place=shards, own=own, sent=sent)
+        return Shards(meeting=meeting, by_place=shards, own=own, sent=sent, mask=mask)
+
+    def _to_be_sent(self, vector: Tensor, mask: Mask) -> Tensor:
+        """The numbers that travel, 0 elsewhere; encoding changes them to what others receive."""
+        if mask.stride == 1:
+            return vector.clone() if self._feeding else vector
+        found = torch.zeros_like(vector)
+        for s in self._segments:
+            places = mask.places_of(s)
+            found[places] = vector[places]
+        return found
+
+    def _own(self, vector: Tensor, shard: Shard, as_sent: Tensor, mask: Mask) -> Tensor:
+        """The own part of the own shard: what a sparse codec leaves out stays out here too."""
+        for s in shard:
+            if s.codec.sparse:
+                self._encode(vector, [s], as_sent, mask)
+        sparse = any(s.codec.sparse for s in shard)
+        return mask.select(as_sent if sparse else vector, shard)
 
     def _up(
         self,
@@ -176,13 +257,14 @@ class Mean:
         """The mean of the site `site` at its leader; elsewhere, and of one alone, the vector."""
         leader, whole = leaders[meeting.place], self._cut([1.0])[0]
         others = [p for p in site if p != meeting.place]
-        parts = {} if site else {leader: self._encode(vector, whole, sent)}
-        received = self._exchange(meeting, parts, dict.fromkeys(others, _bytes_of(whole)))
+        parts = {} if site else {leader: self._encode(vector, whole, sent, EVERY_NUMBER)}
+        wanted = dict.fromkeys(others, EVERY_NUMBER.bytes_of(whole))
+        received = self._exchange(meeting, parts, wanted)
         if not others:
             return vector
         scaled = meeting.shares
         total = sum(scaled[p] for p in site)
-        known = {p: self._decode([data], [whole]) for p, data in received.items()}
+        known = {p: self._decode(data, whole, EVERY_NUMBER) for p, data in received.items()}
         known[meeting.place] = vector
         mean = _weigh([(scaled[p] / total if total else 1 / len(site), known[p]) for p in site])
         return mean + self._errors[0] if self._feeding else mean
@@ -192,13 +274,13 @@ class Mean:
 
         Raises RuntimeError where a member is lost.
         """
-        meeting, place = shards.meeting, shards.meeting.place
+        meeting, place, mask = shards.meeting, shards.meeting.place, shards.mask
         if len(meeting.members) == 1 or self._means.route == "ring" or not self._segments:
             return shards.own
         takes_part = place in shards.by_place
         others = [p for p in shards.by_place if p != place] if takes_part else []
-        data = self._encode_mean(shards.own, shards.segments)
-        sizes = {p: _bytes_of(shard) for p, shard in shards.by_place.items()}
+        data = self._encode_mean(shards.own, shards.segments, mask)
+        sizes = {p: mask.bytes_of(shard) for p, shard in shards.by_place.items()}
         wanted = {p: sizes[p] for p in others}
         received = self._exchange(meeting, dict.fromkeys(others, data), wanted) | {place: data}
         # What the leaders received goes on to their sites as it is.
@@ -208,7 +290,15 @@ class Mean:
         wanted = {} if takes_part else {leaders[place]: sum(sizes.values())}
         for message in self._exchange(meeting, down, wanted).values():
             whole = message
-        return self._decode(torch.split(whole, [*sizes.values()]), [*shards.by_place.values()])
+        found = torch.zeros(max(s.stop for s in self._segments))
+        for message, shard in zip(
+            torch.split(whole, [*sizes.values()]), shards.by_place.values(), strict=True
+        ):
+            numbers = self._decode(message, shard, mask)
+            parts = torch.split(numbers, [mask.count(s) for s in shard])
+            for s, part in zip(shard, parts, strict=True):
+                found[mask.places_of(s)] = part
+        return found
 
     def check(self, found: Tensor, vector: Tensor, meeting: Meeting) -> None:
         """Raise NotFinite, on every member alike, for a mean that is not finite.
@@ -235,37 +325,39 @@ class Mean:
             self.sent_bytes += 2 * (n - 1) * part.nbytes // n
         return found
 
-    def _encode(self, vector: Tensor, shard: Shard, as_sent: Tensor) -> Tensor:
-        """A shard of a vector as bytes; `as_sent` is given the numbers that others receive."""
+    def _encode(self, vector: Tensor, shard: Shard, as_sent: Tensor, mask: Mask) -> Tensor:
+        """What travels of a shard, as bytes; `as_sent` is given the numbers that others receive."""
         parts = []
         for s in shard:
-            parts.append(s.codec.encode(vector[s.start : s.stop]))
+            numbers = mask.take(vector, s)
+            parts.append(s.codec.encode(numbers))
             if s.codec.feeds_back:
-                as_sent[s.start : s.stop] = s.codec.decode(parts[-1], s.stop - s.start)
+                as_sent[mask.places_of(s)] = s.codec.decode(parts[-1], numbers.numel())
         return torch.cat(parts) if parts else vector.new_zeros(0, dtype=torch.uint8)
 
-    def _encode_mean(self, mean: Tensor, shard: Shard) -> Tensor:
+    def _encode_mean(self, mean: Tensor, shard: Shard, mask: Mask) -> Tensor:
         """The mean of the own shard, its segments in a row, as bytes; error added and noted."""
         parts, at = [mean.new_zeros(0, dtype=torch.uint8)], 0
         for s in shard:
-            part = mean[at : at + s.stop - s.start]
-            at += s.stop - s.start
+            places, count = mask.places_of(s), mask.count(s)
+            part = mean[at : at + count]
+            at += count
             if s.codec.feeds_back:
-                part = part + self._errors[1][s.start : s.stop]
+                part = part + self._errors[1][places]
             parts.append(s.codec.encode(part))
             if s.codec.feeds_back:
-                lost = part - s.codec.decode(parts[-1], s.stop - s.start)
-                self._pending[1][s.start : s.stop] = lost
+                self._pending[1][places] = part - s.codec.decode(parts[-1], count)
         return torch.cat(parts)
 
-    def _decode(self, data: Sequence[Tensor], shards: Sequence[Shard]) -> Tensor:
-        """Encoded shards as numbers: the whole vector, or of one shard its segments in a row."""
-        pieces: list[tuple[int, Tensor]] = []
-        for message, shard in zip(data, shards, strict=True):
-            parts = torch.split(message, [s.codec.bytes_of(s.stop - s.start) for s in shard])
-            for s, part in zip(shard, parts, strict=True):
-                pieces.append((s.start, s.codec.decode(part, s.stop - s.start)))
-        return torch.cat([part for _, part in sorted(pieces, key=lambda piece: piece[0])])
+    @staticmethod
+    def _decode(data: Tensor, shard: Shard, mask: Mask) -> Tensor:
+        """An encoded shard as numbers: what travels of its segments, in a row."""
+        counts = [mask.count(s) for s in shard]
+        sizes = [s.codec.bytes_of(count) for s, count in zip(shard, counts, strict=True)]
+        parts = torch.split(data, sizes)
+        return torch.cat(
+            [s.codec.decode(p, n) for s, p, n in zip(shard, parts, counts, strict=True)]
+        )
 
     def _exchange(
         self, meeting: Meeting, sent: Mapping[int, Tensor], sizes: Mapping[int, int]
@@ -287,13 +379,16 @@ class Mean:
                 work.wait()
         return received
 
-    def _cut(self, shares: Sequence[float]) -> list[list[Segment]]:
-        """Every segment cut by `shares`; returns the shard of each owner."""
+    def _cut(self, shares: Sequence[float], *, whole: bool = False) -> list[list[Segment]]:
+        """Every segment cut by `shares`; returns the shard of each owner.
+
+        whole: in codecs that leave no number out.
+        """
         shards: list[list[Segment]] = [[] for _ in shares]
         for s in self._segments:
-            start = s.start
+            start, codec = s.start, CODECS[whole_codec(s.codec.name)] if whole else s.codec
             for shard, length in zip(shards, by_pace(shares, s.stop - s.start), strict=True):
-                shard.append(Segment(start, start + length, s.codec))
+                shard.append(replace(s, start=start, stop=start + length, codec=codec))
                 start += length
         return shards
 
@@ -338,7 +433,3 @@ def _weigh(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
         if weight:
             total.add_(vector, alpha=weight)
     return total
-
-
-def _bytes_of(shard: Shard) -> int:
-    return sum(s.codec.bytes_of(s.stop - s.start) for s in shard)

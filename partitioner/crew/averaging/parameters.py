@@ -6,21 +6,30 @@ for a number of steps of the slowest. When a round ends is the schedule's to say
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from mdp.errors import MDPError
-from partitioner.crew.averaging.codecs import CODECS
+from partitioner.crew.averaging.codecs import CODECS, Codec
 from partitioner.crew.averaging.flat import CodecOf, Flat, join, moments_of, write
-from partitioner.crew.averaging.mean import Mean, Means, Meeting, NotFinite, Segment
+from partitioner.crew.averaging.mean import (
+    EVERY_NUMBER,
+    Mask,
+    Mean,
+    Means,
+    Meeting,
+    NotFinite,
+    Segment,
+)
 from partitioner.crew.averaging.owners import OuterStep
 from partitioner.crew.coordinator.rounds import step_factor
+from partitioner.crew.coordinator.sizes import CodecName
 from partitioner.crew.messages import (
     AnyAction,
     Close,
@@ -101,10 +110,13 @@ class Rounds:
     trainers: how many share the batches, which are cut into as many steps. first: whether this one
     keeps checkpoints and the outcome. scales: multiply the step size by `step_factor`. moments:
     AdamW's are averaged too, in each so many meetings; 0 for none. outer: the owner's step from the
-    last mean to the next. A trainer enters by a meeting, where it receives parameters
-    and moments, so that it may come at any time; its epoch begins where the others are. From then
-    on moments are each trainer's own. Where only some meet, differences that are sent are those
-    from the last mean of all. Raises CrewEnded where the schedule refuses this trainer.
+    last mean to the next. stride: of parameters each so many-th travels in a mean, by the number of
+    the meeting, which all members know. codecs: those of names. A trainer enters by a meeting,
+    where it receives parameters and moments, so that it may come at any time; its epoch begins
+    where the others are. From then on moments are each trainer's own. Where only some meet,
+    differences that are sent are those from the last mean of all. What was not sent stays with the
+    parameters: x += C(mean) - C(own). Where that may be most of it, members count alike, and an
+    epoch's last mean is of every number. Raises CrewEnded where the schedule refuses this trainer.
     """
 
     def __init__(
@@ -120,10 +132,13 @@ class Rounds:
         scales: bool = False,
         moments: int = 0,
         outer: OuterStep | None = None,
+        stride: int = 1,
+        codecs: Mapping[CodecName, Codec] = CODECS,
     ) -> None:
         self._network, self._trainer, self._groups = network, trainer, groups
         self._trainers, self._first = trainers, first
         self._means, self._codec_of = means, codec_of
+        self._stride, self._codecs = stride, codecs
         self._scales, self._every_moments, self._outer = scales, moments, outer
         self._factor = 1.0
         self._mean = Mean([], means)
@@ -160,10 +175,14 @@ class Rounds:
     ) -> nn.Module:
         """The module itself."""
         self._module, self.optimiser = module, optimiser
-        self._flat = Flat(module, self._codec_of)
+        self._flat = Flat(module, self._codec_of, self._codecs)
         self._mean = Mean(self._flat.segments, self._means)
-        #: Whether differences from the last mean are sent, instead of parameters.
-        self._differs = self._outer is not None or any(s.codec.lossy for s in self._flat.segments)
+        codecs = [s.codec for s in self._flat.segments]
+        #: Whether differences from the last mean are sent, instead of parameters, and whether most
+        #: of a difference may stay with the parameters.
+        lossy = any(codec.lossy for codec in codecs)
+        self._differs = self._outer is not None or self._stride > 1 or lossy
+        self._postpones = self._stride > 1 or any(codec.sparse for codec in codecs)
         return module
 
     def begin(self, epoch: int) -> int:
@@ -352,12 +371,19 @@ class Rounds:
         meeting = Meeting(
             group=group, members=meet.members, weights=meet.weights, rank=self._trainer.rank
         )
-        mine = torch.tensor([self._entered], dtype=torch.uint8)
+        finite = bool(vector.isfinite().all())
+        mine = torch.tensor([self._entered, finite], dtype=torch.uint8)
         told = [torch.zeros_like(mine) for _ in meet.members]
         group.allgather([told], [mine]).wait()
-        entered = [place for place, has in enumerate(told) if has.item()]
+        entered = [place for place, has in enumerate(told) if bool(has[0])]
         if coded := len(entered) == len(told):
-            vector, left = self._encode(vector, meeting)
+            counted = meeting
+            if self._postpones:
+                # What stayed with parameters in earlier means is of those too that took no step
+                # since; who was blamed for a number counts for nothing as before.
+                able = [w > 0 or bool(has[1]) for w, has in zip(meet.weights, told, strict=True)]
+                counted = replace(meeting, weights=tuple(map(float, able)))
+            vector, left = self._encode(vector, counted, meet)
         else:
             vector, left = self._exactly(vector, meeting), None
         moments = None
@@ -365,10 +391,11 @@ class Rounds:
             moments = self._exactly(join(self._moments()), meeting)
         return _Result(meet.seq, meeting, meet.whole, entered, vector, left, coded, moments)
 
-    def _encode(self, vector: Tensor, meeting: Meeting) -> tuple[Tensor, Tensor | None]:
+    def _encode(self, vector: Tensor, meeting: Meeting, meet: Meet) -> tuple[Tensor, Tensor | None]:
         """The mean by the network's codecs, and what they leave out of the own part of it."""
         sent = vector - self.common if self._differs else vector
-        shards = self._mean.collect(sent, meeting)
+        mask = EVERY_NUMBER if meet.ends else Mask(self._stride, meet.seq)
+        shards = self._mean.collect(sent, meeting, mask, whole=meet.ends)
         if self._outer is not None:
             owner = self._outer.of(meeting.members, self._flat.learned)
             shards.own = owner(shards.own, shards.segments)

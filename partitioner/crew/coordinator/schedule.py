@@ -271,6 +271,7 @@ class RoundSchedule(ABC):
             weights=tuple(weights.values()),
             background=background,
             whole=whole,
+            ends=whole and not background and self._ends_epoch(),
         )
         return [replace(first, rank=rank) for rank in weights]
 
@@ -338,6 +339,10 @@ class RoundSchedule(ABC):
     def _is_whole(self) -> bool:
         """Tell whether meetings that begin now are of all that take part."""
         return True
+
+    def _ends_epoch(self) -> bool:
+        """Tell whether the epoch ends with a mean that begins now, unless work is lost."""
+        return False
 
     def _begin_background(self, weights: Mapping[Rank, float]) -> bool:
         """Let these members go on while they meet, if they may; tells whether they do."""
@@ -423,6 +428,9 @@ class Everyone(RoundSchedule):
             return []
         members = {rank: self.members[rank] for rank in resting}
         return [{rank: float(m.pictures + m.carried) for rank, m in members.items()}]
+
+    def _ends_epoch(self) -> bool:
+        return self.claims.count == self.batches
 
     def _begin_background(self, weights: Mapping[Rank, float]) -> bool:
         members = [self.members[rank] for rank in weights]

@@ -8,14 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from partitioner.crew.coordinator.sizes import INT8_BLOCK, CodecName, wire_bytes
+from partitioner.crew.coordinator.sizes import (
+    FOUR_BIT_BLOCK,
+    INT8_BLOCK,
+    KEEP,
+    CodecName,
+    whole_codec,
+    wire_bytes,
+)
 
 What = Literal["gradients", "parameters"]
 Chain = Literal["strict", "star"]
 
+#: Numbers that fill all blocks of each codec.
+_FILLED = 5 * INT8_BLOCK
 #: Encoded bytes of each byte of fp32.
 RATIO: Mapping[CodecName, float] = {
-    codec: wire_bytes(codec, INT8_BLOCK) / (4 * INT8_BLOCK) for codec in get_args(CodecName)
+    codec: wire_bytes(codec, _FILLED) / (4 * _FILLED) for codec in get_args(CodecName)
 }
 #: A training step is one forward pass and a backward pass of twice its work.
 FORWARD = 1 / 3
@@ -44,6 +53,21 @@ def step_s(
     return FORWARD * compute_s + max(backward_s + mean_s / buckets, mean_s + backward_s / buckets)
 
 
+def sent_ratio(
+    codec: CodecName, stride: int = 1, keep: float = KEEP, settling: float = 0.0
+) -> float:
+    """Encoded bytes of each byte of fp32 in a mean, of which each `stride`-th number travels.
+
+    keep: of `top4`. settling: the share of means that end an epoch, in which every number travels.
+    """
+    ratio = RATIO[codec]
+    if codec == "top4":
+        ratio = (1 + keep * (4 + 16 / FOUR_BIT_BLOCK)) / 32
+    if stride == 1 and codec != "top4":
+        return ratio
+    return (1 - settling) * ratio / stride + settling * RATIO[whole_codec(codec)]
+
+
 def activation_bytes(pictures: int, tokens: int, width: int, depth: int, heads: int) -> float:
     """Activations that a vision transformer keeps for its backward pass, in fp32; rough."""
     return 4 * pictures * depth * (18 * tokens * width + 2 * heads * tokens**2)
@@ -56,17 +80,21 @@ def memory_bytes(
     activations: float = 0.0,
     *,
     outer: bool = False,
+    masked: bool = False,
 ) -> float:
     """Memory of one trainer with AdamW; DDP's buckets are views of gradients.
 
-    Means of parameters need a flat copy; int8 the error fed back, and for parameters the last mean,
-    as `outer` steps do beside their momentum.
+    Means of parameters need a flat copy; int8 and top4 the error fed back, and for parameters the
+    last mean, as `outer` steps do beside their momentum, and means of `masked` numbers.
     """
     copies = _TRAINED + (what == "parameters")
-    if codec == "int8":
+    feeds_back = codec in ("int8", "top4")
+    if feeds_back:
         copies += 2 if what == "parameters" else 1
+    if masked:
+        copies += not feeds_back
     if outer:
-        copies += 1 + (codec != "int8")
+        copies += 1 + (not feeds_back)
     return copies * size_bytes + activations
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from partitioner.crew.coordinator.rounds import growing_means
 from partitioner.crew.coordinator.sizes import CodecName
-from partitioner.crew.planning.costs import RATIO, What, answers_per_s, step_s
+from partitioner.crew.planning.costs import RATIO, What, answers_per_s, sent_ratio, step_s
 from partitioner.crew.planning.facts import Facts, Trainer
 from partitioner.crew.planning.flows import Links, MeanTime, Route
 from partitioner.crew.planning.rules import refusals
@@ -107,7 +107,7 @@ class Methods:
         if len(crew) == 1:
             return Method(sync, paces[0])
         mean = self._mean(sync, crew)
-        transfer_s = mean.per_byte_s * _transfer_bytes(network, sync.codec)
+        transfer_s = mean.per_byte_s * _sent_bytes(network, sync)
         if sync.what == "gradients":
             return _by_gradients(network, sync, paces, mean.latency_s, transfer_s)
         return _in_rounds(network, sync, paces, mean.latency_s + transfer_s)
@@ -141,7 +141,9 @@ class Methods:
 
     def _fits(self, network: NetworkWork, sync: NetworkSync, crew: Sequence[str]) -> bool:
         outer = isinstance(sync.owner, OuterOwner)
-        needed = network.memory_bytes(sync.what, sync.codec, len(crew), outer=outer)
+        needed = network.memory_bytes(
+            sync.what, sync.codec, len(crew), outer=outer, masked=sync.stride > 1
+        )
         return all(needed <= self._trainers[name].memory_bytes for name in crew)
 
     def _candidates(self, network: NetworkWork, crew: tuple[str, ...]) -> Iterator[NetworkSync]:
@@ -297,6 +299,13 @@ def _most_micro_batches(network: NetworkWork) -> int:
 def _transfer_bytes(network: NetworkWork, codec: CodecName) -> float:
     """Encoded bytes of a mean, as many more as lines do not reach their rates."""
     return RATIO[codec] * network.size_bytes / _REACHED
+
+
+def _sent_bytes(network: NetworkWork, sync: NetworkSync) -> float:
+    """The same of what travels as `sync` says; an epoch's last mean is of every number."""
+    settling = min(1.0, sync.round_pictures / max(1, network.pictures))
+    share = sent_ratio(sync.codec, sync.stride, sync.keep_share, settling)
+    return share * network.size_bytes / _REACHED
 
 
 def _by_gradients(

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from mdp.errors import ConfigError
 from mdp.files import Record, pattern, read_toml, toml_bytes, write_bytes
-from partitioner.crew.coordinator.sizes import CodecName
+from partitioner.crew.coordinator.sizes import KEEP, CodecName
 from partitioner.crew.planning.costs import Chain, What
 from partitioner.crew.planning.facts import Facts, Name
 from partitioner.crew.planning.flows import Route, ShardSizes
@@ -31,7 +31,15 @@ Above0 = Annotated[int, Meta(gt=0, le=2**40)]
 #: Pictures of a round, and bytes of a bucket (torch's default), where a plan says nothing.
 EVERY_PICTURES, BUCKET_BYTES = 4096, 25 * 2**20
 #: Keys that came after the digests that run folders keep: they count where they are set.
-_LATER_KEYS = ("period", "step_size", "moments", "owner", "when", "meet")
+_LATER_KEYS = ("period", "step_size", "moments", "owner", "when", "meet", "mask", "keep")
+
+
+#: Keys of which only counts whether they are given.
+_GIVEN_OR_NOT = (
+    "by", "every_pictures", "moments", "bucket_bytes", "mask", "micro_batches", "stage"
+)  # fmt: skip
+#: A part that was written as 0.33 is a third.
+_ROUNDED = 0.02
 
 
 class TensorRule(Record, frozen=True, kw_only=True):
@@ -108,6 +116,10 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     route: Route | None = None
     shards: ShardSizes = "equal"
     codec: CodecName = "fp32"
+    #: Of parameters only this part travels in each mean, one over a whole number.
+    mask: Annotated[float, Meta(ge=0.001, le=1)] | None = None
+    #: The part of them that `top4` sends, the largest.
+    keep: Annotated[float, Meta(ge=0.001, le=1)] | None = None
     bucket_bytes: Above0 | None = None
     tensor: tuple[TensorRule, ...] = ()
     micro_batches: Annotated[int, Meta(ge=1, le=1000)] | None = None
@@ -115,13 +127,24 @@ class NetworkSync(Record, frozen=True, kw_only=True):
 
     @property
     def way(self) -> Route:
-        """The route: with none given a ring, which int8 cannot take."""
-        return self.route or ("two_phase" if "int8" in self.codecs else "ring")
+        """The route: with none given a ring, which int8, top4 and masks cannot take."""
+        coded = self.mask is not None or not self.codecs <= {"fp32", "fp16"}
+        return self.route or ("two_phase" if coded else "ring")
 
     @property
     def codecs(self) -> set[CodecName]:
         """Codecs of all tensors."""
         return {self.codec, *(rule.codec for rule in self.tensor)}
+
+    @property
+    def stride(self) -> int:
+        """Each so many-th number of the parameters travels in a mean."""
+        return round(1 / self.mask) if self.mask else 1
+
+    @property
+    def keep_share(self) -> float:
+        """The part of what travels that `top4` sends."""
+        return self.keep or KEEP
 
     @property
     def round_pictures(self) -> int:
@@ -147,8 +170,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     def words(self) -> dict[str, frozenset[str]]:
         """The values of the keys that exclude each other, as `rules` has them."""
         given = {
-            key: frozenset((GIVEN if getattr(self, key) else MISSING,))
-            for key in ("by", "every_pictures", "moments", "bucket_bytes", "micro_batches", "stage")
+            key: frozenset((GIVEN if getattr(self, key) else MISSING,)) for key in _GIVEN_OR_NOT
         }
         named = {
             key: frozenset((getattr(self, key),))
@@ -200,7 +222,16 @@ class SyncPlan(Record, frozen=True, kw_only=True):
 def _essence(sync: NetworkSync) -> dict[str, object]:
     """Keys that change a network's weights; later ones count where they are not as by default."""
     every = None if sync.what == "gradients" else sync.round_pictures
-    same = {"by": (), "bucket_bytes": None, "route": sync.way, "every_pictures": every}
+    mask = 1 / sync.stride if sync.stride > 1 else None
+    keep = None if sync.keep_share == KEEP else sync.keep_share
+    same: dict[str, object] = {
+        "by": (),
+        "bucket_bytes": None,
+        "route": sync.way,
+        "every_pictures": every,
+        "mask": mask,
+        "keep": keep,
+    }
     found: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(sync, **same))
     default: dict[str, object] = msgspec.to_builtins(NetworkSync(name=sync.name))
     for key in _LATER_KEYS:
@@ -275,6 +306,12 @@ def _of_the_crews(plan: SyncPlan) -> Iterator[str]:
 def _of_a_network(sync: NetworkSync) -> Iterator[str]:
     """Keys that exclude each other; each sentence goes on after "`network[i]."."""
     yield from refusals(sync.words)
+    if sync.mask is not None and not _is_one_over_a_whole(sync.mask):
+        yield f"mask`: expected one over a whole number, such as 0.1, found {sync.mask:g}"
+    if sync.keep is not None and math.isnan(sync.keep):
+        yield "keep`: expected a number, found nan"
+    if sync.keep is not None and "top4" not in sync.codecs:
+        yield 'keep`: expected only with codec = "top4": no other codec leaves numbers out'
     if sync.micro_batches is not None and sync.micro_batches < len(sync.stage):
         yield "micro_batches`: expected at least as many as stages"
     if isinstance(sync.meet, RequestedGroups) and math.isnan(sync.meet.reach):
@@ -287,6 +324,10 @@ def _of_a_network(sync: NetworkSync) -> Iterator[str]:
                 f"stage[{i}].in_flight`: expected at most {before}, as many as at the stage "
                 f"before, found {limit}: {sync.stage[i].by} would wait for ever"
             )
+
+
+def _is_one_over_a_whole(part: float) -> bool:
+    return not math.isnan(part) and abs(part * round(1 / part) - 1) <= _ROUNDED
 
 
 def _of_names(plan: SyncPlan, networks: Sequence[str]) -> Iterator[str]:
@@ -327,9 +368,11 @@ def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
         if sync.stage:
             yield from _of_stages(key, sync, plan, facts, work)
             continue
-        codec: CodecName = "int8" if "int8" in sync.codecs else sync.codec
+        codec: CodecName = "int8" if sync.codecs & {"int8", "top4"} else sync.codec
         outer = isinstance(sync.owner, OuterOwner)
-        needed = work.of(sync.name).memory_bytes(sync.what, codec, len(crew), outer=outer)
+        needed = work.of(sync.name).memory_bytes(
+            sync.what, codec, len(crew), outer=outer, masked=sync.stride > 1
+        )
         for name in crew:
             if needed > (there := facts.of(name).memory_bytes):
                 yield (

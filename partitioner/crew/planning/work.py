@@ -33,12 +33,18 @@ class NetworkWork:
         return self.pictures * self.epochs
 
     def memory_bytes(
-        self, what: What, codec: CodecName, trainers: int, *, outer: bool = False
+        self,
+        what: What,
+        codec: CodecName,
+        trainers: int,
+        *,
+        outer: bool = False,
+        masked: bool = False,
     ) -> float:
         """Memory of one of so many trainers."""
         here = -(-self.batch // trainers)
         kept = here * self.activation_bytes
-        return memory_bytes(what, codec, self.size_bytes, kept, outer=outer)
+        return memory_bytes(what, codec, self.size_bytes, kept, outer=outer, masked=masked)
 
     def block_bytes(self, in_flight: int, micro_batches: int) -> float:
         """Memory for one block in a stage that keeps so many of a batch's micro-batches."""

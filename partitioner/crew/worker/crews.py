@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from partitioner.crew.averaging.codecs import CODECS, Largest
 from partitioner.crew.averaging.gradients import Gradients
 from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.averaging.mean import Means
@@ -47,6 +48,8 @@ class Crews:
             scales=sync.step_size == "auto",
             moments=sync.moments or 0,
             outer=outer,
+            stride=sync.stride,
+            codecs={**CODECS, "top4": Largest(sync.keep_share)},
         )
         self.account.follow(lambda: rounds.bytes_sent + rounds.settling_bytes)
         return rounds

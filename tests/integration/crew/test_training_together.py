@@ -6,7 +6,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -192,14 +192,16 @@ def test_rounds_and_passes_survive_a_trainer_that_is_killed(data: Path, tmp_path
         RequestedGroups(reach=math.inf, divide=True),
         WholeGroup(),
     )
+    int8: dict[str, Any] = {"codec": "int8"}
+    codecs = (int8, int8, {"codec": "top4", "mask": 0.5, "keep": 0.4})
     crew = Crew(
         tmp_path,
         data,
         *(
             NetworkSync(
-                name=name, by=NAMES, what="parameters", every_pictures=16, codec="int8", meet=meet
+                name=name, by=NAMES, what="parameters", every_pictures=16, meet=meet, **codec
             )
-            for name, meet in zip(NETWORKS, meetings, strict=True)
+            for name, meet, codec in zip(NETWORKS, meetings, codecs, strict=True)
         ),
     )
     processes = {name: crew.start(name) for name in NAMES}

@@ -84,6 +84,8 @@ ROUNDS: dict[str, tuple[Means, CodecName]] = {
     "rounds-int8": (WAYS["by_link"], "int8"),
     "valued": (WAYS["two_phase"], "int8"),
     "background": (WAYS["two_phase"], "int8"),
+    "masked": (WAYS["by_link"], "top4"),
+    "masked-fp32": (WAYS["two_phase"], "fp32"),
     "shuffled": (WAYS["by_link"], "int8"),
     "on_request": (WAYS["ring"], "fp16"),
     # The last: one process ends with it.
@@ -260,6 +262,7 @@ def rounds(out: Path, name: str, rank: int, port: int) -> None:
         codec_of=lambda tensor: codec if tensor.endswith("weight") else "fp32",
         scales=name == "valued", moments=2 * (name == "valued"),
         outer=OuterStep(1.0, 0.3) if name == "valued" else None,
+        stride=4 if name.startswith("masked") else 1,
     )  # fmt: skip
     module = Normed()
     if rank:  # it begins with what it is sent

@@ -67,6 +67,8 @@ class Played:
     generation: int = 0
     #: Whether its last meeting was of all.
     whole: bool = True
+    #: Whether it was told that its last meeting ends the epoch.
+    ends: bool = False
 
 
 class World:
@@ -169,6 +171,7 @@ class World:
                 assert trainer.rank in action.members
                 assert any(action.weights)
                 trainer.meets, trainer.last_seq = action, action.seq
+                trainer.ends = action.ends
                 self.arrived.setdefault(action.seq, set()).add(trainer.rank)
             case Commit():
                 assert trainer.mean
@@ -187,6 +190,8 @@ class World:
         assert trainer.mean, "a mean is committed that a member does not have"
         seq, state = trainer.mean
         assert seq == commit.seq
+        if isinstance(self.schedule, Everyone) and trainer.base is not None:
+            assert trainer.ends or commit.epoch == trainer.epoch, "the end comes as a surprise"
         assert seq > self.seq or state == self.state, "members have unlike means"
         assert self.state is None or self.state <= state, "a committed batch is lost"
         self.seq, self.state = seq, state

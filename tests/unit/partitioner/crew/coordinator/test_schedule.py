@@ -87,6 +87,22 @@ def test_a_round_ends_by_the_pictures_of_all_together() -> None:
     assert crew.claims.committed == {0, 1, 2, 3}
 
 
+def test_members_are_told_that_a_mean_ends_the_epoch() -> None:
+    crew = started(2, batches=3)
+    told(crew, ready(0, 4, 2, 0), ready(1, 4, 2, 1), waiting(0, 4, 2))
+    meets = told(crew, waiting(1, 4, 2))
+    assert [isinstance(meet, Meet) and meet.ends for meet in meets] == [False, False]
+    told(crew, done(0, 3), done(1, 3))
+    # Whoever has no batch left waits, or has finished.
+    told(crew, ready(0, 4, 3, 2), finished(1, 0, 3, 3))
+    last = told(crew, waiting(0, 4, 3))
+    assert [isinstance(meet, Meet) and meet.ends for meet in last] == [True, True]
+    # Without the work of who is blamed it does not.
+    told(crew, failed(1, 4, blamed=0))
+    again = told(crew, failed(0, 4, blamed=0))
+    assert [isinstance(meet, Meet) and meet.ends for meet in again] == [False, False]
+
+
 def test_the_quick_train_on_while_a_slow_one_ends_its_step() -> None:
     crew = started(3)
     told(crew, ready(0, 2, 2, 0), ready(1, 2, 2, 1), ready(0, 3, 2, 2), ready(1, 3, 2, 3))

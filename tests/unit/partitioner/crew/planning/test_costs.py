@@ -12,6 +12,7 @@ from partitioner.crew.planning.costs import (
     answers_per_s,
     makespan_s,
     memory_bytes,
+    sent_ratio,
     step_s,
     timeline,
 )
@@ -88,6 +89,19 @@ def test_buckets_hide_all_but_the_first_and_the_last() -> None:
     assert step_s("parameters", 3.0, 2.0, steps=4, wait_s=1.0) == 3.75
 
 
+def test_bits_of_a_number_in_a_mean() -> None:
+    assert 32 * sent_ratio("top4", 10) == pytest.approx(0.1825)
+    assert 32 * RATIO["top4"] == pytest.approx(1.825)
+    assert 32 * sent_ratio("top4", 10, 1.0) == pytest.approx(0.1 * (4 + 1 + 16 / 128))
+    assert sent_ratio("int8", 4) == RATIO["int8"] / 4
+    # The last mean of an epoch is of every number, in int8 or as it is; others are so anyway.
+    assert 32 * sent_ratio("top4", 10, settling=0.25) == pytest.approx(
+        0.75 * 0.1825 + 0.25 * 32 * RATIO["int8"]
+    )
+    assert sent_ratio("fp32", 4, settling=0.5) == 0.625
+    assert sent_ratio("int8", settling=0.5) == RATIO["int8"]
+
+
 def test_memory_of_a_trainer() -> None:
     size = NETWORKS["640x5"][0]
     assert memory_bytes("parameters", "int8", size) == 742e6
@@ -97,6 +111,9 @@ def test_memory_of_a_trainer() -> None:
     # An outer step keeps the last mean, which int8 does anyway, and its momentum.
     assert memory_bytes("parameters", "fp32", size, outer=True) == 7 * size
     assert memory_bytes("parameters", "int8", size, outer=True) == 8 * size
+    # A mask needs the last mean, which top4 has anyway beside the error fed back.
+    assert memory_bytes("parameters", "top4", size, masked=True) == 7 * size
+    assert memory_bytes("parameters", "fp32", size, masked=True) == 6 * size
     # ViT-B/16 at 224, 64 pictures: 11 GB.
     assert activation_bytes(64, 197, 768, 12, 12) == pytest.approx(11.2e9, rel=0.01)
 

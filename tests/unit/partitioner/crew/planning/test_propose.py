@@ -327,6 +327,25 @@ def test_groups_of_some_are_predicted_by_their_own_lines(
     assert found.pictures_per_s > 0
 
 
+def test_means_of_some_numbers_are_predicted_by_their_bytes() -> None:
+    network = NetworkWork(name="member-0", size_bytes=4e7, pictures=64_000, epochs=1)
+    plain = NetworkSync(
+        name="member-0", what="parameters", every_pictures=640, codec="int8", route="two_phase"
+    )
+    predict_s = Methods(two_sites(), "any").predict
+
+    def mean_s(sync: NetworkSync) -> float:
+        method = predict_s(network, sync)
+        assert method is not None
+        return method.mean_s
+
+    masked = replace(plain, codec="top4", mask=0.1)
+    # One mean of a hundred is of every number, in int8.
+    share = (0.99 * 0.1825 + 0.01 * 8.125) / 8.125
+    assert mean_s(masked) == pytest.approx(share * mean_s(plain))
+    assert mean_s(replace(masked, keep=1.0)) > mean_s(masked)
+
+
 def test_rounds_are_long_enough_for_their_mean() -> None:
     network = NetworkWork(name="member-0", size_bytes=4e6, pictures=64_000, epochs=1)
     assert round_pictures(network, 100, 0.001) == 16 * 64
@@ -350,6 +369,7 @@ def test_every_proposal_is_legal_and_does_all(gflops: list[float], mbit: float, 
     for proposal in found:
         assert contradictions(proposal.plan, facts, work) == []
         assert all(n.meet == WholeGroup() for n in proposal.plan.network)
+        assert all(n.mask is None and n.codec != "top4" for n in proposal.plan.network)
         assert [s.name for s in proposal.plan.network] == [n.name for n in work.networks]
         assert {span.what for span in proposal.spans} == {n.name for n in work.networks}
         again = predict(proposal.plan, facts, work)

@@ -22,6 +22,7 @@ from partitioner.crew.planning.syncplan import (
     RequestedGroups,
     ShuffledGroups,
     Stage,
+    WholeGroup,
     is_exact,
 )
 
@@ -32,6 +33,8 @@ VALUES: dict[tuple[str, str], Any] = {
     ("moments", GIVEN): 2,
     ("owner", "outer"): OuterOwner(),
     ("owner", "mean"): MeanOwner(),
+    ("mask", GIVEN): 0.1,
+    ("meet", "everyone"): WholeGroup(),
     ("meet", "shuffled"): ShuffledGroups(),
     ("meet", "on_request"): RequestedGroups(),
     ("moments", MISSING): None,
@@ -46,9 +49,10 @@ VALUES: dict[tuple[str, str], Any] = {
 #: Words that are not allowed, by the key that a rule asks for.
 OTHERS = {
     "what": ("gradients", "parameters"),
-    "codec": ("fp32", "fp16", "int8"),
+    "codec": ("fp32", "fp16", "int8", "top4"),
     "route": ("ring", "two_phase", "two_tier"),
     "stage": (GIVEN, MISSING),
+    "meet": ("everyone", "shuffled", "on_request"),
     "name": ("teacher", "member-0"),
     "by": (GIVEN, MISSING),
     "owner": ("mean", "outer"),
@@ -96,7 +100,10 @@ def test_what_no_rule_names_is_legal() -> None:
         moments=2,
         owner=OuterOwner(step=1.5),
     )
-    for sync, exact in ((plain, True), (rounds, False)):
+    cocktail = NetworkSync(
+        name="member-0", what="parameters", codec="top4", mask=0.1, keep=0.3, when="background"
+    )
+    for sync, exact in ((plain, True), (rounds, False), (cocktail, False)):
         assert not any(refusals(sync.words))
         assert gives_weights_of_one(sync.words) == exact
 

@@ -54,6 +54,10 @@ def meeting(text: str, what: str = "parameters") -> str:
     return network(f"what = '{what}'\nmeet = {{{text}}}")
 
 
+def masked(text: str) -> str:
+    return network(f"what = 'parameters'\ncodec = 'top4'\n{text}")
+
+
 STAGES = 'micro_batches = 4\nstage = [{blocks = 7, by = "desk"}, {blocks = 5, by = "nuc"}]'
 
 
@@ -109,6 +113,51 @@ def test_no_stage_has_more_in_flight_than_the_one_before(
             'meet`: expected .* only with owner = "mean", found "outer"',
         ),
         (network("codec = 'cocktail'"), r"Invalid enum value 'cocktail' - at `.*codec`"),
+        (masked("mask = 0.0"), r"Expected `float` >= 0.001 - at `.*mask`"),
+        (masked("mask = 1.5"), r"Expected `float` <= 1.0 - at `.*mask`"),
+        (masked("mask = nan"), "mask"),
+        (masked("mask = '0.1'"), r"Expected `float \| null`, got `str` - at `.*mask`"),
+        (masked("mask = 0.7"), "mask`: expected one over a whole number, such as 0.1, found 0.7"),
+        (masked("keep = 0.0"), r"Expected `float` >= 0.001 - at `.*keep`"),
+        (masked("keep = 1.01"), r"Expected `float` <= 1.0 - at `.*keep`"),
+        (masked("keep = nan"), "keep"),
+        (
+            network("what = 'parameters'\ncodec = 'int8'\nkeep = 0.2"),
+            'keep`: expected only with codec = "top4": no other codec leaves numbers out',
+        ),
+        (
+            network("codec = 'top4'"),
+            'codec`: expected "top4" only with what = "parameters", found "gradients": it leaves',
+        ),
+        (network("mask = 0.1"), 'mask`: expected only with what = "parameters", found "gradients"'),
+        (
+            masked("route = 'ring'"),
+            'codec`: expected "top4" only with route = "two_phase", found "ring": ',
+        ),
+        (
+            masked("route = 'two_tier'"),
+            'codec`: expected "top4" only with route = "two_phase", found "two_tier": ',
+        ),
+        (
+            network("what = 'parameters'\nmask = 0.5\nroute = 'ring'"),
+            'mask`: expected only with route = "two_phase", found "ring"',
+        ),
+        (
+            masked("meet = {kind = 'shuffled'}"),
+            'codec`: expected "top4" only with meet = "everyone", found "shuffled": its reference',
+        ),
+        (
+            network("what = 'parameters'\nmask = 0.5\nmeet = {kind = 'on_request'}"),
+            'mask`: expected only with meet = "everyone", found "on_request": its reference',
+        ),
+        (
+            masked("owner = {kind = 'outer'}"),
+            'codec`: expected "top4" only with owner = "mean", found "outer"',
+        ),
+        (
+            network("what = 'parameters'\nmask = 0.5\nowner = {kind = 'outer'}"),
+            'mask`: expected only with owner = "mean", found "outer"',
+        ),
         (network("", "member-x"), "expected `teacher` or `member-K`"),
         (network("tensor = [{match = 'a', colour = 1}]"), "unknown field `colour`"),
         ("[answers]\nwho = []", r"unknown field `who` - at `\$.answers`"),
@@ -279,7 +328,9 @@ SYNC = st.builds(
     shares=st.sampled_from(["equal", "pace"]),
     route=st.sampled_from([None, "ring", "two_phase", "two_tier"]),
     shards=st.sampled_from(["equal", "link"]),
-    codec=st.sampled_from(["fp32", "fp16", "int8"]),
+    codec=st.sampled_from(["fp32", "fp16", "int8", "top4"]),
+    mask=st.sampled_from([None, 0.5, 0.1, 1.0]),
+    keep=st.sampled_from([None, 0.3]),
     bucket_bytes=st.none() | st.integers(1, 10**9),
     period=st.sampled_from(["same", "grows"]),
     step_size=st.sampled_from(["given", "auto"]),
@@ -345,9 +396,38 @@ def test_run_folders_of_before_go_on(more: dict[str, Any], digest: str) -> None:
         {"owner": OuterOwner(step=1.5)},
         {"meet": ShuffledGroups()},
         {"meet": RequestedGroups(reach=math.inf)},
+        {"codec": "top4"},
+        {"mask": 0.1},
+        {"codec": "top4", "keep": 0.3},
     ):
         changed = msgspec.structs.replace(sync, **later)
         assert SyncPlan(network=(changed,)).digest != digest
+
+
+def test_a_part_of_the_numbers_travels(tmp_path: Path) -> None:
+    plan = read(tmp_path, masked("mask = 0.1"))
+    sync = plan.network[0]
+    assert (sync.way, sync.stride, sync.keep_share) == ("two_phase", 10, 0.2)
+    assert not is_exact(sync)
+    # What comes to the same is the same: it may change within a run folder.
+    for text in ("mask = 0.1\nkeep = 0.2", "mask = 0.0999", "mask = 0.1\nroute = 'two_phase'"):
+        assert read(tmp_path, masked(text)).digest == plan.digest
+    for text in ("mask = 0.1\nkeep = 0.25", "mask = 0.2", ""):
+        assert read(tmp_path, masked(text)).digest != plan.digest
+    third = read(tmp_path, network("what = 'parameters'\nmask = 0.33")).network[0]
+    assert (third.way, third.stride, third.codec) == ("two_phase", 3, "fp32")
+    plain = read(tmp_path, network("what = 'parameters'\nroute = 'two_phase'"))
+    whole = read(tmp_path, network("what = 'parameters'\nmask = 1.0"))
+    assert whole.digest == plain.digest
+
+
+def test_what_travels_in_parts_needs_memory_for_its_reference(tmp_path: Path) -> None:
+    plan = read(tmp_path, BOTH + "what = 'parameters'\nmask = 0.1\ncodec = 'top4'")
+    # 7 x 23 MB; the other network's gradients need 4 x 23.
+    assert contradictions(plan, three(memory_bytes=162_000_000), WORK) == []
+    found = contradictions(plan, three(memory_bytes=160_000_000), WORK)
+    assert found
+    assert all("by`: member-1 needs about 0.2 GB" in sentence for sentence in found)
 
 
 def test_no_more_logits_are_kept_than_classes(tmp_path: Path) -> None:
