@@ -20,7 +20,7 @@ from partitioner.crew.averaging.codecs import CODECS
 from partitioner.crew.averaging.flat import CodecOf, Flat, join, moments_of, write
 from partitioner.crew.averaging.mean import Mean, Means, Meeting, NotFinite, Segment
 from partitioner.crew.averaging.owners import OuterStep
-from partitioner.crew.coordinator.rounds import step_factor
+from partitioner.crew.coordinator.rounds import averages_moments, step_factor
 from partitioner.crew.messages import (
     AnyAction,
     Close,
@@ -361,7 +361,7 @@ class Rounds:
         else:
             vector, left = self._exactly(vector, meeting), None
         moments = None
-        if not coded or (self._every_moments and meet.seq % self._every_moments == 0):
+        if not coded or averages_moments(meet.seq, self._every_moments, whole=meet.whole):
             moments = self._exactly(join(self._moments()), meeting)
         return _Result(meet.seq, meeting, meet.whole, entered, vector, left, coded, moments)
 
