@@ -22,12 +22,7 @@ from partitioner.crew.bus.control import log_lines  # noqa: E402
 from partitioner.crew.folder import CrewFolder  # noqa: E402
 from partitioner.crew.history import spans_of  # noqa: E402
 from partitioner.crew.jobs.passes import HELD_OUT  # noqa: E402
-from partitioner.crew.planning.syncplan import (  # noqa: E402
-    NetworkSync,
-    SyncPlan,
-    read_plan,
-    write_plan,
-)
+from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan, read_plan, write_plan  # noqa: E402
 from partitioner.export.evaluate import run_on  # noqa: E402
 from partitioner.export.sessions import logits_file  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
