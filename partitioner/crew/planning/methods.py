@@ -330,7 +330,7 @@ def _worst_group(
     """Those `size` of some whose mean takes longest: the worst pair, and who slows it down most."""
     if size >= len(names):
         return tuple(names)
-    found = max(combinations(names, 2), key=seconds)
+    found: tuple[str, ...] = max(combinations(names, 2), key=seconds)
     while len(found) < size:
         others = [name for name in names if name not in found]
         found = max(((*found, name) for name in others), key=seconds)
