@@ -5,10 +5,12 @@
 The schedules are those of real crews; steps and means are played, messages take no time. Slow
 periods: 8 trainers that are five times slower in a tenth of spells of 20 steps, and 4 of which one
 is three times slower; the share kept is the steps done over those of trainers that never wait, in
-3,000 steps, from the least to the most of four draws. Sites: two of two trainers with 400 Mbit/s,
-a trunk of 40 Mbit/s between them, a network of 4 MB in fp32, steps of 0.25 s; seconds of means by
-the flows of `crew plan`. What the ways lose is `benchmarks.crew.spread`'s. Writes
-benchmarks/results/crew-meetings.json.
+3,000 steps, from the least to the most of four draws. Each way is played with meetings after each
+step and after 16. Sites: two of two trainers with 400 Mbit/s, a trunk of 40 Mbit/s between them, a
+network of 4 MB in fp32, steps of 0.25 s; seconds of means by the flows of `crew plan`. Rows are in
+the order of the steps that a trainer takes from one mean over the trunk to the next: who does not
+cross it trains on meanwhile, so these are more than the rounds. What the ways lose is
+`benchmarks.crew.spread`'s. Writes benchmarks/results/crew-meetings.json.
 """
 
 import math
@@ -25,11 +27,13 @@ from partitioner.crew.coordinator.schedule import Everyone
 from partitioner.crew.coordinator.simulate import (
     NETWORK,
     CrewScenario,
+    CrewTrace,
     Paced,
     simulate,
     spells,
     steady,
 )
+from partitioner.crew.messages import Meet
 from partitioner.crew.planning.facts import Facts, Line, Trainer, Trunk
 from partitioner.crew.planning.flows import Links, Route
 
@@ -52,30 +56,33 @@ def all_every(steps: int) -> Making:
     return lambda n, draw: Everyone(NETWORK, steps * n, BATCHES, 1, expected=range(n))
 
 
-def requested(**more: Any) -> Making:
-    """Groups on request, after each step."""
+def requested(steps: int, **more: Any) -> Making:
+    """Groups on request, each after so many steps of its own."""
     return lambda n, draw: OnRequest(
-        NETWORK, n, BATCHES, 1, expected=range(n), draw=draw_by(draw), **more
+        NETWORK, steps * n, BATCHES, 1, expected=range(n), draw=draw_by(draw), **more
     )
 
 
-def pairs(cross_every: int, sites: Sequence[str]) -> Making:
-    """Pairs, drawn after each step, of which one crosses now and then."""
+def pairs(steps: int, cross_every: int, sites: Sequence[str]) -> Making:
+    """Pairs, drawn after so many steps of each, of which one crosses now and then."""
     return lambda n, draw: Shuffled(
-        NETWORK, n, BATCHES, 1, expected=range(n), draw=draw_by(draw), cross_every=cross_every,
-        site_of=sites.__getitem__,
+        NETWORK, steps * n, BATCHES, 1, expected=range(n), draw=draw_by(draw),
+        cross_every=cross_every, site_of=sites.__getitem__,
     )  # fmt: skip
 
 
+EVERYONE, SHUFFLED = 'meet = {kind = "everyone"}', 'meet = {kind = "shuffled"}'
+REQUESTED = 'meet = {kind = "on_request"}'
+PUBLISHED = 'meet = {kind = "on_request", reach = inf, divide = true}'
 SLOW: dict[str, tuple[str, Making]] = {
-    "rounds of 16 steps each": ('meet = {kind = "everyone"}', all_every(16)),
-    "rounds of 32 steps each": ('meet = {kind = "everyone"}', all_every(32)),
-    "shuffled pairs": ('meet = {kind = "shuffled"}', pairs(4, [""] * 8)),
-    "on request": ('meet = {kind = "on_request"}', requested()),
-    "on request, as published": (
-        'meet = {kind = "on_request", reach = inf, divide = true}',
-        requested(reach=math.inf, divide=True),
-    ),
+    "all, after 1 step each": (EVERYONE, all_every(1)),
+    "shuffled pairs, after 1 step each": (SHUFFLED, pairs(1, 4, [""] * 8)),
+    "on request, after 1 step": (REQUESTED, requested(1)),
+    "on request as published, after 1 step": (PUBLISHED, requested(1, reach=math.inf, divide=True)),
+    "all, after 4 steps each": (EVERYONE, all_every(4)),
+    "all, after 16 steps each": (EVERYONE, all_every(16)),
+    "shuffled pairs, after 16 steps each": (SHUFFLED, pairs(16, 4, [""] * 8)),
+    "on request, after 16 steps": (REQUESTED, requested(16)),
 }
 
 
@@ -132,8 +139,16 @@ def two_sites() -> Facts:
     return Facts(trainer=trainers, line=lines, trunk=(trunk,))
 
 
+def crossings(trace: CrewTrace) -> int:
+    """Means over the trunk."""
+    sites = list(SITES.values())
+    told = (action for _, _, actions in trace.log for action in actions)
+    members = {action.seq: action.members for action in told if isinstance(action, Meet)}
+    return sum(len({sites[rank] for rank in some}) > 1 for some in members.values())
+
+
 def over_a_trunk() -> list[dict[str, Any]]:
-    """Steps each second of a trainer, and bytes over the trunk one way, by the way to meet."""
+    """Steps each second of a trainer, and steps and bytes from crossing to crossing, by the way."""
     links, names, n = Links(two_sites()), list(SITES), len(SITES)
 
     def mean_s(route: Route) -> Callable[[tuple[int, ...]], float]:
@@ -146,30 +161,40 @@ def over_a_trunk() -> list[dict[str, Any]]:
     ring, tiers = mean_s("ring"), mean_s("two_tier")
     every = tuple(range(n))
     rows: list[dict[str, Any]] = [
-        {"name": "gradients (ring)", "line": 'what = "gradients"', "mean_s": ring(every),
-         "steps_per_s": round(1 / (STEP_S + ring(every)), 2)}
+        # A ring of four crosses the trunk once each way, with 3 / 2 of the network.
+        {"name": "gradients (ring)", "line": 'what = "gradients"', "steps": 1.0,
+         "steps_per_s": round(1 / (STEP_S + ring(every)), 2), "trunk_mb": 1.5 * NETWORK_BYTES / 1e6}
     ]  # fmt: skip
     sites = list(SITES.values())
     ways: list[tuple[str, str, Making, Callable[[tuple[int, ...]], float]]] = []
-    for steps in (2, 4, 8):
+    for steps in (2, 4, 6, 8, 10):
         two_tier = f'route = "two_tier", every {steps} steps'
-        ways.append((f"two-tier mean every {steps} steps", two_tier, all_every(steps), tiers))
-        line = f'meet = {{kind = "shuffled", cross_every = {steps}}}, every step'
-        ways.append((f"pairs, crossing every {steps}", line, pairs(steps, sites), ring))
+        ways.append(
+            (f"two-tier mean of all every {steps} steps", two_tier, all_every(steps), tiers)
+        )
+    for rounds, which in ((2, "second"), (4, "fourth"), (8, "eighth")):
+        line = f'meet = {{kind = "shuffled", cross_every = {rounds}}}, every step'
+        name = f"pairs every step, one across in each {which} round"
+        ways.append((name, line, pairs(1, rounds, sites), ring))
     for name, line, making, seconds in ways:
-        trainers = tuple(Paced(name=name, step_s=STEP_S) for name in names)
+        trainers = tuple(Paced(name=trainer, step_s=STEP_S) for trainer in names)
         scenario = CrewScenario(
             trainers=trainers, every_pictures=1, batches=BATCHES, until_s=SITES_S, mean_s=seconds
         )
-        done = [simulate(scenario, making(n, draw)).steps() for draw in range(DRAWS)]
+        traces = [simulate(scenario, making(n, draw)) for draw in range(DRAWS)]
+        done = sum(trace.steps() for trace in traces) / n
+        between = done / sum(crossings(trace) for trace in traces)
         rows.append(
             {
                 "name": name,
                 "line": line,
-                "steps_per_s": round(sum(done) / len(done) / n / SITES_S, 2),
+                "steps": round(between, 1),
+                "steps_per_s": round(done / DRAWS / SITES_S, 2),
+                # Two leaders, or the two of a pair, send each other the network once.
+                "trunk_mb": round(NETWORK_BYTES / 1e6 / between, 2),
             }
         )
-    return rows
+    return sorted(rows, key=lambda row: float(row["steps"]))
 
 
 def figures() -> str:
@@ -192,7 +217,9 @@ def figures() -> str:
                 result["two sites"],
                 ("averaged", "{name}"),
                 ("crew.toml", "`{line}`"),
+                ("steps from one crossing to the next", "{steps:.1f}"),
                 ("steps/s of each", "{steps_per_s:.2f}"),
+                ("MB over the trunk a step, each way", "{trunk_mb:.2f}"),
             ),
         )
     )

@@ -161,7 +161,10 @@ def simulate(
         _note_shared_machines(facts)
         proposal = predict(folder.plan(work), facts, work)
         if proposal is None:
-            raise InputError(f"{folder.plan_file}: paces or lines are missing to predict it")
+            raise InputError(
+                f"{folder.plan_file}: cannot be predicted: expected measured paces and lines, and "
+                "rounds of at least four steps of the slowest trainer"
+            )
         if plot is not None:
             write_bytes(plot, schedule_svg(proposal.spans).encode())
     spans = [

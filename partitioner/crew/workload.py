@@ -6,7 +6,7 @@ from mdp.formats.plan import Plan, Spec, SubModelSpec
 from partitioner.crew.planning import costs
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.methods import Methods
-from partitioner.crew.planning.syncplan import SyncPlan, WholeGroup
+from partitioner.crew.planning.syncplan import RequestedGroups, SyncPlan, WholeGroup
 from partitioner.crew.planning.work import FrozenPasses, NetworkWork, Work, pace
 from partitioner.data.datasets import Dataset
 from partitioner.data.scenes import places, single_pictures
@@ -72,12 +72,16 @@ def longest_s(plan: SyncPlan, facts: Facts, work: Work, validated: int = 0) -> f
     for network in work.networks:
         sync = plan.of(network.name)
         # Where some meet, all do now and then.
-        method = methods.predict(network, replace(sync, meet=WholeGroup()))
-        found.append(method.mean_s if method else 0.0)
+        mean_s = methods.mean_s(network, replace(sync, meet=WholeGroup()))
+        found.append(mean_s)
+        if isinstance(sync.meet, RequestedGroups):
+            # All groups may use one line at once.
+            groups = len(sync.crew or facts.names) // sync.meet.size
+            found.append(groups * methods.mean_s(network, sync))
         if sync.what == "gradients":
+            method = methods.predict(network, sync)
             paces = [pace(facts.of(name), network) for name in sync.crew or facts.names]
             most = max(network.batch, validated)
-            mean_s = found[-1]
             found += [mean_s + most / one for one in paces if one]
             found += [network.batch / method.pictures_per_s] if method else []
     return max(found)

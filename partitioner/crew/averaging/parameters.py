@@ -28,7 +28,7 @@ from partitioner.crew.averaging.mean import (
     Segment,
 )
 from partitioner.crew.averaging.owners import OuterStep
-from partitioner.crew.coordinator.rounds import step_factor
+from partitioner.crew.coordinator.rounds import averages_moments, step_factor
 from partitioner.crew.coordinator.sizes import CodecName
 from partitioner.crew.messages import (
     AnyAction,
@@ -387,7 +387,7 @@ class Rounds:
         else:
             vector, left = self._exactly(vector, meeting), None
         moments = None
-        if not coded or (self._every_moments and meet.seq % self._every_moments == 0):
+        if not coded or averages_moments(meet.seq, self._every_moments, whole=meet.whole):
             moments = self._exactly(join(self._moments()), meeting)
         return _Result(meet.seq, meeting, meet.whole, entered, vector, left, coded, moments)
 

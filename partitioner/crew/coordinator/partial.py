@@ -7,6 +7,7 @@ at the end of an epoch. `Shuffled` is after DS-Sync (arXiv 2007.03298), `OnReque
 """
 
 import hashlib
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from partitioner.crew.coordinator.schedule import Everyone, ScheduledTrainer
 from partitioner.crew.messages import AnyAction, AnyReport, Rank, Waiting
 
 #: Order of trainers in the draw of this number: the least is first.
-Draw = Callable[[int, Rank], int]
+RankDraw = Callable[[int, Rank], int]
 #: Weight of a trainer's last steps in the running estimate of them.
 _LAST = 0.2
 #: Who has not met another for so many times as many requests as there are others waits longer for
@@ -25,7 +26,7 @@ _LAST = 0.2
 _LONG = 4
 
 
-def draw_by(seed: int) -> Draw:
+def draw_by(seed: int) -> RankDraw:
     """The draw of a seed, the same in every run: the first 8 bytes of a SHA-256."""
 
     def draw(number: int, rank: Rank) -> int:
@@ -36,7 +37,7 @@ def draw_by(seed: int) -> Draw:
 
 
 def shuffled_groups(
-    draw: Draw, number: int, sites: Iterable[Sequence[Rank]], size: int, cross_every: int
+    draw: RankDraw, number: int, sites: Iterable[Sequence[Rank]], size: int, cross_every: int
 ) -> list[tuple[Rank, ...]]:
     """Groups of round `number`, from 0: a partition of the ranks of all sites.
 
@@ -75,7 +76,7 @@ class PartialMeetings(Everyone):
         expected: Iterable[Rank] = (),
         period: Period | None = None,
         *,
-        draw: Draw | None = None,
+        draw: RankDraw | None = None,
     ) -> None:
         super().__init__(network, every_pictures, batches, epochs, epoch, expected, period)
         self.claims = SpreadClaims(batches)
@@ -153,7 +154,7 @@ class Shuffled(PartialMeetings):
         size: int = 2,
         cross_every: int = 4,
         site_of: Callable[[Rank], str] = lambda rank: "",
-        draw: Draw | None = None,
+        draw: RankDraw | None = None,
     ) -> None:
         super().__init__(
             network, every_pictures, batches, epochs, epoch, expected, period, draw=draw
@@ -218,12 +219,15 @@ class Shuffled(PartialMeetings):
 class _Asking:
     """A trainer as one that asks for meetings."""
 
-    #: How often it has asked.
+    #: How often it has asked since the last mean of all.
     count: int = 0
     #: When it went on, with how many pictures since its last mean, and how long it takes to ask.
     began_s: float = 0.0
     began_pictures: int = 0
     lap_s: float | None = None
+    #: Whether the lap in hand tells that. After a mean of all it may hold validation, or the first
+    #: step.
+    is_usual: bool = False
     #: How often it had asked when it last met another.
     met: dict[Rank, int] = field(default_factory=dict)
 
@@ -232,11 +236,11 @@ class OnRequest(PartialMeetings):
     """Groups that are drawn as trainers ask for one, each after its part of `every_pictures`.
 
     Who asks and is in no group gets one of `size`, drawn among those that are in none, have asked
-    at most `gap` times less often, and are expected to ask within `reach` times its own lap from
-    one request to the next, longer for who has not been met for long. With `divide` all others of
-    these are put in groups too, one left over in a group of its own. A group meets once all its
-    members have asked; who is alone, or was in a meeting that failed, goes on. With an infinite
-    `reach` and `divide` these are Prague's groups.
+    at most `gap` times less often since the last mean of all, and are expected to ask within
+    `reach` times its own lap from one request to the next, longer for who has not been met for
+    long. With `divide` all others of these are put in groups too, one left over in a group of its
+    own. A group meets once all its members have asked; who is alone, or was in a meeting that
+    failed, goes on. With an infinite `reach` and `divide` these are Prague's groups.
     """
 
     def __init__(
@@ -253,7 +257,7 @@ class OnRequest(PartialMeetings):
         gap: int = 8,
         reach: float = 0.25,
         divide: bool = False,
-        draw: Draw | None = None,
+        draw: RankDraw | None = None,
     ) -> None:
         super().__init__(
             network, every_pictures, batches, epochs, epoch, expected, period, draw=draw
@@ -270,14 +274,16 @@ class OnRequest(PartialMeetings):
         if isinstance(event, Waiting) and not self._whole:
             asking = self._asking[event.rank]
             asking.count += 1
-            took_s = self._now_s - asking.began_s
-            before_s = took_s if asking.lap_s is None else asking.lap_s
-            asking.lap_s = before_s + _LAST * (took_s - before_s)
+            if asking.is_usual:
+                took_s = self._now_s - asking.began_s
+                before_s = took_s if asking.lap_s is None else asking.lap_s
+                asking.lap_s = before_s + _LAST * (took_s - before_s)
+            asking.is_usual = True
             self._requests.append(event.rank)
 
     def _goes_on(self, rank: Rank, seq: int) -> None:
         super()._goes_on(rank, seq)
-        asking = self._asking.setdefault(rank, _Asking())
+        asking = self._asking[rank]
         asking.began_s, asking.began_pictures = self._now_s, self.members[rank].pictures
 
     def _may_stop(self, member: ScheduledTrainer, training: Iterable[ScheduledTrainer]) -> bool:
@@ -304,7 +310,6 @@ class OnRequest(PartialMeetings):
     def _form(self, rank: Rank) -> None:
         """Put a trainer that asks in a group; with `divide` all others that are free, too."""
         asking, self._number = self._asking[rank], self._number + 1
-        reach_s = self._reach * (asking.lap_s or 0.0)
         free = [
             other
             for other, member in self.members.items()
@@ -312,7 +317,7 @@ class OnRequest(PartialMeetings):
             and other != rank
             and not member.finished
             and asking.count - self._asking[other].count <= self._gap
-            and self._due_s(other) <= self._now_s + reach_s * self._patience(rank, other) ** 2
+            and self._due_s(other) <= self._now_s + self._reach_s(rank, other)
         ]
         free.sort(
             key=lambda other: (-int(self._patience(rank, other)), self._draw(self._number, other))
@@ -325,6 +330,12 @@ class OnRequest(PartialMeetings):
         if len(parts[0]) == 1:  # it goes on at once
             del parts[0]
         self._groups |= {one: group for group in parts for one in group}
+
+    def _reach_s(self, rank: Rank, other: Rank) -> float:
+        """Seconds for which a trainer that asks waits for another."""
+        if self._reach == math.inf:
+            return math.inf  # of a lap of no time too
+        return self._reach * (self._asking[rank].lap_s or 0.0) * self._patience(rank, other) ** 2
 
     def _patience(self, rank: Rank, other: Rank) -> float:
         """Times as long as usual that it has not met another, squared what it waits for it.
@@ -367,3 +378,10 @@ class OnRequest(PartialMeetings):
             asking = self._asking[rank]
             asking.met |= dict.fromkeys(weights.keys() - {rank}, asking.count)
         return super()._meet(weights)
+
+    def _on_commit(self, weights: Mapping[Rank, float], *, background: bool, whole: bool) -> None:
+        super()._on_commit(weights, background=background, whole=whole)
+        if whole:
+            # Nobody is behind or strange to another any more, who comes now neither.
+            laps = {rank: asking.lap_s for rank, asking in self._asking.items()}
+            self._asking = {rank: _Asking(lap_s=laps.get(rank)) for rank in weights}

@@ -1,5 +1,6 @@
 """Step sizes and lengths of rounds with which means of parameters lose little. Pure."""
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -19,6 +20,17 @@ def step_factor(steps: Sequence[float], parts: int) -> float:
     gradients if each step is n_eff / sqrt(n) as long, n_eff = (sum k)^2 / sum k^2.
     """
     return sum(steps) ** 2 / sum(k * k for k in steps) / math.sqrt(parts)
+
+
+def averages_moments(seq: int, every: int, *, whole: bool) -> bool:
+    """Tell whether AdamW's moments are averaged in meeting `seq`: in one of `every`, of 0 in none.
+
+    Meetings of some are drawn: their numbers can come in turns, those of one site always even.
+    """
+    if not every:
+        return False
+    digest = hashlib.sha256(str(seq).encode()).digest()
+    return (seq if whole else int.from_bytes(digest[:8], "big")) % every == 0
 
 
 def constant_period(pictures: int) -> Period:

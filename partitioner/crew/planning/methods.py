@@ -5,10 +5,10 @@ Candidates after AutoSync, Poseidon and DeAR; a method is scored by predicted se
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import combinations, product
 from typing import Literal
 
 from msgspec.structs import replace
@@ -106,30 +106,50 @@ class Methods:
             return None
         if len(crew) == 1:
             return Method(sync, paces[0])
-        mean = self._mean(sync, crew)
-        transfer_s = mean.per_byte_s * _sent_bytes(network, sync)
+        mean_s = self.mean_s(network, sync)
         if sync.what == "gradients":
-            return _by_gradients(network, sync, paces, mean.latency_s, transfer_s)
-        return _in_rounds(network, sync, paces, mean.latency_s + transfer_s)
+            return _by_gradients(network, sync, paces, mean_s)
+        return _in_rounds(network, sync, paces, mean_s)
 
-    def _mean(self, sync: NetworkSync, crew: Sequence[str]) -> MeanTime:
-        """A mean of those that meet; where some do, of the worst connected."""
-        links, meet = self.links, sync.meet
+    def mean_s(self, network: NetworkWork, sync: NetworkSync) -> float:
+        """Predicted seconds of a mean; 0 in stages, alone, and over lines that were not measured.
+
+        Where only some meet, of those that are worst connected.
+        """
+        crew = sync.crew or self.facts.names
+        if sync.stage or not self._is_connected(crew):
+            return 0.0
+        size_bytes, starts = _sent_bytes(network, sync), 1
+        if sync.what == "gradients":
+            starts = _buckets(network, sync)
+        mean = self._mean(sync, crew, size_bytes)
+        return starts * mean.latency_s + mean.per_byte_s * size_bytes
+
+    def _mean(self, sync: NetworkSync, crew: Sequence[str], size_bytes: float) -> MeanTime:
+        """A mean of so many bytes of those that meet; where some do, of the worst connected."""
+        meet = sync.meet
+
+        def mean_of(group: Sequence[str]) -> MeanTime:
+            return self.links.mean(sync.way, group, sync.shards)
+
+        def seconds(group: Sequence[str]) -> float:
+            return mean_of(group).of(size_bytes)
+
         if isinstance(meet, WholeGroup):
-            return links.mean(sync.way, crew, sync.shards)
-        sites = links.sites_of(crew)
+            return mean_of(crew)
         if isinstance(meet, RequestedGroups):
-            worst = sorted(crew, key=links.reach)[: meet.size]
-            return links.mean(sync.way, worst, sync.shards)
-        inside = [links.mean(sync.way, site[-meet.size :], sync.shards) for site in sites]
-        longest = max(inside, key=lambda mean: mean.of(1.0))
+            return mean_of(_worst_group(crew, meet.size, seconds))
+        sites = self.links.sites_of(crew)
+        # One that is left over joins a group.
+        sizes = [meet.size + (len(site) % meet.size == 1) for site in sites]
+        worst = [_worst_group(site, size, seconds) for site, size in zip(sites, sizes, strict=True)]
+        inside = mean_of(max(worst, key=seconds))
         if len(sites) == 1:
-            return longest
-        across = links.mean(sync.way, [site[-1] for site in sites], sync.shards)
-        part = 1 / meet.cross_every
+            return inside
+        across, part = mean_of([site[-1] for site in sites]), 1 / meet.cross_every
         return MeanTime(
-            (1 - part) * longest.latency_s + part * across.latency_s,
-            (1 - part) * longest.per_byte_s + part * across.per_byte_s,
+            (1 - part) * inside.latency_s + part * across.latency_s,
+            (1 - part) * inside.per_byte_s + part * across.per_byte_s,
         )
 
     def _pace(self, name: str, network: NetworkWork | FrozenPasses) -> float:
@@ -308,19 +328,31 @@ def _sent_bytes(network: NetworkWork, sync: NetworkSync) -> float:
     return share * network.size_bytes / _REACHED
 
 
+def _buckets(network: NetworkWork, sync: NetworkSync) -> int:
+    """Parts in which gradients are averaged."""
+    return math.ceil(network.size_bytes / (sync.bucket_bytes or BUCKET_BYTES))
+
+
+def _worst_group(
+    names: Sequence[str], size: int, seconds: Callable[[Sequence[str]], float]
+) -> tuple[str, ...]:
+    """Those `size` of some whose mean takes longest: the worst pair, and who slows it down most."""
+    if size >= len(names):
+        return tuple(names)
+    found: tuple[str, ...] = max(combinations(names, 2), key=seconds)
+    while len(found) < size:
+        others = [name for name in names if name not in found]
+        found = max(((*found, name) for name in others), key=seconds)
+    return tuple(found)
+
+
 def _by_gradients(
-    network: NetworkWork,
-    sync: NetworkSync,
-    paces: Sequence[float],
-    latency_s: float,
-    transfer_s: float,
+    network: NetworkWork, sync: NetworkSync, paces: Sequence[float], mean_s: float
 ) -> Method:
     """A step in each batch, whose shares end together or are equal."""
     slowest = network.batch / len(paces) / min(paces)
     compute_s = network.batch / sum(paces) if sync.shares == "pace" else slowest
-    buckets = math.ceil(network.size_bytes / (sync.bucket_bytes or BUCKET_BYTES))
-    mean_s = buckets * latency_s + transfer_s
-    seconds = step_s("gradients", compute_s, mean_s, buckets=buckets)
+    seconds = step_s("gradients", compute_s, mean_s, buckets=_buckets(network, sync))
     return Method(sync, network.batch / seconds, mean_s)
 
 

@@ -314,8 +314,6 @@ def _of_a_network(sync: NetworkSync) -> Iterator[str]:
         yield 'keep`: expected only with codec = "top4": no other codec leaves numbers out'
     if sync.micro_batches is not None and sync.micro_batches < len(sync.stage):
         yield "micro_batches`: expected at least as many as stages"
-    if isinstance(sync.meet, RequestedGroups) and math.isnan(sync.meet.reach):
-        yield "meet.reach`: expected a number or inf, found nan"
     if len(sync.stage) == 1:
         yield "stage`: expected at least 2, or `by`"
     for i, (before, limit) in enumerate(pairwise(sync.in_flight), 1):
@@ -355,7 +353,7 @@ def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
                 known = sync.name in trainer.pictures_per_s
                 if not known and not (work and pace(trainer, work.of(sync.name))):
                     yield f"`{key}.shares`: expected equal: no pace of {name} was measured"
-        yield from _of_groups(f"{key}.meet", sync, len(crew))
+        yield from _of_groups(f"{key}.meet", sync, crew, facts)
         if sync.shards == "link" and not facts.is_connected(crew):
             yield f"`{key}.shards`: expected equal: not all links of its trainers were measured"
         if sync.way == "two_tier" and not _has_sites(crew, facts):
@@ -381,12 +379,19 @@ def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
                 )
 
 
-def _of_groups(key: str, sync: NetworkSync, trainers: int) -> Iterator[str]:
-    """The size of groups of some."""
+def _of_groups(key: str, sync: NetworkSync, crew: Trainers, facts: Facts) -> Iterator[str]:
+    """Groups of some that there cannot be."""
     if isinstance(sync.meet, WholeGroup):
         return
-    if sync.meet.size > trainers:
-        yield f"`{key}.size`: expected at most {trainers} trainers, found {sync.meet.size}"
+    if len(crew) == 1:
+        yield f"`{key}`: expected everyone: {crew[0]} trains {sync.name} alone"
+    elif sync.meet.size > len(crew):
+        yield f"`{key}.size`: expected at most {len(crew)} trainers, found {sync.meet.size}"
+    elif isinstance(sync.meet, ShuffledGroups) and max(_counts_by_site(crew, facts)) < 2:
+        yield (
+            f"`{key}`: expected everyone or on_request: shuffled needs a site with several of its "
+            "trainers"
+        )
 
 
 def _of_stages(
@@ -424,6 +429,10 @@ def _unknown(key: str, crew: Sequence[str], facts: Facts) -> Iterator[str]:
             yield f"`{key}`: expected trainers of the facts ({known}), found {name}"
 
 
+def _counts_by_site(crew: Sequence[str], facts: Facts) -> list[int]:
+    return [len(set(site) & set(crew)) for site in facts.sites]
+
+
 def _has_sites(crew: Sequence[str], facts: Facts) -> bool:
-    counts = [len(set(site) & set(crew)) for site in facts.sites]
+    counts = _counts_by_site(crew, facts)
     return sum(count > 0 for count in counts) > 1 and max(counts) > 1

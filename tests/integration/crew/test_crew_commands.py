@@ -22,6 +22,7 @@ from partitioner.crew.bus.control import log_lines  # noqa: E402
 from partitioner.crew.folder import CrewFolder  # noqa: E402
 from partitioner.crew.history import spans_of  # noqa: E402
 from partitioner.crew.jobs.passes import HELD_OUT  # noqa: E402
+from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan, read_plan, write_plan  # noqa: E402
 from partitioner.export.evaluate import run_on  # noqa: E402
 from partitioner.export.sessions import logits_file  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
@@ -143,6 +144,12 @@ def test_a_plan_that_does_not_pay_is_refused(
     predicted = here("crew", "simulate", *of_slow, "--plot", "predicted.svg", "--json")
     assert json.loads(predicted.stdout)["seconds"] > 0
     assert "<svg" in Path("predicted.svg").read_text()
+    names = [network.name for network in read_plan(crew.plan_file).network]
+    short = [NetworkSync(name=name, what="parameters", every_pictures=1) for name in names]
+    write_plan(crew.plan_file, SyncPlan(network=tuple(short)))
+    refused = here("crew", "simulate", *of_slow)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "and rounds of at least four steps" in refused.stderr.splitlines()[-1]
 
 
 def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -351,22 +351,82 @@ def test_every_pair_meets_again_and_again(seed: int) -> None:
     assert number > 25 * n
 
 
+def ask(
+    crew: OnRequest, rank: int, pictures: int, since: int, claim: int, at_s: float
+) -> list[AnyAction]:
+    """Report a step at this time, and ask for a group."""
+    crew.handle(ready(rank, pictures, since, claim), at_s)
+    return crew.handle(waiting(rank, pictures, since), at_s)
+
+
+def finish(crew: OnRequest, seq: int, at_s: float, ranks: Sequence[int] = (0, 1)) -> None:
+    """All have the mean of a meeting at this time."""
+    for rank in ranks:
+        crew.handle(done(rank, seq), at_s)
+
+
 def test_a_request_far_from_its_partners_goes_on_alone() -> None:
     crew = started(OnRequest(NET, 4, 100, 1, expected=range(2), reach=0.25), 2)
-
-    def step(rank: int, pictures: int, since: int, claim: int, at_s: float) -> list[AnyAction]:
-        crew.handle(ready(rank, pictures, since, claim), at_s)
-        return crew.handle(waiting(rank, pictures, since), at_s)
-
-    assert step(0, 2, 1, 0, 1.0) == []  # nothing is known of the other: it might come now
-    assert meetings(step(1, 2, 1, 1, 4.0)) == {2: ((0, 1), False)}
-    crew.handle(done(0, 2), 4.0)
-    crew.handle(done(1, 2), 4.0)
+    # Nothing is known of the other: it might come now. Laps count from the second on.
+    for number, at_s in ((0, 0.0), (1, 4.0)):
+        since, claim = 1 + number, 2 * number
+        assert ask(crew, 0, 2, since, claim, at_s + 1.0) == []
+        met = ask(crew, 1, 2, since, claim + 1, at_s + 4.0)
+        assert meetings(met) == {since + 1: ((0, 1), False)}
+        finish(crew, since + 1, at_s + 4.0)
     # In 1 s it asks again; the other is expected after 4 s.
-    assert step(0, 2, 2, 2, 5.0) == [GoOn(rank=0, network=NET, seq=3, epoch=0)]
-    assert step(0, 4, 3, 3, 6.0) == [GoOn(rank=0, network=NET, seq=4, epoch=0)]
-    assert step(0, 6, 4, 4, 7.9) == []
-    assert meetings(step(1, 2, 2, 5, 8.0)) == {5: ((0, 1), False)}
+    assert ask(crew, 0, 2, 3, 4, 9.0) == [GoOn(rank=0, network=NET, seq=4, epoch=0)]
+    assert ask(crew, 0, 4, 4, 5, 10.0) == [GoOn(rank=0, network=NET, seq=5, epoch=0)]
+    assert ask(crew, 0, 6, 5, 6, 11.9) == []
+    assert meetings(ask(crew, 1, 2, 3, 7, 12.0)) == {6: ((0, 1), False)}
+
+
+def test_validation_between_epochs_makes_no_laps_long() -> None:
+    """An hour passes before the first step of the second epoch: the trainers still meet."""
+    crew = started(OnRequest(NET, 4, 6, 2, expected=range(2), reach=0.25), 2)
+    seq, at_s = 1, 0.0
+    for step in range(3):
+        at_s += 1.0
+        assert ask(crew, 0, 2, seq, 2 * step, at_s) == []
+        assert meetings(ask(crew, 1, 2, seq, 2 * step + 1, at_s + 0.1)) == {
+            seq + 1: ((0, 1), False)
+        }
+        seq += 1
+        finish(crew, seq, at_s + 0.1)
+    crew.handle(finished(0, 0, seq), at_s)
+    assert meetings(crew.handle(finished(1, 0, seq), at_s)) == {seq + 1: ((0, 1), True)}
+    seq += 1
+    finish(crew, seq, at_s)
+    assert crew.epoch == 1
+    at_s += 3600.0
+    for step in range(3):
+        at_s += 1.0
+        assert ask(crew, 0, 2, seq, 2 * step, at_s) == [], "it goes on alone"
+        assert meetings(ask(crew, 1, 2, seq, 2 * step + 1, at_s + 0.1)) == {
+            seq + 1: ((0, 1), False)
+        }
+        seq += 1
+        finish(crew, seq, at_s + 0.1)
+
+
+def test_one_that_comes_late_is_behind_nobody() -> None:
+    crew = started(OnRequest(NET, 4, 100, 1, expected=range(1), gap=1), 1)
+    for seq in range(1, 6):
+        told_on = ask(crew, 0, 4 * seq, seq, seq - 1, float(seq))
+        assert told_on == [GoOn(rank=0, network=NET, seq=seq + 1, epoch=0)]
+    assert closed(crew.handle(waiting(1), 6.0)) == [0]
+    assert meetings(ask(crew, 0, 24, 6, 5, 6.0)) == {7: ((0, 1), True)}
+    finish(crew, 7, 6.0)
+    assert ask(crew, 0, 4, 7, 6, 7.0) == [], "it takes the other for too far behind"
+    assert meetings(ask(crew, 1, 4, 7, 7, 7.0)) == {8: ((0, 1), False)}
+
+
+def test_an_infinite_reach_is_one_of_laps_without_time_too() -> None:
+    crew = started(OnRequest(NET, 4, 100, 1, expected=range(2), reach=math.inf), 2)
+    for seq, claim in ((1, 0), (2, 2), (3, 4)):
+        assert ask(crew, 0, 2, seq, claim, 0.0) == []
+        assert meetings(ask(crew, 1, 2, seq, claim + 1, 0.0)) == {seq + 1: ((0, 1), False)}
+        finish(crew, seq + 1, 0.0)
 
 
 def test_a_meeting_on_request_that_fails_is_gone_on_without() -> None:

@@ -4,7 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from partitioner.crew.coordinator.rounds import growing_means, growing_period, lengthen, step_factor
+from partitioner.crew.coordinator.rounds import (
+    averages_moments,
+    growing_means,
+    growing_period,
+    lengthen,
+    step_factor,
+)
 from partitioner.crew.coordinator.schedule import Everyone
 from partitioner.crew.coordinator.simulate import NETWORK, CrewScenario, Paced, simulate
 from partitioner.crew.messages import Meet
@@ -21,6 +27,17 @@ def test_a_mean_moves_as_far_as_averaged_gradients(steps: Sequence[float], facto
 
 def test_who_is_left_alone_steps_by_its_part_of_a_batch() -> None:
     assert step_factor([7], 4) == 0.5
+
+
+def test_moments_are_averaged_now_and_then_whoever_meets() -> None:
+    def share(seqs: Sequence[int], every: int, *, whole: bool) -> float:
+        return sum(averages_moments(seq, every, whole=whole) for seq in seqs) / len(seqs)
+
+    assert [seq for seq in range(1, 10) if averages_moments(seq, 3, whole=True)] == [3, 6, 9]
+    assert share(range(1, 10), 0, whole=True) == share(range(1, 10), 0, whole=False) == 0.0
+    # Two sites in turns: of each, every other meeting.
+    for first in (1, 2):
+        assert share(range(first, 2000, 2), 2, whole=False) == pytest.approx(0.5, abs=0.06)
 
 
 def test_a_round_grows_as_the_step_size_falls() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mdp.errors import PlanRefused
-from partitioner.crew.planning.facts import Facts
+from partitioner.crew.planning.facts import Facts, Line
 from partitioner.crew.planning.methods import Methods, round_pictures
 from partitioner.crew.planning.propose import Proposal, choose, predict, propose, quickest_alone
 from partitioner.crew.planning.syncplan import (
@@ -310,10 +310,12 @@ def test_sites_are_averaged_in_two_tiers() -> None:
         (ShuffledGroups(cross_every=1), 0.80),  # one pair crosses the trunk
         (ShuffledGroups(cross_every=4), 0.75 * 0.08 + 0.25 * 0.80),
         (ShuffledGroups(size=4, cross_every=1000), 0.08),  # no group is larger than its site
+        (RequestedGroups(), 0.80),  # any two may meet
+        (RequestedGroups(size=3), 4 / 3 * 0.80),  # a ring of three crosses it once each way
     ],
 )
-def test_groups_of_some_are_predicted_by_their_own_lines(
-    meet: ShuffledGroups, mean_s: float
+def test_groups_of_some_are_predicted_by_their_worst_lines(
+    meet: ShuffledGroups | RequestedGroups, mean_s: float
 ) -> None:
     network = NetworkWork(name="member-0", size_bytes=4e6, pictures=50_000, epochs=1)
     sync = NetworkSync(name="member-0", what="parameters", every_pictures=4096, meet=meet)
@@ -321,10 +323,32 @@ def test_groups_of_some_are_predicted_by_their_own_lines(
     assert method is not None
     # Lines reach 0.85 of their rates.
     assert method.mean_s == pytest.approx(mean_s / 0.85, rel=0.02)
-    pairs = replace(sync, meet=RequestedGroups())
-    found = Methods(two_sites(), "any").predict(network, pairs)
-    assert found is not None
-    assert found.pictures_per_s > 0
+
+
+def test_one_left_over_makes_a_group_of_a_site_larger() -> None:
+    rates = {"a": 100 * MBIT, "b": 100 * MBIT, "c": 100 * MBIT}
+    facts = Facts(trainer=trainers({n: {"member-0": 100.0} for n in rates}), line=lines(rates))
+    network = NetworkWork(name="member-0", size_bytes=4e6, pictures=50_000, epochs=1)
+    sync = NetworkSync(name="member-0", what="parameters", meet=ShuffledGroups())
+    # A ring of three sends 4 / 3 of the vector.
+    assert Methods(facts, "any").mean_s(network, sync) == pytest.approx(4 / 3 * 0.32 / 0.85)
+
+
+def test_the_worst_group_is_that_of_the_bytes_too() -> None:
+    """A quick line with a long delay is no worse than a slow one, where megabytes are sent."""
+    names = ("a", "b", "c", "d")
+    found = []
+    for i, one in enumerate(names):
+        for other in names[i + 1 :]:
+            slow = (one, other) == ("c", "d")
+            rate, late_s = (10 * MBIT, 0.0) if slow else (1000 * MBIT, 0.01)
+            found.append(
+                Line(a=one, b=other, latency_s=late_s, bytes_per_s=rate, back_bytes_per_s=rate)
+            )
+    facts = Facts(trainer=trainers({n: {"member-0": 100.0} for n in names}), line=tuple(found))
+    network = NetworkWork(name="member-0", size_bytes=4e6, pictures=50_000, epochs=1)
+    sync = NetworkSync(name="member-0", what="parameters", meet=RequestedGroups())
+    assert Methods(facts, "any").mean_s(network, sync) == pytest.approx(3.2 / 0.85)
 
 
 def test_means_of_some_numbers_are_predicted_by_their_bytes() -> None:

@@ -98,7 +98,7 @@ def test_no_stage_has_more_in_flight_than_the_one_before(
         (meeting("kind = 'shuffled', gap = 8"), "unknown field `gap` - at `.*meet`"),
         (meeting("kind = 'on_request', gap = 0"), r"Expected `int` >= 1 - at `.*meet.gap`"),
         (meeting("kind = 'on_request', reach = -0.1"), r"Expected `float` >= 0.0 - at `.*reach`"),
-        (meeting("kind = 'on_request', reach = nan"), "reach"),
+        (meeting("kind = 'on_request', reach = nan"), r"`float` >= 0.0 - at `.*reach`, found nan"),
         (meeting("kind = 'everyone', size = 2"), "unknown field `size`"),
         (
             meeting("kind = 'shuffled'", "gradients"),
@@ -263,6 +263,10 @@ def test_wrong_plans_are_refused(tmp_path: Path, text: str, message: str) -> Non
             BOTH + "what = 'parameters'\nmeet = {kind = 'shuffled', size = 4}",
             r"`network\[1\].meet.size`: expected at most 3 trainers, found 4",
         ),
+        (
+            meeting("kind = 'on_request'") + "by = ['nuc']\n" + network("", "member-1"),
+            r"`network\[0\].meet`: expected everyone: nuc trains member-0 alone",
+        ),
         (BOTH + "route = 'two_tier'", r"`network\[1\].route`: .* two_tier needs two sites"),
     ],
 )
@@ -280,6 +284,10 @@ def test_what_was_not_measured_is_refused(tmp_path: Path) -> None:
     by_link = BOTH + "codec = 'int8'\nshards = 'link'"
     with pytest.raises(ConfigError, match=r"\[1\].shards`: .* not all links of its trainers"):
         read(tmp_path, by_link, unmeasured, WORK)
+    shuffled = BOTH + "what = 'parameters'\nmeet = {kind = 'shuffled'}"
+    with pytest.raises(ConfigError, match=r"\[1\].meet`: .* shuffled needs a site with several"):
+        read(tmp_path, shuffled, unmeasured, WORK)
+    assert read(tmp_path, shuffled, three(), WORK).of("member-1").meet == ShuffledGroups()
     with pytest.raises(ConfigError, match=r"\[1\].shares`: .* no pace of desk was measured"):
         read(tmp_path, BOTH + "shares = 'pace'", unmeasured, WORK)
     assert read(tmp_path, by_link, three(), WORK).of("member-1").shards == "link"
