@@ -327,7 +327,7 @@ class FittedPool:
 
 
 def keep(path: Path, measure: Callable[[], Any]) -> Any:
-    """What the file `path` holds, else what is measured, which it then holds."""
+    """Content of the file `path`, which is measured and written where it does not exist."""
     if not path.exists():
         write_json(path, measure())
     return json.loads(path.read_text())
@@ -398,7 +398,7 @@ def _answers(
     learnt: PicturePool,
     tested: PicturePool,
 ) -> tuple[dict[str, int], Contest]:
-    """How many pictures were learned from, compared and tested, and the answers to them."""
+    """Counts of pictures learned from, compared and tested, and the answers to them."""
     pictures, features = store.load(learnt, some)
     test, test_features = store.load(tested, some)
     if pictures.labels != test.labels:

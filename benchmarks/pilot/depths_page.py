@@ -69,7 +69,7 @@ def accuracies(draws: Rows) -> list[float]:
 
 
 def at_budget(draws: Rows, budget: float) -> list[Mapping[str, Any]]:
-    """What each draw has within a budget."""
+    """Rows of all draws within a budget."""
     return [one for row in draws for one in row["budgets"] if one["budget"] == budget]
 
 
@@ -211,7 +211,7 @@ def depths(some: Rows, data: Mapping[str, Rows]) -> str:
 
 
 def _timed_words(some: Rows) -> str:
-    """Which depths were timed, and how far they are from a line through the outermost ones."""
+    """Words on the depths that were timed, and their distance from a line through the outermost ones."""
     timed = sorted({one["depth"] for one in some if one["depth"] and one["timed"]})
     errors = []
     for size in _sizes(some):

@@ -50,7 +50,7 @@ Logits = Mapping[int, Contribution]
 
 
 class TaughtLine:
-    """What is served after scenes were taught: classifier, fusion, thresholds."""
+    """Classifier, fusion and thresholds that were fitted to taught scenes."""
 
     def __init__(
         self, taught: Floats, targets: Index, calibration: Floats, calibrated: Index
@@ -122,7 +122,7 @@ def orders(line: TaughtLine, seen: Floats, random: np.random.Generator) -> dict[
 
 
 def rows_of(parts: Floats, each: int, seed: int) -> list[dict[str, Any]]:
-    """What each order brings in one draw of features `[K, C, S, D + E]` by class and scene."""
+    """Points gained by each order in one draw of features `[K, C, S, D + E]` by class and scene."""
     random = np.random.default_rng([seed, each])
     classes, scenes = parts.shape[1:3]
     places = np.stack([random.permutation(scenes) for _ in range(classes)])

@@ -1,4 +1,4 @@
-"""Which parts lie in a tray: labels that do not exclude each other, beside classes of their sets.
+"""Parts that lie in a tray: labels that do not exclude each other, beside classes of their sets.
 
     python -m benchmarks.scenes.trays --parts parts/ --weights LITE0 --scratch FOLDER
 

@@ -462,7 +462,7 @@ class AnswerBuilder:
 
 @dataclass(frozen=True, slots=True)
 class _Labelled:
-    """What fused logits say, as in a `Prediction`."""
+    """The label of fused logits and its probability, as in a `Prediction`."""
 
     label: str
     probability: float

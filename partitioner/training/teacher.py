@@ -182,7 +182,7 @@ def initial_teacher(work: TrainingContext, checkpoint: Path | None) -> Teacher:
 
 
 def keep_of(work: TrainingContext) -> Keep | None:
-    """Which of the teacher's logits for training pictures are kept; None for all."""
+    """The part of the teacher's logits for training pictures that is kept; None for all."""
     count = work.settings.answers_keep
     return None if count is None else Keep(count, work.settings.schedule.temperature)
 

@@ -326,7 +326,7 @@ class Mean:
         return found
 
     def _encode(self, vector: Tensor, shard: Shard, as_sent: Tensor, mask: Mask) -> Tensor:
-        """What travels of a shard, as bytes; `as_sent` is given the numbers that others receive."""
+        """The bytes that travel of a shard; `as_sent` is given the numbers that others receive."""
         parts = []
         for s in shard:
             numbers = mask.take(vector, s)

@@ -346,7 +346,7 @@ class OnRequest(PartialMeetings):
         return max(1.0, since / (_LONG * max(1, len(self.members) - 1)))
 
     def _due_s(self, rank: Rank) -> float:
-        """When a trainer is expected to ask: now, where nothing is known."""
+        """The time at which a trainer is expected to ask: now, where nothing is known."""
         asking = self._asking[rank]
         if asking.lap_s is None:
             return self._now_s

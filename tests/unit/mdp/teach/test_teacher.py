@@ -1,4 +1,4 @@
-"""What cannot be taught through the gateway."""
+"""Settings and bundles that cannot be taught through the gateway."""
 
 import asyncio
 import json

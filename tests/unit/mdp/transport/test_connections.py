@@ -1,4 +1,4 @@
-"""Whose connections these are, and which one has to go. No sockets."""
+"""Connections by their clients, and the one that has to go. No sockets."""
 
 from mdp.transport.admission.connections import Connections
 from mdp.transport.admission.pending import TcpPeer
