@@ -211,7 +211,7 @@ def depths(some: Rows, data: Mapping[str, Rows]) -> str:
 
 
 def _timed_words(some: Rows) -> str:
-    """Words on the depths that were timed, and their distance from a line through the outermost ones."""
+    """Words on the depths that were timed, and how far they are from a line between two."""
     timed = sorted({one["depth"] for one in some if one["depth"] and one["timed"]})
     errors = []
     for size in _sizes(some):

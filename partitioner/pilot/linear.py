@@ -49,7 +49,7 @@ class Classifier:
 
 @dataclass(frozen=True, slots=True)
 class LabelCalibration:
-    """Scale and shift from scores to log-odds, where several labels may hold: `scale * score + shift`."""
+    """Log-odds of scores where several labels may hold: `scale * score + shift`."""
 
     #: `[L]`.
     scale: Array

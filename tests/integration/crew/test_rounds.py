@@ -329,7 +329,7 @@ def test_who_took_no_step_keeps_what_it_has_not_sent() -> None:
 
 @pytest.mark.parametrize("kind", [Shuffled, OnRequest])
 def test_differences_are_those_from_the_last_mean_of_all(kind: type[Shuffled | OnRequest]) -> None:
-    """Meetings of some in int8 leave the reference as it was, and the epoch ends with the same bits."""
+    """Meetings of some in int8 leave the reference; the epoch ends with the same bits."""
     meetings = kind("net", 4, len(BATCHES), 1, expected=range(TRAINERS))
     desk, store = Desk(4, schedule=meetings), HashStore()
     at_once = threading.Barrier(TRAINERS)
