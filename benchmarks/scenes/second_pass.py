@@ -58,7 +58,10 @@ class TaughtLine:
         """Features `[K, S, D + E]` of four cameras and classes `[S]`."""
         count = int(calibrated.max()) + 1
         flat = taught.reshape(-1, taught.shape[-1])[:, :READ]
-        every, groups = np.tile(targets, len(CAMERAS)), np.tile(np.arange(len(targets)), 4)
+        every, groups = (
+            np.tile(targets, len(CAMERAS)),
+            np.tile(np.arange(len(targets)), len(CAMERAS)),
+        )
         found = leave_groups_out(flat, every, groups, count)
         fitted = fit(flat, every, count, penalty=found.penalty, sharpness=found.sharpness)
         layer = nn.Linear(READ, count)

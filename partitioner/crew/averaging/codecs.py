@@ -47,7 +47,7 @@ class Codec(ABC):
         """The inverse of `encode`, `[count]` fp32."""
 
 
-class Fp32(Codec):
+class SinglePrecision(Codec):
     """The numbers as they are."""
 
     name = "fp32"
@@ -63,7 +63,7 @@ class Fp32(Codec):
         return data.clone().view(torch.float32)
 
 
-class Fp16(Codec):
+class HalfPrecision(Codec):
     """Half precision; numbers above 65,504 become infinite."""
 
     name = "fp16"
@@ -184,5 +184,5 @@ class Largest(Codec):
 _BITS = torch.arange(8, dtype=torch.uint8)
 
 CODECS: dict[CodecName, Codec] = {
-    codec.name: codec for codec in (Fp32(), Fp16(), Int8(), Largest())
+    codec.name: codec for codec in (SinglePrecision(), HalfPrecision(), Int8(), Largest())
 }
