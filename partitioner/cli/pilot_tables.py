@@ -19,7 +19,7 @@ def print_pilot(pilot: "Pilot") -> None:
     table = Table(
         "network",
         *(f"{side} px" for side in sides),
-        title=f"% of {len(pilot.targets):,} training pictures, each left out of its classifier",
+        title=f"% of {pilot.singles:,} training pictures, each left out of its classifier",
     )
     cells: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
     for row, one in pilot.measured.items():

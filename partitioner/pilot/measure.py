@@ -143,8 +143,8 @@ class Pilot:
     """Everything that was measured, and the choice made by it."""
 
     measured: dict[int, Measured]
-    #: The class, or set of labels, of every single picture.
-    targets: Index
+    #: Single pictures, of all cameras.
+    singles: int
     truth: LabelTruth
     choice: ChosenNetworks
     #: Predicted milliseconds by device, of what was chosen there.
@@ -309,7 +309,7 @@ def run_pilot(
     }
     return Pilot(
         measured,
-        pictures.pictures.targets,
+        len(pictures.groups),
         truth,
         choice,
         latency,

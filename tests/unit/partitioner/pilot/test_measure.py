@@ -16,6 +16,7 @@ from partitioner.data.datasets import open_dataset
 from partitioner.networks.families import Backbone, create
 from partitioner.pilot.candidates import DeviceLatency
 from partitioner.pilot.measure import LEAST, Pilot, PilotPictures, run_pilot
+from partitioner.pilot.truth import OneLabel
 from partitioner.run.progress import Progress
 from tests.support.models.trees import CLASSES, write_tree
 
@@ -64,7 +65,8 @@ def test_classes_with_one_training_picture_are_named(
     for path in sorted((tree / CLASSES[1]).iterdir())[3:]:
         path.unlink()
     pilot, said = pilot_of(tree, weights)
-    single = pilot.targets == 1
+    assert isinstance(pilot.truth, OneLabel)
+    single = pilot.truth.targets == 1
     assert single.sum() == 1
     for row in pilot.measured:
         answers = pilot.measured[row].left_out.answers
