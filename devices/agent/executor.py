@@ -92,10 +92,10 @@ class Executor:
         for (job, _), row in zip(decoded, rows, strict=True):
             queue_ms = (started_s - job.arrived_s) * 1e3
             header = job.reply(row, queue_ms=queue_ms, compute_ms=took_s * 1e3, rung=ran.number)
-            self._replies.send(job.route, header, logits_buffer(row))
             self._counters.count("answered")
             if ran.number:
                 self._counters.count_rung(ran.number)
+            self._replies.send(job.route, header, logits_buffer(row))
         ended_s = started_s + took_s
         for job, _ in decoded:
             if job.traceparent:

@@ -40,8 +40,11 @@ class Recorder:
 
     def __init__(self) -> None:
         self.sent: list[tuple[bytes, Message, list[Buffer]]] = []
+        #: Called before each message is kept.
+        self.before_send: Callable[[], None] = lambda: None
 
     def send(self, route: bytes, frames: list[Buffer]) -> bool:
+        self.before_send()
         envelope = decode(frames)
         self.sent.append((route, envelope.message, list(envelope.buffers)))
         return True
@@ -328,3 +331,18 @@ def test_scores_and_maps_of_a_batch_are_each_pictures_own() -> None:
     assert second.anomaly_map is not None
     assert (second.anomaly_map == maps[1]).all()
     assert (second.bag == logits[1]).all()
+
+
+def test_an_answer_is_counted_before_its_client_can_read_it(desk: Desk) -> None:
+    """A client may request the agent's status as soon as it has the answer."""
+    desk.served.lower = [LoadedRung(2, Runtime(), {1: 0.1})]
+    counted: list[tuple[int, int]] = []
+
+    def keep_counts() -> None:
+        counts = desk.counters.counts
+        counted.append((counts["answered"], counts.get(rung_answers_key(2), 0)))
+
+    desk.router.before_send = keep_counts
+    desk.executor.run([desk.job(1), desk.job(2)], 1)
+    desk.executor.run([desk.job(3)])
+    assert counted == [(1, 1), (2, 2), (3, 2)]
