@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -236,6 +237,21 @@ def move_to(network: nn.Module, device: torch.device) -> None:
         # processor, where FastViT, whose grouped convolutions are not depthwise, crashes torch.
         # torch's overloads leave this keyword alone out.
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if device.type == "cpu":
+            for part in grouped:
+                part.forward = MethodType(_convolve_in_fp32, part)
+
+
+def _convolve_in_fp32(convolution: nn.Conv2d, x: Tensor) -> Tensor:
+    """Forward pass of a depthwise convolution in single precision, whatever surrounds it.
+
+    Its gradient in bf16 is slow on processors, while all other layers gain by bf16. A step of
+    EfficientNet-Lite0 of 32 pictures on two cores of a Zen 4: 151 instead of 252 ms at 64 px, 269
+    instead of 378 at 96 px; in single precision throughout 180 and 312.
+    """
+    with torch.autocast("cpu", enabled=False):
+        found: Tensor = type(convolution).forward(convolution, x.float())
+    return found
 
 
 def drawing_of(augmentation: Augmentation) -> Drawing:

@@ -1,5 +1,8 @@
 """Patient distillation: the views, the boxes, and a tiny student that comes to agree."""
 
+import copy
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch")
@@ -21,7 +24,7 @@ from partitioner.data.live_views import (
 )
 from partitioner.networks.families import Backbone, FamilyMember, create
 from partitioner.run.settings import MemberSchedule
-from partitioner.training.live import Recipe, distil
+from partitioner.training.live import Recipe, distil, move_to
 from partitioner.training.student import BatchTargets, Student
 from tests.support.models.runs import QUIET
 
@@ -125,3 +128,35 @@ def test_a_student_comes_to_agree_with_its_teacher() -> None:
 def test_a_backbone_that_cannot_be_made_is_named(backbone: Backbone, expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         create(backbone, 2)
+
+
+def test_depthwise_convolutions_alone_are_computed_in_fp32_on_a_processor() -> None:
+    torch.manual_seed(0)
+    network = create(Backbone("test_efficientnet", 32), 3)
+    names = list(network.state_dict())
+    move_to(network, CPU)
+    convolutions: dict[str, Any] = {
+        name: part for name, part in network.named_modules() if isinstance(part, torch.nn.Conv2d)
+    }
+    kinds: dict[str, torch.dtype] = {}
+    for name, part in convolutions.items():
+        part.register_forward_hook(
+            lambda _, inputs, output, name=name: kinds.update({name: output.dtype})
+        )
+    x = torch.rand(2, 3, 32, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        network(x).float().sum().backward()
+    depthwise = {name for name, part in convolutions.items() if part.groups > 1}
+    assert depthwise
+    assert {name for name, kind in kinds.items() if kind == torch.float32} == depthwise
+    assert set(kinds) == set(convolutions)
+    assert all(part.weight.grad is not None for part in convolutions.values())
+    assert list(network.state_dict()) == names
+
+    # A copy convolves with its own weights.
+    other = copy.deepcopy(network).eval()
+    with torch.no_grad():
+        for name, part in other.named_modules():
+            if name in depthwise:
+                part.weight.zero_()
+        assert not torch.equal(other(x), network.eval()(x))
