@@ -231,7 +231,7 @@ def move_to(network: nn.Module, device: torch.device) -> None:
         for part in parts:
             if hasattr(part, "fused_attn"):
                 part.fused_attn = True
-    grouped = [part for part in parts if isinstance(part, nn.Conv2d) and part.groups > 1]
+    grouped: list[Any] = [part for part in parts if isinstance(part, nn.Conv2d) and part.groups > 1]
     if grouped and all(part.groups == part.out_channels for part in grouped):
         # EfficientNet-Lite0, a step: 46 instead of 135 ms with cudnn, 1.5 to 2.5 times as fast on a
         # processor, where FastViT, whose grouped convolutions are not depthwise, crashes torch.
