@@ -8,9 +8,10 @@ Where a size has too many subsets to list, one pair of scalars per member is fit
 sample of them at once, which is as convex.
 
 Members with bag heads alone may have logits of unlike sizes, as of imported models. Stacking of
-these starts as the sum of the members' calibrated logits: each is divided by a temperature of its
-own, shrunk to a common one by as much as it is uncertain (empirical Bayes), so that the weights are
-nearly equal where there are few pictures. Members with boost heads were trained alike: stacking
+these starts as a sum of the members' calibrated logits: each is divided by a temperature of its
+own, and counts the less, the more its cross-entropy exceeds the others'. Both are shrunk to their
+means by as much as they are uncertain (empirical Bayes), so that the weights are nearly equal where
+there are few pictures. Members with boost heads were trained alike: stacking
 starts as the better plain rule (boosted or bagged, with its temperature), or as the mean of both
 where neither is surely better. It moves away from the start only as far as that surely helps: the
 pull toward the start is loosened step by step, and each step has to lower the cross-entropy with
@@ -48,6 +49,14 @@ STANDARD_ERRORS = 1.5
 #: Groups that the start counts for, at least, as if they had said so: with few the fit stays near.
 #: A jackknife of eight scenes and four weights is no guide.
 START_GROUPS = 30
+#: How fast a member's weight falls with its cross-entropy: by this many times the excess in nats, as
+#: exponent, where pictures are many; by half of that with `START_GROUPS` groups. The sum of
+#: calibrated logits is best where each member knows something else. In truth all err on the same
+#: hard pictures, so that a much worse one adds its errors alone (docs/lab-log.md).
+EXCESS = 4.0
+#: Ratio of the spread of three members' cross-entropies to its uncertainty that chance exceeds in 5 %
+#: of cases (F distribution of 2 degrees of freedom).
+CHANCE = 3.0
 #: Most subsets in the sample of a size.
 SAMPLED = 48
 _MAX_STEPS = 50
@@ -106,6 +115,8 @@ class Calibration:
 
     factor: float
     variance: float
+    #: Cross-entropy of every picture `[N]` with its group left out.
+    left_out: Values
 
 
 def fit_fusion(
@@ -257,25 +268,49 @@ def _calibrations(
 
 def _calibrate(task: StackingTask) -> Calibration:
     """The calibration of the one part of `task`."""
-    factor = _start(task, np.ones(1)).factor
+    start = _start(task, np.ones(1))
+    factor = start.factor
     gradients, hessian = _derivatives(task, np.array([factor]))
     curvature = max(float(hessian[0, 0]), _FLAT**2)
     # Of two estimates the larger: where no picture is wrong the gradients have no spread.
     spread = float((_sums(gradients, task)[0] ** 2).sum()) / (len(task.targets) * curvature) ** 2
-    return Calibration(factor, max(spread, 1 / (task.num_groups * curvature)))
+    variance = max(spread, 1 / (task.num_groups * curvature))
+    return Calibration(factor, variance, start.left_out)
 
 
-def shrink(calibrations: Sequence[Calibration]) -> Values:
-    """Factors of members, each nearer to their mean by as much as it is uncertain (James-Stein)."""
-    factors = np.array([one.factor for one in calibrations])
-    variances = np.array([one.variance for one in calibrations])
-    if len(factors) == 1:
-        return factors
-    between = max(0.0, float(factors.var(ddof=1) - variances.mean()))
-    precision = 1 / (between + variances)
-    mean = float((precision * factors).sum() / precision.sum())
-    found: Values = mean + between * precision * (factors - mean)
+def shrink(values: Values, variances: Values, chance: float = 1.0) -> Values:
+    """Values `[M]`, each nearer to their mean by as much as it is uncertain (James-Stein).
+
+    Of the spread, `chance` times the mean of `variances` is taken to be uncertainty.
+    """
+    if len(values) == 1:
+        return values
+    between = max(0.0, float(values.var(ddof=1) - chance * variances.mean()))
+    precision = 1 / np.maximum(between + variances, np.finfo(float).tiny)
+    mean = float((precision * values).sum() / precision.sum())
+    found: Values = mean + between * precision * (values - mean)
     return found
+
+
+def start_weights(calibrations: Sequence[Calibration], groups: Indices) -> Values:
+    """Weights `[M]` of members in the sum of logits that stacking starts from, up to a factor.
+
+    `groups` `[N]` are the groups of the calibration pictures.
+    """
+    factors = shrink(
+        np.array([one.factor for one in calibrations]),
+        np.array([one.variance for one in calibrations]),
+    )
+    losses = np.stack([one.left_out for one in calibrations])
+    # Pictures are hard for all members alike: differences vary less than the losses.
+    excess = losses - losses.mean(axis=0)
+    means = excess.mean(axis=1)
+    sums = np.stack([np.bincount(groups, row) for row in excess - means[:, np.newaxis]])
+    variances = (sums**2).sum(axis=1) / losses.shape[1] ** 2
+    counted = len(sums[0]) / (len(sums[0]) + START_GROUPS)
+    surely = shrink(means, variances, CHANCE)
+    weights: Values = factors * np.exp(-EXCESS * counted * surely)
+    return weights
 
 
 def _fit(
@@ -300,7 +335,7 @@ def _fit(
             start = _start(task, boosted.theta + bagged.theta)
     else:
         temperatures = Temperatures(bagged=1 / _start(task, weights).factor)
-        start = _start(task, shrink(calibrations))
+        start = _start(task, start_weights(calibrations, task.groups))
     scalars = tuple(_loosen(task, start).tolist())
     return scalars[: len(scalars) - count], scalars[len(scalars) - count :], temperatures
 

@@ -33,6 +33,7 @@ from partitioner.fusion.stacking import (
     fit_subset,
     sample_subsets,
     shrink,
+    start_weights,
 )
 
 
@@ -376,7 +377,7 @@ def test_many_pictures_decide_whatever_the_start(
         return float((fuse(asked, fitted).argmax(axis=1) == targets[600:]).mean())
 
     shrunk = share()
-    monkeypatch.setattr(stacking, "shrink", lambda members: np.ones(len(members)))
+    monkeypatch.setattr(stacking, "start_weights", lambda members, _: np.ones(len(members)))
     assert shrunk == pytest.approx(share(), abs=0.01)
 
 
@@ -416,5 +417,23 @@ def test_one_member_keeps_its_labels_and_gets_its_temperature() -> None:
 def test_factors_are_shrunk_by_as_much_as_they_are_uncertain(
     factors: tuple[float, ...], variances: tuple[float, ...], expected: tuple[float, ...]
 ) -> None:
-    calibrations = [Calibration(*pair) for pair in zip(factors, variances, strict=True)]
-    assert shrink(calibrations) == pytest.approx(expected, rel=1e-3)
+    assert shrink(np.array(factors), np.array(variances)) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_member_counts_less_by_its_cross_entropy_as_far_as_that_is_sure() -> None:
+    """Pictures differ in how hard they are, which says nothing of the members."""
+    random = np.random.default_rng(0)
+    hard, count = random.normal(2.0, 1.0, 60), 60
+
+    def ratio(excess: float, noise: float, groups: np.ndarray) -> float:
+        worse = hard + excess + noise * random.normal(size=count)
+        calibrations = [Calibration(1.0, 0.1, losses) for losses in (hard, worse)]
+        best, other = start_weights(calibrations, groups)
+        return float(other / best)
+
+    each, pairs = np.arange(count), np.arange(count) // 2
+    assert ratio(0.0, 0.0, each) == pytest.approx(1.0)
+    # All but sure: exp(-EXCESS * 0.5), by two thirds of the exponent as 30 more pictures are taken to see no excess.
+    assert ratio(0.5, 0.01, each) == pytest.approx(np.exp(-4 / 3), rel=0.01)
+    assert ratio(0.5, 0.01, pairs) == pytest.approx(np.exp(-1.0), rel=0.01)
+    assert ratio(0.1, 3.0, each) > 0.7
