@@ -49,7 +49,7 @@ from partitioner.export.write import (
     to_onnx,
     versions,
 )
-from partitioner.fusion.bundle_fit import fit_bundle, fit_bundle_of_several
+from partitioner.fusion.bundle_fit import TrainingAnswers, fit_bundle, fit_bundle_of_several
 from partitioner.fusion.region_choice import CHOSEN_ON, TRIED_ON, Seen, choose_regions, shorten
 from partitioner.networks.families import NetworkStage
 from partitioner.networks.feature_distance import attach_distance, features_at
@@ -75,6 +75,8 @@ class LeftOutAnswers:
     answers: Mapping[str, NDArray[np.floating]]
     #: Classes `[S]`, or sets of labels.
     targets: NDArray[np.int64]
+    #: Devices whose network was trained since: their answers are those of the network before.
+    outdated: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -149,7 +151,9 @@ class Assembly:
             cascade, more, sets = None, self._more(plan), self.data.sets
             if sets is not None:
                 held = sets.held(pictures.targets)
-                others = None if more is None else (more[0], sets.held(more[1]))
+                others = None
+                if more is not None:
+                    others = more.contributions, sets.held(more.targets)
                 files = fit_bundle_of_several(folder, plan, calibration, held, others)
             else:
                 files, cascade = fit_bundle(
@@ -175,8 +179,8 @@ class Assembly:
             )
             write_json(folder / MANIFEST, manifest)
 
-    def _more(self, plan: Plan) -> tuple[Mapping[int, Contribution], NDArray[np.int64]] | None:
-        """Answers and classes that fusion weights are fitted to beside the calibration split."""
+    def _more(self, plan: Plan) -> TrainingAnswers | None:
+        """Answers that fusion weights are fitted to beside the calibration split."""
         more = self.left_out
         if more is None:
             return None
@@ -184,7 +188,8 @@ class Assembly:
             a.k: Contribution.of([more.answers[a.device].astype(np.float32)])
             for a in plan.assignments
         }
-        return answers, more.targets
+        outdated = {a.k for a in plan.assignments if a.device in more.outdated}
+        return TrainingAnswers(answers, more.targets, frozenset(outdated))
 
     def _export(
         self,

@@ -1,6 +1,7 @@
 """Fit everything of a bundle that its calibration logits decide."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,20 @@ from mdp.requests.camera_drift import at_least, labels_beside, weights_beside
 from partitioner.fusion.cascade_fit import fit_cascade
 from partitioner.fusion.novelty_fit import fit_novelty
 from partitioner.fusion.several_fit import Flags, fit_several_fusion
-from partitioner.fusion.stacking import Targets, fit_fusion
+from partitioner.fusion.stacking import Targets, calibrate_members, fit_fusion
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingAnswers:
+    """Members' answers to training pictures, by classifiers that were fitted without them."""
+
+    #: By member, logits `[S, C]`.
+    contributions: Mapping[int, Contribution]
+    #: Classes `[S]`.
+    targets: Targets
+    #: Members whose network was trained since, on these very pictures: their answers are those of
+    #: the network before.
+    outdated: frozenset[int] = frozenset()
 
 
 def fit_bundle(
@@ -25,7 +39,7 @@ def fit_bundle(
     targets: Targets,
     groups: Targets | None = None,
     *,
-    more: tuple[Mapping[int, Contribution], Targets] | None = None,
+    more: TrainingAnswers | None = None,
     unknown: Mapping[int, Contribution] | None = None,
     note: Callable[[str], None] = lambda line: None,
     distance: bool = False,
@@ -34,8 +48,7 @@ def fit_bundle(
 
     `contributions` are the members' logits `[N, C]` of the calibration pictures, `targets` `[N]`
     their labels; pictures with one number in `groups` `[N]` count as one, each by itself without
-    it. `more` are answers to training pictures by classifiers that were fitted without them, and
-    their labels: the fusion weights alone are fitted to these too. `unknown` are the members'
+    it. The fusion weights alone are fitted to `more` answers too. `unknown` are the members'
     logits `[U, C]` of pictures of no class. The models are in `folder` already. `note` is told
     where the pictures are too few for the default rate of rejected known items. With `distance`,
     all models tell that of their features in their logits. Raises InputError for logits that are
@@ -44,7 +57,7 @@ def fit_bundle(
     if more is None:
         fusion = fit_fusion(contributions, targets, groups)
     else:
-        fusion = _fit_to_both(contributions, targets, groups, *more)
+        fusion = _fit_to_both(contributions, targets, groups, more)
     if plan.cameras and len(contributions) > 1:
         fusion = replace(fusion, agreement=agreement(contributions, fusion))
     fusion = replace(
@@ -60,19 +73,30 @@ def _fit_to_both(
     contributions: Mapping[int, Contribution],
     targets: Targets,
     groups: Targets | None,
-    more: Mapping[int, Contribution],
-    more_targets: Targets,
+    more: TrainingAnswers,
 ) -> FusionWeights:
-    """The fusion weights of calibration pictures and of others, each of these by itself."""
+    """The fusion weights of calibration pictures and of others, each of these by itself.
+
+    A network before its training says how good the trained one is beside the other members, and
+    which errors it shares with them: what a few calibration pictures do not. Its logits are brought
+    to the trained one's size.
+    """
+    answers = dict(more.contributions)
+    if more.outdated:
+        now = calibrate_members(contributions, targets, groups)
+        before = calibrate_members(answers, more.targets)
+        for k in more.outdated:
+            ratio = np.float32(before[k].factor / now[k].factor)
+            answers[k] = Contribution.of([ratio * head for head in answers[k].heads])
     together = {
         k: Contribution.of(
-            [np.concatenate(pair) for pair in zip(one.heads, more[k].heads, strict=True)]
+            [np.concatenate(pair) for pair in zip(one.heads, answers[k].heads, strict=True)]
         )
         for k, one in contributions.items()
     }
     if groups is not None:
-        groups = np.concatenate([groups, groups.max() + 1 + np.arange(len(more_targets))])
-    return fit_fusion(together, np.concatenate([targets, more_targets]), groups)
+        groups = np.concatenate([groups, groups.max() + 1 + np.arange(len(more.targets))])
+    return fit_fusion(together, np.concatenate([targets, more.targets]), groups)
 
 
 def agreement(

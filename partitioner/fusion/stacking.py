@@ -130,7 +130,7 @@ def fit_fusion(
     for k, part in contributions.items():
         if not np.isfinite(part.heads).all():
             raise InputError(f"sub-model {k}: expected finite calibration logits, found others")
-    calibrations = _calibrations(contributions, targets, groups)
+    calibrations = calibrate_members(contributions, targets, groups)
     return FusionWeights(
         num_classes=contributions[0].bag.shape[1],
         subsets=[
@@ -152,7 +152,7 @@ def fit_subset(
 ) -> SubsetWeights:
     """Weights of one subset, and the temperatures of the plain rules."""
     chosen = {k: contributions[k] for k in members}
-    calibrations = _calibrations(chosen, targets, groups)
+    calibrations = calibrate_members(chosen, targets, groups)
     return _fit_subset(contributions, members, targets, groups, calibrations)
 
 
@@ -196,7 +196,7 @@ def fit_size(
 ) -> SizeWeights:
     """Weights that all subsets of one size share, fitted to a sample of them."""
     count = len(contributions)
-    calibrations = _calibrations(contributions, targets, groups)
+    calibrations = calibrate_members(contributions, targets, groups)
     sample = [np.array(members) for members in sample_subsets(count, size, SAMPLED, seed=0)]
     parts = _parts(contributions, range(count))
     rows = [
@@ -252,10 +252,10 @@ def _number_groups(targets: Targets, groups: Targets | None) -> Indices:
     return np.unique(groups, return_inverse=True)[1]
 
 
-def _calibrations(
-    contributions: Mapping[int, Contribution], targets: Targets, groups: Targets | None
+def calibrate_members(
+    contributions: Mapping[int, Contribution], targets: Targets, groups: Targets | None = None
 ) -> dict[int, Calibration]:
-    """The calibration of every member's bag head."""
+    """The calibration of every member's bag head, `[N, C]`, as `fit_fusion` takes them."""
     numbered = _number_groups(targets, groups)
     one = [Term(np.zeros(1, int), np.zeros(1, int))]
     return {

@@ -1,7 +1,7 @@
 """A build by measurement: measure, choose, fit, serve, train in the time that is left, serve."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -183,8 +183,15 @@ class _Build:
             )
         return describe(curve, "scenes" if self.inputs.cameras else "pictures")
 
-    def answers_left_out(self, members: Mapping[int, FittedMember]) -> LeftOutAnswers:
-        """Answers of the frozen networks to training pictures that are left out of their fits."""
+    def answers_left_out(
+        self, members: Mapping[int, FittedMember], trained: Collection[int]
+    ) -> LeftOutAnswers | None:
+        """Answers of the frozen networks to training pictures that are left out of their fits.
+
+        None for several labels an item where networks are `trained`, of which rows are given.
+        """
+        if trained and self.inputs.data.sets is not None:
+            return None
         cameras, rows = self.inputs.cameras, self.pilot.choice.rows
         first = self.pictures.rows_of(next(iter(cameras.values()), None))
         return LeftOutAnswers(
@@ -193,6 +200,7 @@ class _Build:
                 for device, row in rows.items()
             },
             targets=self.pictures.pictures.targets[first],
+            outdated=frozenset(device for device, row in rows.items() if row in trained),
         )
 
     def serve(self, members: Mapping[int, FittedMember], taught: Mapping[int, Taught]) -> Report:
@@ -225,7 +233,7 @@ class _Build:
                     for row, one in taught.items()
                 },
             },
-            left_out=None if better else self.answers_left_out(members),
+            left_out=self.answers_left_out(members, better),
             features=frozen,
         )
         paths = {row: better.get(row, member.path) for row, member in members.items()}

@@ -1,6 +1,7 @@
 """Parts of a bundle that calibration logits decide: weights, cascade and hashes."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from msgspec import UNSET
@@ -10,7 +11,7 @@ from mdp.files import read_json
 from mdp.formats.bundle import Bundle, file_entry
 from mdp.fusion.fuse import Contribution, FusionWeights
 from mdp.testing.bundles import write_bundle
-from partitioner.fusion.bundle_fit import agreement, fit_bundle
+from partitioner.fusion.bundle_fit import TrainingAnswers, agreement, fit_bundle
 from partitioner.fusion.cascade_fit import fit_cascade
 from partitioner.fusion.novelty_fit import fit_novelty
 from partitioner.fusion.stacking import fit_fusion
@@ -52,6 +53,40 @@ def test_pictures_of_a_group_count_as_one(tmp_path: Path) -> None:
     assert weights != fit_fusion(contributions, targets)
     assert fusion.novelty
     assert fusion.novelty.pictures == 15
+
+
+def test_a_network_before_its_training_says_how_good_the_trained_one_is(tmp_path: Path) -> None:
+    folder, random = write_bundle(tmp_path / "bundle"), np.random.default_rng(1)
+    plan = Bundle.open(folder).manifest.plan
+
+    def answers(
+        of: np.ndarray, noises: tuple[float, ...], size: float = 1.0
+    ) -> dict[int, Contribution]:
+        truth = size * np.eye(3)[of]
+        drawn = [truth + size * noise * random.normal(size=truth.shape) for noise in noises]
+        return {k: Contribution(None, head.astype(np.float32)) for k, head in enumerate(drawn)}
+
+    def shares(known: dict[int, Contribution], of: np.ndarray, more: TrainingAnswers | None) -> Any:
+        fit_bundle(folder, plan, known, of, more=more)
+        fusion = read_json(folder / "fusion.json", FusionWeights)
+        weights = next(one.b for one in fusion.subsets if one.members == (0, 1, 2))
+        return np.array(weights) / sum(weights)
+
+    few, many, every = np.arange(60) % 3, np.arange(600) % 3, frozenset({0, 1, 2})
+    trained, before = (0.6, 0.9, 0.9), (0.7, 1.0, 1.0)
+    right = shares(answers(np.arange(9000) % 3, trained, 5.0), np.arange(9000) % 3, None)
+    apart = []
+    for _ in range(12):
+        known, frozen = answers(few, trained, 5.0), answers(many, before, 2.0)
+        alone = shares(known, few, None)
+        fitted = shares(known, few, TrainingAnswers(frozen, many, every))
+        # The size of the logits before says nothing of theirs now.
+        louder = {k: Contribution(None, 7 * one.bag) for k, one in frozen.items()}
+        again = shares(known, few, TrainingAnswers(louder, many, every))
+        np.testing.assert_allclose(again, fitted, atol=0.02)
+        apart.append([np.abs(one - right).sum() for one in (alone, fitted)])
+    without, with_them = np.mean(apart, axis=0)
+    assert with_them < 0.7 * without
 
 
 def test_pictures_of_no_class_choose_the_score(tmp_path: Path) -> None:
