@@ -49,13 +49,13 @@ STANDARD_ERRORS = 1.5
 #: Groups that the start counts for, at least, as if they had said so: with few the fit stays near.
 #: A jackknife of eight scenes and four weights is no guide.
 START_GROUPS = 30
-#: How fast a member's weight falls with its cross-entropy: by this many times the excess in nats, as
-#: exponent, where pictures are many; by half of that with `START_GROUPS` groups. The sum of
+#: How fast a member's weight falls with its cross-entropy: by this many times the excess in nats,
+#: as exponent, where pictures are many; by half of that with `START_GROUPS` groups. The sum of
 #: calibrated logits is best where each member knows something else. In truth all err on the same
 #: hard pictures, so that a much worse one adds its errors alone (docs/lab-log.md).
 EXCESS = 4.0
-#: Ratio of the spread of three members' cross-entropies to its uncertainty that chance exceeds in 5 %
-#: of cases (F distribution of 2 degrees of freedom).
+#: Ratio of the spread of three members' cross-entropies to its uncertainty that chance exceeds in
+#: 5 % of cases (F distribution of 2 degrees of freedom).
 CHANCE = 3.0
 #: Most subsets in the sample of a size.
 SAMPLED = 48

@@ -40,6 +40,7 @@ from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.training.cached_outputs import BATCH, batch
 from partitioner.training.compute import quicker_autocast, training_device
+from partitioner.training.live import move_to
 from partitioner.training.loop import STATISTICS, derive_seed, norms_of
 
 #: Fewest seconds of training of one network that are worth their start, and epochs that are said
@@ -273,6 +274,9 @@ class _NetworkTraining:
         kept = self._on_device()
         calibration = single_pictures(self.inputs.data).calibration
         views = self._views(calibration, candidate.spec.image_size, "calibration split")
+        # A pass for itself sets up what later ones find ready, and takes longer than a few pictures.
+        move_to(member, training_device())
+        _predict(member, views, 0)
         begun_s = clock()
         targets = torch.from_numpy(calibration.targets)
         if self.inputs.data.sets is not None:
@@ -417,17 +421,23 @@ def _cross_entropy(member: FamilyMember, views: Views, targets: Tensor) -> float
     Of labels `[N, L]` that do not exclude each other the binary one, summed over them.
     """
     device, total = training_device(), 0.0
-    member.to(device).eval()
+    for start in range(0, len(views), BATCH):
+        logits = _predict(member, views, start)
+        right = targets[start : start + BATCH].to(device)
+        if right.ndim > 1:
+            total += float(binary_losses(logits, right).sum())
+        else:
+            total += float(torch.nn.functional.cross_entropy(logits, right, reduction="sum"))
+    return total / len(views)
+
+
+def _predict(member: FamilyMember, views: Views, start: int) -> Tensor:
+    """Logits of the batch of views that begins at `start`, on the device that trains."""
+    device = training_device()
+    index = np.arange(start, min(start + BATCH, len(views)))
     with (
         torch.inference_mode(),
         torch.autocast(device.type, torch.bfloat16, enabled=quicker_autocast() == "bf16"),
     ):
-        for start in range(0, len(views), BATCH):
-            index = np.arange(start, min(start + BATCH, len(views)))
-            logits = member(batch(views, index, device).contiguous()).bag.float()
-            right = targets[torch.from_numpy(index)].to(device)
-            if right.ndim > 1:
-                total += float(binary_losses(logits, right).sum())
-            else:
-                total += float(torch.nn.functional.cross_entropy(logits, right, reduction="sum"))
-    return total / len(views)
+        found: Tensor = member.to(device).eval()(batch(views, index, device).contiguous()).bag
+    return found.float()

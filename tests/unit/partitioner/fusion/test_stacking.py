@@ -433,7 +433,7 @@ def test_a_member_counts_less_by_its_cross_entropy_as_far_as_that_is_sure() -> N
 
     each, pairs = np.arange(count), np.arange(count) // 2
     assert ratio(0.0, 0.0, each) == pytest.approx(1.0)
-    # All but sure: exp(-EXCESS * 0.5), by two thirds of the exponent as 30 more pictures are taken to see no excess.
+    # All but sure: exp(-EXCESS * 0.5), less as 30 more pictures are taken to see no excess.
     assert ratio(0.5, 0.01, each) == pytest.approx(np.exp(-4 / 3), rel=0.01)
     assert ratio(0.5, 0.01, pairs) == pytest.approx(np.exp(-1.0), rel=0.01)
     assert ratio(0.1, 3.0, each) > 0.7
