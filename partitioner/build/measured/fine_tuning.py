@@ -22,6 +22,7 @@ from mdp.errors import InputError
 from mdp.files import write_bytes
 from partitioner.data.crops import View
 from partitioner.data.live_views import Draw, Drawing, Draws, Pictures
+from partitioner.estimates.macs import macs
 from partitioner.networks.families import FamilyMember
 from partitioner.pilot.candidates import FrozenNetwork
 from partitioner.run.progress import Progress
@@ -37,6 +38,9 @@ from partitioner.training.synchroniser import MAX_GRADIENT_NORM
 
 #: Share of the time during which the step size rises.
 _WARM_UP = 0.05
+#: Multiply-accumulates a second of a forward pass on one thread, of a plain ViT in bf16 and of
+#: other networks, on Zen 4.
+_VIT_MACS_PER_S, _MACS_PER_S = 5e10, 2e10
 #: Seconds between checkpoints.
 _CHECKPOINT_S = 20.0
 
@@ -65,8 +69,8 @@ class FineTuningRecipe:
     epochs: int = 60
     #: Time of a step as a multiple of a forward pass of the frozen network. Beside its own forward
     #: and backward pass, views are drawn and weights changed and averaged. Measured on two idle
-    #: cores: EfficientNet-Lite0 5.1 at 96 px, Lite1 3.7 at 160 px, Lite2 5.2 at 128 px, ViT-Ti/16 3.4
-    #: for eleven layers at 160 px and 4.0 for eight at 96 px.
+    #: cores: EfficientNet-Lite0 5.1 at 96 px, Lite1 3.7 at 160 px, Lite2 5.2 at 128 px, ViT-Ti/16
+    #: 3.4 for eleven layers at 160 px and 4.0 for eight at 96 px.
     step: float = 5.0
     #: Decay per step of the averaged weights, which are taken at the end.
     average: float = 0.99
@@ -170,6 +174,12 @@ def epoch_seconds(
     # Smaller pictures save less than their pixels: 0.58 to 0.68 of the time at 0.6 of the side.
     sides = recipe.small_until * recipe.small + (1 - recipe.small_until)
     return picture_s * pictures * (recipe.step * sides + teacher_share)
+
+
+def expected_epoch_s(one: FrozenNetwork, classes: int, pictures: int) -> float:
+    """Seconds of a pass over so many pictures on one thread, by the network's work alone."""
+    picture_s = macs(one.spec, classes) / (_VIT_MACS_PER_S if one.depth else _MACS_PER_S)
+    return epoch_seconds(picture_s, pictures, recipe_of(one, flips=True))
 
 
 def _groups(member: FamilyMember, recipe: FineTuningRecipe) -> list[dict[str, Any]]:

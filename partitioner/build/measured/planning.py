@@ -7,18 +7,16 @@ from mdp.formats.plan import Plan
 from partitioner.assembly.chosen import entries
 from partitioner.assembly.members import assemble_plan, assign
 from partitioner.build.inputs import BuildInputs
-from partitioner.build.measured.fine_tuning import epoch_seconds, recipe_of
+from partitioner.build.measured.fine_tuning import expected_epoch_s
 from partitioner.data.scenes import single_pictures
-from partitioner.estimates.macs import macs
 from partitioner.pilot.candidates import FrozenNetwork
 from partitioner.pilot.measure import Pilot, run_pilot
 from partitioner.regions import WHOLE
 from partitioner.run.progress import Progress
 from partitioner.training.compute import own_threads
 
-#: Share of the minutes that trains, beside measuring and serving; and multiply-accumulates a second
-#: of a forward pass on one thread, of a plain ViT in bf16 and of other networks, on Zen 4.
-_TRAINED, _VIT_MACS_PER_S, _MACS_PER_S = 0.6, 5e10, 2e10
+#: Share of the minutes that trains, beside measuring and serving.
+_TRAINED = 0.6
 
 
 def choose(inputs: BuildInputs, cache: Path, progress: Progress, kept: Path | None = None) -> Pilot:
@@ -54,9 +52,7 @@ def _epochs(inputs: BuildInputs) -> Callable[[FrozenNetwork], float]:
     threads = inputs.threads or own_threads()
 
     def epochs(one: FrozenNetwork) -> float:
-        pace = threads * (_VIT_MACS_PER_S if one.depth else _MACS_PER_S)
-        picture_s = macs(one.spec, len(inputs.data.labels)) / pace
-        return seconds / epoch_seconds(picture_s, pictures, recipe_of(one, flips=True))
+        return seconds * threads / expected_epoch_s(one, len(inputs.data.labels), pictures)
 
     return epochs
 

@@ -21,6 +21,7 @@ from partitioner.build.measured.fine_tuning import (
     FineTuningRecipe,
     binary_losses,
     epoch_seconds,
+    expected_epoch_s,
     fine_tune,
     recipe_of,
     settle,
@@ -137,14 +138,16 @@ def train_networks(
 ) -> dict[int, Taught]:
     """Train each of `members`, by row of the pilot, so that all are checked at `until_s`.
 
-    `teachers` are those of members that have one. Time is shared out by the networks' work. Returns
-    the trained ones by row.
+    `teachers` are those of members that have one. Time is shared out so that all pass over the
+    pictures about equally often. Returns the trained ones by row.
     """
     found: dict[int, Taught] = {}
     classes = len(inputs.data.labels)
-    work = {row: macs(member.candidate.spec, classes) for row, member in members.items()}
+    epoch_s = {
+        row: expected_epoch_s(member.candidate, classes, 1) for row, member in members.items()
+    }
     for number, (row, member) in enumerate(members.items()):
-        share = work[row] / sum(list(work.values())[number:])
+        share = epoch_s[row] / sum(list(epoch_s.values())[number:])
         training = _NetworkTraining(inputs, member, teachers.get(row), share, run, progress)
         slot_s = clock() + share * (until_s - clock())
         if (taught := training.run_until(slot_s, clock)) is None:
