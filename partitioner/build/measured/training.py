@@ -277,7 +277,7 @@ class _NetworkTraining:
         kept = self._on_device()
         calibration = single_pictures(self.inputs.data).calibration
         views = self._views(calibration, candidate.spec.image_size, "calibration split")
-        # A pass for itself sets up what later ones find ready, and takes longer than a few pictures.
+        # The first pass sets up what later ones find ready, which takes longer than a few pictures.
         move_to(member, training_device())
         _predict(member, views, 0)
         begun_s = clock()

@@ -1,12 +1,25 @@
 """Estimates of the time that a training and its check take."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch")
 
-from partitioner.build.measured.fine_tuning import FineTuningRecipe, epoch_seconds
-from partitioner.build.measured.training import ENOUGH, LEAST_S, estimate_training
+from mdp.formats.plan import NetworkSpec, SubModelSpec
+from partitioner.build.measured import training
+from partitioner.build.measured.fine_tuning import FineTuningRecipe, epoch_seconds, expected_epoch_s
+from partitioner.build.measured.training import (
+    ENOUGH,
+    LEAST_S,
+    FittedMember,
+    estimate_training,
+    train_networks,
+)
 from partitioner.data.live_views import Drawing
+from partitioner.pilot.candidates import FrozenNetwork
 
 pytestmark = pytest.mark.torch
 PLAIN = FineTuningRecipe(learning_rate=1e-4, classifier_rate=1.0, drawing=Drawing(), step=3.0)
@@ -39,3 +52,47 @@ def test_the_minutes_that_are_named_leave_enough_time() -> None:
     minutes = found.minutes_needed(5.0, 30.0, share=0.5)
     more_s = 60 * (minutes - 5.0) * 0.5
     assert 30.0 + more_s >= ENOUGH * found.epoch_s > 30.0 + more_s - 30
+
+
+def test_time_is_shared_out_so_that_all_see_the_pictures_equally_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not by their work alone: a plain ViT does more of it in a second than other networks."""
+    shape = SubModelSpec(
+        image_size=160, patch_size=16, embed_dim=192, depth=8, num_heads=3, mlp_ratio=4.0
+    )
+    work = 700_000_000
+    lite = FrozenNetwork(
+        "lite", NetworkSpec(name="lite", image_size=160, parameters=5_000_000, macs=work)
+    )
+    chosen = [lite, FrozenNetwork("vit", shape)]
+    epochs_s = [expected_epoch_s(one, 10, 500) for one in chosen]
+    assert epochs_s[0] == pytest.approx(
+        epoch_seconds(work / 2e10, 500, training.recipe_of(lite, flips=True))
+    )
+    assert expected_epoch_s(lite, 10, 1000) == pytest.approx(2 * epochs_s[0])
+    slots_s = []
+
+    def run_until(self: Any, until_s: float, clock: Any) -> None:
+        slots_s.append(until_s - clock.now_s)
+        clock.now_s = until_s
+
+    monkeypatch.setattr(training._NetworkTraining, "run_until", run_until)
+    clock: Any = Ticking()
+    inputs: Any = SimpleNamespace(data=SimpleNamespace(labels=list("abcdefghij")))
+    nothing: Any = None
+    members = {
+        row: FittedMember(one, Path("weights"), nothing, nothing) for row, one in enumerate(chosen)
+    }
+    assert train_networks(inputs, members, {}, nothing, 300.0, nothing, clock) == {}
+    assert sum(slots_s) == pytest.approx(300.0)
+    assert slots_s[0] / epochs_s[0] == pytest.approx(slots_s[1] / epochs_s[1])
+
+
+class Ticking:
+    """A clock that stands still between trainings."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
