@@ -68,7 +68,7 @@ def test_time_is_shared_out_so_that_all_see_the_pictures_equally_often(
     chosen = [lite, FrozenNetwork("vit", shape)]
     epochs_s = [expected_epoch_s(one, 10, 500) for one in chosen]
     assert epochs_s[0] == pytest.approx(
-        epoch_seconds(work / 2e10, 500, training.recipe_of(lite, flips=True))
+        epoch_seconds(work / 2e10, 500, recipe_of(lite, flips=True))
     )
     assert expected_epoch_s(lite, 10, 1000) == pytest.approx(2 * epochs_s[0])
     slots_s = []
