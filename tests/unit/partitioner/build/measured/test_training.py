@@ -10,13 +10,11 @@ pytest.importorskip("torch")
 
 from mdp.formats.plan import NetworkSpec, SubModelSpec
 from partitioner.build.measured import training
-from partitioner.build.measured.fine_tuning import FineTuningRecipe, epoch_seconds, expected_epoch_s
-from partitioner.build.measured.training import (
-    ENOUGH,
-    LEAST_S,
-    FittedMember,
-    estimate_training,
-    train_networks,
+from partitioner.build.measured.fine_tuning import (
+    FineTuningRecipe,
+    epoch_seconds,
+    expected_epoch_s,
+    recipe_of,
 )
 from partitioner.data.live_views import Drawing
 from partitioner.pilot.candidates import FrozenNetwork
