@@ -16,6 +16,13 @@ from partitioner.build.measured.fine_tuning import (
     expected_epoch_s,
     recipe_of,
 )
+from partitioner.build.measured.training import (
+    ENOUGH,
+    LEAST_S,
+    FittedMember,
+    estimate_training,
+    train_networks,
+)
 from partitioner.data.live_views import Drawing
 from partitioner.pilot.candidates import FrozenNetwork
 
