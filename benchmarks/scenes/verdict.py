@@ -49,7 +49,12 @@ from mdp.files import write_json
 from mdp.formats.bundle import Bundle, Evaluation
 from mdp.fusion.novelty import doubt, energy
 from partitioner.build.bundle import build_bundle
-from partitioner.build.measured.fine_tuning import rate, recipe_of, side_at
+from partitioner.build.measured.fine_tuning import (
+    rate,
+    recipe_of,
+    side_at,
+    train_but_for_statistics,
+)
 from partitioner.config import Given
 from partitioner.data.crops import View, load_views, picture_of
 from partitioner.data.datasets import Dataset, PictureSet, open_dataset
@@ -65,7 +70,7 @@ from partitioner.pilot.linear import fit, leave_groups_out
 from partitioner.run.progress import Progress
 from partitioner.training.compute import own_threads, quicker_autocast, use_threads
 from partitioner.training.live import Averaged
-from partitioner.training.loop import parameter_groups, retake_statistics
+from partitioner.training.loop import parameter_groups
 from partitioner.training.synchroniser import MAX_GRADIENT_NORM
 
 RESULT = RESULTS / "scenes-verdict.json"
@@ -286,7 +291,7 @@ def train_views(options: Namespace, data: Dataset, side: int) -> dict[str, Any]:
         "frozen": measure_views(network.eval(), test),
     }
     left_s = 60 * options.minutes - (time.monotonic() - begun_s) - options.serving_s
-    epochs = _fine_tune(network, learned, whole.tensor(), left_s, options.seed, name)
+    epochs = _fine_tune(network, learned, left_s, options.seed, name)
     row |= measure_views(network, test)
     row["trained"] = {f"{name} at {side} px": {"seconds": left_s, "epochs": epochs}}
     row["seconds"] = time.monotonic() - begun_s
@@ -335,12 +340,7 @@ def measure_views(network: LargestOverViews, test: SceneViews) -> dict[str, Any]
 
 
 def _fine_tune(
-    network: LargestOverViews,
-    learned: SceneViews,
-    whole: Tensor,
-    seconds: float,
-    seed: int,
-    name: str,
+    network: LargestOverViews, learned: SceneViews, seconds: float, seed: int, name: str
 ) -> float:
     """Train in place by the recipe of measured networks; returns the epochs."""
     member = network.member
@@ -358,7 +358,7 @@ def _fine_tune(
     crops = Draws(len(learned.targets), batch, recipe.drawing, seed + 1, device)
     averaged = Averaged(network, recipe.average)
     begun_s, steps = time.monotonic(), 0
-    network.train()
+    train_but_for_statistics(network)
     while (done := (time.monotonic() - begun_s) / seconds) < 1:
         for group in optimiser.param_groups:
             group["lr"] = rate(done) * group["peak"]
@@ -381,12 +381,6 @@ def _fine_tune(
         averaged.step()
         steps += 1
     averaged.into_network()
-
-    def see() -> None:
-        for start in range(0, min(500, whole.shape[1]), 32):
-            network(whole[:, start : start + 32].float())
-
-    retake_statistics(network, see)
     return steps / order.per_epoch
 
 

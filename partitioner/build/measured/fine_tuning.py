@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mdp.errors import InputError
@@ -28,12 +28,7 @@ from partitioner.pilot.candidates import FrozenNetwork
 from partitioner.run.progress import Progress
 from partitioner.training.compute import quicker_autocast
 from partitioner.training.live import Averaged, move_to
-from partitioner.training.loop import (
-    STATISTICS,
-    TrainingDiverged,
-    parameter_groups,
-    retake_statistics,
-)
+from partitioner.training.loop import TrainingDiverged, norms_of, parameter_groups
 from partitioner.training.synchroniser import MAX_GRADIENT_NORM
 
 #: Share of the time during which the step size rises.
@@ -121,7 +116,7 @@ def fine_tune(
     kept_s = clock()
     most = recipe.epochs * draws.per_epoch
     torch.manual_seed(seed)
-    member.train()
+    train_but_for_statistics(member)
     total = max(1, round(seconds))
     with progress.task(what, total, done=min(total, round(state.seconds))) as advance:
         shown = min(total, round(state.seconds))
@@ -147,7 +142,6 @@ def fine_tune(
                 shown = whole
     took_s = clock() - started_s
     averaged.into_network()
-    settle(member, pictures)
     state.seconds = took_s
     state.save()
     return FineTuned(state.steps, state.steps / draws.per_epoch, took_s, state.losses)
@@ -248,18 +242,16 @@ def _logits(member: FamilyMember, side: int, pictures: Pictures, draw: Draw) -> 
     return found.float()
 
 
-def settle(member: FamilyMember, pictures: Pictures, batch: int = 64) -> None:
-    """Take the statistics of batch norms anew, with the weights as they are."""
-    view = View(member.backbone.image_size)
-    # Whole pictures, as those that are served.
-    drawing = Drawing(min_area=1.0, flip=False, mixed=0.0)
-    draws = Draws(len(pictures.pixels), batch, drawing, 0, pictures.pixels.device)
+def train_but_for_statistics(network: nn.Module) -> None:
+    """Let a network train, with the statistics of its batch norms as they are given.
 
-    def see() -> None:
-        for _ in range(math.ceil(min(STATISTICS, len(pictures.pixels)) / draws.batch)):
-            member(draws().views(pictures.pixels, view).contiguous())
-
-    retake_statistics(member, see)
+    They are those of the millions of pictures that it was trained on before. Of a few hundred
+    pictures they are other ones, which the classifier was not fitted to, and what the first minutes
+    of training learn is not worth what that loses (docs/lab-log.md).
+    """
+    network.train()
+    for norm in norms_of(network):
+        norm.eval()
 
 
 class _State:

@@ -24,7 +24,6 @@ from partitioner.build.measured.fine_tuning import (
     expected_epoch_s,
     fine_tune,
     recipe_of,
-    settle,
 )
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import DIGITS, PictureSet
@@ -42,7 +41,7 @@ from partitioner.run.progress import Progress
 from partitioner.training.cached_outputs import BATCH, batch
 from partitioner.training.compute import quicker_autocast, training_device
 from partitioner.training.live import move_to
-from partitioner.training.loop import STATISTICS, derive_seed, norms_of
+from partitioner.training.loop import derive_seed
 
 #: Fewest seconds of training of one network that are worth their start, and epochs that are said
 #: to be enough.
@@ -52,7 +51,7 @@ _IN_FP32, _MARGIN = 2.0, 1.5
 #: Bytes of pictures, at most, that a training holds in memory.
 _MEMORY_BYTES = 1_000_000_000
 #: Part of every key; changed with what a training of the same key does.
-_FORMAT = 1
+_FORMAT = 2
 #: Views are cut from pictures of this many times the side.
 _CANVAS = 1.25
 #: Shares of the trained weights that are tried, the rest being the frozen network's: weights in
@@ -192,15 +191,10 @@ def estimate_training(
     calibration: int,
     recipe: FineTuningRecipe,
     *,
-    norms: bool,
     teacher_share: float = 0.0,
 ) -> TrainingEstimate:
-    """The estimate for a network whose forward pass takes `picture_s` seconds a picture.
-
-    With batch `norms` their statistics are taken anew of each mixture of weights.
-    """
-    settled = len(_SHARES) * min(STATISTICS, pictures) if norms else 0
-    checked = len(_SHARES) * calibration + _IN_FP32 * settled
+    """The estimate for a network whose forward pass takes `picture_s` seconds a picture."""
+    checked = len(_SHARES) * calibration
     served = _IN_FP32 * min(TAUGHT, pictures)
     return TrainingEstimate(
         epoch_s=epoch_seconds(picture_s, pictures, recipe, teacher_share),
@@ -290,7 +284,6 @@ class _NetworkTraining:
             len(kept.pixels),
             len(views),
             recipe,
-            norms=bool(norms_of(member)),
             teacher_share=self._teacher_share(),
         )
         seconds = expected.training_budget_s(until_s - clock())
@@ -314,7 +307,7 @@ class _NetworkTraining:
             progress=self.progress,
             clock=clock,
         )
-        share, losses, state = _choose(member, frozen, frozen_loss, kept, views, targets)
+        share, losses, state = _choose(member, frozen, frozen_loss, views, targets)
         if share:
             write_bytes(weights, save(state))
             self.serving_s = expected.serving_s
@@ -381,7 +374,6 @@ def _choose(
     member: FamilyMember,
     frozen: Mapping[str, Tensor],
     frozen_loss: float,
-    pictures: Pictures,
     views: Views,
     targets: Tensor,
 ) -> tuple[float, dict[str, float], dict[str, Tensor]]:
@@ -394,9 +386,7 @@ def _choose(
     losses = {0.0: frozen_loss}
     for share in _SHARES:
         if share < 1:
-            member.load_state_dict(_between(frozen, tuned, share))
-            settle(member, pictures)
-            states[share] = {k: v.clone() for k, v in member.state_dict().items()}
+            states[share] = _between(frozen, tuned, share)
         else:
             states[share] = tuned
         member.load_state_dict(states[share])

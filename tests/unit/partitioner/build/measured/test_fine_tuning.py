@@ -19,7 +19,7 @@ from partitioner.build.measured.fine_tuning import (
 from partitioner.data.live_views import Drawing, Pictures
 from partitioner.networks.families import Backbone, FamilyMember
 from partitioner.run.progress import Progress
-from partitioner.training.loop import TrainingDiverged
+from partitioner.training.loop import TrainingDiverged, norms_of
 from tests.support.clock import TickingClock
 
 pytestmark = pytest.mark.torch
@@ -73,6 +73,21 @@ def test_the_classes_are_learned(tmp_path: Path) -> None:
     with torch.inference_mode():
         answers = network.eval()(seen.pixels.float()).bag.argmax(dim=1)
     assert float((answers == seen.targets).float().mean()) > 0.9
+
+
+def test_statistics_of_batch_norms_stay_as_they_were_given(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = FamilyMember(Backbone("test_efficientnet", 32), 2)
+    norms = norms_of(network)
+    assert norms
+    for number, norm in enumerate(norms):
+        norm.running_mean = torch.full((norm.num_features,), 0.01 * number)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    train(network, tmp_path / "checkpoint.pt", seconds=1000)
+    after = network.state_dict()
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    statistics = {name for name in after if "running" in name or "num_batches" in name}
+    assert changed == set(after) - statistics
 
 
 def test_a_teacher_s_answers_are_learned_from(tmp_path: Path) -> None:

@@ -40,18 +40,17 @@ def test_an_epoch_takes_its_steps_and_the_forward_passes_of_the_teacher() -> Non
     assert epoch_seconds(0.01, 500, SMALL_FIRST) == pytest.approx(15 * 0.75)
 
 
-def test_norms_and_calibration_are_counted() -> None:
-    def budget_s(calibration: int, *, norms: bool) -> float:
-        found = estimate_training(0.01, 400, calibration, PLAIN, norms=norms)
-        return found.training_budget_s(100.0)
+def test_calibration_and_the_features_of_the_bundle_are_counted() -> None:
+    def budget_s(calibration: int, pictures: int = 400) -> float:
+        return estimate_training(0.01, pictures, calibration, PLAIN).training_budget_s(100.0)
 
-    assert budget_s(50, norms=False) < 100
-    assert budget_s(100, norms=False) < budget_s(50, norms=False)
-    assert budget_s(50, norms=True) < budget_s(50, norms=False)
+    assert budget_s(50) < 100
+    assert budget_s(100) < budget_s(50)
+    assert budget_s(50, pictures=200) > budget_s(50)
 
 
 def test_the_minutes_that_are_named_leave_enough_time() -> None:
-    found = estimate_training(0.05, 400, 50, PLAIN, norms=False)
+    found = estimate_training(0.05, 400, 50, PLAIN)
     assert not found.is_enough(LEAST_S)
     assert found.is_enough(found.epoch_s)
     minutes = found.minutes_needed(5.0, 30.0, share=0.5)
