@@ -154,7 +154,7 @@ def recipe_of(candidate: FrozenNetwork, *, flips: bool) -> FineTuningRecipe:
         return FineTuningRecipe(learning_rate=1e-4, classifier_rate=3.0, drawing=drawing, step=4.0)
     drawing = Drawing(min_area=0.5, mixed=0.0, flip=flips)
     return FineTuningRecipe(
-        learning_rate=1e-3, classifier_rate=1.0, drawing=drawing, small_until=0.6
+        learning_rate=3e-4, classifier_rate=1.0, drawing=drawing, small_until=0.6
     )
 
 
