@@ -95,7 +95,7 @@ class LineOptions:
     def timing(self) -> ItemTiming:
         """Times of looks and verdicts; raises InputError."""
         every = self.every or (STATE_EVERY if self.kind == "interval" else ITEM_EVERY)
-        every_s, delay_s = seconds("every", every), seconds("delay", self.delay)
+        every_s, delay_s = seconds("--every", every), seconds("--delay", self.delay)
         verdict_ms = self.verdict_ms
         if verdict_ms is None:
             # Each look may take all of its time.
@@ -259,7 +259,7 @@ class _Line:
         if asked.bind is not None or asked.kind == "http":
             self._open_http(timing, stack)
         if asked.kind == "still":
-            rest_ms = seconds("rest", asked.rest) * 1e3
+            rest_ms = seconds("--rest", asked.rest) * 1e3
             watch = RestWatch(
                 lambda: FleetRests(read_devices(asked.fleet), asked.client_options()),
                 rest_ms,

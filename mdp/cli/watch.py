@@ -266,7 +266,7 @@ def watch(
             if value:
                 raise InputError(f"{option}: expected --trigger too, as it is about items")
         _watch_looks(
-            fleet, seconds("every", every or STATE_EVERY), out, deadline_ms, fusion, cascade, key,
+            fleet, seconds("--every", every or STATE_EVERY), out, deadline_ms, fusion, cascade, key,
             insecure, json,
         )  # fmt: skip
         return

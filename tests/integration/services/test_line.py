@@ -255,7 +255,7 @@ WRONG = (
     ("--pass red --empty red", "--empty red: expected a class that is not in --pass"),
     ("--sure 2", "--sure: expected 0 to 1, got 2"),
     ("--keep-mb 0", "--keep-mb: expected more than 0, got 0"),
-    ("--delay soon", "delay: expected a time such as 0.5s or 200ms, got 'soon'"),
+    ("--delay soon", "--delay: expected a time such as 0.5s or 200ms, got 'soon'"),
     ("--verdict-ms 0", "deadline_ms: expected more than 0"),
     ("--cascade", "--cascade: expected none with --trigger, as rules count all cameras"),
     ("--name a/b", "--name a/b: expected 1 to 64 letters"),
