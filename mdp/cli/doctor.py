@@ -2,6 +2,7 @@
 
 import re
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -67,8 +68,12 @@ def status(
 
     def ask_until_fine(ask: Callable[[], list[DeviceStatus]]) -> list[DeviceStatus]:
         # A device that the fleet file lacks does not come.
-        hopeless = bool(absent) and not allow_partial
+        hopeless, said = bool(absent) and not allow_partial, ""
         while not fine(found := ask()) and not hopeless and time.monotonic() < until_s:
+            lacking = ", ".join(status.device for status in found if not status.usable)
+            if lacking != said:
+                print(f"mdp: waiting for {lacking}", file=sys.stderr, flush=True)
+                said = lacking
             time.sleep(_ASK_AGAIN_S)
         return found
 

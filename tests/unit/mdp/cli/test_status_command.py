@@ -64,20 +64,20 @@ def status(fleet: Path, *options: object) -> tuple[int, Any, str]:
 
 def test_it_asks_until_all_are_there(fleet: Path, slept: list[float]) -> None:
     told = status(fleet, "--wait", "60s")
-    assert told == (0, {"alpha": "READY", "beta": "READY"}, "")
+    assert told == (0, {"alpha": "READY", "beta": "READY"}, "mdp: waiting for beta\n")
     assert len(slept) == 2
 
 
 def test_it_ends_when_the_time_is_over(fleet: Path, slept: list[float]) -> None:
     told = status(fleet, "--wait", "500ms")
-    assert told == (3, {"alpha": "READY", "beta": "UNREACHABLE"}, "")
+    assert told == (3, {"alpha": "READY", "beta": "UNREACHABLE"}, "mdp: waiting for beta\n")
     assert len(slept) == 1
 
 
 @pytest.mark.parametrize("options", [(), ("--wait", "60s", "--allow-partial")])
 def test_it_asks_once(fleet: Path, slept: list[float], options: tuple[str, ...]) -> None:
-    code, told, _ = status(fleet, *options)
-    assert (code, told["beta"]) == (0 if options else 3, "UNREACHABLE")
+    code, told, said = status(fleet, *options)
+    assert (code, told["beta"], said) == (0 if options else 3, "UNREACHABLE", "")
     assert slept == []
 
 
