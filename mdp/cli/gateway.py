@@ -121,7 +121,7 @@ def gateway(
     from mdp.gateway.workers import Workers
     from mdp.teach.teacher import FleetTeacher, TeachOptions
 
-    check_deadline_ms(deadline_ms)
+    check_deadline_ms(deadline_ms, "--deadline-ms")
     set_up("mdp-gateway")
     if (certificate is None) != (private_key is None):
         raise InputError("--certificate and --private-key: expected both, or neither for HTTP")

@@ -100,7 +100,7 @@ class LineOptions:
         if verdict_ms is None:
             # Each look may take all of its time.
             verdict_ms = self.deadline_ms + (self.equal - 1) * max(every_s * 1e3, self.deadline_ms)
-        check_deadline_ms(verdict_ms)
+        check_deadline_ms(verdict_ms, "--verdict-ms")
         return ItemTiming(
             equal=self.equal, every_s=every_s, delay_s=delay_s, verdict_s=verdict_ms / 1e3
         )
@@ -130,7 +130,7 @@ class LineOptions:
 
 def watch_line(asked: LineOptions) -> None:
     """Watch a line until told to end; raises what a client raises."""
-    check_deadline_ms(asked.deadline_ms)
+    check_deadline_ms(asked.deadline_ms, "--deadline-ms")
     kind, timing, rules = asked.kind, asked.timing(), asked.line_rules()
     _check(asked)
     over = threading.Event()

@@ -256,7 +256,7 @@ WRONG = (
     ("--sure 2", "--sure: expected 0 to 1, got 2"),
     ("--keep-mb 0", "--keep-mb: expected more than 0, got 0"),
     ("--delay soon", "--delay: expected a time such as 0.5s or 200ms, got 'soon'"),
-    ("--verdict-ms 0", "deadline_ms: expected more than 0"),
+    ("--verdict-ms 0", "--verdict-ms: expected more than 0"),
     ("--cascade", "--cascade: expected none with --trigger, as rules count all cameras"),
     ("--name a/b", "--name a/b: expected 1 to 64 letters"),
     ("--out items.csv", "--out items.csv: expected a file that ends in .jsonl, for records"),

@@ -52,7 +52,7 @@ def test_other_machines_only_with_tokens_and_tls(fleet: Path, tmp_path: Path) ->
 
 def test_addresses_and_deadlines_that_are_none(fleet: Path) -> None:
     assert "expected HOST:PORT" in refusal("--fleet", fleet, "--bind", "8080")
-    assert "deadline_ms: expected more than 0" in refusal("--fleet", fleet, "--deadline-ms", 0)
+    assert "--deadline-ms: expected more than 0" in refusal("--fleet", fleet, "--deadline-ms", 0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         assert refusal("--fleet", fleet, "--bind", place) == (
