@@ -138,6 +138,11 @@ def gateway(
     ):
         if given is not None and teach is None:
             raise InputError(f"{name}: expected --teach FOLDER beside it")
+    if teach_config is not None and not teach_config.is_file():
+        raise InputError(f"--teach-config {teach_config}: expected a file of settings")
+    for name, given in (("--teach", teach), ("--teach-kept", teach_kept)):
+        if given is not None and given.exists() and not given.is_dir():
+            raise InputError(f"{name} {given}: expected a folder or nothing, found a file")
     if teach is not None and workers > 1:
         raise InputError(
             "--teach: expected no --workers beside it: what is taught may have no bundle yet"

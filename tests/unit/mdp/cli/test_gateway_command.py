@@ -85,6 +85,15 @@ def test_teaching_that_lacks_something(fleet: Path, tmp_path: Path) -> None:
     assert refusal(*teach, "--teach-tokens", tokens, "--workers", 2) == (
         "mdp: --teach: expected no --workers beside it: what is taught may have no bundle yet\n"
     )
+    gone = tmp_path / "gone.toml"
+    assert refusal(*teach, "--teach-tokens", tokens, "--teach-config", gone) == (
+        f"mdp: --teach-config {gone}: expected a file of settings\n"
+    )
+    expected = f"{tokens}: expected a folder or nothing, found a file\n"
+    kept = (*teach, "--teach-tokens", tokens, "--teach-kept", tokens)
+    assert refusal(*kept) == f"mdp: --teach-kept {expected}"
+    where = ("--fleet", fleet, "--teach", tokens, "--teach-tokens", tokens)
+    assert refusal(*where) == f"mdp: --teach {expected}"
     for option in ("--teach-tokens", "--teach-kept", "--teach-config"):
         expected = f"mdp: {option}: expected --teach FOLDER beside it\n"
         assert refusal("--fleet", fleet, option, tokens) == expected
