@@ -16,8 +16,9 @@ def manifest() -> Manifest:
 
 def measured(manifest: Manifest) -> Rejection:
     assert manifest.evaluation is not None
-    assert manifest.evaluation.rejection is not None
-    return manifest.evaluation.rejection
+    found = manifest.evaluation.rejection
+    assert isinstance(found, Rejection)
+    return found
 
 
 @pytest.mark.parametrize(
