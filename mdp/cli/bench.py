@@ -59,7 +59,7 @@ def bench(
 
     Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
     """
-    check_deadline_ms(deadline_ms)
+    check_deadline_ms(deadline_ms, "--deadline-ms")
     files = []
     for path, unusable in picture_files(pictures or []):
         if unusable is not None:

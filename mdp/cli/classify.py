@@ -72,8 +72,8 @@ def classify(
 
     Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 130 interrupted, 1 unforeseen.
     """
-    check_deadline_ms(deadline_ms)
-    every_s = seconds("every", every)
+    check_deadline_ms(deadline_ms, "--deadline-ms")
+    every_s = seconds("--every", every)
     exit_code = 0
     with (
         answers.open_client(fleet, key, insecure, fusion, cascade) as client,

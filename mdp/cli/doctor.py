@@ -2,8 +2,9 @@
 
 import re
 import socket
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mdp import console
+from mdp.arguments import seconds
 from mdp.cli.answers import FleetFile, Insecure, Json, KeyFile, open_client
 from mdp.client.base import Options
 from mdp.client.cameras import FleetCameras
@@ -27,6 +29,8 @@ from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, PROBE, mechanism_of
 
 TCP_TIMEOUT_S = 1.0
 ROUND_TRIPS = 5
+#: Between two statuses of a fleet that is waited for.
+_ASK_AGAIN_S = 0.5
 #: Columns of a terminal that folds nothing.
 _ENDLESS = 100_000
 #: What an agent says of a source that works, unless its newest frame is old.
@@ -38,6 +42,9 @@ def status(
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Exit with 0 if any device can answer.")
     ] = False,
+    wait: Annotated[
+        str, typer.Option(help="Ask again until the exit code would be 0, at most so long: 60s.")
+    ] = "0s",
     key: KeyFile = None,
     insecure: Insecure = False,
     json: Json = False,
@@ -51,15 +58,32 @@ def status(
     Exit codes: 0 every device of the bundle and the fleet can answer, 2 bad input, 3 one cannot
     (with --allow-partial: none can), 1 unforeseen.
     """
+    until_s = time.monotonic() + seconds("--wait", wait)
     known = read_devices(fleet)
     absent: list[str] = []
+
+    def fine(statuses: Sequence[DeviceStatus]) -> bool:
+        usable = [status.usable for status in statuses]
+        return any(usable) if allow_partial else all(usable) and not absent
+
+    def ask_until_fine(ask: Callable[[], list[DeviceStatus]]) -> list[DeviceStatus]:
+        # A device that the fleet file lacks does not come.
+        hopeless, said = bool(absent) and not allow_partial, ""
+        while not fine(found := ask()) and not hopeless and time.monotonic() < until_s:
+            lacking = ", ".join(status.device for status in found if not status.usable)
+            if lacking != said:
+                print(f"mdp: waiting for {lacking}", file=sys.stderr, flush=True)
+                said = lacking
+            time.sleep(_ASK_AGAIN_S)
+        return found
+
     if known.bundle:
         with open_client(fleet, key, insecure) as client:
-            statuses = client.status()
             absent = absent_devices(client.bundle, client.fleet)
+            statuses = ask_until_fine(client.status)
     else:
         with FleetCameras(known, Options(fleet=fleet, key=key)) as cameras:
-            statuses = cameras.status()
+            statuses = ask_until_fine(cameras.status)
     if json:
         console.print_json({"devices": statuses, "absent": absent})
     else:
@@ -75,9 +99,7 @@ def status(
                 print(f"{status.device} looks at {status.source}")
         if absent:
             print(f"not in {fleet}: {', '.join(absent)}")
-    usable = [status.usable for status in statuses]
-    fine = any(usable) if allow_partial else all(usable) and not absent
-    raise typer.Exit(0 if fine else InferenceError.exit_code)
+    raise typer.Exit(0 if fine(statuses) else InferenceError.exit_code)
 
 
 def status_table(statuses: Sequence[DeviceStatus]) -> Table:

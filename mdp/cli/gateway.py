@@ -121,7 +121,7 @@ def gateway(
     from mdp.gateway.workers import Workers
     from mdp.teach.teacher import FleetTeacher, TeachOptions
 
-    check_deadline_ms(deadline_ms)
+    check_deadline_ms(deadline_ms, "--deadline-ms")
     set_up("mdp-gateway")
     if (certificate is None) != (private_key is None):
         raise InputError("--certificate and --private-key: expected both, or neither for HTTP")
@@ -138,6 +138,11 @@ def gateway(
     ):
         if given is not None and teach is None:
             raise InputError(f"{name}: expected --teach FOLDER beside it")
+    if teach_config is not None and not teach_config.is_file():
+        raise InputError(f"--teach-config {teach_config}: expected a file of settings")
+    for name, given in (("--teach", teach), ("--teach-kept", teach_kept)):
+        if given is not None and given.exists() and not given.is_dir():
+            raise InputError(f"{name} {given}: expected a folder or nothing, found a file")
     if teach is not None and workers > 1:
         raise InputError(
             "--teach: expected no --workers beside it: what is taught may have no bundle yet"

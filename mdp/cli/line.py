@@ -95,12 +95,12 @@ class LineOptions:
     def timing(self) -> ItemTiming:
         """Times of looks and verdicts; raises InputError."""
         every = self.every or (STATE_EVERY if self.kind == "interval" else ITEM_EVERY)
-        every_s, delay_s = seconds("every", every), seconds("delay", self.delay)
+        every_s, delay_s = seconds("--every", every), seconds("--delay", self.delay)
         verdict_ms = self.verdict_ms
         if verdict_ms is None:
             # Each look may take all of its time.
             verdict_ms = self.deadline_ms + (self.equal - 1) * max(every_s * 1e3, self.deadline_ms)
-        check_deadline_ms(verdict_ms)
+        check_deadline_ms(verdict_ms, "--verdict-ms")
         return ItemTiming(
             equal=self.equal, every_s=every_s, delay_s=delay_s, verdict_s=verdict_ms / 1e3
         )
@@ -130,7 +130,7 @@ class LineOptions:
 
 def watch_line(asked: LineOptions) -> None:
     """Watch a line until told to end; raises what a client raises."""
-    check_deadline_ms(asked.deadline_ms)
+    check_deadline_ms(asked.deadline_ms, "--deadline-ms")
     kind, timing, rules = asked.kind, asked.timing(), asked.line_rules()
     _check(asked)
     over = threading.Event()
@@ -259,7 +259,7 @@ class _Line:
         if asked.bind is not None or asked.kind == "http":
             self._open_http(timing, stack)
         if asked.kind == "still":
-            rest_ms = seconds("rest", asked.rest) * 1e3
+            rest_ms = seconds("--rest", asked.rest) * 1e3
             watch = RestWatch(
                 lambda: FleetRests(read_devices(asked.fleet), asked.client_options()),
                 rest_ms,

@@ -55,9 +55,9 @@ def mqtt(
     from mdp.mqtt.broker import Broker, Place
     from mdp.mqtt.messages import OFFLINE, Topics
 
-    check_deadline_ms(deadline_ms)
-    if (every_s := seconds("every", every)) < LEAST_EVERY_S:
-        raise InputError(f"every: expected at least {LEAST_EVERY_S:g}s, got {every!r}")
+    check_deadline_ms(deadline_ms, "--deadline-ms")
+    if (every_s := seconds("--every", every)) < LEAST_EVERY_S:
+        raise InputError(f"--every: expected at least {LEAST_EVERY_S:g}s, got {every!r}")
     if name is not None and not is_fleet_name(name):
         raise InputError(f"--name {name}: expected {FLEET_NAME_FORM}")
     host, port = brokers.broker_address(broker, brokers.usual_port(ca))

@@ -52,8 +52,8 @@ def record(
     130 interrupted, 1 unforeseen.
     """
     quiet_libraries()
-    if (every_s := seconds("every", every)) < 1 / PICTURES_PER_S:
-        raise InputError(f"every: expected at least {1 / PICTURES_PER_S:g}s, got {every!r}")
+    if (every_s := seconds("--every", every)) < 1 / PICTURES_PER_S:
+        raise InputError(f"--every: expected at least {1 / PICTURES_PER_S:g}s, got {every!r}")
     folders = [SceneFolder(out, one) for one in dict.fromkeys(label)]
     if count is None and len(folders) > 1:
         raise InputError(f"--label {' '.join(label)}: expected --count, as there are several")

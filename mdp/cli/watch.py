@@ -112,7 +112,7 @@ def look(
     Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
     """
     quiet_libraries()
-    check_deadline_ms(deadline_ms)
+    check_deadline_ms(deadline_ms, "--deadline-ms")
     check_every_ms(every_ms)
     exit_code = 0
     with (
@@ -255,7 +255,7 @@ def watch(
     agent has a camera, 130 interrupted, 1 unforeseen.
     """
     quiet_libraries()
-    check_deadline_ms(deadline_ms)
+    check_deadline_ms(deadline_ms, "--deadline-ms")
     if trigger is None:
         given = {
             "--rule": rule, "--pass": passing, "--empty": empty, "--keep": keep, "--bind": bind,
@@ -266,7 +266,7 @@ def watch(
             if value:
                 raise InputError(f"{option}: expected --trigger too, as it is about items")
         _watch_looks(
-            fleet, seconds("every", every or STATE_EVERY), out, deadline_ms, fusion, cascade, key,
+            fleet, seconds("--every", every or STATE_EVERY), out, deadline_ms, fusion, cascade, key,
             insecure, json,
         )  # fmt: skip
         return

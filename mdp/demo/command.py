@@ -1,7 +1,9 @@
 """`mdp demo`: several devices on one machine, in the browser or in text."""
 
+import signal
 import sys
 import tempfile
+import threading
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -73,12 +75,12 @@ def demo(
     Example: mdp demo --text
 
     Exit codes: 0 told to end, or every claim held, 2 bad input, 3 a claim or a step failed,
-    130 interrupted, 1 unforeseen.
+    130 interrupted, 143 told to end before the page, or in text, 1 unforeseen.
     """
     quiet_libraries()
     if module := missing(DEMO):
         raise InputError(f"{module} is not installed; the demo needs it: {install('demo')}")
-    with _work(work) as folder:
+    with _ended_by_sigterm(), _work(work) as folder:
         path, scenes_at = _bundle(bundle, folder), pictures
         if text:
             held = walk(
@@ -99,12 +101,16 @@ def _show_live(
 ) -> None:
     # Loading starlette and uvicorn takes a third of a second.
     from mdp.demo.live import LiveDemo
-    from mdp.demo.server import serve_live
+    from mdp.demo.server import place_of_page, serve_live
 
     def say(line: str) -> None:
         print(line, flush=True)
 
-    with AgentFleet(folder, bundle, patience_s=READY_TIMEOUT_S) as fleet:
+    # A port that is taken is said before agents are started.
+    with (
+        place_of_page(port) as place,
+        AgentFleet(folder, bundle, patience_s=READY_TIMEOUT_S) as fleet,
+    ):
         cameras = FolderCameras(folder, scenes.cameras, fps=FRAMES_A_SECOND)
         cameras.put(scenes.contents(scenes.known[0][1]))
         say(f"starting {len(scenes.cameras)} agents with a camera each ...")
@@ -127,7 +133,7 @@ def _show_live(
                     with suppress(webbrowser.Error):
                         webbrowser.open(url)
 
-            serve_live(live, frozenset(scenes.cameras), port, on_start)
+            serve_live(live, frozenset(scenes.cameras), place, on_start)
 
 
 def _bundle(named: str, work: Path) -> Path:
@@ -136,6 +142,20 @@ def _bundle(named: str, work: Path) -> Path:
     if (Path(named) / MANIFEST).exists():
         return Path(named)
     return unpack_bundle(bundle_in_package(named), work / "bundle")
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM end the block in order, so that neither agents nor the folder stay behind."""
+    # Only the main thread is told of signals.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from importlib.resources import files
+from socket import socket
 from typing import Any
 
 import msgspec
@@ -103,20 +104,22 @@ def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     return send
 
 
-def serve_live(
-    live: LiveDemo, devices: frozenset[str], port: int | None, started: Callable[[str], None]
-) -> None:
-    """Serve the page until SIGINT or SIGTERM; `started` is told its address.
+def place_of_page(port: int | None) -> socket:
+    """A socket that listens for the page, on this machine alone.
 
     Without a `port` it is `FIRST_PORT`, or where that is taken any free one. Raises InputError for
     a port that is taken.
     """
-    place = None
     if port is None:
         with suppress(InputError):
-            place = listen_on(f"127.0.0.1:{FIRST_PORT}")
-    if place is None:
-        place = listen_on(f"127.0.0.1:{port or 0}")
+            return listen_on(f"127.0.0.1:{FIRST_PORT}")
+    return listen_on(f"127.0.0.1:{port or 0}", option="--port")
+
+
+def serve_live(
+    live: LiveDemo, devices: frozenset[str], place: socket, started: Callable[[str], None]
+) -> None:
+    """Serve the page at `place` until SIGINT or SIGTERM; `started` is told its address."""
     config: Any = uvicorn.Config(
         demo_app(live, devices),
         ws="none",

@@ -23,7 +23,16 @@ from rich.table import Table
 
 from mdp.cli.bench import noise_picture, overhead_ms, percentiles
 from mdp.client.sync import Client
-from mdp.demo.scenes import PICTURES, Belt, DemoFailed, Scenes, check_classes, picture_files
+from mdp.console import say_count
+from mdp.demo.scenes import (
+    PICTURES,
+    Belt,
+    DemoFailed,
+    RepeatedCalls,
+    Scenes,
+    check_classes,
+    picture_files,
+)
 from mdp.errors import InputError
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle
@@ -52,8 +61,8 @@ Ask = Callable[[int], Prediction]
 class _Seen:
     """Observations; `claims` maps each claim to whether it held."""
 
-    #: Of every call.
-    deadline_ms: float = DEADLINE_MS
+    #: Those of the whole demo, with their deadline.
+    calls: RepeatedCalls
     facts: dict[str, Any] = field(default_factory=dict)
     claims: dict[str, bool] = field(default_factory=dict)
 
@@ -68,7 +77,9 @@ def walk(
 ) -> bool:
     """Run every step, print as it goes; returns whether all that was promised was seen."""
     started_s = time.monotonic()
-    out, seen = Console(), _Seen(deadline_ms)
+    if report is not None and not report.parent.is_dir():
+        raise InputError(f"{report}: expected a file in a folder that is there (--report)")
+    out, seen = Console(), _Seen(RepeatedCalls(deadline_ms))
     opened = Bundle.open(bundle)
     scenes = Scenes.of(opened, pictures) if opened.manifest.plan.cameras else None
     if pictures is None and (bundle / PICTURES).is_dir():
@@ -93,14 +104,15 @@ def walk(
         with Client.connect(path, opinions=True) as client:
             if cameras is None or scenes is None:
                 _classify_all(out, client, labelled, seen)
-                _kill_and_restart(out, fleet, _classifying(client, labelled, deadline_ms), seen)
+                _kill_and_restart(out, fleet, _classifying(client, labelled, seen.calls), seen)
             else:
-                belt = Belt(scenes, cameras, client, deadline_ms)
+                belt = Belt(scenes, cameras, client, seen.calls)
                 _look_at_all(out, belt, seen)
                 _look_at_unknown(out, belt, seen)
                 _kill_and_restart(out, fleet, belt.look, seen, belt)
                 _cover(out, belt, path, seen)
                 belt.covered = None
+    seen.facts["repeated_calls"] = seen.calls.count
     seen.facts["seconds"] = time.monotonic() - started_s
     _print_claims(out, seen)
     held = all(seen.claims.values())
@@ -110,12 +122,13 @@ def walk(
 
 
 def _classifying(
-    client: Client, labelled: Sequence[tuple[str | None, Picture]], deadline_ms: float
+    client: Client, labelled: Sequence[tuple[str | None, Picture]], calls: RepeatedCalls
 ) -> Ask:
     """Ask by pictures that are sent."""
 
     def classify(number: int) -> Prediction:
-        return client.classify(labelled[number % len(labelled)][1], deadline_ms=deadline_ms)
+        picture = labelled[number % len(labelled)][1]
+        return calls.answer(lambda: client.classify(picture, deadline_ms=calls.deadline_ms))
 
     return classify
 
@@ -220,14 +233,12 @@ def _classify_all(
 ) -> None:
     """Every held-out picture through the agents."""
     out.print(
-        f"\n[bold]>>> client.classify(picture, deadline_ms={seen.deadline_ms:g})[/bold]"
+        f"\n[bold]>>> client.classify(picture, deadline_ms={seen.calls.deadline_ms:g})[/bold]"
         f"   # {len(labelled)} pictures",
         highlight=False,
     )
-    answers = [
-        (label, client.classify(picture, deadline_ms=seen.deadline_ms))
-        for label, picture in labelled
-    ]
+    ask = _classifying(client, labelled, seen.calls)
+    answers = [(label, ask(number)) for number, (label, _) in enumerate(labelled)]
     _summarise(out, client.bundle, answers, seen)
 
 
@@ -235,7 +246,8 @@ def _look_at_all(out: Console, belt: Belt, seen: _Seen) -> None:
     """Every item of a class, seen by all cameras."""
     known = belt.scenes.known
     out.print(
-        f"\n[bold]>>> client.look(deadline_ms={seen.deadline_ms:g})[/bold]   # {len(known)} items",
+        f"\n[bold]>>> client.look(deadline_ms={seen.calls.deadline_ms:g})[/bold]"
+        f"   # {len(known)} items",
         highlight=False,
     )
     answers = [(label, belt.look_at(scene)) for label, scene in known]
@@ -272,7 +284,7 @@ def _look_at_unknown(out: Console, belt: Belt, seen: _Seen) -> None:
     if not scenes or not belt.client.bundle.fusion_weights().novelty:
         return
     out.print(
-        f"\n[bold]>>> client.look(deadline_ms={seen.deadline_ms:g})[/bold]"
+        f"\n[bold]>>> client.look(deadline_ms={seen.calls.deadline_ms:g})[/bold]"
         f"   # {len(scenes)} items of no class",
         highlight=False,
     )
@@ -374,7 +386,7 @@ def _kill_and_restart(
     slowest_ms = max(prediction.latency_ms for prediction in after)
     seen.facts["killed"] = {"device": victim, "answers": len(after), "slowest_ms": slowest_ms}
     seen.claims[f"without {victim}, every answer came within the deadline"] = (
-        slowest_ms <= seen.deadline_ms
+        slowest_ms <= seen.calls.deadline_ms
     )
     seen.claims["each of them says that it is partial, and names the missing device"] = all(
         victim in prediction.missing and victim not in prediction.used for prediction in after
@@ -420,7 +432,7 @@ def _cover(out: Console, belt: Belt, fleet_file: str, seen: _Seen) -> None:
         one.expected_accuracy is None for one in after
     )
     with Client.connect(fleet_file) as other:
-        first = other.look(deadline_ms=seen.deadline_ms)
+        first = seen.calls.answer(lambda: other.look(deadline_ms=seen.calls.deadline_ms))
     seen.claims["a client that has just begun is told of it"] = belt.covered in first.suspects
 
 
@@ -450,4 +462,9 @@ def _print_claims(out: Console, seen: _Seen) -> None:
     out.print()
     for claim, held in seen.claims.items():
         out.print(f"{'[green]seen    [/green]' if held else '[red]NOT SEEN[/red]'} {claim}")
+    if seen.calls.count:
+        out.print(
+            f"{say_count(seen.calls.count, 'call')} without an answer within "
+            f"{seen.calls.deadline_ms:g} ms, made again: this machine has other work"
+        )
     out.print(f"{seen.facts['seconds']:.0f} s in all")

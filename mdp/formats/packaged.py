@@ -34,10 +34,12 @@ def bundle_by_name(given: Path | None) -> Path | None:
     """The folder `given`, or where there is none the packaged bundle of that name.
 
     A packaged one that lacks copies of files is made whole in the user's cache, once for each
-    content. Raises InputError where that cannot be written.
+    content. Raises InputError where that cannot be written, and for a name of neither.
     """
-    if given is None or given.exists() or (source := bundles_in_package().get(str(given))) is None:
+    # What is no single name can only be a folder, whose reader says what it lacks.
+    if given is None or given.exists() or given.name != str(given):
         return given
+    source = bundle_in_package(str(given))
     digest = bundle_digest(read_json(source / MANIFEST, Manifest))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mdp" / "bundles"
     out = cache / f"{given}-{digest[:_DIGITS]}"

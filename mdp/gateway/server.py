@@ -315,8 +315,8 @@ class _Server(uvicorn.Server):
             place.listen(WAITING)
 
 
-def listen_on(bind: str) -> socket.socket:
-    """A socket that listens on `HOST:PORT`; raises InputError where it cannot."""
+def listen_on(bind: str, option: str = "--bind") -> socket.socket:
+    """A socket that listens on `HOST:PORT`; raises InputError, which names `option`."""
     host, port = host_and_port(bind)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -324,7 +324,7 @@ def listen_on(bind: str) -> socket.socket:
     except OSError as error:
         # Its own text repeats the address.
         raise InputError(
-            f"--bind {bind}: {(error.strerror or str(error)).partition(' (')[0]}"
+            f"{option} {bind}: {(error.strerror or str(error)).partition(' (')[0]}"
         ) from error
 
 

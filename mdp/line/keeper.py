@@ -1,5 +1,7 @@
 """Writes items with their pictures to a folder of bounded size; layout: `mdp.line.kept`."""
 
+import errno
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -11,6 +13,8 @@ from mdp.line.kept import RECORD, folder_name, list_kept, picture_name
 
 #: Files and folders take whole blocks.
 _BLOCK_BYTES = 4096
+#: Errors of a full disk.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _LEFT_OVER = re.compile(r"\..*\.[0-9a-f]{8}\.(partial|old)")
 
 
@@ -18,12 +22,21 @@ class KeptFolder:
     """The folder of kept items, of which the oldest ones make room for new ones."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
-        """Raises InputError for what is no folder, ConfigError for one that cannot be read.
+        """Make the folder; raises InputError if it cannot be written, ConfigError if not be read.
 
         Items that are there already count, and are removed first. What is no item stays.
         """
         if path.exists() and not path.is_dir():
             raise InputError(f"{path}: expected a folder or nothing, found a file")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            # A full disk is waited for, as later.
+            if error.errno not in _NO_ROOM:
+                reason = error.strerror or error
+                raise InputError(f"{path}: cannot be made: {reason}") from error
+        if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
+            raise InputError(f"{path}: cannot be written: Permission denied")
         self.path, self._most_bytes = path, most_bytes
         #: Folder's name -> its bytes on the disk, the oldest item first.
         self._bytes: dict[str, int] = {}

@@ -10,7 +10,7 @@ from mdp.arguments import check_number
 RESERVE_SHARE = 0.02
 RESERVE_MS = (2.0, 10.0)
 MAX_DEADLINE_MS = 3_600_000.0
-_EXPECTED = f"more than 0 and at most {MAX_DEADLINE_MS:g}"
+_EXPECTED = f"more than 0 and at most {MAX_DEADLINE_MS:,.0f}"
 
 
 class Deadline(Struct, frozen=True):
@@ -29,9 +29,9 @@ class Deadline(Struct, frozen=True):
         return max(0.0, self.decide_s - now_s)
 
 
-def check_deadline_ms(deadline_ms: float) -> float:
-    """`deadline_ms` if it is a number of milliseconds one can wait; raises InputError."""
-    check_number("deadline_ms", deadline_ms, _EXPECTED, lambda value: 0 < value <= MAX_DEADLINE_MS)
+def check_deadline_ms(deadline_ms: float, name: str = "deadline_ms") -> float:
+    """`deadline_ms` if one can wait so many milliseconds; raises InputError, which names `name`."""
+    check_number(name, deadline_ms, _EXPECTED, lambda value: 0 < value <= MAX_DEADLINE_MS)
     return deadline_ms
 
 

@@ -10,6 +10,7 @@ import typer
 
 from mdp import console
 from mdp.formats.bundle import Bundle
+from mdp.formats.packaged import bundle_by_name
 from mdp.fusion.anomaly_table import DEFAULT_GOOD_RATE
 from partitioner.cli.common import JsonOption, OutOption, interruptible, prepare, share_of
 from partitioner.run.progress import Progress
@@ -25,7 +26,13 @@ def add_to(app: typer.Typer) -> None:
 
 def inspect(
     *,
-    bundle: Annotated[Path, typer.Option(help="Bundle whose models get anomaly heads.")],
+    bundle: Annotated[
+        Path,
+        typer.Option(
+            callback=bundle_by_name,
+            help="Bundle whose models get anomaly heads, or a name of MDP's.",
+        ),
+    ],
     data: Annotated[
         str,
         typer.Option(help="Folder of good scenes, a folder each with a picture of every camera."),

@@ -9,6 +9,7 @@ import typer
 from mdp import console
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
+from mdp.formats.packaged import bundle_by_name
 from mdp.formats.profile import Precision, read_profiles
 from partitioner.cli.common import JsonOption, OwnRunOption, interruptible, share_of
 from partitioner.export.quantize import WAYS
@@ -24,7 +25,13 @@ def add_to(app: typer.Typer) -> None:
 
 def quantize(
     *,
-    bundle: Annotated[Path, typer.Option(help="Trained and evaluated bundle in fp32.")],
+    bundle: Annotated[
+        Path,
+        typer.Option(
+            callback=bundle_by_name,
+            help="Trained and evaluated bundle in fp32, or a name of MDP's.",
+        ),
+    ],
     data: Annotated[
         str | None, typer.Option(help="Pictures, as for train; default: the run's own.")
     ] = None,

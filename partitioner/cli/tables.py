@@ -81,7 +81,11 @@ def print_report(report: Report, plan: Plan, labels: Sequence[str] = ()) -> None
     if report.rungs:
         console.print(_rungs(report, plan))
     if evaluation.rejection:
-        console.print(_rejection(evaluation.rejection, plan))
+        told = rejection_of(evaluation.rejection, plan)
+        if isinstance(told, str):
+            console.print(told, soft_wrap=True, highlight=False)
+        else:
+            console.print(told)
     if (ways := report.both_ways(plan)) is not None:
         console.print(_cascade(evaluation, plan, ways))
     for remark in (one_does_as_well(evaluation, what), beside_measured(plan, evaluation)):
@@ -214,7 +218,7 @@ def _together(evaluation: Evaluation, plan: Plan) -> Table:
         else None,
     )  # fmt: skip
     for subset in evaluation.subsets:
-        names = " + ".join(plan.assignments[k].device for k in subset.members)
+        names = arrived_devices(subset.members, plan)
         ece = "" if subset.ece is None else f"{subset.ece.stacked:.2%}"
         table.add_row(names, *_by_rule(subset), ece)
     table.add_section()
@@ -245,16 +249,32 @@ def _by_label(found: Sequence[SubsetLabels], labels: Sequence[str]) -> Table:
     return table
 
 
-def _rejection(found: Rejection, plan: Plan) -> Table:
-    """Known and unknown items that each arrival subset takes for unknown."""
+def arrived_devices(members: Sequence[int], plan: Plan) -> str:
+    """The devices that are in: `all`, `all but` one of three or more, or the name of each."""
+    absent = [one.device for k, one in enumerate(plan.assignments) if k not in members]
+    if len(plan.assignments) > 2 and len(absent) <= 1:
+        return f"all but {absent[0]}" if absent else "all"
+    return " + ".join(plan.assignments[k].device for k in members)
+
+
+def rejection_of(found: Rejection, plan: Plan) -> Table | str:
+    """Known and unknown items that each arrival subset takes for unknown.
+
+    A line where no unknown ones are there, as nothing else is known then.
+    """
+    if not found.unknown_pictures:
+        known = [one.known for one in found.subsets]
+        return (
+            f"items of a class that are called unknown: {min(known):.1%} to {max(known):.1%}; "
+            "how many of no class are found is not known: a folder `unknown` has pictures of them"
+        )
     table = Table(
         "arrived", "known rejected", "unknown rejected", "AUC",
         title=f"unknown items, with thresholds for {found.rate:.1%} of known ones rejected",
-        caption=f"unknown: {found.unknown_pictures:,} pictures of no class"
-        if found.unknown_pictures else "no pictures of no class: a folder `unknown` has them",
+        caption=f"unknown: {found.unknown_pictures:,} pictures of no class",
     )  # fmt: skip
     for one in found.subsets:
-        names = " + ".join(plan.assignments[k].device for k in one.members)
+        names = arrived_devices(one.members, plan)
         unknown = "-" if one.unknown is None else f"{one.unknown:.1%}"
         area = "-" if one.auc is None else f"{one.auc:.3f}"
         what = names or f"mean {one.size} of {len(plan.assignments)}"
@@ -291,7 +311,7 @@ def print_inspection(bundle: Bundle) -> None:
         + (f"{table.defective:,} defective scenes" if table.defective else "no defects to measure"),
     )  # fmt: skip
     for one in table.subsets:
-        names = " + ".join(plan.assignments[k].device for k in one.members)
+        names = arrived_devices(one.members, plan)
         found = f"{one.found[table.place]:.1%}" if one.found else "-"
         what = names or f"mean {one.size} of {len(plan.assignments)}"
         sides.add_row(what, f"{one.thresholds[table.place]:.2f}", found)

@@ -100,7 +100,7 @@ def test_without_json_events_are_written_to_stderr_until_ctrl_c(fleet: Fleet) ->
         ),
         (["--device", "alpha", "--cpus", "two"], "--cpus: expected numbers of cores as in 0,2-3"),
         (["--device", "alpha", "--cpus", "9998"], r"--cpus 9998: expected some of the cores \d"),
-        (["--device", "alpha", "--bundle", "no"], "no: expected a bundle folder with a manifest"),
+        (["--device", "alpha", "--bundle", "no"], "no: expected a bundle's folder, or one of "),
         (
             ["--device", "alpha", "--source", "folder:/no/folder"],
             "--source folder:/no/folder: expected a folder",

@@ -258,7 +258,7 @@ def test_a_full_disk(tmp_path: Path, fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--every", "400ms"], "every: expected at least 0.5s, got '400ms'"),
+        (["--every", "400ms"], "--every: expected at least 0.5s, got '400ms'"),
         (["--label", "a/b"], "--label 'a/b': expected the name of a folder"),
     ],
 )

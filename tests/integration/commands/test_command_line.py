@@ -181,8 +181,11 @@ def assert_refusal(ended: tuple[int, str, str], expected: str) -> None:
 
 #: Command lines that are refused, where PICTURES, FLEET and the like stand for what is at hand.
 REFUSED = [
-    ("classify --fleet FLEET PICTURES --deadline-ms 0", "deadline_ms: expected more than 0 and at"),
-    ("bench --fleet FLEET PICTURES --deadline-ms 1e300", "deadline_ms: expected more than 0 and"),
+    (
+        "classify --fleet FLEET PICTURES --deadline-ms 0",
+        "--deadline-ms: expected more than 0 and at",
+    ),
+    ("bench --fleet FLEET PICTURES --deadline-ms 1e300", "--deadline-ms: expected more than 0 and"),
     ("bench --fleet FLEET GONE", "gone.png: no such file"),
     ("classify --fleet FLEET EMPTY", "it holds no file"),
     ("classify --fleet TYPE PICTURES", r"type\.toml: Expected `str`, got `int` - at `\$\.bundle`"),

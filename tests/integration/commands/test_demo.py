@@ -257,7 +257,9 @@ def test_a_port_that_is_taken(bundle: Path, scenes: Path) -> None:
         options = ("--bundle", bundle, "--pictures", scenes, "--port", port)
         done = run_here(main, "mdp", "demo", *options)
     assert done.returncode == 2
-    assert f"--bind 127.0.0.1:{port}: Address already in use" in done.stderr
+    assert done.stderr == f"mdp: --port 127.0.0.1:{port}: Address already in use\n"
+    # Nothing was started for it.
+    assert done.stdout == ""
     assert agents_of(bundle) == []
 
 

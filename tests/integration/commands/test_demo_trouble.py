@@ -68,6 +68,14 @@ def test_a_wheel_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_a_report_without_a_folder_is_refused_at_once(tmp_path: Path, command: list[str]) -> None:
+    report = tmp_path / "gone/seen.json"
+    done = run_here(main, *command, "--text", "--report", report)
+    assert done.returncode == 2
+    assert done.stderr == f"mdp: {report}: expected a file in a folder that is there (--report)\n"
+    assert done.stdout == ""
+
+
 def test_no_network(command: list[str]) -> None:
     if not own_network():
         pytest.skip("no network of its own can be made here (unshare, ip)")
@@ -175,5 +183,18 @@ def test_ctrl_c_in_text_leaves_nothing_behind(
     with started([*command, "--text"], temporary) as demo:
         demo.line_with(claim)
         interrupted(demo)
+    until(lambda: not agents_of(tmp_path / "bundle"), "no agents")
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(("mode", "moment"), [("--text", "$ mdp status"), ("", "starting 3")])
+def test_sigterm_leaves_nothing_behind(
+    tmp_path: Path, command: list[str], temporary: Path, mode: str, moment: str
+) -> None:
+    """As of `timeout`, or a session that ends: one process alone is told."""
+    with started([*command, *filter(None, [mode])], temporary) as demo:
+        demo.line_with(moment)
+        demo.process.terminate()
+        assert demo.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
     until(lambda: not agents_of(tmp_path / "bundle"), "no agents")
     assert list(temporary.iterdir()) == []

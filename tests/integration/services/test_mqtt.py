@@ -159,7 +159,7 @@ def test_refused_options(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.Monke
     open_login.chmod(0o644)
     for options, part in (
         (("--broker", "nowhere:x"), "--broker nowhere:x: expected HOST, HOST:PORT or [IPV6]:PORT"),
-        ((*place, "--every", "10ms"), "every: expected at least 0.1s, got '10ms'"),
+        ((*place, "--every", "10ms"), "--every: expected at least 0.1s, got '10ms'"),
         ((*place, "--name", "a/b"), "--name a/b: expected 1 to 64 letters"),
         ((*place, "--login", login), f"{login}: expected two lines, the user and the password"),
         ((*place, "--login", open_login), f"{open_login}: expected a file that only its owner"),

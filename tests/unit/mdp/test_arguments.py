@@ -60,7 +60,10 @@ def test_timeouts(timeout_s: Any) -> None:
         ({"in_flight": 0}, "in_flight: expected a whole number of at least 1, got 0"),
         ({"in_flight": 1.5}, "in_flight: expected a whole number of at least 1, got 1.5"),
         ({"in_flight": "2"}, "in_flight: expected a whole number of at least 1, got '2'"),
-        ({"deadline_ms": "80"}, "deadline_ms: expected more than 0 and at most 3.6e+06, got '80'"),
+        (
+            {"deadline_ms": "80"},
+            "deadline_ms: expected more than 0 and at most 3,600,000, got '80'",
+        ),
         ({"pictures": "cat.jpg"}, "pictures: expected several pictures, as in a list, got a str"),
         ({"pictures": Path("a")}, "pictures: expected several pictures, as in a list, got a Posix"),
         ({"pictures": b"\xff"}, "pictures: expected several pictures, as in a list, got a bytes"),

@@ -52,7 +52,7 @@ def test_other_machines_only_with_tokens_and_tls(fleet: Path, tmp_path: Path) ->
 
 def test_addresses_and_deadlines_that_are_none(fleet: Path) -> None:
     assert "expected HOST:PORT" in refusal("--fleet", fleet, "--bind", "8080")
-    assert "deadline_ms: expected more than 0" in refusal("--fleet", fleet, "--deadline-ms", 0)
+    assert "--deadline-ms: expected more than 0" in refusal("--fleet", fleet, "--deadline-ms", 0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         assert refusal("--fleet", fleet, "--bind", place) == (
@@ -85,6 +85,15 @@ def test_teaching_that_lacks_something(fleet: Path, tmp_path: Path) -> None:
     assert refusal(*teach, "--teach-tokens", tokens, "--workers", 2) == (
         "mdp: --teach: expected no --workers beside it: what is taught may have no bundle yet\n"
     )
+    gone = tmp_path / "gone.toml"
+    assert refusal(*teach, "--teach-tokens", tokens, "--teach-config", gone) == (
+        f"mdp: --teach-config {gone}: expected a file of settings\n"
+    )
+    expected = f"{tokens}: expected a folder or nothing, found a file\n"
+    kept = (*teach, "--teach-tokens", tokens, "--teach-kept", tokens)
+    assert refusal(*kept) == f"mdp: --teach-kept {expected}"
+    where = ("--fleet", fleet, "--teach", tokens, "--teach-tokens", tokens)
+    assert refusal(*where) == f"mdp: --teach {expected}"
     for option in ("--teach-tokens", "--teach-kept", "--teach-config"):
         expected = f"mdp: {option}: expected --teach FOLDER beside it\n"
         assert refusal("--fleet", fleet, option, tokens) == expected

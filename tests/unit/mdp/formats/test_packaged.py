@@ -53,7 +53,9 @@ def lean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_folder_comes_before_a_name(lean: Path) -> None:
     (lean.parents[1] / "parts").mkdir()
     assert bundle_by_name(Path("parts")) == Path("parts")
-    assert bundle_by_name(Path("bolts")) == Path("bolts")
+    assert bundle_by_name(Path("some/bolts")) == Path("some/bolts")
+    with pytest.raises(InputError, match=r"bolts: expected a bundle's folder, or one of .*parts"):
+        bundle_by_name(Path("bolts"))
     assert bundle_by_name(None) is None
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,35 @@ def test_what_cannot_be_kept_is_one_line(tmp_path: Path) -> None:
     kept = KeptFolder(tmp_path / "kept", 10_000)
     with pytest.raises(InputError, match=r"item 1 has 20,480 bytes: expected at most 10,000"):
         kept.write("1", record("1"), {"pi": PICTURE})
-    assert not (tmp_path / "kept").exists()
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file/kept"
+    with pytest.raises(InputError) as refused:
+        KeptFolder(folder, 1000)
+    assert str(refused.value) == f"{folder}: cannot be made: Not a directory"
+
+
+def test_a_folder_that_cannot_be_written_is_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(InputError) as refused:
+        KeptFolder(tmp_path, 1000)
+    assert str(refused.value) == f"{tmp_path}: cannot be written: Permission denied"
+
+
+def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as while_full:
+        while_full.setattr(Path, "mkdir", full)
+        kept = KeptFolder(tmp_path / "kept", 1_000_000)
+    kept.write("1", record("1"), {"pi": PICTURE})
+    assert [one.record.item for one in list_kept(tmp_path / "kept")] == ["1"]
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

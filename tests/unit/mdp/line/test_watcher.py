@@ -224,6 +224,7 @@ def test_unsure_items_are_kept_as_published(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_for_a_while_is_said_once(tmp_path: Path) -> None:
     blocked, said = tmp_path / "kept", list[str]()
     folder = KeptFolder(blocked, 1_000_000)
+    blocked.rmdir()
     blocked.touch()
     cameras = PlayedCameras()
     with ItemKeeper(folder, lambda: cameras, lambda: 0.0, said.append, within_s=0.25) as keeper:

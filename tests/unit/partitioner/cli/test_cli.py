@@ -192,7 +192,7 @@ BUILD = ["build", *TEACHER, "--profiles", "n100", "--out", "b", "--data", "digit
         (["data", "--data", "nowhere"], "nowhere: expected a folder of pictures"),
         (["data", "--data", "digits", "--split", "dev"], "--split: expected one of train, calib"),
         (["export", "--run", "nowhere", "--out", "b"], "nowhere: expected a run folder"),
-        (["evaluate", "--bundle", "nowhere"], "nowhere: expected a bundle folder"),
+        (["evaluate", "--bundle", "nowhere"], "nowhere: expected a bundle's folder, or one of "),
         (["train", "--plan", "no.toml", "--data", "digits", "--run", "r"], "no.toml: cannot"),
     ],
 )  # fmt: skip

@@ -131,7 +131,7 @@ SHIPPED = "desktop-gpu, jetson-orin-nano, laptop-cpu, n100, raspberry-pi-5"
         ((*SOURCE, "--deadline-ms", "nan"), "--deadline-ms: expected a number above 0, got nan"),
         (
             (*SOURCE, "--deadline-ms", 1e9),
-            "deadline_ms: expected more than 0 and at most 3.6e+06, got 1e+09",
+            "deadline_ms: expected more than 0 and at most 3,600,000, got 1e+09",
         ),
         ((*SOURCE, "--clients", 0), "--clients: expected at least 1, got 0"),
         ((*SOURCE, "--client-mbit", "nan"), "--client-mbit: expected a number above 0, got nan"),
