@@ -11,6 +11,7 @@ from rich.text import Text
 
 from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule, Rejection, SubsetLabels
 from mdp.formats.plan import Assignment, Plan, SingleDevice, Spec, SubModelSpec
+from mdp.fusion.anomaly import share_range
 from mdp.load import is_busy
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
 from partitioner.data.scenes import remark_on
@@ -288,14 +289,24 @@ def print_inspection(bundle: Bundle) -> None:
         "seen by", "threshold", "defects found",
         title=f"different above these thresholds: {table.default:.2%} of good items are",
         caption=f"fused by {fused} of surprises; "
-        + (f"{table.defective:,} defective scenes" if table.defective else "no defects to measure"),
+        + (
+            f"{table.defective:,} defective scenes, and the range among all like them in 19 of 20"
+            if table.defective
+            else "no defects to measure"
+        ),
     )  # fmt: skip
     for one in table.subsets:
         names = " + ".join(plan.assignments[k].device for k in one.members)
-        found = f"{one.found[table.place]:.1%}" if one.found else "-"
+        found = _found_of(one.found[table.place], table.defective) if one.found and table.defective else "-"
         what = names or f"mean {one.size} of {len(plan.assignments)}"
         sides.add_row(what, f"{one.thresholds[table.place]:.2f}", found)
     Console().print(sides)
+
+
+def _found_of(share: float, defective: int) -> str:
+    """The share of measured defects that is found, and the range among all like them."""
+    least, most = share_range(share, defective)
+    return f"{share:.1%} ({least:.0%} to {most:.0%})"
 
 
 def _by_rule(found: PerRule) -> list[str]:

@@ -1,0 +1,142 @@
+"""Scores of one camera's pictures by anomalib's models.
+
+    runs/anomalib/bin/python -m benchmarks.inspection.anomalib_scores FOLDER WEIGHTS
+
+Runs in an environment with anomalib and without MDP's own packages. FOLDER has `good.npy`, pictures
+`[N, S, S, 3]` that each model is fitted to, and `test.npy` and `defects.npy`, which it scores;
+WEIGHTS is a .safetensors of timm's tf_efficientnet_lite0. Writes `scores.json` into FOLDER: of each
+model its scores and what it costs.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from partitioner.torchvision_shim import import_timm
+
+timm = import_timm()
+# anomalib imports timm and torchvision too.
+from anomalib.models.image.padim.torch_model import PadimModel  # noqa: E402
+from anomalib.models.image.patchcore.torch_model import PatchcoreModel  # noqa: E402
+
+NETWORK = "tf_efficientnet_lite0"
+#: Their outputs are the tensors that an anomaly head reads: places 8 and 16 pixels apart.
+LAYERS = ["blocks.2", "blocks.4"]
+#: Features that PaDiM keeps of the layers' 152: anomalib's number for its smallest network, or all.
+FEATURES = {"padim_100": 100, "padim_152": 152}
+#: anomalib's own share of the patches and number of neighbours.
+KEPT, NEIGHBOURS = 0.1, 9
+_BATCH, _TIMED = 16, 60
+
+Pictures = NDArray[np.uint8]
+
+
+def with_weights(model: Any, weights: Path) -> Any:
+    """`model` whose network has the given weights; its last stages are cut off by timm."""
+    network = model.feature_extractor.feature_extractor
+    missing = network.load_state_dict(load_file(weights), strict=False).missing_keys
+    assert not missing, f"{weights}: expected tensors of {NETWORK}, without {missing[:3]}"
+    return model
+
+
+def batches(pictures: Pictures, size: int = _BATCH) -> Iterator[torch.Tensor]:
+    """Pictures `[N, S, S, 3]` as the network reads them: `[n, 3, S, S]`, normalised."""
+    usual = timm.get_pretrained_cfg(NETWORK)
+    assert usual is not None
+    mean, std = (torch.tensor(each)[:, None, None] for each in (usual.mean, usual.std))
+    for start in range(0, len(pictures), size):
+        some = torch.from_numpy(np.ascontiguousarray(pictures[start : start + size]))
+        yield (some.permute(0, 3, 1, 2).float() / 255 - mean) / std
+
+
+def padim(features: int, weights: Path, good: Pictures) -> Any:
+    """anomalib's PaDiM, fitted to good pictures."""
+    model = with_weights(
+        PadimModel(backbone=NETWORK, layers=[*LAYERS], pre_trained=False, n_features=features),
+        weights,
+    )
+    model.train()
+    for batch in batches(good):
+        model(batch)
+    model.fit()
+    return model.eval()
+
+
+def patchcore(weights: Path, good: Pictures) -> Any:
+    """anomalib's PatchCore, fitted to good pictures."""
+    model = with_weights(
+        PatchcoreModel(
+            layers=LAYERS, backbone=NETWORK, pre_trained=False, num_neighbors=NEIGHBOURS
+        ),
+        weights,
+    )
+    model.train()
+    for batch in batches(good):
+        model(batch)
+    model.subsample_embedding(KEPT)
+    return model.eval()
+
+
+def scores_of(model: Any, pictures: Pictures) -> list[float]:
+    """The score of each picture."""
+    with torch.inference_mode():
+        return torch.cat([model(batch).pred_score for batch in batches(pictures)]).flatten().tolist()
+
+
+def median_ms(run: Callable[[torch.Tensor], object], picture: Pictures) -> float:
+    """Median milliseconds of processor time of one picture."""
+    (batch,) = batches(picture[:1])
+    times_ms = []
+    with torch.inference_mode():
+        for _ in range(_TIMED):
+            began_s = time.process_time()
+            run(batch)
+            times_ms.append((time.process_time() - began_s) * 1e3)
+    return median(times_ms)
+
+
+def kept_bytes(model: Any) -> int:
+    """Bytes of what was fitted, without the network."""
+    own = [model.gaussian] if isinstance(model, PadimModel) else [model]
+    tensors = [one for each in own for one in each.buffers(recurse=False)]
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
+def main(folder: Path, weights: Path) -> None:
+    """Fit and score by every model, and write the scores."""
+    torch.set_num_threads(1)
+    good = np.load(folder / "good.npy")
+    makers: dict[str, Callable[[], Any]] = {
+        name: lambda count=count: padim(count, weights, good)  # type: ignore[misc]
+        for name, count in FEATURES.items()
+    }
+    makers["patchcore"] = lambda: patchcore(weights, good)
+    found = {}
+    for name, make in makers.items():
+        torch.manual_seed(0)
+        began_s = time.process_time()
+        model = make()
+        fit_s = time.process_time() - began_s
+        found[name] = {
+            "fit_s": round(fit_s, 1),
+            "bytes": kept_bytes(model),
+            "network_ms": round(median_ms(model.feature_extractor, good), 2),
+            "whole_ms": round(median_ms(model, good), 2),
+            **{part: scores_of(model, np.load(folder / f"{part}.npy")) for part in PARTS},
+        }
+    (folder / "scores.json").write_text(json.dumps(found))
+
+
+PARTS = ("test", "defects")
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

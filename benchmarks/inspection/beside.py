@@ -1,0 +1,163 @@
+"""anomalib's PaDiM and PatchCore on the pictures that the heads of a bundle read.
+
+    make anomalib    # an environment of its own, of 1.8 GB, in runs/anomalib
+    python -m benchmarks.inspection.beside --scenes inspection/ --weights LITE0 \
+        --out benchmarks/results/inspection-anomalib.json
+
+reads what `benchmarks.inspection.render` has written; LITE0 is a .safetensors of
+tf_efficientnet_lite0, the bundle's network, as `mdp-partition weights --convert` writes it. Each
+camera has models of its own, and a scene the largest of its cameras' scores.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.harness.machine import describe_machine
+from benchmarks.inspection.measure import RATE, ranked, score_scenes, seen_by
+from mdp.formats.bundle import Bundle
+from mdp.formats.model_file import ModelFile
+from partitioner.data.crops import load_views, view_of
+from partitioner.data.datasets import open_scenes
+from partitioner.export import anomaly_head as heads
+from partitioner.export.inspect_bundle import InspectRequest, inspect_bundle
+from partitioner.export.sessions import open_member
+from partitioner.run.progress import Progress
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / "runs" / "anomalib" / "bin" / "python"
+PROGRAM = "benchmarks.inspection.anomalib_scores"
+PARTS = ("good", "test", "defects")
+#: What a model costs, of the other program's figures.
+COSTS = ("fit_s", "bytes", "network_ms", "whole_ms")
+_TIMED = 60
+
+Pictures = NDArray[np.uint8]
+
+
+def views_by_camera(bundle: Bundle, folder: Path, cache: Path) -> dict[int, dict[str, Pictures]]:
+    """Pictures `[N, S, S, 3]` as the members of a bundle read them, by member and part."""
+    assignments = bundle.manifest.plan.assignments
+    found: dict[int, dict[str, Pictures]] = {a.k: {} for a in assignments}
+    for part in PARTS:
+        pictures = open_scenes(str(folder / part), sorted({a.camera or "" for a in assignments}))
+        views = load_views(pictures, [view_of(a) for a in assignments], cache, Progress(), part)
+        for a, pixels in zip(assignments, views, strict=True):
+            found[a.k][part] = np.asarray(pixels)
+    return found
+
+
+def scored_by_anomalib(parts: dict[str, Pictures], weights: Path, folder: Path) -> dict[str, Any]:
+    """What the other program says of one camera's pictures."""
+    for part, pictures in parts.items():
+        np.save(folder / f"{part}.npy", pictures)
+    command = [PYTHON, "-W", "ignore", "-m", PROGRAM, folder, weights.resolve()]
+    subprocess.run(command, cwd=ROOT, check=True, stderr=subprocess.DEVNULL)
+    found: dict[str, Any] = json.loads((folder / "scores.json").read_text())
+    return found
+
+
+def median_ms(run: Callable[[Pictures], object], picture: Pictures) -> float:
+    """Median milliseconds of processor time of one picture `[1, S, S, 3]`."""
+    times_ms = []
+    for _ in range(_TIMED):
+        began_s = time.process_time()
+        run(picture)
+        times_ms.append((time.process_time() - began_s) * 1e3)
+    return median(times_ms)
+
+
+def own_cost(bundle: Bundle, picture: Pictures) -> dict[str, float]:
+    """What the first member's head costs on one thread, as the others' models do."""
+    part, classes = bundle.manifest.plan.assignments[0], len(bundle.manifest.labels)
+    whole = bundle.model(part.k)
+    plain = ModelFile(whole.path, heads.without_head(whole.content))
+    network, head = (open_member(model, part, classes) for model in (plain, whole))
+    return {
+        "bytes": len(whole.content) - len(plain.content),
+        "network_ms": round(median_ms(network.run, picture), 2),
+        "whole_ms": round(median_ms(head.run, picture), 2),
+    }
+
+
+def product(bundle: Bundle, folder: Path, weights: Path, cache: Path) -> dict[str, Any]:
+    """Both sides' figures of one product."""
+    request = InspectRequest(good=str(folder / "good"), rate=RATE, all_good=True)
+    began_s = time.process_time()
+    made = inspect_bundle(bundle, cache / "bundle", request, cache, Progress())
+    learning_s = time.process_time() - began_s
+    table = made.fusion_weights().anomaly
+    assert table
+    visible = np.array(seen_by(folder / "defects")) > 0
+    views = views_by_camera(made, folder, cache)
+    told = {k: scored_by_anomalib(parts, weights, cache) for k, parts in views.items()}
+    good = score_scenes(made, folder / "test", cache)
+    strange = {k: one[visible] for k, one in score_scenes(made, folder / "defects", cache).items()}
+    found = {
+        "mdp": {
+            **ranked(good, strange, table.power, table),
+            "cost": {
+                "fit_s": round(learning_s / len(told), 1),
+                **own_cost(made, np.ascontiguousarray(views[0]["test"][:1])),
+            },
+        }
+    }
+    for name in told[0]:
+        usual, other = (
+            {k: np.array(one[name][part]) for k, one in told.items()} for part in PARTS[1:]
+        )
+        found[name] = {
+            **ranked(usual, {k: one[visible] for k, one in other.items()}, None, table),
+            "cost": {key: median(one[name][key] for one in told.values()) for key in COSTS},
+        }
+    return {"defects": int(visible.sum()), "test": len(good[0]), "ways": found}
+
+
+def anomalib_versions() -> dict[str, str]:
+    """Versions in the other environment."""
+    names = ["anomalib", "timm", "torch"]
+    program = f"import importlib.metadata as m; print(*map(m.version, {names!r}))"
+    said = subprocess.run([PYTHON, "-c", program], check=True, capture_output=True, text=True)
+    return dict(zip(names, said.stdout.split(), strict=True))
+
+
+def main(words: list[str]) -> int:
+    """Score every product by both, and write the figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.inspection.beside")
+    parser.add_argument("--scenes", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True, help="of tf_efficientnet_lite0")
+    parser.add_argument("--bundle", type=Path, default=Path("examples/bundles/parts"))
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(words)
+    if not PYTHON.exists():
+        parser.error(f"{PYTHON}: expected anomalib's environment: make anomalib")
+    bundle = Bundle.open(options.bundle)
+    machine, versions = describe_machine(), anomalib_versions()
+    found = {}
+    for folder in sorted(one for one in options.scenes.iterdir() if one.is_dir()):
+        with TemporaryDirectory(prefix="mdp-inspection-") as cache:
+            found[folder.name] = product(bundle, folder, options.weights, Path(cache))
+        for name, way in found[folder.name]["ways"].items():
+            print(folder.name, name, way["4"]["auc"], way["4"]["found"], way["cost"], flush=True)
+        written = {
+            "machine": machine,
+            "bundle": bundle.digest,
+            "versions": versions,
+            "products": found,
+        }
+        options.out.write_text(json.dumps(written, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
