@@ -1,17 +1,18 @@
 """Scores of one camera's pictures by anomalib's models.
 
-    runs/anomalib/bin/python -m benchmarks.inspection.anomalib_scores FOLDER WEIGHTS
+    runs/anomalib/bin/python -m benchmarks.inspection.anomalib_scores FOLDER WEIGHTS KEPT ...
 
 Runs in an environment with anomalib and without MDP's own packages. FOLDER has `good.npy`, pictures
 `[N, S, S, 3]` that each model is fitted to, and `test.npy` and `defects.npy`, which it scores;
-WEIGHTS is a .safetensors of timm's tf_efficientnet_lite0. Writes `scores.json` into FOLDER: of each
-model its scores and what it costs.
+WEIGHTS is a .safetensors of timm's tf_efficientnet_lite0, KEPT the shares of patches that a
+PatchCore keeps, each. Writes `scores.json` into FOLDER: of each model its scores and its costs.
 """
 
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,8 +34,9 @@ NETWORK = "tf_efficientnet_lite0"
 LAYERS = ["blocks.2", "blocks.4"]
 #: Features that PaDiM keeps of the layers' 152: anomalib's number for its smallest network, or all.
 FEATURES = {"padim_100": 100, "padim_152": 152}
-#: anomalib's own share of the patches and number of neighbours.
-KEPT, NEIGHBOURS = 0.1, 9
+#: anomalib's own number of neighbours.
+NEIGHBOURS = 9
+PARTS = ("test", "defects")
 _BATCH, _TIMED = 16, 60
 
 Pictures = NDArray[np.uint8]
@@ -71,8 +73,8 @@ def padim(features: int, weights: Path, good: Pictures) -> Any:
     return model.eval()
 
 
-def patchcore(weights: Path, good: Pictures) -> Any:
-    """anomalib's PatchCore, fitted to good pictures."""
+def patchcore(kept: float, weights: Path, good: Pictures) -> Any:
+    """anomalib's PatchCore, which keeps a share of the patches of good pictures."""
     model = with_weights(
         PatchcoreModel(
             layers=LAYERS, backbone=NETWORK, pre_trained=False, num_neighbors=NEIGHBOURS
@@ -82,14 +84,16 @@ def patchcore(weights: Path, good: Pictures) -> Any:
     model.train()
     for batch in batches(good):
         model(batch)
-    model.subsample_embedding(KEPT)
+    model.subsample_embedding(kept)
     return model.eval()
 
 
 def scores_of(model: Any, pictures: Pictures) -> list[float]:
     """The score of each picture."""
     with torch.inference_mode():
-        return torch.cat([model(batch).pred_score for batch in batches(pictures)]).flatten().tolist()
+        found = [model(batch).pred_score.flatten() for batch in batches(pictures)]
+    scores: list[float] = torch.cat(found).tolist()
+    return scores
 
 
 def median_ms(run: Callable[[torch.Tensor], object], picture: Pictures) -> float:
@@ -111,15 +115,16 @@ def kept_bytes(model: Any) -> int:
     return sum(one.numel() * one.element_size() for one in tensors)
 
 
-def main(folder: Path, weights: Path) -> None:
+def main(folder: Path, weights: Path, shares: list[float]) -> None:
     """Fit and score by every model, and write the scores."""
     torch.set_num_threads(1)
     good = np.load(folder / "good.npy")
     makers: dict[str, Callable[[], Any]] = {
-        name: lambda count=count: padim(count, weights, good)  # type: ignore[misc]
-        for name, count in FEATURES.items()
+        name: partial(padim, count, weights, good) for name, count in FEATURES.items()
     }
-    makers["patchcore"] = lambda: patchcore(weights, good)
+    makers |= {
+        f"patchcore_{100 * kept:g}": partial(patchcore, kept, weights, good) for kept in shares
+    }
     found = {}
     for name, make in makers.items():
         torch.manual_seed(0)
@@ -136,7 +141,5 @@ def main(folder: Path, weights: Path) -> None:
     (folder / "scores.json").write_text(json.dumps(found))
 
 
-PARTS = ("test", "defects")
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), [float(word) for word in sys.argv[3:]])

@@ -60,6 +60,56 @@ def ways() -> str:
     )
 
 
+#: anomalib's models, in words.
+RIVALS = {
+    "mdp": "MDP",
+    "padim_100": "anomalib's PaDiM, 100 of 152 features",
+    "padim_152": "anomalib's PaDiM, all 152",
+    "patchcore_1": "anomalib's PatchCore, 1 % of the patches",
+    "patchcore_10": "anomalib's PatchCore, 10 %",
+}
+
+
+def beside_anomalib() -> str:
+    """Defects found by anomalib's models on the same pictures, and what each costs a camera."""
+    told = read_result("inspection-anomalib")
+    rows = []
+    for name, words in RIVALS.items():
+        each = {
+            product: one["ways"][name]
+            for product, one in told["products"].items()
+            if name in one["ways"]
+        }
+        if not each:
+            continue
+        some = "" if len(each) == len(told["products"]) else f" ({', '.join(each)} alone)"
+        row: dict[str, Any] = {"words": words + some}
+        for count in "1234":
+            row[f"found{count}"] = 100 * mean(one[count]["found"] for one in each.values())
+            row[f"auc{count}"] = mean(one[count]["auc"] for one in each.values())
+        costs = [one["cost"] for one in each.values()]
+        row["fit"] = mean(one["fit_s"] for one in costs)
+        row["kept"] = mean(one["bytes"] for one in costs) / 1e6
+        for key in ("network_ms", "whole_ms"):
+            row[key] = mean(one[key] for one in costs)
+        rows.append(row)
+    versions = ", ".join(f"{name} {one}" for name, one in told["versions"].items())
+    whole = table(
+        rows,
+        ("maximum over cameras", "{words}"),
+        *(
+            (f"{count} of 4" if count < "4" else "all 4", f"{{found{count}:.1f}}")
+            for count in "1234"
+        ),
+        *((f"AUC, {count}", f"{{auc{count}:.3f}}") for count in "14"),
+        ("learnt in, s of a core", "{fit:.1f}"),
+        ("kept, MB", "{kept:.1f}"),
+        ("network, ms", "{network_ms:.1f}"),
+        ("with scores, ms", "{whole_ms:.1f}"),
+    )
+    return f"Of a camera, one thread. {versions}; {format_machine(told['machine'])}.\n\n{whole}"
+
+
 def draws() -> str:
     """Good items called different and defects found, over draws of those that calibrate."""
     each = [one["resampled"] for one in _products().values()]
@@ -174,20 +224,90 @@ def rates() -> str:
 
 
 def blind() -> str:
-    """The share of defects that pass without one camera: stated by one half, true by the other."""
-    apart, rows = [], []
-    for name, one in _products().items():
-        sides = one["blind_sides"].values()
-        apart += [abs(side["stated"] - side["true"]) for side in sides]
-        stated, true = (100 * mean(side[key] for side in sides) for key in ("stated", "true"))
-        rows.append({"name": name, "stated": stated, "true": true})
+    """How near the stated share of missed defects is, by how many measured it, and of what kind."""
+    products: dict[str, Any] = read_result("inspection-blind")["products"]
+    counts = [
+        count
+        for count in next(iter(products.values()))["counts"]
+        if all(count in one["counts"] for one in products.values())
+    ]
+    rows = []
+    for count in counts:
+        each = [one["counts"][count] for one in products.values()]
+        row: dict[str, Any] = {"count": count}
+        for key in ("near", "apart", "held", "width"):
+            row[key] = 100 * mean(one[key] for one in each)
+        rows.append(row)
     whole = table(
-        rows, ("product", "{name}"), ("stated, %", "{stated:.1f}"), ("true, %", "{true:.1f}")
+        rows,
+        ("defects that measured", "{count}"),
+        ("sides stated within 5 points, %", "{near:.0f}"),
+        ("apart on average, points", "{apart:.1f}"),
+        ("truth in the range, %", "{held:.1f}"),
+        ("width of the range, points", "{width:.0f}"),
     )
-    near = sum(one <= 0.05 for one in apart)
+    kinds: dict[str, list[dict[str, float]]] = {}
+    for one in products.values():
+        for kind, found in one["kinds"].items():
+            kinds.setdefault(kind, []).append(found)
+    by_kind = table(
+        [
+            {
+                "kind": kind.replace("_", " "),
+                "defects": sum(one["defects"] for one in each),
+                **{key: 100 * mean(one[key] for one in each) for key in ("stated", "true", "held")},
+            }
+            for kind, each in kinds.items()
+        ],
+        ("kind that was not measured", "{kind}"),
+        ("defects", "{defects}"),
+        ("stated by the others, %", "{stated:.1f}"),
+        ("true, %", "{true:.1f}"),
+        ("truth in the range, %", "{held:.0f}"),
+    )
+    sides = ", ".join(
+        f"{name} {one['defects']} defects, {100 * min(one['missed'].values()):.1f} to "
+        f"{100 * max(one['missed'].values()):.1f} % missed"
+        for name, one in products.items()
+    )
+    return f"One camera missing: {sides}.\n\n{whole}\n\n{by_kind}"
+
+
+#: Parts of a line of inspected items, in words.
+PARTS = {"all": "all four agents", "gone": "one agent killed"}
+
+
+def line() -> str:
+    """Good and defective items on a line of real agents."""
+    told = read_result("inspection-line")
+    rows = [
+        {"words": words, **told["parts"][part]}
+        for part, words in PARTS.items()
+        if part in told["parts"]
+    ]
+    scenes = told["scenes"]
+    parts = table(
+        rows,
+        ("", "{words}"),
+        ("records", "{records}"),
+        ("in time", "{in_time}"),
+        ("of all agents", "{whole}"),
+        ("called as the bundle calls the pictures", "{as_bundle}"),
+        ("passed just where normal", "{right}"),
+        ("good: different, of", "{good_different} of {good}"),
+        ("defective: different, of", "{defective_different} of {defective}"),
+        ("with a blind side named", "{named_blind}"),
+    )
+    lost = told["over_mqtt"]
+    memory = told["memory_mib"]
     return (
-        f"{whole}\n\nOf {len(apart)} single sides {near} are within 5 points; they are "
-        f"{100 * mean(apart):.1f} apart on average."
+        f"{told['items']:,} items, one every {told['every_s']:g} s, of {scenes['good']} good and "
+        f"{scenes['defective']} defective scenes of {told['product']}: {told['lost']} lost, "
+        f"{told['twice']} twice, at the broker {lost['lost']} and {lost['twice']}; verdicts after "
+        f"{told['latency_ms']['median']:.0f} ms (median), {told['latency_ms']['p99']:.0f} (99 %), "
+        f"{told['latency_ms']['most']:.0f} (most). The four agents hold "
+        f"{memory['agents_start']:.0f} MiB at the start, {memory['agents_end']:.0f} before one is "
+        f"killed. {format_machine(told['machine'])}.\n\n{parts}"
     )
 
 
@@ -225,11 +345,13 @@ def figures() -> str:
     """All of them."""
     parts = (
         ("Defects found at 1 % of good items rejected, %", ways),
+        ("Beside anomalib: defects found at 1 % of good items rejected, %", beside_anomalib),
         ("At a stated rate, over 40 draws of 100 good scenes that calibrate, %", draws),
         ("Tails and thresholds: six products, all four cameras, 30 draws, %", tails),
         ("Kinds of defects", kinds),
         ("Good items called different, %", rates),
         ("Blind sides", blind),
+        ("A line of items", line),
         ("Cost", costs),
     )
     on = format_machine(read_result("inspection")["machine"])

@@ -12,6 +12,7 @@ from rich.text import Text
 from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule, Rejection, SubsetLabels
 from mdp.formats.plan import Assignment, Plan, SingleDevice, Spec, SubModelSpec
 from mdp.fusion.anomaly import share_range
+from mdp.fusion.anomaly_table import Anomaly, SubsetAnomaly
 from mdp.load import is_busy
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
 from partitioner.data.scenes import remark_on
@@ -297,15 +298,18 @@ def print_inspection(bundle: Bundle) -> None:
     )  # fmt: skip
     for one in table.subsets:
         names = " + ".join(plan.assignments[k].device for k in one.members)
-        found = _found_of(one.found[table.place], table.defective) if one.found and table.defective else "-"
+        found = _found_by(one, table)
         what = names or f"mean {one.size} of {len(plan.assignments)}"
         sides.add_row(what, f"{one.thresholds[table.place]:.2f}", found)
     Console().print(sides)
 
 
-def _found_of(share: float, defective: int) -> str:
-    """The share of measured defects that is found, and the range among all like them."""
-    least, most = share_range(share, defective)
+def _found_by(one: SubsetAnomaly, table: Anomaly) -> str:
+    """The share of measured defects that is found, and its range among all like them."""
+    if not (one.found and table.defective):
+        return "-"
+    share = one.found[table.place]
+    least, most = share_range(share, table.defective)
     return f"{share:.1%} ({least:.0%} to {most:.0%})"
 
 
