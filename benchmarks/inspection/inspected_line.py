@@ -41,6 +41,7 @@ from benchmarks.line.played import (
     subscribe,
     watching,
 )
+from mdp.client.sync import Client
 from mdp.files import write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry
 from mdp.requests.inspection import Inspector
@@ -131,18 +132,19 @@ def play(options: Namespace, folder: Path) -> dict[str, Any]:
     bundle = inspect_bundle(plain, folder / "bundle", request, cache, Progress())
     scenes = scenes_of(bundle, options.product, cache)
     order = order_of(scenes, options.items, options.seed)
+    devices = [one.device for one in bundle.manifest.plan.assignments]
+    cameras = FolderCameras(folder, devices, fps=FPS)
+    cameras.put(order[-1].pictures)
+    without = folder / "without"
+    without.mkdir()
+    with AgentFleet(without, plain.path, keys=True) as fleet:
+        start(fleet, cameras)
+        memory = {"agents_without_heads": _agents(fleet)}
     with ExitStack() as stack:
         port = stack.enter_context(mosquitto(folder))
         fleet = stack.enter_context(AgentFleet(folder, bundle.path, keys=True))
-        (folder / "client.limits").write_text("record = true\n")
-        devices = [one.device for one in bundle.manifest.plan.assignments]
-        cameras = FolderCameras(folder, devices, fps=FPS)
-        cameras.put(order[-1].pictures)
-        for device in devices:
-            arguments_of = (*cameras.source(device), "--allow-record", "--threads", 1)
-            fleet.start(device, *arguments_of, wait_for=None)
-        for device in devices:
-            fleet.agents[device].wait_for("READY")
+        start(fleet, cameras)
+        memory["agents_start"] = _agents(fleet)
         command, out, keep = watching(
             folder, fleet.write(), Namespace(trigger="mqtt", every=options.every), port
         )
@@ -152,7 +154,7 @@ def play(options: Namespace, folder: Path) -> dict[str, Any]:
         publisher = stack.enter_context(subscribe(port, by_mqtt))
         # The watcher's subscription.
         time.sleep(2)
-        memory = {"agents_start": _agents(fleet), "watcher_start": resident(watcher.process.pid)}
+        memory["watcher_start"] = resident(watcher.process.pid)
         began_s = time.monotonic()
         for number, scene in enumerate(order):
             time.sleep(max(0.0, began_s + number * options.every - time.monotonic()))
@@ -184,6 +186,19 @@ def play(options: Namespace, folder: Path) -> dict[str, Any]:
         "kept": dict(Counter(str(one["why_kept"]) for one in kept)),
         "memory_mib": {name: round(value, 1) for name, value in memory.items()},
     }
+
+
+def start(fleet: AgentFleet, cameras: FolderCameras) -> None:
+    """Start an agent for each camera, and wait until all are ready and have shown a picture."""
+    (fleet.folder / "client.limits").write_text("record = true\n")
+    for device in cameras.folders:
+        options = (*cameras.source(device), "--allow-record", "--threads", 1)
+        fleet.start(device, *options, wait_for=None)
+    for device in cameras.folders:
+        fleet.agents[device].wait_for("READY")
+    with Client.connect(fleet.write(), timeout_s=30) as client:
+        cameras.wait_for_frames(client)
+        client.look(deadline_ms=5000)
 
 
 def _agents(fleet: AgentFleet) -> float:

@@ -298,16 +298,16 @@ def line() -> str:
         ("defective: different, of", "{defective_different} of {defective}"),
         ("with a blind side named", "{named_blind}"),
     )
-    lost = told["over_mqtt"]
-    memory = told["memory_mib"]
+    lost, late = told["over_mqtt"], told["latency_ms"]
+    held = {name: f"{value:.0f}" for name, value in told["memory_mib"].items()}
     return (
         f"{told['items']:,} items, one every {told['every_s']:g} s, of {scenes['good']} good and "
         f"{scenes['defective']} defective scenes of {told['product']}: {told['lost']} lost, "
         f"{told['twice']} twice, at the broker {lost['lost']} and {lost['twice']}; verdicts after "
-        f"{told['latency_ms']['median']:.0f} ms (median), {told['latency_ms']['p99']:.0f} (99 %), "
-        f"{told['latency_ms']['most']:.0f} (most). The four agents hold "
-        f"{memory['agents_start']:.0f} MiB at the start, {memory['agents_end']:.0f} before one is "
-        f"killed. {format_machine(told['machine'])}.\n\n{parts}"
+        f"{late['median']:.0f} ms (median), {late['p99']:.0f} (99 %), {late['most']:.0f} (most). "
+        f"The four agents together hold {held['agents_without_heads']} MiB without heads, "
+        f"{held['agents_start']} with them, and {held['agents_end']} before one is killed. "
+        f"{format_machine(told['machine'])}.\n\n{parts}"
     )
 
 
