@@ -1,11 +1,12 @@
-"""Scores of one camera's pictures by anomalib's models.
+"""Scores of cameras' pictures by anomalib's models.
 
     runs/anomalib/bin/python -m benchmarks.inspection.anomalib_scores FOLDER WEIGHTS KEPT ...
 
-Runs in an environment with anomalib and without MDP's own packages. FOLDER has `good.npy`, pictures
-`[N, S, S, 3]` that each model is fitted to, and `test.npy` and `defects.npy`, which it scores;
-WEIGHTS is a .safetensors of timm's tf_efficientnet_lite0, KEPT the shares of patches that a
-PatchCore keeps, each. Writes `scores.json` into FOLDER: of each model its scores and its costs.
+Runs in an environment with anomalib and without MDP's own packages. FOLDER has a folder of each
+camera with `good.npy`, pictures `[N, S, S, 3]` that each model is fitted to, and `test.npy` and
+`defects.npy`, which it scores; WEIGHTS is a .safetensors of timm's tf_efficientnet_lite0, KEPT the
+shares of patches that a PatchCore keeps, each. Writes `scores.json` into each camera's folder: of
+each model its scores and its costs. What is there already is not made anew.
 """
 
 import json
@@ -32,12 +33,12 @@ from anomalib.models.image.patchcore.torch_model import PatchcoreModel  # noqa: 
 NETWORK = "tf_efficientnet_lite0"
 #: Their outputs are the tensors that an anomaly head reads: places 8 and 16 pixels apart.
 LAYERS = ["blocks.2", "blocks.4"]
-#: Features that PaDiM keeps of the layers' 152: anomalib's number for its smallest network, or all.
-FEATURES = {"padim_100": 100, "padim_152": 152}
+#: Features that PaDiM keeps of the layers' 152: all, or anomalib's number for its smallest network.
+FEATURES = {"padim_152": 152, "padim_100": 100}
 #: anomalib's own number of neighbours.
 NEIGHBOURS = 9
 PARTS = ("test", "defects")
-_BATCH, _TIMED = 16, 60
+_BATCH, _TIMED = 16, 20
 
 Pictures = NDArray[np.uint8]
 
@@ -115,31 +116,39 @@ def kept_bytes(model: Any) -> int:
     return sum(one.numel() * one.element_size() for one in tensors)
 
 
-def main(folder: Path, weights: Path, shares: list[float]) -> None:
-    """Fit and score by every model, and write the scores."""
-    torch.set_num_threads(1)
+def add_scores(folder: Path, name: str, make: Callable[[Pictures], Any]) -> None:
+    """Fit a model to one camera's pictures, score the others, and write that of it."""
+    file = folder / "scores.json"
+    found = json.loads(file.read_text()) if file.exists() else {}
+    if name in found:
+        return
+    torch.manual_seed(0)
     good = np.load(folder / "good.npy")
-    makers: dict[str, Callable[[], Any]] = {
-        name: partial(padim, count, weights, good) for name, count in FEATURES.items()
+    began_s = time.process_time()
+    model = make(good)
+    fit_s = time.process_time() - began_s
+    found[name] = {
+        "fit_s": round(fit_s, 1),
+        "bytes": kept_bytes(model),
+        "network_ms": round(median_ms(model.feature_extractor, good), 2),
+        "whole_ms": round(median_ms(model, good), 2),
+        **{part: scores_of(model, np.load(folder / f"{part}.npy")) for part in PARTS},
     }
-    makers |= {
-        f"patchcore_{100 * kept:g}": partial(patchcore, kept, weights, good) for kept in shares
+    file.write_text(json.dumps(found))
+
+
+def main(words: list[str]) -> None:
+    """Score the pictures of every camera, by one model after another."""
+    torch.set_num_threads(1)
+    weights, shares = Path(words[1]), [float(word) for word in words[2:]]
+    makers: dict[str, Callable[[Pictures], Any]] = {
+        name: partial(padim, count, weights) for name, count in FEATURES.items()
     }
-    found = {}
+    makers |= {f"patchcore_{100 * one:g}": partial(patchcore, one, weights) for one in shares}
     for name, make in makers.items():
-        torch.manual_seed(0)
-        began_s = time.process_time()
-        model = make()
-        fit_s = time.process_time() - began_s
-        found[name] = {
-            "fit_s": round(fit_s, 1),
-            "bytes": kept_bytes(model),
-            "network_ms": round(median_ms(model.feature_extractor, good), 2),
-            "whole_ms": round(median_ms(model, good), 2),
-            **{part: scores_of(model, np.load(folder / f"{part}.npy")) for part in PARTS},
-        }
-    (folder / "scores.json").write_text(json.dumps(found))
+        for folder in sorted(Path(words[0]).iterdir()):
+            add_scores(folder, name, make)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), [float(word) for word in sys.argv[3:]])
+    main(sys.argv[1:])

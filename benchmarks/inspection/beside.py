@@ -2,13 +2,13 @@
 
     make anomalib    # an environment of its own, of 1.8 GB, in runs/anomalib
     python -m benchmarks.inspection.beside --scenes inspection/ --weights LITE0 \
-        --out benchmarks/results/inspection-anomalib.json
+        --scratch SCRATCH --out benchmarks/results/inspection-anomalib.json
 
 reads what `benchmarks.inspection.render` has written; LITE0 is a .safetensors of
 tf_efficientnet_lite0, the bundle's network, as `mdp-partition weights --convert` writes it. Each
 camera has models of its own, and a scene the largest of its cameras' scores. PatchCore's coreset is
 slow to choose: anomalib's own 10 % of the patches take minutes a camera. What is in the result
-already of other products, or of other ways, stays.
+already of other products, or of other ways, stays, and so do scores in SCRATCH.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -45,7 +45,7 @@ PARTS = ("good", "test", "defects")
 KEEPS_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 #: What a model costs, of the other program's figures.
 COSTS = ("fit_s", "bytes", "network_ms", "whole_ms")
-_TIMED = 60
+_TIMED = 20
 
 Pictures = NDArray[np.uint8]
 
@@ -63,17 +63,18 @@ def views_by_camera(bundle: Bundle, folder: Path, cache: Path) -> dict[int, dict
 
 
 def scored_by_anomalib(
-    parts: dict[str, Pictures], weights: Path, shares: Sequence[float], folder: Path
-) -> dict[str, Any]:
-    """What the other program says of one camera's pictures."""
-    for part, pictures in parts.items():
-        np.save(folder / f"{part}.npy", pictures)
-    words = [folder, weights.resolve(), *map(str, shares)]
+    views: Mapping[int, Mapping[str, Pictures]], options: argparse.Namespace, folder: Path
+) -> dict[int, dict[str, Any]]:
+    """What the other program says of cameras' pictures, by member; it writes into `folder`."""
+    for k, parts in views.items():
+        (folder / str(k)).mkdir(parents=True, exist_ok=True)
+        for part, pictures in parts.items():
+            np.save(folder / str(k) / f"{part}.npy", pictures)
+    words = [folder.resolve(), options.weights.resolve(), *map(str, options.kept)]
     command = [PYTHON, "-W", "ignore", "-m", PROGRAM, *words]
     environment = {**os.environ, **KEEPS_MEMORY}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stderr=subprocess.DEVNULL)
-    found: dict[str, Any] = json.loads((folder / "scores.json").read_text())
-    return found
+    return {k: json.loads((folder / str(k) / "scores.json").read_text()) for k in views}
 
 
 def median_ms(run: Callable[[Pictures], object], picture: Pictures) -> float:
@@ -111,10 +112,7 @@ def product(
     assert table
     visible = np.array(seen_by(folder / "defects")) > 0
     views = views_by_camera(made, folder, cache)
-    told = {
-        k: scored_by_anomalib(parts, options.weights, options.kept, cache)
-        for k, parts in views.items()
-    }
+    told = scored_by_anomalib(views, options, options.scratch / folder.name)
     good = score_scenes(made, folder / "test", cache)
     strange = {k: one[visible] for k, one in score_scenes(made, folder / "defects", cache).items()}
     ways = {
@@ -151,6 +149,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--scenes", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True, help="of tf_efficientnet_lite0")
     parser.add_argument("--bundle", type=Path, default=Path("examples/bundles/parts"))
+    parser.add_argument("--scratch", type=Path, required=True, help="keeps scores")
     parser.add_argument("--products", nargs="+", help="folders of --scenes; all of them")
     parser.add_argument(
         "--kept", nargs="+", type=float, default=[0.1], help="shares of patches of a PatchCore"
