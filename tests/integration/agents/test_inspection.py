@@ -258,8 +258,10 @@ def test_good_scenes_that_teach_nothing_are_refused_in_a_line(
 
 
 def test_maps_need_anomaly_heads(tmp_path: Path) -> None:
+    cameras = FolderCameras(tmp_path, ["alpha"])
+    cameras.put({"alpha": block(np.random.default_rng(0))})
     with AgentFleet(tmp_path, write_bundle(tmp_path / "bundle")) as fleet:
-        fleet.start("alpha")
+        fleet.start("alpha", *cameras.source("alpha"))
         with fleet.client() as client, pytest.raises(InputError, match="has no anomaly heads"):
             client.look(maps=True)
         path = fleet.folder / "fleet.toml"
