@@ -4,11 +4,12 @@
     python -m benchmarks.inspection.beside --scenes inspection/ --weights LITE0 \
         --scratch SCRATCH --out benchmarks/results/inspection-anomalib.json
 
-reads what `benchmarks.inspection.render` has written; LITE0 is a .safetensors of
-tf_efficientnet_lite0, the bundle's network, as `mdp-partition weights --convert` writes it. Each
-camera has models of its own, and a scene the largest of its cameras' scores. PatchCore's coreset is
-slow to choose: anomalib's own 10 % of the patches take minutes a camera. What is in the result
-already of other products, or of other ways, stays, and so do scores in SCRATCH.
+reads what `benchmarks.inspection.render` has written: the scenes that the heads were measured on by
+`benchmarks.inspection.measure`. LITE0 is a .safetensors of tf_efficientnet_lite0, the bundle's
+network, as `mdp-partition weights --convert` writes it. Each camera has models of its own, and a
+scene the largest of its cameras' scores. PatchCore's coreset is slow to choose: anomalib's own 10 %
+of the patches take minutes a camera. What is in the result already of other products, or of other
+ways, stays, and so do scores in SCRATCH.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -27,13 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.machine import describe_machine
-from benchmarks.inspection.measure import RATE, ranked, score_scenes, seen_by
+from benchmarks.inspection.measure import ranked, seen_by
 from mdp.formats.bundle import Bundle
-from mdp.formats.model_file import ModelFile
 from partitioner.data.crops import load_views, view_of
 from partitioner.data.datasets import open_scenes
-from partitioner.export import anomaly_head as heads
-from partitioner.export.inspect_bundle import InspectRequest, inspect_bundle
 from partitioner.export.sessions import open_member
 from partitioner.run.progress import Progress
 
@@ -77,62 +75,40 @@ def scored_by_anomalib(
     return {k: json.loads((folder / str(k) / "scores.json").read_text()) for k in views}
 
 
-def median_ms(run: Callable[[Pictures], object], picture: Pictures) -> float:
-    """Median milliseconds of processor time of one picture `[1, S, S, 3]`."""
+def network_ms(bundle: Bundle, picture: Pictures) -> float:
+    """Median milliseconds of processor time of the first member, without a head, on one thread."""
+    part = bundle.manifest.plan.assignments[0]
+    runtime = open_member(bundle.model(part.k), part, len(bundle.manifest.labels))
     times_ms = []
     for _ in range(_TIMED):
         began_s = time.process_time()
-        run(picture)
+        runtime.run(picture)
         times_ms.append((time.process_time() - began_s) * 1e3)
     return median(times_ms)
-
-
-def own_cost(bundle: Bundle, picture: Pictures) -> dict[str, float]:
-    """What the first member's head costs on one thread, as the others' models do."""
-    part, classes = bundle.manifest.plan.assignments[0], len(bundle.manifest.labels)
-    whole = bundle.model(part.k)
-    plain = ModelFile(whole.path, heads.without_head(whole.content))
-    network, head = (open_member(model, part, classes) for model in (plain, whole))
-    return {
-        "bytes": len(whole.content) - len(plain.content),
-        "network_ms": round(median_ms(network.run, picture), 2),
-        "whole_ms": round(median_ms(head.run, picture), 2),
-    }
 
 
 def product(
     bundle: Bundle, folder: Path, options: argparse.Namespace, cache: Path
 ) -> dict[str, Any]:
-    """Both sides' figures of one product."""
-    request = InspectRequest(good=str(folder / "good"), rate=RATE, all_good=True)
-    began_s = time.process_time()
-    made = inspect_bundle(bundle, cache / "bundle", request, cache, Progress())
-    learning_s = time.process_time() - began_s
-    table = made.fusion_weights().anomaly
-    assert table
+    """Figures of anomalib's models for one product."""
     visible = np.array(seen_by(folder / "defects")) > 0
-    views = views_by_camera(made, folder, cache)
+    views = views_by_camera(bundle, folder, cache)
     told = scored_by_anomalib(views, options, options.scratch / folder.name)
-    good = score_scenes(made, folder / "test", cache)
-    strange = {k: one[visible] for k, one in score_scenes(made, folder / "defects", cache).items()}
-    ways = {
-        "mdp": {
-            **ranked(good, strange, table.power, table),
-            "cost": {
-                "fit_s": round(learning_s / len(told), 1),
-                **own_cost(made, np.ascontiguousarray(views[0]["test"][:1])),
-            },
-        }
-    }
-    for name in told[0]:
-        usual, other = (
+    ways = {}
+    for name in sorted(set.intersection(*(set(one) for one in told.values()))):
+        good, strange = (
             {k: np.array(one[name][part]) for k, one in told.items()} for part in PARTS[1:]
         )
         ways[name] = {
-            **ranked(usual, {k: one[visible] for k, one in other.items()}, None, table),
+            **ranked(good, {k: one[visible] for k, one in strange.items()}),
             "cost": {key: median(one[name][key] for one in told.values()) for key in COSTS},
         }
-    return {"defects": int(visible.sum()), "test": len(good[0]), "ways": ways}
+    return {
+        "defects": int(visible.sum()),
+        "test": len(views[0]["test"]),
+        "mdp_network_ms": round(network_ms(bundle, views[0]["test"][:1]), 2),
+        "ways": ways,
+    }
 
 
 def anomalib_versions() -> dict[str, str]:
@@ -152,7 +128,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--scratch", type=Path, required=True, help="keeps scores")
     parser.add_argument("--products", nargs="+", help="folders of --scenes; all of them")
     parser.add_argument(
-        "--kept", nargs="+", type=float, default=[0.1], help="shares of patches of a PatchCore"
+        "--kept", nargs="*", type=float, default=[0.1], help="shares of patches of a PatchCore"
     )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(words)

@@ -39,30 +39,29 @@ def _figures(keys: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
+def _row(words: str, each: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The means of `ranked` figures."""
+    row: dict[str, Any] = {"words": words}
+    for count in "1234":
+        row[f"found{count}"] = 100 * mean(one[count]["found"] for one in each)
+        row[f"auc{count}"] = mean(one[count]["auc"] for one in each)
+    return row
+
+
+#: Columns of `_row`.
+_FOUND = (
+    *((f"{count} of 4" if count < "4" else "all 4", f"{{found{count}:.1f}}") for count in "1234"),
+    *((f"AUC, {count}", f"{{auc{count}:.3f}}") for count in "14"),
+)
+
+
 def ways() -> str:
     """Defects found by one to four cameras, and the area under the curve."""
-    rows = []
-    for keys, words in WAYS:
-        each = _figures(keys)
-        row: dict[str, Any] = {"words": words}
-        for count in "1234":
-            row[f"found{count}"] = 100 * mean(one[count]["found"] for one in each)
-            row[f"auc{count}"] = mean(one[count]["auc"] for one in each)
-        rows.append(row)
-    return table(
-        rows,
-        ("", "{words}"),
-        *(
-            (f"{count} of 4" if count < "4" else "all 4", f"{{found{count}:.1f}}")
-            for count in "1234"
-        ),
-        *((f"AUC, {count}", f"{{auc{count}:.3f}}") for count in "14"),
-    )
+    return table([_row(words, _figures(keys)) for keys, words in WAYS], ("", "{words}"), *_FOUND)
 
 
 #: anomalib's models, in words.
 RIVALS = {
-    "mdp": "MDP",
     "padim_100": "anomalib's PaDiM, 100 of 152 features",
     "padim_152": "anomalib's PaDiM, all 152",
     "patchcore_1": "anomalib's PatchCore, 1 % of the patches",
@@ -72,42 +71,46 @@ RIVALS = {
 
 def beside_anomalib() -> str:
     """Defects found by anomalib's models on the same pictures, and what each costs a camera."""
-    told = read_result("inspection-anomalib")
-    rows = []
-    for name, words in RIVALS.items():
-        each = {
-            product: one["ways"][name]
-            for product, one in told["products"].items()
-            if name in one["ways"]
+    told, ours = read_result("inspection-anomalib"), _products()
+    products: dict[str, Any] = told["products"]
+    rows = [
+        _row("MDP, as `inspect` chose", [ours[name]["fused"]["chosen"] for name in products])
+        | {
+            "fit": mean(ours[name]["learning_s"] / 4 for name in products),
+            "kept": mean(ours[name]["added_bytes"] for name in products) / 1e6,
+            "network": mean(one["mdp_network_ms"] for one in products.values()),
+            "ratio": mean(median(ours[name]["time_ratio"]) for name in products),
         }
-        if not each:
+    ]
+    for name, words in RIVALS.items():
+        each = [one["ways"][name] for one in products.values() if name in one["ways"]]
+        if len(each) < len(products):
             continue
-        some = "" if len(each) == len(told["products"]) else f" ({', '.join(each)} alone)"
-        row: dict[str, Any] = {"words": words + some}
-        for count in "1234":
-            row[f"found{count}"] = 100 * mean(one[count]["found"] for one in each.values())
-            row[f"auc{count}"] = mean(one[count]["auc"] for one in each.values())
-        costs = [one["cost"] for one in each.values()]
-        row["fit"] = mean(one["fit_s"] for one in costs)
-        row["kept"] = mean(one["bytes"] for one in costs) / 1e6
-        for key in ("network_ms", "whole_ms"):
-            row[key] = mean(one[key] for one in costs)
-        rows.append(row)
+        costs = [one["cost"] for one in each]
+        rows.append(
+            _row(words, each)
+            | {
+                "fit": mean(one["fit_s"] for one in costs),
+                "kept": mean(one["bytes"] for one in costs) / 1e6,
+                "network": mean(one["network_ms"] for one in costs),
+                "ratio": mean(one["whole_ms"] / one["network_ms"] for one in costs),
+            }
+        )
     versions = ", ".join(f"{name} {one}" for name, one in told["versions"].items())
+    defects = ", ".join(f"{name} ({one['defects']} defects)" for name, one in products.items())
     whole = table(
         rows,
-        ("maximum over cameras", "{words}"),
-        *(
-            (f"{count} of 4" if count < "4" else "all 4", f"{{found{count}:.1f}}")
-            for count in "1234"
-        ),
-        *((f"AUC, {count}", f"{{auc{count}:.3f}}") for count in "14"),
-        ("learnt in, s of a core", "{fit:.1f}"),
+        ("", "{words}"),
+        *_FOUND,
+        ("learnt in, s", "{fit:.1f}"),
         ("kept, MB", "{kept:.1f}"),
-        ("network, ms", "{network_ms:.1f}"),
-        ("with scores, ms", "{whole_ms:.1f}"),
+        ("network, ms", "{network:.1f}"),
+        ("with scores, over without", "{ratio:.2f}"),
     )
-    return f"Of a camera, one thread. {versions}; {format_machine(told['machine'])}.\n\n{whole}"
+    return (
+        f"{defects}; of a camera: processor time of one thread, and what is kept beside the "
+        f"network. {versions}; {format_machine(told['machine'])}.\n\n{whole}"
+    )
 
 
 def draws() -> str:
