@@ -14,7 +14,6 @@ called by the bundle itself. Writes benchmarks/results/inspection-line.json.
 import json
 import random
 import shutil
-import sys
 import threading
 import time
 from argparse import Namespace
@@ -258,4 +257,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -179,10 +179,10 @@ def describe_inspection(prediction: Prediction) -> str:
     )
     if not blind:
         return text
-    least, most = prediction.defects_missed_least, prediction.defects_missed_most
+    low, high = prediction.defects_missed_least, prediction.defects_missed_most
     pass_by = ""
-    if least is not None and most is not None:
-        pass_by = f": {least:.0%} to {most:.0%} of defects like the measured ones pass"
+    if low is not None and high is not None:
+        pass_by = f": {low:.0%} to {high:.0%} of defects like the measured ones pass"
     return f"{text}; blind to {', '.join(blind)}{pass_by}"
 
 

@@ -220,7 +220,12 @@ WORN = LineScene("defective", {}, {"all": False, "gone": True})
 
 
 def record(item: int, *, normal: bool | None, used: int = 4, **more: object) -> dict[str, object]:
-    answer = {"used": ["a"] * used, "suspects": {}, "normal": normal, "blind_sides": []}
+    answer: dict[str, object] = {
+        "used": ["a"] * used,
+        "suspects": {},
+        "normal": normal,
+        "blind_sides": [],
+    }
     return {
         "item": str(item), "latency_ms": 20.0, "deadline_ms": 100.0, "passed": normal is True,
         "decision": "fused" if normal else "different", "answer": answer, **more,
