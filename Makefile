@@ -16,7 +16,7 @@ KICAD  ?=
 MORE   ?=
 SEED   ?= 1
 
-.PHONY: demo demo-build pictures release test invariants scenes solids test-arm test-gpu gateway-clients systemd containers \
+.PHONY: demo demo-build pictures release test invariants scenes solids anomalib test-arm test-gpu gateway-clients systemd containers \
 	manifests tutorials fuzz soak \
 	truth check bench accuracy faults docs lock sbom format coverage clean
 
@@ -148,6 +148,12 @@ solids:
 	test -d runs/solids || "$(PYTHON)" -m venv runs/solids
 	runs/solids/bin/pip install --quiet --only-binary :all: vtk==9.7.2 pillow==13.0.0 $(if $(KICAD),,bd-warehouse==0.4.0)
 	runs/solids/bin/python -m benchmarks.scenes.solids --out $(OUT) $(if $(KICAD),--kicad $(KICAD)) $(MORE)
+
+# anomalib, which `benchmarks.inspection.beside` compares the anomaly heads with, in an environment of its own of 1.8 GB.
+# FrEIA, which it requires and these models do not use, comes as source alone.
+anomalib:
+	test -d runs/anomalib || "$(PYTHON)" -m venv runs/anomalib
+	runs/anomalib/bin/pip install --quiet --only-binary :all: --no-binary freia anomalib==2.7.0 timm==1.0.31 torch==2.13.0 torchvision==0.28.0
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

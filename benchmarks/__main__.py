@@ -42,6 +42,7 @@ PAGES = {
     "scenes-few": "scenes.few",
     "scenes-sent": "scenes.sent",
     "scenes-trained": "scenes.trained",
+    "scenes-trays": "scenes.trays",
     "scenes-unknown": "scenes.unknown",
     "scenes-verdict": "scenes.verdict",
     "serving": "serving.__main__",

@@ -53,16 +53,19 @@ def by_count(members: Sequence[int]) -> Iterator[tuple[int, list[tuple[int, ...]
         yield size, list(combinations(members, size))
 
 
-def ranked(good: Scores, strange: Scores, power: int | None, table: Anomaly) -> dict[str, Any]:
+def ranked(
+    good: Scores, strange: Scores, power: int | None = None, table: Anomaly | None = None
+) -> dict[str, Any]:
     """Area under the ROC curve and share found at `RATE` of the good ones, by number of cameras.
 
-    Each is the mean over all sets of so many. Without `power` scores are compared as they are, by
-    their maximum, as of rivals that know no rates.
+    Each is the mean over all sets of so many. Without `power`, which takes a `table`, scores are
+    compared as they are, by their maximum, as of rivals that know no rates.
     """
     found = {}
     usual: Mapping[int, Values] = good
     other: Mapping[int, Values] = strange
     if power is not None:
+        assert table
         usual, other = surprises_of(good, table.tails), surprises_of(strange, table.tails)
     for size, sets in by_count(sorted(good)):
         areas, shares = [], []
@@ -260,8 +263,8 @@ def product(bundle: Bundle, folder: Path, cache: Path) -> dict[str, Any]:
             name: ranked(good, seen, power, table)
             for name, power in (("chosen", table.power), ("mean", MEAN), ("maximum", MAXIMUM))
         },
-        "padim_maximum": ranked(good, seen, None, table),
-        "patchcore_maximum": ranked(rival_good, rival_seen, None, table),
+        "padim_maximum": ranked(good, seen),
+        "patchcore_maximum": ranked(rival_good, rival_seen),
         "patchcore_bytes": rival.size_bytes,
         "patchcore_search_ms": round(rival.search_ms(folder / "test"), 3),
         "alone": {str(k): round(area_under_curve(good[k], seen[k]), 4) for k in everyone},

@@ -39,24 +39,77 @@ def _figures(keys: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
+def _row(words: str, each: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The means of `ranked` figures."""
+    row: dict[str, Any] = {"words": words}
+    for count in "1234":
+        row[f"found{count}"] = 100 * mean(one[count]["found"] for one in each)
+        row[f"auc{count}"] = mean(one[count]["auc"] for one in each)
+    return row
+
+
+#: Columns of `_row`.
+_FOUND = (
+    *((f"{count} of 4" if count < "4" else "all 4", f"{{found{count}:.1f}}") for count in "1234"),
+    *((f"AUC, {count}", f"{{auc{count}:.3f}}") for count in "14"),
+)
+
+
 def ways() -> str:
     """Defects found by one to four cameras, and the area under the curve."""
-    rows = []
-    for keys, words in WAYS:
-        each = _figures(keys)
-        row: dict[str, Any] = {"words": words}
-        for count in "1234":
-            row[f"found{count}"] = 100 * mean(one[count]["found"] for one in each)
-            row[f"auc{count}"] = mean(one[count]["auc"] for one in each)
-        rows.append(row)
-    return table(
+    return table([_row(words, _figures(keys)) for keys, words in WAYS], ("", "{words}"), *_FOUND)
+
+
+#: anomalib's models, in words.
+RIVALS = {
+    "padim_100": "anomalib's PaDiM, 100 of 152 features",
+    "padim_152": "anomalib's PaDiM, all 152",
+    "patchcore_1": "anomalib's PatchCore, 1 % of the patches",
+    "patchcore_10": "anomalib's PatchCore, 10 %",
+}
+
+
+def beside_anomalib() -> str:
+    """Defects found by anomalib's models on the same pictures, and what each costs a camera."""
+    told, ours = read_result("inspection-anomalib"), _products()
+    products: dict[str, Any] = told["products"]
+    rows = [
+        _row("MDP, as `inspect` chose", [ours[name]["fused"]["chosen"] for name in products])
+        | {
+            "fit": mean(ours[name]["learning_s"] / 4 for name in products),
+            "kept": mean(ours[name]["added_bytes"] for name in products) / 1e6,
+            "network": mean(one["mdp_network_ms"] for one in products.values()),
+            "ratio": mean(median(ours[name]["time_ratio"]) for name in products),
+        }
+    ]
+    for name, words in RIVALS.items():
+        each = [one["ways"][name] for one in products.values() if name in one["ways"]]
+        if len(each) < len(products):
+            continue
+        costs = [one["cost"] for one in each]
+        rows.append(
+            _row(words, each)
+            | {
+                "fit": mean(one["fit_s"] for one in costs),
+                "kept": mean(one["bytes"] for one in costs) / 1e6,
+                "network": mean(one["network_ms"] for one in costs),
+                "ratio": mean(one["whole_ms"] / one["network_ms"] for one in costs),
+            }
+        )
+    versions = ", ".join(f"{name} {one}" for name, one in told["versions"].items())
+    defects = ", ".join(f"{name} ({one['defects']} defects)" for name, one in products.items())
+    whole = table(
         rows,
         ("", "{words}"),
-        *(
-            (f"{count} of 4" if count < "4" else "all 4", f"{{found{count}:.1f}}")
-            for count in "1234"
-        ),
-        *((f"AUC, {count}", f"{{auc{count}:.3f}}") for count in "14"),
+        *_FOUND,
+        ("learnt in, s", "{fit:.1f}"),
+        ("kept, MB", "{kept:.1f}"),
+        ("network, ms", "{network:.1f}"),
+        ("with scores, over without", "{ratio:.2f}"),
+    )
+    return (
+        f"{defects}; of a camera: processor time of one thread, and what is kept beside the "
+        f"network. {versions}; {format_machine(told['machine'])}.\n\n{whole}"
     )
 
 
@@ -174,20 +227,90 @@ def rates() -> str:
 
 
 def blind() -> str:
-    """The share of defects that pass without one camera: stated by one half, true by the other."""
-    apart, rows = [], []
-    for name, one in _products().items():
-        sides = one["blind_sides"].values()
-        apart += [abs(side["stated"] - side["true"]) for side in sides]
-        stated, true = (100 * mean(side[key] for side in sides) for key in ("stated", "true"))
-        rows.append({"name": name, "stated": stated, "true": true})
+    """How near the stated share of missed defects is, by how many measured it, and of what kind."""
+    products: dict[str, Any] = read_result("inspection-blind")["products"]
+    counts = [
+        count
+        for count in next(iter(products.values()))["counts"]
+        if all(count in one["counts"] for one in products.values())
+    ]
+    rows = []
+    for count in counts:
+        each = [one["counts"][count] for one in products.values()]
+        row: dict[str, Any] = {"count": count}
+        for key in ("near", "apart", "held", "width"):
+            row[key] = 100 * mean(one[key] for one in each)
+        rows.append(row)
     whole = table(
-        rows, ("product", "{name}"), ("stated, %", "{stated:.1f}"), ("true, %", "{true:.1f}")
+        rows,
+        ("defects that measured", "{count}"),
+        ("sides stated within 5 points, %", "{near:.0f}"),
+        ("apart on average, points", "{apart:.1f}"),
+        ("truth in the range, %", "{held:.1f}"),
+        ("width of the range, points", "{width:.0f}"),
     )
-    near = sum(one <= 0.05 for one in apart)
+    kinds: dict[str, list[dict[str, float]]] = {}
+    for one in products.values():
+        for kind, found in one["kinds"].items():
+            kinds.setdefault(kind, []).append(found)
+    by_kind = table(
+        [
+            {
+                "kind": kind.replace("_", " "),
+                "defects": sum(one["defects"] for one in each),
+                **{key: 100 * mean(one[key] for one in each) for key in ("stated", "true", "held")},
+            }
+            for kind, each in kinds.items()
+        ],
+        ("kind that was not measured", "{kind}"),
+        ("defects", "{defects}"),
+        ("stated by the others, %", "{stated:.1f}"),
+        ("true, %", "{true:.1f}"),
+        ("truth in the range, %", "{held:.0f}"),
+    )
+    sides = ", ".join(
+        f"{name} {one['defects']} defects, {100 * min(one['missed'].values()):.1f} to "
+        f"{100 * max(one['missed'].values()):.1f} % missed"
+        for name, one in products.items()
+    )
+    return f"One camera missing: {sides}.\n\n{whole}\n\n{by_kind}"
+
+
+#: Parts of a line of inspected items, in words.
+PARTS = {"all": "all four agents", "gone": "one agent killed"}
+
+
+def line() -> str:
+    """Good and defective items on a line of real agents."""
+    told = read_result("inspection-line")
+    rows = [
+        {"words": words, **told["parts"][part]}
+        for part, words in PARTS.items()
+        if part in told["parts"]
+    ]
+    scenes = told["scenes"]
+    parts = table(
+        rows,
+        ("", "{words}"),
+        ("records", "{records}"),
+        ("in time", "{in_time}"),
+        ("of all agents", "{whole}"),
+        ("called as the bundle calls the pictures", "{as_bundle}"),
+        ("passed just where normal", "{right}"),
+        ("good: different, of", "{good_different} of {good}"),
+        ("defective: different, of", "{defective_different} of {defective}"),
+        ("with a blind side named", "{named_blind}"),
+    )
+    lost, late = told["over_mqtt"], told["latency_ms"]
+    held = {name: f"{value:.0f}" for name, value in told["memory_mib"].items()}
     return (
-        f"{whole}\n\nOf {len(apart)} single sides {near} are within 5 points; they are "
-        f"{100 * mean(apart):.1f} apart on average."
+        f"{told['items']:,} items, one every {told['every_s']:g} s, of {scenes['good']} good and "
+        f"{scenes['defective']} defective scenes of {told['product']}: {told['lost']} lost, "
+        f"{told['twice']} twice, at the broker {lost['lost']} and {lost['twice']}; verdicts after "
+        f"{late['median']:.0f} ms (median), {late['p99']:.0f} (99 %), {late['most']:.0f} (most). "
+        f"The four agents together hold {held['agents_without_heads']} MiB without heads, "
+        f"{held['agents_start']} with them, and {held['agents_end']} before one is killed. "
+        f"{format_machine(told['machine'])}.\n\n{parts}"
     )
 
 
@@ -225,11 +348,13 @@ def figures() -> str:
     """All of them."""
     parts = (
         ("Defects found at 1 % of good items rejected, %", ways),
+        ("Beside anomalib: defects found at 1 % of good items rejected, %", beside_anomalib),
         ("At a stated rate, over 40 draws of 100 good scenes that calibrate, %", draws),
         ("Tails and thresholds: six products, all four cameras, 30 draws, %", tails),
         ("Kinds of defects", kinds),
         ("Good items called different, %", rates),
         ("Blind sides", blind),
+        ("A line of items", line),
         ("Cost", costs),
     )
     on = format_machine(read_result("inspection")["machine"])

@@ -15,13 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmarks.harness.results import RESULTS
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, read_result
+from benchmarks.harness.tables import table
 from mdp.files import write_json
 from mdp.formats.bundle import JOINED_BY, NO_LABEL
 from mdp.fusion.fuse import EVEN, Contribution, fuse, labels_held, probabilities, sigmoid
@@ -219,6 +223,58 @@ def _contribution(logits: Floats) -> Contribution:
     return Contribution(None, logits.astype(np.float32))
 
 
+#: Ways of answering, in words.
+WAYS = {
+    "several": "each label by itself",
+    "classes": "a class for each set, the likeliest",
+    "classes_summed": "the same classes, summed for each label",
+}
+
+
+def figures() -> str:
+    """Trays told right by each way, for one to four cameras: the mean of draws and of cameras."""
+    kept: list[dict[str, Any]] = read_result(RESULT.stem)["rows"]
+    parts = []
+    for case in CASES:
+        own = [row for row in kept if row["case"] == case.name]
+        rows = []
+        for way, words in WAYS.items():
+            row: dict[str, Any] = {"words": words}
+            for count in range(1, len(CAMERAS) + 1):
+                each = [one[way] for one in own if one["cameras"] == count]
+                for key in ("all_right", "each", "precision", "recall", "f1"):
+                    row[f"{key}{count}"] = 100 * mean(one[key] for one in each)
+            last = [one[way] for one in own if one["cameras"] == len(CAMERAS)]
+            row["draws"] = ", ".join(f"{100 * one['all_right']:.1f}" for one in last)
+            rows.append(row)
+        every = table(
+            rows,
+            ("every label right, %", "{words}"),
+            *((f"{count} of 4", f"{{all_right{count}:.1f}}") for count in (1, 2, 3)),
+            ("all 4", "{all_right4:.1f}"),
+            ("by draw", "{draws}"),
+        )
+        by_label = table(
+            rows,
+            ("by label, %", "{words}"),
+            *(
+                column
+                for count, words in ((1, "one camera"), (4, "all 4"))
+                for column in (
+                    (f"right, {words}", f"{{each{count}:.1f}}"),
+                    ("precision", f"{{precision{count}:.1f}}"),
+                    ("recall", f"{{recall{count}:.1f}}"),
+                    ("F1", f"{{f1{count}:.1f}}"),
+                )
+            ),
+        )
+        parts.append(f"### {case.name}\n\n{every}\n\n{by_label}")
+    return "\n\n".join(parts)
+
+
+PAGE = Page("benchmarks.scenes.trays", figures)
+
+
 def main() -> None:
     """Measure every draw of every case, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -226,12 +282,13 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     options = parser.parse_args()
     options.scratch.mkdir(parents=True, exist_ok=True)
-    rows = []
+    machine, rows = describe_machine(), list[dict[str, Any]]()
     for case in CASES:
         for draw in range(DRAWS):
             rows += measure_draw(case, draw, options)
             print(rows[-1], flush=True)
-    write_json(RESULT, {"rows": rows})
+    write_json(RESULT, {"machine": machine, "rows": rows})
+    PAGE.write()
 
 
 if __name__ == "__main__":

@@ -179,8 +179,10 @@ def describe_inspection(prediction: Prediction) -> str:
     )
     if not blind:
         return text
-    missed = prediction.defects_missed
-    pass_by = "" if missed is None else f": {missed:.1%} of measured defects pass"
+    low, high = prediction.defects_missed_least, prediction.defects_missed_most
+    pass_by = ""
+    if low is not None and high is not None:
+        pass_by = f": {low:.0%} to {high:.0%} of defects like the measured ones pass"
     return f"{text}; blind to {', '.join(blind)}{pass_by}"
 
 

@@ -256,8 +256,8 @@ def parameters_of(predictions: Sequence[Prediction]) -> dict[str, Any]:
     `degraded` if any lacks a device; `used` by all (the output of that name has each one's),
     `missing` from any, the lowest expected accuracy, the longest latency; `known` if all items are,
     the largest `novelty`, and the largest `known_rejected`; `normal` if all are like the good ones,
-    the largest `anomaly`, `defects_missed` and `good_rejected`, where these are known of all. Where
-    several labels may hold, `holds` has those of each picture, as JSON.
+    the largest `anomaly`, `defects_missed`, `defects_missed_most` and `good_rejected`, where these
+    are known of all. Where several labels may hold, `holds` has those of each picture, as JSON.
     """
     missing: Mapping[str, str] = {
         device: reason for each in predictions for device, reason in each.missing.items()
@@ -286,7 +286,7 @@ def parameters_of(predictions: Sequence[Prediction]) -> dict[str, Any]:
         parameters["known_rejected"] = max(rejected)
     if all(each.normal is not None for each in predictions):
         parameters["normal"] = all(each.normal for each in predictions)
-    for name in ("anomaly", "good_rejected", "defects_missed"):
+    for name in ("anomaly", "good_rejected", "defects_missed", "defects_missed_most"):
         values = [getattr(each, name) for each in predictions]
         if None not in values:
             parameters[name] = max(values)

@@ -92,7 +92,8 @@ def answer_payload(now: str, seen: Prediction | InferenceError) -> dict[str, Any
         blank = (
             *("label", "probability", "mode", "expected_accuracy", "latency_ms"),
             *("known", "novelty", "known_rejected", "verdict"),
-            *("normal", "anomaly", "good_rejected", "defects_missed", "holds"),
+            *("normal", "anomaly", "good_rejected", "holds"),
+            *("defects_missed", "defects_missed_least", "defects_missed_most"),
         )
         return {
             "time": now,
@@ -124,6 +125,8 @@ def answer_payload(now: str, seen: Prediction | InferenceError) -> dict[str, Any
         "anomaly": seen.anomaly,
         "good_rejected": seen.good_rejected,
         "defects_missed": seen.defects_missed,
+        "defects_missed_least": seen.defects_missed_least,
+        "defects_missed_most": seen.defects_missed_most,
         "blind_sides": seen.blind_sides,
         "holds": seen.holds,
     }
@@ -263,7 +266,10 @@ def _fleet_entities(topics: Topics) -> dict[str, dict[str, Any]]:
             "icon": "mdi:alert-decagram",
             "device_class": "problem",
             "value_template": "{{ 'ON' if value_json.normal == false else 'OFF' }}",
-            **_attributes(topics.answer, "blind_sides", "defects_missed"),
+            **_attributes(
+                topics.answer,
+                *("blind_sides", "defects_missed", "defects_missed_least", "defects_missed_most"),
+            ),
         },
         "probability": {
             "platform": "sensor",

@@ -11,6 +11,8 @@ from rich.text import Text
 
 from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule, Rejection, SubsetLabels
 from mdp.formats.plan import Assignment, Plan, SingleDevice, Spec, SubModelSpec
+from mdp.fusion.anomaly import share_range
+from mdp.fusion.anomaly_table import Anomaly, SubsetAnomaly
 from mdp.load import is_busy
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
 from partitioner.data.scenes import remark_on
@@ -308,14 +310,27 @@ def print_inspection(bundle: Bundle) -> None:
         "seen by", "threshold", "defects found",
         title=f"different above these thresholds: {table.default:.2%} of good items are",
         caption=f"fused by {fused} of surprises; "
-        + (f"{table.defective:,} defective scenes" if table.defective else "no defects to measure"),
+        + (
+            f"{table.defective:,} defective scenes, and the range among all like them in 19 of 20"
+            if table.defective
+            else "no defects to measure"
+        ),
     )  # fmt: skip
     for one in table.subsets:
         names = arrived_devices(one.members, plan)
-        found = f"{one.found[table.place]:.1%}" if one.found else "-"
+        found = _found_by(one, table)
         what = names or f"mean {one.size} of {len(plan.assignments)}"
         sides.add_row(what, f"{one.thresholds[table.place]:.2f}", found)
     Console().print(sides)
+
+
+def _found_by(one: SubsetAnomaly, table: Anomaly) -> str:
+    """The share of measured defects that is found, and its range among all like them."""
+    if not (one.found and table.defective):
+        return "-"
+    share = one.found[table.place]
+    least, most = share_range(share, table.defective)
+    return f"{share:.1%} ({least:.0%} to {most:.0%})"
 
 
 def _by_rule(found: PerRule) -> list[str]:

@@ -1,13 +1,23 @@
 """Defects, draws and scores of the inspection benchmark, without a renderer."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.inspection.blind import by_kind, missed_without, over_draws, told
 from benchmarks.inspection.defects import KINDS, parts_of, pins_of, with_defect
 from benchmarks.inspection.draws import CHANGES, draw_station
+from benchmarks.inspection.inspected_line import (
+    LineScene,
+    is_visible,
+    order_of,
+    part_of,
+    tally,
+    without_novelty,
+)
 from benchmarks.inspection.measure import (
     by_count,
     limit_of,
@@ -19,6 +29,7 @@ from benchmarks.inspection.measure import (
 from benchmarks.inspection.patchcore import Memory, patches
 from benchmarks.inspection.render import PRODUCTS, options_of
 from benchmarks.inspection.tails import compare
+from benchmarks.line.played import PARTS
 from benchmarks.scenes.solid_draws import PLACES
 from benchmarks.scenes.solid_items import Floats, Item, Mesh
 from partitioner.fusion.anomaly_fit import fit_anomaly
@@ -172,3 +183,94 @@ def test_visible_sides_are_counted(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "visible.json").write_text(json.dumps(dict(enumerate(shares))))
     assert seen_by(tmp_path) == [0, 1]
+
+
+def test_blind_sides_are_stated_the_better_the_more_defects_measure_them() -> None:
+    random = np.random.default_rng(0)
+    missed = [random.random(4000) < share for share in (0.1, 0.3)]
+    few, many = (over_draws(missed, count, draws=200) for count in (15, 400))
+    assert many["near"] > 0.9 > few["near"]
+    assert many["width"] < 0.2 * few["width"] * np.sqrt(400 / 15)
+    for found in (few, many):
+        assert found["held"] == pytest.approx(0.95, abs=0.04)
+
+
+def test_a_kind_that_was_not_measured_may_be_out_of_range() -> None:
+    kinds = np.array(["stain"] * 200 + ["twin"] * 200)
+    missed = [np.arange(400) < 150, np.arange(400) % 4 == 0]
+    found = by_kind(missed, kinds)
+    assert found["stain"]["held"] == 0.5
+    assert (found["stain"]["defects"], found["stain"]["true"]) == (200, 0.5)
+    every = told(dict(enumerate(missed)), kinds)
+    assert every["missed"] == {"0": 0.375, "1": 0.25}
+    assert [*every["counts"]] == ["15", "30", "60", "120", "180"]
+
+
+def test_the_others_miss_what_one_camera_alone_sees() -> None:
+    random = np.random.default_rng(0)
+    good = {k: random.exponential(1.0, 200) for k in range(3)}
+    table = fit_anomaly(good, good, rate=0.01)
+    strange = {k: np.where(np.arange(30) % 3 == k, 90.0, 0.5) for k in range(3)}
+    missed = missed_without(table, strange)
+    assert all(one.tolist() == [row % 3 == k for row in range(30)] for k, one in missed.items())
+
+
+GOOD = LineScene("good", {}, {"all": True, "gone": True})
+WORN = LineScene("defective", {}, {"all": False, "gone": True})
+
+
+def record(item: int, *, normal: bool | None, used: int = 4, **more: object) -> dict[str, object]:
+    answer: dict[str, object] = {
+        "used": ["a"] * used,
+        "suspects": {},
+        "normal": normal,
+        "blind_sides": [],
+    }
+    return {
+        "item": str(item), "latency_ms": 20.0, "deadline_ms": 100.0, "passed": normal is True,
+        "decision": "fused" if normal else "different", "answer": answer, **more,
+    }  # fmt: skip
+
+
+def test_records_of_a_line_are_compared_with_the_bundle() -> None:
+    order = [GOOD, WORN, GOOD, WORN, WORN]
+    assert [part_of(number, 5) for number in range(5)] == ["all"] * 4 + ["gone"]
+    found = tally(
+        [
+            record(0, normal=True),
+            record(1, normal=False),
+            record(2, normal=True, used=3),
+            # Passed without being normal, and late.
+            record(3, normal=False, passed=True, latency_ms=300.0),
+            record(3, normal=True),
+        ],
+        order,
+    )
+    assert (found["records"], found["lost"], found["twice"]) == (5, 1, 1)
+    part = found["parts"]["all"]
+    assert (part["whole"], part["as_bundle"], part["right"]) == (4, 3, 4)
+    assert (part["in_time"], part["good"], part["defective"]) == (4, 2, 3)
+    assert (part["defective_different"], part["defective_passed"]) == (2, 2)
+    gone = tally([record(4, normal=True, used=3)], order)["parts"]["gone"]
+    assert (gone["whole"], gone["as_bundle"], gone["defective_expected_different"]) == (1, 1, 0)
+
+
+def test_no_scene_comes_twice_in_a_row() -> None:
+    scenes = {
+        "good": [LineScene("good", {}, {}) for _ in range(3)],
+        "defective": [LineScene("defective", {}, {}) for _ in range(2)],
+    }
+    order = order_of(scenes, 500, seed=1)
+    assert all(one is not other for one, other in pairwise(order))
+    assert sum(one.kind == "defective" for one in order) == pytest.approx(100, abs=30)
+    assert [one.kind for one in order_of(scenes, 500, seed=1)] == [one.kind for one in order]
+
+
+def test_a_line_of_inspected_items_knows_of_no_unknown_ones(tmp_path: Path) -> None:
+    made = without_novelty(PARTS, tmp_path / "plain")
+    assert not made.fusion_weights().novelty
+    assert made.manifest.labels
+    (tmp_path / "visible.json").write_text(json.dumps({"top": 0.0, "left": 0.002}))
+    assert is_visible(tmp_path)
+    (tmp_path / "visible.json").write_text(json.dumps({"top": 0.0, "left": 0.0002}))
+    assert not is_visible(tmp_path)

@@ -299,8 +299,9 @@ function showAnswer(answer) {
   const what = unknown ? `none of the classes, nearest ${answer.label}, ` : "";
   const worst = answer.members.filter((one) => !answer.blind_sides.includes(one.device))
     .sort((one, other) => (other.anomaly ?? -Infinity) - (one.anomaly ?? -Infinity))[0];
-  const blind = answer.blind_sides.length
-    ? `; blind to ${answer.blind_sides.join(", ")}${answer.defects_missed == null ? "" : `: ${percent(answer.defects_missed)} of measured defects pass`}` : "";
+  const passing = answer.defects_missed_most == null ? ""
+    : `: ${percent(answer.defects_missed_least)} to ${percent(answer.defects_missed_most)} of defects like the measured ones pass`;
+  const blind = answer.blind_sides.length ? `; blind to ${answer.blind_sides.join(", ")}${passing}` : "";
   const differs = answer.normal === false ? `differs from the good ones, most at ${worst.device}, ` : "";
   const sure = answer.holds ? `of the least certain label ${percent(answer.probability)} sure` : `${percent(answer.probability)} probable`;
   const parts = `${differs}${what}${sure}, from ${answer.used.join(", ")}${doubt}${blind}`;

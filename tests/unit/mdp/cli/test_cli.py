@@ -132,13 +132,18 @@ def test_a_camera_that_does_not_count_is_not_where_an_item_differs_most() -> Non
         anomaly=0.5,
         good_rejected=0.01,
         defects_missed=0.25,
+        defects_missed_least=0.14,
+        defects_missed_most=0.4,
         suspects={"gamma": "moved"},
         blind_sides=("gamma",),
     )
     assert describe("look", differs).splitlines()[1] == (
         "  differs from the good ones (+0.50 decades, most at alpha; 1.00% of good ones do); "
-        "blind to gamma: 25.0% of measured defects pass"
+        "blind to gamma: 14% to 40% of defects like the measured ones pass"
     )
+    # A share that was measured on nobody knows how many defects is not shown.
+    old = msgspec.structs.replace(differs, defects_missed_least=None, defects_missed_most=None)
+    assert describe("look", old).splitlines()[1].endswith("; blind to gamma")
     sides = ("alpha", "gamma", "delta")
     nobody = msgspec.structs.replace(differs, normal=None, anomaly=None, blind_sides=sides)
     assert describe("look", nobody).splitlines()[1] == (

@@ -306,6 +306,7 @@ def test_one_camera_makes_an_item_different(inspecting: Desk) -> None:
     assert fine.anomaly == pytest.approx(-0.8)
     worn = inspected(inspecting, 2, 0.5, 4.5, 0.1)
     assert (worn.normal, worn.good_rejected, worn.defects_missed) == (False, 0.01, 0.25)
+    assert (worn.defects_missed_least, worn.defects_missed_most) == (0.1119, 0.4687)
     assert worn.anomaly == pytest.approx(2.5)
     own = [member.anomaly for member in worn.members]
     assert own[1] == pytest.approx(2.5)

@@ -1,5 +1,6 @@
 """Rates of scores, fused surprises of cameras, and what a table may say."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mdp.fusion.anomaly import fuse_surprises, surprise, surprises_of
+from mdp.fusion.anomaly import fuse_surprises, share_range, surprise, surprises_of
 from mdp.fusion.anomaly_table import MAXIMUM, MEAN, Anomaly, ScoreTail, SubsetAnomaly
 
 TAIL = ScoreTail(scores=(1.0, 2.0, 3.0, 4.0), decade=0.5)
@@ -31,6 +32,28 @@ def test_surprises_are_fused_by_a_power_mean(power: int, expected: float) -> Non
     assert fuse_surprises([np.array(1.0), np.array(3.0)], power) == pytest.approx(expected)
     assert fuse_surprises([np.array([0.0, 2.0])], power).tolist() == [0.0, 2.0]
     assert fuse_surprises([np.zeros(2), np.zeros(2)], power).tolist() == [0.0, 0.0]
+
+
+def test_a_share_has_the_range_that_its_count_supports() -> None:
+    assert share_range(0.0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert share_range(1.0, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    assert share_range(0.4, 20) == pytest.approx((0.2188, 0.6134), abs=1e-4)
+    assert share_range(0.4, 2000) == pytest.approx((0.3787, 0.4216), abs=1e-4)
+
+
+@pytest.mark.parametrize("count", [10, 34, 300])
+def test_a_range_holds_the_true_share_in_nineteen_of_twenty_cases(count: int) -> None:
+    held = []
+    for true in np.linspace(0.05, 0.95, 91).tolist():
+        chances = [
+            math.comb(count, hits) * true**hits * (1 - true) ** (count - hits)
+            for hits in range(count + 1)
+        ]
+        ranges = [share_range(hits / count, count) for hits in range(count + 1)]
+        held.append(
+            sum(c for c, (low, high) in zip(chances, ranges, strict=True) if low <= true <= high)
+        )
+    assert np.mean(held) == pytest.approx(0.95, abs=0.01)
 
 
 def test_members_have_tails_of_their_own() -> None:

@@ -21,7 +21,13 @@ def inspector(found: dict[int, float] | None = None) -> Inspector:
     ]
     return Inspector(
         Anomaly(
-            tails=(TAIL,) * 3, power=MAXIMUM, rates=(0.01,), default=0.01, good=99, subsets=subsets
+            tails=(TAIL,) * 3,
+            power=MAXIMUM,
+            rates=(0.01,),
+            default=0.01,
+            good=99,
+            subsets=subsets,
+            defective=30 if found else 0,
         )
     )
 
@@ -50,6 +56,7 @@ def test_one_camera_is_enough_to_find_a_difference() -> None:
     assert without is not None
     assert without.normal
     assert without.defects_missed == pytest.approx(0.3)
+    assert (without.defects_missed_least, without.defects_missed_most) == (0.1666, 0.4788)
     assert one.difference({}) is None
 
 
@@ -66,6 +73,7 @@ def test_without_measured_defects_nothing_is_said_of_them() -> None:
     found = inspector().difference({0: 0.5})
     assert found is not None
     assert found.defects_missed is None
+    assert (found.defects_missed_least, found.defects_missed_most) == (None, None)
 
 
 def test_a_moved_camera_is_told_from_defects() -> None:
