@@ -63,7 +63,7 @@ from partitioner.crew.planning.tuning import (
 from partitioner.crew.planning.work import Work
 from partitioner.crew.worker.probe import facts_of, measure, probe_jobs
 from partitioner.crew.worker.progress import board
-from partitioner.crew.worker.trial import try_candidates
+from partitioner.crew.worker.trial import draw_network, try_candidates
 from partitioner.crew.worker.worker import (
     Ends,
     JobOutcome,
@@ -414,8 +414,9 @@ def join(
         control.join(name, data_digest(pictures))
         enter(control)
         groups = stack.enter_context(_groups(control, store, begin, name))
-        if begin.trials:
-            try_candidates(control, groups, store, begin, settings)
+        if begin.trials and begin.facts is not None:
+            draw = partial(draw_network, begin.plan, settings)
+            try_candidates(begin.trials, begin.facts, control, groups, store, draw)
             return
         if begin.crew is None or begin.facts is None:
             measure(control, groups, store, begin.plan, settings)
@@ -517,7 +518,8 @@ def tune(
             _groups(led.ends.control, led.store, begin) as groups,
             board(led.states, names, progress),
         ):  # fmt: skip
-            try_candidates(led.ends.control, groups, led.store, begin, settings)
+            draw = partial(draw_network, plan, settings)
+            try_candidates(trials, facts, led.ends.control, groups, led.store, draw)
     except RunRefused as error:
         raise RunRefused(f"{error}; {folder.plan_file} is as it was") from error
     told = parts_of(log_lines(folder.log), [job.name for job in jobs[:-1]])

@@ -8,8 +8,9 @@ import dataclasses
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,20 +23,11 @@ from mdp.formats.plan import Plan
 from partitioner.crew.averaging.generations import train_in_generations
 from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.averaging.parameters import CrewEnded
-from partitioner.crew.begin import Begin
 from partitioner.crew.bus.control import Hand, RunRefused
 from partitioner.crew.bus.store import SignedStore
-from partitioner.crew.messages import (
-    AnyAction,
-    AnyEvent,
-    Commit,
-    Made,
-    Rank,
-    Ready,
-    Start,
-    TrainerControl,
-)
+from partitioner.crew.messages import AnyAction, AnyEvent, Commit, Made, Rank, Ready, TrainerControl
 from partitioner.crew.planning.costs import member_index
+from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan
 from partitioner.crew.planning.tuning import TIMED, WARM_UP, Part, RoundTime, StepTime, trial_name
 from partitioner.crew.worker.crews import Crews
@@ -45,7 +37,7 @@ from partitioner.data.memmaps import Views
 from partitioner.data.variants import Labels
 from partitioner.networks.members import build_member
 from partitioner.networks.teacher import build_teacher
-from partitioner.run.settings import Schedule, Settings
+from partitioner.run.settings import Autocast, Schedule, Settings
 from partitioner.training.cached_outputs import batch, device_of
 from partitioner.training.distributed import Crew
 from partitioner.training.loop import BatchLoss, Index, TrainingStage, derive_seed, take_steps
@@ -98,29 +90,41 @@ class RoundClock:
         return RoundTime(pictures, busy_s, ended_s - began_s)
 
 
+class Drawn(NamedTuple):
+    """A network with new weights, its loss on random pictures, and its schedule."""
+
+    module: nn.Module
+    loss_of: BatchLoss
+    schedule: Schedule
+    autocast: Autocast = "fp32"
+
+
 def try_candidates(
+    trials: Sequence[NetworkSync],
+    facts: Facts,
     control: Hand,
     groups: TrainerGroups,
     store: SignedStore,
-    begin: Begin,
-    settings: Settings,
+    draw: Callable[[str], Drawn],
     clock: Clock = time.perf_counter,
 ) -> None:
-    """Do the jobs of a tuning as the desk gives them out; raises RunRefused."""
-    assert begin.facts is not None
+    """Do the jobs of a tuning as the desk gives them out; raises RunRefused.
+
+    draw: makes a network by its name, the same on all trainers.
+    """
     account = WorkAccount(control)
     control.state = account.state
-    trials = {trial_name(number): sync for number, sync in enumerate(begin.trials)}
+    of_job = {trial_name(number): sync for number, sync in enumerate(trials)}
     while (start := next_job(control)) is not None:
         said = "{}"
-        if (sync := trials.get(start.network)) is not None:
+        if (sync := of_job.get(start.network)) is not None:
             crews = Crews(
-                plan=SyncPlan(network=(sync,)), facts=begin.facts, control=control, groups=groups,
+                plan=SyncPlan(network=(sync,)), facts=facts, control=control, groups=groups,
                 store=store, account=account, job=start.network,
             )  # fmt: skip
             account.begin(start.network)
             try:
-                part = _try(start, sync, crews, begin.plan, settings, clock)
+                part = _try(sync, crews, draw(sync.name), clock)
             except CrewEnded as ended:
                 raise RunRefused(str(ended)) from ended
             account.end()
@@ -129,12 +133,9 @@ def try_candidates(
         control.report(Made(rank=control.rank, network=start.network, said=said))
 
 
-def _try(
-    start: Start, sync: NetworkSync, crews: Crews, plan: Plan, settings: Settings, clock: Clock
-) -> Part:
+def _try(sync: NetworkSync, crews: Crews, drawn: Drawn, clock: Clock) -> Part:
     """Take the steps of one candidate; raises CrewEnded."""
-    torch.manual_seed(derive_seed(settings.seed, "tuning"))
-    network, loss_of, schedule = _network(sync.name, plan, settings)
+    schedule = drawn.schedule
     with tempfile.TemporaryDirectory() as folder:
         never = Path(folder, "checkpoint.pt")
 
@@ -144,8 +145,8 @@ def _try(
                 name=f"tuning {sync.name}",
                 pictures=(WARM_UP + TIMED) * schedule.batch_size,
                 schedule=replace(schedule, epochs=1, learning_rate=_RATE),
-                seed=settings.seed,
-                autocast=settings.autocast,
+                seed=0,
+                autocast=drawn.autocast,
                 checkpoint=never,
                 sync=to_meet,
             )
@@ -155,7 +156,7 @@ def _try(
                 ends.append(clock())
                 crews.account.step(len(ends) / (WARM_UP + TIMED), sync.name)
 
-            take_steps(network, stage, loss_of, report)
+            take_steps(drawn.module, stage, drawn.loss_of, report)
             return ends
 
         if sync.what == "parameters":
@@ -167,16 +168,17 @@ def _try(
         def train(crew: Crew, members: tuple[int, ...]) -> None:
             ends[:] = steps(crews.gradients(sync.name, crew, members))
 
-        train_in_generations(start.network, crews.control, crews.groups, never, train)
+        train_in_generations(crews.job, crews.control, crews.groups, never, train)
     took = np.diff(ends)[WARM_UP - 1 :]
     return StepTime(statistics.median(took.tolist()))
 
 
-def _network(name: str, plan: Plan, settings: Settings) -> tuple[nn.Module, BatchLoss, Schedule]:
-    """A network with new weights, its loss on a batch of random pictures, and its schedule.
+def draw_network(plan: Plan, settings: Settings, name: str) -> Drawn:
+    """A network of a plan.
 
     Sub-models learn as the first one does, from labels and a teacher's answers.
     """
+    torch.manual_seed(derive_seed(settings.seed, "tuning"))
     classes, k = settings.data.classes, member_index(name)
     if k is None:
         spec, teaching = plan.require_teacher(), settings.teacher_schedule
@@ -190,7 +192,8 @@ def _network(name: str, plan: Plan, settings: Settings) -> tuple[nn.Module, Batc
             wanted = labels[here].to(device)
             return {"loss": F.cross_entropy(logits, wanted, label_smoothing=smoothing)}
 
-        return build_teacher(spec, classes, pretrained=False), loss_of, teaching
+        teacher = build_teacher(spec, classes, pretrained=False)
+        return Drawn(teacher, loss_of, teaching, settings.autocast)
     schedule, member = settings.schedule, plan.assignments[k].spec
     count = schedule.batch_size
     targets = DistillationTargets(
@@ -202,7 +205,11 @@ def _network(name: str, plan: Plan, settings: Settings) -> tuple[nn.Module, Batc
     )
     of_batch = MemberLoss(targets, schedule)
     student = Student(build_member(member, classes, boosting=schedule.boosting))
-    return student, lambda network, index, epoch: of_batch(network, index % count, epoch), schedule
+
+    def of_any(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
+        return of_batch(network, index % count, epoch)
+
+    return Drawn(student, of_any, schedule, settings.autocast)
 
 
 def _pixels(count: int, side: int) -> Views:
