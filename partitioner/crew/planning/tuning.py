@@ -122,7 +122,7 @@ def to_tune(
         if len(crew) == 1 or not _is_tunable(sync):
             continue
         kept = _base(sync, network.name)
-        key = (msgspec.structs.replace(kept, name="teacher"), crew, _shape(network, crew, facts))
+        key = (replace(kept, name="teacher"), crew, _shape(network, crew, facts))
         if key in found:
             found[key] = found[key]._replace(names=(*found[key].names, network.name))
         elif some := shortlist(candidates(methods, network, kept), most):

@@ -5,6 +5,7 @@ pictures of one batch; no picture of the user is read, and nothing is kept of wh
 """
 
 import dataclasses
+import gc
 import statistics
 import tempfile
 import time
@@ -129,6 +130,7 @@ def try_candidates(
                 raise RunRefused(str(ended)) from ended
             account.end()
             groups.close()
+            gc.collect()  # a wrapped network is in a cycle: its memory is the next one's
             said = msgspec.json.encode(part).decode()
         control.report(Made(rank=control.rank, network=start.network, said=said))
 
