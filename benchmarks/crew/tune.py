@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -156,8 +157,12 @@ def run_cases(cases: list[Case], machines: list[str], port: int) -> list[dict[st
             subprocess.Popen(["ip", "netns", "exec", name, *command, str(rank)], env=environment)
             for rank, name in enumerate(machines)
         ]
-        if sum(process.wait() for process in started):
-            raise SystemExit("a trainer failed")
+        try:
+            if any(process.wait() for process in started):
+                raise SystemExit("a trainer failed")
+        finally:
+            for process in started:
+                process.kill()
         return [
             msgspec.json.decode(Path(folder, f"said-{rank}.json").read_bytes())
             for rank in range(TRAINERS)
@@ -180,6 +185,31 @@ def gives_weights_of_one(case: Case) -> bool:
     """Tell whether a plan made by hand gives the weights of one process."""
     sync = NetworkSync(name=NETWORK, codec=case.codec, route=case.route)
     return case.how == "gradients" and is_exact(sync)
+
+
+def compare(kept: Mapping[str, Tried], took: Mapping[str, float]) -> list[dict[str, Any]]:
+    """A row for each plan that was kept, beside the best made by hand; `took` are seconds a step.
+
+    They are by case, of the plans that were kept as `case_of` has them: "tuned, NAME".
+    """
+    rows: list[dict[str, Any]] = []
+    for name, one in kept.items():
+        rivals = [case for case in plans() if name == "any" or gives_weights_of_one(case)]
+        best = min(rivals, key=lambda case: took[case.name])
+        trained_s = took[f"tuned, {name}"]
+        rows.append(
+            {
+                "allowed": name,
+                "words": one.words,
+                "predicted_s": one.predicted_s,
+                "trial_s": one.measured_s,
+                "trained_s": round(trained_s, 3),
+                "best": best.name,
+                "best_s": round(took[best.name], 3),
+                "pace": round(took[best.name] / trained_s, 3),
+            }
+        )
+    return rows
 
 
 def figures() -> str:
@@ -212,29 +242,13 @@ def main() -> None:
         tuned = [case_of(f"tuned, {name}", one.sync, facts) for name, one in kept.items()]
         trained = run_cases([*plans(), *tuned], machines, PORT + 100)
     took = {case.name: seconds(case.name, trained) / case.steps for case in [*plans(), *tuned]}
-    rows: list[dict[str, Any]] = []
-    for name, one in kept.items():
-        rivals = [case for case in plans() if name == "any" or gives_weights_of_one(case)]
-        best = min(rivals, key=lambda case: took[case.name])
-        rows.append(
-            {
-                "allowed": name,
-                "words": one.words,
-                "predicted_s": one.predicted_s,
-                "trial_s": one.measured_s,
-                "trained_s": round(took[f"tuned, {name}"], 3),
-                "best": best.name,
-                "best_s": round(took[best.name], 3),
-                "pace": round(took[best.name] / took[f"tuned, {name}"], 3),
-            }
-        )
     result: dict[str, Any] = {
         "machine": machine,
         "computing": "played by sleeping",
         "link_mbit_per_s": MBIT,
         "network_bytes": SIZE,
         "aim": AIM,
-        "kept": rows,
+        "kept": compare(kept, took),
         "seconds of a step by hand": {case.name: round(took[case.name], 3) for case in plans()},
         "tried": {name: msgspec.to_builtins(some) for name, some in tried.items()},
     }

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from benchmarks.crew.assignment import published_score
 from benchmarks.crew.links import facts, row
 from benchmarks.crew.net import SIZE, TRAINERS, plans
-from benchmarks.crew.tune import ROUND_STEPS, WORK, case_of, gives_weights_of_one
+from benchmarks.crew.tune import ROUND_STEPS, WORK, case_of, compare, gives_weights_of_one
 from benchmarks.harness.results import read_result
 from partitioner.crew.planning.assign import search
-from partitioner.crew.planning.syncplan import SyncPlan
-from partitioner.crew.planning.tuning import to_tune, trials_of
+from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan
+from partitioner.crew.planning.tuning import Tried, to_tune, trials_of
 
 
 def test_the_published_score_of_two_sites() -> None:
@@ -56,3 +56,20 @@ def test_plans_made_by_hand_that_give_the_weights_of_one_process() -> None:
         "gradients, ring, fp32, 1 buckets", "gradients, ring, fp32, 4 buckets",
         "gradients, two_phase, fp32, 4 buckets",
     ]  # fmt: skip
+
+
+def test_what_was_kept_is_compared_with_the_best_that_was_allowed() -> None:
+    took = {case.name: 2.0 for case in plans()}
+    took |= {
+        "parameters, two_phase, int8, every 16 steps": 0.5,
+        "gradients, ring, fp32, 4 buckets": 1,
+    }
+    took |= {"tuned, any": 0.4, "tuned, exact": 1.25}
+    sync = NetworkSync(name="member-0", bucket_bytes=2**20)
+    one = Tried(networks=("member-0",), predicted_s=1, measured_s=1.1, kept=True, sync=sync)
+    rows = compare({"any": one, "exact": one}, took)
+    assert [(row["best"], row["pace"]) for row in rows] == [
+        ("parameters, two_phase, int8, every 16 steps", 1.25),
+        ("gradients, ring, fp32, 4 buckets", 0.8),
+    ]
+    assert rows[0]["words"] == "gradients fp32, ring, buckets of 1 MiB"
