@@ -138,6 +138,71 @@ def plan_crew(
 
 @app.command()
 @add_config_options(*_SETTINGS)
+def tune(
+    *,
+    given: Given,
+    plan: PlanOption,
+    crew: CrewOption,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Only ways that give the weights of one process.")
+    ] = False,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the others.", min=0)] = 600.0,
+    json: JsonOption = False,
+) -> None:
+    """Try ways to train each network with its crew, and keep the quickest; rewrites crew.toml.
+
+    The 12 with the least predicted seconds are run for a few steps each. The others run
+    `mdp-partition crew join` meanwhile. Where one does not come, or is lost, crew.toml stays as it
+    was (exit code 3).
+
+    Example: mdp-partition crew tune --plan plan.toml --data photos/ --crew crew/
+    """
+    config = given.training()
+    with interruptible(f"{crew} is as it was"):
+        prepare(config.options.threads)
+        from partitioner.build.inputs import TrainingInputs
+        from partitioner.build.settings import run_settings
+        from partitioner.crew.desk import data_digest
+        from partitioner.crew.desk import tune as try_out
+        from partitioner.crew.folder import CrewFolder
+        from partitioner.crew.planning.tuning import to_tune, trials_of
+        from partitioner.crew.workload import workload
+
+        folder, chosen = CrewFolder(crew), read_plan(plan)
+        chosen.require_teacher()
+        facts = folder.facts()
+        inputs = TrainingInputs.of_plan(config, chosen)
+        work = workload(chosen, config, inputs.data)
+        sync = folder.plan(work)
+        alike = to_tune(sync, facts, work, "exact" if exact else "recorded")
+        if not alike:
+            raise InputError(
+                f"{folder.plan_file}: expected a network of several trainers with measured lines, "
+                "and no keys but those that `crew plan` writes: nothing to try"
+            )
+        names = sorted({name for one in alike for name in one.crew} - {facts.names[0]})
+        Progress().note(
+            f"{len(trials_of(alike))} trials with {', '.join(names)}, which run: mdp-partition "
+            f"crew join {facts.trainer[0].address} --name {names[0]} --key crew.key --data ... "
+            "--run ..."
+        )
+        found = try_out(
+            folder, sync, work, alike, chosen, run_settings(inputs), data_digest(inputs.data),
+            Progress(), wait_s=wait,
+        )  # fmt: skip
+    if json:
+        console.print_json(found)
+        return
+    print(f"{'predicted':>11}  {'measured':>11}  of a step")
+    for one in found.tried:
+        kept = "  kept" if one.kept else ""
+        where = f"{', '.join(one.networks)}: {one.words}{kept}"
+        print(f"{one.predicted_s:9.3f} s  {one.measured_s:9.3f} s  {where}")
+    Progress().note(f"{folder.plan_file}, and what was tried: {folder.tuned_file}")
+
+
+@app.command()
+@add_config_options(*_SETTINGS)
 def simulate(
     *,
     given: Given,
@@ -190,7 +255,7 @@ def join(
     threads: Annotated[int, typer.Option(help="Threads to train with; 0: one per core.")] = 0,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the desk.", min=0)] = 3600.0,
 ) -> None:
-    """Take part in a desk's probe or training, with this machine's own copy of the pictures.
+    """Take part in a desk's probe, tuning or training, with a copy of the pictures of its own.
 
     Example: mdp-partition crew join 192.168.1.10:47100 --name tower --data photos/
     --key crew.key --run photos.run

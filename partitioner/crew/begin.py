@@ -10,7 +10,7 @@ from mdp.files import Record
 from mdp.formats.plan import Plan
 from partitioner.crew.averaging.groups import TIMEOUT_S
 from partitioner.crew.planning.facts import Facts
-from partitioner.crew.planning.syncplan import SyncPlan
+from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan
 from partitioner.run.settings import Settings
 
 Ending = Literal[".safetensors", ".pth", ".pt", ".bin"]
@@ -23,9 +23,11 @@ class Begin(Record, frozen=True, kw_only=True):
     names: tuple[str, ...]
     settings: Settings
     plan: Plan
-    #: None where trainers and lines are measured.
+    #: None where trainers and lines are measured, or candidates are tried.
     crew: SyncPlan | None = None
     facts: Facts | None = None
+    #: The candidates that are tried, instead of a training.
+    trials: tuple[NetworkSync, ...] = ()
     #: Timeout of the groups in which trainers meet.
     meeting_s: float = TIMEOUT_S
     #: Sub-models that start from the user's weights, and how the files' names end.

@@ -22,12 +22,12 @@ from msgspec.structs import replace
 
 from mdp import __version__
 from mdp.errors import InputError
-from mdp.files import write_bytes, write_toml
+from mdp.files import toml_bytes, write_bytes, write_toml
 from mdp.formats.plan import Plan
 from partitioner.crew.averaging.groups import TrainerGroups, timeout_s
 from partitioner.crew.begin import Begin, Ending, begin_of
 from partitioner.crew.bus.address import exposure, own_address, parse_address
-from partitioner.crew.bus.control import Desk, Hand, log_lines, post
+from partitioner.crew.bus.control import Desk, Hand, RunRefused, log_lines, post
 from partitioner.crew.bus.files import DeskFiles, Files, TrainerFiles
 from partitioner.crew.bus.store import SignedStore, connect, serve_store
 from partitioner.crew.coordinator.jobs import Jobs
@@ -38,15 +38,32 @@ from partitioner.crew.coordinator.run import CrewRun
 from partitioner.crew.coordinator.schedule import Everyone, Exact, RoundSchedule
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.folder import CrewFolder
-from partitioner.crew.history import costs_of, spans_of
+from partitioner.crew.history import costs_of, parts_of, spans_of
 from partitioner.crew.jobs.kinds import TrainingKind, kind_of
 from partitioner.crew.jobs.staged import hand_out_start
 from partitioner.crew.messages import State, Waited
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.picture import schedule_svg
-from partitioner.crew.planning.syncplan import RequestedGroups, ShuffledGroups, SyncPlan, is_exact
+from partitioner.crew.planning.syncplan import (
+    RequestedGroups,
+    ShuffledGroups,
+    SyncPlan,
+    is_exact,
+    write_plan,
+)
+from partitioner.crew.planning.tuning import (
+    Alike,
+    Tuned,
+    measured,
+    trial_jobs,
+    trial_schedule,
+    trials_of,
+    tuned_plan,
+)
+from partitioner.crew.planning.work import Work
 from partitioner.crew.worker.probe import facts_of, measure, probe_jobs
 from partitioner.crew.worker.progress import board
+from partitioner.crew.worker.trial import draw_network, try_candidates
 from partitioner.crew.worker.worker import (
     Ends,
     JobOutcome,
@@ -221,10 +238,15 @@ def _leading(
     schedule_of: Callable[[str, set[int], Mapping[int, str]], RoundSchedule],
     progress: Progress,
     wait_s: float,
+    *,
+    whole: bool = False,
 ) -> Iterator[_Led]:
-    """Be the desk of `jobs` during the block, which does them, and until all others have left."""
+    """Be the desk of `jobs` during the block, which does them, and until all others have left.
+
+    A `whole` run ends where a trainer is lost, or is not there in `wait_s`.
+    """
     token = folder.token()
-    run = CrewRun(MembershipMachine(digest, jobs.by, {}), jobs, schedule_of)
+    run = CrewRun(MembershipMachine(digest, jobs.by, {}), jobs, schedule_of, whole=whole)
     host, port = parse_address(address)
     if said := exposure(host):
         progress.note(said)
@@ -392,6 +414,10 @@ def join(
         control.join(name, data_digest(pictures))
         enter(control)
         groups = stack.enter_context(_groups(control, store, begin, name))
+        if begin.trials and begin.facts is not None:
+            draw = partial(draw_network, begin.plan, settings)
+            try_candidates(begin.trials, begin.facts, control, groups, store, draw)
+            return
         if begin.crew is None or begin.facts is None:
             measure(control, groups, store, begin.plan, settings)
             return
@@ -438,3 +464,75 @@ def probe(
     facts = facts_of(names, address, led.run.said)
     write_toml(folder.facts_file, facts)
     return facts
+
+
+def tune(
+    folder: CrewFolder,
+    sync: SyncPlan,
+    work: Work,
+    alike: Sequence[Alike],
+    plan: Plan,
+    settings: Settings,
+    digest: str,
+    progress: Progress,
+    *,
+    wait_s: float = WAIT_S,
+) -> Tuned:
+    """Try candidates with the trainers of a crew, as its desk, and keep the quickest ones.
+
+    alike: networks of the crew's plan `sync`, with the candidates of each. Writes crew.toml and
+    then tuned.toml. Raises InputError where one cannot be written, RunRefused where a trainer is
+    lost or not there in `wait_s`; crew.toml is then as it was.
+    """
+    facts, trials = folder.facts(), trials_of(alike)
+    of_trials = {name for one in alike for name in one.crew}
+    names = (facts.names[0], *(name for name in facts.names[1:] if name in of_trials))
+    begin = Begin(
+        version=__version__,
+        names=names,
+        settings=settings,
+        plan=plan,
+        facts=facts,
+        meeting_s=timeout_s(_longest_trial_s(alike, facts)),
+        trials=tuple(trials),
+    )
+    jobs = trial_jobs(trials, names)
+    batches = [one.network.batch for one in alike for _ in one.candidates]
+    known = {
+        job.name: (trial, batch)
+        for job, trial, batch in zip(jobs[:-1], trials, batches, strict=True)
+    }
+
+    def schedule_of(job: str, members: set[int], _: Mapping[int, str]) -> RoundSchedule:
+        if job not in known:
+            return Exact(job, 1)
+        trial, batch = known[job]
+        return trial_schedule(job, trial, batch, members, len(trial.crew or facts.names))
+
+    try:
+        with (
+            _leading(
+                facts.trainer[0].address, folder, begin, digest, Jobs(jobs), schedule_of, progress,
+                wait_s, whole=True,
+            ) as led,
+            _groups(led.ends.control, led.store, begin) as groups,
+            board(led.states, names, progress),
+        ):  # fmt: skip
+            draw = partial(draw_network, plan, settings)
+            try_candidates(trials, facts, led.ends.control, groups, led.store, draw)
+    except RunRefused as error:
+        raise RunRefused(f"{error}; {folder.plan_file} is as it was") from error
+    told = parts_of(log_lines(folder.log), [job.name for job in jobs[:-1]])
+    found = Tuned(facts=facts.digest, tried=tuple(measured(alike, told)))
+    write_plan(folder.plan_file, tuned_plan(sync, found.tried, facts, work))
+    write_bytes(folder.tuned_file, toml_bytes(found, empty=False))
+    return found
+
+
+def _longest_trial_s(alike: Sequence[Alike], facts: Facts) -> float:
+    """Seconds that trainers may wait for each other in a group of a trial."""
+    return max(
+        longest_s(SyncPlan(network=(candidate.sync,)), facts, Work(networks=(one.network,)))
+        for one in alike
+        for candidate in one.candidates
+    )

@@ -18,6 +18,8 @@ class CrewFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.facts_file, self.plan_file = path / "facts.toml", path / "crew.toml"
+        #: What `crew tune` tried.
+        self.tuned_file = path / "tuned.toml"
         #: To be copied to every trainer.
         self.key = path / "crew.key"
         #: What trainers reported and were told in the last training.

@@ -1,6 +1,6 @@
 """Work of trainers in a training together, from its log: the schedule, and each one's costs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -8,6 +8,7 @@ import msgspec
 from partitioner.crew.bus.control import LogLine, log_lines
 from partitioner.crew.messages import Gone, Joined, Leave, Made, Rank, Refused, Start
 from partitioner.crew.planning.costs import Span
+from partitioner.crew.planning.tuning import Part
 
 
 class TrainerCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +61,16 @@ def costs_of(log: Iterable[LogLine]) -> list[TrainerCost]:
         )
         for name, start_s in joined.items()
     ]
+
+
+def parts_of(log: Iterable[LogLine], trials: Sequence[str]) -> list[list[Part]]:
+    """Measured parts of the trials of a tuning, which their trainers told, by trial."""
+    found: dict[str, list[Part]] = {name: [] for name in trials}
+    for entry in log:
+        event = entry.event
+        if isinstance(event, Made) and event.network in found:
+            found[event.network].append(msgspec.json.decode(event.said, type=Part))
+    return [found[name] for name in trials]
 
 
 def _jobs(log: Iterable[LogLine]) -> Iterator[tuple[Span, Made | None]]:

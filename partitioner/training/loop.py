@@ -137,9 +137,7 @@ def fit(
     device = training_device()
     check_batches(module, stage)
     module.to(device)
-    optimiser = torch.optim.AdamW(
-        parameter_groups(module, stage.schedule.weight_decay), lr=0.0, fused=True
-    )
+    optimiser = _new_optimiser(module, stage)
     state = _take_up(module, optimiser, stage)
     network = stage.sync.wrap(module, optimiser, device)
     training = _Training(module, network, optimiser, stage, loss_of, device)
@@ -148,6 +146,27 @@ def fit(
         module.load_state_dict(state.best)
     _settle_statistics(training)
     return state.curve
+
+
+def take_steps(
+    module: nn.Module, stage: TrainingStage, loss_of: BatchLoss, report: Callable[[float], None]
+) -> None:
+    """Train `module` for one epoch as `fit` does, without a checkpoint, to see how long steps take.
+
+    `report` is told the loss of every own step, before its parameters are averaged.
+    """
+    device = training_device()
+    check_batches(module, stage)
+    module.to(device)
+    optimiser = _new_optimiser(module, stage)
+    network = stage.sync.wrap(module, optimiser, device)
+    stage.sync.begin(0)
+    _epoch(_Training(module, network, optimiser, stage, loss_of, device), 0, report)
+
+
+def _new_optimiser(module: nn.Module, stage: TrainingStage) -> torch.optim.Optimizer:
+    groups = parameter_groups(module, stage.schedule.weight_decay)
+    return torch.optim.AdamW(groups, lr=0.0, fused=True)
 
 
 def check_batches(module: nn.Module, stage: TrainingStage) -> None:

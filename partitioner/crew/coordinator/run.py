@@ -24,7 +24,8 @@ class CrewRun:
 
     `schedule_of` makes the schedule of a network that several trainers share, from its name, these,
     and the names of all that take part, as they come and go; the rounds begin anew where all of
-    them were lost. A network that cannot be trained ends the run: all are told why.
+    them were lost. A network that cannot be trained ends the run: all are told why. So does, in a
+    `whole` run, a trainer that is lost or does not come.
     """
 
     def __init__(
@@ -32,8 +33,11 @@ class CrewRun:
         machine: MembershipMachine,
         jobs: Jobs,
         schedule_of: Callable[[str, set[Rank], Mapping[Rank, str]], RoundSchedule],
+        *,
+        whole: bool = False,
     ) -> None:
         self._machine, self._jobs, self._schedule_of = machine, jobs, schedule_of
+        self._whole = whole
         self._networks: dict[str, RoundSchedule] = {}
         #: What trainers said of finished jobs: the first to finish each.
         self.said: dict[str, str] = {}
@@ -52,6 +56,8 @@ class CrewRun:
     def handle(self, event: AnyEvent, now_s: float = 0.0) -> list[AnyAction]:
         """Take the log's next event, of this time; returns what trainers are told, in order."""
         if isinstance(event, Waited):
+            if self._whole and (missing := sorted(self._jobs.awaited)):
+                return self._end(f"{', '.join(missing)}: not there in time")
             return self._begin(self._jobs.give_up())
         if isinstance(event, Made):
             if event.rank not in self._machine.living:
@@ -63,13 +69,20 @@ class CrewRun:
         actions = self._machine.handle(event, now_s)
         living = self._machine.living
         if reason := next((one.failed for one in self._networks.values() if one.failed), ""):
-            return actions + [Refused(rank=rank, network="", reason=reason) for rank in living]
+            return actions + self._end(reason)
+        if self._whole and not self.is_finished and (lost := before.keys() - living.keys()):
+            names = ", ".join(sorted(before[rank] for rank in lost))
+            return actions + self._end(f"{names}: lost")
         starts: list[Start] = []
         for rank in sorted(before.keys() - living.keys()):
             starts += self._jobs.handle(Gone(rank=rank))
         for rank in sorted(living.keys() - before.keys()):
             starts += self._jobs.handle(Joined(rank=rank, name=living[rank], digest=""))
         return actions + self._begin(starts)
+
+    def _end(self, reason: str) -> list[AnyAction]:
+        """Tell all that take part why the run ends."""
+        return [Refused(rank=rank, network="", reason=reason) for rank in self.living]
 
     def _begin(self, starts: list[Start]) -> list[AnyAction]:
         for network in dict.fromkeys(start.network for start in starts if not start.alone):

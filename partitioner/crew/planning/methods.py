@@ -83,7 +83,7 @@ class Methods:
 
         That is: no method is `predicted`.
         """
-        found = [self.predict(network, sync) for sync in self._candidates(network, crew)]
+        found = [self.predict(network, sync) for sync in self.candidates(network, crew)]
         some = [method for method in found if method is not None]
         return max(some, key=lambda method: method.pictures_per_s, default=None)
 
@@ -166,7 +166,8 @@ class Methods:
         )
         return all(needed <= self._trainers[name].memory_bytes for name in crew)
 
-    def _candidates(self, network: NetworkWork, crew: tuple[str, ...]) -> Iterator[NetworkSync]:
+    def candidates(self, network: NetworkWork, crew: tuple[str, ...]) -> Iterator[NetworkSync]:
+        """The ways of a crew that are compared; none where lines between it were not measured."""
         sync = NetworkSync(name=network.name, by=crew)
         if len(crew) <= 1 or not self._is_connected(crew):
             yield from [sync] if len(crew) == 1 else []

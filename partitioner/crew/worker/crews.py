@@ -30,6 +30,8 @@ class Crews:
     store: SignedStore
     #: What this trainer does and costs.
     account: WorkAccount
+    #: Name under which a network's trainers meet, if not its own.
+    job: str = ""
 
     def rounds(self, network: str) -> Synchroniser:
         """Means of parameters."""
@@ -38,7 +40,7 @@ class Crews:
         if isinstance(sync.owner, OuterOwner):
             outer = OuterStep(sync.owner.step, sync.owner.momentum)
         rounds = Rounds(
-            network,
+            self.job or network,
             Patient(self.control, self.account),
             self.groups,
             trainers,

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.torch
 OF_CREW = ["--plan", "plan.toml", "--data", "photos", "--crew", "crew", "--threads", "1"]
 JOIN = ["crew", "join", "127.0.0.1:1", "--name", "tower", "--data", "photos", "--run", "run"]
 SIMULATE, TRAIN = ["crew", "simulate"], ["train", "--run", "run"]
+TUNE = ["crew", "tune"]
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_names_that_repeat(folder: Path, run: Run) -> None:
     assert "--trainers: expected names that differ" in error_line(run(*probe))
 
 
-@pytest.mark.parametrize("command", [["crew", "plan"], SIMULATE, TRAIN])
+@pytest.mark.parametrize("command", [["crew", "plan"], SIMULATE, TRAIN, TUNE])
 def test_facts_that_miss(folder: Path, run: Run, command: list[str]) -> None:
     said = error_line(run(*command, *OF_CREW))
     assert "crew/facts.toml: no such file: `mdp-partition crew probe` writes it" in said
@@ -94,8 +95,17 @@ def test_a_plan_that_contradicts_itself(
     write_toml(folder / "crew" / "facts.toml", Facts(trainer=(trainer,)))
     if text is not None:
         (folder / "crew" / "crew.toml").write_text(f"format_version = 1\n{text}\n")
-    for command in (SIMULATE, TRAIN):
+    for command in (SIMULATE, TRAIN, TUNE):
         said = error_line(run(*command, *OF_CREW))
         assert "crew/crew.toml: " in said
         assert expected in said
     assert not (folder / "run" / "settings.toml").exists()
+
+
+def test_nothing_to_try(folder: Path, run: Run) -> None:
+    trainer = Trainer(name="desk", address="127.0.0.1:1", memory_bytes=2**33)
+    write_toml(folder / "crew" / "facts.toml", Facts(trainer=(trainer,)))
+    (folder / "crew" / "crew.toml").write_text("format_version = 1\n")
+    said = error_line(run(*TUNE, *OF_CREW))
+    assert "crew/crew.toml: expected a network of several trainers" in said
+    assert sorted(path.name for path in (folder / "crew").iterdir()) == ["crew.toml", "facts.toml"]

@@ -21,6 +21,7 @@ from partitioner.crew.messages import (
     Ready,
     Refused,
     Start,
+    Waited,
     Waiting,
 )
 
@@ -110,6 +111,45 @@ def test_a_crew_begins_anew_where_all_were_lost_and_nobody_is_free() -> None:
     assert Start(rank=2, network="member-0", alone=False) in told(run, join(2, "desk"))
     entered = met(run, Waiting(rank=2, network="member-0", pictures=0))
     assert Commit(rank=2, network="member-0", seq=1, epoch=0) in entered
+
+
+def whole_run() -> CrewRun:
+    machine = MembershipMachine("d", {job.name: job.by for job in JOBS}, {})
+    schedule = Everyone("member-0", 4, 2, 1)
+    return CrewRun(machine, Jobs(JOBS), lambda *_: schedule, whole=True)
+
+
+def test_a_whole_run_ends_with_the_first_trainer_that_is_lost() -> None:
+    run = whole_run()
+    told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
+    # One that has nothing to do yet.
+    actions = told(run, Gone(rank=2))
+    assert actions[-2:] == [Refused(rank=r, network="", reason="nuc: lost") for r in (0, 1)]
+    assert not any(isinstance(action, Start) for action in actions)
+    # Another run goes on.
+    run = new_run()
+    told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
+    assert {action.rank for action in told(run, Gone(rank=2))} == {2}
+
+
+def test_a_whole_run_ends_where_somebody_does_not_come() -> None:
+    run = whole_run()
+    told(run, join(1, "tower"))
+    reason = "desk, nuc: not there in time"
+    assert told(run, Waited(rank=0)) == [Refused(rank=1, network="", reason=reason)]
+    run = whole_run()
+    told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
+    assert told(run, Waited(rank=0)) == []
+
+
+def test_trainers_leave_a_whole_run_that_is_done() -> None:
+    run = whole_run()
+    told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
+    told(run, Made(rank=0, network="member-0", said="{}"), Made(rank=1, network="member-0"))
+    told(run, Made(rank=2, network="member-1", said="{}"))
+    assert run.is_finished
+    left = told(run, Gone(rank=1))
+    assert {action.rank for action in left if isinstance(action, Refused)} == {1}
 
 
 def test_a_network_that_cannot_be_trained_ends_the_run() -> None:

@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("torch")
 
 from partitioner.crew.bus.control import LogLine
-from partitioner.crew.history import TrainerCost, costs_of, spans_of
+from partitioner.crew.history import TrainerCost, costs_of, parts_of, spans_of
 from partitioner.crew.messages import Accepted, AnyAction, Gone, Joined, Leave, Made, Start, State
 from partitioner.crew.planning.costs import Span
+from partitioner.crew.planning.tuning import RoundTime, StepTime
 from partitioner.crew.worker.progress import Told, WorkAccount, lines, rows
 from partitioner.run.progress import Progress
 
@@ -127,3 +128,18 @@ def test_the_schedule_and_what_it_cost_follow_from_the_log() -> None:
         TrainerCost(trainer="tower", work_s=11.0, waited_s=17.0, sent_bytes=70),
     ]
     assert costs_of([]) == []
+
+
+def test_parts_of_trials_are_those_of_all_trainers() -> None:
+    told = [
+        ("trial-1", StepTime(0.5)), ("trial-0", RoundTime(8, 1.0, 2.0)),
+        ("trial-0", RoundTime(4, 1.5, 2.0)), ("end", {}),
+    ]  # fmt: skip
+    log = [
+        LogLine(0.0, Made(rank=0, network=job, said=msgspec.json.encode(part).decode()), [])
+        for job, part in told
+    ]
+    log.insert(0, LogLine(0.0, Gone(rank=7), []))
+    assert parts_of(log, ["trial-0", "trial-1"]) == [
+        [RoundTime(8, 1.0, 2.0), RoundTime(4, 1.5, 2.0)], [StepTime(0.5)],
+    ]  # fmt: skip
