@@ -23,7 +23,7 @@ JOIN = ("--name", "a", "--data", "no-such-data", "--key", "no-such-key", "--run"
         (watch, main.main, ("watch", *FLEET)),
         (watch, main.main, ("look", *FLEET)),
         (record, main.main, ("record", *FLEET, "--label", "x", "--out", "scenes")),
-        (discover, main.main, ("fleet", "discover", "--bundle", "no-such-bundle")),
+        (discover, main.main, ("fleet", "discover", "--bundle", "no-such/bundle")),
         (crew, partitioner_main.main, ("crew", "join", "localhost:1", *JOIN)),
     ],
 )
