@@ -63,7 +63,7 @@ def views_by_camera(bundle: Bundle, folder: Path, cache: Path) -> dict[int, dict
 def scored_by_anomalib(
     views: Mapping[int, Mapping[str, Pictures]], options: argparse.Namespace, folder: Path
 ) -> dict[int, dict[str, Any]]:
-    """What the other program says of cameras' pictures, by member; it writes into `folder`."""
+    """Answers of the other program about cameras' pictures, by member; it writes into `folder`."""
     for k, parts in views.items():
         (folder / str(k)).mkdir(parents=True, exist_ok=True)
         for part, pictures in parts.items():

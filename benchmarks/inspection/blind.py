@@ -49,7 +49,7 @@ def missed_without(table: Anomaly, strange: Scores) -> dict[int, Flags]:
 
 
 def over_draws(missed: Sequence[Flags], count: int, draws: int = DRAWS) -> dict[str, float]:
-    """What `count` defects state of the rest, over draws and blind sides.
+    """Statements by `count` defects about the rest, over draws and blind sides.
 
     `missed` has for each side which defects `[N]` pass. `near` is the share of sides that are
     stated within `NEAR`, `apart` the mean distance, `held` the share of ranges that hold the truth,
@@ -98,7 +98,7 @@ def product(bundle: Bundle, folder: Path, cache: Path) -> dict[str, Any]:
 
 
 def told(sides: Mapping[int, Flags], kinds: NDArray[np.str_]) -> dict[str, Any]:
-    """What is said of the defects `[N]` that are missed without each camera, by their kinds."""
+    """Facts about the defects `[N]` that are missed without each camera, by their kinds."""
     missed = list(sides.values())
     return {
         "defects": len(kinds),

@@ -227,7 +227,7 @@ def rates() -> str:
 
 
 def blind() -> str:
-    """How near the stated share of missed defects is, by how many measured it, and of what kind."""
+    """Tables of stated shares of missed defects against true ones, by number and kind of defects."""
     products: dict[str, Any] = read_result("inspection-blind")["products"]
     counts = [
         count

@@ -132,8 +132,14 @@ def serve_live(
     )
     server, ending = uvicorn.Server(config), threading.Event()
     running = threading.Thread(target=live.run, args=(ending,), name="demo")
+
+    def end(*_: object) -> None:
+        # A second one, as `timeout` sends to its group, would break off the clean-up.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(0)
+
     # uvicorn ends in order, and then has the signal do what it did before.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, end)
     with place:
         started(f"http://127.0.0.1:{place.getsockname()[1]}")
         running.start()

@@ -381,12 +381,20 @@ def _kill_and_restart(
     fleet.agents[victim].kill()
     if belt is not None:
         belt.gone = victim
+    before = seen.calls.count
     after = [ask(number) for number in range(ASKED_AFTER_KILL)]
     _print_answers(out, after)
+    late = seen.calls.count - before
     slowest_ms = max(prediction.latency_ms for prediction in after)
-    seen.facts["killed"] = {"device": victim, "answers": len(after), "slowest_ms": slowest_ms}
-    seen.claims[f"without {victim}, every answer came within the deadline"] = (
-        slowest_ms <= seen.calls.deadline_ms
+    seen.facts["killed"] = {
+        "device": victim, "answers": len(after), "slowest_ms": slowest_ms, "late": late,
+    }  # fmt: skip
+    claim = "every answer came within the deadline"
+    if late:
+        claim = f"all but {late} of {len(after) + late} calls were answered within the deadline"
+    # A call or two that are late on a machine with other work are no fault of a board that is gone.
+    seen.claims[f"without {victim}, {claim}"] = (
+        slowest_ms <= seen.calls.deadline_ms and late <= len(after) // 10
     )
     seen.claims["each of them says that it is partial, and names the missing device"] = all(
         victim in prediction.missing and victim not in prediction.used for prediction in after
@@ -465,6 +473,6 @@ def _print_claims(out: Console, seen: _Seen) -> None:
     if seen.calls.count:
         out.print(
             f"{say_count(seen.calls.count, 'call')} without an answer within "
-            f"{seen.calls.deadline_ms:g} ms, made again: this machine has other work"
+            f"{seen.calls.deadline_ms:g} ms, made again: perhaps this machine has other work"
         )
     out.print(f"{seen.facts['seconds']:.0f} s in all")

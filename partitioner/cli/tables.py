@@ -267,7 +267,8 @@ def rejection_of(found: Rejection, plan: Plan) -> Table | str:
     if not found.unknown_pictures:
         known = [one.known for one in found.subsets]
         return (
-            f"items of a class that are called unknown: {min(known):.1%} to {max(known):.1%}; "
+            f"items of a class that are called unknown: {min(known):.1%} to {max(known):.1%}, with "
+            f"thresholds for {found.rate:.1%}; "
             "how many of no class are found is not known: a folder `unknown` has pictures of them"
         )
     table = Table(

@@ -524,8 +524,12 @@ def tune(
         raise RunRefused(f"{error}; {folder.plan_file} is as it was") from error
     told = parts_of(log_lines(folder.log), [job.name for job in jobs[:-1]])
     found = Tuned(facts=facts.digest, tried=tuple(measured(alike, told)))
-    write_plan(folder.plan_file, tuned_plan(sync, found.tried, facts, work))
     write_bytes(folder.tuned_file, toml_bytes(found, empty=False))
+    try:
+        write_plan(folder.plan_file, tuned_plan(sync, found.tried, facts, work))
+    except BaseException:
+        folder.tuned_file.unlink()
+        raise
     return found
 
 

@@ -25,7 +25,7 @@ class TrainingAnswers:
 
     #: By member, logits `[S, C]`.
     contributions: Mapping[int, Contribution]
-    #: Classes `[S]`.
+    #: Classes `[S]`, or sets of labels.
     targets: Targets
     #: Members whose network was trained since, on these very pictures: their answers are those of
     #: the network before.

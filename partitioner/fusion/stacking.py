@@ -54,8 +54,8 @@ START_GROUPS = 30
 #: calibrated logits is best where each member knows something else. In truth all err on the same
 #: hard pictures, so that a much worse one adds its errors alone (docs/lab-log.md).
 EXCESS = 4.0
-#: Ratio of the spread of three members' cross-entropies to its uncertainty that chance exceeds in
-#: 5 % of cases (F distribution of 2 degrees of freedom).
+#: Ratio of the spread of members' cross-entropies to its uncertainty that chance exceeds in 5 % of
+#: cases for three members (F distribution of 2 degrees of freedom), and in 8 % for two.
 CHANCE = 3.0
 #: Most subsets in the sample of a size.
 SAMPLED = 48
@@ -65,6 +65,8 @@ _CONVERGED = 1e-7
 _AT_ONCE = 2**18
 #: A spread of the logits below this is none.
 _FLAT = 1e-5
+#: Members that are all alike have no variance at all.
+_LEAST_VARIANCE = 1e-30
 
 Values = NDArray[np.float64]
 Targets = NDArray[np.int64]
@@ -286,7 +288,7 @@ def shrink(values: Values, variances: Values, chance: float = 1.0) -> Values:
     if len(values) == 1:
         return values
     between = max(0.0, float(values.var(ddof=1) - chance * variances.mean()))
-    precision = 1 / np.maximum(between + variances, np.finfo(float).tiny)
+    precision = 1 / np.maximum(between + variances, _LEAST_VARIANCE)
     mean = float((precision * values).sum() / precision.sum())
     found: Values = mean + between * precision * (values - mean)
     return found
@@ -307,6 +309,9 @@ def start_weights(calibrations: Sequence[Calibration], groups: Indices) -> Value
     means = excess.mean(axis=1)
     sums = np.stack([np.bincount(groups, row) for row in excess - means[:, np.newaxis]])
     variances = (sums**2).sum(axis=1) / losses.shape[1] ** 2
+    if (count := len(losses)) > 1:
+        # Centring over the members took a part of the variance, as `shrink` counts it.
+        variances *= count / (count - 1)
     counted = len(sums[0]) / (len(sums[0]) + START_GROUPS)
     surely = shrink(means, variances, CHANCE)
     weights: Values = factors * np.exp(-EXCESS * counted * surely)

@@ -223,7 +223,10 @@ def _optimiser(
 
 
 def move_to(network: nn.Module, device: torch.device) -> None:
-    """Move a network to the device, in the memory format that is fastest there."""
+    """Move a network to the device, in the memory format that is fastest there.
+
+    For training: its weights may be saved, the network itself can be neither pickled nor exported.
+    """
     network.to(device)
     parts: list[Any] = list(network.modules())
     if device.type == "cuda":

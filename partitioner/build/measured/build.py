@@ -188,7 +188,7 @@ class _Build:
     ) -> LeftOutAnswers | None:
         """Answers of the frozen networks to training pictures that are left out of their fits.
 
-        None for several labels an item where networks are `trained`, of which rows are given.
+        `trained` are rows of the pilot. None for several labels an item where there are some.
         """
         if trained and self.inputs.data.sets is not None:
             return None

@@ -170,10 +170,18 @@ def epoch_seconds(
     return picture_s * pictures * (recipe.step * sides + teacher_share)
 
 
-def expected_epoch_s(one: FrozenNetwork, classes: int, pictures: int) -> float:
-    """Seconds of a pass over so many pictures on one thread, by the network's work alone."""
-    picture_s = macs(one.spec, classes) / (_VIT_MACS_PER_S if one.depth else _MACS_PER_S)
-    return epoch_seconds(picture_s, pictures, recipe_of(one, flips=True))
+def expected_epoch_s(
+    one: FrozenNetwork, classes: int, pictures: int, teacher: FrozenNetwork | None = None
+) -> float:
+    """Seconds of a pass over so many pictures on one thread, by the networks' work alone."""
+    picture_s = _forward_s(one, classes)
+    answers = 0.0 if teacher is None else _forward_s(teacher, classes) / picture_s
+    return epoch_seconds(picture_s, pictures, recipe_of(one, flips=True), answers)
+
+
+def _forward_s(one: FrozenNetwork, classes: int) -> float:
+    """Expected seconds of a picture's forward pass on one thread."""
+    return macs(one.spec, classes) / (_VIT_MACS_PER_S if one.depth else _MACS_PER_S)
 
 
 def _groups(member: FamilyMember, recipe: FineTuningRecipe) -> list[dict[str, Any]]:

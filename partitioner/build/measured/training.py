@@ -137,13 +137,16 @@ def train_networks(
 ) -> dict[int, Taught]:
     """Train each of `members`, by row of the pilot, so that all are checked at `until_s`.
 
-    `teachers` are those of members that have one. Time is shared out so that all pass over the
-    pictures about equally often. Returns the trained ones by row.
+    `teachers` are those of members that have one. Time is shared out by the expected time of an
+    epoch. Returns the trained ones by row.
     """
     found: dict[int, Taught] = {}
     classes = len(inputs.data.labels)
     epoch_s = {
-        row: expected_epoch_s(member.candidate, classes, 1) for row, member in members.items()
+        row: expected_epoch_s(
+            member.candidate, classes, 1, teachers[row].candidate if row in teachers else None
+        )
+        for row, member in members.items()
     }
     for number, (row, member) in enumerate(members.items()):
         share = epoch_s[row] / sum(list(epoch_s.values())[number:])

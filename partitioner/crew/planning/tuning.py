@@ -240,11 +240,12 @@ def trial_schedule(
     if sync.what == "gradients":
         return Exact(job, 1, expected=members)
     claims = (WARM_UP + TIMED) * trainers
-    return Everyone(job, batch, claims, 1, 0, members, _trial_period(batch))
+    return Everyone(job, batch, claims, 1, 0, members, _trial_period(batch, trainers))
 
 
-def _trial_period(batch: int) -> Period:
-    return lambda done: batch * (TIMED if done else WARM_UP)
+def _trial_period(batch: int, trainers: int) -> Period:
+    # The batches claimed are those of the round that goes on, too.
+    return lambda claimed: batch * (WARM_UP if claimed <= WARM_UP * trainers else TIMED)
 
 
 def step_s(sync: NetworkSync, batch: int, parts: Sequence[Part]) -> float:

@@ -191,9 +191,10 @@ def test_ctrl_c_in_text_leaves_nothing_behind(
 def test_sigterm_leaves_nothing_behind(
     tmp_path: Path, command: list[str], temporary: Path, mode: str, moment: str
 ) -> None:
-    """As of `timeout`, or a session that ends: one process alone is told."""
+    """As of `timeout`, which tells its child and then its group, or a session that ends."""
     with started([*command, *filter(None, [mode])], temporary) as demo:
         demo.line_with(moment)
+        demo.process.terminate()
         demo.process.terminate()
         assert demo.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
     until(lambda: not agents_of(tmp_path / "bundle"), "no agents")

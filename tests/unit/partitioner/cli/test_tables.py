@@ -51,6 +51,7 @@ def test_without_unknown_items_a_line_says_so(manifest: Manifest) -> None:
     none = msgspec.structs.replace(measured(manifest), unknown_pictures=0)
     shares = [one.known for one in none.subsets]
     assert rejection_of(none, manifest.plan) == (
-        f"items of a class that are called unknown: {min(shares):.1%} to {max(shares):.1%}; "
-        "how many of no class are found is not known: a folder `unknown` has pictures of them"
+        f"items of a class that are called unknown: {min(shares):.1%} to {max(shares):.1%}, "
+        f"with thresholds for {none.rate:.1%}; how many of no class are found "
+        "is not known: a folder `unknown` has pictures of them"
     )

@@ -437,3 +437,21 @@ def test_a_member_counts_less_by_its_cross_entropy_as_far_as_that_is_sure() -> N
     assert ratio(0.5, 0.01, each) == pytest.approx(np.exp(-4 / 3), rel=0.01)
     assert ratio(0.5, 0.01, pairs) == pytest.approx(np.exp(-1.0), rel=0.01)
     assert ratio(0.1, 3.0, each) > 0.7
+
+
+@pytest.mark.parametrize(("members", "most"), [(2, 0.11), (3, 0.08), (4, 0.06)])
+def test_members_that_are_alike_seldom_count_unequally(members: int, most: float) -> None:
+    random, draws = np.random.default_rng(0), 1000
+    unequal = 0
+    for _ in range(draws):
+        losses = random.normal(1.0, 1.0, 60) + random.normal(0.0, 0.5, (members, 60))
+        weights = start_weights([Calibration(1.0, 0.1, one) for one in losses], np.arange(60))
+        unequal += not np.allclose(weights, weights[0])
+    assert unequal / draws < most
+
+
+def test_any_number_of_members_that_are_the_same_count_the_same() -> None:
+    losses = np.random.default_rng(0).normal(1.0, 1.0, 60)
+    for members in range(1, 9):
+        same = [Calibration(1.5, 0.1, losses)] * members
+        np.testing.assert_allclose(start_weights(same, np.arange(60)), 1.5)

@@ -25,6 +25,7 @@ from partitioner.build.measured.training import (
 )
 from partitioner.data.live_views import Drawing
 from partitioner.pilot.candidates import FrozenNetwork
+from tests.support.clock import Clock
 
 pytestmark = pytest.mark.torch
 PLAIN = FineTuningRecipe(learning_rate=1e-4, classifier_rate=1.0, drawing=Drawing(), step=3.0)
@@ -58,7 +59,7 @@ def test_the_minutes_that_are_named_leave_enough_time() -> None:
     assert 30.0 + more_s >= ENOUGH * found.epoch_s > 30.0 + more_s - 30
 
 
-def test_time_is_shared_out_so_that_all_see_the_pictures_equally_often(
+def test_time_is_shared_out_by_the_expected_time_of_an_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not by their work alone: a plain ViT does more of it in a second than other networks."""
@@ -82,21 +83,19 @@ def test_time_is_shared_out_so_that_all_see_the_pictures_equally_often(
         clock.now_s = until_s
 
     monkeypatch.setattr(training._NetworkTraining, "run_until", run_until)
-    clock: Any = Ticking()
+    clock: Any = Clock()
     inputs: Any = SimpleNamespace(data=SimpleNamespace(labels=list("abcdefghij")))
     nothing: Any = None
     members = {
         row: FittedMember(one, Path("weights"), nothing, nothing) for row, one in enumerate(chosen)
     }
-    assert train_networks(inputs, members, {}, nothing, 300.0, nothing, clock) == {}
+    assert train_networks(inputs, members, {}, nothing, 400.0, nothing, clock) == {}
     assert sum(slots_s) == pytest.approx(300.0)
     assert slots_s[0] / epochs_s[0] == pytest.approx(slots_s[1] / epochs_s[1])
 
-
-class Ticking:
-    """A clock that stands still between trainings."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+    # A teacher answers each view of its pupil's.
+    slots_s.clear()
+    taught_s = expected_epoch_s(lite, 10, 500, chosen[1])
+    assert taught_s > epochs_s[0]
+    train_networks(inputs, members, {0: members[1]}, nothing, 1000.0, nothing, clock)
+    assert slots_s[0] / taught_s == pytest.approx(slots_s[1] / epochs_s[1])

@@ -1,12 +1,15 @@
 """Trials: what is tried, what was measured, and what is kept."""
 
 from collections.abc import Callable
+from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from partitioner.crew.coordinator.schedule import Everyone, Exact
+from partitioner.crew.messages import Done, Meet, Ready, Waiting
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.methods import Methods
 from partitioner.crew.planning.syncplan import (
@@ -226,4 +229,32 @@ def test_meetings_of_a_trial() -> None:
     rounds = trial_schedule("trial-0", sync, 64, {0, 1}, 2)
     assert isinstance(rounds, Everyone)
     assert rounds.claims.total == 2 * (WARM_UP + TIMED)
-    assert [rounds._period(done) for done in (0, 2)] == [64 * WARM_UP, 64 * TIMED]
+    facts: Any = {"network": "trial-0"}
+
+    def meet(since: int, pictures: int) -> Meet:
+        """The meeting of both, after which they go on."""
+        found = [
+            rounds.handle(Waiting(rank=k, pictures=pictures, since=since, **facts)) for k in (0, 1)
+        ]
+        first = next(action for action in found[-1] if isinstance(action, Meet))
+        for rank in (0, 1):
+            rounds.handle(Done(rank=rank, seq=first.seq, **facts))
+        return first
+
+    # All take the parameters of the first one.
+    since = meet(0, 0).seq
+    claims, met = count(), []
+    for steps in (WARM_UP, TIMED):
+        for step in range(steps):
+            for rank in (0, 1):
+                pictures = 32 * (step + 1)
+                claimed = (next(claims),)
+                actions = rounds.handle(
+                    Ready(rank=rank, pictures=pictures, since=since, claims=claimed, **facts)
+                )
+                # Nobody takes a batch more, nor less.
+                assert bool(actions) == (step == steps - 1 and rank == 1)
+        met.append(meet(since, 32 * steps))
+        since = met[-1].seq
+    # A round of the steps before, and one of those that are timed.
+    assert [one.weights for one in met] == [(32 * WARM_UP,) * 2, (32 * TIMED,) * 2]
