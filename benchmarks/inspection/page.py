@@ -227,7 +227,7 @@ def rates() -> str:
 
 
 def blind() -> str:
-    """Tables of stated shares of missed defects against true ones, by number and kind of defects."""
+    """Tables of stated and true shares of missed defects, by number and kind of defects."""
     products: dict[str, Any] = read_result("inspection-blind")["products"]
     counts = [
         count
