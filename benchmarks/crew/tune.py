@@ -59,7 +59,7 @@ from partitioner.crew.planning.methods import Allowed
 from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan, is_exact
 from partitioner.crew.planning.tuning import (
     Tried,
-    measured,
+    judge,
     to_tune,
     trial_jobs,
     trial_schedule,
@@ -131,7 +131,7 @@ class TuningTrainer(Trainer):
             return {}
         desk.close()
         parts = parts_of(log_lines(log), list(of_job))
-        return {"tried": msgspec.to_builtins(measured(alike, parts))}
+        return {"tried": msgspec.to_builtins(judge(alike, parts))}
 
     def _draw(self, name: str) -> Drawn:
         """The played network, which takes its time for the pictures of each share."""

@@ -60,7 +60,7 @@ def views_by_camera(bundle: Bundle, folder: Path, cache: Path) -> dict[int, dict
     return found
 
 
-def scored_by_anomalib(
+def score_by_anomalib(
     views: Mapping[int, Mapping[str, Pictures]], options: argparse.Namespace, folder: Path
 ) -> dict[int, dict[str, Any]]:
     """Answers of the other program about cameras' pictures, by member; it writes into `folder`."""
@@ -93,7 +93,7 @@ def product(
     """Figures of anomalib's models for one product."""
     visible = np.array(seen_by(folder / "defects")) > 0
     views = views_by_camera(bundle, folder, cache)
-    told = scored_by_anomalib(views, options, options.scratch / folder.name)
+    told = score_by_anomalib(views, options, options.scratch / folder.name)
     ways = {}
     for name in sorted(set.intersection(*(set(one) for one in told.values()))):
         good, strange = (

@@ -94,10 +94,10 @@ def product(bundle: Bundle, folder: Path, cache: Path) -> dict[str, Any]:
     files = sorted((folder / "defects").rglob("visible.json"), key=lambda f: f.parent.as_posix())
     kinds = np.array([file.parent.parent.name for file in files])[visible]
     sides = missed_without(table, {k: one[visible] for k, one in scores.items()})
-    return told(sides, kinds)
+    return summarise_sides(sides, kinds)
 
 
-def told(sides: Mapping[int, Flags], kinds: NDArray[np.str_]) -> dict[str, Any]:
+def summarise_sides(sides: Mapping[int, Flags], kinds: NDArray[np.str_]) -> dict[str, Any]:
     """Facts about the defects `[N]` that are missed without each camera, by their kinds."""
     missed = list(sides.values())
     return {

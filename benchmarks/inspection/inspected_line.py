@@ -38,6 +38,7 @@ from benchmarks.line.played import (
     mosquitto,
     resident,
     subscribe,
+    summarise,
     watching,
 )
 from mdp.client.sync import Client
@@ -230,19 +231,7 @@ def tally(records: Sequence[Mapping[str, Any]], order: Sequence[LineScene]) -> d
         counts[f"{scene.kind}_different"] += answer["normal"] is False
         counts[f"{scene.kind}_passed"] += record["passed"]
         counts[f"{scene.kind}_expected_different"] += not scene.normal[part]
-    latencies = sorted(record["latency_ms"] for record in records)
-    return {
-        "items": len(order),
-        "records": len(records),
-        "lost": len(order) - len(ids),
-        "twice": len(records) - len(ids),
-        "latency_ms": {
-            "median": latencies[len(latencies) // 2],
-            "p99": latencies[int(0.99 * len(latencies))],
-            "most": latencies[-1],
-        },
-        "parts": {name: dict(counts) for name, counts in parts.items()},
-    }
+    return summarise(len(order), records, len(ids), parts)
 
 
 def main() -> None:

@@ -378,12 +378,22 @@ def tally(
             counts["right"] += answer["class"] == truths[number]
         if record["why_kept"] is not None:
             counts[f"kept_{record['why_kept']}"] += 1
+    return summarise(options.items, records, len(ids), parts)
+
+
+def summarise(
+    items: int,
+    records: Sequence[Mapping[str, Any]],
+    recorded: int,
+    parts: Mapping[str, Counter[str]],
+) -> dict[str, Any]:
+    """Records against items, of which so many are `recorded`, with latencies and counts by part."""
     latencies = sorted(record["latency_ms"] for record in records)
     return {
-        "items": options.items,
+        "items": items,
         "records": len(records),
-        "lost": options.items - len(ids),
-        "twice": len(records) - len(ids),
+        "lost": items - recorded,
+        "twice": len(records) - recorded,
         "latency_ms": {
             "median": latencies[len(latencies) // 2],
             "p99": latencies[int(0.99 * len(latencies))],

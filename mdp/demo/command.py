@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from mdp.client.sync import Client
+from mdp.demo.ending import exit_by_sigterm
 from mdp.demo.scenes import DemoFailed, Scenes
 from mdp.demo.walk import (
     DEADLINE_MS,
@@ -151,13 +152,7 @@ def _ended_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def end(*_: object) -> None:
-        # A second one, as `timeout` sends to its group, would break off the clean-up.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        sys.exit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, end)
+    before = exit_by_sigterm(128 + signal.SIGTERM)
     try:
         yield
     finally:

@@ -1,8 +1,6 @@
 """The live demo's page, served to this machine alone."""
 
 import asyncio
-import signal
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -18,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from mdp.demo.ending import exit_by_sigterm
 from mdp.demo.live import LiveDemo
 from mdp.errors import InputError
 from mdp.gateway.access import Tokens
@@ -132,14 +131,8 @@ def serve_live(
     )
     server, ending = uvicorn.Server(config), threading.Event()
     running = threading.Thread(target=live.run, args=(ending,), name="demo")
-
-    def end(*_: object) -> None:
-        # A second one, as `timeout` sends to its group, would break off the clean-up.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        sys.exit(0)
-
     # uvicorn ends in order, and then has the signal do what it did before.
-    signal.signal(signal.SIGTERM, end)
+    exit_by_sigterm(0)
     with place:
         started(f"http://127.0.0.1:{place.getsockname()[1]}")
         running.start()

@@ -54,7 +54,7 @@ from partitioner.crew.planning.syncplan import (
 from partitioner.crew.planning.tuning import (
     Alike,
     Tuned,
-    measured,
+    judge,
     trial_jobs,
     trial_schedule,
     trials_of,
@@ -480,9 +480,9 @@ def tune(
 ) -> Tuned:
     """Try candidates with the trainers of a crew, as its desk, and keep the quickest ones.
 
-    alike: networks of the crew's plan `sync`, with the candidates of each. Writes crew.toml and
-    then tuned.toml. Raises InputError where one cannot be written, RunRefused where a trainer is
-    lost or not there in `wait_s`; crew.toml is then as it was.
+    alike: networks of the crew's plan `sync`, with the candidates of each. Writes tuned.toml
+    and then crew.toml. Raises InputError where one cannot be written, and RunRefused where a
+    trainer is lost or not there in `wait_s`; both are then as they were.
     """
     facts, trials = folder.facts(), trials_of(alike)
     of_trials = {name for one in alike for name in one.crew}
@@ -523,12 +523,16 @@ def tune(
     except RunRefused as error:
         raise RunRefused(f"{error}; {folder.plan_file} is as it was") from error
     told = parts_of(log_lines(folder.log), [job.name for job in jobs[:-1]])
-    found = Tuned(facts=facts.digest, tried=tuple(measured(alike, told)))
+    found = Tuned(facts=facts.digest, tried=tuple(judge(alike, told)))
+    former = folder.tuned_file.read_bytes() if folder.tuned_file.exists() else None
     write_bytes(folder.tuned_file, toml_bytes(found, empty=False))
     try:
         write_plan(folder.plan_file, tuned_plan(sync, found.tried, facts, work))
     except BaseException:
-        folder.tuned_file.unlink()
+        if former is None:
+            folder.tuned_file.unlink()
+        else:
+            write_bytes(folder.tuned_file, former)
         raise
     return found
 

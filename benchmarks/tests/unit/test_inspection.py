@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.inspection.blind import by_kind, missed_without, over_draws, told
+from benchmarks.inspection.blind import by_kind, missed_without, over_draws, summarise_sides
 from benchmarks.inspection.defects import KINDS, parts_of, pins_of, with_defect
 from benchmarks.inspection.draws import CHANGES, draw_station
 from benchmarks.inspection.inspected_line import (
@@ -201,7 +201,7 @@ def test_a_kind_that_was_not_measured_may_be_out_of_range() -> None:
     found = by_kind(missed, kinds)
     assert found["stain"]["held"] == 0.5
     assert (found["stain"]["defects"], found["stain"]["true"]) == (200, 0.5)
-    every = told(dict(enumerate(missed)), kinds)
+    every = summarise_sides(dict(enumerate(missed)), kinds)
     assert every["missed"] == {"0": 0.375, "1": 0.25}
     assert [*every["counts"]] == ["15", "30", "60", "120", "180"]
 

@@ -21,7 +21,14 @@ from partitioner.crew.messages import Rank
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.flows import ShardSizes
 from partitioner.crew.planning.methods import Allowed, Methods
-from partitioner.crew.planning.syncplan import NetworkName, NetworkSync, SyncPlan, contradictions
+from partitioner.crew.planning.syncplan import (
+    BUCKET_BYTES,
+    NetworkName,
+    NetworkSync,
+    SyncPlan,
+    contradictions,
+    is_exact,
+)
 from partitioner.crew.planning.work import NetworkWork, Work, pace
 
 #: Most candidates of a network that are tried; steps of each that are not timed, and those that
@@ -111,6 +118,7 @@ def to_tune(
 ) -> list[Alike]:
     """The networks of a plan that several trainers train, with at most `most` candidates each.
 
+    An entry's own way is one of them where it can be predicted: nothing replaces it unmeasured.
     Left out are those with keys that no candidate has (stages, `meet`, `mask` and others), and
     those of which no candidate can be predicted.
     """
@@ -121,13 +129,29 @@ def to_tune(
         crew = sync.crew or facts.names
         if len(crew) == 1 or not _is_tunable(sync):
             continue
-        kept = _base(sync, network.name)
-        key = (replace(kept, name="teacher"), crew, _shape(network, crew, facts))
+        key = (replace(sync, name="teacher"), crew, _shape(network, crew, facts))
         if key in found:
             found[key] = found[key]._replace(names=(*found[key].names, network.name))
-        elif some := shortlist(candidates(methods, network, kept), most):
+            continue
+        some = shortlist(candidates(methods, network, _base(sync, network.name)), most)
+        effects = [_effect(methods, network, crew, one.sync) for one in some]
+        own = _predict(methods, network, replace(sync, name=network.name))
+        if own is not None and _effect(methods, network, crew, own.sync) not in effects:
+            some = shortlist([*some[: most - 1], own], most)
+        if some:
             found[key] = Alike((network.name,), network, crew, tuple(some))
     return list(found.values())
+
+
+def _predict(methods: Methods, network: NetworkWork, sync: NetworkSync) -> SyncCandidate | None:
+    """A way with its predicted seconds; None where it is not allowed or cannot be predicted."""
+    if methods.allowed == "exact" and not is_exact(sync):
+        return None
+    alone = SyncPlan(network=(sync,))
+    if contradictions(alone, methods.facts, Work(networks=(network,))):
+        return None
+    method = methods.predict(network, sync)
+    return None if method is None else SyncCandidate(sync, network.batch / method.pictures_per_s)
 
 
 def _is_tunable(sync: NetworkSync) -> bool:
@@ -162,7 +186,6 @@ def candidates(
     Of ways that come to the same for this network, as buckets larger than it, the first one.
     """
     crew = base.by or methods.facts.names
-    alone = Work(networks=(network,))
     seen = set[tuple[object, ...]]()
     for way in methods.candidates(network, crew):
         for variant in _variants(way):
@@ -172,10 +195,8 @@ def candidates(
             if effect in seen:
                 continue
             seen.add(effect)
-            if contradictions(SyncPlan(network=(sync,)), methods.facts, alone):
-                continue
-            if (method := methods.predict(network, sync)) is not None:
-                yield SyncCandidate(sync, network.batch / method.pictures_per_s)
+            if (found := _predict(methods, network, sync)) is not None:
+                yield found
 
 
 def _variants(way: NetworkSync) -> Iterator[NetworkSync]:
@@ -196,7 +217,9 @@ def _effect(
     if sync.shares == "equal" or not any(paces):
         paces = [1.0] * len(crew)
     gradients = sync.what == "gradients"
-    buckets = math.ceil(network.size_bytes / (sync.bucket_bytes or 1)) if gradients else 0
+    buckets = (
+        math.ceil(network.size_bytes / (sync.bucket_bytes or BUCKET_BYTES)) if gradients else 0
+    )
     pictures = tuple(by_pace(paces, network.batch)) if gradients else ()
     shards = tuple(round(share, 3) for share in methods.links.shares(crew, sync.shards))
     return sync.what, sync.codec, sync.way, sync.every_pictures, buckets, pictures, shards
@@ -263,7 +286,7 @@ def step_s(sync: NetworkSync, batch: int, parts: Sequence[Part]) -> float:
     return batch / together + mean_s * batch / sync.round_pictures
 
 
-def measured(alike: Sequence[Alike], parts: Sequence[Sequence[Part]]) -> list[Tried]:
+def judge(alike: Sequence[Alike], parts: Sequence[Sequence[Part]]) -> list[Tried]:
     """All that was tried, the quickest of each network kept; `parts` are those of each trial."""
     found: list[Tried] = []
     told = iter(parts)

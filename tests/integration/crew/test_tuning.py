@@ -53,7 +53,7 @@ class TunedCrew(Crew):
         return process
 
     @property
-    def said(self) -> str:
+    def last_line(self) -> str:
         """The last line on the desk's stderr."""
         return self.log_of("desk").read_text().splitlines()[-1]
 
@@ -129,7 +129,7 @@ def test_a_trainer_that_is_lost_leaves_the_former_plan(tmp_path: Path) -> None:
     assert processes["nuc"].wait() == -signal.SIGKILL
     assert processes["desk"].wait(PATIENCE_S) == 3
     assert processes["tower"].wait(PATIENCE_S) == 3
-    assert crew.said == "mdp-partition: nuc: lost; crew/crew.toml is as it was"
+    assert crew.last_line == "mdp-partition: nuc: lost; crew/crew.toml is as it was"
     assert "Traceback" not in crew.log_of("tower").read_text()
     assert crew.log_of("tower").read_text().splitlines()[-1] == "nuc: lost"
     assert crew.folder.plan_file.read_bytes() == before
@@ -141,7 +141,7 @@ def test_trainers_that_do_not_come(tmp_path: Path) -> None:
     before = crew.folder.plan_file.read_bytes()
     desk = crew.tune("--wait", "1")
     assert desk.wait(PATIENCE_S) == 3
-    assert crew.said == (
+    assert crew.last_line == (
         "mdp-partition: nuc, tower: not there in time; crew/crew.toml is as it was"
     )
     assert crew.printed.read_text() == ""
@@ -156,7 +156,7 @@ def test_a_plan_that_cannot_be_written(tmp_path: Path) -> None:
     crew.folder.plan_file.unlink()
     crew.folder.plan_file.mkdir()
     assert desk.wait(PATIENCE_S) == 2
-    assert crew.said.startswith("mdp-partition: crew/crew.toml: cannot be written: ")
+    assert crew.last_line.startswith("mdp-partition: crew/crew.toml: cannot be written: ")
     crew.ends("tower", tower)
     assert not crew.folder.tuned_file.exists()
     assert not [*crew.folder.path.glob(".*partial")]

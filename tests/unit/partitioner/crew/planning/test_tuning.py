@@ -31,7 +31,7 @@ from partitioner.crew.planning.tuning import (
     SyncCandidate,
     Tried,
     candidates,
-    measured,
+    judge,
     quickest,
     shortlist,
     step_s,
@@ -129,6 +129,20 @@ def test_what_is_asked_for_limits_what_is_tried() -> None:
     assert to_tune(plan, facts, work, "exact") == []
 
 
+def test_an_entry_s_own_way_is_tried_whatever_is_predicted_of_it() -> None:
+    """A codec that is never proposed, and buckets so small that twelve ways are quicker."""
+    facts, work = three(), Work(networks=(network("member-0"),))
+    for own in (
+        NetworkSync(name="member-0", what="parameters", codec="fp16", every_pictures=2048),
+        NetworkSync(name="member-0", bucket_bytes=4096),
+    ):
+        (alike,) = to_tune(SyncPlan(network=(own,)), facts, work)
+        assert len(alike.candidates) == TRIALS
+        assert own in [one.sync for one in alike.candidates]
+        seconds = [one.predicted_s for one in alike.candidates]
+        assert seconds == sorted(seconds)
+
+
 def test_networks_alike_are_tried_once_and_others_left() -> None:
     facts = three()
     given = (
@@ -151,7 +165,7 @@ def test_networks_alike_are_tried_once_and_others_left() -> None:
         (("member-0", "member-1"), NAMES), (("member-2",), ("desk", "nuc")),
     ]  # fmt: skip
     told = [[StepTime(1.0 + i), StepTime(0.5)] for i in range(len(trials_of(found)))][::-1]
-    kept = measured(found, told)
+    kept = judge(found, told)
     after = tuned_plan(plan, kept, facts, Work(networks=works))
     assert (after.chain, after.answers, after.facts) == ("star", plan.answers, facts.digest)
     # The last of each was told to be the quickest.
@@ -170,7 +184,7 @@ def test_the_empty_plan_names_its_networks_once_tuned() -> None:
     facts, work = three(), Work(networks=(network("member-0"), network("member-1", 6e6)))
     found = to_tune(SyncPlan(), facts, work, most=2)
     assert [one.names for one in found] == [("member-0",), ("member-1",)]
-    kept = measured(found, [[StepTime(1.0)], [StepTime(2.0)]] * 2)
+    kept = judge(found, [[StepTime(1.0)], [StepTime(2.0)]] * 2)
     after = tuned_plan(SyncPlan(), kept, facts, work)
     assert [sync.name for sync in after.network] == ["member-0", "member-1"]
     assert contradictions(after, facts, work) == []
@@ -198,7 +212,7 @@ def test_of_equals_the_one_predicted_to_be_quicker_is_kept() -> None:
         SyncCandidate(NetworkSync(name="member-0", bucket_bytes=2), 2.0),
     )
     alike = [Alike(("member-0",), network("member-0"), NAMES, some)]
-    kept = measured(alike, [[StepTime(0.123456)], [StepTime(0.123456)]])
+    kept = judge(alike, [[StepTime(0.123456)], [StepTime(0.123456)]])
     assert [one.kept for one in kept] == [True, False]
     assert [one.measured_s for one in kept] == [0.1235] * 2
     assert kept[0].words == "gradients fp32, ring, buckets of 9.53674e-07 MiB"
