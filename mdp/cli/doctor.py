@@ -74,7 +74,7 @@ def status(
             if lacking != said:
                 print(f"mdp: waiting for {lacking}", file=sys.stderr, flush=True)
                 said = lacking
-            time.sleep(_ASK_AGAIN_S)
+            time.sleep(max(0.0, min(_ASK_AGAIN_S, until_s - time.monotonic())))
         return found
 
     if known.bundle:

@@ -188,6 +188,7 @@ def _check(asked: LineOptions) -> None:
         raise InputError(f"--name {asked.name}: expected {FLEET_NAME_FORM}")
     if (asked.certificate is None) != (asked.private_key is None):
         raise InputError("--certificate and --private-key: expected both, or neither for HTTP")
+    seconds("--rest", asked.rest)
     check_number("--keep-mb", asked.keep_mb, "more than 0", lambda value: value > 0)
     for needs, wanted, extra in (
         (MQTT, asked.broker is not None, "mqtt"),

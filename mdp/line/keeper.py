@@ -36,7 +36,7 @@ class KeptFolder:
                 reason = error.strerror or error
                 raise InputError(f"{path}: cannot be made: {reason}") from error
         if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
-            raise InputError(f"{path}: cannot be written: Permission denied")
+            raise InputError(f"{path}: cannot be written")
         self.path, self._most_bytes = path, most_bytes
         #: Folder's name -> its bytes on the disk, the oldest item first.
         self._bytes: dict[str, int] = {}
