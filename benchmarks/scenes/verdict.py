@@ -24,7 +24,7 @@ import shutil
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -365,8 +365,7 @@ def _fine_tune(
         side, draw = side_at(done, member.backbone.image_size, recipe), order()
         seen = []
         for one in pixels:
-            other = crops()
-            shown = type(draw)(draw.rows, other.boxes, other.flips, draw.share)
+            shown = replace(crops(), rows=draw.rows, share=draw.share)
             seen.append(shown.views(one.pixels, View(side)))
         enabled = quicker_autocast() == "bf16"
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):

@@ -152,7 +152,7 @@ def recipe_of(candidate: FrozenNetwork, *, flips: bool) -> FineTuningRecipe:
     if candidate.depth:
         drawing = Drawing(min_area=0.35, mixed=0.0, flip=flips)
         return FineTuningRecipe(learning_rate=1e-4, classifier_rate=3.0, drawing=drawing, step=4.0)
-    drawing = Drawing(min_area=0.5, mixed=0.0, flip=flips)
+    drawing = Drawing(min_area=0.5, mixed=0.0, flip=flips, turn=10.0, light=0.3, covered=0.25)
     return FineTuningRecipe(
         learning_rate=3e-4, classifier_rate=1.0, drawing=drawing, small_until=0.6
     )

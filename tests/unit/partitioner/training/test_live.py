@@ -1,6 +1,7 @@
 """Patient distillation: the views, the boxes, and a tiny student that comes to agree."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from partitioner.data.live_views import (
     Draw,
     Drawing,
     Draws,
+    Perturbation,
     Pictures,
     mix_pairs,
     random_boxes,
@@ -69,6 +71,76 @@ def test_a_region_is_cut_from_what_the_teacher_sees(mirrored: float) -> None:
     whole = draw.views(some, View(32))
     corner = draw.views(some, View(16, Region(left=0.5, right=1.0, top=0.0, bottom=0.5)))
     torch.testing.assert_close(corner, whole[:, :, :16, 16:], atol=0.01, rtol=0)
+
+
+def unchanged(count: int, **changed: torch.Tensor) -> Perturbation:
+    ones, zeros = torch.ones(count), torch.zeros(count)
+    changes: dict[str, torch.Tensor] = {
+        "turns": zeros,
+        "colours": torch.ones(count, 3),
+        "contrast": ones,
+        "saturation": ones,
+        "covers": torch.zeros(count, 4),
+        "cover_colours": torch.zeros(count, 3),
+    }
+    return Perturbation(**(changes | changed))
+
+
+def whole_draw(perturbation: Perturbation | None, count: int = 2) -> Draw:
+    ones = torch.ones(count)
+    return Draw(torch.arange(count), whole_boxes(count, CPU), ones, ones, perturbation)
+
+
+def test_a_quarter_turn_turns_the_picture() -> None:
+    some = pictures(2)
+    turned = whole_draw(unchanged(2, turns=torch.full((2,), math.pi / 2))).views(some, View(32))
+    torch.testing.assert_close(turned, some.float().rot90(1, (2, 3)), atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("mirrored", [1.0, -1.0])
+def test_a_region_is_cut_from_a_turned_and_covered_view(mirrored: float) -> None:
+    covers = torch.tensor([[0.6, 0.1, 0.9, 0.3]]).expand(3, 4)
+    draw = Draw(
+        torch.arange(3), torch.tensor([[0.1, -0.2, 0.6, 0.6]]).expand(3, 4),
+        torch.full((3,), mirrored), torch.ones(3),
+        unchanged(3, turns=torch.tensor([0.2, -0.1, 0.0]), covers=covers),
+    )  # fmt: skip
+    some = pictures(3)
+    whole = draw.views(some, View(32))
+    corner = draw.views(some, View(16, Region(left=0.5, right=1.0, top=0.0, bottom=0.5)))
+    torch.testing.assert_close(corner, whole[:, :, :16, 16:], atol=0.01, rtol=0)
+    assert (whole[:, :, 5:9, 20:28] == 0).all()
+    assert (whole[:, :, 12:, :16] != 0).any()
+
+
+def test_light_changes_brightness_contrast_and_saturation() -> None:
+    some = pictures(2).clamp(64, 127)
+    darker = whole_draw(unchanged(2, colours=torch.full((2, 3), 0.5))).views(some, View(32))
+    torch.testing.assert_close(darker, some.float() / 2, atol=0.01, rtol=0)
+    flat = whole_draw(unchanged(2, contrast=torch.zeros(2))).views(some, View(32))
+    assert flat.std(dim=(1, 2, 3)).max().item() < 0.01
+    grey = whole_draw(unchanged(2, saturation=torch.zeros(2))).views(some, View(32))
+    torch.testing.assert_close(
+        grey, some.float().mean(dim=1, keepdim=True).expand(-1, 3, -1, -1), atol=0.01, rtol=0
+    )
+
+
+def test_perturbations_are_drawn_within_their_limits() -> None:
+    drawing = Drawing(turn=10.0, light=0.3, covered=0.25)
+    found = Perturbation.draw(4000, drawing, torch.Generator().manual_seed(0))
+    assert found.turns.abs().max().item() == pytest.approx(math.radians(10), rel=0.01)
+    assert 0.7 <= found.contrast.min().item() < found.contrast.max().item() <= 1.3
+    sides = found.covers[:, 2:] - found.covers[:, :2]
+    covered = sides[:, 0] > 0
+    assert covered.float().mean().item() == pytest.approx(0.25, abs=0.03)
+    assert 0.2 - 1e-6 <= sides[covered].min().item() < sides[covered].max().item() <= 0.6 + 1e-6
+    assert found.covers.min().item() >= 0
+    assert found.covers.max().item() <= 1
+
+
+def test_a_drawing_without_perturbations_draws_none() -> None:
+    assert Draws(4, 4, Drawing(), 0, CPU)().perturbation is None
+    assert Draws(4, 4, Drawing(covered=0.5), 0, CPU)().perturbation is not None
 
 
 @pytest.mark.parametrize(("alpha", "middle"), [(1.0, 0.5), (0.25, 0.2)])
