@@ -149,10 +149,16 @@ def fine_tune(
 
 def recipe_of(candidate: FrozenNetwork, *, flips: bool) -> FineTuningRecipe:
     """The recipe of a network, by its family (docs/lab-log.md)."""
+    drawing = Drawing(
+        min_area=0.35 if candidate.depth else 0.5,
+        mixed=0.0,
+        flip=flips,
+        turn=10.0,
+        light=0.3,
+        covered=0.25,
+    )
     if candidate.depth:
-        drawing = Drawing(min_area=0.35, mixed=0.0, flip=flips)
         return FineTuningRecipe(learning_rate=1e-4, classifier_rate=3.0, drawing=drawing, step=4.0)
-    drawing = Drawing(min_area=0.5, mixed=0.0, flip=flips, turn=10.0, light=0.3, covered=0.25)
     return FineTuningRecipe(
         learning_rate=3e-4, classifier_rate=1.0, drawing=drawing, small_until=0.6
     )
