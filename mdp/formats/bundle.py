@@ -14,6 +14,7 @@ from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment, Plan
 from mdp.formats.profile import Fraction, NonNegativeFloat, Precision, RuntimeName
 from mdp.formats.signing import BundleKey, check_signature
+from mdp.fusion.anomaly_table import DEFAULT_GOOD_RATE
 from mdp.fusion.cascade import Cascade
 from mdp.fusion.fuse import Fusion, FusionWeights, list_subsets, sizes_not_listed
 
@@ -246,6 +247,8 @@ class Inspection(Record, frozen=True):
     #: Defective scenes that shares found were measured on, and their folder's name.
     defective: Annotated[int, Meta(ge=0)] = 0
     defects: str | None = None
+    #: The rate of rejected good items that was asked for, which so few scenes may not support.
+    rate: Annotated[float, Meta(gt=0, le=0.5)] = DEFAULT_GOOD_RATE
 
 
 class Manifest(Record, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """A whole build in a row: read the inputs, plan, train, export and evaluate."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +14,13 @@ from partitioner.build.steps import (
     check_target,
     evaluate_step,
     export_step,
+    inspect_step,
     quantize_step,
 )
 from partitioner.build.train import train_plan
 from partitioner.config import BuildConfig, measures
 from partitioner.export.evaluate import Report
+from partitioner.export.inspect_bundle import InspectRequest, open_inspected
 from partitioner.planner.make_plan import Planned
 from partitioner.run.folder import RunFolder, bundle_name, default_run
 from partitioner.run.progress import Progress
@@ -43,13 +45,15 @@ def build_bundle(
     run: Path | None = None,
     name: str | None = None,
     crew: Path | None = None,
+    inspect: InspectRequest | None = None,
     on_plan: Callable[[Planned], object] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> BuildOutcome | None:
     """Plan, train, export and evaluate in a row, by measurement or with a teacher.
 
     `on_plan` gets the plan of a build with a teacher, refused or not. `crew` is the folder of a
-    crew that trains, with this process as its desk. `clock` gives the seconds of a build by
+    crew that trains, with this process as its desk. With `inspect` the models get anomaly heads in
+    the end; its scenes are looked at before anything is trained. `clock` gives the seconds of a build by
     measurement.
 
     Of torchrun's processes all but the first return None. Raises InputError and PlanRefused.
@@ -58,10 +62,15 @@ def build_bundle(
     named = _check_request(config, out, name, crew)
     inputs = BuildInputs.read(config)
     if measures(config):
+        _check_inspected(inspect, inputs.cameras.values())
         measured = build_measured(inputs, out, folder, named, progress, clock)
+        if inspect is not None:
+            with lock_run(folder):
+                inspect_step(out, inspect, progress)
         return BuildOutcome(measured.report, measured)
     planned = plan_with_teacher(inputs, folder, progress)
     inputs = _accept(planned, inputs, on_plan)
+    _check_inspected(inspect, planned.plan.cameras)
     with lock_run(folder):
         work = train_plan(inputs, planned.plan, folder, progress, crew=crew, bundle=named)
         if not is_first():
@@ -71,6 +80,8 @@ def build_bundle(
         profiles = [device.profile for device in planned.problem.devices]
         report = quantize_step(bundle, inputs.data, folder, profiles, progress) or report
         folder.remove_pictures()
+        if inspect is not None:
+            inspect_step(out, inspect, progress)
         return BuildOutcome(report)
 
 
@@ -84,6 +95,13 @@ def _check_request(config: BuildConfig, out: Path, name: str | None, crew: Path 
         raise InputError("torchrun: expected one process for a build by measurement")
     check_target(out)
     return named
+
+
+@together()
+def _check_inspected(inspect: InspectRequest | None, cameras: Iterable[str]) -> None:
+    """Raise InputError for too few scenes to fit anomaly heads to."""
+    if inspect is not None:
+        open_inspected(inspect, cameras)
 
 
 @together()

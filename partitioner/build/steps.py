@@ -15,6 +15,7 @@ from mdp.runtimes.base import Execution
 from mdp.runtimes.select import check_execution
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
 from partitioner.export.evaluate import Report, evaluate, write_report
+from partitioner.export.inspect_bundle import InspectRequest, inspect_bundle
 from partitioner.export.quantize import check_calibration
 from partitioner.export.quantize_bundle import quantize_bundle
 from partitioner.export.sessions import on_processor
@@ -72,6 +73,8 @@ def export_step(work: TrainingContext, out: Path, name: str) -> dict[int, float]
         bundle = _whole_bundle(out)
         if (
             bundle is not None
+            # Heads are fitted anew, to models without any.
+            and not bundle.manifest.inspection
             and bundle.manifest.name == name
             and bundle.manifest.provenance.get("run_digest") == work.run.digest(work.plan)
         ):
@@ -203,3 +206,15 @@ def quantize_step(
             kept = "kept" if tried.kept else "not kept"
             progress.note(f"sub-model {member.k} in {tried.precision}: {kept}: {tried.reason}")
     return report
+
+
+def inspect_step(out: Path, request: InspectRequest, progress: Progress) -> None:
+    """Give the models of the finished bundle `out` anomaly heads; raises InputError.
+
+    The bundle stays as it is where its good scenes are refused.
+    """
+    with TemporaryDirectory(prefix="mdp-views-") as cache:
+        try:
+            inspect_bundle(Bundle.open(out), out, request, Path(cache), progress)
+        except InputError as error:
+            raise InputError(f"{error}; {out} is whole, without anomaly heads") from error

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -17,11 +17,33 @@ from partitioner.run.progress import Progress
 
 #: Area under the ROC curve that a quantized member may lose, in points.
 _MAX_LOSS = 2.0
+#: Options of `build` as well, where each says by itself that it is not given.
+DefectsOption = Annotated[
+    str | None,
+    typer.Option(help="Folder of defective scenes: choose how cameras are fused, and measure."),
+]
+AllGoodOption = Annotated[
+    bool, typer.Option("--all-good", help="Take good scenes for good that look defective.")
+]
+RATE_HELP = "Percent of good items that may be called different."
 
 
 def add_to(app: typer.Typer) -> None:
     """Give `app` this command."""
     app.command()(inspect)
+
+
+def rate_of(percent: float) -> float:
+    """The rate of rejected good items that `percent` is; raises InputError."""
+    return share_of("--rate", percent, most=50)
+
+
+def facts_of(bundle: Bundle) -> dict[str, Any]:
+    """The fit of a bundle's anomaly heads, as JSON has it."""
+    return {
+        "inspection": msgspec.to_builtins(bundle.manifest.inspection),
+        "anomaly": msgspec.to_builtins(bundle.fusion_weights().anomaly),
+    }
 
 
 def inspect(
@@ -38,13 +60,8 @@ def inspect(
         typer.Option(help="Folder of good scenes, a folder each with a picture of every camera."),
     ],
     out: OutOption,
-    defects: Annotated[
-        str | None,
-        typer.Option(help="Folder of defective scenes: choose how cameras are fused, and measure."),
-    ] = None,
-    rate: Annotated[
-        float, typer.Option(help="Percent of good items that may be called different.")
-    ] = 100 * DEFAULT_GOOD_RATE,
+    defects: DefectsOption = None,
+    rate: Annotated[float, typer.Option(help=RATE_HELP)] = 100 * DEFAULT_GOOD_RATE,
     fp32: Annotated[
         Path | None,
         typer.Option(help="The bundle before `quantize`: refuse members that lost too much by it."),
@@ -53,9 +70,7 @@ def inspect(
         float,
         typer.Option(help="With --fp32: points of area under the ROC curve that may be lost."),
     ] = _MAX_LOSS,
-    all_good: Annotated[
-        bool, typer.Option("--all-good", help="Take good scenes for good that look defective.")
-    ] = False,
+    all_good: AllGoodOption = False,
     json: JsonOption = False,
 ) -> None:
     """Learn from good scenes alone, in minutes, what an item looks like that is all right.
@@ -66,7 +81,7 @@ def inspect(
 
     Example: mdp-partition inspect --bundle bundle/ --data good/ --out bundle-inspect/
     """
-    rejected, lost = share_of("--rate", rate, most=50), share_of("--max-loss", max_loss)
+    rejected, lost = rate_of(rate), share_of("--max-loss", max_loss)
     with interruptible(f"{out} is as it was"), ExitStack() as stack:
         opened = Bundle.open(bundle)
         before = None if fp32 is None else Bundle.open(fp32)
@@ -86,12 +101,7 @@ def inspect(
         )
         written = inspect_bundle(opened, out, request, cache, Progress())
     if json:
-        value = {
-            "bundle": str(out),
-            "digest": written.digest,
-            "inspection": msgspec.to_builtins(written.manifest.inspection),
-            "anomaly": msgspec.to_builtins(written.fusion_weights().anomaly),
-        }
+        value = {"bundle": str(out), "digest": written.digest, **facts_of(written)}
         console.print_json(value)
         return
     from partitioner.cli import tables

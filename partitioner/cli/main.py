@@ -14,6 +14,7 @@ from mdp.extras import PARTITION, install
 from mdp.formats.bundle import Bundle
 from mdp.formats.packaged import bundle_by_name
 from mdp.formats.plan import read_plan
+from mdp.fusion.anomaly_table import DEFAULT_GOOD_RATE
 from partitioner import api
 from partitioner.cli import assemble as assemble_command
 from partitioner.cli import crew as crew_command
@@ -155,6 +156,22 @@ def build(
     run: OwnRunOption = None,
     name: NameOption = None,
     crew: CrewFolderOption = None,
+    inspect: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder of good scenes: give the models anomaly heads in the end, as "
+            "mdp-partition inspect does."
+        ),
+    ] = None,
+    defects: inspect_command.DefectsOption = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            help=f"{inspect_command.RATE_HELP}  [default: {100 * DEFAULT_GOOD_RATE:g}]",
+            show_default=False,
+        ),
+    ] = None,
+    all_good: inspect_command.AllGoodOption = False,
     json: JsonOption = False,
 ) -> None:
     """Make a bundle for these devices; what is done already is not done again.
@@ -172,6 +189,9 @@ def build(
     --profiles a.toml b.toml c.toml --latency-ms 100 --teacher-epochs 10 --out bundle/
     """
     config, folder = given.build(), run or default_run(out)
+    if inspect is None and (defects is not None or rate is not None or all_good):
+        raise InputError("--defects, --rate, --all-good: expected --inspect GOOD beside them")
+    rejected = DEFAULT_GOOD_RATE if rate is None else inspect_command.rate_of(rate)
 
     def show(planned: Planned) -> None:
         if not json or planned.plan.refused:
@@ -179,15 +199,24 @@ def build(
 
     with interruptible(_resume_hint(folder)), _one_of_several(config.options.threads):
         from partitioner.build.bundle import build_bundle
+        from partitioner.export.inspect_bundle import InspectRequest
 
-        built = build_bundle(config, out, _progress(), run=run, name=name, crew=crew, on_plan=show)
+        wanted = None
+        if inspect is not None:
+            wanted = InspectRequest(
+                good=inspect, option="--inspect", defects=defects, rate=rejected, all_good=all_good
+            )
+        built = build_bundle(
+            config, out, _progress(), run=run, name=name, crew=crew, inspect=wanted, on_plan=show
+        )
     if built is None:
         return
     bundle, measured = Bundle.open(out), built.measured
     if json:
         value = {"bundle": str(out), "digest": bundle.digest, "run": str(folder)}
         before = crew_command.costs(crew) if measured is None else measured.to_json()
-        console.print_json({**value, **before, **built.report.as_json(bundle)})
+        heads = {} if inspect is None else inspect_command.facts_of(bundle)
+        console.print_json({**value, **before, **built.report.as_json(bundle), **heads})
         return
     from partitioner.cli import pilot_tables
 
@@ -196,6 +225,8 @@ def build(
     _tables().print_report(built.report, bundle.manifest.plan, bundle.manifest.labels)
     if measured is not None:
         print(pilot_tables.accuracy_line(measured))
+    if inspect is not None:
+        _tables().print_inspection(bundle)
     _tables().print_written(bundle, folder)
 
 

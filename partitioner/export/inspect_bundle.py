@@ -6,7 +6,7 @@ files, and with them the bundle's digest, change.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -73,6 +73,8 @@ class InspectRequest:
     """Pictures to learn from, and the rate at which good items may be rejected."""
 
     good: str
+    #: The option that names them, for errors.
+    option: str = "--data"
     #: A folder of defective scenes that measure; None without any.
     defects: str | None = None
     rate: float = DEFAULT_GOOD_RATE
@@ -111,18 +113,9 @@ def inspect_bundle(
     if any(a.lower for a in manifest.plan.assignments):
         raise InputError(f"{bundle.path}: has rungs, which get no anomaly heads: expected none")
     _check_before(bundle, request.before)
-    cameras = sorted({a.camera for a in manifest.plan.assignments if a.camera})
-    good = thin_out(open_scenes(request.good, cameras), MOST_GOOD)
-    try:
-        check_count(len(good))
-    except InputError as error:
-        raise InputError(f"--data {request.good}: {error}") from None
-    defects = None if request.defects is None else open_scenes(request.defects, cameras)
-    if defects is not None and len(defects) < LEAST_DEFECTS:
-        raise InputError(
-            f"--defects {request.defects}: expected at least {LEAST_DEFECTS} defective scenes, of "
-            f"which half choose and half measure, got {len(defects)}"
-        )
+    good, defects = open_inspected(
+        request, {a.camera for a in manifest.plan.assignments if a.camera}
+    )
     views = [view_of(a) for a in manifest.plan.assignments]
     seen = load_views(good, views, cache, progress, "good scenes")
     faulty: list[Pixels | None] = [None] * len(views)
@@ -136,7 +129,7 @@ def inspect_bundle(
     _check_gate(request, members)
     scores = {m.assignment.k: m.good for m in members}
     if (found := suspicious(scores)) and not request.all_good:
-        raise InputError(_format_error(request.good, good, found))
+        raise InputError(_format_error(request, good, found))
     strange = lone_sides(scores, {m.assignment.k: m.patched for m in members})
     measured = {m.assignment.k: m.defects for m in members if m.defects is not None}
     if measured:
@@ -157,6 +150,7 @@ def inspect_bundle(
         members=[m.facts for m in members],
         defective=table.defective,
         defects=None if request.defects is None else Path(request.defects).name,
+        rate=request.rate,
     )
     fusion = replace(bundle.fusion_weights(), anomaly=table)
     with replacing_folder(out) as folder:
@@ -173,6 +167,25 @@ def inspect_bundle(
         )
         write_json(folder / MANIFEST, changed)
     return Bundle.open(out)
+
+
+def open_inspected(
+    request: InspectRequest, cameras: Iterable[str]
+) -> tuple[PictureSet, PictureSet | None]:
+    """The good scenes of all `cameras`, and the defective ones; raises InputError for too few."""
+    names = sorted({*cameras})
+    good = thin_out(open_scenes(request.good, names), MOST_GOOD)
+    try:
+        check_count(len(good))
+    except InputError as error:
+        raise InputError(f"{request.option} {request.good}: {error}") from None
+    defects = None if request.defects is None else open_scenes(request.defects, names)
+    if defects is not None and len(defects) < LEAST_DEFECTS:
+        raise InputError(
+            f"--defects {request.defects}: expected at least {LEAST_DEFECTS} defective scenes, of "
+            f"which half choose and half measure, got {len(defects)}"
+        )
+    return good, defects
 
 
 def _fit_member(
@@ -356,13 +369,14 @@ def _blind_warning(members: Sequence[_FittedMember], rate: float) -> str:
     )
 
 
-def _format_error(folder: str, good: PictureSet, rows: Sequence[int]) -> str:
+def _format_error(request: InspectRequest, good: PictureSet, rows: Sequence[int]) -> str:
     """The error that names good scenes which look defective."""
     names = ", ".join(good.names[row] for row in rows[:_NAMED])
     more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
     return (
-        f"--data {folder}: {len(rows)} of {len(good)} good scenes differ from all the others as "
-        f"defects do: {names}{more}: move them out, or say that they are good (--all-good)"
+        f"{request.option} {request.good}: {len(rows)} of {len(good)} good scenes differ from all "
+        f"the others as defects do: {names}{more}: move them out, or say that they are good "
+        "(--all-good)"
     )
 
 
