@@ -81,6 +81,13 @@ def gateway(
             help="TOML file of settings for the page's builds (`mdp-partition build --config`)."
         ),
     ] = None,
+    teach_inspect: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with good/, and defects/ if there are any: kept items that the page calls "
+            "good are learnt by anomaly heads."
+        ),
+    ] = None,
     workers: Annotated[
         int,
         typer.Option(
@@ -135,12 +142,17 @@ def gateway(
         ("--teach-tokens", teach_tokens),
         ("--teach-kept", teach_kept),
         ("--teach-config", teach_config),
+        ("--teach-inspect", teach_inspect),
     ):
         if given is not None and teach is None:
             raise InputError(f"{name}: expected --teach FOLDER beside it")
     if teach_config is not None and not teach_config.is_file():
         raise InputError(f"--teach-config {teach_config}: expected a file of settings")
-    for name, given in (("--teach", teach), ("--teach-kept", teach_kept)):
+    for name, given in (
+        ("--teach", teach),
+        ("--teach-kept", teach_kept),
+        ("--teach-inspect", teach_inspect),
+    ):
         if given is not None and given.exists() and not given.is_dir():
             raise InputError(f"{name} {given}: expected a folder or nothing, found a file")
     if teach is not None and workers > 1:
@@ -158,7 +170,13 @@ def gateway(
         ((name, file),) = named.items()
         teacher = FleetTeacher(
             TeachOptions(
-                fleet=file, scenes=teach, kept=teach_kept, config=teach_config, key=key, name=name
+                fleet=file,
+                scenes=teach,
+                kept=teach_kept,
+                config=teach_config,
+                inspect=teach_inspect,
+                key=key,
+                name=name,
             )
         )
 

@@ -39,6 +39,7 @@ from mdp.pictures.crop import Picture
 from mdp.requests.capture import DEFAULT_EVERY_MS, check_every_ms
 from mdp.requests.deadline import check_deadline_ms
 from mdp.requests.prediction import Prediction
+from mdp.requests.reason import Suspicion
 from mdp.teach.teacher import FleetTeacher
 from mdp.tracing import server_span
 
@@ -179,6 +180,8 @@ class Gateway:
         """
         self._fleets = dict(fleets)
         self._teacher, self._first = teacher, first
+        if teacher is not None:
+            teacher.suspected = self._suspected
         self._deadline_ms = deadline_ms
         self._workers = workers
         for fleet in self._fleets.values() if workers is not None else ():
@@ -239,6 +242,11 @@ class Gateway:
         self._metrics.add(fleet.name, fleet)
         self._wake()
         await fleet.watch()
+
+    def _suspected(self) -> dict[str, Suspicion]:
+        """Devices whose cameras are suspected now."""
+        devices = (one for fleet in self._fleets.values() for one in fleet.roll.devices.values())
+        return {one.name: one.suspect for one in devices if one.suspect is not None}
 
     def _wake(self) -> None:
         self._changed.set()

@@ -79,6 +79,8 @@ class TeachRoutes:
             Route("/teach/moved", _refuse_errors(self.undo), methods=["DELETE"]),
             Route(item, _refuse_errors(self.put_right), methods=["PUT", "DELETE"]),
             Route(f"{item}/{device}", _refuse_errors(self.picture_of_kept)),
+            Route("/teach/good", _refuse_errors(self.learn_again), methods=["PUT"]),
+            Route("/teach/good/{item}", _refuse_errors(self.make_good), methods=["PUT"]),
             Route("/teach/build", _refuse_errors(self.build), methods=["PUT", "DELETE"]),
             Route("/teach/rollout", _refuse_errors(self.roll_out), methods=["PUT"]),
         ]
@@ -166,6 +168,16 @@ class TeachRoutes:
             await self._teacher.discard(name)
         else:
             await self._teacher.put_right(name, (await self._read_body(request, PutRight)).label)
+        return self._snapshot_response()
+
+    async def make_good(self, request: Request) -> Response:
+        """Make a kept item a good scene, which anomaly heads learn from."""
+        await self._teacher.make_good(request.path_params["item"])
+        return self._snapshot_response()
+
+    async def learn_again(self, request: Request) -> Response:
+        """Have anomaly heads learn from the good items that are there."""
+        self._teacher.learn_again()
         return self._snapshot_response()
 
     async def undo(self, request: Request) -> Response:

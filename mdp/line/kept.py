@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from mdp.errors import ConfigError
 from mdp.files import read_regular
+from mdp.requests.reason import Suspicion
 
 #: Reasons to keep an item, the most telling one first.
 WhyKept = Literal["unknown", "different", "unsure", "disagreement"]
@@ -36,6 +37,8 @@ class KeptDevice(Struct, frozen=True, kw_only=True):
 
     label: str | None = msgspec.field(default=None, name="class")
     probability: float | None = None
+    #: Decades above its own threshold.
+    anomaly: float | None = None
 
 
 class KeptAnswer(Struct, frozen=True, kw_only=True):
@@ -47,6 +50,7 @@ class KeptAnswer(Struct, frozen=True, kw_only=True):
     known: bool | None = None
     novelty: float | None = None
     anomaly: float | None = None
+    suspects: dict[str, Suspicion] = {}
     devices: dict[str, KeptDevice] = {}
 
 

@@ -72,6 +72,18 @@ class BuildReport(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
+class HeadsReport(Struct, frozen=True, kw_only=True):
+    """A report of anomaly heads that were fitted to good scenes."""
+
+    #: Name of the bundle's folder, and the bundle's digest.
+    bundle: str
+    digest: str
+    #: Good scenes, and the rate of further ones that are called different.
+    good: int
+    rate: float
+    seconds: float = 0.0
+
+
 class _Together(Struct, frozen=True):
     accuracy: float | None = None
     low: float | None = None
@@ -103,6 +115,22 @@ class _Printed(Struct, frozen=True):
     pilot: _Pilot | None = None
 
 
+class _FittedHeads(Struct, frozen=True):
+    good: int
+    default: float
+
+
+class _PrintedHeads(Struct, frozen=True):
+    """The part that is read of what `mdp-partition inspect --json` prints."""
+
+    digest: str
+    anomaly: _FittedHeads
+
+
+Report = BuildReport | HeadsReport
+ReadReport = Callable[[Path, bytes, float], Report]
+
+
 class BuildProgress(Struct, kw_only=True):
     """A build as the page shows it."""
 
@@ -116,7 +144,7 @@ class BuildProgress(Struct, kw_only=True):
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     #: The last line of a build that failed.
     error: str = ""
-    report: BuildReport | None = None
+    report: Report | None = None
 
     def hear(self, line: str) -> None:
         """Take in one line of the build's standard error."""
@@ -192,8 +220,9 @@ def build_words(
     latency_ms: float | None,
     profiles: Sequence[str],
     config: Path | None,
+    good: Sequence[str] = (),
 ) -> list[str]:
-    """The options of a build; `config` says what is None or empty here."""
+    """The options of a build; `config` says what is None or empty here, `good` names scenes."""
     words = ["build", "--json", "--data", str(scenes), "--out", str(out), "--name", name]
     words += ["--run", f"{out}.run", "--minutes", f"{minutes:g}"]
     if config is not None:
@@ -202,7 +231,12 @@ def build_words(
         words += ["--latency-ms", f"{latency_ms:g}"]
     if profiles:
         words += ["--profiles", *profiles]
-    return words
+    return [*words, *good]
+
+
+def heads_words(bundle: Path, out: Path, good: Sequence[str]) -> list[str]:
+    """The options by which a bundle's anomaly heads are fitted anew; `good` names scenes."""
+    return ["inspect", "--json", "--bundle", str(bundle), "--out", str(out), *good]
 
 
 def read_report(out: Path, content: bytes, seconds: float) -> BuildReport:
@@ -226,8 +260,23 @@ def read_report(out: Path, content: bytes, seconds: float) -> BuildReport:
     )
 
 
+def read_heads(out: Path, content: bytes, seconds: float) -> HeadsReport:
+    """The report in the standard output of `mdp-partition inspect`; raises InputError."""
+    try:
+        printed = msgspec.json.decode(content, type=_PrintedHeads)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{PROGRAM} inspect printed no report: {error}") from error
+    return HeadsReport(
+        bundle=out.name,
+        digest=printed.digest,
+        good=printed.anomaly.good,
+        rate=printed.anomaly.default,
+        seconds=round(seconds, 1),
+    )
+
+
 class Builder:
-    """One build at a time."""
+    """One build at a time, or one fit of anomaly heads."""
 
     def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
         """Bundles are written into `folder`; `changed` is called whenever the progress does."""
@@ -242,13 +291,16 @@ class Builder:
         """Tell whether a build is under way."""
         return self._task is not None and not self._task.done()
 
-    def start(self, command: Sequence[str], out: Path) -> None:
-        """Run `command`, which writes the bundle `out`; in the running event loop."""
+    def start(self, command: Sequence[str], out: Path, read: ReadReport = read_report) -> None:
+        """Run `command`, which writes the bundle `out`; in the running event loop.
+
+        `read` makes the report of `out`, what was printed and the seconds; raises InputError.
+        """
         self.progress = BuildProgress(state="running", started_s=time.monotonic())
-        self._task = asyncio.create_task(self._run(command, out))
+        self._task = asyncio.create_task(self._run(command, out, read))
         self._changed()
 
-    async def _run(self, command: Sequence[str], out: Path) -> None:
+    async def _run(self, command: Sequence[str], out: Path, read: ReadReport) -> None:
         progress = self.progress
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -273,7 +325,7 @@ class Builder:
                 progress.state, progress.error = "failed", f"{last} (exit code {code})"
             else:
                 seconds = time.monotonic() - progress.started_s
-                progress.report = read_report(out, content, seconds)
+                progress.report = read(out, content, seconds)
                 progress.state = "done"
         except (OSError, InputError) as error:
             progress.state, progress.error = "failed", str(error)

@@ -1,10 +1,12 @@
 """Puts kept items right: an item's pictures become a scene of the class that somebody names."""
 
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from mdp.client.scenes import SceneFolder
 from mdp.errors import ConfigError, InputError
 from mdp.files import read_regular, write_bytes
 from mdp.line.kept import MAX_RECORD_BYTES, RECORD, KeptItem, list_kept, read_kept
@@ -30,6 +32,16 @@ class Move:
     label: str
     scene: Path
     record: bytes
+    #: Whether it is a good scene that anomaly heads learn from, and none of a class.
+    good: bool
+    #: A picture's name in the scene -> the one that it had; by file, pictures that are not there.
+    names: Mapping[str, str]
+    left_out: Mapping[str, bytes]
+
+    def copy_back(self, source: str, target: str) -> None:
+        """Copy a picture of the scene, called as it was."""
+        path = Path(target)
+        shutil.copyfile(source, path.with_stem(self.names.get(path.stem, path.stem)))
 
 
 class Review:
@@ -67,22 +79,54 @@ class Review:
         GoneError where it is not there any more, and InputError.
         """
         target = class_folder(self._scenes, label)
+        return self._move(name, label, target, lambda item: item.pictures, good=False)
+
+    def make_good(
+        self, name: str, folder: SceneFolder, choose: Callable[[KeptItem], Mapping[str, Path]]
+    ) -> Move:
+        """Make an item a good scene in `folder`, of the pictures that `choose` names by camera.
+
+        As `put_right` does; raises InputError where `choose` does, too.
+        """
+        return self._move(name, folder.path.name, folder, choose, good=True)
+
+    def _move(
+        self,
+        name: str,
+        label: str,
+        target: SceneFolder,
+        choose: Callable[[KeptItem], Mapping[str, Path]],
+        *,
+        good: bool,
+    ) -> Move:
         claimed = self._claim(name)
         try:
             item = read_kept(claimed)
             if not item.pictures:
                 raise InputError(f"{name}: expected pictures, found none")
             record, _ = read_regular(claimed / RECORD, MAX_RECORD_BYTES)
-            pictures = {
-                device: read_regular(file, MAX_BUFFER_BYTES)[0]
-                for device, file in item.pictures.items()
+            chosen = choose(item)
+            found = {
+                file: read_regular(file, MAX_BUFFER_BYTES)[0] for file in item.pictures.values()
             }
+            pictures = {called: found[file] for called, file in chosen.items()}
             scene = target.write(_moment(item.record.time), pictures)
         except BaseException:
             claimed.rename(self._kept / name)
             raise
         shutil.rmtree(claimed, ignore_errors=True)
-        move = Move(item=item.record.item, name=name, label=label, scene=scene, record=record)
+        move = Move(
+            item=item.record.item,
+            name=name,
+            label=label,
+            scene=scene,
+            record=record,
+            good=good,
+            names={called.replace("/", "+"): file.stem for called, file in chosen.items()},
+            left_out={
+                file.name: content for file, content in found.items() if file not in chosen.values()
+            },
+        )
         self._moves = [*self._moves, move][-MOST_UNDONE:]
         return move
 
@@ -103,8 +147,9 @@ class Review:
         hidden = self._kept / f".undone.{move.name}"
         try:
             shutil.rmtree(hidden, ignore_errors=True)
-            shutil.copytree(move.scene, hidden)
-            write_bytes(hidden / RECORD, move.record)
+            shutil.copytree(move.scene, hidden, copy_function=move.copy_back)
+            for file, content in {**move.left_out, RECORD: move.record}.items():
+                write_bytes(hidden / file, content)
             hidden.rename(place)
         except OSError as error:
             shutil.rmtree(hidden, ignore_errors=True)

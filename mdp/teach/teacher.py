@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from zlib import crc32
@@ -13,14 +14,18 @@ from zlib import crc32
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
-from mdp.client.scenes import Scene
+from mdp.client.scenes import Scene, SceneFolder
 from mdp.errors import InputError, MDPError
 from mdp.files import write_bytes
+from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import read_devices, read_fleet
 from mdp.formats.mask import CameraMask
+from mdp.fusion.anomaly_table import DEFAULT_GOOD_RATE
 from mdp.line.kept import KeptItem
+from mdp.requests.reason import Suspicion
 from mdp.teach import builder
-from mdp.teach.builder import Builder
+from mdp.teach.builder import Builder, BuildProgress
+from mdp.teach.good import GOOD, cameras_of, data_words, good_pictures, require_heads
 from mdp.teach.recorder import BusyError, CameraDesk, RecordRequest
 from mdp.teach.review import GoneError, Move, Review
 from mdp.teach.rollout import FleetRollout
@@ -31,8 +36,12 @@ MOST_SHOWN = 60
 #: Between two looks at what was kept, and at the classes; at least, where something was recorded.
 SCAN_S, LEAST_SCAN_S = 3.0, 0.5
 MOST_MINUTES = 24 * 60.0
+#: From the latest good item until anomaly heads learn from it: more may follow.
+QUIET_S = 5.0
 #: In the folder of builds: the bundles that the fleet file has named, one a line.
 SERVED = "served.txt"
+#: The same: an empty file as long as good items wait to be learnt from.
+WAITING = "good-items-wait"
 
 RolloutState = Literal["none", "pushing", "rolling back", "done", "failed"]
 
@@ -47,6 +56,8 @@ class TeachOptions:
     kept: Path | None = None
     #: A file of `mdp-partition build`'s settings.
     config: Path | None = None
+    #: Good items that anomaly heads learn from, and defective ones; None: heads stay as they are.
+    inspect: Path | None = None
     #: The client's secret key file, instead of the fleet file's.
     key: Path | None = None
     #: Of a first bundle.
@@ -104,18 +115,31 @@ class FleetTeacher:
         self.options = options
         #: Called when something has changed that the page shows.
         self.changed: Callable[[], None] = lambda: None
+        #: Devices whose cameras are suspected now.
+        self.suspected: Callable[[], Mapping[str, Suspicion]] = dict
         self._check_one_label()
         self.devices = [entry.device for entry in read_devices(options.fleet).devices]
         self._desk = CameraDesk(options.fleet, options.key, self._note_recording)
         self._scan_soon = asyncio.Event()
         self._builder = Builder(options.builds, self._wake)
+        self._heads = Builder(options.builds, self._note_heads)
+        #: When anomaly heads are to learn, by the monotonic clock; None: they have learnt all.
+        self._learn_s: float | None = None
+        #: The bundle whose heads learn, by digest, and that of the newest heads to be pushed.
+        self._learns_for = self._pushed = ""
+        if options.inspect is not None and (options.builds / WAITING).exists():
+            self._learn_s = time.monotonic()
         self._review = None if options.kept is None else Review(options.kept, options.scenes)
         self._classes: list[TaughtClass] = []
         #: The classes of the served bundle, none without one, and the target of its plan.
         self._labels: list[str] = []
+        self._inspects = False
+        self._good = 0
         self._target_ms: float | None = builder.DEFAULT_LATENCY_MS
         self._kept: list[KeptItem] = []
         self._problem = ""
+        #: All of these at the last look at them.
+        self._scanned: tuple[object, ...] = ()
         self.rollout = Rollout()
         self._rollout_task: asyncio.Task[None] | None = None
         self._why_no_build = builder.why_no_build()
@@ -141,6 +165,11 @@ class FleetTeacher:
         self._scan_soon.set()
         self._wake()
 
+    def _note_heads(self) -> None:
+        if self._heads.progress.state != "running":
+            self._scan_soon.set()
+        self._wake()
+
     # What there is.
 
     async def watch(self) -> None:
@@ -148,6 +177,7 @@ class FleetTeacher:
         while True:
             self._scan_soon.clear()
             await self.scan()
+            self._tend_heads()
             await asyncio.sleep(LEAST_SCAN_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(SCAN_S - LEAST_SCAN_S):
@@ -162,19 +192,28 @@ class FleetTeacher:
             problem = ""
         except MDPError as error:
             classes, kept, problem = self._classes, [], str(error)
-        labels, target_ms = await asyncio.to_thread(self._read_served)
-        found = (classes, kept, problem, labels, target_ms)
-        if found != (self._classes, self._kept, self._problem, self._labels, self._target_ms):
-            self._classes, self._kept, self._problem, self._labels, self._target_ms = found
+        labels, target_ms, inspects = await asyncio.to_thread(self._read_served)
+        good = await asyncio.to_thread(self._count_good)
+        found = (classes, kept, problem, labels, target_ms, inspects, good)
+        if found != self._scanned:
+            self._scanned = found
+            self._classes, self._kept, self._problem, self._labels, self._target_ms = found[:5]
+            self._inspects, self._good = inspects, good
             self._wake()
 
-    def _read_served(self) -> tuple[list[str], float | None]:
-        """The classes of the served bundle, and the target of its plan in milliseconds."""
+    def _read_served(self) -> tuple[list[str], float | None, bool]:
+        """The served bundle's classes, its plan's target in ms, and whether it has heads."""
         try:
             manifest = read_fleet(self.options.fleet)[1].manifest
         except MDPError:
-            return [], builder.DEFAULT_LATENCY_MS
-        return list(manifest.labels), manifest.plan.target_ms
+            return [], builder.DEFAULT_LATENCY_MS, False
+        return list(manifest.labels), manifest.plan.target_ms, bool(manifest.inspection)
+
+    def _count_good(self) -> int:
+        folder = self.options.inspect
+        if folder is None:
+            return 0
+        return sum(one.scenes for one in count_classes(folder) if one.label == GOOD)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that the page shows, for msgspec to encode."""
@@ -202,7 +241,7 @@ class FleetTeacher:
                 "reasons": reasons,
                 "undo": None
                 if last is None
-                else {"item": last.item, "name": last.name, "label": last.label},
+                else {"item": last.item, "name": last.name, "label": last.label, "good": last.good},
             },
             "build": {
                 "why_not": self._why_no_build,
@@ -211,6 +250,14 @@ class FleetTeacher:
                 "running": self._builder.running,
                 **asdict(build),
                 "lines": list(build.lines)[-30:],
+            },
+            "heads": {
+                "teachable": self.options.inspect is not None and self._inspects,
+                "good": self._good,
+                "waits": self._learn_s is not None,
+                "running": self._heads.running,
+                **asdict(self._heads.progress),
+                "lines": list(self._heads.progress.lines)[-30:],
             },
             "rollout": asdict(self.rollout),
             "now_s": time.monotonic(),
@@ -272,6 +319,8 @@ class FleetTeacher:
             self._desk.refuse_while_recording()
         if build and self._builder.running:
             raise BusyError("a build reads the scenes: expected its end first")
+        if build and self._heads.running:
+            raise BusyError("anomaly heads learn from good items: expected their end first")
 
     # What was kept.
 
@@ -289,7 +338,11 @@ class FleetTeacher:
                     "probability": item.record.answer.probability,
                     "known": item.record.answer.known,
                     "devices": {
-                        name: {"label": own.label, "probability": own.probability}
+                        name: {
+                            "label": own.label,
+                            "probability": own.probability,
+                            "anomaly": own.anomaly,
+                        }
                         for name, own in item.record.answer.devices.items()
                     },
                     "pictures": list(item.pictures),
@@ -318,6 +371,8 @@ class FleetTeacher:
         """Take the last move back; raises GoneError, InputError or BusyError."""
         self._refuse_while(build=True)
         move = await asyncio.to_thread(self._require_review().undo)
+        if move.good:
+            self._learn_soon(QUIET_S)
         await self.scan()
         return move
 
@@ -326,7 +381,102 @@ class FleetTeacher:
             raise GoneError("nothing is looked through here: expected --teach-kept DIR")
         return self._review
 
+    # Good items.
+
+    async def make_good(self, name: str) -> Move:
+        """Make a kept item a good scene, and have anomaly heads learn from it soon.
+
+        Raises GoneError, and InputError where the heads cannot learn from it.
+        """
+        folder = self._require_good()
+        cameras = await asyncio.to_thread(lambda: cameras_of(*read_fleet(self.options.fleet)))
+        move = await asyncio.to_thread(
+            self._require_review().make_good,
+            name,
+            SceneFolder(folder, GOOD),
+            partial(good_pictures, cameras=cameras, suspected=self.suspected()),
+        )
+        self._learn_soon(QUIET_S)
+        await self.scan()
+        return move
+
+    def learn_again(self) -> None:
+        """Have anomaly heads learn from the good items that are there; raises as `make_good`."""
+        self._require_good()
+        require_heads(read_fleet(self.options.fleet)[1])
+        self._learn_soon(0.0)
+
+    def _require_good(self) -> Path:
+        """The folder of good items; raises GoneError without any, InputError without builds."""
+        if self.options.inspect is None:
+            raise GoneError("no good items are learnt from here: expected --teach-inspect DIR")
+        if self._why_no_build:
+            raise InputError(self._why_no_build)
+        return self.options.inspect
+
+    def _learn_soon(self, after_s: float) -> None:
+        """Learn once nothing else came for so long, also if the gateway ends before."""
+        self._learn_s = time.monotonic() + after_s
+        # On a full disk they are learnt from now, and not after a restart.
+        with suppress(OSError, InputError):
+            self.options.builds.mkdir(parents=True, exist_ok=True)
+            write_bytes(self.options.builds / WAITING, b"")
+        self._scan_soon.set()
+        self._wake()
+
+    def _tend_heads(self) -> None:
+        """Push heads that have learnt, or begin to learn, once nothing is under way."""
+        recording = self._desk.recording
+        if (
+            (recording is not None and recording.under_way)
+            or self._builder.running
+            or self._heads.running
+            or self.rollout.under_way
+        ):
+            return
+        report = self._heads.progress.report
+        if report is not None and report.bundle != self._pushed:
+            self._pushed = report.bundle
+            served = self._served()
+            if served is not None and served.digest == self._learns_for:
+                folder = self.options.builds / report.bundle
+                self._start_rollout("pushing", folder.name, lambda: self._push(folder))
+            else:
+                # Another bundle is served meanwhile.
+                self._learn_soon(0.0)
+        elif self._learn_s is not None and self._learn_s <= time.monotonic():
+            self._learn_s = None
+            self._learn()
+
+    def _learn(self) -> None:
+        """Begin to fit the served bundle's anomaly heads anew."""
+        out, program = self._new_folder(), builder.program()
+        try:
+            self._require_good()
+            served = read_fleet(self.options.fleet)[1]
+            require_heads(served)
+        except MDPError as error:
+            self._heads.progress = BuildProgress(state="failed", error=str(error))
+            self._wake()
+            return
+        assert program is not None
+        self._learns_for = served.digest
+        words = builder.heads_words(served.path, out, self._good_words("--data", served))
+        self._heads.start([program, *words], out, builder.read_heads)
+
+    def _good_words(self, option: str, served: Bundle | None) -> list[str]:
+        """The options that name good scenes, at the rate of the heads that are served."""
+        folder = self.options.inspect
+        if folder is None or not (folder / GOOD).is_dir():
+            return []
+        inspection = None if served is None else served.manifest.inspection
+        rate = inspection.rate if inspection else DEFAULT_GOOD_RATE
+        return data_words(folder, option, 100 * rate)
+
     # Builds.
+
+    def _new_folder(self) -> Path:
+        return self.options.builds / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
 
     def build(self, wanted: BuildRequest) -> None:
         """Begin to build; raises InputError or BusyError."""
@@ -344,24 +494,25 @@ class FleetTeacher:
         if config is None:
             entries = read_devices(options.fleet).devices
             profiles = builder.profiles_of(list(dict.fromkeys(e.plan_device for e in entries)))
-        out = options.builds / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
+        out, served = self._new_folder(), self._served()
         words = builder.build_words(
             scenes=options.scenes,
             out=out,
-            name=self._name(),
+            name=options.name if served is None else served.manifest.name,
             minutes=wanted.minutes,
             latency_ms=latency_ms,
             profiles=profiles,
             config=config,
+            good=self._good_words("--inspect", served),
         )
         self._builder.start([program, *words], out)
 
-    def _name(self) -> str:
-        """The bundle's name: that of the served one, so that the gateway's model keeps its."""
+    def _served(self) -> Bundle | None:
+        """The served bundle, whose name and rate the next one has; None without any."""
         try:
-            return read_fleet(self.options.fleet)[1].manifest.name
+            return read_fleet(self.options.fleet)[1]
         except MDPError:
-            return self.options.name
+            return None
 
     async def cancel_build(self) -> None:
         """End the build that is under way."""
@@ -399,6 +550,8 @@ class FleetTeacher:
         try:
             rollout.bundle = await asyncio.to_thread(work)
             rollout.state, rollout.done = "done", list(self.devices)
+            if rollout.bundle == self._pushed and self._learn_s is None:
+                (self.options.builds / WAITING).unlink(missing_ok=True)
         except (MDPError, OSError) as error:
             rollout.state, rollout.error = "failed", str(error)
         finally:
@@ -428,7 +581,8 @@ class FleetTeacher:
         served = list(dict.fromkeys([*before, *self._list_served()]))[-2 * builder.KEPT_BUNDLES :]
         text = "".join(f"{path}\n" for path in served)
         write_bytes(options.builds / SERVED, text.encode())
-        self._builder.tidy(served)
+        pushable = self._pushable()
+        self._builder.tidy(served if pushable is None else [*served, pushable])
         return folder.name
 
     def _roll_back(self) -> str:
@@ -455,5 +609,6 @@ class FleetTeacher:
         """End recording and build, and wait for a rollout."""
         await self._desk.close()
         await self._builder.close()
+        await self._heads.close()
         if self._rollout_task is not None:
             await asyncio.wait([self._rollout_task])

@@ -40,12 +40,14 @@ function show(content) {
   if (content.problem) live("warn", content.problem);
   else if (recording && ["countdown", "recording"].includes(recording.state)) live("warn", `Recording ${recording.label}`);
   else if (build.running) live("warn", "Building");
+  else if (content.heads.running) live("warn", "Learning good items");
   else if (["pushing", "rolling back"].includes(rollout.state)) live("warn", "Rolling out");
   else live("good", "Ready");
   showCameras(content);
   showRecording(content);
   showClasses(content);
   showReview(content);
+  showHeads(content);
   showBuild(content);
   showRollout(content);
 }
@@ -182,7 +184,7 @@ function showClasses({ classes, cameras, recording, served }) {
 
 async function showReview({ kept, classes, served }) {
   $("undo-line").hidden = !kept.undo;
-  if (kept.undo) text("undo-text", `Item ${kept.undo.item} is a scene of ${kept.undo.label}`);
+  if (kept.undo) text("undo-text", `Item ${kept.undo.item} is a ${kept.undo.good ? "good one" : `scene of ${kept.undo.label}`}`);
   const reasons = Object.entries(kept.reasons).map(([why, count]) => `${count} ${WHY[why] || why}`).join(", ");
   text("review-count", kept.total ? `${kept.total} kept: ${reasons}` : "");
   text("no-review", kept.looks
@@ -213,6 +215,23 @@ async function showReview({ kept, classes, served }) {
   }
 }
 
+// What anomaly heads learn from.
+
+function showHeads({ heads, rollout }) {
+  $("key-good").hidden = !heads.teachable;
+  $("heads-line").hidden = !heads.teachable && heads.state === "none";
+  const served = rollout.state === "done" && rollout.bundle === heads.report?.bundle;
+  const count = `${heads.good} good ${heads.good === 1 ? "item" : "items"}`;
+  text("heads-text", heads.running
+    ? `Learning from ${count}${heads.step ? `: ${heads.step}${heads.share == null ? "" : ` ${percent(heads.share, 0)}`}` : ""}`
+    : heads.waits ? `${count}: learning begins soon`
+      : served ? `All boards have learnt from ${heads.report.good} good items, ${percent(heads.report.rate)} of which may be called different`
+        : count);
+  $("heads-again").hidden = heads.running || heads.waits || !heads.teachable;
+  $("heads-error").hidden = heads.running || !heads.error;
+  text("heads-error", heads.error && `Good items were not learnt: ${heads.error}. The bundle that is served goes on.`);
+}
+
 function showItem() {
   const item = state.items[state.place];
   $("item").hidden = !item;
@@ -231,7 +250,8 @@ function showItem() {
     const image = el("img", { alt: `Item ${item.item} as ${name} saw it` });
     showPicture(image, `teach/kept/${encodeURIComponent(item.name)}/${devicePath(name)}`, signal);
     const own = item.devices[name];
-    const words = own?.label == null ? name : `${name}: ${own.label}${own.probability == null ? "" : ` ${percent(own.probability, 0)}`}`;
+    const said = own?.label == null ? name : `${name}: ${own.label}${own.probability == null ? "" : ` ${percent(own.probability, 0)}`}`;
+    const words = own?.anomaly > 0 ? `${said}, differs by ${own.anomaly.toFixed(1)} decades` : said;
     return el("li", {}, image, el("p", own && own.label !== item.label ? { class: "other" } : {}, words));
   }));
 }
@@ -248,7 +268,7 @@ async function showPicture(image, path, signal) {
 function showKeys(item) {
   const { classes, served } = state.told;
   const labels = [...new Set([...served, ...classes.map((each) => each.label)])].filter((label) => label !== UNKNOWN);
-  const signs = "123456789abcdefghijklmopqrstvwy";
+  const signs = "123456789abcdefhijklmopqrstvwy";
   state.keys = [...labels.slice(0, signs.length).map((label, place) => [signs[place], label]), ["u", UNKNOWN]];
   const key = JSON.stringify([state.keys, item.label]);
   if ($("item-keys").dataset.key === key) return;
@@ -267,6 +287,13 @@ async function putRight(label) {
   if (!item) return;
   leave(item);
   await settle(item, await attempt(`kept/${encodeURIComponent(item.name)}`, "PUT", { label }));
+}
+
+async function makeGood() {
+  const item = state.items[state.place];
+  if (!item) return;
+  leave(item);
+  await settle(item, await attempt(`good/${encodeURIComponent(item.name)}`, "PUT"));
 }
 
 async function discard() {
@@ -315,6 +342,8 @@ function newClass() {
   $("new-label").focus();
 }
 
+$("key-good").addEventListener("click", makeGood);
+$("heads-again").addEventListener("click", () => attempt("good", "PUT"));
 $("key-new").addEventListener("click", newClass);
 $("key-discard").addEventListener("click", discard);
 $("key-back").addEventListener("click", () => move(-1));
@@ -335,7 +364,7 @@ document.addEventListener("keydown", (event) => {
   if (sign === "z" && !$("undo-line").hidden) return void undo();
   if ($("item").hidden) return;
   const found = state.keys.find(([key]) => key === sign);
-  const act = found ? () => putRight(found[1]) : { n: newClass, x: discard, arrowleft: () => move(-1), arrowright: () => move(1) }[sign];
+  const act = found ? () => putRight(found[1]) : { g: state.told.heads.teachable ? makeGood : null, n: newClass, x: discard, arrowleft: () => move(-1), arrowright: () => move(1) }[sign];
   if (!act) return;
   event.preventDefault();
   act();
@@ -352,12 +381,12 @@ $("build-cancel").addEventListener("click", () => attempt("build", "DELETE"));
 
 const clock = (seconds) => `${Math.floor(seconds / 60)}:${`${Math.floor(seconds % 60)}`.padStart(2, "0")}`;
 
-function showBuild({ build, recording }) {
+function showBuild({ build, heads, recording }) {
   const { running } = build;
   $("no-build").hidden = !build.why_not;
   text("no-build", build.why_not && `This gateway cannot build: ${build.why_not}`);
   $("build-form").hidden = Boolean(build.why_not);
-  $("build-start").disabled = running || ["countdown", "recording"].includes(recording?.state);
+  $("build-start").disabled = running || heads.running || ["countdown", "recording"].includes(recording?.state);
   if (!$("latency").dataset.set && build.latency_ms != null) {
     $("latency").value = build.latency_ms;
     $("latency").dataset.set = "1";
@@ -395,11 +424,11 @@ function showBuild({ build, recording }) {
 $("push").addEventListener("click", () => attempt("rollout", "PUT", { action: "push" }));
 $("rollback").addEventListener("click", () => attempt("rollout", "PUT", { action: "rollback" }));
 
-function showRollout({ rollout, build, cameras }) {
+function showRollout({ rollout, build, heads, cameras }) {
   const going = ["pushing", "rolling back"].includes(rollout.state);
   const served = rollout.state === "done" && rollout.bundle === build.report?.bundle;
-  $("push").disabled = going || !build.pushable || served || build.running;
-  $("rollback").disabled = going || build.running;
+  $("push").disabled = going || !build.pushable || served || build.running || heads.running;
+  $("rollback").disabled = going || build.running || heads.running;
   text("rollout-text", {
     none: "Boards serve on while they get it, and keep the bundle before.",
     pushing: `Pushing ${rollout.bundle}`,

@@ -51,7 +51,7 @@ def test_an_item_becomes_a_scene_and_back(tmp_path: Path) -> None:
 def test_what_a_full_disk_refuses_is_undone_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(source: Path, target: Path) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     keep(tmp_path / "kept")
