@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,17 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import save_file  # noqa: E402
 
+from mdp.errors import InputError  # noqa: E402
 from mdp.formats.bundle import Bundle  # noqa: E402
+from partitioner.build.steps import inspect_step  # noqa: E402
 from partitioner.cli.main import main  # noqa: E402
 from partitioner.export.anomaly_head import has_head  # noqa: E402
+from partitioner.export.inspect_bundle import InspectRequest  # noqa: E402
 from partitioner.networks.families import Backbone, create  # noqa: E402
 from tests.support.command_lines import run_here  # noqa: E402
-from tests.support.models.runs import write_profiles  # noqa: E402
+from tests.support.inspection import PARTS  # noqa: E402
+from tests.support.inspection import write_scenes as inspection_scenes  # noqa: E402
+from tests.support.models.runs import QUIET, write_profiles  # noqa: E402
 from tests.support.models.trees import write_scenes, write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -33,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pictures, scenes, two profiles, and the weights of a network."""
     made = tmp_path_factory.mktemp("inspected")
     write_tree(made / "tree", each=24)
-    write_scenes(made / "scenes", each=24)
+    write_scenes(made / "scenes", each=21)
     write_profiles(made)
     (made / "run.toml").write_text("[schedule]\nbatch_size = 16\n[augmentation]\nvariants = 2\n")
     (made / "weights").mkdir()
@@ -68,7 +74,7 @@ def has_heads(bundle: Bundle) -> bool:
     """Tell whether models, thresholds and manifest are of a bundle that inspects."""
     parts = bundle.manifest.plan.assignments
     found = {has_head(bundle.model(part.k).content) for part in parts}
-    found |= {bundle.fusion_weights().anomaly is not None, bool(bundle.manifest.inspection)}
+    found |= {bool(bundle.fusion_weights().anomaly), bool(bundle.manifest.inspection)}
     assert len(found) == 1
     return found == {True}
 
@@ -106,11 +112,14 @@ def test_a_build_that_is_killed_while_it_learns_good_pictures_goes_on(
     assert told["inspection"]["rate"] == 0.05
     assert told["anomaly"]["default"] == pytest.approx(1 / 25, abs=1e-6)
     assert bundle.manifest.evaluation
-    # The same build without heads has none.
-    again = run_here(main, "mdp-partition", *taught(folder, out))
-    assert again.returncode == 0, again.stderr
-    assert weights.stat() == before
-    assert not has_heads(Bundle.open(out))
+
+
+def test_a_finished_build_without_heads_has_none(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for more in (("--inspect", folder / "tree" / "ring"), ()):
+        done = run_here(main, "mdp-partition", *taught(folder, out, *more))
+        assert done.returncode == 0, done.stderr
+        assert has_heads(Bundle.open(out)) is bool(more)
 
 
 def test_a_build_by_measurement_learns_good_scenes_of_its_cameras(
@@ -125,20 +134,22 @@ def test_a_build_by_measurement_learns_good_scenes_of_its_cameras(
     assert has_heads(bundle)
     assert bundle.manifest.inspection
     facts = bundle.manifest.inspection
-    assert (facts.data, facts.defects, facts.good, facts.defective) == ("ring", "stripes", 24, 12)
-    assert "anomaly heads, fitted to 24 good scenes of ring" in " ".join(done.stdout.split())
-    # Good scenes with others among them are named, and the bundle is whole without heads.
-    mixed = tmp_path / "good"
-    mixed.mkdir()
-    for scene in (*sorted((scenes / "ring").iterdir()), scenes / "stripes" / "000"):
-        (mixed / f"{scene.parent.name}-{scene.name}").symlink_to(scene)
-    refused = run_here(main, "mdp-partition", *measured(folder, out, "--inspect", mixed))
-    assert refused.returncode == 2, refused.stderr
-    last = refused.stderr.splitlines()[-1]
-    assert last.startswith(f"mdp-partition: --inspect {mixed}: 1 of 25 good scenes differ")
-    assert "stripes-000: move them out" in last
-    assert last.endswith(f"{out} is whole, without anomaly heads")
+    assert (facts.data, facts.defects, facts.good, facts.defective) == ("ring", "stripes", 21, 10)
+    assert "anomaly heads, fitted to 21 good scenes of ring" in " ".join(done.stdout.split())
+
+
+def test_good_scenes_with_others_among_them_leave_the_bundle_as_it_is(tmp_path: Path) -> None:
+    good = inspection_scenes(tmp_path / "good", 30, patched=[7])
+    out = shutil.copytree(PARTS, tmp_path / "out")
+    before = Bundle.open(out)
+    with pytest.raises(InputError) as refused:
+        inspect_step(out, InspectRequest(good=str(good), option="--inspect"), QUIET)
+    told = str(refused.value)
+    assert told.startswith(f"--inspect {good}: 1 of 30 good scenes differ from all the others")
+    assert "s007: move them out" in told
+    assert told.endswith(f"; {out} is whole, without anomaly heads")
     assert not has_heads(Bundle.open(out))
+    assert Bundle.open(out).digest == before.digest
 
 
 @pytest.mark.parametrize(
