@@ -23,7 +23,7 @@ from tests.support.inspection import CAMERAS, PARTS, block, write_scenes
 from tests.support.web.browser import Browser, browser, why_no_browser
 from tests.support.web.gateway import Gateway, Reply, gateway
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 TEACHER = "teacher-0123456789abc"
 GOOD = 40
 #: For heads on a busy machine.

@@ -126,7 +126,8 @@ def test_only_those_who_may_teach_see_and_change_anything(served: Gateway) -> No
     changes = (
         ("recording", "PUT"), ("recording", "DELETE"), ("recording/scenes", "DELETE"),
         ("kept/17", "PUT"), ("kept/17", "DELETE"), ("moved", "DELETE"), ("masks/n100", "PUT"),
-        ("build", "PUT"), ("build", "DELETE"), ("rollout", "PUT"),
+        ("build", "PUT"), ("build", "DELETE"), ("rollout", "PUT"), ("good", "PUT"),
+        ("good/17", "PUT"),
     )  # fmt: skip
     for path, method in changes:
         assert ask(served, f"/teach/{path}", {}, method, token=ASKER).status == 403

@@ -92,9 +92,11 @@ def test_teaching_that_lacks_something(fleet: Path, tmp_path: Path) -> None:
     expected = f"{tokens}: expected a folder or nothing, found a file\n"
     kept = (*teach, "--teach-tokens", tokens, "--teach-kept", tokens)
     assert refusal(*kept) == f"mdp: --teach-kept {expected}"
+    items = (*teach, "--teach-tokens", tokens, "--teach-inspect", tokens)
+    assert refusal(*items) == f"mdp: --teach-inspect {expected}"
     where = ("--fleet", fleet, "--teach", tokens, "--teach-tokens", tokens)
     assert refusal(*where) == f"mdp: --teach {expected}"
-    for option in ("--teach-tokens", "--teach-kept", "--teach-config"):
+    for option in ("--teach-tokens", "--teach-kept", "--teach-config", "--teach-inspect"):
         expected = f"mdp: {option}: expected --teach FOLDER beside it\n"
         assert refusal("--fleet", fleet, option, tokens) == expected
 
