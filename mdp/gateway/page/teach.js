@@ -225,7 +225,7 @@ function showHeads({ heads, rollout }) {
   text("heads-text", heads.running
     ? `Learning from ${count}${heads.step ? `: ${heads.step}${heads.share == null ? "" : ` ${percent(heads.share, 0)}`}` : ""}`
     : heads.waits ? `${count}: learning begins soon`
-      : served ? `All boards have learnt from ${heads.report.good} good items, ${percent(heads.report.rate)} of which may be called different`
+      : served ? `All boards have learnt from ${heads.report.good} good items; of further ones ${percent(heads.report.rate)} may be called different`
         : count);
   $("heads-again").hidden = heads.running || heads.waits || !heads.teachable;
   $("heads-error").hidden = heads.running || !heads.error;

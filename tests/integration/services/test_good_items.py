@@ -14,13 +14,14 @@ from mdp.client.sync import Client
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import read_devices, read_fleet
 from mdp.line.kept import RECORD
+from mdp.teach.teacher import WAITING
 from mdp.testing.folder_cameras import FolderCameras
 from mdp.testing.processes import until
 from partitioner.cli.main import main as partition_main
 from tests.support.command_lines import run_here
 from tests.support.fleet import PLENTY_MS, Fleet
 from tests.support.inspection import CAMERAS, PARTS, block, write_scenes
-from tests.support.web.browser import Browser, browser, why_no_browser
+from tests.support.web.browser import browser, why_no_browser
 from tests.support.web.gateway import Gateway, Reply, gateway
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
@@ -137,7 +138,10 @@ def test_one_good_item_is_learnt_by_all_boards(room: Room, served: Gateway) -> N
     assert not (room.kept / "17").exists()
     (scene,) = (room.items / "good").glob("2026-*")
     assert {path.stem for path in scene.iterdir()} == {*CAMERAS}
-    until(lambda: learnt(served, before.digest, room), "boards have learnt", LEARN_S)
+    wait_for_heads(room)
+    told = state(served)
+    assert told["heads"]["error"] == told["rollout"]["error"] == ""
+    assert told["rollout"]["state"] == "done"
     after = read_fleet(room.fleet)[1]
     facts, table = after.manifest.inspection, after.fusion_weights().anomaly
     assert facts
@@ -148,8 +152,8 @@ def test_one_good_item_is_learnt_by_all_boards(room: Room, served: Gateway) -> N
     assert after.fusion_weights().anomaly != before.fusion_weights().anomaly
     assert after.manifest.name == before.manifest.name
     assert after.manifest.evaluation == before.manifest.evaluation
-    with Client(room.fleet, deadline_ms=PLENTY_MS) as client:
-        answer = client.look()
+    with Client.connect(room.fleet, timeout_s=PLENTY_MS / 1e3) as client:
+        answer = client.look(deadline_ms=PLENTY_MS)
     # What answers is what was pushed.
     assert answer.bundle == after.digest
     assert answer.normal is not None
@@ -159,10 +163,10 @@ def test_one_good_item_is_learnt_by_all_boards(room: Room, served: Gateway) -> N
     assert Bundle.open(bundle).digest == before.digest
 
 
-def learnt(served: Gateway, before: str, room: Room) -> bool:
-    told = state(served)
-    assert told["heads"]["error"] == told["rollout"]["error"] == ""
-    return told["rollout"]["state"] == "done" and read_fleet(room.fleet)[1].digest != before
+def wait_for_heads(room: Room) -> None:
+    """Wait until all good items are learnt and pushed, without asking who learns."""
+    waiting = room.folder / "scenes.builds" / WAITING
+    until(lambda: not waiting.exists(), "boards have learnt", LEARN_S)
 
 
 @pytest.mark.skipif(why_no_browser() != "", reason=why_no_browser())
@@ -184,18 +188,11 @@ def test_one_key_on_the_page(room: Room, served: Gateway, tmp_path: Path) -> Non
         page.wait_for("#undo-text", "^Item 22 is a good one$")
         page.wait_for("#item-name", "^Item 21$")
         page.wait_for("#heads-text", f"{count + 1} good items")
-        until(
-            lambda: has_learnt(page, count + 1) or page.text("#heads-error") != "",
-            "boards have learnt",
-            LEARN_S,
-        )
+        wait_for_heads(room)
+        page.wait_for("#heads-text", f"All boards have learnt from {count + 1} good items")
         assert page.text("#heads-error") == ""
         page.wait_for("#rollout-text", "^All 4 boards serve ")
     after = read_fleet(room.fleet)[1]
     assert after.digest != before.digest
     assert after.manifest.inspection
     assert after.manifest.inspection.good == count + 1
-
-
-def has_learnt(page: Browser, count: int) -> bool:
-    return f"All boards have learnt from {count} good items" in page.text("#heads-text")

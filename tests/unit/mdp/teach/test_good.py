@@ -5,7 +5,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from mdp.errors import InputError, TransferError
 from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.fleet import read_fleet
 from mdp.line.kept import RECORD, read_kept
+from mdp.teach import builder as builder_module
 from mdp.teach import teacher as teacher_module
 from mdp.teach.builder import heads_words, read_heads
 from mdp.teach.good import DEFECTS, GOOD, cameras_of, data_words, good_pictures
@@ -173,8 +174,8 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TeachOptions:
     program = tmp_path / "mdp-partition"
     program.write_text(f"#!{sys.executable}\n{PROGRAM}")
     program.chmod(0o755)
-    monkeypatch.setattr(teacher_module.builder, "why_no_build", lambda: "")
-    monkeypatch.setattr(teacher_module.builder, "program", lambda: str(program))
+    monkeypatch.setattr(builder_module, "why_no_build", lambda: "")
+    monkeypatch.setattr(builder_module, "program", lambda: str(program))
     monkeypatch.setattr(teacher_module, "FleetRollout", PlayedRollout)
     monkeypatch.setattr(teacher_module, "QUIET_S", 0.0)
     monkeypatch.setattr(PlayedRollout, "fault", "")
@@ -303,7 +304,8 @@ def test_what_forbids_what_while_heads_learn(tmp_path: Path, options: TeachOptio
         await teacher.make_good("17")
         teacher._tend_heads()
         assert teacher._heads.running
-        for work in (lambda: teacher.build(BuildRequest()), teacher.roll_back):
+        works: list[Callable[[], None]] = [lambda: teacher.build(BuildRequest()), teacher.roll_back]
+        for work in works:
             with pytest.raises(InputError, match="anomaly heads learn from good items: expected"):
                 work()
         with pytest.raises(InputError, match="anomaly heads learn"):
