@@ -125,8 +125,8 @@ class FleetTeacher:
         self._heads = Builder(options.builds, self._note_heads)
         #: When anomaly heads are to learn, by the monotonic clock; None: they have learnt all.
         self._learn_s: float | None = None
-        #: The bundle whose heads learn, by digest, and that of the newest heads to be pushed.
-        self._learns_for = self._pushed = ""
+        #: The digest of the bundle whose heads learn, until they are pushed.
+        self._learns_for = ""
         if options.inspect is not None and (options.builds / WAITING).exists():
             self._learn_s = time.monotonic()
         self._review = None if options.kept is None else Review(options.kept, options.scenes)
@@ -435,10 +435,10 @@ class FleetTeacher:
         ):
             return
         report = self._heads.progress.report
-        if report is not None and report.bundle != self._pushed:
-            self._pushed = report.bundle
+        if report is not None and self._learns_for:
+            wanted, self._learns_for = self._learns_for, ""
             served = self._served()
-            if served is not None and served.digest == self._learns_for:
+            if served is not None and served.digest == wanted:
                 folder = self.options.builds / report.bundle
                 self._start_rollout("pushing", folder.name, lambda: self._push(folder))
             else:
@@ -550,7 +550,8 @@ class FleetTeacher:
         try:
             rollout.bundle = await asyncio.to_thread(work)
             rollout.state, rollout.done = "done", list(self.devices)
-            if rollout.bundle == self._pushed and self._learn_s is None:
+            heads = self._heads.progress.report
+            if heads is not None and rollout.bundle == heads.bundle and self._learn_s is None:
                 (self.options.builds / WAITING).unlink(missing_ok=True)
         except (MDPError, OSError) as error:
             rollout.state, rollout.error = "failed", str(error)

@@ -18,9 +18,7 @@ RunOption = Annotated[Path, typer.Option(help="Folder that keeps what is done, t
 OwnRunOption = Annotated[
     Path | None, typer.Option(help="Folder that keeps what is done; default: <bundle>.run.")
 ]
-NameOption = Annotated[
-    str | None, typer.Option(help="Name of the bundle; default: the folder's name.")
-]
+NameOption = Annotated[str | None, typer.Option(help="Name of the bundle; default: its folder's.")]
 CrewFolderOption = Annotated[
     Path | None,
     typer.Option(help="Folder of a crew: train with others that join (mdp-partition crew)."),

@@ -17,15 +17,6 @@ from partitioner.run.progress import Progress
 
 #: Area under the ROC curve that a quantized member may lose, in points.
 _MAX_LOSS = 2.0
-#: Options of `build` as well, where each says by itself that it is not given.
-DefectsOption = Annotated[
-    str | None,
-    typer.Option(help="Folder of defective scenes: choose how cameras are fused, and measure."),
-]
-AllGoodOption = Annotated[
-    bool, typer.Option("--all-good", help="Take good scenes for good that look defective.")
-]
-RATE_HELP = "Percent of good items that may be called different."
 
 
 def add_to(app: typer.Typer) -> None:
@@ -60,8 +51,13 @@ def inspect(
         typer.Option(help="Folder of good scenes, a folder each with a picture of every camera."),
     ],
     out: OutOption,
-    defects: DefectsOption = None,
-    rate: Annotated[float, typer.Option(help=RATE_HELP)] = 100 * DEFAULT_GOOD_RATE,
+    defects: Annotated[
+        str | None,
+        typer.Option(help="Folder of defective scenes: choose how cameras are fused, and measure."),
+    ] = None,
+    rate: Annotated[
+        float, typer.Option(help="Percent of good items that may be called different.")
+    ] = 100 * DEFAULT_GOOD_RATE,
     fp32: Annotated[
         Path | None,
         typer.Option(help="The bundle before `quantize`: refuse members that lost too much by it."),
@@ -70,7 +66,9 @@ def inspect(
         float,
         typer.Option(help="With --fp32: points of area under the ROC curve that may be lost."),
     ] = _MAX_LOSS,
-    all_good: AllGoodOption = False,
+    all_good: Annotated[
+        bool, typer.Option("--all-good", help="Take good scenes for good that look defective.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Learn from good scenes alone, in minutes, what an item looks like that is all right.

@@ -157,21 +157,18 @@ def build(
     name: NameOption = None,
     crew: CrewFolderOption = None,
     inspect: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder of good scenes: give the models anomaly heads in the end, as "
-            "mdp-partition inspect does."
-        ),
+        str | None, typer.Option(help="Fit anomaly heads to these good scenes.")
     ] = None,
-    defects: inspect_command.DefectsOption = None,
+    defects: Annotated[
+        str | None, typer.Option(help="Folder of defective scenes, for --inspect.")
+    ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(
-            help=f"{inspect_command.RATE_HELP}  [default: {100 * DEFAULT_GOOD_RATE:g}]",
-            show_default=False,
-        ),
+        typer.Option(help=f"Percent of good items rejected; default: {100 * DEFAULT_GOOD_RATE:g}."),
     ] = None,
-    all_good: inspect_command.AllGoodOption = False,
+    all_good: Annotated[
+        bool, typer.Option("--all-good", help="Take all scenes of --inspect for good.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Make a bundle for these devices; what is done already is not done again.

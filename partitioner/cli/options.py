@@ -54,8 +54,7 @@ _PARSED: dict[str, Callable[[Sequence[str]], Any]] = {
 _CONFIG = Annotated[
     Path,
     msgspec.Meta(
-        description="TOML file of these and all other settings (docs/reference/training.md); "
-        "options override it"
+        description="TOML file of all settings; options override it (docs/reference/training.md)"
     ),
 ]
 
