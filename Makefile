@@ -229,12 +229,14 @@ sbom: $(STAMP)
 release: $(STAMP)
 	$(BIN)/python -m tools.release $(if $(VERSION),--version $(VERSION)) $(if $(EXTRAS),--extras $(EXTRAS))
 
-# Pictures of the pages and figures of README and results, made anew: a quarter of an hour; needs chromium and
-# chromium-driver.
+# Pictures of the pages, of a phone's page and of README as rendered, and figures of README and results, made anew: a
+# quarter of an hour; needs chromium and chromium-driver.
 pictures: $(STAMP)
 	$(BIN)/python -m benchmarks accuracy depth-cuts planning scenes-verdict
 	$(BIN)/python -m tests.gateway.demo_loop
 	$(BIN)/python -m tests.gateway.screenshots
+	$(BIN)/python -m tests.gateway.phone_pictures
+	$(BIN)/python -m tests.gateway.readme_pictures
 
 clean:
 	rm -rf $(VENV) .venv-demo demo demo-build dist runs

@@ -278,6 +278,8 @@ def draw(some: Rows, data: Mapping[str, Rows]) -> bytes:
     """The SVG: a panel for each data set, and after them one for the legend."""
 
     def panels(canvas: "figure.Figure") -> None:
+        # Room between a row's axes and the titles below them.
+        canvas.set_layout_engine("constrained", h_pad=0.12)
         columns = min(3, len(data) + 1)
         lines = math.ceil((len(data) + 1) / columns)
         grid = canvas.subplots(lines, columns, squeeze=False).flatten()

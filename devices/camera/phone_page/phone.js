@@ -6,6 +6,8 @@ const REFUSED = {
   409: "Another phone is this board's camera now.",
   413: "A picture was too large.",
 };
+// A picture was taken; no further one will be.
+const SENT = 204, FOR_GOOD = 403;
 const $ = (id) => document.getElementById(id);
 const token = location.hash.slice(1), phone = crypto.randomUUID();
 let sent = 0;
@@ -43,11 +45,19 @@ async function start() {
   document.addEventListener("visibilitychange", () => document.hidden || keepAwake());
   for (;;) {
     const began = performance.now();
-    const pause = await sendOne() ? EVERY_MS : AGAIN_MS;
+    const status = await sendOne();
+    $("seen").classList.toggle("unsent", status !== SENT);
+    if (status === FOR_GOOD) {
+      for (const track of stream.getTracks()) track.stop();
+      $("seen").hidden = true;
+      return;
+    }
+    const pause = status === SENT ? EVERY_MS : AGAIN_MS;
     await wait(Math.max(0, pause - (performance.now() - began)));
   }
 }
 
+// The status of a picture; none where the board was not reached.
 async function sendOne() {
   const { videoWidth, videoHeight } = $("seen");
   const scale = Math.min(1, LONGEST / Math.max(videoWidth, videoHeight));
@@ -56,22 +66,26 @@ async function sendOne() {
   canvas.height = Math.round(videoHeight * scale);
   canvas.getContext("2d").drawImage($("seen"), 0, 0, canvas.width, canvas.height);
   const body = await new Promise((done) => canvas.toBlob(done, "image/jpeg", QUALITY));
+  let status;
   try {
     const headers = { Authorization: `Bearer ${token}`, "X-Phone": phone };
-    const { status } = await fetch("picture", { method: "POST", headers, body });
-    if (status !== 204) {
-      tell(REFUSED[status] ?? `The board answers ${status}.`, true);
-      return false;
-    }
+    ({ status } = await fetch("picture", { method: "POST", headers, body }));
   } catch {
     tell("The board cannot be reached; trying again.", true);
-    return false;
+    return undefined;
   }
-  sent += 1;
-  tell(sent === 1 ? "1 picture sent." : `${sent} pictures sent.`);
-  return true;
+  if (status === SENT) {
+    sent += 1;
+    tell(sent === 1 ? "1 picture sent." : `${sent} pictures sent.`);
+  } else {
+    tell(REFUSED[status] ?? `The board answers ${status}.`, true);
+  }
+  return status;
 }
 
 $("where").textContent = location.host;
 $("start").addEventListener("click", start);
-if (!token) tell("This address has no token: scan the code again.", true);
+if (!token) {
+  $("start").disabled = true;
+  tell("This address has no token: scan the code again.", true);
+}

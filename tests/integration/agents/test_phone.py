@@ -286,3 +286,9 @@ def test_a_browser_s_camera_is_an_agent_s(tmp_path: Path, monkeypatch: pytest.Mo
             page.open(f"https://{HERE}:{port}/?again#wrong")
             page.press("#start", SPACE)
             page.wait_for("#told", "lacks the right token")
+            # Nothing is filmed that nobody may have.
+            seen = "document.querySelector('#seen')"
+            assert page.run(f"return [{seen}.hidden, {seen}.srcObject.active]") == [True, False]
+            page.open(f"https://{HERE}:{port}/?none")
+            page.wait_for("#told", "has no token")
+            assert page.run("return document.querySelector('#start').disabled") is True
