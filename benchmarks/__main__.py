@@ -28,6 +28,7 @@ PAGES = {
     "crew-spread": "crew.spread",
     "crew-star": "crew.star",
     "depth-cuts": "pilot.depths_page",
+    "first-minutes": "newcomer.page",
     "fuzzing": "keep.__main__:fuzz",
     "inspection": "inspection.page",
     "latency": "latency.page",

@@ -44,7 +44,8 @@ from mdp.testing.folder_cameras import FolderCameras
 DEADLINE_MS = 500.0
 #: Answers after a device was killed, and after a covered camera was found out.
 ASKED_AFTER_KILL = 20
-READY_TIMEOUT_S = 60.0
+#: A machine that is busy with other work takes more than a minute.
+READY_TIMEOUT_S = 180.0
 BACK_TIMEOUT_S = 15.0
 #: Boards that share this machine have one thread each.
 ONE_THREAD = ("--threads", 1)
@@ -218,6 +219,11 @@ def start_agents(
         try:
             agent.wait_for("READY")
         except AssertionError as error:
+            if agent.process.poll() is None:
+                raise DemoFailed(
+                    f"the agent of {device} was not ready within {agent.patience_s:g} s: expected "
+                    "a machine that is less busy, or try again"
+                ) from error
             text = agent.stderr.strip() or error
             raise DemoFailed(f"the agent of {device} ended: {text}") from error
 

@@ -17,6 +17,9 @@ import pytest
 from PIL import Image
 
 from mdp.cli.main import main
+from mdp.demo.scenes import DemoFailed
+from mdp.demo.walk import start_agents
+from mdp.testing.agents import AgentFleet, AgentProcess
 from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, LineProcess, until
 from tests.support.bundles import with_novelty
@@ -163,6 +166,21 @@ def test_an_agent_that_does_not_start_ends_the_demo(tmp_path: Path, bundle: Path
     assert done.stderr.startswith("mdp: the agent of beta ended: mdp-agent: ")
     assert "model.onnx: missing, but listed in manifest.json" in done.stderr
     assert done.stderr.count("\n") == 1
+    assert agents_of(bundle) == []
+
+
+def test_agents_that_are_not_ready_in_time_are_said_to_be_so(tmp_path: Path, bundle: Path) -> None:
+    def hurry(agent: AgentProcess) -> None:
+        # Shorter than any Python takes to start.
+        agent.patience_s = 0.001
+
+    with AgentFleet(tmp_path, bundle) as fleet:
+        with pytest.raises(
+            DemoFailed, match=r"^the agent of alpha was not ready within 0\.001 s: "
+        ):
+            start_agents(fleet, None, hurry)
+        for agent in fleet.agents.values():
+            agent.patience_s = PATIENCE_S
     assert agents_of(bundle) == []
 
 
