@@ -24,9 +24,10 @@ SEED   ?= 1
 # environment of its own of 200 MB, unless the whole one is there. Nothing is compiled before it is
 # imported, which saves 40 MB and half of the time.
 DEMO_VENV := $(if $(wildcard $(STAMP)),$(VENV),.venv-demo)
+DEMO_OPTIONS = $(if $(PAGE),,--text --work $(WORK) --report $(WORK)/seen.json) $(if $(BUNDLE),--bundle $(BUNDLE)) \
+	$(if $(PICTURES),--pictures $(PICTURES))
 demo: $(DEMO_VENV)/.installed
-	$(DEMO_VENV)/bin/mdp demo $(if $(PAGE),,--text --work $(WORK) --report $(WORK)/seen.json) \
-	  $(if $(BUNDLE),--bundle $(BUNDLE)) $(if $(PICTURES),--pictures $(PICTURES))
+	$(DEMO_VENV)/bin/mdp demo $(strip $(DEMO_OPTIONS))
 
 # A vision transformer on digits: probed, planned, trained, served, one device killed; says where its time
 # goes. make demo-build REHEARSAL=yes trains next to nothing.
