@@ -228,7 +228,8 @@ sbom: $(STAMP)
 # Wheel, source, bill of materials and checksums in dist/, the wheel tried with each extra by each Python that
 # is here, in empty environments; publishes nothing. make release VERSION=0.2.0 also writes version and change log.
 release: $(STAMP)
-	$(BIN)/python -m tools.release $(if $(VERSION),--version $(VERSION)) $(if $(EXTRAS),--extras $(EXTRAS))
+	$(BIN)/python -m tools.release $(if $(VERSION),--version $(VERSION)) $(if $(EXTRAS),--extras $(EXTRAS)) \
+	  $(if $(REPORT),--report $(REPORT))
 
 # Pictures of the pages, of a phone's page and of README as rendered, and figures of README and results, made anew: a
 # quarter of an hour; needs chromium and chromium-driver.

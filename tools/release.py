@@ -10,6 +10,7 @@ does there what the extra is for. Nothing is published: the last lines say what 
 import argparse
 import datetime
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -130,6 +131,18 @@ def table(trials: Sequence[Trial]) -> str:
     )
 
 
+def report(trials: Sequence[Trial], wheel_bytes: int) -> str:
+    """JSON of the trials and the wheel's size, with the day, the cores and the load now."""
+    found = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "wheel_bytes": wheel_bytes,
+        "trials": [asdict(trial) for trial in trials],
+    }
+    return json.dumps(found, indent=1) + "\n"
+
+
 def change_version(version: str) -> None:
     """Write the version and the change log's section, all or none."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -233,6 +246,9 @@ def release(options: argparse.Namespace) -> None:
     for trial in tried(wheel, pythons, options.extras):
         trials.append(trial)
         print(table([trial]), flush=True)
+        if options.report:
+            # Of those so far: all of them take an hour.
+            options.report.write_text(report(trials, wheel.stat().st_size))
     if absent := sorted(set(options.pythons) - set(pythons)):
         print(f"not tried, as they are not here: {', '.join(absent)}")
     if faults := sum(bool(one.fault) for one in trials):
@@ -249,6 +265,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--version", default="", help="the new one; else the present one is built")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--pythons", nargs="+", default=list(PYTHONS))
+    parser.add_argument("--report", type=Path, help="JSON file of the trials")
     parser.add_argument("--extras", nargs="*", default=list(TRIALS), choices=list(TRIALS))
     try:
         release(parser.parse_args(words))

@@ -1,5 +1,7 @@
 """The figures of docs/results/first-minutes.md."""
 
+from collections.abc import Callable, Mapping
+
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import format_machine, read_result
 from benchmarks.harness.tables import table
@@ -37,4 +39,31 @@ def figures() -> str:
     )
 
 
+def tabulate_extras() -> str:
+    """A row for each extra of the wheel, with each Python that tried it."""
+    result = read_result("release")
+    trials = {(one["extra"], one["python"]): one for one in result["trials"]}
+    pythons = sorted({python for _, python in trials})
+
+    def cell(extra: str, python: str) -> str:
+        found = trials.get((extra, python))
+        if found is None:
+            return "not tried"
+        return found["fault"] or f"{found['megabytes']:,.0f} MB, {found['seconds']:.0f} s"
+
+    rows = [
+        {"extra": f"`{extra}`" if extra else "none"} | {one: cell(extra, one) for one in pythons}
+        for extra in dict.fromkeys(extra for extra, _ in trials)
+    ]
+    machine = f"{result['cores']} virtual cores, load {result['load']:g}, {result['date']}"
+    columns = [(name.removeprefix("python"), _at(name)) for name in pythons]
+    return f"{machine}.\n\n{table(rows, ('extra', '{extra}'), *columns)}"
+
+
+def _at(key: str) -> Callable[[Mapping[str, str]], str]:
+    return lambda row: row[key]
+
+
 PAGE = Page("benchmarks.newcomer", figures)
+EXTRAS = Page("tools.release", tabulate_extras)
+PAGES = {"minutes": PAGE, "extras": EXTRAS}

@@ -1,6 +1,7 @@
 """`make release`: what it changes, what it refuses, and what it says of each extra."""
 
 import hashlib
+import json
 import tomllib
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tools.release import (
     main,
     present_version,
     released,
+    report,
     sums,
     table,
     with_version,
@@ -99,6 +101,14 @@ def test_a_trial_that_failed_says_why() -> None:
     assert "(none)" in first
     assert second.split()[1] == "demo"
     assert second.endswith(" no")
+
+
+def test_a_report_has_every_trial() -> None:
+    found = json.loads(report([Trial("python3.13", "demo", 2.0, 9.0, "no")], 1000))
+    assert found["wheel_bytes"] == 1000
+    assert found["trials"] == [
+        {"python": "python3.13", "extra": "demo", "seconds": 2.0, "megabytes": 9.0, "fault": "no"}
+    ]
 
 
 def test_a_version_that_is_none_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
