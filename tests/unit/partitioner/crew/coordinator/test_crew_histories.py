@@ -499,6 +499,7 @@ class NeighboursWorld(SpreadWorld):
         #: Takes of what was published, and who receives of whom: its vectors by number.
         self.takes = 0
         self.lines: dict[int, dict[int, dict[int, frozenset[Batch]]]] = {}
+        self.cut = set[tuple[int, int]]()
         #: What is on its way: to, from, number, vector.
         self.sent: deque[tuple[int, int, int, frozenset[Batch]]] = deque()
         self.base: dict[int, int] = {}
@@ -529,10 +530,13 @@ class NeighboursWorld(SpreadWorld):
         """What was published comes to a neighbour, in its order, unless a newer one comes."""
         rank, source, number, known = self.sent.popleft()
         trainer, lines = self.trainers[rank], self.lines.get(rank, {})
-        if source not in lines or trainer.killed or trainer.over:
+        if self.base.get(rank, 0) < self.base[source] and not (trainer.killed or trainer.over):
+            self.sent.append((rank, source, number, known))  # it has not read who is its neighbour
+            return
+        if source not in lines or (rank, source) in self.cut or trainer.killed or trainer.over:
             return
         if self.trainers[source].killed or self.random.random() < self.faults / 4:
-            lines.pop(source)
+            self.cut.add((rank, source))
             lost = Receipt(
                 rank=rank, network=NETWORK, source=source, since=self.base[rank], lost=True
             )
@@ -558,6 +562,7 @@ class NeighboursWorld(SpreadWorld):
             self.lines.pop(trainer.rank, None)
         elif isinstance(action, Commit):
             self.lines[trainer.rank] = {other: {} for other in action.neighbours}
+            self.cut -= {(trainer.rank, other) for other in action.neighbours}
             self.base[trainer.rank] = action.seq
         elif isinstance(action, GoOn) and not training:
             assert 0 <= sum(taken.share for taken in action.takes) < 1
