@@ -44,17 +44,13 @@ class NewestVectors:
         self._waiting: dict[int, SimpleQueue[tuple[int, Tensor | None]]] = {
             rank: SimpleQueue() for rank in neighbours
         }
-        self._sent_bytes = dict.fromkeys(neighbours, 0)
+        #: Bytes sent, by neighbour; the last of them after the end.
+        self.sent_bytes = dict.fromkeys(neighbours, 0)
         self._ended = False
         for rank in neighbours:
             for target in (self._send, self._receive):
                 name = f"crew-neighbour-{rank}"
                 threading.Thread(target=target, args=(rank,), name=name, daemon=True).start()
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of vectors that were sent."""
-        return sum(self._sent_bytes.values())
 
     def publish(self, number: int, data: Tensor) -> None:
         """Send an encoded vector to every neighbour, unless a newer one comes before its turn."""
@@ -88,7 +84,7 @@ class NewestVectors:
                 head = torch.tensor([number])
                 for message in [head] if data is None else [head, data]:
                     self._meeting.group.send([message], place, self.number).wait(PATIENCE)
-                    self._sent_bytes[rank] += message.nbytes
+                    self.sent_bytes[rank] += message.nbytes
 
     def _receive(self, rank: int) -> None:
         place = self._meeting.members.index(rank)

@@ -158,9 +158,9 @@ class Rounds:
         self._claims = self._batches = 0
         #: Bytes sent beside the means: to newcomers.
         self.settling_bytes = 0
-        #: The lines to neighbours, if there are any: one after another, each until all meet.
+        #: The lines to neighbours, if there are any, until all meet; and bytes of all so far.
         self._newest: NewestVectors | None = None
-        self._every_newest: list[NewestVectors] = []
+        self._published_bytes: list[Mapping[int, int]] = []
 
     @property
     def crew(self) -> Crew:
@@ -175,7 +175,7 @@ class Rounds:
     @property
     def bytes_sent(self) -> int:
         """Bytes of parameters that this trainer has sent, in means and to neighbours."""
-        return self._mean.sent_bytes + sum(one.sent_bytes for one in self._every_newest)
+        return self._mean.sent_bytes + sum(sum(line.values()) for line in self._published_bytes)
 
     def wrap(
         self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
@@ -357,7 +357,7 @@ class Rounds:
             self._mean.whole_bytes,
             partial(self._report_receipt, result.seq),
         )
-        self._every_newest.append(self._newest)
+        self._published_bytes.append(self._newest.sent_bytes)
 
     def _part(self) -> None:
         """Publish to nobody, and take nothing, any more."""

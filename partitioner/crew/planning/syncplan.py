@@ -392,9 +392,9 @@ def memory_bytes_of(network: NetworkWork, sync: NetworkSync, crew: Trainers) -> 
     codec: CodecName = "int8" if sync.codecs & {"int8", "top4"} else sync.codec
     received = 0.0
     if isinstance(sync.meet, Neighbourhood):
-        # Of each neighbour one for each iteration that it may be ahead.
+        # One that was behind may be ahead before this trainer has ended its step.
         most = max(map(len, neighbours_of(crew, sync.meet.pairs).values()))
-        received = most * (sync.meet.gap + 1) * RATIO[codec]
+        received = most * 2 * (sync.meet.gap + 1) * RATIO[codec]
     return network.memory_bytes(
         sync.what,
         codec,

@@ -572,7 +572,8 @@ class NeighboursWorld(SpreadWorld):
                 if share:
                     self.takes += 1
                     self.take(trainer, lines[source][since])
-            assert all(len(kept) <= 12 for kept in lines.values()), "what is kept is not bounded"
+            most = 2 * (self.schedule._gap + 1)
+            assert all(len(kept) <= most for kept in lines.values()), "what is kept is not bounded"
 
     @staticmethod
     def take(trainer: Played, known: frozenset[Batch]) -> None:
