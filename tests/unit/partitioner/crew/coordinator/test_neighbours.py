@@ -46,7 +46,7 @@ NET = "member-0"
         ("abcd", [], {"a": "bd", "b": "ac", "c": "bd", "d": "ac"}),
         ("abc", ["ab", "bc", "ab", "bb"], {"a": "b", "b": "ac", "c": "b"}),
         # Who is not there counts for nothing; where the others are not connected, a ring is.
-        ("abd", ["ab", "bc", "bd"], {"a": "b", "b": "ad", "d": "b"}),
+        ("abe", ["ab", "bc", "be"], {"a": "b", "b": "ae", "e": "b"}),
         ("acd", ["ab", "bc", "cd"], {"a": "cd", "c": "ad", "d": "ac"}),
     ],
 )
