@@ -21,7 +21,8 @@ MEMBERS, SIZE, PATIENCE_S = (3, 5, 8), 4, 20.0
 
 
 def vector(number: int) -> Tensor:
-    return torch.full((SIZE,), number, dtype=torch.uint8)
+    found: Tensor = torch.full((SIZE,), number, dtype=torch.uint8)
+    return found
 
 
 class Losing:
