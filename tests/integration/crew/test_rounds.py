@@ -412,7 +412,7 @@ def test_neighbours_take_each_others_newest(codec: CodecName, size: int) -> None
             with torch.no_grad():
                 module.weight += 3.0 * rank
             sync.after_step(1)
-            found += module.weight.detach().unique().tolist()
+            found += set(module.weight.detach().flatten().tolist())
         at_once.wait(20)
         sync._part()
         return found, sync

@@ -224,7 +224,11 @@ def test_rounds_and_passes_survive_a_trainer_that_is_killed(
     told = [action for _, actions in crew.log() for action in actions]
     some = {a["network"] for a in told if a["kind"] == "meet" and not a.get("whole", True)}
     assert some == {"member-0"} | ({"teacher"} if first == "shuffled" else set())
-    takes = {a["network"] for a in told if any(take[2] for take in a.get("takes", ()))}
+    takes = set()
+    for action in told:
+        taken: Any = action.get("takes", ())
+        if any(share for _, _, share in taken):
+            takes.add(action["network"])
     assert takes == ({"teacher"} if first == "neighbours" else set())
     for path in (crew.run.teacher, crew.run.member(0), crew.run.member(1)):
         assert all(value.isfinite().all() for value in load_file(path).values())
