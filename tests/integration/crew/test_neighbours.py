@@ -1,6 +1,7 @@
 """Vectors that neighbours send each other over gloo, in threads."""
 
 import threading
+from collections.abc import Callable
 from queue import Queue
 from typing import Any
 
@@ -68,14 +69,21 @@ def path(store: HashStore, lost: int = -1) -> list[Trainer]:
     )
 
 
-def join_lines() -> None:
-    for thread in threading.enumerate():
-        if thread.name.startswith("crew-neighbour"):
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
+@pytest.fixture
+def join_lines() -> Callable[[], None]:
+    """A function that waits for the end of all lines of a test."""
+    before = set(threading.enumerate())
+
+    def join() -> None:
+        for thread in set(threading.enumerate()) - before:
+            if thread.name.startswith("crew-neighbour"):
+                thread.join(PATIENCE_S)
+                assert not thread.is_alive()
+
+    return join
 
 
-def test_vectors_come_by_number_and_older_ones_are_dropped() -> None:
+def test_vectors_come_by_number_and_older_ones_are_dropped(join_lines: Callable[[], None]) -> None:
     store = HashStore()
     middle, left, right = path(store)
     for number in (4, 6, 9):
@@ -99,7 +107,7 @@ def test_vectors_come_by_number_and_older_ones_are_dropped() -> None:
     assert middle.receipts.empty()
 
 
-def test_after_the_end_nothing_is_reported() -> None:
+def test_after_the_end_nothing_is_reported(join_lines: Callable[[], None]) -> None:
     store = HashStore()
     middle, left, right = path(store)
     middle.vectors.end()
@@ -125,13 +133,14 @@ def test_a_lost_neighbour_is_reported_and_the_others_go_on() -> None:
 def test_a_line_ends_with_what_its_report_raises() -> None:
     store = HashStore()
     middle, left, right = path(store)
+    failed = threading.Event()
 
     def fail(rank: int, number: int | None) -> None:
+        failed.set()
         raise MDPError("the desk is lost")
 
     middle.vectors._on_receipt = fail
     left.vectors.publish(4, vector(4))
-    lines = [t for t in threading.enumerate() if t.name == "crew-neighbour-5"]
-    next(t for t in lines if t._target.__name__ == "_receive").join(PATIENCE_S)  # type: ignore[attr-defined]
-    for trainer in (middle, left, right):
+    assert failed.wait(PATIENCE_S)
+    for trainer in (middle, right):
         trainer.vectors.end()

@@ -450,6 +450,7 @@ def test_a_number_that_is_not_finite_reaches_no_neighbour() -> None:
             module.weight[0, 0] = (2.0, torch.nan, 4.0)[rank]
         sync.after_step(1)
         found: list[float] = module.weight.detach().flatten().tolist()
+        sync._part()
         return found
 
     assert in_threads(TRAINERS, run) == [[3.0, 1.0]] * TRAINERS
