@@ -3,14 +3,16 @@
     python -m benchmarks.crew.meetings
 
 The schedules are those of real crews; steps and means are played, messages take no time. Slow
-periods: 8 trainers that are five times slower in a tenth of spells of 20 steps, and 4 of which one
-is three times slower; the share kept is the steps done over those of trainers that never wait, in
-3,000 steps, from the least to the most of four draws. Each way is played with meetings after each
-step and after 16. Sites: two of two trainers with 400 Mbit/s, a trunk of 40 Mbit/s between them, a
-network of 4 MB in fp32, steps of 0.25 s; seconds of means by the flows of `crew plan`. Rows are in
-the order of the steps that a trainer takes from one mean over the trunk to the next: who does not
-cross it trains on meanwhile, so these are more than the rounds. What the ways lose is
-`benchmarks.crew.spread`'s. Writes benchmarks/results/crew-meetings.json.
+periods: 8 trainers that are five times slower in a tenth of spells of 20 steps; 7 such of which one
+comes and goes by the minute, each time as a new trainer that is there for 40 steps, goes in
+mid-step and is known to be lost 10 steps later; and 4 of which one is three times slower. The share
+kept is the steps done over those of trainers that never wait, in 3,000 steps, from the least
+to the most of four draws. Each way is played with meetings after each step and after 16. Sites: two
+of two trainers with 400 Mbit/s, a trunk of 40 Mbit/s between them, a network of 4 MB in fp32, steps
+of 0.25 s; seconds of means by the flows of `crew plan`. Rows are in the order of the steps that a
+trainer takes from one mean over the trunk to the next: who does not cross it trains on meanwhile,
+so these are more than the rounds. What the ways lose is `benchmarks.crew.spread`'s. Writes
+benchmarks/results/crew-meetings.json.
 """
 
 import math
@@ -22,6 +24,7 @@ from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp.files import write_json
+from partitioner.crew.coordinator.neighbours import Neighbours
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled, draw_by
 from partitioner.crew.coordinator.schedule import Everyone
 from partitioner.crew.coordinator.simulate import (
@@ -71,55 +74,89 @@ def pairs(steps: int, cross_every: int, sites: Sequence[str]) -> Making:
     )  # fmt: skip
 
 
+def neighbours(steps: int, **more: Any) -> Making:
+    """A ring, in which each publishes after so many steps of its own."""
+    return lambda n, draw: Neighbours(NETWORK, steps * n, BATCHES, 1, expected=range(n), **more)
+
+
 EVERYONE, SHUFFLED = 'meet = {kind = "everyone"}', 'meet = {kind = "shuffled"}'
 REQUESTED = 'meet = {kind = "on_request"}'
 PUBLISHED = 'meet = {kind = "on_request", reach = inf, divide = true}'
+NEIGHBOURS = 'meet = {kind = "neighbours"}'
+WIDER = 'meet = {kind = "neighbours", gap = 8}'
+STALE = 'meet = {kind = "neighbours", gap = 8, backup = 0, stale = 8, skip = 1}'
 SLOW: dict[str, tuple[str, Making]] = {
     "all, after 1 step each": (EVERYONE, all_every(1)),
-    "shuffled pairs, after 1 step each": (SHUFFLED, pairs(1, 4, [""] * 8)),
+    "shuffled pairs, after 1 step each": (SHUFFLED, pairs(1, 4, [""] * 100)),
     "on request, after 1 step": (REQUESTED, requested(1)),
     "on request as published, after 1 step": (PUBLISHED, requested(1, reach=math.inf, divide=True)),
+    "neighbours, after 1 step": (NEIGHBOURS, neighbours(1)),
+    "neighbours further apart, after 1 step": (WIDER, neighbours(1, gap=8)),
+    "neighbours, staleness alone, after 1 step": (
+        STALE,
+        neighbours(1, gap=8, backup=0, stale=8, skip=1),
+    ),
     "all, after 4 steps each": (EVERYONE, all_every(4)),
     "all, after 16 steps each": (EVERYONE, all_every(16)),
-    "shuffled pairs, after 16 steps each": (SHUFFLED, pairs(16, 4, [""] * 8)),
+    "shuffled pairs, after 16 steps each": (SHUFFLED, pairs(16, 4, [""] * 100)),
     "on request, after 16 steps": (REQUESTED, requested(16)),
+    "neighbours, after 16 steps": (NEIGHBOURS, neighbours(16)),
 }
+#: Seconds for which one that comes and goes is there, and of them how long it is away again.
+STAY_S, AWAY_S = 60.0, 20.0
+#: Trainers with it.
+COMING = 7
 
 
-def steps_of(paces: Sequence[float], slowed: Pace) -> int:
+def steps_of(trainers: Sequence[Paced], slowed: Pace) -> int:
     """Steps of trainers that never wait."""
     steps = 0
-    for rank, pace in enumerate(paces):
-        at_s = 0.0
-        while (at_s := at_s + pace * slowed(rank, at_s)) <= UNITS:
+    for rank, trainer in enumerate(trainers):
+        at_s, end_s = trainer.joins_s, min(UNITS, trainer.lost_s)
+        while (at_s := at_s + trainer.step_s * slowed(rank, at_s)) <= end_s:
             steps += 1
     return steps
 
 
-def kept(making: Making, paces: Sequence[float], slowed: Pace) -> list[float]:
-    """Shares of their paces that trainers keep, by draw."""
-    trainers = tuple(Paced(name=f"t{i}", step_s=pace) for i, pace in enumerate(paces))
+def steady_crew(*paces: float) -> list[Paced]:
+    """Trainers that are there all the time."""
+    return [Paced(name=f"t{i}", step_s=pace) for i, pace in enumerate(paces)]
+
+
+def coming_crew() -> list[Paced]:
+    """Those that stay, and one that comes and goes; each time it is a new trainer."""
+    found = steady_crew(*(1.0,) * (COMING - 1))
+    for turn in range(int(UNITS / STAY_S)):
+        joins_s = turn * STAY_S
+        lost_s = joins_s + STAY_S - AWAY_S - 0.5
+        found.append(Paced(name=f"c{turn}", step_s=1.0, joins_s=joins_s, lost_s=lost_s))
+    return found
+
+
+def kept(
+    making: Making, trainers: Sequence[Paced], n: int, slowed: Pace, draws: int
+) -> list[float]:
+    """Shares of their paces that trainers keep, by draw; the first `n` begin together."""
     scenario = CrewScenario(
-        trainers=trainers, every_pictures=1, batches=BATCHES, until_s=UNITS, slowed=slowed
+        trainers=tuple(trainers), every_pictures=1, batches=BATCHES, until_s=UNITS, slowed=slowed
     )
-    best = steps_of(paces, slowed)
-    return [
-        round(simulate(scenario, making(len(paces), draw)).steps() / best, 3)
-        for draw in range(DRAWS)
-    ]
+    best = steps_of(trainers, slowed)
+    return [round(simulate(scenario, making(n, draw)).steps() / best, 3) for draw in range(draws)]
 
 
 def slow_periods() -> list[dict[str, Any]]:
-    """Shares of each way."""
-    return [
-        {
-            "name": name,
-            "line": line,
-            "spells": kept(making, (1.0,) * 8, spells()),
-            "constant": kept(making, (1.0, 1.0, 1.0, 3.0), steady),
+    """Shares of each way; where nothing is drawn, once."""
+    rows = []
+    for name, (line, making) in SLOW.items():
+        draws = DRAWS if "shuffled" in line or "on_request" in line else 1
+        found = {
+            "spells": kept(making, steady_crew(*(1.0,) * 8), 8, spells(), draws),
+            "coming": kept(making, coming_crew(), COMING, spells(), draws),
+            "constant": kept(making, steady_crew(1.0, 1.0, 1.0, 3.0), 4, steady, draws),
         }
-        for name, (line, making) in SLOW.items()
-    ]
+        rows.append({"name": name, "line": line, **found})
+        print(rows[-1], flush=True)
+    return rows
 
 
 def two_sites() -> Facts:
@@ -211,6 +248,7 @@ def figures() -> str:
                 ("who meets", "{name}"),
                 ("crew.toml", "`{line}`"),
                 ("8, spells", shares("spells")),
+                ("7, spells, one comes and goes", shares("coming")),
                 ("4, one 3 x slower", shares("constant")),
             ),
             table(

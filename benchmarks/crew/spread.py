@@ -26,10 +26,11 @@ from benchmarks.harness.results import read_result
 from benchmarks.harness.tables import table
 from mdp.files import write_json
 from partitioner.crew.averaging.flat import join, write
+from partitioner.crew.coordinator.neighbours import Neighbours
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled, draw_by
 from partitioner.crew.coordinator.schedule import Everyone, RoundSchedule
 from partitioner.crew.coordinator.simulate import NETWORK, CrewScenario, CrewTrace, Paced, simulate
-from partitioner.crew.messages import Commit, Meet, Ready
+from partitioner.crew.messages import Commit, GoOn, Meet, Ready, Taken, Waiting
 
 TRAINERS, BATCH, EPOCHS, TRAIN = 4, 16, 40, 1297
 #: Steps of an epoch, each of one trainer.
@@ -61,6 +62,11 @@ def requested(steps: int) -> Making:
     )
 
 
+def neighbours(steps: int) -> Making:
+    """A ring, of which each publishes."""
+    return lambda seed: Neighbours(NETWORK, steps * TRAINERS, BATCHES, EPOCHS, expected=range(4))
+
+
 WAYS: dict[str, Making] = {
     "mean of all every step": all_every(1),
     "mean of all every 4 steps": all_every(4),
@@ -70,6 +76,8 @@ WAYS: dict[str, Making] = {
     "shuffled pairs every 4 steps, crossing every 4": pairs(4, 4),
     "pairs on request every step": requested(1),
     "pairs on request every 4 steps": requested(4),
+    "neighbours every step": neighbours(1),
+    "neighbours every 4 steps": neighbours(4),
 }
 
 
@@ -94,6 +102,8 @@ class Copies:
             network.load_state_dict(first.state_dict())
         self._optimisers = [torch.optim.AdamW(one.parameters()) for one in self.networks]
         self._done = 0
+        #: Since the last mean, by trainer and number.
+        self._published: dict[tuple[int, int], Tensor] = {}
         self._orders: dict[int, Tensor] = {}
 
     @staticmethod
@@ -125,6 +135,19 @@ class Copies:
         assert isinstance(found, Tensor)
         for mine in tensors:
             write(mine, found)
+        self._published.clear()
+
+    def publish(self, rank: int, since: int) -> None:
+        """Keep a trainer's parameters for its neighbours."""
+        self._published[rank, since] = join(list(self.networks[rank].parameters()))
+
+    def take(self, rank: int, takes: tuple[Taken, ...]) -> None:
+        """Take the mean of the own parameters and what neighbours have published."""
+        mine = list(self.networks[rank].parameters())
+        found = join(mine) * (1 - sum(taken.share for taken in takes))
+        for source, since, share in takes:
+            found += share * self._published[source, since]
+        write(mine, found)
 
     def loss(self) -> float:
         """Loss of the first on the test pictures; all are alike at the end."""
@@ -141,8 +164,12 @@ def follow(trace: CrewTrace, copies: Copies) -> float:
         if isinstance(event, Ready):
             for claim in event.claims:
                 copies.step(event.rank, epoch, claim)
+        elif isinstance(event, Waiting):
+            copies.publish(event.rank, event.since)
         for action in actions:
-            if isinstance(action, Meet):
+            if isinstance(action, GoOn) and action.takes:
+                copies.take(action.rank, action.takes)
+            elif isinstance(action, Meet):
                 meetings[action.seq] = action
             elif isinstance(action, Commit) and action.seq in meetings:
                 meet = meetings.pop(action.seq)

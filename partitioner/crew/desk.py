@@ -32,6 +32,7 @@ from partitioner.crew.bus.files import DeskFiles, Files, TrainerFiles
 from partitioner.crew.bus.store import SignedStore, connect, serve_store
 from partitioner.crew.coordinator.jobs import Jobs
 from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.neighbours import Graph, Neighbours, neighbours_of
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled, draw_by
 from partitioner.crew.coordinator.rounds import growing_period
 from partitioner.crew.coordinator.run import CrewRun
@@ -45,6 +46,7 @@ from partitioner.crew.messages import State, Waited
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.picture import schedule_svg
 from partitioner.crew.planning.syncplan import (
+    Neighbourhood,
     RequestedGroups,
     ShuffledGroups,
     SyncPlan,
@@ -337,6 +339,21 @@ def _schedule(
         return OnRequest(
             network, every, batches, epochs, epoch, members, period, size=meet.size, gap=meet.gap,
             reach=meet.reach, divide=meet.divide, draw=draw_by(work.settings.seed),
+        )  # fmt: skip
+    if isinstance(meet, Neighbourhood):
+        planned, pairs = sync.by or facts.names, meet.pairs
+
+        def among(ranks: Sequence[int]) -> Graph[int]:
+            """Neighbours of these trainers: by the plan's pairs, or a ring in its order."""
+            rank_of = {names[rank]: rank for rank in ranks if rank in names}
+            return neighbours_of(
+                [rank_of[name] for name in planned if name in rank_of],
+                [(rank_of[a], rank_of[b]) for a, b in pairs if a in rank_of and b in rank_of],
+            )
+
+        return Neighbours(
+            network, every, batches, epochs, epoch, members, period, gap=meet.gap,
+            backup=meet.backup, stale=meet.stale, skip=meet.skip, graph_of=among,
         )  # fmt: skip
     return Everyone(
         network,

@@ -98,6 +98,19 @@ class MeetingFailed(Event, frozen=True, tag="failed"):
     blamed: Rank | None = None
 
 
+class Receipt(Event, frozen=True, tag="receipt"):
+    """A trainer has what its neighbour `source` published, in rest after Commit or GoOn `since`.
+
+    Where `lost`, nothing more comes of it: `since` is the Commit that has made them neighbours. Of
+    a trainer itself: its parameters are not finite, so that it publishes no more and all meet.
+    """
+
+    network: str
+    source: Rank
+    since: Count
+    lost: bool = False
+
+
 class Waited(Event, frozen=True, tag="waited"):
     """The desk waits no longer for trainers that are planned and have not joined."""
 
@@ -270,21 +283,39 @@ class Meet(Action, frozen=True, tag="meet"):
 
 
 class Commit(Action, frozen=True, tag="commit"):
-    """Take the mean of `seq` over and go on with `epoch`, one above the last at the end."""
+    """Take the mean of `seq` over and go on with `epoch`, one above the last at the end.
+
+    Who has `neighbours` sends them its parameters whenever it reports Waiting, until it meets, and
+    reports what comes of them.
+    """
 
     seq: Count
     epoch: Count = 0
+    neighbours: tuple[Rank, ...] = ()
+
+
+class Taken(NamedTuple):
+    """What the neighbour `source` published after `since`, and its share in a trainer's mean.
+
+    A share of 0: it is only the oldest that may still be asked for.
+    """
+
+    source: Rank
+    since: int
+    share: float
 
 
 class GoOn(Action, frozen=True, tag="go_on"):
-    """Go on without a mean, with the own parameters, with `epoch`.
+    """Go on without a meeting, with `epoch`, with the own parameters and those of `takes`.
 
-    `claims` are batches that were lost with other trainers: `Hand.claim` returns them first.
+    `claims` are batches that were lost with other trainers: `Hand.claim` returns them first. What
+    the shares of `takes` leave of 1 is the share of the own parameters.
     """
 
     seq: Count = 0
     epoch: Count = 0
     claims: tuple[Count, ...] = ()
+    takes: tuple[Taken, ...] = ()
 
 
 class Refused(Action, frozen=True, tag="refused"):
@@ -317,7 +348,7 @@ class PassOver(PassOrder, frozen=True, tag="over"):
 
 
 AnyReport = Ready | Waiting | Finished
-AnyEvent = Joined | Gone | AnyReport | Done | MeetingFailed | Made | Waited
+AnyEvent = Joined | Gone | AnyReport | Done | MeetingFailed | Receipt | Made | Waited
 AnyAction = Description | Accepted | Start | Leave | Close | Meet | Commit | GoOn | Refused
 AnyPassReport = Offer | Ask | Rows | Broken
 AnyPassOrder = Compute | Decline | PassOver

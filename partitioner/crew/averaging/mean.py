@@ -308,6 +308,19 @@ class Mean:
         if not bool(found.isfinite().all()):
             raise NotFinite(self._find_culprit(vector, meeting))
 
+    def encode(self, vector: Tensor) -> Tensor:
+        """The whole vector as bytes; what its codecs leave out is noted nowhere."""
+        return torch.cat([s.codec.encode(vector[s.start : s.stop]) for s in self._segments])
+
+    def decode(self, data: Tensor) -> Tensor:
+        """The inverse of `encode`."""
+        return self._decode(data, self._segments, EVERY_NUMBER)
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of an encoded vector."""
+        return EVERY_NUMBER.bytes_of(self._segments)
+
     def commit(self) -> None:
         """Keep the errors of the last mean for the next one."""
         self._errors = self._pending

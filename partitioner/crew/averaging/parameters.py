@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
@@ -27,6 +28,7 @@ from partitioner.crew.averaging.mean import (
     NotFinite,
     Segment,
 )
+from partitioner.crew.averaging.neighbours import NewestVectors
 from partitioner.crew.averaging.owners import OuterStep
 from partitioner.crew.coordinator.rounds import averages_moments, step_factor
 from partitioner.crew.coordinator.sizes import CodecName
@@ -40,7 +42,9 @@ from partitioner.crew.messages import (
     Meet,
     MeetingFailed,
     Ready,
+    Receipt,
     Refused,
+    Taken,
     TrainerControl,
     Waiting,
     cursor,
@@ -154,6 +158,9 @@ class Rounds:
         self._claims = self._batches = 0
         #: Bytes sent beside the means: to newcomers.
         self.settling_bytes = 0
+        #: The lines to neighbours, if there are any, until all meet; and bytes of all so far.
+        self._newest: NewestVectors | None = None
+        self._published_bytes: list[Mapping[int, int]] = []
 
     @property
     def crew(self) -> Crew:
@@ -167,8 +174,8 @@ class Rounds:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of means of parameters that this trainer has sent."""
-        return self._mean.sent_bytes
+        """Bytes of parameters that this trainer has sent, in means and to neighbours."""
+        return self._mean.sent_bytes + sum(sum(line.values()) for line in self._published_bytes)
 
     def wrap(
         self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
@@ -209,6 +216,7 @@ class Rounds:
                 self._claims += 1
                 yield number, batches[number], 1.0
                 continue
+            self._part()
             self._report(Finished)
             self._rest()
 
@@ -230,7 +238,7 @@ class Rounds:
         while (action := self._trainer.poll()) is not None:
             self._check_refused(action)
             if isinstance(action, Close) and action.network == self._network:
-                self._report(Waiting)
+                self._stop()
                 self._rest()
             elif isinstance(action, Commit) and action.network == self._network:
                 self._take_over(action)
@@ -301,9 +309,66 @@ class Rounds:
             )
         )
 
+    def _stop(self) -> None:
+        """Report that the own part is done, and publish the parameters to the neighbours."""
+        newest = self._newest
+        if newest is None:
+            self._report(Waiting)
+            return
+        vector = self._flat.read()
+        if bool(vector.isfinite().all()):
+            self._report(Waiting)
+            sent = vector - self.common if self._differs else vector
+            newest.publish(self._seq, self._mean.encode(sent))
+        else:
+            self._report_receipt(newest.number, self._trainer.rank, None)
+            self._report(Waiting)
+
+    def _report_receipt(self, number: int, source: int, since: int | None) -> None:
+        """Report what has come since mean `number`; None: `source` is lost."""
+        self._trainer.report(
+            Receipt(
+                rank=self._trainer.rank,
+                network=self._network,
+                source=source,
+                since=number if since is None else since,
+                lost=since is None,
+            )
+        )
+
+    def _take(self, takes: Sequence[Taken]) -> None:
+        """Take the mean of the own parameters and what neighbours have published."""
+        if self._newest is None or not takes:
+            return
+        found = self._flat.read() * (1 - sum(taken.share for taken in takes))
+        for source, since, share in takes:
+            data = self._newest.take(source, since)
+            if share:
+                theirs = self._mean.decode(data)
+                found += share * (theirs + self.common if self._differs else theirs)
+        self._flat.write(found)
+
+    def _follow(self, neighbours: Sequence[int], result: _Result) -> None:
+        """Publish to these from now on, over the group of a mean of all."""
+        self._newest = NewestVectors(
+            result.meeting,
+            result.seq,
+            neighbours,
+            self._mean.whole_bytes,
+            partial(self._report_receipt, result.seq),
+        )
+        self._published_bytes.append(self._newest.sent_bytes)
+
+    def _part(self) -> None:
+        """Publish to nobody, and take nothing, any more."""
+        if self._newest is not None:
+            self._newest.end()
+            self._newest = None
+
     def _check_refused(self, action: AnyAction | None) -> None:
         if isinstance(action, Refused) and action.network in ("", self._network):
             self._thread.shutdown()  # its groups are of one thread at a time
+            self._part()
             raise CrewEnded(action.reason)
 
     def _rest(self) -> None:
@@ -315,6 +380,7 @@ class Rounds:
             if action is None or action.network != self._network:
                 continue
             if isinstance(action, Meet):
+                self._part()
                 self._meet(action)
                 if action.background:
                     return
@@ -324,6 +390,7 @@ class Rounds:
                 if late is None:
                     return
             elif isinstance(action, GoOn):
+                self._take(action.takes)
                 self._seq, self._epoch = action.seq, action.epoch
                 return
 
@@ -451,4 +518,6 @@ class Rounds:
         self._left, left = (result.left, None) if ends else (None, result.left)
         self._flat.write(result.vector if left is None else result.vector + left)
         self._settled, self._result = result if ends else None, None
+        if commit.neighbours:
+            self._follow(commit.neighbours, result)
         self._seq, self._epoch, self._pictures = commit.seq, commit.epoch, 0

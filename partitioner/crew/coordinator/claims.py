@@ -98,6 +98,14 @@ class SpreadClaims(Claims):
             found |= self._bits.pop(rank, 0)
         self._bits |= dict.fromkeys(living, found)
 
+    def of(self, rank: Rank) -> int:
+        """The batches that a trainer's parameters have, and not all others', as bits."""
+        return self._bits.get(rank, 0)
+
+    def take(self, rank: Rank, bits: int) -> None:
+        """Take in that a trainer has what another one's parameters had: `of` it, earlier."""
+        self._bits[rank] = self.of(rank) | bits
+
     def commit(self, rank: Rank) -> None:
         """Take in that the work of a trainer is in the parameters of all."""
         self.committed |= _batches(self._bits.pop(rank, 0))

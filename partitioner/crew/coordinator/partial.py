@@ -215,15 +215,52 @@ class Shuffled(PartialMeetings):
         self._groups = [group for group in self._groups if not weights.keys() & set(group)]
 
 
+class OwnParts(PartialMeetings):
+    """The base of rounds in which each stops after its own part of `every_pictures`."""
+
+    def __init__(
+        self,
+        network: str,
+        every_pictures: int,
+        batches: int,
+        epochs: int,
+        epoch: int = 0,
+        expected: Iterable[Rank] = (),
+        period: Period | None = None,
+        *,
+        draw: RankDraw | None = None,
+    ) -> None:
+        super().__init__(
+            network, every_pictures, batches, epochs, epoch, expected, period, draw=draw
+        )
+        #: Pictures since its last mean with which each went on.
+        self._began_pictures: dict[Rank, int] = {}
+
+    def _goes_on(self, rank: Rank, seq: int) -> None:
+        super()._goes_on(rank, seq)
+        self._began_pictures[rank] = self.members[rank].pictures
+
+    def _may_stop(self, member: ScheduledTrainer, training: Iterable[ScheduledTrainer]) -> bool:
+        return not self._whole or super()._may_stop(member, training)
+
+    def _stop(self) -> list[AnyAction]:
+        part = self._round_pictures() / len(self.members)
+        due = [
+            rank
+            for rank, member in self.members.items()
+            if member.pictures - self._began_pictures.get(rank, 0) >= part
+        ]
+        return self._tell_to_stop(due)
+
+
 @dataclass(slots=True)
 class _Asking:
     """A trainer as one that asks for meetings."""
 
     #: How often it has asked since the last mean of all.
     count: int = 0
-    #: When it went on, with how many pictures since its last mean, and how long it takes to ask.
+    #: When it went on, and how long it takes to ask.
     began_s: float = 0.0
-    began_pictures: int = 0
     lap_s: float | None = None
     #: Whether the lap in hand tells that. After a mean of all it may hold validation, or the first
     #: step.
@@ -232,7 +269,7 @@ class _Asking:
     met: dict[Rank, int] = field(default_factory=dict)
 
 
-class OnRequest(PartialMeetings):
+class OnRequest(OwnParts):
     """Groups that are drawn as trainers ask for one, each after its part of `every_pictures`.
 
     Who asks and is in no group gets one of `size`, drawn among those that are in none, have asked
@@ -283,11 +320,7 @@ class OnRequest(PartialMeetings):
 
     def _goes_on(self, rank: Rank, seq: int) -> None:
         super()._goes_on(rank, seq)
-        asking = self._asking[rank]
-        asking.began_s, asking.began_pictures = self._now_s, self.members[rank].pictures
-
-    def _may_stop(self, member: ScheduledTrainer, training: Iterable[ScheduledTrainer]) -> bool:
-        return not self._whole or super()._may_stop(member, training)
+        self._asking[rank].began_s = self._now_s
 
     def _stop(self) -> list[AnyAction]:
         self._groups = {
@@ -299,13 +332,7 @@ class OnRequest(PartialMeetings):
         for rank in requests:
             if rank in self.members and rank not in self._groups:
                 self._form(rank)
-        part = self._round_pictures() / len(self.members)
-        due = [
-            rank
-            for rank, member in self.members.items()
-            if member.pictures - self._asking[rank].began_pictures >= part
-        ]
-        return self._tell_to_stop(due)
+        return super()._stop()
 
     def _form(self, rank: Rank) -> None:
         """Put a trainer that asks in a group; with `divide` all others that are free, too."""

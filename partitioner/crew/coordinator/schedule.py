@@ -27,6 +27,7 @@ from partitioner.crew.messages import (
     MeetingFailed,
     Rank,
     Ready,
+    Receipt,
     Refused,
     Waiting,
 )
@@ -65,7 +66,7 @@ class ScheduledTrainer:
 
 
 @dataclass(slots=True)
-class _Meeting:
+class RunningMeeting:
     seq: int
     weights: dict[Rank, float]
     #: Whether its members go on meanwhile, and whether it is of all that take part.
@@ -97,7 +98,7 @@ class RoundSchedule(ABC):
         self._seq = 0
         self._started = self._closing = False
         #: Meetings under way by rank, until each is resolved; of lost members too.
-        self._meetings: dict[Rank, _Meeting] = {}
+        self._meetings: dict[Rank, RunningMeeting] = {}
         #: Time of the event in hand.
         self._now_s = 0.0
 
@@ -134,6 +135,8 @@ class RoundSchedule(ABC):
                 meeting.answers[rank] = isinstance(event, Done)
                 if isinstance(event, MeetingFailed) and event.blamed in meeting.weights:
                     meeting.blamed.add(event.blamed)
+            case Receipt() if member:
+                self._on_receipt(event)
             case _:
                 return []
         return self._advance()
@@ -142,6 +145,9 @@ class RoundSchedule(ABC):
         member.pictures = event.pictures
         member.rests = not isinstance(event, Ready)
         member.finished = isinstance(event, Finished)
+
+    def _on_receipt(self, event: Receipt) -> None:  # noqa: B027
+        """A trainer has what a neighbour published, or has lost it; only `Neighbours` has such."""
 
     def _advance(self) -> list[AnyAction]:
         actions: list[AnyAction] = []
@@ -189,7 +195,7 @@ class RoundSchedule(ABC):
         """Tell whether one that trains, with these, is told now that the round closes."""
         return True
 
-    def _resolve(self, meeting: _Meeting) -> list[AnyAction]:
+    def _resolve(self, meeting: RunningMeeting) -> list[AnyAction]:
         """Commit a meeting that all living members have finished, or end one that has failed."""
         living = [rank for rank in meeting.weights if rank in self.members]
         if any(rank not in meeting.answers for rank in living):
@@ -223,7 +229,7 @@ class RoundSchedule(ABC):
             )
         return []
 
-    def _commit(self, meeting: _Meeting, living: list[Rank]) -> list[AnyAction]:
+    def _commit(self, meeting: RunningMeeting, living: list[Rank]) -> list[AnyAction]:
         self._closing, self._started = False, True
         self._on_commit(meeting.weights, background=meeting.background, whole=meeting.whole)
         for rank in meeting.weights.keys() - living:
@@ -258,7 +264,9 @@ class RoundSchedule(ABC):
             weights[next(rank for rank in self._givers() if rank in weights)] = 1.0
         self._seq += 1
         background, whole = self._begin_background(weights), self._is_whole()
-        self._meetings |= dict.fromkeys(weights, _Meeting(self._seq, weights, background, whole))
+        self._meetings |= dict.fromkeys(
+            weights, RunningMeeting(self._seq, weights, background, whole)
+        )
         if background:
             self._closing = False
             for rank in weights:

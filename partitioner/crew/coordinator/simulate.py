@@ -1,7 +1,7 @@
 """A network's training in virtual time: the schedule of a real run, with played trainers.
 
 Trainers differ in pace, slow down for a while, come late and are lost. Messages take no time; a
-mean takes the seconds that are handed in.
+mean takes the seconds that are handed in, as does what a trainer publishes on to each neighbour.
 """
 
 import hashlib
@@ -28,6 +28,7 @@ from partitioner.crew.messages import (
     MeetingFailed,
     Rank,
     Ready,
+    Receipt,
     Refused,
     TrainerReport,
     Waiting,
@@ -125,6 +126,9 @@ class _Played:
     meets: Meet | None = None
     #: The number of a mean in the background that is not committed.
     late: int = 0
+    #: Those to whom it publishes, since the mean of this number.
+    neighbours: tuple[Rank, ...] = ()
+    base: int = 0
 
 
 def _meets(trainer: _Played, meet: Meet) -> bool:
@@ -197,6 +201,20 @@ class _Simulation:
         )
         assert isinstance(event, Ready | Waiting | Finished)
         self._log(event)
+        for neighbour in trainer.neighbours if kind is Waiting else ():
+            took_s = self._scenario.mean_s((rank, neighbour))
+            came = self._receipt(neighbour, rank, trainer.since)
+            self._at(self._now_s + took_s, came)
+
+    def _receipt(
+        self, rank: Rank, source: Rank, since: int, *, lost: bool = False
+    ) -> Callable[[], None]:
+        """Let a trainer have what a neighbour published, or lose it, unless it is lost itself."""
+        event = Receipt(rank=rank, network=NETWORK, source=source, since=since, lost=lost)
+        trainers = self._trainers
+        return lambda: (
+            None if trainers[rank].lost or trainers[source].lost != lost else self._log(event)
+        )
 
     def _read(self, rank: Rank) -> None:
         """Take what has come, unless a step or a mean is under way."""
@@ -213,6 +231,7 @@ class _Simulation:
                     self._report(rank, Waiting)
                 case Commit() as told:
                     trainer.pictures = 0
+                    trainer.neighbours, trainer.base = told.neighbours, told.seq
                     self._go_on(rank, told)
                 case GoOn() as told:
                     trainer.given += told.claims
@@ -310,6 +329,9 @@ class _Simulation:
     def _lose(self, rank: Rank) -> None:
         trainer = self._trainers[rank]
         trainer.lost = True
+        for neighbour in trainer.neighbours:
+            lost = self._receipt(neighbour, rank, trainer.base, lost=True)
+            self._at(self._now_s + self._scenario.fails_s, lost)
         if meet := trainer.meets:
             trainer.meets = None
             for member in meet.members:

@@ -12,6 +12,7 @@ from partitioner.crew.messages import (
     Meet,
     Rank,
     Ready,
+    Receipt,
     TrainerReport,
 )
 
@@ -64,6 +65,8 @@ class Watch:
             return
         self.on_sign(event.rank, now_s)
         watched = self._watched[event.rank]
+        if isinstance(event, Receipt):
+            return  # of a thread of its own, whatever the training does
         if watched.began_s is not None and isinstance(event, TrainerReport):
             watched.step_s = max(watched.step_s, now_s - watched.began_s)
         watched.began_s = watched.owes_s = None

@@ -81,13 +81,15 @@ def memory_bytes(
     *,
     outer: bool = False,
     masked: bool = False,
+    received: float = 0.0,
 ) -> float:
     """Memory of one trainer with AdamW; DDP's buckets are views of gradients.
 
     Means of parameters need a flat copy; int8 and top4 the error fed back, and for parameters the
-    last mean, as `outer` steps do beside their momentum, and means of `masked` numbers.
+    last mean, as `outer` steps do beside their momentum, and means of `masked` numbers. `received`
+    are networks that neighbours have sent, as encoded.
     """
-    copies = _TRAINED + (what == "parameters")
+    copies = _TRAINED + (what == "parameters") + received
     feeds_back = codec in ("int8", "top4")
     if feeds_back:
         copies += 2 if what == "parameters" else 1

@@ -182,6 +182,12 @@ class Links:
         """Seconds of a mean of `crew`, whose pairs were all measured."""
         return _mean(self, route, tuple(crew), shards)
 
+    def published(self, neighbours: Mapping[str, set[str]]) -> MeanTime:
+        """Seconds in which each sends its vector to its neighbours, all at once."""
+        pairs = [(a, b) for a, others in neighbours.items() for b in sorted(others)]
+        latency_s = max((self.lines[pair][0] for pair in pairs), default=0.0)
+        return MeanTime(latency_s, self.phases_s([[(a, b, 1.0) for a, b in pairs]]))
+
 
 @lru_cache(maxsize=100_000)
 def _mean(links: Links, route: Route, crew: tuple[str, ...], shards: ShardSizes) -> MeanTime:

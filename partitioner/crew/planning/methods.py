@@ -13,6 +13,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from partitioner.crew.coordinator.neighbours import neighbours_of
 from partitioner.crew.coordinator.rounds import growing_means
 from partitioner.crew.coordinator.sizes import CodecName
 from partitioner.crew.planning.costs import RATIO, What, answers_per_s, sent_ratio, step_s
@@ -22,12 +23,13 @@ from partitioner.crew.planning.rules import refusals
 from partitioner.crew.planning.stages import PipelineFacts, in_best_order, pipeline_time
 from partitioner.crew.planning.syncplan import (
     BUCKET_BYTES,
+    Neighbourhood,
     NetworkSync,
-    OuterOwner,
     RequestedGroups,
     Stage,
     WholeGroup,
     is_exact,
+    memory_bytes_of,
 )
 from partitioner.crew.planning.work import FrozenPasses, NetworkWork, pace
 
@@ -126,7 +128,10 @@ class Methods:
         return starts * mean.latency_s + mean.per_byte_s * size_bytes
 
     def _mean(self, sync: NetworkSync, crew: Sequence[str], size_bytes: float) -> MeanTime:
-        """A mean of so many bytes of those that meet; where some do, of the worst connected."""
+        """A mean of so many bytes of those that meet; where some do, of the worst connected.
+
+        Neighbours count as long as all take that publish at once.
+        """
         meet = sync.meet
 
         def mean_of(group: Sequence[str]) -> MeanTime:
@@ -137,6 +142,8 @@ class Methods:
 
         if isinstance(meet, WholeGroup):
             return mean_of(crew)
+        if isinstance(meet, Neighbourhood):
+            return self.links.published(neighbours_of(crew, meet.pairs))
         if isinstance(meet, RequestedGroups):
             return mean_of(_worst_group(crew, meet.size, seconds))
         sites = self.links.sites_of(crew)
@@ -160,10 +167,7 @@ class Methods:
         return all((a, b) in lines for i, a in enumerate(crew) for b in crew[:i])
 
     def _fits(self, network: NetworkWork, sync: NetworkSync, crew: Sequence[str]) -> bool:
-        outer = isinstance(sync.owner, OuterOwner)
-        needed = network.memory_bytes(
-            sync.what, sync.codec, len(crew), outer=outer, masked=sync.stride > 1
-        )
+        needed = memory_bytes_of(network, sync, tuple(crew))
         return all(needed <= self._trainers[name].memory_bytes for name in crew)
 
     def candidates(self, network: NetworkWork, crew: tuple[str, ...]) -> Iterator[NetworkSync]:

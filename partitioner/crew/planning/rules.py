@@ -12,7 +12,7 @@ GIVEN, MISSING = "given", "missing"
 #: Stands for a key in rules of what gives the weights of one process, up to rounding.
 EXACT = "weights of one process"
 #: Kinds of `meet` in which only some of a network's trainers meet at a time.
-PARTIAL = ("shuffled", "on_request")
+PARTIAL = ("shuffled", "on_request", "neighbours")
 
 
 class Rule(NamedTuple):
@@ -61,6 +61,7 @@ RULES = (
     Rule("meet", "what", ("parameters",), "gradients are averaged by all", PARTIAL),
     Rule("meet", "owner", ("mean",), "an outer step is from a mean of all", PARTIAL),
     Rule("meet", "when", ("at_once",), "who meets next has to be known", PARTIAL),
+    Rule("meet", "moments", (MISSING,), "neighbours send parameters alone", ("neighbours",)),
     Rule("codec", "what", ("parameters",), "it leaves most of a gradient out", ("top4",)),
     Rule("codec", "route", ("two_phase",), "means of a site have most numbers", ("top4",)),
     Rule("codec", "owner", ("mean",), "most numbers of a mean are not there to step to", ("top4",)),

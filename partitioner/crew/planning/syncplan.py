@@ -15,12 +15,13 @@ from msgspec import Meta
 
 from mdp.errors import ConfigError
 from mdp.files import Record, pattern, read_toml, toml_bytes, write_bytes
+from partitioner.crew.coordinator.neighbours import graph_of, neighbours_of, reached_in
 from partitioner.crew.coordinator.sizes import KEEP, CodecName
-from partitioner.crew.planning.costs import Chain, What
+from partitioner.crew.planning.costs import RATIO, Chain, What
 from partitioner.crew.planning.facts import Facts, Name
 from partitioner.crew.planning.flows import Route, ShardSizes
 from partitioner.crew.planning.rules import GIVEN, MISSING, gives_weights_of_one, refusals
-from partitioner.crew.planning.work import Work, pace
+from partitioner.crew.planning.work import NetworkWork, Work, pace
 
 NetworkName = Annotated[
     str, pattern(r"^(teacher|member-(0|[1-9][0-9]{0,2}))\Z", "`teacher` or `member-K`")
@@ -98,6 +99,17 @@ class RequestedGroups(Record, frozen=True, kw_only=True, tag_field="kind", tag="
     divide: bool = False
 
 
+class Neighbourhood(Record, frozen=True, kw_only=True, tag_field="kind", tag="neighbours"):
+    """Means with neighbours' newest parameters: see `coordinator.neighbours.Neighbours`."""
+
+    gap: Annotated[int, Meta(ge=1, le=10**6)] = 4
+    backup: Annotated[int, Meta(ge=0, le=1000)] = 1
+    stale: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    skip: Annotated[int, Meta(ge=1, le=10**6)] = 8
+    #: Those who are neighbours; with none a ring of the network's trainers, in their order.
+    pairs: tuple[tuple[Name, Name], ...] = ()
+
+
 class NetworkSync(Record, frozen=True, kw_only=True):
     """The training of one network."""
 
@@ -111,7 +123,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     moments: Annotated[int, Meta(ge=1, le=1000)] | None = None
     owner: MeanOwner | OuterOwner = MeanOwner()
     when: Literal["at_once", "background"] = "at_once"
-    meet: WholeGroup | ShuffledGroups | RequestedGroups = WholeGroup()
+    meet: WholeGroup | ShuffledGroups | RequestedGroups | Neighbourhood = WholeGroup()
     shares: Literal["equal", "pace"] = "equal"
     route: Route | None = None
     shards: ShardSizes = "equal"
@@ -366,11 +378,7 @@ def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
         if sync.stage:
             yield from _of_stages(key, sync, plan, facts, work)
             continue
-        codec: CodecName = "int8" if sync.codecs & {"int8", "top4"} else sync.codec
-        outer = isinstance(sync.owner, OuterOwner)
-        needed = work.of(sync.name).memory_bytes(
-            sync.what, codec, len(crew), outer=outer, masked=sync.stride > 1
-        )
+        needed = memory_bytes_of(work.of(sync.name), sync, crew)
         for name in crew:
             if needed > (there := facts.of(name).memory_bytes):
                 yield (
@@ -379,18 +387,65 @@ def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
                 )
 
 
+def memory_bytes_of(network: NetworkWork, sync: NetworkSync, crew: Trainers) -> float:
+    """Memory that each of a network's trainers needs; tensors with codecs of their own count."""
+    codec: CodecName = "int8" if sync.codecs & {"int8", "top4"} else sync.codec
+    received = 0.0
+    if isinstance(sync.meet, Neighbourhood):
+        # One that was behind may be ahead before this trainer has ended its step.
+        most = max(map(len, neighbours_of(crew, sync.meet.pairs).values()))
+        received = most * 2 * (sync.meet.gap + 1) * RATIO[codec]
+    return network.memory_bytes(
+        sync.what,
+        codec,
+        len(crew),
+        outer=isinstance(sync.owner, OuterOwner),
+        masked=sync.stride > 1,
+        received=received,
+    )
+
+
 def _of_groups(key: str, sync: NetworkSync, crew: Trainers, facts: Facts) -> Iterator[str]:
     """Groups of some that there cannot be."""
     if isinstance(sync.meet, WholeGroup):
         return
     if len(crew) == 1:
         yield f"`{key}`: expected everyone: {crew[0]} trains {sync.name} alone"
+    elif isinstance(sync.meet, Neighbourhood):
+        yield from _of_neighbours(key, sync.meet, crew)
     elif sync.meet.size > len(crew):
         yield f"`{key}.size`: expected at most {len(crew)} trainers, found {sync.meet.size}"
     elif isinstance(sync.meet, ShuffledGroups) and max(_counts_by_site(crew, facts)) < 2:
         yield (
             f"`{key}`: expected everyone or on_request: shuffled needs a site with several of its "
             "trainers"
+        )
+
+
+def _of_neighbours(key: str, meet: Neighbourhood, crew: Trainers) -> Iterator[str]:
+    """Neighbours that are none of the crew or do not connect it, and too few to back each other."""
+    known = ", ".join(crew)
+    for one, other in meet.pairs:
+        for name in (one, other):
+            if name not in crew:
+                yield f"`{key}.pairs`: expected trainers of the network ({known}), found {name}"
+                return
+        if one == other:
+            yield f"`{key}.pairs`: expected two trainers in each, found {one} twice"
+            return
+    reached = reached_in(graph_of(crew, meet.pairs))
+    if meet.pairs and (others := [name for name in crew if name not in reached]):
+        yield (
+            f"`{key}.pairs`: expected to connect all trainers: {', '.join(others)} cannot be "
+            f"reached from {crew[0]}"
+        )
+        return
+    graph = neighbours_of(crew, meet.pairs)
+    lonely = min(crew, key=lambda name: len(graph[name]))
+    if meet.backup > (least := len(graph[lonely])):
+        yield (
+            f"`{key}.backup`: expected at most {least}, as many neighbours as {lonely} has, "
+            f"found {meet.backup}"
         )
 
 

@@ -40,11 +40,14 @@ class NetworkWork:
         *,
         outer: bool = False,
         masked: bool = False,
+        received: float = 0.0,
     ) -> float:
         """Memory of one of so many trainers."""
         here = -(-self.batch // trainers)
         kept = here * self.activation_bytes
-        return memory_bytes(what, codec, self.size_bytes, kept, outer=outer, masked=masked)
+        return memory_bytes(
+            what, codec, self.size_bytes, kept, outer=outer, masked=masked, received=received
+        )
 
     def block_bytes(self, in_flight: int, micro_batches: int) -> float:
         """Memory for one block in a stage that keeps so many of a batch's micro-batches."""

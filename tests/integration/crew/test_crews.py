@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from partitioner.crew.bus.control import replay  # noqa: E402
 from partitioner.crew.coordinator.schedule import Everyone  # noqa: E402
 from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
-from partitioner.crew.messages import Meet  # noqa: E402
+from partitioner.crew.messages import GoOn, Meet  # noqa: E402
 from partitioner.crew.planning.costs import RATIO  # noqa: E402
 from partitioner.training.synchroniser import EveryStep  # noqa: E402
 from tests.support.models.crews import (  # noqa: E402
@@ -108,12 +108,15 @@ def test_rounds_end_with_one_network_and_every_batch_in_it(folder: Path, name: s
     for other in ended[1:]:
         assert torch.equal(ended[0], other)
     assert not (folder / name / "2" / "end.pt").exists() or name != "killed"
-    schedule, some = machine(name), 0
+    schedule, some, takes = machine(name), 0, 0
     for told, again in replay(folder / name / "log.jsonl", schedule):
         assert told == again
         some += sum(isinstance(action, Meet) and not action.whole for action in told)
+        gone_on = [action for action in told if isinstance(action, GoOn)]
+        takes += sum(taken.share > 0 for action in gone_on for taken in action.takes)
     # Only some met at a time, in between.
     assert (some > 2 * TRAINERS) == (name in ("shuffled", "on_request"))
+    assert (takes > 2 * TRAINERS) == (name == "neighbours")
     rounds = schedule.networks["member-0"]
     assert isinstance(rounds, Everyone)
     # An epoch ends when every batch is in a committed mean, and with it the training.

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import HashStore  # noqa: E402
 from partitioner.crew.averaging.mean import Means  # noqa: E402
 from partitioner.crew.averaging.owners import OuterStep  # noqa: E402
 from partitioner.crew.averaging.parameters import CrewEnded, Rounds  # noqa: E402
+from partitioner.crew.coordinator.neighbours import Neighbours  # noqa: E402
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled  # noqa: E402
 from partitioner.crew.coordinator.schedule import Everyone  # noqa: E402
 from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
@@ -51,15 +52,20 @@ class Desk:
         self.boxes: list[Queue[AnyAction]] = [Queue() for _ in range(TRAINERS)]
         self.counters: dict[str, int] = defaultdict(int)
         self.log: list[AnyEvent] = []
+        self.told: list[tuple[AnyEvent, list[AnyAction]]] = []
         self.settling_bytes: set[int] = set()
-        self.in_background = self.in_meetings_of_some = 0
+        self.in_background = self.in_meetings_of_some = self.takes = 0
 
     def take(self, event: AnyEvent) -> None:
         with self.lock:
             self.log.append(event)
-            for action in self.schedule.handle(event):
+            actions = self.schedule.handle(event)
+            self.told.append((event, actions))
+            for action in actions:
                 self.in_background += isinstance(action, Meet) and action.background
                 self.in_meetings_of_some += isinstance(action, Meet) and not action.whole
+                if isinstance(action, GoOn):
+                    self.takes += sum(taken.share > 0 for taken in action.takes)
                 self.boxes[action.rank].put(action)
 
 
@@ -327,9 +333,11 @@ def test_who_took_no_step_keeps_what_it_has_not_sent() -> None:
         assert second[other] == 7
 
 
-@pytest.mark.parametrize("kind", [Shuffled, OnRequest])
-def test_differences_are_those_from_the_last_mean_of_all(kind: type[Shuffled | OnRequest]) -> None:
-    """Meetings of some in int8 leave the reference; the epoch ends with the same bits."""
+@pytest.mark.parametrize("kind", [Shuffled, OnRequest, Neighbours])
+def test_differences_are_those_from_the_last_mean_of_all(
+    kind: type[Shuffled | OnRequest | Neighbours],
+) -> None:
+    """Meetings of some in int8, and neighbours, leave the reference; the epoch ends alike."""
     meetings = kind("net", 4, len(BATCHES), 1, expected=range(TRAINERS))
     desk, store = Desk(4, schedule=meetings), HashStore()
     at_once = threading.Barrier(TRAINERS)
@@ -362,7 +370,92 @@ def test_differences_are_those_from_the_last_mean_of_all(kind: type[Shuffled | O
     assert all(torch.equal(weights, other[0]) for other in found)
     assert all(torch.equal(common, other[1]) for other in found)
     assert all(kept for *_, kept in found)
-    assert desk.in_meetings_of_some >= 2
+    assert kind is Neighbours or desk.in_meetings_of_some >= 2
+    assert kind is not Neighbours or desk.takes >= 2
+
+
+def followed(desk: Desk) -> dict[int, list[float]]:
+    """Parameters of trainers that add 3 times their rank in each step, by what they were told."""
+    value, found = [0.0] * TRAINERS, defaultdict[int, list[float]](list)
+    published: dict[tuple[int, int], float] = {}
+    for event, actions in desk.told:
+        if isinstance(event, Ready):
+            value[event.rank] += 3.0 * event.rank
+        elif isinstance(event, Waiting):
+            published[event.rank, event.since] = value[event.rank]
+        for told in actions:
+            if isinstance(told, GoOn):
+                theirs = sum(share * published[source, at] for source, at, share in told.takes)
+                own = 1 - sum(taken.share for taken in told.takes)
+                value[told.rank] = own * value[told.rank] + theirs
+                found[told.rank].append(value[told.rank])
+    return found
+
+
+@pytest.mark.parametrize(("codec", "size"), [("fp32", 1024), ("fp16", 512), ("int8", 260)])
+def test_neighbours_take_each_others_newest(codec: CodecName, size: int) -> None:
+    """All numbers are alike, so that codecs write them nearly as they are."""
+    schedule = Neighbours("net", 3, 100, 1, expected=range(TRAINERS), backup=0)
+    desk, store = Desk(3, schedule=schedule), HashStore()
+    at_once = threading.Barrier(TRAINERS)
+
+    def run(rank: int) -> tuple[list[float], Rounds]:
+        module, found = nn.Linear(256, 1, bias=False), list[float]()
+        nn.init.zeros_(module.weight)
+        sync = Rounds(
+            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            means=TWO_PHASE, codec_of=lambda name: codec,
+        )  # fmt: skip
+        sync.wrap(module, torch.optim.AdamW(module.parameters()), torch.device("cpu"))
+        sync.begin(0)
+        for _ in range(3):
+            with torch.no_grad():
+                module.weight += 3.0 * rank
+            sync.after_step(1)
+            found += set(module.weight.detach().flatten().tolist())
+        at_once.wait(20)
+        sync._part()
+        return found, sync
+
+    told = in_threads(TRAINERS, run)
+    expected = followed(desk)
+    for rank, (found, _) in enumerate(told):
+        assert found == pytest.approx(expected[rank], rel=1e-3 if codec == "fp16" else 1e-5)
+    assert desk.takes == 3 * 3 * 2
+    # Threads end once all have said that no more comes; a head goes before each vector.
+    for thread in threading.enumerate():
+        if thread.name.startswith("crew-neighbour"):
+            thread.join(20)
+    # Of three publications to each neighbour one may give way to a newer one, or to the end.
+    heads = 2 * 8
+    sent = [sync.bytes_sent - heads for _, sync in told]
+    assert all(bytes_ % (size + 8) == 0 for bytes_ in sent)
+    assert all(2 * (size + 8) < bytes_ <= 2 * 3 * (size + 8) for bytes_ in sent)
+
+
+def test_a_number_that_is_not_finite_reaches_no_neighbour() -> None:
+    schedule = Neighbours("net", 3, 100, 1, expected=range(TRAINERS), backup=0)
+    desk, store = Desk(3, schedule=schedule), HashStore()
+
+    def run(rank: int) -> list[float]:
+        module = nn.Linear(2, 1, bias=False)
+        nn.init.ones_(module.weight)
+        sync = Rounds(
+            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            means=TWO_PHASE, codec_of=lambda name: "fp32",
+        )  # fmt: skip
+        sync.wrap(module, torch.optim.AdamW(module.parameters()), torch.device("cpu"))
+        sync.begin(0)
+        with torch.no_grad():
+            module.weight[0, 0] = (2.0, torch.nan, 4.0)[rank]
+        sync.after_step(1)
+        found: list[float] = module.weight.detach().flatten().tolist()
+        sync._part()
+        return found
+
+    assert in_threads(TRAINERS, run) == [[3.0, 1.0]] * TRAINERS
+    assert [e.blamed for e in desk.log if isinstance(e, MeetingFailed)] == [1] * TRAINERS
+    assert desk.takes == 0
 
 
 @pytest.mark.parametrize("scales", [False, True])

@@ -22,6 +22,7 @@ from partitioner.crew.folder import CrewFolder  # noqa: E402
 from partitioner.crew.planning.facts import Facts, Line, Trainer  # noqa: E402
 from partitioner.crew.planning.syncplan import (  # noqa: E402
     Answers,
+    Neighbourhood,
     NetworkSync,
     RequestedGroups,
     ShuffledGroups,
@@ -184,11 +185,14 @@ def test_jobs_side_by_side_and_exact_crews_give_the_weights_of_one_process(
     assert set(crew.run.read_curves()) == set(NETWORKS)
 
 
-def test_rounds_and_passes_survive_a_trainer_that_is_killed(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["shuffled", "neighbours"])
+def test_rounds_and_passes_survive_a_trainer_that_is_killed(
+    data: Path, tmp_path: Path, first: str
+) -> None:
     (tmp_path / "by-two").touch()
-    # Of the teacher one is lost within groups; of the members who is left are a group of two.
-    meetings: tuple[WholeGroup | ShuffledGroups | RequestedGroups, ...] = (
-        ShuffledGroups(),
+    # Of the teacher one is lost; of the members who is left are two.
+    meetings: tuple[WholeGroup | RequestedGroups | ShuffledGroups | Neighbourhood, ...] = (
+        ShuffledGroups() if first == "shuffled" else Neighbourhood(),
         RequestedGroups(reach=math.inf, divide=True),
         WholeGroup(),
     )
@@ -219,7 +223,13 @@ def test_rounds_and_passes_survive_a_trainer_that_is_killed(data: Path, tmp_path
     assert any(e["kind"] == "gone" for e, _ in crew.log())
     told = [action for _, actions in crew.log() for action in actions]
     some = {a["network"] for a in told if a["kind"] == "meet" and not a.get("whole", True)}
-    assert some == {"teacher", "member-0"}
+    assert some == {"member-0"} | ({"teacher"} if first == "shuffled" else set())
+    takes = set()
+    for action in told:
+        taken: Any = action.get("takes", ())
+        if any(share for _, _, share in taken):
+            takes.add(action["network"])
+    assert takes == ({"teacher"} if first == "neighbours" else set())
     for path in (crew.run.teacher, crew.run.member(0), crew.run.member(1)):
         assert all(value.isfinite().all() for value in load_file(path).values())
     epochs = {name: len(curve) for name, curve in crew.run.read_curves().items()}

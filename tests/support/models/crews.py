@@ -27,6 +27,7 @@ from partitioner.crew.averaging.parameters import Rounds
 from partitioner.crew.bus.control import Desk, Hand
 from partitioner.crew.bus.store import connect, serve_store
 from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.neighbours import Neighbours
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled
 from partitioner.crew.coordinator.rounds import growing_period
 from partitioner.crew.coordinator.schedule import Everyone
@@ -88,6 +89,7 @@ ROUNDS: dict[str, tuple[Means, CodecName]] = {
     "masked-fp32": (WAYS["two_phase"], "fp32"),
     "shuffled": (WAYS["by_link"], "int8"),
     "on_request": (WAYS["ring"], "fp16"),
+    "neighbours": (WAYS["two_phase"], "int8"),
     # The last: one process ends with it.
     "killed": (WAYS["two_phase"], "int8"),
 }
@@ -209,6 +211,8 @@ def machine(name: str) -> MembershipMachine:
         )  # fmt: skip
     elif name == "on_request":
         schedule = OnRequest("member-0", 8, BATCHES, EPOCHS, expected=range(3))
+    elif name == "neighbours":
+        schedule = Neighbours("member-0", 8, BATCHES, EPOCHS, expected=range(3))
     else:
         schedule = Everyone(
             "member-0", 8, BATCHES, EPOCHS, expected=range(3),

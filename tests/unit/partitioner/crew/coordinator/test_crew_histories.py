@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.neighbours import Neighbours
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled, draw_by
 from partitioner.crew.coordinator.schedule import Everyone, Exact, RoundSchedule
 from partitioner.crew.messages import (
@@ -29,6 +30,7 @@ from partitioner.crew.messages import (
     Meet,
     MeetingFailed,
     Ready,
+    Receipt,
     Refused,
     Waiting,
 )
@@ -488,8 +490,104 @@ class SpreadWorld(World):
         assert commit.epoch == trainer.epoch, "some end an epoch"
 
 
+class NeighboursWorld(SpreadWorld):
+    """Trainers that publish, and go on with what has come; lines between the living break too."""
+
+    schedule: Neighbours
+
+    def made(self) -> RoundSchedule:
+        #: Takes of what was published, and who receives of whom: its vectors by number.
+        self.takes = 0
+        self.lines: dict[int, dict[int, dict[int, frozenset[Batch]]]] = {}
+        self.cut = set[tuple[int, int]]()
+        #: What is on its way: to, from, number, vector.
+        self.sent: deque[tuple[int, int, int, frozenset[Batch]]] = deque()
+        self.base: dict[int, int] = {}
+        super().made()
+        return Neighbours(
+            NETWORK, self.random.randint(1, 6), self.batches, self.epochs,
+            gap=self.random.randint(1, 5), backup=self.random.randint(0, 2),
+            stale=self.random.choice((0, 0, 1, 4)), skip=self.random.choice((1, 2, 8)),
+        )  # fmt: skip
+
+    def append(self, event: AnyEvent) -> None:
+        super().append(event)
+        assert all(tokens >= 0 for tokens in self.schedule.tokens.values())
+
+    def report(self, trainer: Played, kind: type[Ready | Waiting | Finished]) -> None:
+        rank, is_finite = trainer.rank, self.random.random() >= self.faults / 10
+        if kind is Finished:
+            self.lines.pop(rank, None)
+        if kind is Waiting and rank in self.lines and not is_finite:
+            own = Receipt(rank=rank, network=NETWORK, source=rank, since=self.base[rank], lost=True)
+            trainer.sent.append(own)
+        super().report(trainer, kind)
+        for other in self.lines.get(rank, ()) if kind is Waiting and is_finite else ():
+            known = frozenset({*(trainer.base or ()), *trainer.delta})
+            self.sent.append((other, rank, trainer.since, known))
+
+    def receive(self) -> None:
+        """What was published comes to a neighbour, in its order, unless a newer one comes."""
+        rank, source, number, known = self.sent.popleft()
+        trainer, lines = self.trainers[rank], self.lines.get(rank, {})
+        if self.base.get(rank, 0) < self.base[source] and not (trainer.killed or trainer.over):
+            self.sent.append((rank, source, number, known))  # it has not read who is its neighbour
+            return
+        if source not in lines or (rank, source) in self.cut or trainer.killed or trainer.over:
+            return
+        if self.trainers[source].killed or self.random.random() < self.faults / 4:
+            self.cut.add((rank, source))
+            lost = Receipt(
+                rank=rank, network=NETWORK, source=source, since=self.base[rank], lost=True
+            )
+            trainer.sent.append(lost)
+        elif (
+            not any(sent[:2] == (rank, source) for sent in self.sent) or self.random.random() < 0.9
+        ):
+            lines[source][number] = known
+            trainer.sent.append(Receipt(rank=rank, network=NETWORK, source=source, since=number))
+
+    def turn(self, trainer: Played) -> bool:
+        if self.sent and self.random.random() < 0.5:
+            self.receive()
+            return True
+        return super().turn(trainer) or bool(self.sent)
+
+    def read(self, trainer: Played) -> None:
+        action, lines = trainer.mail[0], self.lines.get(trainer.rank, {})
+        training = trainer.training
+        super().read(trainer)
+        if isinstance(action, Meet):
+            assert action.whole
+            self.lines.pop(trainer.rank, None)
+        elif isinstance(action, Commit):
+            self.lines[trainer.rank] = {other: {} for other in action.neighbours}
+            self.cut -= {(trainer.rank, other) for other in action.neighbours}
+            self.base[trainer.rank] = action.seq
+        elif isinstance(action, GoOn) and not training:
+            assert 0 <= sum(taken.share for taken in action.takes) < 1
+            for source, since, share in action.takes:
+                for older in [one for one in lines[source] if one < since]:
+                    del lines[source][older]
+                if share:
+                    self.takes += 1
+                    self.take(trainer, lines[source][since])
+            # Of whom it has lost nothing comes: gloo has one connection for both directions.
+            place = self.schedule._places.get(trainer.rank)
+            kept = [lines[other] for other in place.neighbours if other in lines] if place else []
+            most = 2 * (self.schedule._gap + 1)
+            assert all(len(one) <= most for one in kept), "what is kept is not bounded"
+
+    @staticmethod
+    def take(trainer: Played, known: frozenset[Batch]) -> None:
+        """The union of the own batches and a neighbour's, none of it trained twice."""
+        own = {*(trainer.base or ()), *trainer.delta}
+        trainer.base = frozenset(own | known)
+        assert len(trainer.base) == len({batch[:2] for batch in trainer.base})
+
+
 @pytest.mark.timeout(0 if HISTORIES > 500 else 240)
-@pytest.mark.parametrize("kind", [World, ExactWorld, BackgroundWorld, SpreadWorld])
+@pytest.mark.parametrize("kind", [World, ExactWorld, BackgroundWorld, SpreadWorld, NeighboursWorld])
 def test_every_batch_is_in_the_result_exactly_once(kind: type[World]) -> None:
     ends: dict[str, int] = {}
     some = 0
@@ -502,8 +600,11 @@ def test_every_batch_is_in_the_result_exactly_once(kind: type[World]) -> None:
             raise AssertionError(f"history {seed}: {error}") from error
         end = world.schedule.ended.partition(":")[0] or "all gone"
         ends[end] = ends.get(end, 0) + 1
-        some += isinstance(world, SpreadWorld) and len(world.some) > 2
+        if isinstance(world, NeighboursWorld):
+            some += world.takes > 2
+        elif isinstance(world, SpreadWorld):
+            some += len(world.some) > 2
     # What is generated has to reach what it is to test.
     assert len(ends) == 4
     assert ends[f"{NETWORK} is trained"] > HISTORIES / 3
-    assert kind is not SpreadWorld or some > HISTORIES / 5
+    assert not issubclass(kind, SpreadWorld) or some > HISTORIES / 5

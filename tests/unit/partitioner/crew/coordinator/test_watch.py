@@ -1,7 +1,7 @@
 """Trainers that are taken for lost, with times handed in."""
 
 from partitioner.crew.coordinator.watch import Watch
-from partitioner.crew.messages import Commit, Finished, Gone, Joined, Meet, Ready, Waiting
+from partitioner.crew.messages import Commit, Finished, Gone, Joined, Meet, Ready, Receipt, Waiting
 
 NET = "member-0"
 
@@ -79,6 +79,16 @@ def test_a_desk_that_has_slept_blames_nobody() -> None:
     assert watch.find_lost(1.0) == []
     assert watch.find_lost(3600.0) == []
     assert lost_at(watch, 3600.0, 3700.0) == 3614.0
+
+
+def test_what_comes_of_neighbours_says_nothing_of_a_step() -> None:
+    watch = watched()
+    watch.on_event(ready(0), 4.0)
+    watch.on_event(ready(1), 4.0)
+    watch.on_event(Waiting(rank=0, network=NET, pictures=1), 5.0)
+    watch.on_event(Receipt(rank=1, network=NET, source=0, since=1), 20.0)
+    # The step is still owed.
+    assert lost_at(watch, 20.0, 100.0) == 27.0
 
 
 def test_who_is_gone_is_watched_no_longer() -> None:

@@ -114,6 +114,8 @@ def test_memory_of_a_trainer() -> None:
     # A mask needs the last mean, which top4 has anyway beside the error fed back.
     assert memory_bytes("parameters", "top4", size, masked=True) == 7 * size
     assert memory_bytes("parameters", "fp32", size, masked=True) == 6 * size
+    # Networks of neighbours, as encoded.
+    assert memory_bytes("parameters", "fp32", size, received=2.5) == 7.5 * size
     # ViT-B/16 at 224, 64 pictures: 11 GB.
     assert activation_bytes(64, 197, 768, 12, 12) == pytest.approx(11.2e9, rel=0.01)
 

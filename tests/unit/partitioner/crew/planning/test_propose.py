@@ -13,6 +13,7 @@ from partitioner.crew.planning.methods import Methods, round_pictures
 from partitioner.crew.planning.propose import Proposal, choose, predict, propose, quickest_alone
 from partitioner.crew.planning.syncplan import (
     Answers,
+    Neighbourhood,
     NetworkSync,
     RequestedGroups,
     ShuffledGroups,
@@ -312,10 +313,13 @@ def test_sites_are_averaged_in_two_tiers() -> None:
         (ShuffledGroups(size=4, cross_every=1000), 0.08),  # no group is larger than its site
         (RequestedGroups(), 0.80),  # any two may meet
         (RequestedGroups(size=3), 4 / 3 * 0.80),  # a ring of three crosses it once each way
+        (Neighbourhood(), 1.60),  # a ring has two lines over the trunk, a path one
+        (Neighbourhood(pairs=(("a0", "a1"), ("a1", "b0"), ("b0", "b1"))), 0.80),
+        (Neighbourhood(pairs=(("a0", "a1"), ("b0", "b1"))), 1.60),
     ],
 )
 def test_groups_of_some_are_predicted_by_their_worst_lines(
-    meet: ShuffledGroups | RequestedGroups, mean_s: float
+    meet: ShuffledGroups | RequestedGroups | Neighbourhood, mean_s: float
 ) -> None:
     network = NetworkWork(name="member-0", size_bytes=4e6, pictures=50_000, epochs=1)
     sync = NetworkSync(name="member-0", what="parameters", every_pictures=4096, meet=meet)

@@ -17,6 +17,7 @@ from partitioner.crew.planning.rules import (
 )
 from partitioner.crew.planning.syncplan import (
     MeanOwner,
+    Neighbourhood,
     NetworkSync,
     OuterOwner,
     RequestedGroups,
@@ -37,6 +38,7 @@ VALUES: dict[tuple[str, str], Any] = {
     ("meet", "everyone"): WholeGroup(),
     ("meet", "shuffled"): ShuffledGroups(),
     ("meet", "on_request"): RequestedGroups(),
+    ("meet", "neighbours"): Neighbourhood(),
     ("moments", MISSING): None,
     ("bucket_bytes", GIVEN): 64,
     ("micro_batches", GIVEN): 2,
@@ -52,7 +54,7 @@ OTHERS = {
     "codec": ("fp32", "fp16", "int8", "top4"),
     "route": ("ring", "two_phase", "two_tier"),
     "stage": (GIVEN, MISSING),
-    "meet": ("everyone", "shuffled", "on_request"),
+    "meet": ("everyone", "shuffled", "on_request", "neighbours"),
     "name": ("teacher", "member-0"),
     "by": (GIVEN, MISSING),
     "owner": ("mean", "outer"),

@@ -15,6 +15,7 @@ from mdp.files import decode_content, toml_bytes
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import (
     MeanOwner,
+    Neighbourhood,
     NetworkSync,
     OuterOwner,
     RequestedGroups,
@@ -52,6 +53,11 @@ def network(text: str, name: str = "member-0") -> str:
 
 def meeting(text: str, what: str = "parameters") -> str:
     return network(f"what = '{what}'\nmeet = {{{text}}}")
+
+
+def neighbours(text: str) -> str:
+    """Of member-1, which all train."""
+    return f"{BOTH}what = 'parameters'\nmeet = {{kind = 'neighbours', {text}}}"
 
 
 def masked(text: str) -> str:
@@ -99,10 +105,21 @@ def test_no_stage_has_more_in_flight_than_the_one_before(
         (meeting("kind = 'on_request', gap = 0"), r"Expected `int` >= 1 - at `.*meet.gap`"),
         (meeting("kind = 'on_request', reach = -0.1"), r"Expected `float` >= 0.0 - at `.*reach`"),
         (meeting("kind = 'on_request', reach = nan"), r"`float` >= 0.0 - at `.*reach`, found nan"),
+        (meeting("kind = 'neighbours', gap = 0"), r"Expected `int` >= 1 - at `.*meet.gap`"),
+        (meeting("kind = 'neighbours', backup = -1"), r"Expected `int` >= 0 - at `.*meet.backup`"),
+        (meeting("kind = 'neighbours', stale = -1"), r"Expected `int` >= 0 - at `.*meet.stale`"),
+        (meeting("kind = 'neighbours', skip = 0"), r"Expected `int` >= 1 - at `.*meet.skip`"),
+        (meeting("kind = 'neighbours', skip = true"), r"Expected `int`, got `bool` - at `.*skip`"),
+        (meeting("kind = 'neighbours', size = 2"), "unknown field `size` - at `.*meet`"),
+        (meeting("kind = 'neighbours', pairs = [['a']]"), r"length 2, got 1 - at `.*pairs\[0\]`"),
+        (
+            meeting("kind = 'neighbours'") + "moments = 2\n",
+            'meet`: expected "neighbours" only without moments: neighbours send parameters alone',
+        ),
         (meeting("kind = 'everyone', size = 2"), "unknown field `size`"),
         (
             meeting("kind = 'shuffled'", "gradients"),
-            'meet`: expected "shuffled" or "on_request" only with what = "parameters", found "grad',
+            'meet`: expected "shuffled" or .* or "neighbours" only with what = "parameters", found',
         ),
         (
             meeting("kind = 'on_request'") + "when = 'background'\n",
@@ -267,6 +284,30 @@ def test_wrong_plans_are_refused(tmp_path: Path, text: str, message: str) -> Non
             meeting("kind = 'on_request'") + "by = ['nuc']\n" + network("", "member-1"),
             r"`network\[0\].meet`: expected everyone: nuc trains member-0 alone",
         ),
+        (
+            neighbours("backup = 3"),
+            r"`network\[1\].meet.backup`: expected at most 2, as many neighbours as desk has, fou",
+        ),
+        (
+            neighbours("pairs = [['desk', 'tower'], ['tower', 'nuc']], backup = 2"),
+            r"`network\[1\].meet.backup`: expected at most 1, as many neighbours as desk has, fou",
+        ),
+        (
+            neighbours("pairs = [['desk', 'tower']]"),
+            r"meet.pairs`: expected to connect all trainers: nuc cannot be reached from desk",
+        ),
+        (
+            neighbours("pairs = [['desk', 'nas']]"),
+            r"meet.pairs`: expected trainers of the network \(desk, tower, nuc\), found nas",
+        ),
+        (
+            neighbours("pairs = [['nuc', 'nuc']]"),
+            r"meet.pairs`: expected two trainers in each, found nuc twice",
+        ),
+        (
+            meeting("kind = 'neighbours'") + "by = ['nuc']\n" + network("", "member-1"),
+            r"`network\[0\].meet`: expected everyone: nuc trains member-0 alone",
+        ),
         (BOTH + "route = 'two_tier'", r"`network\[1\].route`: .* two_tier needs two sites"),
     ],
 )
@@ -300,6 +341,14 @@ def test_a_network_has_to_fit_in_memory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"by`: member-0 needs about 0.1 GB, desk has 0.1 GB"):
         read(tmp_path, BOTH, three(memory_bytes=91_000_000), WORK)
     assert contradictions(read(tmp_path, BOTH), three(memory_bytes=92_000_000), WORK) == []
+
+
+def test_what_neighbours_send_has_to_fit_too(tmp_path: Path) -> None:
+    """Of each of two, ten networks of 22.7 MB."""
+    text = neighbours("gap = 4")
+    with pytest.raises(ConfigError, match=r"\[1\].by`: member-1 needs about 0.6 GB, desk has"):
+        read(tmp_path, text, three(memory_bytes=500_000_000), WORK)
+    assert contradictions(read(tmp_path, text), three(memory_bytes=580_000_000), WORK) == []
 
 
 def test_the_empty_plan_is_training_without_one(tmp_path: Path) -> None:
@@ -350,6 +399,8 @@ SYNC = st.builds(
             WholeGroup(),
             ShuffledGroups(size=3, cross_every=2),
             RequestedGroups(reach=math.inf, divide=True),
+            Neighbourhood(stale=2),
+            Neighbourhood(pairs=(("a", "b"), ("b", "c"))),
         ]
     ),
 )
@@ -404,6 +455,7 @@ def test_run_folders_of_before_go_on(more: dict[str, Any], digest: str) -> None:
         {"owner": OuterOwner(step=1.5)},
         {"meet": ShuffledGroups()},
         {"meet": RequestedGroups(reach=math.inf)},
+        {"meet": Neighbourhood(gap=8)},
         {"codec": "top4"},
         {"mask": 0.1},
         {"codec": "top4", "keep": 0.3},
