@@ -270,7 +270,7 @@ def rounds(out: Path, name: str, rank: int, port: int) -> None:
     )  # fmt: skip
     module = Normed()
     if rank:  # it begins with what it is sent
-        nn.init.ones_(module.last.weight)
+        nn.init.zeros_(module.last.weight)
     schedule = MemberSchedule(epochs=EPOCHS, batch_size=8, learning_rate=0.01)
     folder = out / str(rank)
     folder.mkdir()
