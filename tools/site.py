@@ -69,7 +69,9 @@ body { --md-text-font-family: FONTS; font-variant-numeric: tabular-nums; }
 .md-typeset pre > code {
   white-space: pre-wrap; border: 1px solid var(--line); border-radius: 14px;
 }
-.md-typeset :not(pre) > code { border: 1px solid var(--line); border-radius: 8px; }
+.md-typeset :not(pre) > code {
+  padding: 0 .25em; border: 1px solid var(--line); border-radius: 6px;
+}
 .md-typeset h1, .md-typeset h2, .md-typeset h3 {
   color: var(--text); font-weight: 650; letter-spacing: -.02em;
 }
@@ -302,6 +304,7 @@ def main(words: list[str]) -> int:
     shutil.rmtree(SITE / "html", ignore_errors=True)
     write_pages(SITE / "pages")
     (SITE / "pages/site.css").write_text(style(PAGE.read_text(encoding="utf-8")))
+    shutil.copy(PAGE.with_name("icon.svg"), SITE / "pages/icon.svg")
     # Zensical takes paths that are relative to the file.
     shutil.copy(ROOT / "tools/site.yml", SITE / "site.yml")
     config = {
