@@ -46,8 +46,45 @@ COMMANDS = {
     "mdp": "mdp.cli.main", "mdp-agent": "devices.cli.main", "mdp-partition": "partitioner.cli.main",
 }  # fmt: skip
 GENERATED = re.compile(r"^<!-- generated: (\w+) ?([\w.]*) -->$", re.MULTILINE)
-#: Lines of code of 100 characters are whole: in one line where the window has room, else in two.
-STYLE = ".md-grid {max-width: 74rem} .md-typeset pre > code {white-space: pre-wrap}\n"
+#: The gateway's page, whose colours and fonts the site has.
+PAGE = ROOT / "mdp/gateway/page/page.css"
+#: Material's names for them. Lines of code of 100 characters are whole: in one line where the
+#: window has room, else in two.
+STYLE = """
+[data-md-color-scheme] {
+  --md-default-bg-color: var(--ground); --md-default-fg-color: var(--text);
+  --md-default-fg-color--light: var(--soft); --md-default-fg-color--lighter: var(--line);
+  --md-default-fg-color--lightest: var(--line); --md-typeset-table-color: var(--line);
+  --md-primary-fg-color: var(--ground); --md-primary-bg-color: var(--text);
+  --md-primary-bg-color--light: var(--soft); --md-typeset-color: var(--text);
+  --md-typeset-a-color: var(--accent); --md-accent-fg-color: var(--accent);
+  --md-accent-fg-color--transparent: var(--tint); --md-accent-bg-color: var(--on-accent);
+  --md-code-bg-color: var(--card); --md-code-fg-color: var(--text);
+  --md-footer-bg-color: var(--ground); --md-footer-bg-color--dark: var(--ground);
+  --md-footer-fg-color: var(--soft); --md-footer-fg-color--light: var(--soft);
+  --md-footer-fg-color--lighter: var(--soft);
+}
+body { --md-text-font-family: FONTS; font-variant-numeric: tabular-nums; }
+.md-grid { max-width: 74rem; }
+.md-typeset pre > code {
+  white-space: pre-wrap; border: 1px solid var(--line); border-radius: 14px;
+}
+.md-typeset :not(pre) > code {
+  padding: 0 .25em; border: 1px solid var(--line); border-radius: 6px;
+}
+.md-typeset h1, .md-typeset h2, .md-typeset h3 {
+  color: var(--text); font-weight: 650; letter-spacing: -.02em;
+}
+.md-typeset table:not([class]) {
+  background: var(--card); border-radius: 14px; box-shadow: var(--shade);
+}
+.md-tabs { border-bottom: 1px solid var(--line); }
+.md-tabs__item--active .md-tabs__link { color: var(--accent); }
+.md-search__form, .md-search__form:hover {
+  background: var(--card); border: 1px solid var(--line); border-radius: 8px;
+}
+[data-md-toggle=search]:checked ~ .md-header .md-search__form { background: var(--card); }
+"""
 ITEM = re.compile(r"(?:[-*]|\d+\.) +")
 #: What a browser loads by itself, of another host.
 LOADED = re.compile(
@@ -208,6 +245,25 @@ def navigation() -> list[dict[str, list[str]]]:
     return [{"Start": START}, *({title: of(folder)} for title, folder in SECTIONS.items())]
 
 
+def style(page: str) -> str:
+    """The site's style sheet, of the style sheet `page` of the gateway's page.
+
+    Its custom properties are those of Material's light scheme, and those that it gives a dark
+    display of the dark one. Raises ValueError where they are not found.
+    """
+    blocks = re.findall(r":root \{(.*?)\}", page, re.DOTALL)
+    if len(blocks) != 2:
+        raise ValueError(f"{PAGE}: expected :root twice, light and dark, found {len(blocks)}")
+    parts = []
+    for scheme, block in zip(("default", "slate"), blocks, strict=True):
+        properties = " ".join(f"{one};" for one in re.findall(r"--[\w-]+: [^;]+", block))
+        parts.append(f"[data-md-color-scheme={scheme}] {{ {properties} }}\n")
+    fonts = re.search(r"font: \S+ ([^;]+);", blocks[0])
+    if fonts is None:
+        raise ValueError(f"{PAGE}: expected fonts in :root")
+    return "".join(parts) + STYLE.replace("FONTS", fonts[1])
+
+
 def write_pages(target: Path) -> None:
     """The pages as mkdocs reads them, in folder `target`."""
     shutil.rmtree(target, ignore_errors=True)
@@ -247,7 +303,8 @@ def main(words: list[str]) -> int:
     # Zensical writes over what is there.
     shutil.rmtree(SITE / "html", ignore_errors=True)
     write_pages(SITE / "pages")
-    (SITE / "pages/site.css").write_text(STYLE)
+    (SITE / "pages/site.css").write_text(style(PAGE.read_text(encoding="utf-8")))
+    shutil.copy(PAGE.with_name("icon.svg"), SITE / "pages/icon.svg")
     # Zensical takes paths that are relative to the file.
     shutil.copy(ROOT / "tools/site.yml", SITE / "site.yml")
     config = {

@@ -17,6 +17,7 @@ from mdp import console
 from mdp.arguments import seconds
 from mdp.cameras import LiveReader, Source, parse_source, video_pictures
 from mdp.cli import answers
+from mdp.cli.answer_file import ANSWER_COLUMNS, answer_writer
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.errors import InputError, MDPError, PictureError
 from mdp.pictures.crop import Picture
@@ -29,6 +30,8 @@ STDIN = "-"
 VIDEOS = frozenset(
     (".avi", ".m4v", ".mjpeg", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ts", ".webm", ".wmv")
 )
+#: Of a video, `at_s` says where a picture was, and of a camera or stream `time` when.
+COLUMNS = ("path", "at_s", "time", *ANSWER_COLUMNS)
 _CAMERA = re.compile(r"(?:/dev/video|webcam:|camera:)(\d{1,9})")
 _STREAM = re.compile(r"(?:video:|rtsps?://)")
 
@@ -58,6 +61,10 @@ def classify(
     every: Annotated[
         str, typer.Option(help="Of videos, cameras and streams: a picture so often, 0.5s or 200ms.")
     ] = "1s",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Also append every answer, or error, to this .csv or .jsonl file."),
+    ] = None,
     fusion: answers.FusionChoice = "stacked",
     cascade: answers.Cascade = False,
     key: answers.KeyFile = None,
@@ -66,11 +73,12 @@ def classify(
 ) -> None:
     """Classify pictures; an unreadable one is an error, and the others follow.
 
-    With --json a picture that failed has a line too, with `error` instead of `label`.
+    With --json and in --out a picture that failed has a line too, with `error` instead of `label`.
 
     Example: mdp classify --fleet fleet.toml cat.jpg --deadline-ms 80
 
-    Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 130 interrupted, 1 unforeseen.
+    Exit codes: 0 fine, 2 bad input or a full disk, 3 the fleet could not answer, 130 interrupted, 1
+    unforeseen.
     """
     check_deadline_ms(deadline_ms, "--deadline-ms")
     every_s = seconds("--every", every)
@@ -80,7 +88,7 @@ def classify(
         console.until_reader_leaves(),
     ):
         given = parse_pictures(pictures)
-        with progress(given) as advance:
+        with answer_writer(out, COLUMNS) as write, progress(given) as advance:
             for asked in pictures_of(given, every_s):
                 try:
                     if isinstance(asked.picture, MDPError):
@@ -90,14 +98,15 @@ def classify(
                     text = str(error)
                     text = text if text.startswith(asked.name) else f"{asked.name}: {text}"
                     print(f"mdp: {console.one_line(MDPError(text))}", file=sys.stderr)
-                    if json:
-                        console.print_json({**asked.keys, **answers.failure(error)})
+                    told = {**asked.keys, **answers.failure(error)}
                     exit_code = exit_code or error.exit_code
                 else:
-                    if json:
-                        console.print_json({**asked.keys, **prediction.to_dict()})
-                    else:
+                    told = {**asked.keys, **prediction.to_dict()}
+                    if not json:
                         print(answers.describe(asked.name, prediction), flush=True)
+                write(told)
+                if json:
+                    console.print_json(told)
                 advance()
     raise typer.Exit(exit_code)
 

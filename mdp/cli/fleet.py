@@ -181,7 +181,7 @@ def fleet_remove(
     fleet: FleetFile,
     device: Annotated[str, typer.Option(help="The device's name in the fleet file.")],
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Also where answers become less accurate.")
+        bool, typer.Option("--anyway", "--force", help="Also where answers become less accurate.")
     ] = False,
     dry_run: DryRun = False,
     json: Json = False,

@@ -1,7 +1,5 @@
 """`mdp look` and `mdp watch`: what the fleet's own cameras see, once or as a live table or file."""
 
-import csv
-import io
 import sys
 import time
 from collections import deque
@@ -11,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from mdp import console
 from mdp.arguments import seconds
 from mdp.cli import brokers
+from mdp.cli.answer_file import ANSWER_COLUMNS, answer_writer
 from mdp.cli.answers import (
     PICTURES,
     Cascade,
@@ -60,21 +58,7 @@ watch_app = console.new_app("")
 KEPT_CHANGES = 6
 #: Hours, minutes and seconds in a time of `utc_now`.
 _CLOCK = slice(11, 19)
-COLUMNS = (
-    "time",
-    "label",
-    "probability",
-    "mode",
-    "used",
-    "missing",
-    "expected_accuracy",
-    "latency_ms",
-    "frame_spread_ms",
-    "suspects",
-    "error",
-    "known",
-    "novelty",
-)
+COLUMNS = ("time", *ANSWER_COLUMNS)
 
 Seen = Prediction | InferenceError
 
@@ -320,7 +304,7 @@ def _watch_looks(
     """Show every look."""
     with (
         open_client(fleet, key, insecure, fusion, cascade) as client,
-        look_writer(out) as write,
+        answer_writer(out, COLUMNS) as write,
         console.until_reader_leaves(),
         _look_printer(client, json) as show,
     ):
@@ -333,7 +317,7 @@ def _watch_looks(
             ):
                 raise seen
             now = utc_now()
-            write(now, seen)
+            write(facts(now, seen))
             show(now, seen)
 
 
@@ -346,65 +330,6 @@ def facts(now: str, seen: Seen) -> dict[str, Any]:
     """One look for machines: an answer under its names, or `error`, and the `time`."""
     told = failure(seen) if isinstance(seen, InferenceError) else seen.to_dict()
     return {"time": now, **told}
-
-
-def cells(now: str, seen: Seen) -> list[object]:
-    """The same as `COLUMNS`; several devices in a cell are separated by spaces."""
-    told = facts(now, seen)
-    told["missing"] = told.get("missing", told.get("outcomes", {}))
-    lists = {name: " ".join(told.get(name, ())) for name in ("used", "missing", "suspects")}
-    return [{**told, **lists}.get(name) for name in COLUMNS]
-
-
-@contextmanager
-def look_writer(path: Path | None) -> Iterator[Callable[[str, Seen], None]]:
-    """A function that appends a look to `path`; raises InputError for a file of another kind."""
-    if path is None:
-        yield lambda now, seen: None
-        return
-    if path.suffix not in (".csv", ".jsonl"):
-        raise InputError(f"--out {path}: expected a file that ends in .csv or .jsonl")
-    header = _row(COLUMNS).encode()
-    try:
-        # Without a buffer, a full disk is met where a line is written, and only there.
-        file = path.open("a+b", buffering=0)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    with file:
-        file.seek(0)
-        first = file.read(len(header)) or b""
-        if path.suffix == ".csv" and first not in (b"", header):
-            raise InputError(f"{path}: expected an empty file, or columns {','.join(COLUMNS)}")
-
-        def write(now: str, seen: Seen) -> None:
-            _append(file, path, _line(path.suffix, now, seen).encode())
-
-        if path.suffix == ".csv" and not first:
-            _append(file, path, header)
-        yield write
-
-
-def _append(file: io.FileIO, path: Path, content: bytes) -> None:
-    try:
-        file.write(content)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: cannot be written: {error.strerror or error}")
-
-
-def _line(suffix: str, now: str, seen: Seen) -> str:
-    if suffix == ".csv":
-        return _row(cells(now, seen))
-    return msgspec.json.encode(facts(now, seen)).decode() + "\n"
-
-
-def _row(values: Any) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(values)
-    return text.getvalue()
 
 
 @contextmanager

@@ -42,6 +42,7 @@ CANCELLED = "what is served goes on"
 BuildState = Literal["none", "running", "done", "failed", "cancelled"]
 _NUMBERED = re.compile(r"(.+)-([0-9]+)")
 _PROGRESS = re.compile(r"(.*): ([0-9]{1,3})%(?:, (.*))?")
+_SO_FAR = re.compile(r"(.*): ([0-9]+ s so far)")
 
 
 class _RunSettings(Struct, frozen=True):
@@ -154,6 +155,9 @@ class BuildProgress(Struct, kw_only=True):
         if found := _PROGRESS.fullmatch(line):
             self.step, self.share = found[1], min(100, int(found[2])) / 100
             self.rest = found[3] or ""
+            return
+        if found := _SO_FAR.fullmatch(line):
+            self.step, self.share, self.rest = found[1], None, found[2]
             return
         self.step, self.share, self.rest = line, None, ""
         self.lines.append(line)

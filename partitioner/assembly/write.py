@@ -128,10 +128,10 @@ class Assembly:
         }
         with replacing_folder(out) as folder:
             paths = [folder / model_path(k) for k in range(len(models))]
-            exported = {
-                k: self._export(models[k], *rows[k], paths[k], pictures, sharing)
-                for k, sharing in shared.items()
-            }
+            exported: dict[int, Spec] = {}
+            for k, sharing in shared.items():
+                with self.progress.step(f"exporting the network of {models[k].device}"):
+                    exported[k] = self._export(models[k], *rows[k], paths[k], pictures, sharing)
             networks = [exported[first] for first in firsts]
             regions = self._regions(models, networks, [paths[first] for first in firsts], pictures)
             for k, sharing in shared.items():

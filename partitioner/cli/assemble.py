@@ -81,7 +81,8 @@ def assemble(
         raise InputError("--rungs: expected --bundle beside it")
     known = {profile.name: profile for profile in read_profiles(profiles)}
     named = bundle_name(name, out)
-    with interruptible(f"{out} is as it was"), ExitStack() as stack:
+    progress = Progress()
+    with interruptible(f"{out} is as it was"), progress.step("assemble"), ExitStack() as stack:
         listed = _read_known_models(models, known)
         pictures = open_dataset(data, limit_test=limit_test, cameras=listed.cameras)
         rows = _rows(listed, models.parent, pictures)
@@ -91,7 +92,6 @@ def assemble(
         from partitioner.export.evaluate import evaluate, write_report
 
         check_target(out)
-        progress = Progress()
         if remark := remark_on(pictures):
             progress.note(remark)
         cache = Path(stack.enter_context(TemporaryDirectory(prefix="mdp-views-")))
@@ -128,7 +128,12 @@ def _ladder(
     """Write a bundle with rungs."""
     opened = Bundle.open(bundle)
     opened.require_one_label("assemble --rungs")
-    with interruptible(f"{out} is as it was"), TemporaryDirectory(prefix="mdp-views-") as cache:
+    progress = Progress()
+    with (
+        interruptible(f"{out} is as it was"),
+        progress.step("assemble"),
+        TemporaryDirectory(prefix="mdp-views-") as cache,
+    ):
         cameras = opened.manifest.plan.cameras
         pictures = open_dataset(data, limit_test=limit_test, cameras=cameras)
         prepare(1)
@@ -137,7 +142,7 @@ def _ladder(
 
         check_target(out)
         wanted = parse_rungs(rungs, opened)
-        report = add_rungs(opened, pictures, wanted, out, limit, Path(cache), Progress())
+        report = add_rungs(opened, pictures, wanted, out, limit, Path(cache), progress)
     written = Bundle.open(out)
     _say(report, written, f"{out}: ", json=json)
 

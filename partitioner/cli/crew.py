@@ -105,7 +105,9 @@ def plan_crew(
     exact: Annotated[
         bool, typer.Option("--exact", help="Only plans that give the weights of one process.")
     ] = False,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Keep a plan that is refused.")] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", "--force", help="Keep a plan that is refused.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Decide which trainers train which network, and predict the seconds; writes crew.toml.

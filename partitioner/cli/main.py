@@ -194,7 +194,12 @@ def build(
         if not json or planned.plan.refused:
             plan_command.show(planned, json)
 
-    with interruptible(_resume_hint(folder)), _one_of_several(config.options.threads):
+    progress = _progress()
+    with (
+        interruptible(_resume_hint(folder)),
+        progress.step("build"),
+        _one_of_several(config.options.threads),
+    ):
         from partitioner.build.bundle import build_bundle
         from partitioner.export.inspect_bundle import InspectRequest
 
@@ -204,7 +209,7 @@ def build(
                 good=inspect, option="--inspect", defects=defects, rate=rejected, all_good=all_good
             )
         built = build_bundle(
-            config, out, _progress(), run=run, name=name, crew=crew, inspect=wanted, on_plan=show
+            config, out, progress, run=run, name=name, crew=crew, inspect=wanted, on_plan=show
         )
     if built is None:
         return

@@ -51,6 +51,8 @@ _PARSED: dict[str, Callable[[Sequence[str]], Any]] = {
     "plan.teacher_args": parse_arguments,
     "plan.cameras": parse_cameras,
 }
+#: Further names of options, which people try first.
+_SECOND_NAMES = {"--anyway": ("--force",)}
 _CONFIG = Annotated[
     Path,
     msgspec.Meta(
@@ -81,11 +83,12 @@ def _parameter(name: str, option: str, hint: Any, default: object) -> inspect.Pa
     plain = _plain(hint)
     if get_origin(plain) is dict:
         plain = list[str]
+    names = [option, *_SECOND_NAMES.get(option, ())]
     if bool in (plain, *get_args(plain)):
-        option = f"{option}/--no-{option[2:]}"
+        names[0] = f"{option}/--no-{option[2:]}"
     number = isinstance(default, (int, float)) and not isinstance(default, bool)
     text = _help(hint) + (f"  [default: {default}]" if number else "")
-    info = typer.Option(option, help=text, show_default=False)
+    info = typer.Option(*names, help=text, show_default=False)
     kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[plain | None, info]
     return inspect.Parameter(name, kind, default=None, annotation=annotation)
 

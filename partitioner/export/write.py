@@ -245,7 +245,8 @@ def export_member(work: TrainingContext, assignment: Assignment, path: Path, nam
     pixels = work.member_pixels(assignment, "test")[:_COMPARED]
     calibration = work.member_pixels(assignment, "calibration")
     properties = _properties(assignment, name, len(work.data.labels))
-    error = _write_member(module, assignment, path, properties, pixels, calibration)
+    with work.progress.step(f"exporting sub-model {assignment.k}"):
+        error = _write_member(module, assignment, path, properties, pixels, calibration)
     precision = assignment.spec.precision
     work.progress.note(
         f"sub-model {assignment.k} for {assignment.device}: {path.stat().st_size / 1e6:.2f} MB, "

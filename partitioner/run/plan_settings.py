@@ -57,7 +57,7 @@ class PlanSettings(Record, frozen=True, kw_only=True):
         list[str] | None,
         Meta(
             description="Architectures of members: ViT, cut from the teacher, families or names of "
-            "timm's networks, or all; default: ViT, and networks with a file in --weights"
+            "timm's networks, or all; default: ViT, and those in --weights"
         ),
     ] = None
     latency_ms: Annotated[
@@ -97,9 +97,7 @@ class PlanSettings(Record, frozen=True, kw_only=True):
     any_precision: Annotated[
         bool, Meta(description="Plan with every precision that a profile has measured")
     ] = False
-    anyway: Annotated[
-        bool, Meta(description="Keep a plan that would be refused; it says what speaks against it")
-    ] = False
+    anyway: Annotated[bool, Meta(description="Keep a plan that would be refused")] = False
 
     def __post_init__(self) -> None:
         if self.latency_ms is None and self.min_accuracy is None:

@@ -207,14 +207,14 @@ class RunOptions(Record, frozen=True):
         str,
         Meta(
             description="`digits`, or a folder with one folder per class, or with train/ and test/ "
-            "or val/ that hold such folders; one tree is split by the hash of each file's name"
+            "or val/ that hold such folders; one tree is split by hashes of names"
         ),
     ]
     labels: Annotated[
         Literal["one", "several"],
         Meta(
-            description="Labels of an item: exactly one, the name of its folder; or several: a "
-            "folder a+b has items of both labels, none those without any"
+            description="Labels of an item: one, its folder's name; or several: a folder a+b has "
+            "items of both labels, none those without"
         ),
     ] = "one"
     limit_train: Annotated[

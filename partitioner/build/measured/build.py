@@ -84,7 +84,9 @@ def build_measured(
             build = _Build(inputs, run, name, out, Path(folder), pilot, progress, pictures)
             members = {row: build.fit(row) for row in build.rows}
             if inputs.data.sets is None:
-                progress.note(build.outlook(members))
+                with progress.step("predicting what more pictures would bring"):
+                    outlook = build.outlook(members)
+                progress.note(outlook)
             begun_s = clock()
             frozen = report = build.serve(members, {})
             took_s = clock() - begun_s

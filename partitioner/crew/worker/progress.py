@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Literal, Protocol
 
 from rich.console import Console
@@ -191,7 +191,7 @@ def board(
 ) -> Iterator[Callable[[str], None]]:
     """Show what the trainers `names` do, until the end of the block; yields how to print a line.
 
-    A table on a terminal, elsewhere a line for each trainer that changed, at most every 10 s.
+    A table on a terminal, elsewhere now and then a line for each trainer that changed.
     `states` are of the trainers that are there, by name.
     """
     ending = threading.Event()
@@ -225,16 +225,18 @@ def board(
         else:
             live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    if live is not None:
-        live.start()
-    thread.start()
-    try:
-        yield note
-    finally:
-        ending.set()
-        thread.join()
+    with ExitStack() as shown:
         if live is not None:
-            live.stop()
+            shown.enter_context(to.display())
+            live.start()
+        thread.start()
+        try:
+            yield note
+        finally:
+            ending.set()
+            thread.join()
+            if live is not None:
+                live.stop()
 
 
 def _draw(table: Sequence[tuple[str, ...]], width: int) -> Table:

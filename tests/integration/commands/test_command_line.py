@@ -1,6 +1,7 @@
 """`mdp` as a user types it: output, exit codes, and one line for whatever is wrong."""
 
 import base64
+import csv
 import json
 import os
 import re
@@ -152,6 +153,37 @@ def test_odd_files_and_names_take_their_own_place(toml: Path, tmp_path: Path) ->
     assert all(line.isprintable() for line in (done.stdout + done.stderr).splitlines())
 
 
+def test_classify_appends_to_a_file(toml: Path, pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    for out in (tmp_path / "seen.csv", tmp_path / "seen.jsonl"):
+        words = ["classify", "--fleet", toml, *PLENTY, "--out", out, "--json"]
+        first = mdp(*words, pictures / "red/0.png", tmp_path / "broken.png")
+        again = mdp(*words, pictures / "blue/1.png")
+        assert (first.returncode, again.returncode) == (2, 0)
+        printed = [*lines(first), *lines(again)]
+    # JSON lines are those that were printed.
+    assert [json.loads(line) for line in out.read_text().splitlines()] == printed
+    with (tmp_path / "seen.csv").open(newline="") as file:
+        red, broken, blue = csv.DictReader(file)
+    assert [row["path"] for row in (red, broken, blue)] == [row["path"] for row in printed]
+    assert (red["label"], red["used"], red["at_s"], red["time"], red["error"]) == (
+        "red", " ".join(DEVICES), "", "", "",
+    )  # fmt: skip
+    assert float(red["probability"]) == pytest.approx(printed[0]["probability"], abs=0.01)
+    assert (broken["label"], broken["error"]) == ("", printed[1]["error"])
+    assert blue["label"] == "blue"
+
+
+def test_a_full_disk_ends_classify(toml: Path, pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "full.jsonl").symlink_to("/dev/full")
+    done = mdp("classify", "--fleet", toml, *PLENTY, pictures, "--out", tmp_path / "full.jsonl")
+    assert done.returncode == 2
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr.splitlines() == [
+        f"mdp: {tmp_path}/full.jsonl: cannot be written: No space left on device"
+    ]
+
+
 def test_classify_without_any_device(nobody: Path, pictures: Path) -> None:
     done = mdp("classify", "--fleet", nobody, pictures / "red", "--json")
     assert done.returncode == 3
@@ -188,6 +220,10 @@ REFUSED = [
     ("bench --fleet FLEET PICTURES --deadline-ms 1e300", "--deadline-ms: expected more than 0 and"),
     ("bench --fleet FLEET GONE", "gone.png: no such file"),
     ("classify --fleet FLEET EMPTY", "it holds no file"),
+    (
+        "classify --fleet FLEET PICTURES --out TYPE",
+        r"expected a file that ends in \.csv or \.jsonl",
+    ),
     ("classify --fleet TYPE PICTURES", r"type\.toml: Expected `str`, got `int` - at `\$\.bundle`"),
     ("status --fleet NO_BUNDLE", "gone: expected a bundle folder with a manifest.json"),
     ("doctor --fleet NO_BUNDLE", "gone: expected a bundle folder with a manifest.json"),

@@ -1,6 +1,7 @@
 """Whole builds by `mdp-partition`: as one process that is stopped, and command by command."""
 
 import json
+import math
 import os
 import runpy
 import shutil
@@ -21,6 +22,7 @@ from mdp.errors import InputError, PlanRefused
 from mdp.formats.bundle import Bundle
 from partitioner import api
 from partitioner.cli.main import main
+from partitioner.run import progress
 from tests.support.command_lines import run_here
 from tests.support.fleet import PLENTY_MS, ROOT, Fleet
 from tests.support.models.runs import SHARED_ARGS, SHARED_MS, write_profiles
@@ -202,7 +204,9 @@ def test_a_build_that_was_stopped_ends_with_the_same_bundle(folder: Path, whole:
     assert Bundle.open(out).manifest.evaluation == Bundle.open(whole.bundle).manifest.evaluation
 
 
-def test_a_live_build_keeps_no_answers_and_goes_on_after_its_last_member(folder: Path) -> None:
+def test_a_live_build_keeps_no_answers_and_goes_on_after_its_last_member(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, kept = folder / "live", folder / "live.run"
     plain = folder / "run.toml"
     live = folder / "live.toml"
@@ -220,6 +224,8 @@ def test_a_live_build_keeps_no_answers_and_goes_on_after_its_last_member(folder:
     assert together is not None
     assert together > 0.6
     live.write_text(live.read_text().replace("[schedule]", "[schedule]\npatience = 2"))
+    # A slow machine brings more lines.
+    monkeypatch.setattr(progress, "LINE_EVERY_S", math.inf)
     refused = run(*args)
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()

@@ -157,7 +157,7 @@ def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(desk)
     crew = CrewFolder(Path("crew"))
     # What pays here depends on what else runs.
-    assert here("crew", "plan", *OF_CREW, "--exact", "--anyway").returncode == 0
+    assert here("crew", "plan", *OF_CREW, "--exact", "--force").returncode == 0
     build = ["build", "--config", "build.toml", "--crew", "crew", "--out", "bundle", "--json"]
     machines.start("desk", *build)
     strangers(machines)

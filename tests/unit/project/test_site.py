@@ -1,6 +1,9 @@
 """tools/site.py: pages as mkdocs reads them, and the parts that the code itself holds."""
 
+import re
 from pathlib import Path
+
+import pytest
 
 from tools import site
 
@@ -42,6 +45,21 @@ def test_both_builders_read_the_same_file() -> None:
     assert material[1:4] == ["-m", "mkdocs", "build"]
     assert successor[:2] == ["bin/zensical", "build"]
     assert {"--strict", "--config-file", str(file)} <= set(material) & set(successor)
+
+
+def test_colours_and_fonts_are_those_of_the_gateway_s_page() -> None:
+    page = site.PAGE.read_text(encoding="utf-8")
+    made = site.style(page)
+    light, dark = re.findall(r"--accent: (#\w+);", page)
+    assert re.findall(r"scheme=(\w+)\] \{[^}]*--accent: (#\w+);", made) == [
+        ("default", light), ("slate", dark),
+    ]  # fmt: skip
+    assert "--md-text-font-family: system-ui, " in made
+    # Every colour that is used is one of the page's.
+    used = set(re.findall(r"var\((--\w[\w-]*)\)", site.STYLE))
+    assert used <= set(re.findall(r"(--[\w-]+): ", made))
+    with pytest.raises(ValueError, match="expected :root twice"):
+        site.style(":root { --accent: red; }")
 
 
 def test_summaries_of_commands_are_whole() -> None:

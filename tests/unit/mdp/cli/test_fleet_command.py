@@ -79,7 +79,7 @@ def test_a_replica_comes_a_board_is_replaced_and_one_leaves(toml: Path, keys: Pa
         "are answered right, 100.0% before: expected --anyway, or first a device that takes its "
         "place\n",
     )
-    code, out, _ = fleet("remove", "--fleet", toml, "--device", "gamma", "--anyway", "--json")
+    code, out, _ = fleet("remove", "--fleet", toml, "--device", "gamma", "--force", "--json")
     told = json.loads(out)
     assert (code, told["written"], told["expected_accuracy"]) == (0, True, [1.0, 0.89])
     assert list(read_fleet(toml)[0].members()) == [0, 1]

@@ -7,8 +7,9 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
+from mdp.cli.answer_file import answer_writer
 from mdp.cli.answers import describe
-from mdp.cli.watch import COLUMNS, LookLines, Seen, Table, have_no_camera, look_writer, rows
+from mdp.cli.watch import COLUMNS, LookLines, Seen, Table, facts, have_no_camera, rows
 from mdp.client.status import DeviceStatus
 from mdp.errors import InputError, QuorumNotMet
 from mdp.requests.prediction import MemberTiming, Prediction
@@ -114,8 +115,8 @@ def test_a_csv_file_is_appended_to(tmp_path: Path) -> None:
     file = tmp_path / "seen.csv"
     strange = replace(SEEN, suspects={"alpha": "frozen"}, known=False, novelty=0.25)
     for seen in (strange, NOBODY):
-        with look_writer(file) as write:
-            write(NOW, seen)
+        with answer_writer(file, COLUMNS) as write:
+            write(facts(NOW, seen))
     assert file.read_text().splitlines() == [
         ",".join(COLUMNS),
         f"{NOW},red,0.93,single,alpha,beta,0.5,12.5,0.0,alpha,,False,0.25",
@@ -125,9 +126,9 @@ def test_a_csv_file_is_appended_to(tmp_path: Path) -> None:
 
 def test_json_lines_hold_whole_answers(tmp_path: Path) -> None:
     file = tmp_path / "seen.jsonl"
-    with look_writer(file) as write:
-        write(NOW, SEEN)
-        write(NOW, NOBODY)
+    with answer_writer(file, COLUMNS) as write:
+        write(facts(NOW, SEEN))
+        write(facts(NOW, NOBODY))
     answer, failed = map(json.loads, file.read_text().splitlines())
     assert answer == {"time": NOW, **SEEN.to_dict()}
     assert (failed["error"], failed["outcomes"]["beta"]) == ("no device can answer", "unreachable")
@@ -142,6 +143,6 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         (other, "expected an empty file, or columns time,label,"),
         (tmp_path / "none" / "seen.csv", "cannot be written: No such file or directory"),
     ):
-        with pytest.raises(InputError, match=expected), look_writer(path):
+        with pytest.raises(InputError, match=expected), answer_writer(path, COLUMNS):
             raise AssertionError("it was taken")
     assert other.read_text() == "a,b\n"

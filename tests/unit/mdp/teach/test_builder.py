@@ -44,6 +44,8 @@ def test_what_is_heard() -> None:
     )  # fmt: skip
     progress.hear("measuring 6 candidates: done in 25.1 s")
     assert (progress.share, progress.step) == (None, "measuring 6 candidates: done in 25.1 s")
+    progress.hear("build: 12 s so far")
+    assert (progress.share, progress.step, progress.rest) == (None, "build", "12 s so far")
     progress.hear("\x1b[2Jmarked\x07 " + "x" * 500)
     assert progress.lines[-1].startswith("?[2Jmarked? x")
     assert len(progress.lines[-1]) == 400

@@ -152,6 +152,13 @@ def test_build_s_options_fit_two_screens_and_every_key_is_of_the_file() -> None:
     assert "--temperature" not in shown
 
 
+def test_force_is_a_second_name_of_anyway() -> None:
+    for word, wanted in (("--anyway", True), ("--force", True), ("--no-anyway", False)):
+        assert parse(word, keys=["plan.anyway"]).options == {"plan.anyway": wanted}
+    for command in (["plan"], ["build"], ["crew", "plan"]):
+        assert "--force" in CliRunner().invoke(partitioner, [*command, "--help"]).output
+
+
 CONFIGS = sorted((Path(__file__).parents[4] / "examples/configs").glob("*.toml"))
 
 
