@@ -3,10 +3,10 @@
     python -m benchmarks.crew.meetings
 
 The schedules are those of real crews; steps and means are played, messages take no time. Slow
-periods: 8 trainers that are five times slower in a tenth of spells of 20 steps; 7 such of which one
-comes and goes by the minute, each time as a new trainer that is there for 40 steps, goes in
-mid-step and is known to be lost 10 steps later; and 4 of which one is three times slower. The share
-kept is the steps done over those of trainers that never wait, in 3,000 steps, from the least
+periods: 8 trainers that are five times slower in a tenth of all periods of 20 steps; 7 such of
+which one comes and goes by the minute, each time as a new trainer that is there for 40 steps, goes
+in mid-step and is known to be lost 10 steps later; and 4 of which one is three times slower. The
+share kept is the steps done over those of trainers that never wait, in 3,000 steps, from the least
 to the most of four draws. Each way is played with meetings after each step and after 16. Sites: two
 of two trainers with 400 Mbit/s, a trunk of 40 Mbit/s between them, a network of 4 MB in fp32, steps
 of 0.25 s; seconds of means by the flows of `crew plan`. Rows are in the order of the steps that a
@@ -33,7 +33,7 @@ from partitioner.crew.coordinator.simulate import (
     CrewTrace,
     Paced,
     simulate,
-    spells,
+    slow_periods,
     steady,
 )
 from partitioner.crew.messages import Meet
@@ -144,14 +144,14 @@ def kept(
     return [round(simulate(scenario, making(n, draw)).steps() / best, 3) for draw in range(draws)]
 
 
-def slow_periods() -> list[dict[str, Any]]:
+def in_slow_periods() -> list[dict[str, Any]]:
     """Shares of each way; where nothing is drawn, once."""
     rows = []
     for name, (line, making) in SLOW.items():
         draws = DRAWS if "shuffled" in line or "on_request" in line else 1
         found = {
-            "spells": kept(making, steady_crew(*(1.0,) * 8), 8, spells(), draws),
-            "coming": kept(making, coming_crew(), COMING, spells(), draws),
+            "slow periods": kept(making, steady_crew(*(1.0,) * 8), 8, slow_periods(), draws),
+            "coming": kept(making, coming_crew(), COMING, slow_periods(), draws),
             "constant": kept(making, steady_crew(1.0, 1.0, 1.0, 3.0), 4, steady, draws),
         }
         rows.append({"name": name, "line": line, **found})
@@ -247,8 +247,8 @@ def figures() -> str:
                 result["slow periods"],
                 ("who meets", "{name}"),
                 ("crew.toml", "`{line}`"),
-                ("8, spells", shares("spells")),
-                ("7, spells, one comes and goes", shares("coming")),
+                ("8, slow periods", shares("slow periods")),
+                ("7, slow periods, one comes and goes", shares("coming")),
                 ("4, one 3 x slower", shares("constant")),
             ),
             table(
@@ -270,7 +270,7 @@ def main() -> None:
     """Simulate and write."""
     # What `benchmarks.crew.spread` has added stays.
     known = read_result(RESULT.stem) if RESULT.exists() else {}
-    found = {"slow periods": slow_periods(), "two sites": over_a_trunk()}
+    found = {"slow periods": in_slow_periods(), "two sites": over_a_trunk()}
     write_json(RESULT, known | found)
     PAGE.write()
 

@@ -53,9 +53,9 @@ def build_bundle(
     """Plan, train, export and evaluate in a row, by measurement or with a teacher.
 
     `on_plan` gets the plan of a build with a teacher, refused or not. `crew` is the folder of a
-    crew that trains, with this process as its desk. With `inspect` the models get anomaly heads in
-    the end; whether there are enough scenes is checked before anything is trained. `clock` gives
-    the seconds of a build by measurement.
+    crew that trains, with this process as its coordinator. With `inspect` the models get anomaly
+    heads in the end; whether there are enough scenes is checked before anything is trained. `clock`
+    gives the seconds of a build by measurement.
 
     Of torchrun's processes all but the first return None. Raises InputError and PlanRefused.
     """

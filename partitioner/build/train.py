@@ -10,8 +10,8 @@ from mdp.formats.plan import Plan
 from partitioner.build.inputs import TrainingInputs
 from partitioner.build.settings import check_scenes, run_settings, teaching_of
 from partitioner.build.views import cut_views
-from partitioner.crew.desk import Together
 from partitioner.crew.folder import CrewFolder
+from partitioner.crew.run import Together
 from partitioner.data.datasets import Dataset
 from partitioner.data.scenes import remark_on
 from partitioner.networks.members import check_member
@@ -37,8 +37,8 @@ def train_plan(
 ) -> TrainingContext:
     """Finish the training of `plan` in the run folder; raises InputError.
 
-    `crew` is the folder of a crew, whose desk this process is. It evaluates the sub-models of a
-    `bundle` of this name, too.
+    `crew` is the folder of a crew, whose coordinator this process is. It evaluates the sub-models
+    of a `bundle` of this name, too.
     """
     together_with = None
     if crew is not None:

@@ -144,7 +144,7 @@ class Neighbours(OwnParts):
         if source == rank:
             self._whole = self._whole or since == self._base
         elif source in place.neighbours and not event.lost:
-            # It may be here before the desk has read that it was published.
+            # It may be here before the coordinator has read that it was published.
             place.received[source] = max(since, place.received.get(source, 0))
         elif source in place.neighbours and since == self._base:
             self._part(rank, {source})

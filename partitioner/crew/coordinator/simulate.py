@@ -54,10 +54,10 @@ def steady(rank: Rank, at_s: float) -> float:
     return 1.0
 
 
-def spells(
+def slow_periods(
     seed: int = 3, share: float = 0.1, factor: float = 5.0, length_s: float = 20.0
 ) -> Callable[[Rank, float], float]:
-    """Each trainer is `factor` times slower in a `share` of the spells, drawn by SHA-256."""
+    """Each trainer is `factor` times slower in a `share` of the periods, drawn by SHA-256."""
 
     def slowness(rank: Rank, at_s: float) -> float:
         drawn = hashlib.sha256(repr((seed, rank, int(at_s // length_s))).encode()).digest()
@@ -81,7 +81,7 @@ class CrewScenario:
     mean_s: Callable[[tuple[Rank, ...]], float] = lambda members: 0.0
     #: How many times slower a step is that a trainer begins then.
     slowed: Callable[[Rank, float], float] = steady
-    #: From a loss until the desk knows it, and until the others' mean fails.
+    #: From a loss until the coordinator knows it, and until the others' mean fails.
     silent_s: float = SILENT_S
     fails_s: float = 1.0
 

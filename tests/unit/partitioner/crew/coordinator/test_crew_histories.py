@@ -46,7 +46,7 @@ Batch = tuple[int, ...]
 
 @dataclass
 class Played:
-    """A trainer as `exchange.parameters` and `Hand` have it behave."""
+    """A trainer as `exchange.parameters` and `CoordinatorClient` have it behave."""
 
     rank: int
     name: str
@@ -74,7 +74,7 @@ class Played:
 
 
 class World:
-    """The desk, its machine, and the trainers of one history."""
+    """The coordinator, its machine, and the trainers of one history."""
 
     #: Whether a commit may leave an epoch complete and not ended.
     exact = False
@@ -112,7 +112,7 @@ class World:
             trainer.sent.append(Joined(rank=trainer.rank, name=trainer.name, digest=DIGEST))
 
     def append(self, event: AnyEvent) -> None:
-        """One event comes to the desk, which acts on it."""
+        """One event comes to the coordinator, which acts on it."""
         self.log.append(event)
         self.now_s += self.random.random()
         for action in self.machine.handle(event, self.now_s):

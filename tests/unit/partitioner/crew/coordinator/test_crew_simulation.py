@@ -9,7 +9,7 @@ from partitioner.crew.coordinator.simulate import (
     CrewTrace,
     Paced,
     simulate,
-    spells,
+    slow_periods,
 )
 from partitioner.crew.messages import Commit, Gone, Ready
 
@@ -93,7 +93,7 @@ def test_losses_and_joins_lose_no_batch() -> None:
 
 def test_the_trace_replays_to_the_same_actions() -> None:
     scenario = CrewScenario(
-        trainers=crew(1.0, 1.5), every_pictures=10, batches=50, epochs=2, slowed=spells()
+        trainers=crew(1.0, 1.5), every_pictures=10, batches=50, epochs=2, slowed=slow_periods()
     )
     schedule = Everyone("network", 10, 50, 2)
     for _, event, actions in simulate(scenario).log:
@@ -101,7 +101,7 @@ def test_the_trace_replays_to_the_same_actions() -> None:
 
 
 def test_spells_are_those_of_the_reference() -> None:
-    slowed = spells()
+    slowed = slow_periods()
     steps = 0
     for rank in range(4):
         at_s = 0.0
@@ -113,7 +113,7 @@ def test_spells_are_those_of_the_reference() -> None:
 
 @pytest.mark.parametrize("trainers", [1, 8])
 def test_rounds_keep_nine_tenths_of_the_pace_under_spells(trainers: int) -> None:
-    slowed, scenario_s = spells(), 600.0
+    slowed, scenario_s = slow_periods(), 600.0
     trace = simulate(
         CrewScenario(
             trainers=crew(*[1.0] * trainers),

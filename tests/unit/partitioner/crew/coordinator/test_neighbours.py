@@ -12,7 +12,7 @@ from partitioner.crew.coordinator.simulate import (
     CrewTrace,
     Paced,
     simulate,
-    spells,
+    slow_periods,
     steady,
 )
 from partitioner.crew.messages import (
@@ -147,7 +147,7 @@ def test_who_has_what_all_neighbours_published_goes_on_with_their_mean() -> None
     assert crew.machine.claims.of(1) == 0b0010
 
 
-def test_what_comes_before_the_desk_knows_of_it_counts_once_it_does() -> None:
+def test_what_comes_before_the_coordinator_knows_of_it_counts_once_it_does() -> None:
     crew = Told(2, backup=0)
     crew.step(0)
     assert crew.receive(0, 1) == []
@@ -221,7 +221,7 @@ def test_who_is_lost_is_waited_for_no_more() -> None:
         crew.step(rank)
     crew.receive(0, 1)
     crew.receive(2, 1)
-    # Its neighbours lose the line at once, and the desk takes it for lost later.
+    # Its neighbours lose the line at once, and the coordinator takes it for lost later.
     assert crew.lose(0, 3)[0].rank == 0
     assert crew.going == {0: (Taken(1, 1, 1 / 2),)}
     crew.tell(Gone(rank=3))
@@ -338,7 +338,7 @@ def test_iterations_are_those_of_the_reference(
 def test_nobody_is_ahead_of_its_tokens_under_spells(more: dict[str, Any]) -> None:
     n = 8
     schedule, seen = Neighbours(NETWORK, n, 10**6, 1, expected=range(n), **more), 0
-    _, trace = played((1,) * n, spells(), until_s=300, **more)
+    _, trace = played((1,) * n, slow_periods(), until_s=300, **more)
     for at_s, event, actions in trace.log:
         # The same log gives the same actions, too.
         assert schedule.handle(event, at_s) == actions
@@ -374,6 +374,6 @@ def test_losses_and_joins_lose_no_batch() -> None:
     # What the slow one publishes is too old for its neighbours.
     assert takes == {0, 1, 3, 4}
     assert trace.steps() >= 1000
-    # Nobody waits until the desk knows of the loss.
+    # Nobody waits until the coordinator knows of the loss.
     waited = [span for span in trace.spans if span.kind == "wait" and span.end_s - span.start_s > 5]
     assert not [span for span in waited if 100.5 < span.end_s < 110.5]

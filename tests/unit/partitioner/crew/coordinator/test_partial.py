@@ -23,7 +23,7 @@ from partitioner.crew.coordinator.simulate import (
     CrewTrace,
     Paced,
     simulate,
-    spells,
+    slow_periods,
     steady,
 )
 from partitioner.crew.messages import (
@@ -319,13 +319,18 @@ def best(paces: Sequence[float], slowed: object) -> int:
 @pytest.mark.parametrize(
     ("paces", "slowed", "more", "least", "most"),
     [
-        ((1,) * 8, spells(), {"reach": math.inf, "divide": True}, 0.77, 0.845),
-        ((1,) * 8, spells(), {}, 0.95, 0.97),
+        ((1,) * 8, slow_periods(), {"reach": math.inf, "divide": True}, 0.77, 0.845),
+        ((1,) * 8, slow_periods(), {}, 0.95, 0.97),
         # The shares of the published rule depend on the draw.
         ((1, 1, 1, 3), steady, {"reach": math.inf, "divide": True}, 0.89, 1.0),
         ((1, 1, 1, 3), steady, {}, 0.99, 1.0),
     ],
-    ids=["published, spells", "reach, spells", "published, constant", "reach, constant"],
+    ids=[
+        "published, slow periods",
+        "reach, slow periods",
+        "published, constant",
+        "reach, constant",
+    ],
 )
 def test_trainers_keep_their_pace(
     paces: tuple[float, ...], slowed: object, more: dict[str, Any], least: float, most: float
@@ -337,10 +342,10 @@ def test_trainers_keep_their_pace(
 
 @pytest.mark.parametrize("seed", range(CREWS))
 def test_every_pair_meets_again_and_again(seed: int) -> None:
-    """Equal paces, or from 1 to 4, and spells: no pair waits for more than 50 n meetings."""
+    """Equal paces, or from 1 to 4, and slow periods: no pair waits for more than 50 n meetings."""
     draw, n = draw_by(seed), 2 + seed % 7
     paces = [1 + 3 * draw(-1, rank) / 2**64 if seed % 3 else 1.0 for rank in range(n)]
-    slowed = spells(seed, factor=2.5 if seed % 2 else 5.0)
+    slowed = slow_periods(seed, factor=2.5 if seed % 2 else 5.0)
     trace = requests(paces, slowed, until_s=1000 if n < 6 else 600, draw=draw)
     recent: dict[tuple[int, ...], int] = dict.fromkeys(combinations(range(n), 2), 0)
     number = 0

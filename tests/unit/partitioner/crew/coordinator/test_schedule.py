@@ -274,17 +274,17 @@ def test_a_trainer_lost_in_one_group_leaves_the_other_alone() -> None:
 
 
 def test_who_takes_part() -> None:
-    crews = {"member-0": ("desk", "nuc"), "member-1": ("nuc",)}
+    crews = {"member-0": ("coordinator", "nuc"), "member-1": ("nuc",)}
     networks = {name: Everyone(name, 8, 10, 1) for name in crews}
     machine = MembershipMachine("d", crews, networks)
 
     def join(rank: int, name: str, digest: str = "d") -> list[AnyAction]:
         return machine.handle(Joined(rank=rank, name=name, digest=digest))
 
-    assert join(0, "desk") == [Accepted(rank=0, network="")]
-    reason = "nas is in no crew of the plan: expected one of desk, nuc"
+    assert join(0, "coordinator") == [Accepted(rank=0, network="")]
+    reason = "nas is in no crew of the plan: expected one of coordinator, nuc"
     assert join(1, "nas") == [Refused(rank=1, network="", reason=reason)]
-    reason = "pictures, settings or version of nuc differ from the desk's: expected d, got e"
+    reason = "pictures, settings or version of nuc differ from the coordinator's: expected d, got e"
     assert join(2, "nuc", "e") == [Refused(rank=2, network="", reason=reason)]
     assert join(3, "nuc") == [Accepted(rank=3, network="")]
     # Each network has its own meetings; the same trainer may be in several.
@@ -298,6 +298,6 @@ def test_who_takes_part() -> None:
         Accepted(rank=4, network=""),
     ]
     assert networks["member-1"].members == {}
-    reason = "desk is not in the crew of member-1"
+    reason = "coordinator is not in the crew of member-1"
     refused = machine.handle(Waiting(rank=0, network="member-1", pictures=0))
     assert refused == [Refused(rank=0, network="", reason=reason)]
