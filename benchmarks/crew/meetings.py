@@ -26,7 +26,8 @@ from benchmarks.harness.tables import table
 from mdp.files import write_json
 from partitioner.crew.coordinator.neighbours import Neighbours
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled, draw_by
-from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.rounds import RoundLengths
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule
 from partitioner.crew.coordinator.simulate import (
     NETWORK,
     CrewScenario,
@@ -51,32 +52,40 @@ SITES_S = 2000.0
 
 Pace = Callable[[int, float], float]
 #: The schedule of so many trainers, by a number to draw with.
-Making = Callable[[int, int], Everyone]
+Making = Callable[[int, int], LocalSgdSchedule]
 
 
 def all_every(steps: int) -> Making:
     """Rounds of so many steps of each, by the pictures of all."""
-    return lambda n, draw: Everyone(NETWORK, steps * n, BATCHES, 1, expected=range(n))
+    return lambda n, draw: LocalSgdSchedule(
+        NETWORK, RoundLengths(steps * n, BATCHES, 1), expected=range(n)
+    )
 
 
 def requested(steps: int, **more: Any) -> Making:
     """Groups on request, each after so many steps of its own."""
     return lambda n, draw: OnRequest(
-        NETWORK, steps * n, BATCHES, 1, expected=range(n), draw=draw_by(draw), **more
+        NETWORK, RoundLengths(steps * n, BATCHES, 1), expected=range(n), draw=draw_by(draw), **more
     )
 
 
 def pairs(steps: int, cross_every: int, sites: Sequence[str]) -> Making:
     """Pairs, drawn after so many steps of each, of which one crosses now and then."""
     return lambda n, draw: Shuffled(
-        NETWORK, steps * n, BATCHES, 1, expected=range(n), draw=draw_by(draw),
-        cross_every=cross_every, site_of=sites.__getitem__,
-    )  # fmt: skip
+        NETWORK,
+        RoundLengths(steps * n, BATCHES, 1),
+        expected=range(n),
+        draw=draw_by(draw),
+        cross_every=cross_every,
+        site_of=sites.__getitem__,
+    )
 
 
 def neighbours(steps: int, **more: Any) -> Making:
     """A ring, in which each publishes after so many steps of its own."""
-    return lambda n, draw: Neighbours(NETWORK, steps * n, BATCHES, 1, expected=range(n), **more)
+    return lambda n, draw: Neighbours(
+        NETWORK, RoundLengths(steps * n, BATCHES, 1), expected=range(n), **more
+    )
 
 
 EVERYONE, SHUFFLED = 'meet = {kind = "everyone"}', 'meet = {kind = "shuffled"}'

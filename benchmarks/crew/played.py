@@ -26,8 +26,8 @@ from partitioner.crew.averaging.parameters import Rounds
 from partitioner.crew.bus.control import Coordinator, CoordinatorClient
 from partitioner.crew.bus.store import connect, serve_store
 from partitioner.crew.coordinator.membership import MembershipMachine
-from partitioner.crew.coordinator.rounds import growing_period
-from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.rounds import RoundLengths, growing_period
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule
 from partitioner.crew.coordinator.sizes import CodecName
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.messages import Accepted
@@ -237,10 +237,14 @@ class Trainer:
         if self.rank == 0:
             store = serve_store(host, port, "")
             period = growing_period(case.every, case.epochs * case.steps * n)
-            everyone = Everyone(
-                NETWORK, case.every, case.steps * n, case.epochs, expected=range(n),
-                period=period if case.grows else None, background=case.background,
-            )  # fmt: skip
+            everyone = LocalSgdSchedule(
+                NETWORK,
+                RoundLengths(
+                    case.every, case.steps * n, case.epochs, period=period if case.grows else None
+                ),
+                expected=range(n),
+                background=case.background,
+            )
             machine = MembershipMachine(
                 "d", {NETWORK: tuple(map(str, range(n)))}, {NETWORK: everyone}
             )

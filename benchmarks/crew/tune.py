@@ -50,7 +50,7 @@ from partitioner.crew.bus.store import connect, serve_store
 from partitioner.crew.coordinator.jobs import Jobs
 from partitioner.crew.coordinator.membership import MembershipMachine
 from partitioner.crew.coordinator.run import CrewRun
-from partitioner.crew.coordinator.schedule import Exact
+from partitioner.crew.coordinator.schedule import SynchronousSchedule
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.history import parts_of
 from partitioner.crew.planning.facts import Facts
@@ -108,7 +108,7 @@ class TuningTrainer(Trainer):
 
             def schedule_of(job: str, members: set[int], _: Any) -> Any:
                 if job not in of_job:
-                    return Exact(job, 1)
+                    return SynchronousSchedule(job, 1)
                 return trial_schedule(job, of_job[job], BATCH, members, TRAINERS)
 
             given = Jobs(jobs)

@@ -34,9 +34,13 @@ from partitioner.crew.coordinator.jobs import Jobs
 from partitioner.crew.coordinator.membership import MembershipMachine
 from partitioner.crew.coordinator.neighbours import Graph, Neighbours, neighbours_of
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled, draw_by
-from partitioner.crew.coordinator.rounds import growing_period
+from partitioner.crew.coordinator.rounds import RoundLengths, growing_period
 from partitioner.crew.coordinator.run import CrewRun
-from partitioner.crew.coordinator.schedule import Everyone, Exact, RoundSchedule
+from partitioner.crew.coordinator.schedule import (
+    LocalSgdSchedule,
+    RoundSchedule,
+    SynchronousSchedule,
+)
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.history import costs_of, parts_of, spans_of
@@ -317,7 +321,7 @@ def _schedule(
     """The rounds of a network that several trainers share; `names` are of all that take part."""
     sync = plan.of(network)
     if sync.what == "gradients":
-        return Exact(network, 1, expected=members)
+        return SynchronousSchedule(network, 1, expected=members)
     kind = kind_of(network)
     assert isinstance(kind, TrainingKind)
     schedule = kind.schedule(work)
@@ -329,6 +333,7 @@ def _schedule(
     every, epochs, period = sync.round_pictures, schedule.epochs, None
     if sync.period == "grows":
         period = growing_period(every, epochs * batches)
+    lengths = RoundLengths(every, batches, epochs, epoch, period)
     meet = sync.meet
     if isinstance(meet, ShuffledGroups):
         sites = {name: site[0] for site in facts.sites for name in site}
@@ -337,14 +342,25 @@ def _schedule(
             return sites.get(names.get(rank, ""), "")
 
         return Shuffled(
-            network, every, batches, epochs, epoch, members, period, size=meet.size,
-            cross_every=meet.cross_every, site_of=site_of, draw=draw_by(work.settings.seed),
-        )  # fmt: skip
+            network,
+            lengths,
+            members,
+            size=meet.size,
+            cross_every=meet.cross_every,
+            site_of=site_of,
+            draw=draw_by(work.settings.seed),
+        )
     if isinstance(meet, RequestedGroups):
         return OnRequest(
-            network, every, batches, epochs, epoch, members, period, size=meet.size, gap=meet.gap,
-            reach=meet.reach, divide=meet.divide, draw=draw_by(work.settings.seed),
-        )  # fmt: skip
+            network,
+            lengths,
+            members,
+            size=meet.size,
+            gap=meet.gap,
+            reach=meet.reach,
+            divide=meet.divide,
+            draw=draw_by(work.settings.seed),
+        )
     if isinstance(meet, Neighbourhood):
         planned, pairs = sync.by or facts.names, meet.pairs
 
@@ -357,18 +373,17 @@ def _schedule(
             )
 
         return Neighbours(
-            network, every, batches, epochs, epoch, members, period, gap=meet.gap,
-            backup=meet.backup, stale=meet.stale, skip=meet.skip, graph_of=among,
-        )  # fmt: skip
-    return Everyone(
-        network,
-        every,
-        batches,
-        epochs,
-        epoch,
-        expected=members,
-        period=period,
-        background=sync.when == "background",
+            network,
+            lengths,
+            members,
+            gap=meet.gap,
+            backup=meet.backup,
+            stale=meet.stale,
+            skip=meet.skip,
+            graph_of=among,
+        )
+    return LocalSgdSchedule(
+        network, lengths, expected=members, background=sync.when == "background"
     )
 
 
@@ -479,7 +494,7 @@ def probe(
     with (
         _leading(
             address, folder, begin, digest, Jobs(probe_jobs(names)),
-            lambda network, *_: Exact(network, 1), progress, wait_s,
+            lambda network, *_: SynchronousSchedule(network, 1), progress, wait_s,
         ) as led,
         _groups(led.ends.control, led.store, begin) as groups,
     ):  # fmt: skip
@@ -528,7 +543,7 @@ def tune(
 
     def schedule_of(job: str, members: set[int], _: Mapping[int, str]) -> RoundSchedule:
         if job not in known:
-            return Exact(job, 1)
+            return SynchronousSchedule(job, 1)
         trial, batch = known[job]
         return trial_schedule(job, trial, batch, members, len(trial.crew or facts.names))
 

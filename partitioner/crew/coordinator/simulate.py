@@ -13,7 +13,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Literal
 
-from partitioner.crew.coordinator.schedule import Everyone, RoundSchedule
+from partitioner.crew.coordinator.rounds import RoundLengths
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule, RoundSchedule
 from partitioner.crew.coordinator.watch import SILENT_S
 from partitioner.crew.messages import (
     AnyAction,
@@ -137,15 +138,17 @@ def _meets(trainer: _Played, meet: Meet) -> bool:
 
 
 def simulate(scenario: CrewScenario, schedule: RoundSchedule | None = None) -> CrewTrace:
-    """Play a scenario to its end, by default with means of everyone (`Everyone`).
+    """Play a scenario to its end, by default with means of everyone (`LocalSgdSchedule`).
 
     schedule: another one, of the network `NETWORK`; not yet used.
     """
     return _Simulation(scenario, schedule or _everyone(scenario)).run()
 
 
-def _everyone(scenario: CrewScenario) -> Everyone:
-    return Everyone(NETWORK, scenario.every_pictures, scenario.batches, scenario.epochs)
+def _everyone(scenario: CrewScenario) -> LocalSgdSchedule:
+    return LocalSgdSchedule(
+        NETWORK, RoundLengths(scenario.every_pictures, scenario.batches, scenario.epochs)
+    )
 
 
 class _Simulation:

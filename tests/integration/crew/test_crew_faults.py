@@ -27,7 +27,7 @@ from partitioner.crew.bus.files import CoordinatorFiles
 from partitioner.crew.bus.store import CoordinatorLost, SignedStore, connect, serve_store
 from partitioner.crew.coordinator.jobs import Jobs
 from partitioner.crew.coordinator.membership import MembershipMachine
-from partitioner.crew.coordinator.schedule import Exact
+from partitioner.crew.coordinator.schedule import SynchronousSchedule
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.messages import (
@@ -209,7 +209,7 @@ def test_the_coordinator_has_the_lowest_rank_however_quick_others_are(
     with (
         crew_run._leading(
             "127.0.0.1:0", CrewFolder(tmp_path), begin, "d", Jobs(probe_jobs(begin.names)),
-            lambda network, *_: Exact(network, 1), QUIET, 600.0,
+            lambda network, *_: SynchronousSchedule(network, 1), QUIET, 600.0,
         ) as led,
         closing(others[0]),
     ):  # fmt: skip

@@ -25,7 +25,8 @@ from partitioner.crew.bus.control import MAX_BYTES, Coordinator, CoordinatorClie
 from partitioner.crew.bus.files import PIECE_BYTES, CoordinatorFiles, TrainerFiles
 from partitioner.crew.bus.store import CoordinatorLost, SignedStore, connect, serve_store
 from partitioner.crew.coordinator.membership import MembershipMachine
-from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.rounds import RoundLengths
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.messages import (
     Accepted,
@@ -60,7 +61,9 @@ def names(store: SignedStore) -> list[str]:
 
 
 def machine() -> MembershipMachine:
-    return MembershipMachine("d", {NET: ("coordinator", "nuc")}, {NET: Everyone(NET, 10, 10, 1)})
+    return MembershipMachine(
+        "d", {NET: ("coordinator", "nuc")}, {NET: LocalSgdSchedule(NET, RoundLengths(10, 10, 1))}
+    )
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from partitioner.crew.averaging.owners import OuterStep  # noqa: E402
 from partitioner.crew.averaging.parameters import CrewEnded, Rounds  # noqa: E402
 from partitioner.crew.coordinator.neighbours import Neighbours  # noqa: E402
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled  # noqa: E402
-from partitioner.crew.coordinator.schedule import Everyone  # noqa: E402
+from partitioner.crew.coordinator.rounds import RoundLengths  # noqa: E402
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule  # noqa: E402
 from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
 from partitioner.crew.messages import (  # noqa: E402
     AnyAction,
@@ -43,10 +44,13 @@ class Coordinator:
     """A schedule and mailboxes in this process."""
 
     def __init__(
-        self, every: int, *, background: bool = False, schedule: Everyone | None = None
+        self, every: int, *, background: bool = False, schedule: LocalSgdSchedule | None = None
     ) -> None:
-        self.schedule = schedule or Everyone(
-            "net", every, len(BATCHES), 1, expected=range(TRAINERS), background=background
+        self.schedule = schedule or LocalSgdSchedule(
+            "net",
+            RoundLengths(every, len(BATCHES), 1),
+            expected=range(TRAINERS),
+            background=background,
         )
         self.lock = threading.Lock()
         self.boxes: list[Queue[AnyAction]] = [Queue() for _ in range(TRAINERS)]
@@ -340,7 +344,7 @@ def test_differences_are_those_from_the_last_mean_of_all(
     kind: type[Shuffled | OnRequest | Neighbours],
 ) -> None:
     """Meetings of some in int8, and neighbours, leave the reference; the epoch ends alike."""
-    meetings = kind("net", 4, len(BATCHES), 1, expected=range(TRAINERS))
+    meetings = kind("net", RoundLengths(4, len(BATCHES), 1), expected=range(TRAINERS))
     coordinator, store = Coordinator(4, schedule=meetings), HashStore()
     at_once = threading.Barrier(TRAINERS)
 
@@ -397,7 +401,7 @@ def followed(coordinator: Coordinator) -> dict[int, list[float]]:
 @pytest.mark.parametrize(("codec", "size"), [("fp32", 1024), ("fp16", 512), ("int8", 260)])
 def test_neighbours_take_each_others_newest(codec: CodecName, size: int) -> None:
     """All numbers are alike, so that codecs write them nearly as they are."""
-    schedule = Neighbours("net", 3, 100, 1, expected=range(TRAINERS), backup=0)
+    schedule = Neighbours("net", RoundLengths(3, 100, 1), expected=range(TRAINERS), backup=0)
     coordinator, store = Coordinator(3, schedule=schedule), HashStore()
     at_once = threading.Barrier(TRAINERS)
 
@@ -436,7 +440,7 @@ def test_neighbours_take_each_others_newest(codec: CodecName, size: int) -> None
 
 
 def test_a_number_that_is_not_finite_reaches_no_neighbour() -> None:
-    schedule = Neighbours("net", 3, 100, 1, expected=range(TRAINERS), backup=0)
+    schedule = Neighbours("net", RoundLengths(3, 100, 1), expected=range(TRAINERS), backup=0)
     coordinator, store = Coordinator(3, schedule=schedule), HashStore()
 
     def run(rank: int) -> list[float]:

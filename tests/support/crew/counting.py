@@ -29,7 +29,8 @@ from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.bus.control import Coordinator, CoordinatorClient
 from partitioner.crew.bus.store import connect, serve_store
 from partitioner.crew.coordinator.membership import MembershipMachine
-from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.rounds import RoundLengths
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.messages import (
     Close,
@@ -57,7 +58,9 @@ GROUP_S, SILENT_S = 4.0, 3.0
 def machine(batches: int, epochs: int) -> MembershipMachine:
     """Machine that the coordinator asks."""
     return MembershipMachine(
-        DIGEST, {NETWORK: NAMES}, {NETWORK: Everyone(NETWORK, EVERY, batches, epochs)}
+        DIGEST,
+        {NETWORK: NAMES},
+        {NETWORK: LocalSgdSchedule(NETWORK, RoundLengths(EVERY, batches, epochs))},
     )
 
 

@@ -29,8 +29,8 @@ from partitioner.crew.bus.store import connect, serve_store
 from partitioner.crew.coordinator.membership import MembershipMachine
 from partitioner.crew.coordinator.neighbours import Neighbours
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled
-from partitioner.crew.coordinator.rounds import growing_period
-from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.rounds import RoundLengths, growing_period
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule
 from partitioner.crew.coordinator.sizes import CodecName
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.jobs.pipeline import (
@@ -202,23 +202,32 @@ def in_stages(out: Path, crew: Crew) -> None:
 def machine(name: str) -> MembershipMachine:
     """Rounds of 8 pictures; those of `valued` grow, and some meet by their name."""
     crews = {"member-0": ("0", "1", "2")}
-    schedule: Everyone
+    schedule: LocalSgdSchedule
     if name == "shuffled":
         # Rank 0 is alone in its site, and meets one of the others in every second round.
         schedule = Shuffled(
-            "member-0", 8, BATCHES, EPOCHS, expected=range(3), cross_every=2,
+            "member-0",
+            RoundLengths(8, BATCHES, EPOCHS),
+            expected=range(3),
+            cross_every=2,
             site_of=SITES.__getitem__,
-        )  # fmt: skip
+        )
     elif name == "on_request":
-        schedule = OnRequest("member-0", 8, BATCHES, EPOCHS, expected=range(3))
+        schedule = OnRequest("member-0", RoundLengths(8, BATCHES, EPOCHS), expected=range(3))
     elif name == "neighbours":
-        schedule = Neighbours("member-0", 8, BATCHES, EPOCHS, expected=range(3))
+        schedule = Neighbours("member-0", RoundLengths(8, BATCHES, EPOCHS), expected=range(3))
     else:
-        schedule = Everyone(
-            "member-0", 8, BATCHES, EPOCHS, expected=range(3),
-            period=growing_period(8, EPOCHS * BATCHES) if name == "valued" else None,
+        schedule = LocalSgdSchedule(
+            "member-0",
+            RoundLengths(
+                8,
+                BATCHES,
+                EPOCHS,
+                period=growing_period(8, EPOCHS * BATCHES) if name == "valued" else None,
+            ),
+            expected=range(3),
             background=name == "background",
-        )  # fmt: skip
+        )
     return MembershipMachine("d", crews, {"member-0": schedule})
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from partitioner.crew.coordinator.neighbours import Neighbours, graph_of, neighbours_of, reached_in
+from partitioner.crew.coordinator.rounds import RoundLengths
 from partitioner.crew.coordinator.simulate import (
     NETWORK,
     CrewScenario,
@@ -70,7 +71,9 @@ class Told:
     """A machine, the last action of each trainer, and what its reports need."""
 
     def __init__(self, trainers: int = 4, batches: int = 100, **more: Any) -> None:
-        self.machine = Neighbours(NET, trainers, batches, 2, expected=range(trainers), **more)
+        self.machine = Neighbours(
+            NET, RoundLengths(trainers, batches, 2), expected=range(trainers), **more
+        )
         self.actions: list[AnyAction] = []
         self.since = dict.fromkeys(range(trainers), 0)
         self.pictures = dict.fromkeys(range(trainers), 0)
@@ -303,7 +306,7 @@ def played(
         until_s=until_s,
         slowed=slowed,  # type: ignore[arg-type]
     )
-    schedule = Neighbours(NETWORK, n, 10**6, 1, expected=range(n), **more)
+    schedule = Neighbours(NETWORK, RoundLengths(n, 10**6, 1), expected=range(n), **more)
     return schedule, simulate(scenario, schedule)
 
 
@@ -337,7 +340,7 @@ def test_iterations_are_those_of_the_reference(
 @pytest.mark.parametrize("more", [{"gap": 8}, {"gap": 8, "backup": 0, "stale": 8, "skip": 1}])
 def test_nobody_is_ahead_of_its_tokens_under_spells(more: dict[str, Any]) -> None:
     n = 8
-    schedule, seen = Neighbours(NETWORK, n, 10**6, 1, expected=range(n), **more), 0
+    schedule, seen = Neighbours(NETWORK, RoundLengths(n, 10**6, 1), expected=range(n), **more), 0
     _, trace = played((1,) * n, slow_periods(), until_s=300, **more)
     for at_s, event, actions in trace.log:
         # The same log gives the same actions, too.
@@ -359,7 +362,7 @@ def test_losses_and_joins_lose_no_batch() -> None:
         epochs=2,
         mean_s=lambda members: 0.3,
     )
-    trace = simulate(scenario, Neighbours(NETWORK, 12, 500, 2, expected=range(4)))
+    trace = simulate(scenario, Neighbours(NETWORK, RoundLengths(12, 500, 2), expected=range(4)))
     assert trace.ended == "network is trained"
     told = [action for _, _, actions in trace.log for action in actions]
     whole = {action.seq for action in told if isinstance(action, Meet)}

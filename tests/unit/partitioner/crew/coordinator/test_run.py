@@ -2,8 +2,9 @@
 
 from partitioner.crew.coordinator.jobs import Job, Jobs
 from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.rounds import RoundLengths
 from partitioner.crew.coordinator.run import CrewRun
-from partitioner.crew.coordinator.schedule import ATTEMPTS, Everyone
+from partitioner.crew.coordinator.schedule import ATTEMPTS, LocalSgdSchedule
 from partitioner.crew.messages import (
     Accepted,
     AnyAction,
@@ -33,7 +34,9 @@ JOBS = [
 
 def new_run() -> CrewRun:
     machine = MembershipMachine("d", {job.name: job.by for job in JOBS}, {})
-    return CrewRun(machine, Jobs(JOBS), lambda network, *_: Everyone(network, 4, 2, 1))
+    return CrewRun(
+        machine, Jobs(JOBS), lambda network, *_: LocalSgdSchedule(network, RoundLengths(4, 2, 1))
+    )
 
 
 def told(run: CrewRun, *events: AnyEvent) -> list[AnyAction]:
@@ -115,7 +118,7 @@ def test_a_crew_begins_anew_where_all_were_lost_and_nobody_is_free() -> None:
 
 def whole_run() -> CrewRun:
     machine = MembershipMachine("d", {job.name: job.by for job in JOBS}, {})
-    schedule = Everyone("member-0", 4, 2, 1)
+    schedule = LocalSgdSchedule("member-0", RoundLengths(4, 2, 1))
     return CrewRun(machine, Jobs(JOBS), lambda *_: schedule, whole=True)
 
 
@@ -155,7 +158,9 @@ def test_trainers_leave_a_whole_run_that_is_done() -> None:
 def test_a_network_that_cannot_be_trained_ends_the_run() -> None:
     machine = MembershipMachine("d", {job.name: job.by for job in JOBS}, {})
     run = CrewRun(
-        machine, Jobs(JOBS), lambda network, all, _: Everyone(network, 4, 2, 1, expected=all)
+        machine,
+        Jobs(JOBS),
+        lambda network, all, _: LocalSgdSchedule(network, RoundLengths(4, 2, 1), expected=all),
     )
     told(run, join(0, "coordinator"), join(1, "tower"), join(2, "nuc"))
     actions: list[AnyAction] = []

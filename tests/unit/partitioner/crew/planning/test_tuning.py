@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from partitioner.crew.coordinator.schedule import Everyone, Exact
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule, SynchronousSchedule
 from partitioner.crew.messages import Done, Meet, Ready, Waiting
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.methods import Methods
@@ -238,10 +238,12 @@ def test_trials_come_one_after_another_and_all_end_together() -> None:
 
 
 def test_meetings_of_a_trial() -> None:
-    assert isinstance(trial_schedule("trial-0", NetworkSync(name="member-0"), 64, {0, 1}, 2), Exact)
+    assert isinstance(
+        trial_schedule("trial-0", NetworkSync(name="member-0"), 64, {0, 1}, 2), SynchronousSchedule
+    )
     sync = NetworkSync(name="member-0", what="parameters")
     rounds = trial_schedule("trial-0", sync, 64, {0, 1}, 2)
-    assert isinstance(rounds, Everyone)
+    assert isinstance(rounds, LocalSgdSchedule)
     assert rounds.claims.total == 2 * (WARM_UP + TIMED)
     facts: Any = {"network": "trial-0"}
 
