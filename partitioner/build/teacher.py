@@ -111,6 +111,6 @@ class TeacherSource:
         if self.config.teacher_schedule.epochs:
             progress.note(
                 f"teacher: {share:.1%} of the calibration pictures before more training, assumed "
-                "by the plan; --teacher-accuracy overrides it"
+                "by the plan; plan.teacher_accuracy of the --config file overrides it"
             )
         return share
