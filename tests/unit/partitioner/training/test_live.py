@@ -92,7 +92,7 @@ def unchanged(count: int, **changed: torch.Tensor) -> Perturbation:
 
 def whole_draw(perturbation: Perturbation | None, count: int = 2) -> Draw:
     ones = torch.ones(count)
-    return Draw(torch.arange(count), whole_boxes(count, CPU), ones, ones, perturbation)
+    return Draw(torch.arange(count), whole_boxes(count), ones, ones, perturbation)
 
 
 def test_a_quarter_turn_turns_the_picture() -> None:
