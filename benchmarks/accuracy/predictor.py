@@ -21,7 +21,7 @@ from mdp.files import read_json, write_json
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import SubModelSpec
 from partitioner.estimates.accuracy import FittedLaw
-from partitioner.estimates.accuracy_law import FEATURES, AccuracyLaw, Training
+from partitioner.estimates.accuracy_law import AccuracyLaw, Training
 from partitioner.estimates.accuracy_records import (
     RecordedMember,
     RecordedRun,
@@ -205,7 +205,7 @@ def _format_check(one: Checked) -> str:
 def show(fitted: FittedLaw) -> None:
     """The law's constants and errors, for people."""
     law, alone, errors = fitted.law, fitted.law.alone, fitted.errors
-    for name, value in zip(FEATURES, alone.exponents, strict=True):
+    for name, value in zip(("width", "depth", "tokens"), alone.exponents, strict=True):
         print(f"{name:16} {value:.3f}")
     for name in (
         "scale", "level", "blur", "classes", "pixels", "cut", "pretrained", "scratch", "area",

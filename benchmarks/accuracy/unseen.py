@@ -21,10 +21,11 @@ from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from benchmarks.law.errors import cross_validate
+from benchmarks.law.runs import as_members
 from mdp.files import read_json, write_json
 from partitioner.estimates.accuracy import FittedLaw, predictor_for, read_shipped_law
 from partitioner.estimates.accuracy_law import capabilities, together
-from partitioner.estimates.accuracy_records import RecordedRun, RecordedSubset, Records, as_members
+from partitioner.estimates.accuracy_records import RecordedRun, RecordedSubset, Records
 
 RESULT = RESULTS / "accuracy-unseen.json"
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.crew.frozen          # needs Linux and root
 
-The desk and each trainer are in network namespaces on one switch; `tc tbf` holds every cable to
-BPS in both directions. Computing is played by sleeping. Writes benchmarks/results/frozen.json.
+The coordinator and each trainer are in network namespaces on one switch; `tc tbf` holds every cable
+to BPS in both directions. Computing is played by sleeping. Writes benchmarks/results/frozen.json.
 """
 
 import argparse
@@ -31,7 +31,7 @@ RESULT = RESULTS / "frozen.json"
 BPS = 20_000_000
 PACES = (400, 200, 100)
 PICTURES, CLASSES, VARIANTS = 20_000, 1_000, (0, 1)
-DESK = "198.18.0.100"
+COORDINATOR = "198.18.0.100"
 
 
 def frozen(pace: float) -> Any:
@@ -64,22 +64,22 @@ def train(rank: int, pace: float, port: int) -> None:
     """One trainer."""
     import torch
 
-    from partitioner.crew.bus.control import Hand
+    from partitioner.crew.bus.control import CoordinatorClient
     from partitioner.crew.bus.store import connect
     from partitioner.crew.jobs.answers import contribute
 
     torch.set_num_threads(1)
-    hand = Hand(connect(DESK, port, ""))
-    hand.join(str(rank), "")
-    contribute(hand, frozen(pace))
-    hand.close()
+    client = CoordinatorClient(connect(COORDINATOR, port, ""))
+    client.join(str(rank), "")
+    contribute(client, frozen(pace))
+    client.close()
 
 
 def keep(folder: Path, port: int) -> None:
-    """The desk: prints when pictures are done, then who did how many in how many seconds."""
+    """The coordinator: prints when pictures are done, then who did how many in how many seconds."""
     import torch
 
-    from partitioner.crew.bus.control import Desk
+    from partitioner.crew.bus.control import Coordinator
     from partitioner.crew.bus.store import serve_store
     from partitioner.crew.coordinator.membership import MembershipMachine
     from partitioner.crew.coordinator.watch import Watch
@@ -87,11 +87,11 @@ def keep(folder: Path, port: int) -> None:
     from partitioner.data.memmaps import load
 
     torch.set_num_threads(1)
-    store = serve_store(DESK, port, "")
+    store = serve_store(COORDINATOR, port, "")
     names = tuple(map(str, range(len(PACES))))
     machine = MembershipMachine("", {"answers": names}, {})
-    desk = Desk(store, machine, Watch(20.0), folder / "log.jsonl")
-    while len(desk.states) < len(PACES):
+    coordinator = Coordinator(store, machine, Watch(20.0), folder / "log.jsonl")
+    while len(coordinator.states) < len(PACES):
         time.sleep(0.01)
     of_rank = {rank: int(name) for rank, name in machine.living.items()}
     done, started_s = 0, time.monotonic()
@@ -102,16 +102,16 @@ def keep(folder: Path, port: int) -> None:
         print(json.dumps({"done": done}), flush=True)
 
     paths = {variant: [folder / f"{variant}.npy"] for variant in VARIANTS}
-    found = share_out(desk, frozen(float("inf")), paths, advance)
+    found = share_out(coordinator, frozen(float("inf")), paths, advance)
     seconds = time.monotonic() - started_s
     for variant, (path,) in paths.items():
         rows = np.arange(PICTURES)
         wanted = frozen(float("inf")).outputs_of(variant)(rows)[0].numpy().astype(np.float16)
         assert np.array_equal(load(path), wanted)
     pictures = {of_rank[rank]: count for rank, count in found.pictures.items()}
-    while desk.states:  # they read that the pass is over
+    while coordinator.states:  # they read that the pass is over
         time.sleep(0.01)
-    desk.close()
+    coordinator.close()
     outcome = {
         "seconds": seconds,
         "pictures": [pictures.get(rank, 0) for rank in range(len(PACES))],
@@ -123,7 +123,7 @@ def keep(folder: Path, port: int) -> None:
 
 
 def network(stack: contextlib.ExitStack) -> list[Namespace]:
-    """The desk's namespace and one for each trainer, on one switch."""
+    """The coordinator's namespace and one for each trainer, on one switch."""
     switch = stack.enter_context(contextlib.closing(Namespace()))
     switch.run("ip", "link", "add", "switch", "type", "bridge")
     switch.run("ip", "link", "set", "switch", "up")
@@ -134,7 +134,7 @@ def network(stack: contextlib.ExitStack) -> list[Namespace]:
         machine.run("ip", "link", "set", "lo", "up")
         switch.run("ip", "link", "add", port, "type", "veth",
                    "peer", "name", "cable", "netns", machine.pid)  # fmt: skip
-        address = DESK if number == 0 else f"198.18.0.{number}"
+        address = COORDINATOR if number == 0 else f"198.18.0.{number}"
         machine.run("ip", "address", "add", f"{address}/24", "dev", "cable")
         switch.run("ip", "link", "set", port, "master", "switch")
         for end, name in ((machine, "cable"), (switch, port)):
@@ -149,7 +149,7 @@ def measure_run(killed: int | None) -> dict[str, Any]:
     """One run; the trainer `killed` is killed when half of the pictures are done."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        desk, *machines = network(stack)
+        coordinator, *machines = network(stack)
 
         def start(machine: Namespace, *what: object, **options: Any) -> Any:
             command = [sys.executable, "-m", "benchmarks.crew.frozen", *map(str, what)]
@@ -159,7 +159,7 @@ def measure_run(killed: int | None) -> dict[str, Any]:
             return started
 
         port = 29_400
-        owner = start(desk, "desk", folder, port, stdout=subprocess.PIPE, text=True)
+        owner = start(coordinator, "coordinator", folder, port, stdout=subprocess.PIPE, text=True)
         trainers = [
             start(machine, "trainer", rank, PACES[rank], port)
             for rank, machine in enumerate(machines)
@@ -210,7 +210,7 @@ def main() -> None:
     role, *rest = parser.parse_args().role or [""]
     if role == "trainer":
         train(int(rest[0]), float(rest[1]), int(rest[2]))
-    elif role == "desk":
+    elif role == "coordinator":
         keep(Path(rest[0]), int(rest[1]))
     else:
         rows = [measure_run(killed) for killed in (None, 1)]

@@ -3,10 +3,10 @@
     python -m benchmarks.crew.meetings
 
 The schedules are those of real crews; steps and means are played, messages take no time. Slow
-periods: 8 trainers that are five times slower in a tenth of spells of 20 steps; 7 such of which one
-comes and goes by the minute, each time as a new trainer that is there for 40 steps, goes in
-mid-step and is known to be lost 10 steps later; and 4 of which one is three times slower. The share
-kept is the steps done over those of trainers that never wait, in 3,000 steps, from the least
+periods: 8 trainers that are five times slower in a tenth of all periods of 20 steps; 7 such of
+which one comes and goes by the minute, each time as a new trainer that is there for 40 steps, goes
+in mid-step and is known to be lost 10 steps later; and 4 of which one is three times slower. The
+share kept is the steps done over those of trainers that never wait, in 3,000 steps, from the least
 to the most of four draws. Each way is played with meetings after each step and after 16. Sites: two
 of two trainers with 400 Mbit/s, a trunk of 40 Mbit/s between them, a network of 4 MB in fp32, steps
 of 0.25 s; seconds of means by the flows of `crew plan`. Rows are in the order of the steps that a
@@ -26,14 +26,15 @@ from benchmarks.harness.tables import table
 from mdp.files import write_json
 from partitioner.crew.coordinator.neighbours import Neighbours
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled, draw_by
-from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.rounds import RoundLengths
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule
 from partitioner.crew.coordinator.simulate import (
     NETWORK,
     CrewScenario,
     CrewTrace,
     Paced,
     simulate,
-    spells,
+    slow_periods,
     steady,
 )
 from partitioner.crew.messages import Meet
@@ -51,32 +52,40 @@ SITES_S = 2000.0
 
 Pace = Callable[[int, float], float]
 #: The schedule of so many trainers, by a number to draw with.
-Making = Callable[[int, int], Everyone]
+Making = Callable[[int, int], LocalSgdSchedule]
 
 
 def all_every(steps: int) -> Making:
     """Rounds of so many steps of each, by the pictures of all."""
-    return lambda n, draw: Everyone(NETWORK, steps * n, BATCHES, 1, expected=range(n))
+    return lambda n, draw: LocalSgdSchedule(
+        NETWORK, RoundLengths(steps * n, BATCHES, 1), expected=range(n)
+    )
 
 
 def requested(steps: int, **more: Any) -> Making:
     """Groups on request, each after so many steps of its own."""
     return lambda n, draw: OnRequest(
-        NETWORK, steps * n, BATCHES, 1, expected=range(n), draw=draw_by(draw), **more
+        NETWORK, RoundLengths(steps * n, BATCHES, 1), expected=range(n), draw=draw_by(draw), **more
     )
 
 
 def pairs(steps: int, cross_every: int, sites: Sequence[str]) -> Making:
     """Pairs, drawn after so many steps of each, of which one crosses now and then."""
     return lambda n, draw: Shuffled(
-        NETWORK, steps * n, BATCHES, 1, expected=range(n), draw=draw_by(draw),
-        cross_every=cross_every, site_of=sites.__getitem__,
-    )  # fmt: skip
+        NETWORK,
+        RoundLengths(steps * n, BATCHES, 1),
+        expected=range(n),
+        draw=draw_by(draw),
+        cross_every=cross_every,
+        site_of=sites.__getitem__,
+    )
 
 
 def neighbours(steps: int, **more: Any) -> Making:
     """A ring, in which each publishes after so many steps of its own."""
-    return lambda n, draw: Neighbours(NETWORK, steps * n, BATCHES, 1, expected=range(n), **more)
+    return lambda n, draw: Neighbours(
+        NETWORK, RoundLengths(steps * n, BATCHES, 1), expected=range(n), **more
+    )
 
 
 EVERYONE, SHUFFLED = 'meet = {kind = "everyone"}', 'meet = {kind = "shuffled"}'
@@ -144,14 +153,14 @@ def kept(
     return [round(simulate(scenario, making(n, draw)).steps() / best, 3) for draw in range(draws)]
 
 
-def slow_periods() -> list[dict[str, Any]]:
+def in_slow_periods() -> list[dict[str, Any]]:
     """Shares of each way; where nothing is drawn, once."""
     rows = []
     for name, (line, making) in SLOW.items():
         draws = DRAWS if "shuffled" in line or "on_request" in line else 1
         found = {
-            "spells": kept(making, steady_crew(*(1.0,) * 8), 8, spells(), draws),
-            "coming": kept(making, coming_crew(), COMING, spells(), draws),
+            "slow periods": kept(making, steady_crew(*(1.0,) * 8), 8, slow_periods(), draws),
+            "coming": kept(making, coming_crew(), COMING, slow_periods(), draws),
             "constant": kept(making, steady_crew(1.0, 1.0, 1.0, 3.0), 4, steady, draws),
         }
         rows.append({"name": name, "line": line, **found})
@@ -247,8 +256,8 @@ def figures() -> str:
                 result["slow periods"],
                 ("who meets", "{name}"),
                 ("crew.toml", "`{line}`"),
-                ("8, spells", shares("spells")),
-                ("7, spells, one comes and goes", shares("coming")),
+                ("8, slow periods", shares("slow periods")),
+                ("7, slow periods, one comes and goes", shares("coming")),
                 ("4, one 3 x slower", shares("constant")),
             ),
             table(
@@ -270,7 +279,7 @@ def main() -> None:
     """Simulate and write."""
     # What `benchmarks.crew.spread` has added stays.
     known = read_result(RESULT.stem) if RESULT.exists() else {}
-    found = {"slow periods": slow_periods(), "two sites": over_a_trunk()}
+    found = {"slow periods": in_slow_periods(), "two sites": over_a_trunk()}
     write_json(RESULT, known | found)
     PAGE.write()
 

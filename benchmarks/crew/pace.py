@@ -2,14 +2,14 @@
 
     python -m benchmarks.crew.pace
 
-Real processes that speak gloo on loopback; computing is played by sleeping per picture, so that
-the trainers fit on two cores. Four trainers, one of them three times slower: shares by pace beside
-equal ones. Then trainers that are five times slower in a tenth of spells of 20 steps, drawn by
+Real processes that speak gloo on loopback; computing is played by sleeping per picture, so that the
+trainers fit on two cores. Four trainers, one of them three times slower: shares by pace beside
+equal ones. Then trainers that are five times slower in a tenth of all periods of 20 steps, drawn by
 SHA-256: rounds by the pictures of all, DDP, local SGD by own steps, torch's PostLocalSGDOptimizer.
 The share kept is the time that trainers would take who never wait over the time taken, from the
 first to the last step, means included. Beside it, of rounds, the share in virtual time, where means
-take none: the mean over lengths within a sixteenth, as steps of one length fall in with spells.
-Writes benchmarks/results/crew-pace.json.
+take none: the mean over lengths within a sixteenth, as steps of one length fall in with slow
+periods. Writes benchmarks/results/crew-pace.json.
 """
 
 import os
@@ -30,7 +30,7 @@ from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp.files import write_json
-from partitioner.crew.coordinator.simulate import CrewScenario, Paced, simulate, spells
+from partitioner.crew.coordinator.simulate import CrewScenario, Paced, simulate, slow_periods
 
 RESULT = RESULTS / "crew-pace.json"
 #: Seconds of a quick trainer's equal share of a step, and its pictures.
@@ -54,7 +54,7 @@ def changing() -> list[Case]:
     """Spells of slowness."""
     base = Case(
         name="", how="gradients", picture_s=(UNIT_S / PICTURES,) * TRAINERS, pictures=PICTURES,
-        steps=STEPS, spells=True,
+        steps=STEPS, slow_periods=True,
     )  # fmt: skip
     known: list[tuple[str, dict[str, Any]]] = [
         ("DDP", {}),
@@ -115,19 +115,22 @@ def virtual(case: Case) -> float:
         / UNIT_S
         / simulate(
             CrewScenario(
-                trainers=paced, every_pictures=length, batches=STEPS * TRAINERS, slowed=spells()
+                trainers=paced,
+                every_pictures=length,
+                batches=STEPS * TRAINERS,
+                slowed=slow_periods(),
             )
         ).seconds
         for length in lengths
     )
 
 
-CONSTANT, CHANGING = "one of 4 three times slower", f"spells, {TRAINERS} trainers"
+CONSTANT, CHANGING = "one of 4 three times slower", f"slow periods, {TRAINERS} trainers"
 
 
 def figures() -> str:
     result = read_result(RESULT.stem)
-    found = {"constant": result[CONSTANT], "spells": result[CHANGING]}
+    found = {"constant": result[CONSTANT], "slow periods": result[CHANGING]}
     rows = [row | {"slow": slow} for slow, some in found.items() for row in some]
 
     def in_virtual_time(row: Mapping[str, Any]) -> str:

@@ -26,7 +26,8 @@ from mdp.files import write_json
 from partitioner.crew.averaging.codecs import CODECS
 from partitioner.crew.averaging.flat import join, write
 from partitioner.crew.averaging.mean import EVERY_NUMBER, Mask, Segment
-from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.rounds import RoundLengths
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule
 from partitioner.crew.coordinator.shares import by_pace
 from partitioner.crew.coordinator.simulate import NETWORK, CrewScenario, Paced, simulate
 from partitioner.crew.coordinator.sizes import CodecName, whole_codec
@@ -127,9 +128,9 @@ def measure(steps: int, codec: CodecName, stride: int) -> dict[str, Any]:
     batches = PASSES * BATCHES
     trainers = tuple(Paced(name=f"t{i}", step_s=1.0) for i in range(TRAINERS))
     scenario = CrewScenario(trainers=trainers, every_pictures=1, batches=batches, epochs=EPOCHS)
-    schedule = Everyone(
-        NETWORK, steps * TRAINERS, batches, EPOCHS, expected=range(TRAINERS)
-    )  # fmt: skip
+    schedule = LocalSgdSchedule(
+        NETWORK, RoundLengths(steps * TRAINERS, batches, EPOCHS), expected=range(TRAINERS)
+    )
     trace = simulate(scenario, schedule)
     losses: dict[float, list[float]] = {}
     for size in STEP_SIZES:

@@ -1,7 +1,7 @@
 """Processes that train a network together whose computing is played by sleeping.
 
-They speak real gloo, under a real desk; only the seconds of forward and backward passes are slept,
-so that many trainers fit on few cores. `python -m benchmarks.crew.played FOLDER RANK`, with
+They speak real gloo, under a real coordinator; only the seconds of forward and backward passes are
+slept, so that many trainers fit on few cores. `python -m benchmarks.crew.played FOLDER RANK`, with
 `cases.json` in the folder, is one of them.
 """
 
@@ -23,11 +23,11 @@ from partitioner.crew.averaging.gradients import Gradients
 from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.averaging.mean import Mean, Means, Meeting, Route, ShardSizes
 from partitioner.crew.averaging.parameters import Rounds
-from partitioner.crew.bus.control import Desk, Hand
+from partitioner.crew.bus.control import Coordinator, CoordinatorClient
 from partitioner.crew.bus.store import connect, serve_store
 from partitioner.crew.coordinator.membership import MembershipMachine
-from partitioner.crew.coordinator.rounds import growing_period
-from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.rounds import RoundLengths, growing_period
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule
 from partitioner.crew.coordinator.sizes import CodecName
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.messages import Accepted
@@ -42,8 +42,8 @@ from partitioner.training.synchroniser import EveryStep, Synchroniser
 NETWORK = "member-0"
 #: A training step is a forward pass and a backward pass of twice its work.
 FORWARD = 1 / 3
-#: Of slowness in spells: units of a spell, share of slow ones, and how much slower.
-SPELL, SLOW, FACTOR = 20, 0.1, 5.0
+#: Of slowness in slow periods: units of a period, share of slow ones, and how much slower.
+PERIOD, SLOW, FACTOR = 20, 0.1, 5.0
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +60,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     #: Linear layers, and their width.
     layers: int = 2
     width: int = 16
-    #: Slow in spells of `SPELL` equal shares.
-    spells: bool = False
+    #: Slow in slow periods of `PERIOD` equal shares.
+    slow_periods: bool = False
     paces: tuple[float, ...] = ()
     #: Pictures of a round of all together, or own steps between means.
     every: int = 0
@@ -82,7 +82,7 @@ class Cases(msgspec.Struct, frozen=True, kw_only=True):
     """All trainings, one after another, in the same processes."""
 
     trainers: int
-    #: Address of every trainer; the first one has store and desk.
+    #: Address of every trainer; the first one has store and coordinator.
     hosts: tuple[str, ...]
     port: int
     cases: tuple[Case, ...]
@@ -126,19 +126,19 @@ class Network(nn.Module):
         return x
 
 
-def slow(rank: int, spell: int) -> bool:
-    """Tell whether a trainer is slow in a spell; the same in every run."""
-    digest = hashlib.sha256(repr((3, rank, spell)).encode()).digest()
+def slow(rank: int, period: int) -> bool:
+    """Tell whether a trainer is slow in a period; the same in every run."""
+    digest = hashlib.sha256(repr((3, rank, period)).encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < SLOW
 
 
 def step_s(case: Case, rank: int, pictures: int, at_s: float) -> float:
     """Seconds of a step that begins `at_s` after the start."""
     seconds = pictures * case.picture_s[rank]
-    if not case.spells:
+    if not case.slow_periods:
         return seconds
     unit_s = case.pictures * min(case.picture_s)
-    return seconds * (FACTOR if slow(rank, int(at_s / unit_s / SPELL)) else 1.0)
+    return seconds * (FACTOR if slow(rank, int(at_s / unit_s / PERIOD)) else 1.0)
 
 
 def ideal_s(case: Case) -> float:
@@ -237,30 +237,36 @@ class Trainer:
         if self.rank == 0:
             store = serve_store(host, port, "")
             period = growing_period(case.every, case.epochs * case.steps * n)
-            everyone = Everyone(
-                NETWORK, case.every, case.steps * n, case.epochs, expected=range(n),
-                period=period if case.grows else None, background=case.background,
-            )  # fmt: skip
+            everyone = LocalSgdSchedule(
+                NETWORK,
+                RoundLengths(
+                    case.every, case.steps * n, case.epochs, period=period if case.grows else None
+                ),
+                expected=range(n),
+                background=case.background,
+            )
             machine = MembershipMachine(
                 "d", {NETWORK: tuple(map(str, range(n)))}, {NETWORK: everyone}
             )
-            self.desk = Desk(store, machine, Watch(600.0, 600.0), self.folder / "log.jsonl")
+            self.coordinator = Coordinator(
+                store, machine, Watch(600.0, 600.0), self.folder / "log.jsonl"
+            )
         joined = connect(host, port, "", wait_s=60.0)
-        hand = Hand(joined)
-        hand.join(str(self.rank), "d")
-        while not isinstance(hand.poll(1.0), Accepted):
+        client = CoordinatorClient(joined)
+        client.join(str(self.rank), "d")
+        while not isinstance(client.poll(1.0), Accepted):
             pass
         groups = TrainerGroups(
-            joined.another(timedelta(seconds=600)), hand.rank,
-            self.cases.hosts[self.rank], hand.has_committed, 600.0,
+            joined.another(timedelta(seconds=600)), client.rank,
+            self.cases.hosts[self.rank], client.has_committed, 600.0,
         )  # fmt: skip
         sync = Rounds(
-            NETWORK, hand, groups, n, first=self.rank == 0, means=self._means(),
+            NETWORK, client, groups, n, first=self.rank == 0, means=self._means(),
             codec_of=self._codec_of, scales=case.scales, moments=case.moments,
         )  # fmt: skip
         said = self._fit(sync) | {"sent_bytes": sync.bytes_sent + sync.settling_bytes}
         distributed.barrier()
-        hand.close()
+        client.close()
         return said
 
     def _own_steps(self) -> dict[str, Any]:

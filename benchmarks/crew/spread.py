@@ -28,7 +28,8 @@ from mdp.files import write_json
 from partitioner.crew.averaging.flat import join, write
 from partitioner.crew.coordinator.neighbours import Neighbours
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled, draw_by
-from partitioner.crew.coordinator.schedule import Everyone, RoundSchedule
+from partitioner.crew.coordinator.rounds import RoundLengths
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule, RoundSchedule
 from partitioner.crew.coordinator.simulate import NETWORK, CrewScenario, CrewTrace, Paced, simulate
 from partitioner.crew.messages import Commit, GoOn, Meet, Ready, Taken, Waiting
 
@@ -44,27 +45,38 @@ Making = Callable[[int], RoundSchedule]
 
 def all_every(steps: int) -> Making:
     """Rounds of all."""
-    return lambda seed: Everyone(NETWORK, steps * TRAINERS, BATCHES, EPOCHS, expected=range(4))
+    return lambda seed: LocalSgdSchedule(
+        NETWORK, RoundLengths(steps * TRAINERS, BATCHES, EPOCHS), expected=range(4)
+    )
 
 
 def pairs(cross_every: int, steps: int) -> Making:
     """Shuffled pairs of two sites."""
     return lambda seed: Shuffled(
-        NETWORK, steps * TRAINERS, BATCHES, EPOCHS, expected=range(4), draw=draw_by(seed),
-        cross_every=cross_every, site_of=SITES.__getitem__,
-    )  # fmt: skip
+        NETWORK,
+        RoundLengths(steps * TRAINERS, BATCHES, EPOCHS),
+        expected=range(4),
+        draw=draw_by(seed),
+        cross_every=cross_every,
+        site_of=SITES.__getitem__,
+    )
 
 
 def requested(steps: int) -> Making:
     """Pairs on request."""
     return lambda seed: OnRequest(
-        NETWORK, steps * TRAINERS, BATCHES, EPOCHS, expected=range(4), draw=draw_by(seed)
+        NETWORK,
+        RoundLengths(steps * TRAINERS, BATCHES, EPOCHS),
+        expected=range(4),
+        draw=draw_by(seed),
     )
 
 
 def neighbours(steps: int) -> Making:
     """A ring, of which each publishes."""
-    return lambda seed: Neighbours(NETWORK, steps * TRAINERS, BATCHES, EPOCHS, expected=range(4))
+    return lambda seed: Neighbours(
+        NETWORK, RoundLengths(steps * TRAINERS, BATCHES, EPOCHS), expected=range(4)
+    )
 
 
 WAYS: dict[str, Making] = {

@@ -4,10 +4,10 @@
 
 Trainers, cables and the 16 plans of `benchmarks.crew.net`: computing is played by sleeping. First
 the lines are measured as `crew probe` does and the candidates are tried as `crew tune` does: its
-desk, jobs, trials and choice, twelve ways of 1 + 5 steps. Then the plan that it keeps is trained
-once more among those made by hand, of which each has as many steps. Rounds have 16 steps on both
-sides, as their length is no one's choice. Once all ways are allowed, and once those that give the
-weights of one process, beside the hand-made ones that do. Needs root and iproute2. Writes
+coordinator, jobs, trials and choice, twelve ways of 1 + 5 steps. Then the plan that it keeps is
+trained once more among those made by hand, of which each has as many steps. Rounds have 16 steps on
+both sides, as their length is no one's choice. Once all ways are allowed, and once those that give
+the weights of one process, beside the hand-made ones that do. Needs root and iproute2. Writes
 benchmarks/results/crew-tune.json.
 """
 
@@ -45,12 +45,12 @@ from benchmarks.harness.results import RESULTS, read_result
 from benchmarks.harness.tables import table
 from mdp.files import write_json
 from partitioner.crew.averaging.groups import TrainerGroups
-from partitioner.crew.bus.control import Desk, Hand, log_lines
+from partitioner.crew.bus.control import Coordinator, CoordinatorClient, log_lines
 from partitioner.crew.bus.store import connect, serve_store
 from partitioner.crew.coordinator.jobs import Jobs
 from partitioner.crew.coordinator.membership import MembershipMachine
 from partitioner.crew.coordinator.run import CrewRun
-from partitioner.crew.coordinator.schedule import Exact
+from partitioner.crew.coordinator.schedule import SynchronousSchedule
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.history import parts_of
 from partitioner.crew.planning.facts import Facts
@@ -95,41 +95,45 @@ class TuningTrainer(Trainer):
         return self._tune(ASKED[self.case.name]) if self.case.name in ASKED else super().run()
 
     def _tune(self, allowed: Allowed) -> dict[str, Any]:
-        """Be the desk of a tuning, or join it; the desk returns what was tried."""
+        """Be the coordinator of a tuning, or join it; the coordinator returns what was tried."""
         said = [json.loads((self.folder / f"said-{n}.json").read_text()) for n in range(TRAINERS)]
         facts = facts_of(said)
         alike = to_tune(SyncPlan(), facts, WORK, allowed)
         trials, names, host = trials_of(alike), facts.names, self.cases.hosts[0]
         port = self.cases.port + 2 + self.cases.cases.index(self.case)
-        log, desk = self.folder / f"{self.case.name}.jsonl", None
+        log, coordinator = self.folder / f"{self.case.name}.jsonl", None
         jobs = trial_jobs(trials, names)
         if self.rank == 0:
             of_job = {job.name: sync for job, sync in zip(jobs[:-1], trials, strict=True)}
 
             def schedule_of(job: str, members: set[int], _: Any) -> Any:
                 if job not in of_job:
-                    return Exact(job, 1)
+                    return SynchronousSchedule(job, 1)
                 return trial_schedule(job, of_job[job], BATCH, members, TRAINERS)
 
             given = Jobs(jobs)
             run = CrewRun(MembershipMachine("d", given.by, {}), given, schedule_of, whole=True)
             store = serve_store(host, port, "")
-            desk = Desk(store, run, Watch(600.0, 600.0), log)
+            coordinator = Coordinator(store, run, Watch(600.0, 600.0), log)
         joined = connect(host, port, "", wait_s=60.0)
-        hand = Hand(joined)
-        hand.join(names[self.rank], "d")
-        enter(hand)
-        joined.set(f"name/{hand.rank}", names[self.rank].encode())
+        client = CoordinatorClient(joined)
+        client.join(names[self.rank], "d")
+        enter(client)
+        joined.set(f"name/{client.rank}", names[self.rank].encode())
         own = self.cases.hosts[self.rank]
         groups = TrainerGroups(
-            joined.another(_PATIENCE), hand.rank, own, hand.has_committed, _PATIENCE.total_seconds()
+            joined.another(_PATIENCE),
+            client.rank,
+            own,
+            client.has_committed,
+            _PATIENCE.total_seconds(),
         )
-        try_candidates(trials, facts, hand, groups, joined, self._draw)
+        try_candidates(trials, facts, client, groups, joined, self._draw)
         distributed.barrier()
-        hand.close()
-        if desk is None:
+        client.close()
+        if coordinator is None:
             return {}
-        desk.close()
+        coordinator.close()
         parts = parts_of(log_lines(log), list(of_job))
         return {"tried": msgspec.to_builtins(judge(alike, parts))}
 

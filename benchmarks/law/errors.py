@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.law.fit import STARTS, Fused, fit_alone, fit_law, law_of, source_weights
+from benchmarks.law.runs import as_members, has_untouched
 from mdp.errors import InputError
 from partitioner.estimates.accuracy import FittedLaw, LawErrors, OnFile
 from partitioner.estimates.accuracy_law import AccuracyLaw, Training, capability_of, together
-from partitioner.estimates.accuracy_records import RecordedRun, as_members, predict_capabilities
+from partitioner.estimates.accuracy_records import RecordedRun, predict_capabilities
 
 #: Share of predictions that an interval is to hold.
 _INSIDE = 0.9
@@ -39,7 +40,7 @@ def fit(runs: Sequence[RecordedRun]) -> FittedLaw:
 
 def on_file(runs: Sequence[RecordedRun]) -> OnFile:
     """Records of our own trainings; published models are trained as nobody here trains."""
-    own = [run for run in runs if run.taught and not run.has_untouched]
+    own = [run for run in runs if run.taught and not has_untouched(run)]
     trainings = [m.training for r in own for m in r.members if isinstance(m.training, Training)]
     seen: dict[str, tuple[float, float]] = {
         start: (min(amounts), max(amounts))
@@ -81,7 +82,7 @@ def cross_validate(
     """Every subset of trainings, predicted by the law that is fitted to the runs of other keys."""
     fused = Fused.of(runs)
     found: list[Checked] = []
-    for left in dict.fromkeys(key(run) for run in runs if not run.has_untouched):
+    for left in dict.fromkeys(key(run) for run in runs if not has_untouched(run)):
         rest = [run for run in runs if key(run) != left]
         try:
             law = law_of(fit_alone(rest), fused.best(rest))
@@ -149,7 +150,7 @@ def _beyond(runs: Sequence[RecordedRun]) -> float:
     ratios = [
         capability_of(min(subset.accuracy, 1 - 1e-6)) / capability_of(run.teacher_accuracy)
         for run in runs
-        if run.taught and not run.has_untouched
+        if run.taught and not has_untouched(run)
         for subset in run.subsets
     ]
     return float(max(ratios, default=1.0))

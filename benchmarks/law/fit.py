@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.law.runs import as_members, has_untouched
 from mdp.errors import InputError
 from partitioner.estimates.accuracy_law import (
     SEEN,
@@ -27,7 +28,7 @@ from partitioner.estimates.accuracy_law import (
     features,
     shape_lack,
 )
-from partitioner.estimates.accuracy_records import RecordedRun, alone_of, as_members
+from partitioner.estimates.accuracy_records import RecordedRun, alone_of
 from partitioner.estimates.catalogue import network_of
 
 #: What the constants are taken to be before any run was seen: exponents as if only
@@ -82,7 +83,7 @@ def fit_untouched(runs: Sequence[RecordedRun]) -> tuple[float, float]:
     rows = [
         (run.members[k], 1 / capability_of(accuracy))
         for run in runs
-        if run.has_untouched
+        if has_untouched(run)
         for k, accuracy in alone_of(run).items()
     ]
     if not rows:
@@ -103,7 +104,7 @@ def fit_alone(runs: Sequence[RecordedRun]) -> AloneLaw:
     """Least squares on the logarithms of capabilities: the shape first, then the task."""
     from scipy.optimize import least_squares
 
-    trained = [run for run in runs if not run.has_untouched]
+    trained = [run for run in runs if not has_untouched(run)]
     published, own = (
         _alone([run for run in trained if run.taught == which]) for which in (False, True)
     )

@@ -4,7 +4,9 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from msgspec.structs import replace
 
 from devices.agent.bundles import GRACE_S, LoadableBundle
@@ -14,6 +16,8 @@ from devices.camera.frames import FrameBuffer
 from mdp.errors import AgentError, InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.mask import CameraMask, read_mask
+from mdp.formats.packaged import bundle_by_name
+from mdp.formats.profile import MAX_THREADS
 from mdp.formats.signing import BundleKey
 from mdp.protocol.messages import request_frame_bytes
 from mdp.runtimes.base import Execution, NotHereError, Runtime
@@ -22,51 +26,134 @@ from mdp.runtimes.select import open_runtime
 MAX_PUSH_MB = 500.0
 
 
+MaskFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Of --source, use only what this file leaves, before anything leaves the device: "
+        "mask.toml, as the gateway's page draws it."
+    ),
+]
+AllowMask = Annotated[
+    bool,
+    typer.Option(
+        "--allow-mask",
+        help="Let clients change --mask, which need not exist yet, whose keys may: "
+        "`mask = true` in NAME.limits.",
+    ),
+]
+#: Where an agent listens unless it is told.
+DEFAULT_BIND = "tcp://127.0.0.1:7500"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Options of `mdp-agent run`; where None is possible for a setting, the plan decides."""
+    """Options of `mdp-agent run`; where None is possible for a setting, the plan decides.
 
-    #: This device's name in the plan.
-    device: str
-    #: The bundle's folder, or a link to one, which a reload follows again; None: the first one is
-    #: pushed.
-    bundle: Path | None = None
+    Each field with a `typer.Option` is an option of the command line (devices/cli/options.py).
+    """
+
+    device: Annotated[str, typer.Option(help="This device's name in the bundle's plan.")]
+    #: The folder, or a link to one, which a reload follows again.
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            callback=bundle_by_name,
+            help="Bundle folder made by mdp-partition, or the name of one of MDP's; without it, "
+            "with --allow-push, the agent waits for a first one, and can be recorded meanwhile.",
+        ),
+    ] = None
     #: Bundles have to be signed with it; None accepts any.
     bundle_key: BundleKey | None = None
-    bind: str = "tcp://127.0.0.1:7500"
-    #: The agent's secret key file, and its clients' public ones; both or neither.
-    key: Path | None = None
-    clients: Path | None = None
-    #: Plain text is accepted on an address that other machines reach.
-    insecure: bool = False
-    threads: int | None = None
-    #: Whether threads spin while they wait for each other.
-    spin: bool | None = None
+    bind: Annotated[str, typer.Option(help="Address to listen on; port 0 takes any free one.")] = (
+        DEFAULT_BIND
+    )
+    #: Both or neither of `key` and `clients`.
+    key: Annotated[
+        Path | None, typer.Option(help="This agent's secret key file, made by `mdp keys new`.")
+    ] = None
+    clients: Annotated[
+        Path | None,
+        typer.Option(help="Public key file of the client to let in, or a folder of them."),
+    ] = None
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve other machines in plain text.")
+    ] = False
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_THREADS, help="Instead of the plan's number of threads."),
+    ] = None
+    spin: Annotated[
+        bool | None,
+        typer.Option(
+            help="Whether threads spin while they wait for each other, instead of as planned: "
+            "for cores that nothing else uses."
+        ),
+    ] = None
     #: How many cores this process may use; None for all.
     cores: int | None = None
-    #: Most pictures to compute at once.
-    batch: int | None = None
-    #: How long a replaced bundle is served after its last request; after it was replaced, if a
-    #: further one is to take its place.
-    grace_s: float = GRACE_S
-    allow_fallback: bool = False
-    #: The agent's own camera, as `--source` names it.
-    source: str | None = None
-    source_fps: float = DEFAULT_FPS
-    #: The public key file of the agent whose camera that is.
-    source_key: Path | None = None
-    #: Whether clients may fetch its pictures.
-    allow_record: bool = False
-    #: The file of the camera's mask, and whether clients may change it.
-    mask: Path | None = None
-    allow_mask: bool = False
-    audit: Path | None = None
-    #: Whether the agent is announced on the local network.
-    announce: bool = False
-    #: Where bundles that clients push are kept; None: they may not.
-    allow_push: Path | None = None
-    #: Of one pushed bundle.
-    max_push_mb: float = MAX_PUSH_MB
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="Most pictures to compute at once, instead of the plan's number."
+        ),
+    ] = None
+    grace_s: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=86_400,
+            help="How long a replaced bundle is served after its last request; after it was "
+            "replaced, if a further one is to take its place.",
+        ),
+    ] = GRACE_S
+    allow_fallback: Annotated[
+        bool, typer.Option(help="Accept another provider, runtime or precision than planned.")
+    ] = False
+    source: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MDP_SOURCE",
+            help="The agent's own camera: folder:PATH, video:FILE, camera:NUMBER or "
+            "rtsp://HOST/PATH; a phone's, which opens a page on this port: phone:PORT; or that of "
+            "the agent at mdp://HOST:PORT.",
+        ),
+    ] = None
+    source_fps: Annotated[
+        float, typer.Option(min=0.01, max=240, help="Frames a second to take of --source.")
+    ] = DEFAULT_FPS
+    source_key: Annotated[
+        Path | None, typer.Option(help="With mdp://HOST:PORT: the public key file of that agent.")
+    ] = None
+    allow_record: Annotated[
+        bool,
+        typer.Option(
+            "--allow-record",
+            help="Let clients fetch pictures of --source (`mdp record`), whose keys may: "
+            "`record = true` in NAME.limits.",
+        ),
+    ] = False
+    mask: MaskFile = None
+    allow_mask: AllowMask = False
+    audit: Annotated[
+        Path | None,
+        typer.Option(
+            help="Append connections, refusals, pushes, recordings, masks, lost keys: JSON lines."
+        ),
+    ] = None
+    announce: Annotated[
+        bool,
+        typer.Option("--announce", help="Announce it on the local network (`mdp fleet discover`)."),
+    ] = False
+    allow_push: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for bundles that clients push (`mdp bundle push`), whose keys may: "
+            "`push = true` in NAME.limits. The last one is served instead of --bundle."
+        ),
+    ] = None
+    max_push_mb: Annotated[
+        float, typer.Option(min=0.001, max=1e6, help="Largest pushed bundle, in MB.")
+    ] = MAX_PUSH_MB
 
     def awaits_bundle(self) -> bool:
         """Tell whether there is no bundle to serve before one is pushed.

@@ -8,29 +8,13 @@ from typing import Annotated
 
 import typer
 
-from devices.agent.options import ServeOptions
+from devices.agent.options import DEFAULT_BIND, AllowMask, MaskFile, ServeOptions
 from devices.build import build_bundleless_agent
 from devices.camera.capture import DEFAULT_FPS
 from devices.events import Events, for_events_alone
 from devices.health import LifeSigns, serve_health
 from mdp.errors import InputError
 from mdp.logs import BackgroundWriter, quiet_libraries
-
-MaskFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="Of --source, use only what this file leaves, before anything leaves the device: "
-        "mask.toml, as the gateway's page draws it."
-    ),
-]
-AllowMask = Annotated[
-    bool,
-    typer.Option(
-        "--allow-mask",
-        help="Let clients change --mask, which need not exist yet, whose keys may: "
-        "`mask = true` in NAME.limits.",
-    ),
-]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -59,7 +43,7 @@ def camera(
     ],
     bind: Annotated[
         str, typer.Option(help="Address to listen on; port 0 takes any free one.")
-    ] = "tcp://127.0.0.1:7500",
+    ] = DEFAULT_BIND,
     source_fps: Annotated[
         float, typer.Option(min=0.01, max=240, help="Frames a second to take of --source.")
     ] = DEFAULT_FPS,

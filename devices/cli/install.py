@@ -1,13 +1,12 @@
 """`mdp-agent install` and `uninstall`: an agent that systemd starts with the machine."""
 
 import grp
-import inspect
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +18,7 @@ from devices import service
 from devices.agent.bundles import LoadableBundle
 from devices.agent.options import ServeOptions
 from devices.build import check
-from devices.cores import pin_to_cores
+from devices.cli.options import add_serve_options, serve_options
 from devices.service import Service
 from mdp import console
 from mdp.cameras import Source, parse_source
@@ -27,7 +26,6 @@ from mdp.errors import AgentError, ConfigError, InputError
 from mdp.files import read_regular, write_bytes
 from mdp.formats.bundle import MANIFEST
 from mdp.formats.keys import load_pair
-from mdp.formats.signing import load_bundle_key
 from mdp.runtimes.base import CPU
 from mdp.transport import public_key_of
 
@@ -49,23 +47,13 @@ Root = Annotated[
 ROOT = Path("/")
 
 
-def add_to(app: typer.Typer, run: Callable[..., None]) -> None:
-    """Add the commands to `app`; the options of `run` are options of `install` too."""
-
-    def with_options(**given: Any) -> None:
-        install(**{own: given.pop(own) for own in ("ctx", *added)}, given=given)
-
-    options = inspect.signature(run).parameters
-    own = inspect.signature(install).parameters
-    added = [name for name in own if name not in ("ctx", "given")]
-    parameters = [own["ctx"], *options.values(), *(own[name] for name in added)]
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
-    with_options.__doc__ = install.__doc__
-    app.command("install")(with_options)
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command("install")(install)
     app.command("uninstall")(uninstall)
 
 
+@add_serve_options
 def install(
     ctx: typer.Context,
     *,
@@ -281,15 +269,6 @@ def _remove(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise InputError(f"{path}: cannot be removed: {error.strerror}") from error
-
-
-def serve_options(given: Mapping[str, Any]) -> ServeOptions:
-    """The options of `mdp-agent run`; raises InputError or ConfigError."""
-    values = {name: given[name] for name in ServeOptions.__slots__ if name in given}
-    key, cpus = given["bundle_key"], given["cpus"]
-    values["bundle_key"] = None if key is None else load_bundle_key(key)
-    values["cores"] = None if cpus is None else pin_to_cores(cpus)
-    return ServeOptions(**values)
 
 
 def _service(

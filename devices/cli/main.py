@@ -4,31 +4,25 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from devices.agent.bundles import GRACE_S
 from devices.agent.lifecycle import Report
-from devices.agent.options import MAX_PUSH_MB, ServeOptions
+from devices.agent.options import ServeOptions
 from devices.agent.server import Agent
 from devices.build import build_agent, build_bundleless_agent
-from devices.camera.capture import DEFAULT_FPS
 from devices.cli import camera, install, probe
-from devices.cli.camera import AllowMask, MaskFile
-from devices.cores import pin_to_cores
+from devices.cli.options import add_serve_options, serve_options
 from devices.events import Events, for_events_alone
 from devices.health import PORT, LifeSigns, report_health, serve_health
 from devices.notify import Notifier
 from mdp import console
 from mdp.formats.fleet import PLAIN_TEXT
 from mdp.formats.keys import is_loopback
-from mdp.formats.packaged import bundle_by_name
-from mdp.formats.profile import MAX_THREADS
-from mdp.formats.signing import load_bundle_key
 from mdp.logs import BackgroundWriter, quiet_libraries
 from mdp.tracing import set_up
 
@@ -38,115 +32,8 @@ camera.add_to(app)
 
 
 @app.command("run")
-def run_agent(
-    device: Annotated[str, typer.Option(help="This device's name in the bundle's plan.")],
-    bundle: Annotated[
-        Path | None,
-        typer.Option(
-            callback=bundle_by_name,
-            help="Bundle folder made by mdp-partition, or the name of one of MDP's; without it, "
-            "with --allow-push, the agent waits for a first one, and can be recorded meanwhile.",
-        ),
-    ] = None,
-    bundle_key: Annotated[
-        Path | None,
-        typer.Option(help="Serve only bundles signed with this public key (`mdp bundle sign`)."),
-    ] = None,
-    bind: Annotated[
-        str, typer.Option(help="Address to listen on; port 0 takes any free one.")
-    ] = "tcp://127.0.0.1:7500",
-    key: Annotated[
-        Path | None, typer.Option(help="This agent's secret key file, made by `mdp keys new`.")
-    ] = None,
-    clients: Annotated[
-        Path | None,
-        typer.Option(help="Public key file of the client to let in, or a folder of them."),
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Serve other machines in plain text.")
-    ] = False,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, max=MAX_THREADS, help="Instead of the plan's number of threads."),
-    ] = None,
-    spin: Annotated[
-        bool | None,
-        typer.Option(
-            help="Whether threads spin while they wait for each other, instead of as planned: "
-            "for cores that nothing else uses."
-        ),
-    ] = None,
-    cpus: Annotated[
-        str | None,
-        typer.Option(help="Run on these cores only, as in 0,2-3, and on no more threads."),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=64, help="Most pictures to compute at once, instead of the plan's number."
-        ),
-    ] = None,
-    grace_s: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=86_400,
-            help="How long a replaced bundle is served after its last request; after it was "
-            "replaced, if a further one is to take its place.",
-        ),
-    ] = GRACE_S,
-    allow_fallback: Annotated[
-        bool, typer.Option(help="Accept another provider, runtime or precision than planned.")
-    ] = False,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            envvar="MDP_SOURCE",
-            help="The agent's own camera: folder:PATH, video:FILE, camera:NUMBER or "
-            "rtsp://HOST/PATH; a phone's, which opens a page on this port: phone:PORT; or that of "
-            "the agent at mdp://HOST:PORT.",
-        ),
-    ] = None,
-    source_fps: Annotated[
-        float, typer.Option(min=0.01, max=240, help="Frames a second to take of --source.")
-    ] = DEFAULT_FPS,
-    source_key: Annotated[
-        Path | None, typer.Option(help="With mdp://HOST:PORT: the public key file of that agent.")
-    ] = None,
-    allow_record: Annotated[
-        bool,
-        typer.Option(
-            "--allow-record",
-            help="Let clients fetch pictures of --source (`mdp record`), whose keys may: "
-            "`record = true` in NAME.limits.",
-        ),
-    ] = False,
-    mask: MaskFile = None,
-    allow_mask: AllowMask = False,
-    audit: Annotated[
-        Path | None,
-        typer.Option(
-            help="Append connections, refusals, pushes, recordings, masks, lost keys: JSON lines."
-        ),
-    ] = None,
-    announce: Annotated[
-        bool,
-        typer.Option("--announce", help="Announce it on the local network (`mdp fleet discover`)."),
-    ] = False,
-    allow_push: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for bundles that clients push (`mdp bundle push`), whose keys may: "
-            "`push = true` in NAME.limits. The last one is served instead of --bundle."
-        ),
-    ] = None,
-    max_push_mb: Annotated[
-        float, typer.Option(min=0.001, max=1e6, help="Largest pushed bundle, in MB.")
-    ] = MAX_PUSH_MB,
-    json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per event on stdout.")
-    ] = False,
-) -> None:
+@add_serve_options
+def run_agent(*, given: Mapping[str, Any]) -> None:
     """Serve one sub-model until SIGTERM or Ctrl-C; accepted requests are answered first.
 
     SIGHUP reloads --bundle: another bundle there is loaded beside the served one, and replaces it
@@ -159,35 +46,11 @@ def run_agent(
     Exit codes: 0 stopped by a signal, 2 bad input (bundle, device, provider, address, key, cores),
     5 the address is taken or not there yet, 1 unforeseen.
     """
+    device, json = given["device"], given["json"]
     quiet_libraries()
     set_up("mdp-agent", **{"service.instance.id": device})
     stream = for_events_alone(sys.stdout) if json else sys.stderr
-    options = ServeOptions(
-        bundle=bundle,
-        device=device,
-        bundle_key=None if bundle_key is None else load_bundle_key(bundle_key),
-        bind=bind,
-        key=key,
-        clients=clients,
-        insecure=insecure,
-        threads=threads,
-        spin=spin,
-        # Before any thread is started: threads inherit it.
-        cores=None if cpus is None else pin_to_cores(cpus),
-        batch=batch,
-        grace_s=grace_s,
-        allow_fallback=allow_fallback,
-        source=source,
-        source_fps=source_fps,
-        source_key=source_key,
-        allow_record=allow_record,
-        mask=mask,
-        allow_mask=allow_mask,
-        audit=audit,
-        announce=announce,
-        allow_push=allow_push,
-        max_push_mb=max_push_mb,
-    )
+    options = serve_options(given)
     events = Events(stream, device, json=json)
     notifier, stopped = Notifier.of(), list[bool]()
     with BackgroundWriter(events.emit, "events") as writer:
@@ -203,7 +66,7 @@ def run_agent(
         os._exit(0)
 
 
-install.add_to(app, run_agent)
+install.add_to(app)
 
 
 @app.command("health")

@@ -39,7 +39,6 @@ _ONNXRUNTIME: dict[str, tuple[Precision, ...]] = {
 #: Providers that onnxruntime lists but that compute elsewhere.
 _ELSEWHERE = {"AzureExecutionProvider": "computes in a cloud"}
 Point = TypeVar("Point", LatencyPoint, NetworkPoint)
-_TIERS: dict[Tier, int] = {"quick": 0, "core": 1, "full": 2}
 
 
 @dataclass(frozen=True, slots=True, order=True)

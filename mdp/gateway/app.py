@@ -43,7 +43,7 @@ from mdp.requests.reason import Suspicion
 from mdp.teach.teacher import FleetTeacher
 from mdp.tracing import server_span
 
-#: What of the room's data is sent, and as what.
+#: Files of the package that are sent, and their types.
 PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),

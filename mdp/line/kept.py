@@ -10,7 +10,7 @@ has a slash, which is a plus in the file's name.
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from zlib import crc32
 
 import msgspec
@@ -22,7 +22,6 @@ from mdp.requests.reason import Suspicion
 
 #: Reasons to keep an item, the most telling one first.
 WhyKept = Literal["unknown", "different", "unsure", "disagreement"]
-WHY_KEPT: tuple[WhyKept, ...] = get_args(WhyKept)
 Order = Literal["unsure", "oldest"]
 RECORD = "record.json"
 PICTURE_SUFFIXES = (".jpg", ".png")

@@ -328,10 +328,6 @@ def reply_frame_bytes(num_classes: int) -> int:
     return max(2 * MAX_HEADER_BYTES, 2 * _logit_bytes(num_classes))
 
 
-def _pixel_bytes(image_size: int) -> int:
-    return image_size**2 * 3
-
-
 def _logit_bytes(num_classes: int) -> int:
     return num_classes * 4
 

@@ -23,7 +23,6 @@ from mdp.runtimes import base
 
 #: Before OpenVINO's name of the device in a status.
 PREFIX = "openvino:"
-OPENVINO_CPU = f"{PREFIX}CPU"
 #: Kind of device -> precision -> inference precision hint. NPUs compute in f16 and have no hint.
 HINTS: Mapping[str, Mapping[Precision, str | None]] = {
     "CPU": {"fp32": "f32", "bf16": "bf16", "int8-static": "f32"},

@@ -87,7 +87,7 @@ class RecordProgress(Struct, kw_only=True):
         return self.state in ("countdown", "recording")
 
 
-class CameraDesk:
+class CameraRecorder:
     """One connection to all cameras of a fleet, one recording at a time; for one event loop."""
 
     def __init__(self, fleet: Path, key: Path | None, changed: Callable[[], None]) -> None:

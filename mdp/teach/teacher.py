@@ -26,7 +26,7 @@ from mdp.requests.reason import Suspicion
 from mdp.teach import builder
 from mdp.teach.builder import Builder, BuildProgress
 from mdp.teach.good import GOOD, cameras_of, data_words, good_pictures, require_heads
-from mdp.teach.recorder import BusyError, CameraDesk, RecordRequest
+from mdp.teach.recorder import BusyError, CameraRecorder, RecordRequest
 from mdp.teach.review import GoneError, Move, Review
 from mdp.teach.rollout import FleetRollout
 from mdp.teach.taught import TaughtClass, class_folder, count_classes, remove_scenes
@@ -119,7 +119,7 @@ class FleetTeacher:
         self.suspected: Callable[[], Mapping[str, Suspicion]] = dict
         self._check_one_label()
         self.devices = [entry.device for entry in read_devices(options.fleet).devices]
-        self._desk = CameraDesk(options.fleet, options.key, self._note_recording)
+        self._recorder = CameraRecorder(options.fleet, options.key, self._note_recording)
         self._scan_soon = asyncio.Event()
         self._builder = Builder(options.builds, self._wake)
         self._heads = Builder(options.builds, self._note_heads)
@@ -217,7 +217,7 @@ class FleetTeacher:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that the page shows, for msgspec to encode."""
-        recording, build = self._desk.recording, self._builder.progress
+        recording, build = self._recorder.recording, self._builder.progress
         ended = recording is not None and not recording.under_way
         reasons: dict[str, int] = {}
         for item in self._kept:
@@ -230,7 +230,7 @@ class FleetTeacher:
             "served": self._labels,
             "problem": self._problem,
             "recording": None if recording is None else asdict(recording),
-            "removable": len(self._desk.recorded) if ended else 0,
+            "removable": len(self._recorder.recorded) if ended else 0,
             "kept": {
                 "looks": self._review is not None,
                 "total": len(self._kept),
@@ -271,11 +271,11 @@ class FleetTeacher:
 
     async def preview(self) -> Scene:
         """Pictures of the cameras; raises ConfigError."""
-        return await self._desk.preview()
+        return await self._recorder.preview()
 
     async def masks(self) -> dict[str, Any]:
         """Each camera's mask, for msgspec to encode."""
-        masks, missing = await self._desk.masks()
+        masks, missing = await self._recorder.masks()
         return {
             "masks": {
                 name: {
@@ -293,22 +293,22 @@ class FleetTeacher:
         """Have an agent use another mask; raises GoneError, BusyError or WireError."""
         if device not in self.devices:
             raise GoneError(f"no device {device[:60]!r}: expected one of {', '.join(self.devices)}")
-        await self._desk.set_mask(device, mask)
+        await self._recorder.set_mask(device, mask)
 
     def record(self, wanted: RecordRequest) -> None:
         """Begin to record; raises InputError or BusyError."""
         self._check_one_label()
-        self._desk.record(wanted, class_folder(self.options.scenes, wanted.label))
+        self._recorder.record(wanted, class_folder(self.options.scenes, wanted.label))
 
     async def stop_recording(self) -> None:
         """End the recording that is under way; its scenes stay."""
-        await self._desk.stop()
+        await self._recorder.stop()
         await self.scan()
 
     async def remove_recorded(self) -> int:
         """Remove the scenes of the newest recording; raises BusyError."""
         self._refuse_while(recording=True, build=True)
-        recorded, self._desk.recorded = self._desk.recorded, []
+        recorded, self._recorder.recorded = self._recorder.recorded, []
         removed = await asyncio.to_thread(remove_scenes, recorded)
         await self.scan()
         return removed
@@ -316,7 +316,7 @@ class FleetTeacher:
     def _refuse_while(self, *, recording: bool = False, build: bool = False) -> None:
         """Raise BusyError while one of these is under way."""
         if recording:
-            self._desk.refuse_while_recording()
+            self._recorder.refuse_while_recording()
         if build and self._builder.running:
             raise BusyError("a build reads the scenes: expected its end first")
         if build and self._heads.running:
@@ -426,7 +426,7 @@ class FleetTeacher:
 
     def _tend_heads(self) -> None:
         """Push heads that have learnt, or begin to learn, once nothing is under way."""
-        recording = self._desk.recording
+        recording = self._recorder.recording
         if (
             (recording is not None and recording.under_way)
             or self._builder.running
@@ -608,7 +608,7 @@ class FleetTeacher:
 
     async def close(self) -> None:
         """End recording and build, and wait for a rollout."""
-        await self._desk.close()
+        await self._recorder.close()
         await self._builder.close()
         await self._heads.close()
         if self._rollout_task is not None:

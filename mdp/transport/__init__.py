@@ -1,4 +1,4 @@
-"""Frames over ZeroMQ: the client's DEALERs and the agent's ROUTER. The only room that imports zmq.
+"""Frames over ZeroMQ: the client's DEALERs and the agent's ROUTER. Nothing else imports zmq.
 
 A client has one DEALER per agent, so that one slow peer never blocks another. With keys, a
 connection is encrypted and both sides are authenticated (CurveZMQ, rfc.zeromq.org/spec/26).

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mdp.errors import InputError
@@ -10,7 +11,6 @@ from partitioner.build.inputs import BuildInputs
 from partitioner.build.measured.build import MeasuredBuild, build_measured
 from partitioner.build.plan import plan_with_teacher
 from partitioner.build.steps import (
-    check_members,
     check_target,
     evaluate_step,
     export_step,
@@ -24,7 +24,8 @@ from partitioner.export.inspect_bundle import InspectRequest, open_inspected
 from partitioner.planner.make_plan import Planned
 from partitioner.run.folder import RunFolder, bundle_name, default_run
 from partitioner.run.progress import Progress
-from partitioner.training.distributed import is_first, lock_run, together
+from partitioner.training.context import TrainingContext
+from partitioner.training.distributed import lock_run, on_first, together
 from partitioner.training.world import world
 
 
@@ -52,70 +53,72 @@ def build_bundle(
     """Plan, train, export and evaluate in a row, by measurement or with a teacher.
 
     `on_plan` gets the plan of a build with a teacher, refused or not. `crew` is the folder of a
-    crew that trains, with this process as its desk. With `inspect` the models get anomaly heads in
-    the end; whether there are enough scenes is checked before anything is trained. `clock` gives
-    the seconds of a build by measurement.
+    crew that trains, with this process as its coordinator. With `inspect` the models get anomaly
+    heads in the end; whether there are enough scenes is checked before anything is trained. `clock`
+    gives the seconds of a build by measurement.
 
     Of torchrun's processes all but the first return None. Raises InputError and PlanRefused.
     """
-    folder = RunFolder(run or default_run(out))
-    named = _check_request(config, out, name, crew)
-    inputs = BuildInputs.read(config)
-    if measures(config):
-        _check_inspected(inspect, inputs.cameras.values())
+    folder, by_measurement = RunFolder(run or default_run(out)), measures(config)
+    with together():
+        if by_measurement:
+            _check_one_process(crew)
+        named = bundle_name(name, out)
+        check_target(out)
+        inputs = BuildInputs.read(config)
+        inputs.check_run(folder)
+        if by_measurement:
+            _check_inspected(inspect, inputs.cameras.values())
+    if by_measurement:
         measured = build_measured(inputs, out, folder, named, progress, clock)
         if inspect is not None:
             with lock_run(folder):
                 inspect_step(out, inspect, progress)
         return BuildOutcome(measured.report, measured)
     planned = plan_with_teacher(inputs, folder, progress)
-    inputs = _accept(planned, inputs, on_plan)
-    _check_inspected(inspect, planned.plan.cameras)
+    on_first(partial(_accept, planned, inspect, on_plan))
+    inputs = inputs.for_cameras(planned.plan.cameras)
     with lock_run(folder):
         work = train_plan(inputs, planned.plan, folder, progress, crew=crew, bundle=named)
-        if not is_first():
-            return None
-        export_step(work, out, named)
-        bundle, report = evaluate_step(out, inputs.data, folder, progress)
-        profiles = [device.profile for device in planned.problem.devices]
-        report = quantize_step(bundle, inputs.data, folder, profiles, progress) or report
-        folder.remove_pictures()
-        if inspect is not None:
-            inspect_step(out, inspect, progress)
-        return BuildOutcome(report)
+        return on_first(partial(_finish, work, planned, out, named, inspect))
 
 
-@together()
-def _check_request(config: BuildConfig, out: Path, name: str | None, crew: Path | None) -> str:
-    """The bundle's name; raises InputError for what this build cannot do, before files are read."""
-    named = bundle_name(name, out)
-    if measures(config) and crew is not None:
+def _check_one_process(crew: Path | None) -> None:
+    """Raise InputError where others are to train with this process."""
+    if crew is not None:
         raise InputError("--crew: a build by measurement trains on this machine: expected none")
-    if measures(config) and world().size > 1:
+    if world().size > 1:
         raise InputError("torchrun: expected one process for a build by measurement")
-    check_target(out)
-    return named
 
 
-@together()
 def _check_inspected(inspect: InspectRequest | None, cameras: Iterable[str]) -> None:
     """Raise InputError for too few scenes to fit anomaly heads to."""
     if inspect is not None:
         open_inspected(inspect, cameras)
 
 
-@together()
 def _accept(
-    planned: Planned, inputs: BuildInputs, on_plan: Callable[[Planned], object]
-) -> BuildInputs:
-    """The inputs of the plan's cameras alone, once `on_plan` has the plan.
+    planned: Planned, inspect: InspectRequest | None, on_plan: Callable[[Planned], object]
+) -> None:
+    """Hand over the plan, refused or not.
 
-    Raises PlanRefused, and InputError for sub-models that cannot be measured here.
+    Raises PlanRefused, and InputError for too few scenes to inspect.
     """
-    if not planned.plan.refused:
-        inputs = inputs.for_cameras(planned.plan.cameras)
-        check_members(planned.plan, inputs.data)
-    if is_first():
-        on_plan(planned)
+    on_plan(planned)
     planned.check()
-    return inputs
+    _check_inspected(inspect, planned.plan.cameras)
+
+
+def _finish(
+    work: TrainingContext, planned: Planned, out: Path, name: str, inspect: InspectRequest | None
+) -> BuildOutcome:
+    """Export and evaluate what was trained, and fit anomaly heads where they are wanted."""
+    run, data, progress = work.run, work.data, work.progress
+    export_step(work, out, name)
+    bundle, report = evaluate_step(out, data, run, progress)
+    profiles = [device.profile for device in planned.problem.devices]
+    report = quantize_step(bundle, data, run, profiles, progress) or report
+    run.remove_pictures()
+    if inspect is not None:
+        inspect_step(out, inspect, progress)
+    return BuildOutcome(report)

@@ -22,10 +22,10 @@ from partitioner.networks.at_hand import find_weights, weights_at_hand
 from partitioner.networks.teacher import teacher_spec
 from partitioner.pilot.candidates import DeviceLatency
 from partitioner.pilot.measure import plain_shapes
+from partitioner.run.folder import RunFolder
 from partitioner.run.plan_settings import PlanSettings, check_cameras
 from partitioner.run.settings import RunOptions, TrainingConfig
 from partitioner.run.weights import weights_in
-from partitioner.training.distributed import together
 
 #: How many names a message shows.
 _SHOWN = 5
@@ -125,6 +125,11 @@ class TrainingInputs:
         assert self.teacher is not None
         return self.teacher
 
+    def check_run(self, run: RunFolder) -> None:
+        """Raise InputError where `run` was trained with a teacher of other given weights."""
+        if self.teacher is not None and self.config.has_teacher_weights:
+            run.check_teacher(self.teacher.facts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildInputs(TrainingInputs):
@@ -135,7 +140,6 @@ class BuildInputs(TrainingInputs):
     profiles: Mapping[str, DeviceProfile]
 
     @classmethod
-    @together()
     def read(cls, config: BuildConfig) -> "BuildInputs":
         """Read what `config` names; raises InputError, also for settings of another kind of build.
 

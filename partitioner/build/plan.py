@@ -6,6 +6,7 @@ import msgspec
 
 from mdp.errors import InputError
 from partitioner.build.inputs import BuildInputs, TrainingInputs
+from partitioner.build.steps import check_members
 from partitioner.data.scenes import single_pictures
 from partitioner.estimates.accuracy_law import Training
 from partitioner.planner.make_plan import Planned, make_planned
@@ -16,21 +17,25 @@ from partitioner.training.distributed import together
 
 
 def plan_with_teacher(inputs: BuildInputs, run: RunFolder, progress: Progress) -> Planned:
-    """The plan of a build, refused or not; raises InputError.
+    """The plan of a build, refused or not.
+
+    Raises InputError, also for sub-models that cannot be measured on this machine.
 
     A teacher with given weights is measured on the calibration pictures first, unless the settings
     say how accurate it is.
     """
-    teacher, settings = inputs.require_teacher(), inputs.config.plan
-    if inputs.config.has_teacher_weights:
-        teacher.check_same(run)
-        if settings.teacher_accuracy is None:
-            share = teacher.accuracy(run, single_pictures(inputs.data), progress)
-            settings = msgspec.structs.replace(settings, teacher_accuracy=share)
-    return _plan(inputs, settings)
+    settings = inputs.config.plan
+    if inputs.config.has_teacher_weights and settings.teacher_accuracy is None:
+        pictures = single_pictures(inputs.data)
+        share = inputs.require_teacher().accuracy(run, pictures, progress)
+        settings = msgspec.structs.replace(settings, teacher_accuracy=share)
+    with together():
+        planned = _plan(inputs, settings)
+        if not planned.plan.refused:
+            check_members(planned.plan, inputs.for_cameras(planned.plan.cameras).data)
+    return planned
 
 
-@together()
 def _plan(inputs: BuildInputs, settings: PlanSettings) -> Planned:
     schedule = inputs.config.schedule
     return make_planned(

@@ -1,7 +1,8 @@
 """The settings of a run: what its settings.json holds, and whether they go with its plan."""
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -40,12 +41,16 @@ def data_facts(options: RunOptions, data: Dataset) -> DataFacts:
     )
 
 
-def run_settings(inputs: TrainingInputs, networks: Collection[str] = ()) -> Settings:
-    """The content of settings.json for a plan with these networks; raises InputError."""
+def run_settings(
+    inputs: TrainingInputs, weights: Mapping[str, Path] = MappingProxyType({})
+) -> Settings:
+    """The content of settings.json; raises InputError.
+
+    `weights` are the files, by timm's name, that the plan's networks begin with.
+    """
     config, data = inputs.config, inputs.data
     options, flip = config.options, config.augmentation.flip
     facts = inputs.require_teacher().facts
-    weights = inputs.pretrained.of(networks)
     check_kept(options.answers_keep, len(data.labels))
     check_policy(config.augmentation.rand_augment)
     return Settings(

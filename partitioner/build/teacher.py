@@ -16,7 +16,7 @@ from partitioner.networks.teacher_weights import count_classes
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import TeacherFacts, TrainingConfig
-from partitioner.training.distributed import first_then_others, lock_run, together
+from partitioner.training.distributed import first_then_others, lock_run
 from partitioner.training.teacher import GivenTeacher
 
 
@@ -97,11 +97,6 @@ class TeacherSource:
                 "give --teacher-epochs N to train it, --teacher-checkpoint FILE or --pretrained"
             )
 
-    @together()
-    def check_same(self, run: RunFolder) -> None:
-        """Raise InputError where `run` was trained with another teacher."""
-        run.check_teacher(self.facts)
-
     def accuracy(self, run: RunFolder, data: Dataset, progress: Progress) -> float:
         """Share of the calibration pictures of `data` that given weights are right on.
 
@@ -109,19 +104,13 @@ class TeacherSource:
         InputError.
         """
         given = GivenTeacher(run, self.spec, self.facts, data, self.checkpoint, progress)
-        with lock_run(run):
-            _measure(given, progress)
+        with lock_run(run), first_then_others():
+            if not given.is_measured:
+                cut_views(given.pixels, progress)
             share = given.accuracy()
         if self.config.teacher_schedule.epochs:
             progress.note(
                 f"teacher: {share:.1%} of the calibration pictures before more training, assumed "
-                "by the plan; --teacher-accuracy overrides it"
+                "by the plan; plan.teacher_accuracy of the --config file overrides it"
             )
         return share
-
-
-@first_then_others()
-def _measure(given: GivenTeacher, progress: Progress) -> None:
-    if not given.is_measured:
-        cut_views(given.pixels, progress)
-    given.accuracy()

@@ -10,19 +10,18 @@ from mdp.formats.plan import Plan
 from partitioner.build.inputs import TrainingInputs
 from partitioner.build.settings import check_scenes, run_settings, teaching_of
 from partitioner.build.views import cut_views
-from partitioner.crew.desk import Together
 from partitioner.crew.folder import CrewFolder
+from partitioner.crew.run import Together
 from partitioner.data.datasets import Dataset
 from partitioner.data.scenes import remark_on
 from partitioner.networks.members import check_member
-from partitioner.networks.teacher import Teacher, teacher_spec
+from partitioner.networks.teacher import teacher_spec
 from partitioner.networks.weight_init import check_source
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule, Settings, differences
 from partitioner.training.context import TrainingContext
-from partitioner.training.distributed import first_then_others, is_first, on_first, together
-from partitioner.training.largest_logits import Answers
+from partitioner.training.distributed import first_then_others, on_first, together
 from partitioner.training.members import train_members
 from partitioner.training.teacher import ensure_targets, ensure_teacher
 
@@ -38,18 +37,27 @@ def train_plan(
 ) -> TrainingContext:
     """Finish the training of `plan` in the run folder; raises InputError.
 
-    `crew` is the folder of a crew, whose desk this process is. It evaluates the sub-models of a
-    `bundle` of this name, too.
+    `crew` is the folder of a crew, whose coordinator this process is. It evaluates the sub-models
+    of a `bundle` of this name, too.
     """
     together_with = None
     if crew is not None:
         together_with = Together.of(CrewFolder(crew), plan, inputs.config, inputs.data)
         inputs = replace(inputs, config=together_with.config)
     digest = "" if together_with is None else together_with.digest
-    mine = _write_settings(inputs, plan, run, progress, digest)
-    settings = _first_settings(mine, plan, run, inputs.data)
-    networks = _networks(plan)
-    weights = inputs.pretrained.of(networks.values())
+    with together():
+        check_scenes(plan, inputs.config)
+        networks = {a.k: a.network.name for a in plan.assignments if a.network is not None}
+        weights = inputs.pretrained.of(networks.values())
+        teaching = teaching_of(inputs.config, plan, inputs.data, progress)
+        _check_plan(plan, inputs.config.schedule)
+        _check_calibration(inputs.data)
+        mine = msgspec.structs.replace(
+            run_settings(inputs, weights), teaching=teaching, crew=digest
+        )
+    on_first(lambda: run.start_or_continue(mine, plan))
+    with together():
+        settings = _first_settings(mine, plan, run, inputs.data)
     starts = {k: weights[name] for k, name in networks.items() if name in weights}
     work = TrainingContext(run, settings, plan, inputs.data, progress, starts)
     if remark := remark_on(inputs.data):
@@ -59,12 +67,15 @@ def train_plan(
             f"{run.path}: takes up to {work.picture_bytes() / 1e6:,.0f} MB of cut pictures, which "
             "are removed when they are no longer needed"
         )
-        _cut_first(work)
+        # Unreadable pictures are reported before hours of training.
+        with first_then_others():
+            cut_views(work.first_pixels, progress)
     checkpoint = inputs.require_teacher().checkpoint
     if together_with is not None:
         return together_with.train(work, checkpoint, bundle)
     teacher = ensure_teacher(work, checkpoint)
-    targets = _targets(work, teacher)
+    with first_then_others():
+        targets = ensure_targets(work, teacher)
     if work.teacher_view not in work.variants.members:
         on_first(lambda: work.variants.remove_views(work.teacher_view))
     train_members(work, teacher, targets)
@@ -72,29 +83,6 @@ def train_plan(
     return work
 
 
-def _networks(plan: Plan) -> dict[int, str]:
-    """timm's names of the sub-models that are no plain vision transformers."""
-    return {a.k: a.network.name for a in plan.assignments if a.network is not None}
-
-
-@together()
-def _write_settings(
-    inputs: TrainingInputs, plan: Plan, run: RunFolder, progress: Progress, crew: str
-) -> Settings:
-    """This process's settings, which the first one writes to the run folder; raises InputError."""
-    networks = list(dict.fromkeys(_networks(plan).values()))
-    check_scenes(plan, inputs.config)
-    inputs.pretrained.of(networks)
-    teaching = teaching_of(inputs.config, plan, inputs.data, progress)
-    _check_plan(plan, inputs.config.schedule)
-    _check_calibration(inputs.data)
-    mine = msgspec.structs.replace(run_settings(inputs, networks), teaching=teaching, crew=crew)
-    if is_first():
-        run.start_or_continue(mine, plan)
-    return mine
-
-
-@together()
 def _first_settings(mine: Settings, plan: Plan, run: RunFolder, data: Dataset) -> Settings:
     """The first process's settings; raises InputError for other pictures or another plan."""
     kept = run.settings()
@@ -106,17 +94,6 @@ def _first_settings(mine: Settings, plan: Plan, run: RunFolder, data: Dataset) -
     if changed:
         raise InputError(f"plan: not the first process's: {changed}")
     return kept
-
-
-@first_then_others()
-def _cut_first(work: TrainingContext) -> None:
-    """Cut every picture once, so that unreadable ones are reported before hours of training."""
-    cut_views(work.first_pixels, work.progress)
-
-
-@first_then_others()
-def _targets(work: TrainingContext, teacher: Teacher) -> list[Answers]:
-    return ensure_targets(work, teacher)
 
 
 def _check_calibration(data: Dataset) -> None:

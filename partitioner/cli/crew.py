@@ -44,7 +44,7 @@ def probe(
         str, typer.Option(help="HOST:PORT of this machine, private, where the others join.")
     ],
     trainers: Annotated[list[str], typer.Option(help="Names of the others.")],
-    name: Annotated[str, typer.Option(help="Name of this machine.")] = "desk",
+    name: Annotated[str, typer.Option(help="Name of this machine.")] = "coordinator",
     wait: Annotated[float, typer.Option(help="Seconds to wait for the others.", min=0)] = 600.0,
     json: JsonOption = False,
 ) -> None:
@@ -61,9 +61,9 @@ def probe(
         from partitioner.build.inputs import TrainingInputs
         from partitioner.build.settings import run_settings
         from partitioner.crew.bus.address import parse_address, text_of
-        from partitioner.crew.desk import data_digest
-        from partitioner.crew.desk import probe as measure
         from partitioner.crew.folder import CrewFolder
+        from partitioner.crew.run import data_digest
+        from partitioner.crew.run import probe as measure
 
         names, folder = [name, *trainers], CrewFolder(crew)
         if len(set(names)) < len(names):
@@ -164,10 +164,10 @@ def tune(
         prepare(config.options.threads)
         from partitioner.build.inputs import TrainingInputs
         from partitioner.build.settings import run_settings
-        from partitioner.crew.desk import data_digest
-        from partitioner.crew.desk import tune as try_out
         from partitioner.crew.folder import CrewFolder
         from partitioner.crew.planning.tuning import to_tune, trials_of
+        from partitioner.crew.run import data_digest
+        from partitioner.crew.run import tune as try_out
         from partitioner.crew.workload import workload
 
         folder, chosen = CrewFolder(crew), read_plan(plan)
@@ -248,16 +248,18 @@ def simulate(
 
 @app.command()
 def join(
-    desk: Annotated[str, typer.Argument(help="HOST:PORT of the desk.")],
+    coordinator: Annotated[str, typer.Argument(help="HOST:PORT of the coordinator.")],
     *,
     name: Annotated[str, typer.Option(help="Name of this trainer in the plan.")],
     data: Annotated[str, typer.Option(help="This machine's copy of the pictures.")],
-    key: Annotated[Path, typer.Option(help="Copy of the desk's crew.key.")],
+    key: Annotated[Path, typer.Option(help="Copy of the coordinator's crew.key.")],
     run: Annotated[Path, typer.Option(help="Folder that keeps what is done here.")],
     threads: Annotated[int, typer.Option(help="Threads to train with; 0: one per core.")] = 0,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the desk.", min=0)] = 3600.0,
+    wait: Annotated[
+        float, typer.Option(help="Seconds to wait for the coordinator.", min=0)
+    ] = 3600.0,
 ) -> None:
-    """Take part in a desk's probe, tuning or training, with a copy of the pictures of its own.
+    """Take part in a coordinator's probe, tuning or training, with an own copy of the pictures.
 
     Example: mdp-partition crew join 192.168.1.10:47100 --name tower --data photos/
     --key crew.key --run photos.run
@@ -265,12 +267,12 @@ def join(
     quiet_libraries()
     with interruptible(f"what is finished is kept in {run}"), _alone():
         prepare(threads)
-        from partitioner.crew import desk as crew_desk
+        from partitioner.crew import run as crew_run
         from partitioner.crew.folder import token_of
 
         token = token_of(key)
-        crew_desk.join(desk, name, token, data, run, Progress(), wait_s=wait)
-    print(f"{name}: the desk has ended")
+        crew_run.join(coordinator, name, token, data, run, Progress(), wait_s=wait)
+    print(f"{name}: the coordinator has ended")
 
 
 def costs(crew: Path | None) -> dict[str, object]:

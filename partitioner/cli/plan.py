@@ -29,9 +29,8 @@ def add_to(app: typer.Typer) -> None:
 
 
 @add_config_options(
-    *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.latency_ms", "plan.percentile"),
-    *("plan.min_accuracy", "plan.max_energy_j", "plan.teacher_accuracy"),
-    *("plan.client_mbit", "plan.precision", "plan.any_precision", "plan.runs", "plan.families"),
+    *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.latency_ms"),
+    *("plan.min_accuracy", "plan.precision", "plan.runs", "plan.families"),
     *("plan.anyway", "plan.cameras", "run.weights", "run.data", "run.labels", "schedule.epochs"),
 )
 def plan(

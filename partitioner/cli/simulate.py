@@ -10,6 +10,7 @@ import typer
 
 from mdp import console
 from mdp.errors import InputError
+from mdp.files import read_toml
 from mdp.formats.bundle import Bundle, CascadeAccuracy
 from mdp.formats.packaged import bundle_by_name
 from mdp.formats.plan import Plan, read_plan
@@ -98,29 +99,13 @@ def simulate(
             "limit."
         ),
     ] = None,
-    sigma: Annotated[
-        float | None,
+    assume: Annotated[
+        Path | None,
         typer.Option(
-            help="Spread of computing times: standard deviation of their logarithm; default: from "
-            f"the profile's p10_ms and p90_ms, else {latency_quantiles.ASSUMED_SIGMA:g}."
+            help="TOML file of what neither plan nor profiles have: sigma, jitter_ms, loss, "
+            "mean_down_s, detect_s (docs/explanation/simulator.md)."
         ),
     ] = None,
-    jitter_ms: Annotated[
-        float | None,
-        typer.Option(
-            help="Mean of each message's random delay, exponential; default: from the link's 90th "
-            f"percentile, else {latency_quantiles.ASSUMED_JITTER_MS:g}."
-        ),
-    ] = None,
-    loss: Annotated[
-        float, typer.Option(help="Share of messages with a lost packet, which TCP repeats.")
-    ] = 0.0,
-    mean_down_s: Annotated[
-        float, typer.Option(help="Mean duration of a device failure; availability: the profile's.")
-    ] = 10.0,
-    detect_s: Annotated[
-        float, typer.Option(help="Time from a device's loss until clients know of it.")
-    ] = 3.0,
     seed: Annotated[int, typer.Option(help="Of all random numbers.", min=0)] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -140,27 +125,14 @@ def simulate(
     ):  # fmt: skip
         if count < 1:
             raise InputError(f"{option}: expected at least 1, got {count}")
-    for option, given in (
-        ("--rate", rate),
-        ("--burst", burst),
-        ("--hedge-ms", hedge_ms),
-        ("--mean-down-s", mean_down_s),
-    ):
+    for option, given in (("--rate", rate), ("--burst", burst), ("--hedge-ms", hedge_ms)):
         if given is not None:
             _check_positive(option, given)
-    for option, given, most in (
-        ("--sigma", sigma, 3), ("--jitter-ms", jitter_ms, 3.6e6), ("--loss", loss, 0.5),
-        ("--detect-s", detect_s, 1e6),
-    ):  # fmt: skip
-        if given is not None and not 0 <= given <= most:
-            raise InputError(f"{option}: expected a number from 0 to {most:g}, got {given:g}")
     if burst != 1 and rate is None:
         raise InputError("--burst: expected --rate beside it")
     if client_mbit is not None:
         check_client_mbit(client_mbit)
-    assumed = setup.Assumptions(
-        sigma=sigma, jitter_ms=jitter_ms, loss=loss, mean_down_s=mean_down_s, detect_s=detect_s
-    )
+    assumed = setup.Assumptions() if assume is None else read_toml(assume, setup.Assumptions)
     subject = _subject(bundle, plan)
     scenario = Scenario(
         devices=setup.device_models(
@@ -178,7 +150,7 @@ def simulate(
         ),
         after_s=latency_quantiles.CLIENT_FUSE_MS / 1e3,
         late_s=setup.LATE_S,
-        detect_s=detect_s,
+        detect_s=assumed.detect_s,
         client_bps=_client_bps(subject.plan, client_mbit),
     )
     what_ifs = _what_ifs(scenario, subject, assumed, lose, add, hedge_ms)

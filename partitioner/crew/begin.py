@@ -1,4 +1,4 @@
-"""The first message of a training together, by the desk."""
+"""The first message of a training together, by the coordinator."""
 
 from typing import Literal
 
@@ -35,8 +35,10 @@ class Begin(Record, frozen=True, kw_only=True):
 
 
 def begin_of(address: str, said: bytes) -> Begin:
-    """Read what the desk says to a trainer before it joins; raises InputError."""
+    """Read what the coordinator says to a trainer before it joins; raises InputError."""
     try:
         return msgspec.msgpack.decode(said, type=Begin)
     except msgspec.DecodeError as error:
-        raise InputError(f"{address}: expected a desk of version {__version__}: {error}") from error
+        raise InputError(
+            f"{address}: expected a coordinator of version {__version__}: {error}"
+        ) from error

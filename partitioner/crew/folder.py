@@ -1,4 +1,4 @@
-"""The folder of a crew at the desk: facts.toml, crew.toml, and the token that signs."""
+"""The folder of a crew at the coordinator: facts.toml, crew.toml, and the token that signs."""
 
 import secrets
 from pathlib import Path

@@ -1,12 +1,12 @@
-"""Messages of a crew: what trainers put into the desk's mailbox, and what the desk answers.
+"""Messages of a crew, between its trainers and its coordinator.
 
-`AnyEvent` is what the desk writes to its log and decides by, and `AnyAction` what it then tells;
-the others carry signs of life, the shares of frozen passes, and files.
+`AnyEvent` is what the coordinator writes to its log and decides by, and `AnyAction` what it then
+tells; the others carry heartbeats, the shares of frozen passes, and files.
 
 The log is append-only and its order is the only order there is. A schedule is a pure machine,
-`handle(event) -> actions`; the same machine runs at the desk, in the simulator and in replays.
-Ranks are numbered by joining, from 0 (the desk), and never used again. Every number `seq` of a
-network is used once: by a `Meet`, or by a `GoOn`.
+`handle(event) -> actions`; the same machine runs at the coordinator, in the simulator and in
+replays. Ranks are numbered by joining, from 0 (the coordinator), and never used again. Every number
+`seq` of a network is used once: by a `Meet`, or by a `GoOn`.
 
 A trainer's side of a network: it enters by `Waiting` with no pictures, meets, and from `Commit` on
 trains: claim a batch, train it, `Ready`. `Close` ends that by `Waiting`, a claim behind the last
@@ -42,7 +42,7 @@ class Message(
 
 
 class Event(Message, frozen=True):
-    """Something that a trainer reports, or that the desk finds out about it."""
+    """Something that a trainer reports, or that the coordinator finds out about it."""
 
     rank: Rank
 
@@ -62,7 +62,7 @@ class TrainerReport(Event, frozen=True):
     """A trainer's progress in a network.
 
     `since` is the `seq` of the last Commit or GoOn that it has taken, `claims` are the batches that
-    it has done since its last report. `Hand` fills in both.
+    it has done since its last report. `CoordinatorClient` fills in both.
     """
 
     network: str
@@ -112,13 +112,13 @@ class Receipt(Event, frozen=True, tag="receipt"):
 
 
 class Waited(Event, frozen=True, tag="waited"):
-    """The desk waits no longer for trainers that are planned and have not joined."""
+    """The coordinator waits no longer for trainers that are planned and have not joined."""
 
     network: str = ""
 
 
 class Made(Event, frozen=True, tag="made"):
-    """A trainer has handed in the outcome of a job; `said` is what it tells the desk of it.
+    """A trainer has handed in the outcome of a job; `said` is what it tells the coordinator of it.
 
     Empty where it has no outcome, or another one's counts: it is free. `sent_bytes` are those of
     means, rows and files that other trainers get.
@@ -147,8 +147,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sent_bytes: int = 0
 
 
-class Alive(Event, frozen=True, tag="alive"):
-    """A sign of life, every second, and what the trainer does."""
+class Heartbeat(Event, frozen=True, tag="heartbeat"):
+    """A heartbeat, every second, and what the trainer does."""
 
     state: State
 
@@ -198,7 +198,7 @@ class FileMessage(Message, frozen=True):
 
 
 class FileHead(FileMessage, frozen=True, tag="file"):
-    """The sender has this file: a trainer hands it in, and the desk says what all get."""
+    """The sender has this file: a trainer hands it in, and the coordinator says what all get."""
 
     bytes: Count
     sha256: str
@@ -224,7 +224,7 @@ class Piece(FileMessage, frozen=True, tag="piece"):
 
 
 class NoFile(FileMessage, frozen=True, tag="none"):
-    """The desk has no such file, for a `reason` if it should have one."""
+    """The coordinator has no such file, for a `reason` if it should have one."""
 
     reason: str = ""
 
@@ -308,8 +308,8 @@ class Taken(NamedTuple):
 class GoOn(Action, frozen=True, tag="go_on"):
     """Go on without a meeting, with `epoch`, with the own parameters and those of `takes`.
 
-    `claims` are batches that were lost with other trainers: `Hand.claim` returns them first. What
-    the shares of `takes` leave of 1 is the share of the own parameters.
+    `claims` are batches that were lost with other trainers: `CoordinatorClient.claim` returns them
+    first. What the shares of `takes` leave of 1 is the share of the own parameters.
     """
 
     seq: Count = 0
@@ -325,7 +325,7 @@ class Refused(Action, frozen=True, tag="refused"):
 
 
 class PassOrder(Message, frozen=True):
-    """The desk's word to one trainer in the frozen pass `work`."""
+    """The coordinator's word to one trainer in the frozen pass `work`."""
 
     rank: Rank
     work: str
@@ -353,8 +353,8 @@ AnyAction = Description | Accepted | Start | Leave | Close | Meet | Commit | GoO
 AnyPassReport = Offer | Ask | Rows | Broken
 AnyPassOrder = Compute | Decline | PassOver
 AnyFileMessage = FileHead | FileQuery | PieceQuery | Piece | NoFile
-#: Messages in the desk's mailbox, and in a trainer's.
-ToDesk = AnyEvent | Alive | Hello | AnyPassReport | AnyFileMessage
+#: Messages in the coordinator's mailbox, and in a trainer's.
+ToCoordinator = AnyEvent | Heartbeat | Hello | AnyPassReport | AnyFileMessage
 ToTrainer = AnyAction | AnyPassOrder | AnyFileMessage
 
 

@@ -97,11 +97,6 @@ def random_boxes(count: int, min_area: float, generator: torch.Generator) -> Ten
     return torch.cat([at * (1 - half), half], dim=1)
 
 
-def whole_boxes(count: int, device: torch.device) -> Tensor:
-    """Boxes `[count, 4]` of whole pictures."""
-    return torch.tensor([0.0, 0.0, 1.0, 1.0], device=device).expand(count, 4)
-
-
 def region_boxes(boxes: Tensor, flips: Tensor, region: Region) -> Tensor:
     """Boxes `[B, 4]` of a region of what `boxes` and `flips` show."""
     if region == WHOLE:

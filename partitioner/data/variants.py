@@ -80,11 +80,6 @@ class Variants:
             mixed = load(self._path("labels", variant))
         return Labels(self.pictures.targets, self.num_classes, mixed)
 
-    def ensure(self) -> None:
-        """Make every canvas now, so that what is wrong with it shows up before the training."""
-        for variant in range(1, self.count):
-            self._canvas(variant)
-
     @property
     def digest(self) -> str:
         """Names these variants of these pictures."""

@@ -57,8 +57,7 @@ Array = NDArray[np.float64]
 Start = Literal["cut", "pretrained", "scratch"]
 #: In a training's place: public weights as they are.
 Untouched = Literal["untouched"]
-#: Names of a shape's features, in the order of the law's exponents, and ViT-S/16 at 224 px.
-FEATURES = ("width", "depth", "tokens")
+#: ViT-S/16 at 224 px: width, depth, tokens, and pixels along a patch.
 _VIT_S = (384.0, 12.0, 197.0, 16.0)
 #: What patches of e times fewer pixels along the side lack at the same number of tokens: a guess,
 #: for hardly a recipe was published with both.
@@ -97,7 +96,7 @@ class Training(Record, frozen=True):
 class AloneLaw(Record, frozen=True):
     """The constants of a member alone, none of them negative."""
 
-    #: Exponents of `FEATURES`.
+    #: Exponents of width, depth and tokens.
     exponents: tuple[float, float, float]
     scale: float
     #: What published plain ViTs lack whatever their size.
@@ -164,8 +163,9 @@ def model_of(spec: Spec) -> str:
 
 
 def features(specs: Sequence[SubModelSpec]) -> Array:
-    """`[n, 4]`: logarithms of how much larger each shape is than ViT-S/16 at 224 px, by `FEATURES`
-    and by the pixels along a patch's side.
+    """`[n, 4]`: logarithms of how much larger each shape is than ViT-S/16 at 224 px.
+
+    Of width, depth, tokens, and the pixels along a patch's side.
     """
     rows = np.array([_sizes(spec) for spec in specs]).reshape(-1, len(_VIT_S))
     logs: Array = np.log(rows) - np.log(_VIT_S)

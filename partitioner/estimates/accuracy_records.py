@@ -14,13 +14,10 @@ from mdp.formats.profile import Fraction
 from partitioner.estimates.accuracy_law import (
     PUBLISHED_CLASSES,
     AccuracyLaw,
-    LawMember,
     Task,
     Training,
     Untouched,
     capabilities,
-    model_of,
-    view_of,
 )
 
 
@@ -80,11 +77,6 @@ class RecordedRun(Record, frozen=True):
         return Task(
             teacher=self.teacher, accuracy=self.teacher_accuracy, num_classes=self.num_classes
         )
-
-    @property
-    def has_untouched(self) -> bool:
-        """Tell whether any member has public weights as they are."""
-        return any(member.training == "untouched" for member in self.members)
 
     @property
     def taught(self) -> bool:
@@ -202,17 +194,3 @@ def alone_of(run: RecordedRun) -> dict[int, float]:
         for subset in run.subsets
         if len(subset.members) == 1
     }
-
-
-def as_members(
-    run: RecordedRun, capability: dict[int, float], subset: Sequence[int]
-) -> list[LawMember]:
-    """Some of a run's members as the law sees them, with these capabilities."""
-    return [
-        LawMember(
-            capability=capability[k],
-            view=view_of(run.members[k].spec, run.members[k].region),
-            model=model_of(run.members[k].spec),
-        )
-        for k in subset
-    ]

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from mdp.errors import InputError
 from mdp.files import Record
@@ -28,14 +30,14 @@ class Assumptions(Record, frozen=True):
 
     #: Standard deviation of the logarithm of computing times, and mean delay of a message, which is
     #: exponential; None: from the profile, else `ASSUMED_SIGMA` and `ASSUMED_JITTER_MS`.
-    sigma: float | None = None
-    jitter_ms: float | None = None
+    sigma: Annotated[float, Meta(ge=0, le=3)] | None = None
+    jitter_ms: Annotated[float, Meta(ge=0, le=3.6e6)] | None = None
     #: Share of messages with a lost packet.
-    loss: float = 0.0
+    loss: Annotated[float, Meta(ge=0, le=0.5)] = 0.0
     #: Mean duration of a failure.
-    mean_down_s: float = 10.0
+    mean_down_s: Annotated[float, Meta(gt=0, le=1e9)] = 10.0
     #: Time from a device's loss until clients know of it.
-    detect_s: float = 3.0
+    detect_s: Annotated[float, Meta(ge=0, le=1e6)] = 3.0
 
 
 def device_models(

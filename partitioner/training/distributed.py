@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
 
+T = TypeVar("T")
 #: Wait for the first process while it fills caches, which may take hours. torchrun ends the wait
 #: when a process dies.
 PATIENCE = timedelta(days=30)
@@ -150,11 +151,16 @@ def first_then_others(crew: Crew | None = None) -> Iterator[None]:
         yield
 
 
-def on_first(action: Callable[[], object], crew: Crew | None = None) -> None:
-    """Run `action` on the first process alone; an MDPError of it ends all."""
+def on_first(action: Callable[[], T], crew: Crew | None = None) -> T | None:
+    """The value of `action`, which the first process alone runs; an MDPError of it ends all.
+
+    The other processes wait, and get None.
+    """
+    value: T | None = None
     with together(crew):
         if _writes(crew):
-            action()
+            value = action()
+    return value
 
 
 @contextmanager

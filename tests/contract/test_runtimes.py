@@ -20,7 +20,7 @@ from mdp.pictures.crop import Pixels
 from mdp.runtimes import openvino as openvino_runtime
 from mdp.runtimes.base import CPU, Execution, NotHereError, Runtime
 from mdp.runtimes.onnxruntime import OrtRuntime
-from mdp.runtimes.openvino import OPENVINO_CPU, OpenVinoRuntime
+from mdp.runtimes.openvino import PREFIX, OpenVinoRuntime
 from mdp.runtimes.select import open_runtime
 from mdp.testing.bundles import CHANNELS, DEVICES, SIZES, colour_model, write_bundle
 from tests.support.bundles import change_assignment, relist
@@ -119,7 +119,7 @@ def test_the_planned_provider_or_a_fallback(
     for allow_fallback in (False, True):
         runtime = open_runtime(model, execution, num_classes=3, allow_fallback=allow_fallback)
         assert isinstance(runtime, OpenVinoRuntime if name == "openvino" else OrtRuntime)
-        assert runtime.provider == (OPENVINO_CPU if name == "openvino" else CPU)
+        assert runtime.provider == (f"{PREFIX}CPU" if name == "openvino" else CPU)
         assert runtime.fallback is False
     here = rf"{CUDA}, this device has .*{CPU}"
     if name == "openvino":

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.accuracy import predictor as maker
 from benchmarks.law.errors import on_file
 from benchmarks.law.fit import BLUR, fit_law
+from benchmarks.law.runs import has_untouched
 from mdp.errors import InputError
 from mdp.formats.plan import SubModelSpec
 from partitioner.estimates.accuracy import Predictor, read_shipped_law
@@ -81,7 +82,7 @@ def test_untouched_networks_are_predicted_in_parts_and_on_the_whole() -> None:
     off = [
         -math.expm1(-predict_capabilities(law, run)[k]) - accuracy
         for run in maker.gather()
-        if run.has_untouched
+        if has_untouched(run)
         for k, accuracy in alone_of(run).items()
     ]
     assert len(off) == 49

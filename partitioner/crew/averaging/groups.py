@@ -1,4 +1,4 @@
-"""Groups of trainers that meet: gloo directly on the desk's store, without a fixed world."""
+"""Groups of trainers that meet: gloo directly on the coordinator's store, without a fixed world."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ class TrainerGroups:
     """One trainer's groups, by their networks and members; used by one thread.
 
     A group serves another meeting of the same members if the last one in it was committed and is
-    not long ago: all of them know that alike (`committed`, a Hand's). Otherwise it is freed and
-    made anew, which takes a connection to every member.
+    not long ago: all of them know that alike (`committed`, a CoordinatorClient's). Otherwise it is
+    freed and made anew, which takes a connection to every member.
 
     store: a connection of its own whose timeout is `timeout_s`. host: this trainer's address, which
     its groups listen on.

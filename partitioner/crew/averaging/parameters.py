@@ -65,7 +65,7 @@ _TOLD = 16
 
 
 class CrewEnded(MDPError):
-    """The desk tells this trainer to take no further part."""
+    """The coordinator tells this trainer to take no further part."""
 
 
 class ProcessGroups(Protocol):

@@ -1,4 +1,4 @@
-"""Addresses on which a desk may listen: loopback or a private network, as all is plain text."""
+"""Addresses that a coordinator may listen on: loopback or private ones, as all is plain text."""
 
 import ipaddress
 import socket
@@ -47,13 +47,13 @@ def text_of(host: str, port: int) -> str:
 
 
 def exposure(host: str) -> str:
-    """The warning to give once of a desk that listens on `host`; empty for loopback."""
+    """The warning to give once of a coordinator that listens on `host`; empty for loopback."""
     ip = ipaddress.ip_address(host.partition("%")[0])
     return "" if ip.is_loopback else EXPOSED.format(host=host)
 
 
 def own_address(host: str, port: int) -> str:
-    """The own address on the way to a desk."""
+    """The own address on the way to a coordinator."""
     with socket.create_connection((host, port), timeout=5.0) as connection:
         address: str = connection.getsockname()[0]
     return address

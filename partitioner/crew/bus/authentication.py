@@ -1,7 +1,7 @@
 """Authentication of a crew's messages by the key that all its trainers have. Pure.
 
-Whoever reaches the desk's port reads messages, deletes them, and sends old ones again. None of them
-can be made, changed or given another name or number without the key, which is never sent.
+Whoever reaches the coordinator's port reads messages, deletes them, and sends old ones again. None
+of them can be made, changed or given another name or number without the key, which is never sent.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
-"""A crew's control: the desk, which decides, and a hand for each trainer.
+"""A crew's control: the coordinator, which decides, and a client for each trainer.
 
-    trainer:  push a message to the desk's mailbox
-    desk:     take what comes in, in order; push what it answers to a trainer's mailbox
+    trainer:  push a message to the coordinator's mailbox
+    coordinator:     take what comes in, in order; push what it answers to a trainer's mailbox
 
-The order in which the desk takes events is the log's, which it writes to a file.
+The order in which the coordinator takes events is the log's, which it writes to a file.
 """
 
 import contextlib
@@ -22,15 +22,14 @@ from mdp.errors import InputError, MDPError
 from partitioner.crew.bus.store import (
     MAX_RANKS,
     RANKS,
-    DeskLost,
+    CoordinatorLost,
     SignedStore,
     Tampered,
-    desk_lost,
+    coordinator_lost,
     reaching,
 )
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.messages import (
-    Alive,
     AnyAction,
     AnyEvent,
     AnyFileMessage,
@@ -41,6 +40,7 @@ from partitioner.crew.messages import (
     FileMessage,
     Gone,
     GoOn,
+    Heartbeat,
     Hello,
     Joined,
     Leave,
@@ -55,7 +55,7 @@ from partitioner.crew.messages import (
     Refused,
     Rows,
     State,
-    ToDesk,
+    ToCoordinator,
     ToTrainer,
     TrainerReport,
 )
@@ -63,13 +63,13 @@ from partitioner.crew.messages import (
 #: Of one message that has no outputs and no piece of a file in it: a meeting of the largest crews
 #: and an epoch's lost batches stay far below.
 MAX_BYTES = 2**20
-#: Time between two signs of life of a trainer's process.
-PULSE_S = 1.0
-#: A desk that answers nothing for so long is lost: six times what it grants a trainer.
-DESK_SILENT_S = 60.0
+#: Time between two heartbeats of a trainer's process.
+HEARTBEAT_S = 1.0
+#: A coordinator that answers nothing for so long is lost: six times what it grants a trainer.
+COORDINATOR_SILENT_S = 60.0
 _CLOSING_S = 2.0
-#: The desk's mailbox.
-_DESK = "desk"
+#: The coordinator's mailbox.
+_COORDINATOR = "coordinator"
 
 R = TypeVar("R")
 
@@ -83,12 +83,12 @@ class LogLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _LINE = msgspec.json.Decoder(LogLine)
-_TO_DESK: "msgspec.msgpack.Decoder[ToDesk]" = msgspec.msgpack.Decoder(ToDesk)
+_TO_COORDINATOR: "msgspec.msgpack.Decoder[ToCoordinator]" = msgspec.msgpack.Decoder(ToCoordinator)
 _TO_TRAINER: "msgspec.msgpack.Decoder[ToTrainer]" = msgspec.msgpack.Decoder(ToTrainer)
 
 
 class RunRefused(MDPError):
-    """The desk takes this trainer no longer, or ends."""
+    """The coordinator takes this trainer no longer, or ends."""
 
     exit_code = 3
 
@@ -103,12 +103,12 @@ def post(store: SignedStore, message: ToTrainer) -> None:
     store.push(mailbox(message.rank), msgspec.msgpack.encode(message))
 
 
-class Desk:
-    """Reads its mailbox, asks the machine, posts actions; two threads of the desk's process.
+class Coordinator:
+    """Reads its mailbox, asks the machine, posts actions; two threads of the coordinator's process.
 
     The log is written to a file anew, from which `replay` gives the same actions. Who is lost is
-    decided by `watch`. Where the desk itself fails (a full disk), every trainer is told why. Raises
-    InputError where the file cannot be opened.
+    decided by `watch`. Where the coordinator itself fails (a full disk), every trainer is told why.
+    Raises InputError where the file cannot be opened.
 
     Frozen passes have `read`, `post` and `end_pass`, for one thread.
 
@@ -137,9 +137,9 @@ class Desk:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from error
         # The store's own connection belongs to who made it.
         self._receiving, self._posting = store.another(), store.another()
-        #: Of the thread of passes, and of who closes the desk.
+        #: Of the thread of passes, and of who closes the coordinator.
         self._passing = store.another()
-        self._inbox: queue.SimpleQueue[ToDesk | Exception] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToCoordinator | Exception] = queue.SimpleQueue()
         self._reports: queue.SimpleQueue[AnyPassReport] = queue.SimpleQueue()
         #: Whom each connection has spoken for.
         self._senders: dict[bytes, Rank] = {}
@@ -150,7 +150,7 @@ class Desk:
         self._strange = self._garbage = 0
         self._threads = [
             threading.Thread(target=target, name=f"crew-{name}", daemon=True)
-            for name, target in (("desk", self._serve), ("mailbox", self._receive))
+            for name, target in (("coordinator", self._serve), ("mailbox", self._receive))
         ]
         for thread in self._threads:
             thread.start()
@@ -176,7 +176,7 @@ class Desk:
         return _next(self._reports, timeout_s)
 
     def post(self, order: AnyPassOrder) -> None:
-        """Put an order into its trainer's mailbox; raises DeskLost."""
+        """Put an order into its trainer's mailbox; raises CoordinatorLost."""
         with reaching(self._passing):
             post(self._passing, order)
 
@@ -190,14 +190,14 @@ class Desk:
         """Stop reading; trainers that are still there are left to themselves."""
         self._ending.set()
         with contextlib.suppress(DistError):
-            self._passing.push(_DESK, b"")  # for who waits
+            self._passing.push(_COORDINATOR, b"")  # for who waits
         for thread in self._threads:
             thread.join(_CLOSING_S)
 
     def _receive(self) -> None:
         while not self._ending.is_set():
             try:
-                message = _decode(self._receiving.pop(_DESK))
+                message = _decode(self._receiving.pop(_COORDINATOR))
             except Tampered:
                 # Nothing of this sender is believed any more: it is silent.
                 self._garbage += 1
@@ -220,26 +220,26 @@ class Desk:
                 try:
                     self._look()
                 except Exception as error:  # all wait for this thread
-                    with contextlib.suppress(DistError, DeskLost):
+                    with contextlib.suppress(DistError, CoordinatorLost):
                         if isinstance(error, DistError) and not self._ending.is_set():
                             self._posting = self._posting.another()
                         self._fail(error)
 
     def _look(self) -> None:
         """Take the next message, and each second see who is lost and what is strange."""
-        message = _next(self._inbox, self._looked_s + PULSE_S - time.monotonic())
+        message = _next(self._inbox, self._looked_s + HEARTBEAT_S - time.monotonic())
         if isinstance(message, Exception):
             raise message
         if message is not None:
             self._take(message)
         now_s = time.monotonic()
-        if now_s >= self._looked_s + PULSE_S:
+        if now_s >= self._looked_s + HEARTBEAT_S:
             self._looked_s = now_s
             for rank in self._watch.find_lost(now_s):
                 self._handle(Gone(rank=rank))
             self._strange += self._posting.delete_strange()
 
-    def _take(self, message: ToDesk) -> None:
+    def _take(self, message: ToCoordinator) -> None:
         rank = message.rank
         if isinstance(message, Hello | Joined):
             if self._failed:
@@ -251,9 +251,9 @@ class Desk:
                 post(self._posting, description)
         elif rank not in self._states:
             return
-        elif isinstance(message, Alive):
+        elif isinstance(message, Heartbeat):
             self._states[rank] = message.state
-            self._watch.on_sign(rank, time.monotonic())
+            self._watch.on_heartbeat(rank, time.monotonic())
         elif isinstance(message, PassReport) and message.work in self._over:
             if isinstance(message, Offer):
                 post(self._posting, PassOver(rank=rank, work=message.work))
@@ -288,13 +288,13 @@ class Desk:
             self._failed = f"{self._path}: cannot be written: {error.strerror}"
         elif isinstance(error, DistError):
             self._failed = (
-                "the desk's store refuses the desk: another program may have changed a counter "
-                "there; the same commands go on from the last checkpoint"
+                "the coordinator's store refuses the coordinator: another program may have changed "
+                "a counter there; the same commands go on from the last checkpoint"
             )
         elif isinstance(error, ValueError):
             self._failed = f"the log contradicts itself: {error}"
         else:
-            self._failed = f"the desk fails: {type(error).__name__}: {error}"
+            self._failed = f"the coordinator fails: {type(error).__name__}: {error}"
         for rank in sorted(self._states):
             self._refuse(rank, self._failed)
 
@@ -316,10 +316,10 @@ def _next(waiting: "queue.SimpleQueue[R]", timeout_s: float) -> R | None:
     return None
 
 
-def _decode(data: bytes) -> ToDesk | None:
-    """A message to the desk; None for what is none, and for one that is too large."""
+def _decode(data: bytes) -> ToCoordinator | None:
+    """A message to the coordinator; None for what is none, and for one that is too large."""
     try:
-        message = _TO_DESK.decode(data)
+        message = _TO_COORDINATOR.decode(data)
     except msgspec.DecodeError:
         return None
     may_be_large = isinstance(message, Rows | Piece | Offer)
@@ -344,21 +344,21 @@ def log_lines(path: Path) -> Iterator[LogLine]:
             yield _LINE.decode(line)
 
 
-class Hand:
-    """A trainer's connections to the desk: its `TrainerControl`, and the way of rows and files.
+class CoordinatorClient:
+    """A trainer's connections to the coordinator: its `TrainerControl`, and a way for files.
 
-    A thread sends, with a sign of life every second, and one receives, so that neither a step of
-    minutes looks like a lost trainer nor a desk that hangs stops this process for ever: what waits
-    for it raises DeskLost, or what has ended a thread. Reports are given the last Commit or GoOn
-    that was polled, and the batches claimed since the last report: claim the next batch after
-    reporting this one.
+    A thread sends, with a heartbeat every second, and one receives, so that neither a step of
+    minutes looks like a lost trainer nor a coordinator that hangs stops this process for ever: what
+    waits for it raises CoordinatorLost, or what has ended a thread. Reports are given the last
+    Commit or GoOn that was polled, and the batches claimed since the last report: claim the next
+    batch after reporting this one.
 
     Rows and pieces of files have a connection and a thread of their own (`send`): what comes after
     megabytes on a slow link would be late.
     """
 
     def __init__(self, store: SignedStore, reserved: Rank | None = None) -> None:
-        """Connect as `store` does, with a `reserved` rank or the next; raises DeskLost."""
+        """Connect as `store` does, with a `reserved` rank or the next; raises CoordinatorLost."""
         self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._in: queue.SimpleQueue[AnyAction | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[AnyPassOrder | AnyFileMessage | None] = queue.SimpleQueue()
@@ -367,22 +367,22 @@ class Hand:
         #: Each has megabytes: one waits while one is on its way.
         self._bulk: queue.Queue[Rows | Piece | None] = queue.Queue(maxsize=1)
         self.address = store.host, store.port
-        #: What this trainer does, for every sign of life.
+        #: What this trainer does, for every heartbeat.
         self.state: Callable[[], State] = State
         self._sent_bytes = 0
         with reaching(self._sending):
             found = self._sending.add(RANKS, 1) - 1 if reserved is None else reserved
         self._rank: Rank = found
         if not 0 <= self._rank < MAX_RANKS:
-            raise DeskLost(
+            raise CoordinatorLost(
                 f"{store.host}:{store.port}: expected at most {MAX_RANKS} trainers, each as often "
-                "as it joins: start the desk again, to go on from the last checkpoint"
+                "as it joins: start the coordinator again, to go on from the last checkpoint"
             )
         self._heard_s = time.monotonic()
         #: Why nothing can be sent or received any more.
         self._ended: Exception | None = None
         self._refused: Refused | None = None
-        #: Whether the desk has said that all is done; it may be gone before that is polled.
+        #: Whether the coordinator has said that all is done; it may be gone before that is polled.
         self.may_leave = False
         self._since: dict[str, int] = {}
         self._committed = set[tuple[str, int]]()
@@ -414,15 +414,18 @@ class Hand:
         self._append(Joined(rank=self._rank, name=name, digest=digest))
 
     def describe(self) -> bytes:
-        """Ask for the desk's description; raises DeskLost, InputError if it refuses."""
+        """Ask for the coordinator's description.
+
+        Raises CoordinatorLost, and InputError where it refuses.
+        """
         self._append(Hello(rank=self._rank))
-        while not isinstance(action := self.poll(PULSE_S), Description):
+        while not isinstance(action := self.poll(HEARTBEAT_S), Description):
             if isinstance(action, Refused):
                 raise InputError(action.reason)
         return action.content
 
     def report(self, event: AnyEvent) -> None:
-        """Append to the log; raises DeskLost."""
+        """Append to the log; raises CoordinatorLost."""
         self._check()
         if isinstance(event, TrainerReport):
             claims = tuple(self._claimed.pop(event.network, ()))
@@ -430,22 +433,22 @@ class Hand:
         self._append(event)
 
     def append(self, message: AnyPassReport | AnyFileMessage) -> None:
-        """Send a short message; raises DeskLost."""
+        """Send a short message; raises CoordinatorLost."""
         self._check()
         self._append(message)
 
     def send(self, message: Rows | Piece) -> None:
-        """Send megabytes in the background; waits while others wait. Raises DeskLost."""
+        """Send megabytes in the background; waits while others wait. Raises CoordinatorLost."""
         while True:
             self._check()
             with contextlib.suppress(queue.Full):
-                self._bulk.put(message, timeout=PULSE_S)
+                self._bulk.put(message, timeout=HEARTBEAT_S)
                 return
 
     def reply(self, timeout_s: float) -> AnyPassOrder | AnyFileMessage | None:
-        """The desk's next word in a pass or about a file, None when there is none in time.
+        """The coordinator's next word in a pass or about a file, None when there is none in time.
 
-        Raises DeskLost, and RunRefused where the desk takes this trainer no longer.
+        Raises CoordinatorLost, and RunRefused where the coordinator takes this trainer no longer.
         """
         reply = _next(self._replies, timeout_s)
         if reply is None:
@@ -455,7 +458,7 @@ class Hand:
         return reply
 
     def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
-        """The next action, None when there is none within `timeout_s`; raises DeskLost.
+        """The next action, None when there is none within `timeout_s`; raises CoordinatorLost.
 
         A refusal that concerns all is the last action: every later poll returns it again.
         """
@@ -474,7 +477,7 @@ class Hand:
         return action
 
     def claim(self, counter: str) -> int:
-        """The next batch of an epoch, `cursor(network, epoch)`; raises DeskLost.
+        """The next batch of an epoch, `cursor(network, epoch)`; raises CoordinatorLost.
 
         Those that were lost with other trainers come first.
         """
@@ -493,7 +496,7 @@ class Hand:
     def close(self) -> None:
         """Leave."""
         if self._ended is None:
-            # The desk answers with a refusal, which is the last message.
+            # The coordinator answers with a refusal, which is the last message.
             self._append(Gone(rank=self._rank))
         self._out.put(None)
         with contextlib.suppress(queue.Full):
@@ -504,12 +507,12 @@ class Hand:
     def _check(self) -> None:
         if self._ended is not None:
             raise self._ended
-        if time.monotonic() - self._heard_s > DESK_SILENT_S:
-            raise desk_lost(*self.address)
+        if time.monotonic() - self._heard_s > COORDINATOR_SILENT_S:
+            raise coordinator_lost(*self.address)
 
-    def _append(self, message: ToDesk) -> None:
+    def _append(self, message: ToCoordinator) -> None:
         data = msgspec.msgpack.encode(message)
-        self._out.put(lambda: self._sending.push(_DESK, data))
+        self._out.put(lambda: self._sending.push(_COORDINATOR, data))
 
     def _ask(self, question: Callable[[SignedStore], R]) -> R:
         """The store's answer."""
@@ -517,20 +520,20 @@ class Hand:
         self._out.put(lambda: answers.put(question(self._sending)))
         while True:
             try:
-                return answers.get(timeout=PULSE_S)
+                return answers.get(timeout=HEARTBEAT_S)
             except queue.Empty:
                 self._check()
 
     def _send(self) -> None:
         with self._ending():
-            pulse_s = 0.0
+            heartbeat_s = 0.0
             while True:
-                left_s = pulse_s + PULSE_S - time.monotonic()
+                left_s = heartbeat_s + HEARTBEAT_S - time.monotonic()
                 if left_s <= 0:
-                    self._append(Alive(rank=self._rank, state=self.state()))
+                    self._append(Heartbeat(rank=self._rank, state=self.state()))
                     # Unlike a push, a check is answered.
                     self._sending.check([RANKS])
-                    self._heard_s = pulse_s = time.monotonic()
+                    self._heard_s = heartbeat_s = time.monotonic()
                     continue
                 with contextlib.suppress(queue.Empty):
                     act = self._out.get(timeout=left_s)
@@ -544,14 +547,14 @@ class Hand:
         try:
             yield
         except Exception as error:
-            self._ended = desk_lost(*self.address) if isinstance(error, DistError) else error
+            self._ended = coordinator_lost(*self.address) if isinstance(error, DistError) else error
             self._wake()
 
     def _carry(self) -> None:
         with self._ending():
             while (message := self._bulk.get()) is not None:
                 self._sent_bytes += len(message.data)
-                self._carrying.push(_DESK, msgspec.msgpack.encode(message))
+                self._carrying.push(_COORDINATOR, msgspec.msgpack.encode(message))
 
     def _wake(self) -> None:
         self._in.put(None)

@@ -1,8 +1,8 @@
 """Files of a run: piece by piece from disk to disk, with a digest, whole or not at all.
 
 Whoever has a file waits to be asked for each piece of it: the trainer that hands one in by the
-desk, the desk by every trainer that fetches it. So of a file no more than one piece for each
-trainer that sends or fetches it is in anybody's memory.
+coordinator, the coordinator by every trainer that fetches it. So of a file no more than one piece
+for each trainer that sends or fetches it is in anybody's memory.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from torch.distributed import DistError
 from mdp.errors import InputError, TransferError
 from mdp.files import replacing
 from mdp.formats.bundle import sha256_of
-from partitioner.crew.bus.control import Hand
+from partitioner.crew.bus.control import CoordinatorClient
 from partitioner.crew.messages import (
     AnyFileMessage,
     FileHead,
@@ -35,7 +35,7 @@ from partitioner.crew.messages import (
 )
 
 PIECE_BYTES = 4_000_000
-#: Seconds of one look for what the desk says.
+#: Seconds of one look for what the coordinator says.
 LOOK_S = 1.0
 _CHANGED = "it has changed meanwhile"
 
@@ -45,7 +45,7 @@ class Files(Protocol):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that went from here to other trainers through the desk's store."""
+        """Bytes that went from here to other trainers through the coordinator's store."""
 
     def send(self, name: str, path: Path) -> str:
         """Hand a file in, unless there is one; returns the SHA-256 of what others get."""
@@ -61,35 +61,35 @@ class Files(Protocol):
 
 
 class TrainerFiles:
-    """Files of a run at a trainer, which the desk keeps; used by one thread."""
+    """Files of a run at a trainer, which the coordinator keeps; used by one thread."""
 
-    def __init__(self, hand: Hand) -> None:
-        self._hand, self._rank = hand, hand.rank
+    def __init__(self, client: CoordinatorClient) -> None:
+        self._client, self._rank = client, client.rank
 
     @property
     def bytes_sent(self) -> int:
         """Bytes of files, and of rows, which have the same connection."""
-        return self._hand.bytes_sent
+        return self._client.bytes_sent
 
     def send(self, name: str, path: Path) -> str:
         """Hand a file in, unless there is one; returns the SHA-256 of what others get.
 
-        Raises DeskLost, and TransferError where the desk cannot keep it.
+        Raises CoordinatorLost, and TransferError where the coordinator cannot keep it.
         """
         digest, size = sha256_of(path), path.stat().st_size
-        self._hand.append(FileHead(rank=self._rank, name=name, bytes=size, sha256=digest))
+        self._client.append(FileHead(rank=self._rank, name=name, bytes=size, sha256=digest))
         while not isinstance(message := self._next(name), FileHead):
             if isinstance(message, NoFile):
-                raise TransferError(f"{path}: the desk cannot keep it: {message.reason}")
+                raise TransferError(f"{path}: the coordinator cannot keep it: {message.reason}")
             if isinstance(message, PieceQuery):
                 number = message.number
                 data = read_piece(path, number)
-                self._hand.send(Piece(rank=self._rank, name=name, number=number, data=data))
+                self._client.send(Piece(rank=self._rank, name=name, number=number, data=data))
         return message.sha256
 
     def has(self, name: str) -> bool:
-        """Tell whether a file was handed in; raises DeskLost."""
-        self._hand.append(FileQuery(rank=self._rank, name=name, waits=False))
+        """Tell whether a file was handed in; raises CoordinatorLost."""
+        self._client.append(FileQuery(rank=self._rank, name=name, waits=False))
         while not isinstance(message := self._next(name), FileHead | NoFile):
             pass
         return isinstance(message, FileHead)
@@ -97,14 +97,14 @@ class TrainerFiles:
     def fetch(self, name: str, path: Path) -> bool:
         """Wait for a file and write it to `path`, unless it is the same; whether it was another.
 
-        Raises DeskLost, and what `write_file` does.
+        Raises CoordinatorLost, and what `write_file` does.
         """
-        self._hand.append(FileQuery(rank=self._rank, name=name, waits=True))
+        self._client.append(FileQuery(rank=self._rank, name=name, waits=True))
         while not isinstance(head := self._next(name), FileHead):
             pass
 
         def piece(number: int) -> bytes:
-            self._hand.append(PieceQuery(rank=self._rank, name=name, number=number))
+            self._client.append(PieceQuery(rank=self._rank, name=name, number=number))
             while not isinstance(message := self._next(name), Piece):
                 if isinstance(message, NoFile):
                     raise TransferError(f"{path}: {message.reason}")
@@ -114,26 +114,26 @@ class TrainerFiles:
 
     def _next(self, name: str) -> AnyFileMessage:
         while True:
-            message = self._hand.reply(LOOK_S)
+            message = self._client.reply(LOOK_S)
             # Others are of passes that are over.
             if isinstance(message, FileMessage) and message.name == name:
                 return message
 
 
 class _KeptFile(NamedTuple):
-    """A file that is on the desk's disk."""
+    """A file that is on the coordinator's disk."""
 
     path: Path
     bytes: int
     sha256: str
 
 
-class DeskFiles:
-    """Files of a run at the desk: its own where they are, those of trainers in `folder`.
+class CoordinatorFiles:
+    """Files of a run at the coordinator: its own where they are, those of trainers in `folder`.
 
-    The folder is made anew, and removed at the end. A file of the desk has to stay as it is for as
-    long as others may fetch it. `post` sends an answer, by the thread of `serve`; `digest_of` is
-    what is known of a file's SHA-256 by its name, empty where nothing is.
+    The folder is made anew, and removed at the end. A file of the coordinator has to stay as it is
+    for as long as others may fetch it. `post` sends an answer, by the thread of `serve`;
+    `digest_of` is what is known of a file's SHA-256 by its name, empty where nothing is.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class DeskFiles:
         self._sent_bytes = 0
         self._thread = threading.Thread(target=self.serve, name="crew-files", daemon=True)
 
-    def __enter__(self) -> "DeskFiles":
+    def __enter__(self) -> "CoordinatorFiles":
         shutil.rmtree(self._folder, ignore_errors=True)
         self._thread.start()
         return self
@@ -171,7 +171,7 @@ class DeskFiles:
         return self._sent_bytes
 
     def send(self, name: str, path: Path) -> str:
-        """Offer a file of the desk, unless there is one; returns the SHA-256 of what others get."""
+        """Offer an own file, unless there is one; returns the SHA-256 of what others get."""
         return self._keep(name, _KeptFile(path, path.stat().st_size, sha256_of(path))).sha256
 
     def has(self, name: str) -> bool:
@@ -239,7 +239,7 @@ class DeskFiles:
         try:
             data = read_piece(kept.path, wanted.number) if kept else b""
         except OSError as error:
-            reason = f"the desk cannot read its {name}: {error.strerror}"
+            reason = f"the coordinator cannot read its {name}: {error.strerror}"
             self._post(NoFile(rank=rank, name=name, reason=reason))
             return
         self._post(Piece(rank=rank, name=name, number=wanted.number, data=data))
@@ -321,7 +321,7 @@ def write_file(path: Path, size: int, sha256: str, piece: Callable[[int], bytes]
                     digest.update(data)
                     got_bytes += file.write(data)
             if (got_bytes, digest.hexdigest()) != (size, sha256):
-                raise TransferError(f"{path}: expected {size} bytes of the desk's digest")
+                raise TransferError(f"{path}: expected {size} bytes of the coordinator's digest")
     except OSError as error:
         reason = error.strerror or os.strerror(error.errno or 0)
         raise InputError(f"{path}: cannot be written: {reason}") from error

@@ -1,4 +1,4 @@
-"""The desk's store: torch's TCPStore with mailboxes and counters in it, all signed.
+"""The coordinator's store: torch's TCPStore with mailboxes and counters in it, all signed.
 
 A mailbox is a queue of the store: a message arrives whole or not at all, in one order, whoever is
 killed meanwhile. Waiting costs no processor time: a pop of an empty queue returns with the next
@@ -6,7 +6,7 @@ message. A wait with a timeout of its own is not used: in torch 2.13 one of 1 ms
 then.
 
 TCPStore asks nobody who they are. So every value is signed under its name, every message of a queue
-under its number, and every name is signed too: the desk deletes what strangers have set.
+under its number, and every name is signed too: the coordinator deletes what strangers have set.
 """
 
 import secrets
@@ -38,13 +38,13 @@ from partitioner.crew.bus.authentication import (
 RANKS = "ranks"
 #: A crew numbers at most so many trainers, each as often as it joins.
 MAX_RANKS = 1000
-#: A connection waits so long for a key; a hand then waits again.
+#: A connection waits so long for a key; a client then waits again.
 PATIENCE = timedelta(days=1)
-#: A desk that listens answers a new connection by then.
+#: A coordinator that listens answers a new connection by then.
 _CONNECT = timedelta(seconds=10)
-#: Seconds that a desk which listens has until it greets.
+#: Seconds that a coordinator which listens has until it greets.
 _GREETING_S = 10.0
-#: The only name without a signature: how the desk greets.
+#: The only name without a signature: how the coordinator greets.
 _GREETING = "begin"
 _SENDER_BYTES, _NUMBER_BYTES = 8, 8
 #: Names that are no text, of which torch tells one at a time: deleted at most in a call.
@@ -53,29 +53,29 @@ _UNREADABLE = 100
 _LOOK_S = 0.01
 
 
-class DeskLost(MDPError):
-    """The desk does not answer; the same command goes on from the last checkpoint."""
+class CoordinatorLost(MDPError):
+    """The coordinator does not answer; the same command goes on from the last checkpoint."""
 
     exit_code = 3
 
 
 class Tampered(MDPError):
-    """The desk's store has a message that nobody of the crew has sent."""
+    """The coordinator's store has a message that nobody of the crew has sent."""
 
     exit_code = 3
 
 
 class _Greeting(msgspec.Struct):
-    """The part that anyone may read; desks of other versions say something else here."""
+    """The part that anyone may read; coordinators of other versions say something else here."""
 
     version: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.+-]{1,50}\Z")]
     nonce: bytes = b""
-    #: Shows that the desk has the key, too.
+    #: Shows that the coordinator has the key, too.
     proof: bytes = b""
 
 
 class SignedStore(Store):
-    """A connection to the desk's store, for one thread; a store of torch for gloo as well.
+    """A connection to the coordinator's store, for one thread; a store of torch for gloo as well.
 
     Whatever is read was written by who has the key, under the same name: Tampered is raised for
     anything else. Counters (`add`) are not signed. Messages of a queue are signed with a number;
@@ -97,20 +97,20 @@ class SignedStore(Store):
 
     @property
     def host(self) -> str:
-        """The desk's address."""
+        """The coordinator's address."""
         return self._store.host
 
     @property
     def port(self) -> int:
-        """The desk's port."""
+        """The coordinator's port."""
         return self._store.port
 
     def another(self, timeout: timedelta = PATIENCE) -> "SignedStore":
-        """Open another connection; `timeout` is of what waits for a key. Raises DeskLost."""
+        """Open another connection; `timeout` is of what waits for a key. Raises CoordinatorLost."""
         try:
             store = _connection(self.host, self.port, timeout)
-        except DeskLost as error:
-            raise desk_lost(self.host, self.port) from error
+        except CoordinatorLost as error:
+            raise coordinator_lost(self.host, self.port) from error
         return SignedStore(store, self._key)
 
     def set(self, name: str, data: bytes) -> None:  # type: ignore[override]
@@ -204,8 +204,8 @@ class SignedStore(Store):
 
     def _tampering(self, what: str) -> Tampered:
         return Tampered(
-            f"{self.host}:{self.port}: {what}: another program writes to the desk's port; on a "
-            "network of your own the same commands go on from the last checkpoint"
+            f"{self.host}:{self.port}: {what}: another program writes to the coordinator's port; "
+            "on a network of your own the same commands go on from the last checkpoint"
         )
 
 
@@ -214,14 +214,16 @@ def _of_sender(queue: str, sender: bytes) -> str:
 
 
 def serve_store(host: str, port: int, token: str, *, reserved: int = 0) -> SignedStore:
-    """The desk's store, which listens on this address alone; raises InputError if it is taken.
+    """The coordinator's store, which listens on this address alone; raises InputError.
 
     Port 0: any; the store's `port` has it. Each call begins a session of its own. The lowest ranks,
     so many as are `reserved`, are this process's, however quick others connect. Raises InputError
     also where torch cannot list what strangers have set.
     """
     if not hasattr(TCPStore, "list_keys"):
-        raise InputError(f"torch: a crew's desk needs 2.10 or newer, this is {torch.__version__}")
+        raise InputError(
+            f"torch: a crew's coordinator needs 2.10 or newer, this is {torch.__version__}"
+        )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -252,17 +254,17 @@ def serve_store(host: str, port: int, token: str, *, reserved: int = 0) -> Signe
 def connect(
     host: str, port: int, token: str, wait_s: float = 0.0, timeout: timedelta = PATIENCE
 ) -> SignedStore:
-    """A connection to the desk's store; each thread needs its own.
+    """A connection to the coordinator's store; each thread needs its own.
 
-    Waits `wait_s` for a desk that is not there yet. timeout: of what waits for a key. Raises
-    DeskLost, and InputError for a desk of another version or with another token.
+    Waits `wait_s` for a coordinator that is not there yet. timeout: of what waits for a key. Raises
+    CoordinatorLost, and InputError for a coordinator of another version or with another token.
     """
     until_s = time.monotonic() + wait_s
     while True:
         try:
             store = _connection(host, port, timeout)
             break
-        except DeskLost:
+        except CoordinatorLost:
             if time.monotonic() >= until_s:
                 raise
         time.sleep(0.1)
@@ -270,7 +272,7 @@ def connect(
         until_s = time.monotonic() + _GREETING_S
         while not store.check([_GREETING]):
             if time.monotonic() >= until_s:
-                raise DeskLost(f"{host}:{port}: no desk of a crew answers")
+                raise CoordinatorLost(f"{host}:{port}: no coordinator of a crew answers")
             time.sleep(0.01)
         key = _key_of(f"{host}:{port}", store.get(_GREETING), token)
     return SignedStore(store, key)
@@ -284,41 +286,43 @@ def _connection(host: str, port: int, timeout: timedelta) -> TCPStore:
         store.set_timeout(timeout)
         return store
     except (OSError, DistError) as error:
-        raise DeskLost(f"{host}:{port}: no desk of a crew answers") from error
+        raise CoordinatorLost(f"{host}:{port}: no coordinator of a crew answers") from error
 
 
 def _key_of(address: str, said: bytes, token: str) -> bytes:
-    """The key of the session that a desk greets with."""
+    """The key of the session that a coordinator greets with."""
     try:
         greeting = msgspec.json.decode(said, type=_Greeting)
     except msgspec.DecodeError as error:
-        raise InputError(f"{address}: expected a desk of version {__version__}: {error}") from error
+        raise InputError(
+            f"{address}: expected a coordinator of version {__version__}: {error}"
+        ) from error
     if greeting.version != __version__:
         raise InputError(
-            f"{address}: the desk has version {greeting.version}, this is {__version__}"
+            f"{address}: the coordinator has version {greeting.version}, this is {__version__}"
         )
     key = session_key(token, greeting.nonce)
     try:
         verify(key, _GREETING, greeting.proof)
     except NotAuthentic as error:
         raise InputError(
-            "key: expected a copy of the desk's crew.key, got another token"
+            "key: expected a copy of the coordinator's crew.key, got another token"
         ) from error
     return key
 
 
-def desk_lost(host: str, port: int) -> DeskLost:
-    """Return the error of a desk that was there and does not answer any more."""
-    return DeskLost(
-        f"{host}:{port}: the desk is lost: start it again, and this command, to go on from the "
-        "last checkpoint"
+def coordinator_lost(host: str, port: int) -> CoordinatorLost:
+    """Return the error of a coordinator that was there and does not answer any more."""
+    return CoordinatorLost(
+        f"{host}:{port}: the coordinator is lost: start it again, and this command, to go on from "
+        "the last checkpoint"
     )
 
 
 @contextmanager
 def reaching(store: SignedStore | TCPStore) -> Iterator[None]:
-    """Raise the store's errors as DeskLost."""
+    """Raise the store's errors as CoordinatorLost."""
     try:
         yield
     except DistError as error:
-        raise desk_lost(store.host, store.port) from error
+        raise coordinator_lost(store.host, store.port) from error

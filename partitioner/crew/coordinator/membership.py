@@ -60,7 +60,9 @@ class MembershipMachine:
         if event.digest != self.digest:
             expected = f"expected {self.digest}, got {event.digest}"
             return self._refuse(
-                rank, f"pictures, settings or version of {name} differ from the desk's: {expected}"
+                rank,
+                f"pictures, settings or version of {name} differ from the coordinator's: "
+                f"{expected}",
             )
         actions: list[AnyAction] = []
         for other in [other for other, taken in self.living.items() if taken == name]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from partitioner.crew.coordinator.partial import OwnParts
-from partitioner.crew.coordinator.rounds import Period
+from partitioner.crew.coordinator.rounds import RoundLengths
 from partitioner.crew.coordinator.schedule import RunningMeeting, ScheduledTrainer
 from partitioner.crew.messages import (
     AnyAction,
@@ -90,12 +90,8 @@ class Neighbours(OwnParts):
     def __init__(
         self,
         network: str,
-        every_pictures: int,
-        batches: int,
-        epochs: int,
-        epoch: int = 0,
+        lengths: RoundLengths,
         expected: Iterable[Rank] = (),
-        period: Period | None = None,
         *,
         gap: int = 4,
         backup: int = 1,
@@ -103,7 +99,7 @@ class Neighbours(OwnParts):
         skip: int = 8,
         graph_of: Callable[[Sequence[Rank]], Graph[Rank]] = neighbours_of,
     ) -> None:
-        super().__init__(network, every_pictures, batches, epochs, epoch, expected, period)
+        super().__init__(network, lengths, expected)
         self._gap, self._backup, self._stale, self._skip = gap, backup, stale, skip
         self._graph_of = graph_of
         self._places: dict[Rank, _Place] = {}
@@ -144,7 +140,7 @@ class Neighbours(OwnParts):
         if source == rank:
             self._whole = self._whole or since == self._base
         elif source in place.neighbours and not event.lost:
-            # It may be here before the desk has read that it was published.
+            # It may be here before the coordinator has read that it was published.
             place.received[source] = max(since, place.received.get(source, 0))
         elif source in place.neighbours and since == self._base:
             self._part(rank, {source})

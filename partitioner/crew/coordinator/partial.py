@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from partitioner.crew.coordinator.claims import SpreadClaims
-from partitioner.crew.coordinator.rounds import Period
-from partitioner.crew.coordinator.schedule import Everyone, ScheduledTrainer
+from partitioner.crew.coordinator.rounds import RoundLengths
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule, ScheduledTrainer
 from partitioner.crew.messages import AnyAction, AnyReport, Rank, Waiting
 
 #: Order of trainers in the draw of this number: the least is first.
@@ -58,10 +58,11 @@ def shuffled_groups(
     return found
 
 
-class PartialMeetings(Everyone):
+class PartialMeetings(LocalSgdSchedule):
     """The base of rounds of some: a subclass decides who stops, and who meets with whom.
 
-    Batches are given out, lost and committed as of `Everyone`; an epoch ends with a mean of all.
+    Batches are given out, lost and committed as of `LocalSgdSchedule`; an epoch ends with a mean of
+    all.
     """
 
     claims: SpreadClaims
@@ -69,17 +70,13 @@ class PartialMeetings(Everyone):
     def __init__(
         self,
         network: str,
-        every_pictures: int,
-        batches: int,
-        epochs: int,
-        epoch: int = 0,
+        lengths: RoundLengths,
         expected: Iterable[Rank] = (),
-        period: Period | None = None,
         *,
         draw: RankDraw | None = None,
     ) -> None:
-        super().__init__(network, every_pictures, batches, epochs, epoch, expected, period)
-        self.claims = SpreadClaims(batches)
+        super().__init__(network, lengths, expected)
+        self.claims = SpreadClaims(lengths.batches)
         self._draw = draw or draw_by(0)
         #: Whether the next meeting is of all.
         self._whole = True
@@ -144,21 +141,15 @@ class Shuffled(PartialMeetings):
     def __init__(
         self,
         network: str,
-        every_pictures: int,
-        batches: int,
-        epochs: int,
-        epoch: int = 0,
+        lengths: RoundLengths,
         expected: Iterable[Rank] = (),
-        period: Period | None = None,
         *,
         size: int = 2,
         cross_every: int = 4,
         site_of: Callable[[Rank], str] = lambda rank: "",
         draw: RankDraw | None = None,
     ) -> None:
-        super().__init__(
-            network, every_pictures, batches, epochs, epoch, expected, period, draw=draw
-        )
+        super().__init__(network, lengths, expected, draw=draw)
         self._size, self._cross_every, self._site_of = size, cross_every, site_of
         self._number = 0
         #: Groups of the round that have not met.
@@ -221,18 +212,12 @@ class OwnParts(PartialMeetings):
     def __init__(
         self,
         network: str,
-        every_pictures: int,
-        batches: int,
-        epochs: int,
-        epoch: int = 0,
+        lengths: RoundLengths,
         expected: Iterable[Rank] = (),
-        period: Period | None = None,
         *,
         draw: RankDraw | None = None,
     ) -> None:
-        super().__init__(
-            network, every_pictures, batches, epochs, epoch, expected, period, draw=draw
-        )
+        super().__init__(network, lengths, expected, draw=draw)
         #: Pictures since its last mean with which each went on.
         self._began_pictures: dict[Rank, int] = {}
 
@@ -283,12 +268,8 @@ class OnRequest(OwnParts):
     def __init__(
         self,
         network: str,
-        every_pictures: int,
-        batches: int,
-        epochs: int,
-        epoch: int = 0,
+        lengths: RoundLengths,
         expected: Iterable[Rank] = (),
-        period: Period | None = None,
         *,
         size: int = 2,
         gap: int = 8,
@@ -296,9 +277,7 @@ class OnRequest(OwnParts):
         divide: bool = False,
         draw: RankDraw | None = None,
     ) -> None:
-        super().__init__(
-            network, every_pictures, batches, epochs, epoch, expected, period, draw=draw
-        )
+        super().__init__(network, lengths, expected, draw=draw)
         self._size, self._gap, self._reach, self._divide = size, gap, reach, divide
         self._asking: dict[Rank, _Asking] = {}
         self._number = 0

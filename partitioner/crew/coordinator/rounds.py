@@ -3,12 +3,28 @@
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from partitioner.run.step_size import learning_rate, warmup_steps
 
 #: Pictures of a round, after so many steps of the whole training.
 Period = Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLengths:
+    """Lengths of the rounds and epochs of a network that several trainers share."""
+
+    #: Pictures of a round, unless `period` says another number.
+    every_pictures: int
+    #: Batches of an epoch, of all trainers.
+    batches: int
+    epochs: int
+    #: Epochs that were trained before.
+    epoch: int = 0
+    #: Pictures of a round, after so many batches of all epochs.
+    period: Period | None = None
 
 
 def step_factor(steps: Sequence[float], parts: int) -> float:

@@ -20,7 +20,7 @@ from partitioner.crew.messages import (
 
 
 class CrewRun:
-    """The desk's machine: membership and rounds by `machine`, jobs by `jobs`.
+    """The coordinator's machine: membership and rounds by `machine`, jobs by `jobs`.
 
     `schedule_of` makes the schedule of a network that several trainers share, from its name, these,
     and the names of all that take part, as they come and go; the rounds begin anew where all of

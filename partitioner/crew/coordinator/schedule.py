@@ -1,4 +1,4 @@
-"""Rounds of the trainers of a network: `Everyone` by pictures, `Exact` by failures.
+"""Rounds of the trainers of a network: local SGD, and gradients averaged in every step.
 
 A round closes, all finish the step in hand and rest, and they meet: those of one group, or of
 several at once. All living members of a meeting have the result before any takes it over (Commit);
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from partitioner.crew.coordinator.claims import Claims
-from partitioner.crew.coordinator.rounds import Period, constant_period
+from partitioner.crew.coordinator.rounds import RoundLengths, constant_period
 from partitioner.crew.messages import (
     AnyAction,
     AnyEvent,
@@ -360,11 +360,10 @@ class RoundSchedule(ABC):
         """A mean in the background has failed, and these members have what they gave to it."""
 
 
-class Everyone(RoundSchedule):
+class LocalSgdSchedule(RoundSchedule):
     """Means of parameters, each when all together have done a round's pictures, or somebody comes.
 
-    A round has `every_pictures`, or as many as `period` says after so many batches of all epochs.
-    The epoch has `batches` and ends with a mean. Weights are pictures since the last mean, 0 for
+    An epoch ends with a mean. Weights are pictures since the last mean, 0 for
     newcomers. Who sends a number that is not finite is left out of the mean once; a second time
     ends the training.
 
@@ -375,21 +374,17 @@ class Everyone(RoundSchedule):
     def __init__(
         self,
         network: str,
-        every_pictures: int,
-        batches: int,
-        epochs: int,
-        epoch: int = 0,
+        lengths: RoundLengths,
         expected: Iterable[Rank] = (),
-        period: Period | None = None,
         *,
         background: bool = False,
     ) -> None:
-        super().__init__(network, epochs, epoch, expected)
-        self.every_pictures, self.batches = every_pictures, batches
-        self._period = period or constant_period(every_pictures)
+        super().__init__(network, lengths.epochs, lengths.epoch, expected)
+        self.batches = lengths.batches
+        self._period = lengths.period or constant_period(lengths.every_pictures)
         self._background = background
         self._reports = 0
-        self.claims = Claims(batches)
+        self.claims = Claims(lengths.batches)
 
     def _on_report(self, member: ScheduledTrainer, event: AnyReport) -> None:
         super()._on_report(member, event)
@@ -471,7 +466,7 @@ class Everyone(RoundSchedule):
             self.claims = type(self.claims)(self.batches)
 
 
-class Exact(RoundSchedule):
+class SynchronousSchedule(RoundSchedule):
     """Gradients averaged in every step, within a group of the last meeting: its generation.
 
     `pictures` of a report is the position in the run. A trainer whose step fails reports Waiting.

@@ -13,7 +13,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Literal
 
-from partitioner.crew.coordinator.schedule import Everyone, RoundSchedule
+from partitioner.crew.coordinator.rounds import RoundLengths
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule, RoundSchedule
 from partitioner.crew.coordinator.watch import SILENT_S
 from partitioner.crew.messages import (
     AnyAction,
@@ -54,10 +55,10 @@ def steady(rank: Rank, at_s: float) -> float:
     return 1.0
 
 
-def spells(
+def slow_periods(
     seed: int = 3, share: float = 0.1, factor: float = 5.0, length_s: float = 20.0
 ) -> Callable[[Rank, float], float]:
-    """Each trainer is `factor` times slower in a `share` of the spells, drawn by SHA-256."""
+    """Each trainer is `factor` times slower in a `share` of the periods, drawn by SHA-256."""
 
     def slowness(rank: Rank, at_s: float) -> float:
         drawn = hashlib.sha256(repr((seed, rank, int(at_s // length_s))).encode()).digest()
@@ -81,7 +82,7 @@ class CrewScenario:
     mean_s: Callable[[tuple[Rank, ...]], float] = lambda members: 0.0
     #: How many times slower a step is that a trainer begins then.
     slowed: Callable[[Rank, float], float] = steady
-    #: From a loss until the desk knows it, and until the others' mean fails.
+    #: From a loss until the coordinator knows it, and until the others' mean fails.
     silent_s: float = SILENT_S
     fails_s: float = 1.0
 
@@ -137,15 +138,17 @@ def _meets(trainer: _Played, meet: Meet) -> bool:
 
 
 def simulate(scenario: CrewScenario, schedule: RoundSchedule | None = None) -> CrewTrace:
-    """Play a scenario to its end, by default with means of everyone (`Everyone`).
+    """Play a scenario to its end, by default with means of everyone (`LocalSgdSchedule`).
 
     schedule: another one, of the network `NETWORK`; not yet used.
     """
     return _Simulation(scenario, schedule or _everyone(scenario)).run()
 
 
-def _everyone(scenario: CrewScenario) -> Everyone:
-    return Everyone(NETWORK, scenario.every_pictures, scenario.batches, scenario.epochs)
+def _everyone(scenario: CrewScenario) -> LocalSgdSchedule:
+    return LocalSgdSchedule(
+        NETWORK, RoundLengths(scenario.every_pictures, scenario.batches, scenario.epochs)
+    )
 
 
 class _Simulation:

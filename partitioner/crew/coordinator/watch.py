@@ -42,7 +42,7 @@ class Watch:
     the next step is reported (validation may take long), and before the first step is. A meeting in
     the background ends by its group's timeout: what is owed then is the next step.
 
-    Where the desk itself has slept for `silent_s` / 2, everybody is given that time.
+    Where the coordinator itself has slept for `silent_s` / 2, everybody is given that time.
 
     meeting_s: the timeout of the groups in which trainers meet.
     """
@@ -54,8 +54,8 @@ class Watch:
         self._watched: dict[Rank, _Watched] = {}
         self._asked_s: float | None = None
 
-    def on_sign(self, rank: Rank, now_s: float) -> None:
-        """A sign of life."""
+    def on_heartbeat(self, rank: Rank, now_s: float) -> None:
+        """A heartbeat."""
         self._watched.setdefault(rank, _Watched(now_s)).heard_s = now_s
 
     def on_event(self, event: AnyEvent, now_s: float) -> None:
@@ -63,7 +63,7 @@ class Watch:
         if isinstance(event, Gone):
             self._watched.pop(event.rank, None)
             return
-        self.on_sign(event.rank, now_s)
+        self.on_heartbeat(event.rank, now_s)
         watched = self._watched[event.rank]
         if isinstance(event, Receipt):
             return  # of a thread of its own, whatever the training does

@@ -1,8 +1,9 @@
-"""Outputs of frozen networks, computed by several trainers and written by the desk.
+"""Outputs of frozen networks, computed by several trainers and written by the coordinator.
 
 A teacher's answers, sub-models' outputs and evaluations need no other trainer: each computes the
-chunks that `Leases` gives it and sends the rows, 2 bytes a number. What reaches the desk's disk are
-the files of one process, whole or not at all. A trainer may come, leave or be killed at any moment.
+chunks that `Leases` gives it and sends the rows, 2 bytes a number. What reaches the coordinator's
+disk are the files of one process, whole or not at all. A trainer may come, leave or be killed at
+any moment.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mdp.errors import InputError, MDPError
-from partitioner.crew.bus.control import Desk, Hand
+from partitioner.crew.bus.control import Coordinator, CoordinatorClient
 from partitioner.crew.coordinator.leases import Leases
 from partitioner.crew.messages import (
     AnyPassOrder,
@@ -43,7 +44,7 @@ from partitioner.training.largest_logits import Keep
 #: Bytes of rows in one message, at most.
 PIECE_BYTES = 4_000_000
 #: Pictures whose outputs every trainer shows before it takes part, and their largest difference
-#: from the desk's, relative to the largest output.
+#: from the coordinator's, relative to the largest output.
 REFERENCES = 16
 TOLERANCE: Mapping[Autocast, float] = {"fp32": 1e-5, "bf16": 1e-2}
 #: Seconds between two looks at leases, or for an order, where nothing arrives.
@@ -121,13 +122,17 @@ class Shares:
 
 
 class OutputsRefused(MDPError):
-    """The desk takes no outputs of this trainer."""
+    """The coordinator takes no outputs of this trainer."""
 
 
 def lead_pass(
-    end: Desk, own: Hand, work: FrozenPass, paths: Mapping[int, Sequence[Path]], advance: Advance
+    end: Coordinator,
+    own: CoordinatorClient,
+    work: FrozenPass,
+    paths: Mapping[int, Sequence[Path]],
+    advance: Advance,
 ) -> Shares:
-    """`share_out` at a desk that takes part, in another thread by its trainer's end `own`.
+    """`share_out` at a coordinator that takes part, in another thread by its trainer's end `own`.
 
     Raises what that thread raises, too.
     """
@@ -139,7 +144,7 @@ def lead_pass(
 
 
 def share_out(
-    end: Desk,
+    end: Coordinator,
     work: FrozenPass,
     paths: Mapping[int, Sequence[Path]],
     advance: Advance,
@@ -154,15 +159,15 @@ def share_out(
     """
     try:
         with ExitStack() as stack:
-            desk = _Desk(end, work, paths, advance, clock, stack)
-            while not desk.leases.is_done:
+            coordinator = _PassCoordinator(end, work, paths, advance, clock, stack)
+            while not coordinator.leases.is_done:
                 look()
-                desk.look(end.read(LOOK_S))
+                coordinator.look(end.read(LOOK_S))
     finally:
         end.end_pass(work.name)
-    desk.shares.repeated = desk.leases.repeated
-    desk.shares.unequal = desk.leases.unequal
-    return desk.shares
+    coordinator.shares.repeated = coordinator.leases.repeated
+    coordinator.shares.unequal = coordinator.leases.unequal
+    return coordinator.shares
 
 
 class _Files(NamedTuple):
@@ -172,17 +177,17 @@ class _Files(NamedTuple):
     arrays: list[NDArray[Any]]
 
 
-class _Desk:
+class _PassCoordinator:
     def __init__(
         self,
-        end: Desk,
+        end: Coordinator,
         work: FrozenPass,
         paths: Mapping[int, Sequence[Path]],
         advance: Advance,
         clock: Callable[[], float],
         stack: ExitStack,
     ) -> None:
-        self._desk, self._work, self._paths, self._advance = end, work, paths, advance
+        self._coordinator, self._work, self._paths, self._advance = end, work, paths, advance
         self._clock, self._stack = clock, stack
         self.leases, self.shares = Leases(work.variants, work.pictures), Shares()
         self._reference = work.reference()
@@ -202,7 +207,7 @@ class _Desk:
         # Others are left from an earlier pass.
         if report is not None and report.work == self._work.name:
             self._handle(report)
-        states = self._desk.states
+        states = self._coordinator.states
         for rank, pictures in list(self._crew.items()):
             if rank not in states:
                 self._drop(rank)
@@ -213,7 +218,7 @@ class _Desk:
             chunk = self.leases.take(rank, self._clock())
             if chunk is not None:
                 self._free.remove(rank)
-                self._desk.post(Compute(rank=rank, work=self._work.name, chunk=chunk))
+                self._coordinator.post(Compute(rank=rank, work=self._work.name, chunk=chunk))
 
     def _handle(self, report: AnyPassReport) -> None:
         rank = report.rank
@@ -229,7 +234,7 @@ class _Desk:
         elif isinstance(report, Rows):
             self._rows(report)
         else:
-            # Its arithmetic and its first outputs are the desk's.
+            # Its arithmetic and its first outputs are the coordinator's.
             raise InputError(report.reason)
 
     def _drop(self, rank: Rank) -> None:
@@ -241,12 +246,12 @@ class _Desk:
     def _refuse(self, rank: Rank, reason: str) -> None:
         self.shares.refused[rank] = reason
         self._drop(rank)
-        self._desk.post(Decline(rank=rank, work=self._work.name, reason=reason))
+        self._coordinator.post(Decline(rank=rank, work=self._work.name, reason=reason))
 
     def _doubt(self, offer: Offer) -> str:
-        """The reason that a trainer's outputs are not the desk's; empty if they are."""
+        """The reason that a trainer's outputs are not the coordinator's; empty if they are."""
         if offer.arithmetic != self._work.arithmetic:
-            return f"computes in {offer.arithmetic}, the desk in {self._work.arithmetic}"
+            return f"computes in {offer.arithmetic}, the coordinator in {self._work.arithmetic}"
         own = np.concatenate([one.ravel() for one in self._reference])
         if len(offer.reference) != own.nbytes:
             return f"expected {own.nbytes} bytes of outputs to compare, got {len(offer.reference)}"
@@ -255,8 +260,9 @@ class _Desk:
         if difference <= most:  # which a NaN is not
             return ""
         return (
-            f"its outputs for {REFERENCES} pictures differ by {difference:.2g} from the desk's, "
-            f"expected at most {most:.2g}: expected the same pictures, weights and version"
+            f"its outputs for {REFERENCES} pictures differ by {difference:.2g} from the "
+            f"coordinator's, expected at most {most:.2g}: expected the same pictures, weights and "
+            "version"
         )
 
     def _rows(self, event: Rows) -> None:
@@ -308,11 +314,13 @@ class _Desk:
         return self._files[variant]
 
 
-def contribute(end: Hand, work: FrozenPass, *, clock: Callable[[], float] = time.monotonic) -> int:
-    """Compute chunks of `work` until the desk says that none is left; returns how many.
+def contribute(
+    end: CoordinatorClient, work: FrozenPass, *, clock: Callable[[], float] = time.monotonic
+) -> int:
+    """Compute chunks of `work` until the coordinator says that none is left; returns how many.
 
-    Rows travel while the next chunk is asked for and computed. Raises OutputsRefused where the desk
-    takes no outputs of this trainer, and InputError where they are not finite.
+    Rows travel while the next chunk is asked for and computed. Raises OutputsRefused where the
+    coordinator takes no outputs of this trainer, and InputError where they are not finite.
     """
     name, rank = work.name, end.rank
     reference = b"".join(one.tobytes() for one in work.reference())
@@ -341,12 +349,12 @@ def contribute(end: Hand, work: FrozenPass, *, clock: Callable[[], float] = time
             )  # fmt: skip
         count += 1
     if isinstance(order, Decline):
-        raise OutputsRefused(f"the desk takes no outputs of this trainer: {order.reason}")
+        raise OutputsRefused(f"the coordinator takes no outputs of this trainer: {order.reason}")
     return count
 
 
-def _next_order(end: Hand, work: str) -> AnyPassOrder:
-    """The desk's answer to a question."""
+def _next_order(end: CoordinatorClient, work: str) -> AnyPassOrder:
+    """The coordinator's answer to a question."""
     while True:
         order = end.reply(LOOK_S)
         # Others are left from an earlier pass.

@@ -37,7 +37,7 @@ class JobContext:
 
     #: The user's teacher to start from.
     checkpoint: Path | None = None
-    #: Name of the bundle that sub-models are exported for; only at the desk.
+    #: Name of the bundle that sub-models are exported for; only at the coordinator.
     bundle: str = ""
     #: Exported sub-models and their accuracy, by number: see `TrainingContext`.
     exported: dict[int, tuple[Path, float]] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class NetworkKind(JobKind):
 
 
 class FrozenKind(JobKind):
-    """A job whose frozen passes trainers share out; the desk writes what they give."""
+    """A job whose frozen passes trainers share out; the coordinator writes what they give."""
 
     @abstractmethod
     def passes(self, work: TrainingContext) -> Iterator[Pass]:
@@ -225,7 +225,7 @@ class EvaluationKind(FrozenKind):
         return ModelsKind(MODELS).outputs(work)
 
     def outputs(self, work: TrainingContext) -> list[Path]:
-        """Nothing for others: the desk keeps the logits."""
+        """Nothing for others: the coordinator keeps the logits."""
         return []
 
     def passes(self, work: TrainingContext) -> Iterator[Pass]:

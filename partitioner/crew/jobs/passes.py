@@ -36,11 +36,11 @@ from partitioner.training.teacher import (
 
 #: Outputs of a batch of pictures, each `[B, ...]`.
 Outputs = Callable[[Index], Sequence[Tensor]]
-#: A pass, and the desk's files of its outputs by variant.
+#: A pass, and the coordinator's files of its outputs by variant.
 Pass = tuple[FrozenPass, Mapping[int, Sequence[Path]]]
 
 #: Jobs: the teacher's answers; with a number what a sub-model's successors learn from; the exported
-#: sub-models, which are the desk's; and their evaluation.
+#: sub-models, which are the coordinator's; and their evaluation.
 ANSWERS, OUTPUTS, MODELS, EVALUATION = "answers", "outputs-", "models", "evaluation"
 HELD_OUT: tuple[SplitName, ...] = ("calibration", "test")
 
@@ -81,7 +81,7 @@ def answers(work: TrainingContext) -> Iterator[Pass]:
     for split in HELD_OUT:
         path, count = plain_answers_file(work, split), len(work.singles.split(split))
         yield _pass(what, partial(plain, split), count, {0: [path]}, "fp32", np.float32)
-        if path.exists():  # which is at the desk
+        if path.exists():  # which is at the coordinator
             note_accuracy(work, split)
 
 

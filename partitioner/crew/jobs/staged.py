@@ -1,4 +1,4 @@
-"""A teacher in stages, each on a trainer: from its first weights, cut at the desk, to the whole."""
+"""A teacher in stages, each on a trainer: cut by the coordinator, trained, and joined again."""
 
 import math
 from collections.abc import Callable
@@ -44,12 +44,16 @@ LOST = (
 
 
 def hand_out_start(
-    work: TrainingContext, sync: NetworkSync, checkpoint: Path | None, desk: str, files: Files
+    work: TrainingContext,
+    sync: NetworkSync,
+    checkpoint: Path | None,
+    coordinator: str,
+    files: Files,
 ) -> None:
     """Give every stage its first weights, which are those of one process.
 
     The teacher is in memory whole while it is cut, without gradients and moments; `checkpoint` is
-    the user's file to start from. The desk keeps the file of its own stage.
+    the user's file to start from. The coordinator keeps the file of its own stage.
     """
     blocks = tuple(stage.blocks for stage in sync.stage)
     paths = [_file(work, "start", blocks, index) for index in range(len(blocks))]
@@ -60,7 +64,7 @@ def hand_out_start(
             with replacing(path) as temporary:
                 save_file(own, temporary)
     for stage, path in zip(sync.stage, paths, strict=True):
-        if stage.by != desk:
+        if stage.by != coordinator:
             files.send(path.name, path)
 
 

@@ -101,7 +101,7 @@ def memory_bytes(
 
 
 def answers_per_s(pace: float, bytes_per_s: float, numbers: int) -> float:
-    """Pictures/s of one trainer's frozen passes; so many fp16 numbers of each go to the desk."""
+    """Pictures/s of one trainer's frozen passes, each sent to the coordinator as fp16 numbers."""
     return min(pace, bytes_per_s / (2 * numbers))
 
 

@@ -81,7 +81,7 @@ class Trunk(Record, frozen=True, kw_only=True):
 
 
 class Facts(Record, frozen=True, kw_only=True):
-    """Trainers, the desk first, and how they are connected."""
+    """Trainers, the coordinator first, and how they are connected."""
 
     format_version: Literal[1] = 1
     trainer: Annotated[tuple[Trainer, ...], Meta(min_length=1)]

@@ -203,33 +203,34 @@ class Methods:
         return found
 
     def answers(
-        self, passes: FrozenPasses, names: Sequence[str], desk: str
+        self, passes: FrozenPasses, names: Sequence[str], coordinator: str
     ) -> tuple[tuple[str, ...], float]:
         """Those of `names` that compute frozen passes, and their pictures/s together.
 
-        Answers go to the desk over each trainer's line, and over the desk's own.
+        Answers go to the coordinator over each trainer's line, and over the coordinator's own.
         """
         rates = {}
         for name in names:
-            rates[name] = self._pace(name, passes) if name == desk else 0.0
-            if (name, desk) in self.links.lines:
-                rate = self.links.lines[name, desk][1]
+            rates[name] = self._pace(name, passes) if name == coordinator else 0.0
+            if (name, coordinator) in self.links.lines:
+                rate = self.links.lines[name, coordinator][1]
                 rates[name] = answers_per_s(self._pace(name, passes), rate, passes.numbers)
-        down = self.links.capacities.get(f"{desk} down", math.inf)
-        own = rates.get(desk, 0.0)
+        down = self.links.capacities.get(f"{coordinator} down", math.inf)
+        own = rates.get(coordinator, 0.0)
         together = own + answers_per_s(sum(rates.values()) - own, down, passes.numbers)
         return tuple(name for name in names if rates[name]), together
 
     def hand_in_s(self, network: NetworkWork, sync: NetworkSync) -> float:
-        """Seconds of sending finished weights to the desk; infinite over unmeasured lines.
+        """Seconds of sending finished weights to the coordinator; infinite over unmeasured lines.
 
-        A crew with the desk has them there; a pipeline's are put together by its first stage.
+        A crew with the coordinator has them there; a pipeline's are put together by its first
+        stage.
         """
-        desk, crew = self.facts.names[0], sync.crew or self.facts.names
+        coordinator, crew = self.facts.names[0], sync.crew or self.facts.names
         senders = crew[:1] if sync.stage else crew
-        if desk in senders:
+        if coordinator in senders:
             return 0.0
-        lines = [self.links.lines.get((name, desk)) for name in senders]
+        lines = [self.links.lines.get((name, coordinator)) for name in senders]
         took = [late + network.size_bytes / _REACHED / rate for late, rate in filter(None, lines)]
         return min(took, default=math.inf)
 

@@ -258,8 +258,8 @@ def _proposal(
 ) -> Proposal | None:
     """A plan with its schedule; None where a network has no method, or nobody answers.
 
-    That includes no measured line to the desk. Frozen passes are of `answering`, or of all; a
-    trainer alone is its own desk.
+    That includes no measured line to the coordinator. Frozen passes are of `answering`, or of all;
+    a trainer alone is its own coordinator.
     """
     jobs: list[CrewJob] = []
     predicting = Methods(facts)
@@ -283,14 +283,14 @@ def _proposal(
         # Who answers has the whole of a teacher that was trained in stages.
         whole = max((work.of(m.sync.name).size_bytes for m in chosen if m.sync.stage), default=0.0)
         names = [n for n in answering or facts.names if facts.of(n).memory_bytes >= whole]
-        desk = names[0] if len(names) == 1 else facts.names[0]
-        by, rate = predicting.answers(work.answers, names, desk)
+        coordinator = names[0] if len(names) == 1 else facts.names[0]
+        by, rate = predicting.answers(work.answers, names, coordinator)
         if not by:
             return None
         place = sum(job.name == "teacher" for job in jobs)
         jobs.insert(place, CrewJob(ANSWERS, by, work.answers.pictures / rate))
         for passes in work.outputs[: 1 if chain == "star" else None]:
-            _, rate = Methods(facts).answers(passes, by, desk)
+            _, rate = Methods(facts).answers(passes, by, coordinator)
             if not rate:
                 return None
             place = [job.name for job in jobs].index(passes.network) + 1

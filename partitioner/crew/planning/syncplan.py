@@ -472,8 +472,8 @@ def _of_stages(
         elif name in using and network.size_bytes > there:
             gb = f"{network.size_bytes / 1e9:.1f} GB, {name} has {there / 1e9:.1f} GB"
             yield (
-                f"`{key}.stage`: the desk, and who computes answers or trains a member, need the "
-                f"teacher's weights whole: {gb}"
+                f"`{key}.stage`: the coordinator, and who computes answers or trains a member, "
+                f"need the teacher's weights whole: {gb}"
             )
 
 

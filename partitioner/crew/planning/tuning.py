@@ -14,8 +14,12 @@ from msgspec.structs import replace
 
 from mdp.files import Record
 from partitioner.crew.coordinator.jobs import Job
-from partitioner.crew.coordinator.rounds import Period
-from partitioner.crew.coordinator.schedule import Everyone, Exact, RoundSchedule
+from partitioner.crew.coordinator.rounds import Period, RoundLengths
+from partitioner.crew.coordinator.schedule import (
+    LocalSgdSchedule,
+    RoundSchedule,
+    SynchronousSchedule,
+)
 from partitioner.crew.coordinator.shares import by_pace
 from partitioner.crew.messages import Rank
 from partitioner.crew.planning.facts import Facts
@@ -261,9 +265,11 @@ def trial_schedule(
     batch: pictures of a step of all `trainers`, of whom each takes a part.
     """
     if sync.what == "gradients":
-        return Exact(job, 1, expected=members)
+        return SynchronousSchedule(job, 1, expected=members)
     claims = (WARM_UP + TIMED) * trainers
-    return Everyone(job, batch, claims, 1, 0, members, _trial_period(batch, trainers))
+    return LocalSgdSchedule(
+        job, RoundLengths(batch, claims, 1, period=_trial_period(batch, trainers)), members
+    )
 
 
 def _trial_period(batch: int, trainers: int) -> Period:

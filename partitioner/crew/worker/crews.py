@@ -75,8 +75,8 @@ class Crews:
         sync = self.plan.of(network)
         return Means(route=sync.way, shards=sync.shards, uplink=self._uplink, site=self._site)
 
-    def has_desk(self, network: str) -> bool:
-        """Tell whether the desk is one of the trainers of a network, and has it whole."""
+    def has_coordinator(self, network: str) -> bool:
+        """Tell whether the coordinator is one of the trainers of a network, and has it whole."""
         sync = self.plan.of(network)
         return not sync.stage and (not sync.by or self.facts.names[0] in sync.by)
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from mdp.formats.plan import Plan
 from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.bus.address import own_address
-from partitioner.crew.bus.control import Hand
+from partitioner.crew.bus.control import CoordinatorClient
 from partitioner.crew.bus.store import SignedStore
 from partitioner.crew.coordinator.jobs import Job
 from partitioner.crew.messages import Made
@@ -157,9 +157,13 @@ def probe_jobs(names: Sequence[str]) -> list[Job]:
 
 
 def measure(
-    control: Hand, groups: TrainerGroups, store: SignedStore, plan: Plan, settings: Settings
+    control: CoordinatorClient,
+    groups: TrainerGroups,
+    store: SignedStore,
+    plan: Plan,
+    settings: Settings,
 ) -> None:
-    """Do the jobs of a probe as the desk gives them out; raises RunRefused."""
+    """Do the jobs of a probe as the coordinator gives them out; raises RunRefused."""
     while (start := next_job(control)) is not None:
         _, *names = start.network.split(":")
         said = b"null"
@@ -196,7 +200,7 @@ def paces_of(plan: Plan, settings: Settings) -> dict[str, float]:
 
 
 def facts_of(names: Sequence[str], address: str, said: Mapping[str, str]) -> Facts:
-    """The facts of what was said of a probe's jobs; the desk listens on `address`."""
+    """The facts of what was said of a probe's jobs; the coordinator listens on `address`."""
     trainers: list[Trainer] = []
     for name in names:
         own = msgspec.json.decode(said.get(f"pace:{name}", "null"), type=TrainerSaid | None)

@@ -1,4 +1,4 @@
-"""Present work of trainers: told to the desk once a second, shown there in one table."""
+"""Present work of trainers: told to the coordinator once a second, shown there in one table."""
 
 import threading
 import time
@@ -126,7 +126,7 @@ class Patient:
 
 
 class Told(Progress):
-    """Progress of which the desk is told, beside what `shown` shows; with None that is notes."""
+    """Progress that is also sent to the coordinator. Without `shown`, only notes are displayed."""
 
     def __init__(self, account: WorkAccount, note: Callable[[str], None], shown: Progress | None):
         super().__init__()

@@ -24,7 +24,7 @@ from mdp.formats.plan import Plan
 from partitioner.crew.averaging.generations import train_in_generations
 from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.averaging.parameters import CrewEnded
-from partitioner.crew.bus.control import Hand, RunRefused
+from partitioner.crew.bus.control import CoordinatorClient, RunRefused
 from partitioner.crew.bus.store import SignedStore
 from partitioner.crew.messages import AnyAction, AnyEvent, Commit, Made, Rank, Ready, TrainerControl
 from partitioner.crew.planning.costs import member_index
@@ -103,13 +103,13 @@ class Drawn(NamedTuple):
 def try_candidates(
     trials: Sequence[NetworkSync],
     facts: Facts,
-    control: Hand,
+    control: CoordinatorClient,
     groups: TrainerGroups,
     store: SignedStore,
     draw: Callable[[str], Drawn],
     clock: Clock = time.perf_counter,
 ) -> None:
-    """Do the jobs of a tuning as the desk gives them out; raises RunRefused.
+    """Do the jobs of a tuning as the coordinator gives them out; raises RunRefused.
 
     draw: makes a network by its name, the same on all trainers.
     """

@@ -1,4 +1,4 @@
-"""The work of a trainer in a run: jobs as the desk gives them out, from and to the run folder."""
+"""The work of a trainer in a run: jobs that the coordinator gives out, in the run folder."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +13,9 @@ from mdp.errors import AgentError, InputError, TransferError
 from partitioner.crew.averaging.generations import train_in_generations
 from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.averaging.parameters import CrewEnded
-from partitioner.crew.bus.control import Desk, Hand, RunRefused
+from partitioner.crew.bus.control import Coordinator, CoordinatorClient, RunRefused
 from partitioner.crew.bus.files import Files
-from partitioner.crew.bus.store import DeskLost, SignedStore
+from partitioner.crew.bus.store import CoordinatorLost, SignedStore
 from partitioner.crew.coordinator.jobs import Job
 from partitioner.crew.jobs.answers import FrozenPass, OutputsRefused, contribute, lead_pass
 from partitioner.crew.jobs.kinds import FrozenKind, JobContext, JobKind, NetworkKind, kind_of
@@ -47,12 +47,12 @@ def jobs_of(
     evaluated: bool = False,
     same: Mapping[int, int] = MappingProxyType({}),
 ) -> list[Job]:
-    """The jobs of a run of `members` sub-models by the trainers `names`, the desk first.
+    """The jobs of a run of `members` sub-models by the trainers `names`, the coordinator first.
 
-    A teacher that is not trained is loaded by the desk alone. The desk writes what frozen passes
-    give, so it always takes part in them: the answers, and where they are wanted predecessors'
-    `outputs` and what sub-models are `evaluated` by. It copies sub-models whose weights are those
-    of an earlier one, which `same` names.
+    A teacher that is not trained is loaded by the coordinator alone. The coordinator writes what
+    frozen passes give, so it always takes part in them: the answers, and where they are wanted
+    predecessors' `outputs` and what sub-models are `evaluated` by. It copies sub-models whose
+    weights are those of an earlier one, which `same` names.
     """
     by = tuple(names)
     frozen = tuple(dict.fromkeys((by[0], *(plan.answers.by or by))))
@@ -92,7 +92,7 @@ def find_finished(work: TrainingContext, jobs: Sequence[Job]) -> list[str]:
 
 
 class JobOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A trainer's report of a job to the desk, beside its files."""
+    """A trainer's report of a job to the coordinator, beside its files."""
 
     curve: Curve = []
     #: The SHA-256 of each of its files, by name.
@@ -101,16 +101,16 @@ class JobOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class Ends:
-    """A trainer's connections to the desk."""
+    """A trainer's connections to the coordinator."""
 
-    control: Hand
+    control: CoordinatorClient
     files: Files
-    #: Only at the desk.
-    desk: Desk | None = None
+    #: Only at the coordinator.
+    coordinator: Coordinator | None = None
 
 
 def enter(control: TrainerControl) -> None:
-    """Wait until the desk accepts this trainer; raises InputError where it does not."""
+    """Wait until the coordinator accepts this trainer; raises InputError where it does not."""
     while not isinstance(action := control.poll(LOOK_S), Accepted):
         if isinstance(action, Refused):
             raise InputError(action.reason)
@@ -139,7 +139,7 @@ class Worker:
         checkpoint: Path | None = None,
         bundle: str = "",
     ) -> None:
-        """At the desk, `checkpoint` is the user's teacher, `bundle` the name of a bundle."""
+        """At the coordinator, `checkpoint` is the user's teacher, `bundle` the name of a bundle."""
         self._work, self._ends, self._crews = work, ends, crews
         self._context = JobContext(checkpoint, bundle)
 
@@ -149,11 +149,14 @@ class Worker:
         return self._context.exported
 
     @property
-    def _is_desk(self) -> bool:
-        return self._ends.desk is not None
+    def _is_coordinator(self) -> bool:
+        return self._ends.coordinator is not None
 
     def run(self) -> None:
-        """Do jobs until the desk says that all is done; raises RunRefused and DeskLost."""
+        """Do jobs until the coordinator says that all is done.
+
+        Raises RunRefused and CoordinatorLost.
+        """
         control = self._ends.control
         try:
             while (start := next_job(control)) is not None:
@@ -166,24 +169,25 @@ class Worker:
                         sent_bytes=sent_bytes,
                     )
                 )  # fmt: skip
-        except DeskLost:
+        except CoordinatorLost:
             if not control.may_leave:  # else others have handed the last outcomes in
                 raise
 
     def _do(self, start: Start) -> str:
-        """Do a job and hand its outcome in; returns what the desk is told beside it, as JSON."""
+        """Do a job and hand its outcome in; returns the report beside it, as JSON."""
         job = start.network
         kind = kind_of(job)
         try:
             needed = kind.inputs(self._work, self._fetch)
             others = [path for path in needed if self._fetch(path)]
         except TransferError as error:
-            if self._is_desk or not isinstance(kind, FrozenKind):
+            if self._is_coordinator or not isinstance(kind, FrozenKind):
                 raise
-            # Others have ended the pass meanwhile, or the desk will: it computes alone if need be.
+            # Others have ended the pass meanwhile, or the coordinator will: it computes alone if
+            # need be.
             self._work.progress.note(str(error))
             return ""
-        if others and not self._is_desk and kind.follows_others:
+        if others and not self._is_coordinator and kind.follows_others:
             self._drop_members(needed)
         if kind.ends_stages:
             forget_stages(self._work)
@@ -202,10 +206,12 @@ class Worker:
             self._work.progress.note(str(ended))
             return ""
         is_frozen = isinstance(kind, FrozenKind)
-        if not (start.alone or is_frozen or self._is_desk) and self._crews.has_desk(job):
-            return ""  # the desk's outcome counts: it is there from the beginning
+        if not (start.alone or is_frozen or self._is_coordinator) and self._crews.has_coordinator(
+            job
+        ):
+            return ""  # the coordinator's outcome counts: it is there from the beginning
         files = dict[str, str]()
-        if not is_frozen or self._is_desk:
+        if not is_frozen or self._is_coordinator:
             for path in kind.outputs(self._work):
                 files[self._name(path)] = self._ends.files.send(self._name(path), path)
         curve = self._work.run.read_curves().get(job, [])
@@ -229,10 +235,12 @@ class Worker:
         """Train a network with its crew, in rounds or by gradients."""
         job = kind.name
         checkpoint = self._work.run.checkpoint(job)
-        if not self._is_desk:  # an outcome that the desk lacks: the others wait for this trainer
+        if (
+            not self._is_coordinator
+        ):  # an outcome that the coordinator lacks: the others wait for this trainer
             self._drop(kind)
         if self._crews.plan.of(job).what == "parameters":
-            if not self._is_desk:  # the desk gives what it has reached
+            if not self._is_coordinator:  # the coordinator gives what it has reached
                 checkpoint.unlink(missing_ok=True)
             kind.train(replace(self._work, sync_of=self._crews.rounds), self._context)
             return
@@ -258,8 +266,8 @@ class Worker:
                 self._work.run.checkpoint(f"member-{a.k}").unlink(missing_ok=True)
 
     def _fetch(self, path: Path) -> bool:
-        """Fetch a file; whether it is another one now. What the desk has is what others get."""
-        if self._is_desk and path.exists():
+        """Fetch a file; whether it is another one now. The coordinator's own is what others get."""
+        if self._is_coordinator and path.exists():
             return False
         return self._ends.files.fetch(self._name(path), path)
 
@@ -267,21 +275,21 @@ class Worker:
         return path.relative_to(self._work.run.path).as_posix()
 
     def _share(self, kind: FrozenKind) -> None:
-        """Compute a share of a job's frozen passes; at the desk, keep all of their outputs too."""
+        """Compute a share of a job's frozen passes; the coordinator keeps all of their outputs."""
         ends = self._ends
         for of_job, files in kind.passes(self._work):
             frozen = self._count(of_job)
             try:
-                if ends.desk is None:
+                if ends.coordinator is None:
                     contribute(ends.control, frozen)
                 elif all(path.exists() for paths in files.values() for path in paths):
-                    ends.desk.end_pass(frozen.name)
+                    ends.coordinator.end_pass(frozen.name)
                 else:
                     total = len(files) * frozen.pictures
                     with self._work.progress.task(f"{kind.name}, by all", total) as advance:
-                        lead_pass(ends.desk, ends.control, frozen, files, advance)
+                        lead_pass(ends.coordinator, ends.control, frozen, files, advance)
             except (OutputsRefused, AgentError) as error:
-                if self._is_desk or frozen.dtype is np.float16:  # what networks learn from
+                if self._is_coordinator or frozen.dtype is np.float16:  # what networks learn from
                     raise
                 self._work.progress.note(str(error))
 
@@ -310,8 +318,8 @@ def worker_of(
     shown: Progress | None,
     bundle: str = "",
 ) -> Worker:
-    """A trainer that tells the desk what it does; the desk itself shows that of all alone."""
-    # The desk's own rows go to itself.
+    """Build a worker that reports progress to the coordinator, which displays everybody's."""
+    # The coordinator's own rows go to itself.
     account = WorkAccount(ends.files)
     ends.control.state = account.state
     crews = Crews(

@@ -34,7 +34,7 @@ from tests.support.models.trees import write_scenes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-NAMES = ["desk", "tower", "nuc"]
+NAMES = ["coordinator", "tower", "nuc"]
 CONFIG = """
 [run]
 data = "photos"
@@ -64,18 +64,18 @@ def here(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 class Machines:
-    """A folder for each machine: the desk, and two that join it."""
+    """A folder for each machine: the coordinator, and two that join it."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.address = path, f"127.0.0.1:{free_port()}"
         self.started: dict[str, Forked] = {}
-        desk = self.folder("desk")
-        write_scenes(desk / "photos", each=14)
-        write_profiles(desk)
+        coordinator = self.folder("coordinator")
+        write_scenes(coordinator / "photos", each=14)
+        write_profiles(coordinator)
         config = CONFIG.format(args=", ".join(SHARED_ARGS), ms=SHARED_MS)
-        (desk / "build.toml").write_text(config)
+        (coordinator / "build.toml").write_text(config)
         for name in NAMES[1:]:
-            shutil.copytree(desk / "photos", self.folder(name) / "photos")
+            shutil.copytree(coordinator / "photos", self.folder(name) / "photos")
 
     def folder(self, name: str) -> Path:
         folder = self.path / name
@@ -94,15 +94,15 @@ class Machines:
         )  # fmt: skip
 
     def all_end(self) -> str:
-        """Let the others join the desk; returns what that wrote to stdout."""
-        key = CrewFolder(self.folder("desk") / "crew").key
+        """Let the others join the coordinator; returns what that wrote to stdout."""
+        key = CrewFolder(self.folder("coordinator") / "crew").key
         until(key.exists, "the key", PATIENCE_S)
         for name in NAMES[1:]:
             shutil.copy(key, self.folder(name))
             self.start(name, *self.join_words(name))
         for name, process in self.started.items():
             assert process.wait(PATIENCE_S) == 0, (self.folder(name) / "said").read_text()
-        return (self.folder("desk") / "printed").read_text()
+        return (self.folder("coordinator") / "printed").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +111,9 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     made = Machines(tmp_path_factory.mktemp("machines"))
     listen = ["--listen", made.address, "--trainers", "tower", "nuc", "--json"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(made.folder("desk"))
+        patch.chdir(made.folder("coordinator"))
         assert here("plan", "--config", "build.toml", "--out", "plan.toml").returncode == 0
-    made.start("desk", "crew", "probe", *OF_CREW, *listen)
+    made.start("coordinator", "crew", "probe", *OF_CREW, *listen)
     facts = json.loads(made.all_end())
     assert [trainer["name"] for trainer in facts["trainer"]] == NAMES
     assert len(facts["line"]) == 3
@@ -126,7 +126,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 def test_a_plan_that_does_not_pay_is_refused(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(machines.folder("desk"))
+    monkeypatch.chdir(machines.folder("coordinator"))
     crew = CrewFolder(Path("slow"))
     crew.path.mkdir()
     shutil.copy("crew/facts.toml", crew.facts_file)
@@ -138,7 +138,7 @@ def test_a_plan_that_does_not_pay_is_refused(
     refused = here("crew", "plan", *of_slow, "--exact")
     assert refused.returncode == 4
     assert "train on" in refused.stderr.splitlines()[-1]
-    assert "desk, tower, nuc have one address: if they share a machine" in refused.stderr
+    assert "coordinator, tower, nuc have one address: if they share a machine" in refused.stderr
     assert not crew.plan_file.exists()
     assert here("crew", "plan", *of_slow, "--exact", "--anyway").returncode == 0
     predicted = here("crew", "simulate", *of_slow, "--plot", "predicted.svg", "--json")
@@ -153,16 +153,16 @@ def test_a_plan_that_does_not_pay_is_refused(
 
 
 def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = machines.folder("desk")
-    monkeypatch.chdir(desk)
+    coordinator = machines.folder("coordinator")
+    monkeypatch.chdir(coordinator)
     crew = CrewFolder(Path("crew"))
     # What pays here depends on what else runs.
     assert here("crew", "plan", *OF_CREW, "--exact", "--force").returncode == 0
     build = ["build", "--config", "build.toml", "--crew", "crew", "--out", "bundle", "--json"]
-    machines.start("desk", *build)
+    machines.start("coordinator", *build)
     strangers(machines)
     interrupt(machines, crew)
-    machines.start("desk", *build)
+    machines.start("coordinator", *build)
     built = json.loads(machines.all_end())
     assert built["digest"] == Bundle.open("bundle").digest
     one, two = (Path(f"bundle.run/member-{k}.safetensors").read_bytes() for k in (0, 1))
@@ -170,8 +170,8 @@ def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPa
     assert {cost["trainer"] for cost in built["crew"]} == set(NAMES)
     assert all(cost["waited_s"] >= 0 for cost in built["crew"])
     assert sum(cost["work_s"] for cost in built["crew"]) > 0
-    assert "desk" in crew.picture.read_text()
-    assert "s at work" in (desk / "said").read_text()
+    assert "coordinator" in crew.picture.read_text()
+    assert "s at work" in (coordinator / "said").read_text()
     spans = spans_of(log_lines(crew.log))
     assert {span.trainer for span in spans if span.what == "evaluation"} == set(NAMES)
     run, bundle = RunFolder(Path("bundle.run")), Bundle.open("bundle")
@@ -185,11 +185,11 @@ def test_a_crew_builds_a_bundle(machines: Machines, monkeypatch: pytest.MonkeyPa
 
 
 def interrupt(machines: Machines, crew: CrewFolder) -> None:
-    """Ctrl-C ends a trainer and the desk in a line each; the same commands go on."""
+    """Ctrl-C ends a trainer and the coordinator in a line each; the same commands go on."""
     shutil.copy(crew.key, machines.folder("tower"))
     machines.start("tower", *machines.join_words("tower"))
     until(lambda: crew.log.read_text().count('"accepted"') == 2, "a trainer", PATIENCE_S)
-    for name, kept in (("tower", "in run"), ("desk", "same command goes on from there")):
+    for name, kept in (("tower", "in run"), ("coordinator", "same command goes on from there")):
         process = machines.started[name]
         process.interrupt()
         ended = process.wait(PATIENCE_S)
@@ -203,12 +203,15 @@ def interrupt(machines: Machines, crew: CrewFolder) -> None:
 
 
 def strangers(machines: Machines) -> None:
-    """The desk goes on waiting for those that it expects."""
+    """The coordinator goes on waiting for those that it expects."""
     write_scenes(Path("others"), each=14, seed=1)
     write_new(Path("other.key"), b"1234\n", 0o600)
     for words, expected in (
         (machines.join_words("stranger", key="crew/crew.key"), "--name: expected a trainer of"),
-        (machines.join_words("tower", key="other.key"), "key: expected a copy of the desk's"),
+        (
+            machines.join_words("tower", key="other.key"),
+            "key: expected a copy of the coordinator's",
+        ),
         (
             machines.join_words("tower", "others", "crew/crew.key"),
             "pictures, settings or version of tower differ",
@@ -219,12 +222,12 @@ def strangers(machines: Machines) -> None:
         assert expected in stopped.stderr.splitlines()[-1]
 
 
-def test_a_desk_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_new(Path("crew.key"), b"1234\n", 0o600)
     address = f"127.0.0.1:{free_port()}"
     words = ["--name", "tower", "--data", "photos", "--key", "crew.key", "--run", "run"]
     stopped = here("crew", "join", address, *words, "--wait", "0", "--threads", "1")
     assert stopped.returncode == 3
-    assert f"{address}: no desk of a crew answers" in stopped.stderr
+    assert f"{address}: no coordinator of a crew answers" in stopped.stderr
     assert not Path("run").exists()

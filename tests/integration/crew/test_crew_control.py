@@ -47,21 +47,23 @@ def test_a_crew_goes_on_without_those_it_loses(tmp_path: Path) -> None:
             os.kill(pids["t1"], signal.SIGKILL)
             wait_for(log, moments.randint(300, 500))
             os.kill(pids["t2"], signal.SIGSTOP)
-            told = [json.loads(crew.stdout.readline()) for _ in ("desk", "t3", "late")]
-            while not _has_ended(pids["desk"]):
+            told = [json.loads(crew.stdout.readline()) for _ in ("coordinator", "t3", "late")]
+            while not _has_ended(pids["coordinator"]):
                 time.sleep(0.01)
         finally:
             os.kill(pids["t2"], signal.SIGCONT)
         codes = json.loads(crew.stdout.readline())
         errors = crew.stderr.read()
 
-    assert {one["name"] for one in told} == {"desk", "t3", "late"}
+    assert {one["name"] for one in told} == {"coordinator", "t3", "late"}
     for one in told:
         assert one["counted"] == [1.0], f"batches were lost or done twice: {one}"
-    assert codes == {"desk": 0, "t2": 3, "t3": 0, "late": 0} | dict.fromkeys(("fails", "t1"), -9)
-    # What the one that hung says of a desk that is not there any more: one line.
+    assert codes == {"coordinator": 0, "t2": 3, "t3": 0, "late": 0} | dict.fromkeys(
+        ("fails", "t1"), -9
+    )
+    # What the one that hung says of a coordinator that is not there any more: one line.
     assert errors.count("\n") == 1
-    assert "desk" in errors
+    assert "coordinator" in errors
     assert b'"kind":"failed"' in log.read_bytes()
     replayed = list(replay(log, machine(BATCHES, EPOCHS)))
     assert len(replayed) > 2 * BATCHES

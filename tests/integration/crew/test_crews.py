@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from partitioner.crew.bus.control import replay  # noqa: E402
-from partitioner.crew.coordinator.schedule import Everyone  # noqa: E402
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule  # noqa: E402
 from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
 from partitioner.crew.messages import GoOn, Meet  # noqa: E402
 from partitioner.crew.planning.costs import RATIO  # noqa: E402
@@ -118,7 +118,7 @@ def test_rounds_end_with_one_network_and_every_batch_in_it(folder: Path, name: s
     assert (some > 2 * TRAINERS) == (name in ("shuffled", "on_request"))
     assert (takes > 2 * TRAINERS) == (name == "neighbours")
     rounds = schedule.networks["member-0"]
-    assert isinstance(rounds, Everyone)
+    assert isinstance(rounds, LocalSgdSchedule)
     # An epoch ends when every batch is in a committed mean, and with it the training.
     assert (rounds.epoch, rounds.ended) == (EPOCHS, "member-0 is trained")
     said = [json.loads((folder / name / str(rank) / "said.json").read_bytes()) for rank in left]

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mdp.testing.processes import until  # noqa: E402
-from partitioner.crew.bus.control import Desk, Hand  # noqa: E402
-from partitioner.crew.bus.store import DeskLost, serve_store  # noqa: E402
+from partitioner.crew.bus.control import Coordinator, CoordinatorClient  # noqa: E402
+from partitioner.crew.bus.store import CoordinatorLost, serve_store  # noqa: E402
 from partitioner.crew.coordinator.membership import MembershipMachine  # noqa: E402
 from partitioner.crew.coordinator.watch import Watch  # noqa: E402
 from partitioner.crew.jobs.answers import Shares, share_out  # noqa: E402
@@ -26,20 +26,20 @@ PACES, NAMES = (8_000, 4_000, 2_000), ("quick", "middling", "slow")
 
 
 class Crew:
-    """Three trainers that have joined and wait for a desk."""
+    """Three trainers that have joined and wait for a coordinator."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self.store = store = serve_store("127.0.0.1", 0, TOKEN)
         machine = MembershipMachine("d", {"member-0": NAMES}, {})
-        self.desk = Desk(store, machine, Watch(20.0), folder / "log.jsonl")
-        stack.callback(self.desk.close)
+        self.coordinator = Coordinator(store, machine, Watch(20.0), folder / "log.jsonl")
+        stack.callback(self.coordinator.close)
         self.processes = [
             Forked(main, store.port, name, pace, stderr=folder / f"{name}.log")
             for name, pace in zip(NAMES, PACES, strict=True)
         ]
         for process in self.processes:
             stack.callback(process.kill)
-        until(lambda: len(self.desk.states) == len(PACES), "three trainers", 180.0)
+        until(lambda: len(self.coordinator.states) == len(PACES), "three trainers", 180.0)
 
     def compute(self, folder: Path, killed: int, after: int) -> Shares:
         """Kill one trainer as soon as so many pictures are done."""
@@ -51,7 +51,7 @@ class Crew:
             if done >= after:
                 self.processes[killed].kill()
 
-        return share_out(self.desk, frozen(), paths(folder), advance)
+        return share_out(self.coordinator, frozen(), paths(folder), advance)
 
 
 def paths(folder: Path) -> dict[int, list[Path]]:
@@ -88,11 +88,11 @@ def test_a_killed_trainer_loses_nothing(crew: Crew, tmp_path: Path) -> None:
         assert process.wait(60) == (-9 if rank == killed else 0), said
 
 
-def test_a_desk_that_died_is_named() -> None:
+def test_a_coordinator_that_died_is_named() -> None:
     store = serve_store("127.0.0.1", 0, TOKEN)
-    port, hand = store.port, Hand(store)
-    assert hand.reply(0.0) is None
+    port, client = store.port, CoordinatorClient(store)
+    assert client.reply(0.0) is None
     del store
-    with pytest.raises(DeskLost, match=f"127.0.0.1:{port}: the desk is lost"):
-        hand.reply(60.0)
-    hand.close()
+    with pytest.raises(CoordinatorLost, match=f"127.0.0.1:{port}: the coordinator is lost"):
+        client.reply(60.0)
+    client.close()

@@ -137,7 +137,7 @@ def test_a_line_ends_with_what_its_report_raises() -> None:
 
     def fail(rank: int, number: int | None) -> None:
         failed.set()
-        raise MDPError("the desk is lost")
+        raise MDPError("the coordinator is lost")
 
     middle.vectors._on_receipt = fail
     left.vectors.publish(4, vector(4))

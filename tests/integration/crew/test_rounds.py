@@ -20,7 +20,8 @@ from partitioner.crew.averaging.owners import OuterStep  # noqa: E402
 from partitioner.crew.averaging.parameters import CrewEnded, Rounds  # noqa: E402
 from partitioner.crew.coordinator.neighbours import Neighbours  # noqa: E402
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled  # noqa: E402
-from partitioner.crew.coordinator.schedule import Everyone  # noqa: E402
+from partitioner.crew.coordinator.rounds import RoundLengths  # noqa: E402
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule  # noqa: E402
 from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
 from partitioner.crew.messages import (  # noqa: E402
     AnyAction,
@@ -39,14 +40,17 @@ TWO_PHASE = Means(route="two_phase")
 TRAINERS, BATCHES = 3, [np.arange(start, start + 2) for start in range(0, 24, 2)]
 
 
-class Desk:
+class Coordinator:
     """A schedule and mailboxes in this process."""
 
     def __init__(
-        self, every: int, *, background: bool = False, schedule: Everyone | None = None
+        self, every: int, *, background: bool = False, schedule: LocalSgdSchedule | None = None
     ) -> None:
-        self.schedule = schedule or Everyone(
-            "net", every, len(BATCHES), 1, expected=range(TRAINERS), background=background
+        self.schedule = schedule or LocalSgdSchedule(
+            "net",
+            RoundLengths(every, len(BATCHES), 1),
+            expected=range(TRAINERS),
+            background=background,
         )
         self.lock = threading.Lock()
         self.boxes: list[Queue[AnyAction]] = [Queue() for _ in range(TRAINERS)]
@@ -72,8 +76,8 @@ class Desk:
 class End:
     """A trainer's end of it."""
 
-    def __init__(self, desk: Desk, rank: int) -> None:
-        self.desk, self.rank = desk, rank
+    def __init__(self, coordinator: Coordinator, rank: int) -> None:
+        self.coordinator, self.rank = coordinator, rank
         self.taken: list[int] = []
         self.given: list[int] = []
 
@@ -81,11 +85,13 @@ class End:
         if isinstance(event, Ready | Waiting | Finished):
             event = replace(event, claims=tuple(self.taken))
             self.taken = []
-        self.desk.take(event)
+        self.coordinator.take(event)
 
     def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
         try:
-            action = self.desk.boxes[self.rank].get(block=timeout_s > 0, timeout=timeout_s or None)
+            action = self.coordinator.boxes[self.rank].get(
+                block=timeout_s > 0, timeout=timeout_s or None
+            )
         except Empty:
             return None
         if isinstance(action, GoOn):
@@ -93,12 +99,12 @@ class End:
         return action
 
     def claim(self, counter: str) -> int:
-        with self.desk.lock:
+        with self.coordinator.lock:
             if self.given:
                 self.taken.append(self.given.pop(0))
             else:
-                self.taken.append(self.desk.counters[counter])
-                self.desk.counters[counter] += 1
+                self.taken.append(self.coordinator.counters[counter])
+                self.coordinator.counters[counter] += 1
         return self.taken[-1]
 
 
@@ -117,12 +123,12 @@ def trained(
     every: int = 8,
     background: bool = False,
     stride: int = 1,
-) -> tuple[Desk, list[Any]]:
+) -> tuple[Coordinator, list[Any]]:
     """Steps that add each picture's number to the parameters; `odd` adds none in its first.
 
     Rounds of 2 pictures are a step of each.
     """
-    desk, store = Desk(every, background=background), HashStore()
+    coordinator, store = Coordinator(every, background=background), HashStore()
     at_once = threading.Barrier(TRAINERS if every == 2 else 1)
 
     def run(rank: int) -> Tensor | str:
@@ -130,7 +136,7 @@ def trained(
         nn.init.constant_(module.weight, float(rank))
         optimiser = torch.optim.AdamW(module.parameters())
         sync = Rounds(
-            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=rank == 0,
             means=TWO_PHASE, codec_of=lambda name: codec, stride=stride,
         )  # fmt: skip
         sync.wrap(module, optimiser, torch.device("cpu"))
@@ -148,13 +154,13 @@ def trained(
                         module.weight[0, 0] = float("nan")
                 sync.after_step(len(index))
             sync.settle(torch.zeros(1, dtype=torch.float64))
-            desk.settling_bytes.add(sync.settling_bytes)
+            coordinator.settling_bytes.add(sync.settling_bytes)
         except CrewEnded as error:
             return str(error)
         weights: Tensor = module.weight.detach().clone()
         return weights
 
-    return desk, in_threads(TRAINERS, run)
+    return coordinator, in_threads(TRAINERS, run)
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["at_once", "background"])
@@ -163,12 +169,12 @@ def trained(
     [("fp32", 1), ("fp16", 1), ("int8", 1), ("top4", 1), ("fp32", 3), ("int8", 3), ("top4", 3)],
 )
 def test_all_end_with_the_same_bits(codec: CodecName, stride: int, background: bool) -> None:
-    desk, found = trained(codec, background=background, stride=stride)
-    assert desk.schedule.ended == "net is trained"
-    assert (desk.in_background >= TRAINERS) == background
+    coordinator, found = trained(codec, background=background, stride=stride)
+    assert coordinator.schedule.ended == "net is trained"
+    assert (coordinator.in_background >= TRAINERS) == background
     assert all(torch.equal(found[0], other) for other in found)
     # Beside the means, parameters of the first meeting in fp32: moments are the same there.
-    assert desk.settling_bytes == {4 * 600 * 4 // 3}
+    assert coordinator.settling_bytes == {4 * 600 * 4 // 3}
     # Every round adds the weighted mean of what its trainers added; the first one's start counts.
     assert 0 < float(found[0].min()) <= float(found[0].max()) < 276
     # A number that travelled later than others had less of it, in rounds of unequal weights.
@@ -182,13 +188,13 @@ WAYS = pytest.mark.parametrize("means", [TWO_PHASE, Means()], ids=["two_phase", 
 @WAYS
 def test_an_outer_step_goes_further_than_the_mean(means: Means) -> None:
     """The owner's step 0.7 and momentum 0.9, from 0 to means of 2, twice."""
-    desk, store = Desk(100), HashStore()
+    coordinator, store = Coordinator(100), HashStore()
 
     def run(rank: int) -> list[float]:
         module, found = nn.Linear(3, 2, bias=False), []
         nn.init.zeros_(module.weight)
         sync = Rounds(
-            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=rank == 0,
             means=means, codec_of=lambda name: "fp32", outer=OuterStep(0.7, 0.9),
         )  # fmt: skip
         sync.wrap(module, torch.optim.AdamW(module.parameters()), torch.device("cpu"))
@@ -211,13 +217,13 @@ def test_an_outer_step_goes_further_than_the_mean(means: Means) -> None:
 
 def test_what_int8_leaves_out_stays_with_the_parameters() -> None:
     """Parameters differ within an epoch by what was not sent, and are the same at its end."""
-    desk, store = Desk(8), HashStore()
+    coordinator, store = Coordinator(8), HashStore()
 
     def run(rank: int) -> tuple[list[Tensor], Tensor]:
         module = nn.Linear(300, 2, bias=False)
         drawn = torch.Generator().manual_seed(rank)
         sync = Rounds(
-            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=rank == 0,
             means=TWO_PHASE, codec_of=lambda name: "int8",
         )  # fmt: skip
         sync.wrap(module, torch.optim.AdamW(module.parameters()), torch.device("cpu"))
@@ -255,14 +261,14 @@ def test_what_does_not_travel_stays_until_the_last_mean_of_an_epoch(
     codec: CodecName, stride: int
 ) -> None:
     """x += C(mean) - C(own), with statistics in every mean, and G the same bits on all."""
-    desk, store = Desk(4), HashStore()
+    coordinator, store = Coordinator(4), HashStore()
 
     def run(rank: int) -> tuple[list[tuple[Tensor, Tensor, Meet]], Tensor, Tensor, Tensor]:
         linear, norm = nn.Linear(300, 2, bias=False), nn.BatchNorm1d(2, affine=False)
         module = nn.Sequential(linear, norm)
         drawn = torch.Generator().manual_seed(rank)
         sync = Counted(
-            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=rank == 0,
             means=TWO_PHASE, codec_of=lambda name: codec, stride=stride,
         )  # fmt: skip
         sync.seen = []
@@ -279,7 +285,7 @@ def test_what_does_not_travel_stays_until_the_last_mean_of_an_epoch(
         return sync.seen, sync._flat.read(), sync.common, left
 
     found = in_threads(TRAINERS, run)
-    assert desk.schedule.ended == "net is trained"
+    assert coordinator.schedule.ended == "net is trained"
     seen, end, common, _ = found[0]
     assert torch.equal(end, common), "an epoch ends with G"
     for others, other_end, other_common, left in found:
@@ -303,13 +309,13 @@ def test_what_does_not_travel_stays_until_the_last_mean_of_an_epoch(
 
 def test_who_took_no_step_keeps_what_it_has_not_sent() -> None:
     """Members count alike where parts travel, as what stays is of earlier rounds too."""
-    desk, store = Desk(100), HashStore()
+    coordinator, store = Coordinator(100), HashStore()
 
     def run(rank: int) -> tuple[list[float], list[float]]:
         module, found = nn.Linear(2, 1, bias=False), list[list[float]]()
         nn.init.zeros_(module.weight)
         sync = Rounds(
-            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=rank == 0,
             means=TWO_PHASE, codec_of=lambda name: "fp32", stride=2,
         )  # fmt: skip
         sync.wrap(module, torch.optim.AdamW(module.parameters()), torch.device("cpu"))
@@ -338,15 +344,15 @@ def test_differences_are_those_from_the_last_mean_of_all(
     kind: type[Shuffled | OnRequest | Neighbours],
 ) -> None:
     """Meetings of some in int8, and neighbours, leave the reference; the epoch ends alike."""
-    meetings = kind("net", 4, len(BATCHES), 1, expected=range(TRAINERS))
-    desk, store = Desk(4, schedule=meetings), HashStore()
+    meetings = kind("net", RoundLengths(4, len(BATCHES), 1), expected=range(TRAINERS))
+    coordinator, store = Coordinator(4, schedule=meetings), HashStore()
     at_once = threading.Barrier(TRAINERS)
 
     def run(rank: int) -> tuple[Tensor, Tensor, bool]:
         module = nn.Linear(300, 2, bias=False)
         drawn = torch.Generator().manual_seed(rank)
         sync = Rounds(
-            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=rank == 0,
             means=TWO_PHASE, codec_of=lambda name: "int8", scales=True,
         )  # fmt: skip
         sync.wrap(module, torch.optim.AdamW(module.parameters()), torch.device("cpu"))
@@ -365,20 +371,20 @@ def test_differences_are_those_from_the_last_mean_of_all(
         return module.weight.detach().flatten(), sync.common, kept
 
     found = in_threads(TRAINERS, run)
-    assert desk.schedule.ended == "net is trained"
+    assert coordinator.schedule.ended == "net is trained"
     weights, common, _ = found[0]
     assert all(torch.equal(weights, other[0]) for other in found)
     assert all(torch.equal(common, other[1]) for other in found)
     assert all(kept for *_, kept in found)
-    assert kind is Neighbours or desk.in_meetings_of_some >= 2
-    assert kind is not Neighbours or desk.takes >= 2
+    assert kind is Neighbours or coordinator.in_meetings_of_some >= 2
+    assert kind is not Neighbours or coordinator.takes >= 2
 
 
-def followed(desk: Desk) -> dict[int, list[float]]:
+def followed(coordinator: Coordinator) -> dict[int, list[float]]:
     """Parameters of trainers that add 3 times their rank in each step, by what they were told."""
     value, found = [0.0] * TRAINERS, defaultdict[int, list[float]](list)
     published: dict[tuple[int, int], float] = {}
-    for event, actions in desk.told:
+    for event, actions in coordinator.told:
         if isinstance(event, Ready):
             value[event.rank] += 3.0 * event.rank
         elif isinstance(event, Waiting):
@@ -395,15 +401,15 @@ def followed(desk: Desk) -> dict[int, list[float]]:
 @pytest.mark.parametrize(("codec", "size"), [("fp32", 1024), ("fp16", 512), ("int8", 260)])
 def test_neighbours_take_each_others_newest(codec: CodecName, size: int) -> None:
     """All numbers are alike, so that codecs write them nearly as they are."""
-    schedule = Neighbours("net", 3, 100, 1, expected=range(TRAINERS), backup=0)
-    desk, store = Desk(3, schedule=schedule), HashStore()
+    schedule = Neighbours("net", RoundLengths(3, 100, 1), expected=range(TRAINERS), backup=0)
+    coordinator, store = Coordinator(3, schedule=schedule), HashStore()
     at_once = threading.Barrier(TRAINERS)
 
     def run(rank: int) -> tuple[list[float], Rounds]:
         module, found = nn.Linear(256, 1, bias=False), list[float]()
         nn.init.zeros_(module.weight)
         sync = Rounds(
-            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=rank == 0,
             means=TWO_PHASE, codec_of=lambda name: codec,
         )  # fmt: skip
         sync.wrap(module, torch.optim.AdamW(module.parameters()), torch.device("cpu"))
@@ -418,10 +424,10 @@ def test_neighbours_take_each_others_newest(codec: CodecName, size: int) -> None
         return found, sync
 
     told = in_threads(TRAINERS, run)
-    expected = followed(desk)
+    expected = followed(coordinator)
     for rank, (found, _) in enumerate(told):
         assert found == pytest.approx(expected[rank], rel=1e-3 if codec == "fp16" else 1e-5)
-    assert desk.takes == 3 * 3 * 2
+    assert coordinator.takes == 3 * 3 * 2
     # Threads end once all have said that no more comes; a head goes before each vector.
     for thread in threading.enumerate():
         if thread.name.startswith("crew-neighbour"):
@@ -434,14 +440,14 @@ def test_neighbours_take_each_others_newest(codec: CodecName, size: int) -> None
 
 
 def test_a_number_that_is_not_finite_reaches_no_neighbour() -> None:
-    schedule = Neighbours("net", 3, 100, 1, expected=range(TRAINERS), backup=0)
-    desk, store = Desk(3, schedule=schedule), HashStore()
+    schedule = Neighbours("net", RoundLengths(3, 100, 1), expected=range(TRAINERS), backup=0)
+    coordinator, store = Coordinator(3, schedule=schedule), HashStore()
 
     def run(rank: int) -> list[float]:
         module = nn.Linear(2, 1, bias=False)
         nn.init.ones_(module.weight)
         sync = Rounds(
-            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=rank == 0,
             means=TWO_PHASE, codec_of=lambda name: "fp32",
         )  # fmt: skip
         sync.wrap(module, torch.optim.AdamW(module.parameters()), torch.device("cpu"))
@@ -454,19 +460,19 @@ def test_a_number_that_is_not_finite_reaches_no_neighbour() -> None:
         return found
 
     assert in_threads(TRAINERS, run) == [[3.0, 1.0]] * TRAINERS
-    assert [e.blamed for e in desk.log if isinstance(e, MeetingFailed)] == [1] * TRAINERS
-    assert desk.takes == 0
+    assert [e.blamed for e in coordinator.log if isinstance(e, MeetingFailed)] == [1] * TRAINERS
+    assert coordinator.takes == 0
 
 
 @pytest.mark.parametrize("scales", [False, True])
 def test_the_step_size_follows_from_the_steps_of_each(scales: bool) -> None:
-    desk, store = Desk(100), HashStore()
+    coordinator, store = Coordinator(100), HashStore()
 
     def run(rank: int) -> list[float]:
         module, sizes = nn.Linear(3, 2), []
         optimiser = torch.optim.AdamW(module.parameters(), lr=0.5)
         sync = Rounds(
-            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=rank == 0,
             means=TWO_PHASE, codec_of=lambda name: "fp32", scales=scales,
         )  # fmt: skip
         sync.wrap(module, optimiser, torch.device("cpu"))
@@ -489,13 +495,13 @@ def test_the_step_size_follows_from_the_steps_of_each(scales: bool) -> None:
 
 @pytest.mark.parametrize("every", [0, 1])
 def test_moments_are_averaged_on_demand(every: int) -> None:
-    desk, store = Desk(100), HashStore()
+    coordinator, store = Coordinator(100), HashStore()
 
     def run(rank: int) -> Tensor:
         module = nn.Linear(3, 2)
         optimiser = torch.optim.AdamW(module.parameters(), lr=0.5)
         sync = Rounds(
-            "net", End(desk, rank), Plain(store, rank), TRAINERS, first=rank == 0,
+            "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=rank == 0,
             means=TWO_PHASE, codec_of=lambda name: "fp32", moments=every,
         )  # fmt: skip
         sync.wrap(module, optimiser, torch.device("cpu"))
@@ -519,16 +525,16 @@ def test_moments_are_averaged_on_demand(every: int) -> None:
 def test_a_round_is_repeated_without_who_sent_what_is_no_number(
     codec: CodecName, stride: int
 ) -> None:
-    desk, found = trained(codec, odd=2, stride=stride)
-    failed = [event for event in desk.log if isinstance(event, MeetingFailed)]
+    coordinator, found = trained(codec, odd=2, stride=stride)
+    failed = [event for event in coordinator.log if isinstance(event, MeetingFailed)]
     assert {event.blamed for event in failed} == {2}
     assert len(failed) == TRAINERS
-    assert desk.schedule.ended == "net is trained"
+    assert coordinator.schedule.ended == "net is trained"
     assert all(torch.equal(found[0], other) for other in found)
     assert bool(found[0].isfinite().all())
 
 
 def test_the_second_time_ends_the_training() -> None:
-    desk, found = trained("fp32", odd=2, odd_steps=2, every=2)
-    assert desk.schedule.ended == "net: trainer 2 sent a number that is not finite"
-    assert found == [desk.schedule.ended] * TRAINERS
+    coordinator, found = trained("fp32", odd=2, odd_steps=2, every=2)
+    assert coordinator.schedule.ended == "net: trainer 2 sent a number that is not finite"
+    assert found == [coordinator.schedule.ended] * TRAINERS

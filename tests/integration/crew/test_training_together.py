@@ -1,4 +1,4 @@
-"""A desk and two trainers that join train a plan, in real processes."""
+"""A coordinator and two trainers that join train a plan, in real processes."""
 
 import json
 import math
@@ -45,7 +45,7 @@ from tests.support.models.trees import write_scenes, write_tree  # noqa: E402
 pytestmark = pytest.mark.torch
 
 PATIENCE_S = 180.0
-NAMES = ("desk", "tower", "nuc")
+NAMES = ("coordinator", "tower", "nuc")
 NETWORKS = ("teacher", "member-0", "member-1")
 
 
@@ -57,7 +57,7 @@ def free_port() -> int:
 
 
 class Crew:
-    """The folders of a desk and of the trainers that join it."""
+    """The folders of a coordinator and of the trainers that join it."""
 
     started: ClassVar[list[Forked]] = []
 
@@ -76,7 +76,7 @@ class Crew:
         trainers = tuple(
             Trainer(
                 name=name,
-                address=self.address if name == "desk" else "127.0.0.1",
+                address=self.address if name == "coordinator" else "127.0.0.1",
                 memory_bytes=2**33,
                 pictures_per_s=paces,
             )
@@ -94,8 +94,8 @@ class Crew:
         self.folder.token()
 
     def start(self, name: str, how: str = "join") -> Forked:
-        args = ["desk", str(self.path), str(self.data)]
-        if name != "desk":
+        args = ["coordinator", str(self.path), str(self.data)]
+        if name != "coordinator":
             run = str(self.path / f"run-{name}")
             args = [how, self.address, name, run, str(self.data)]
         process = Forked(crew_run.main, *args, stderr=self.log_of(name))
@@ -165,7 +165,7 @@ def test_jobs_side_by_side_and_exact_crews_give_the_weights_of_one_process(
     crew = Crew(
         tmp_path,
         scenes,
-        NetworkSync(name="teacher", by=("desk", "tower"), shares="pace"),
+        NetworkSync(name="teacher", by=("coordinator", "tower"), shares="pace"),
         NetworkSync(name="member-0", by=("tower",)),
         NetworkSync(name="member-1", by=("nuc",)),
     )
@@ -175,7 +175,8 @@ def test_jobs_side_by_side_and_exact_crews_give_the_weights_of_one_process(
     ranks = {e["rank"]: e["name"] for e, _ in crew.log() if e["kind"] == "joined"}
     began = {(network, ranks[rank]) for network, rank in crew.starts()}
     assert began == {
-        ("teacher", "desk"), ("teacher", "tower"), ("member-0", "tower"), ("member-1", "nuc"),
+        ("teacher", "coordinator"), ("teacher", "tower"),
+        ("member-0", "tower"), ("member-1", "nuc"),
         *(("answers", name) for name in NAMES),
     }  # fmt: skip
     # 1e-5 is asserted where a fixed number of steps is compared: AdamW makes more of rounding.
@@ -217,7 +218,7 @@ def test_rounds_and_passes_survive_a_trainer_that_is_killed(
 
     until(is_training, "a step of the teacher", PATIENCE_S)
     processes["nuc"].kill()
-    for name in ("desk", "tower"):
+    for name in ("coordinator", "tower"):
         crew.ends(name, processes[name])
     assert processes["nuc"].wait() == -signal.SIGKILL
     assert any(e["kind"] == "gone" for e, _ in crew.log())
@@ -249,23 +250,25 @@ def test_rounds_and_passes_survive_a_trainer_that_is_killed(
 def test_a_teacher_in_stages_goes_on_after_one_is_lost(
     scenes: Path, alone: RunFolder, tmp_path: Path
 ) -> None:
-    stages = (Stage(blocks=1, by="nuc", in_flight=1), Stage(blocks=2, by="desk"))
+    stages = (Stage(blocks=1, by="nuc", in_flight=1), Stage(blocks=2, by="coordinator"))
     crew = Crew(
         tmp_path,
         scenes,
         NetworkSync(name="teacher", micro_batches=3, stage=stages),
-        *(NetworkSync(name=name, by=("desk",)) for name in NETWORKS[1:]),
-        answers=("desk",),
+        *(NetworkSync(name=name, by=("coordinator",)) for name in NETWORKS[1:]),
+        answers=("coordinator",),
     )
-    desk, nuc = crew.start("desk"), crew.start("nuc", "dying")
+    coordinator, nuc = crew.start("coordinator"), crew.start("nuc", "dying")
     assert nuc.wait(PATIENCE_S) != 0
-    assert desk.wait(PATIENCE_S) == 1
-    assert "go on from the last epoch that all stages have" in crew.log_of("desk").read_text()
-    # The desk has written its second epoch, of which the other stage has nothing.
+    assert coordinator.wait(PATIENCE_S) == 1
+    assert (
+        "go on from the last epoch that all stages have" in crew.log_of("coordinator").read_text()
+    )
+    # The coordinator has written its second epoch, of which the other stage has nothing.
     kept = [*tmp_path.glob("run*/checkpoint-teacher-*")]
     assert sorted(map(epochs_of, kept)) == [1, 1, 2]
     first = torch.load(next(path for path in kept if path.parent.name == "run-nuc"))["curve"]
-    for name, process in [(name, crew.start(name)) for name in ("desk", "nuc")]:
+    for name, process in [(name, crew.start(name)) for name in ("coordinator", "nuc")]:
         crew.ends(name, process)
     assert crew.run.read_curves()["teacher"][:1] == first
     assert difference(crew.run.teacher, alone.teacher) < 1e-4
@@ -273,14 +276,14 @@ def test_a_teacher_in_stages_goes_on_after_one_is_lost(
 
 
 def test_a_trainer_that_differs_is_refused_in_a_line(data: Path, tmp_path: Path) -> None:
-    crew = Crew(tmp_path, data, *(NetworkSync(name=name, by=("desk",)) for name in NETWORKS))
-    processes = {name: crew.start(name) for name in ("desk", "tower")}
+    crew = Crew(tmp_path, data, *(NetworkSync(name=name, by=("coordinator",)) for name in NETWORKS))
+    processes = {name: crew.start(name) for name in ("coordinator", "tower")}
     crew.data = write_tree(tmp_path / "others", each=24, seed=1)
     stranger = crew.start("nuc")
     assert stranger.wait(PATIENCE_S) == 2
-    refused = "pictures, settings or version of nuc differ from the desk's"
+    refused = "pictures, settings or version of nuc differ from the coordinator's"
     assert crew.log_of("nuc").read_text().splitlines()[-1].startswith(refused)
-    # The desk waits for the one that was planned.
+    # The coordinator waits for the one that was planned.
     crew.data = data
     assert not (tmp_path / "run-nuc").exists()
     processes["nuc"] = crew.start("nuc")
@@ -288,8 +291,8 @@ def test_a_trainer_that_differs_is_refused_in_a_line(data: Path, tmp_path: Path)
         crew.ends(name, process)
 
 
-def test_a_desk_that_dies_goes_on_by_the_same_commands(data: Path, tmp_path: Path) -> None:
-    names = ("desk", "tower")
+def test_a_coordinator_that_dies_goes_on_by_the_same_commands(data: Path, tmp_path: Path) -> None:
+    names = ("coordinator", "tower")
     crew = Crew(
         tmp_path,
         data,
@@ -300,11 +303,11 @@ def test_a_desk_that_dies_goes_on_by_the_same_commands(data: Path, tmp_path: Pat
     )
     processes = {name: crew.start(name) for name in names}
     until(crew.run.checkpoint("teacher").exists, "an epoch of the teacher", PATIENCE_S)
-    processes["desk"].kill()
-    assert processes["desk"].wait() == -signal.SIGKILL
+    processes["coordinator"].kill()
+    assert processes["coordinator"].wait() == -signal.SIGKILL
     assert processes["tower"].wait(PATIENCE_S) == 3
     said = crew.log_of("tower").read_text()
-    assert "the desk is lost: start it again, and this command, to go on" in said
+    assert "the coordinator is lost: start it again, and this command, to go on" in said
     assert "Traceback" not in said
     # What another run has left is not taken for this one's.
     stale = RunFolder(tmp_path / "run-tower")

@@ -36,7 +36,7 @@ OF_CREW = ["--config", "build.toml", "--plan", "plan.toml", "--crew", "crew"]
 
 
 class TunedCrew(Crew):
-    """A desk that tunes, and trainers that join it."""
+    """A coordinator that tunes, and trainers that join it."""
 
     def __init__(self, path: Path, *networks: NetworkSync, names: tuple[str, ...] = NAMES) -> None:
         super().__init__(path, Path(DIGITS), *networks, names=names)
@@ -47,15 +47,15 @@ class TunedCrew(Crew):
     def tune(self, *words: str) -> Forked:
         process = Forked(
             command, main, "mdp-partition", "crew", "tune", *OF_CREW, *words,
-            stdout=self.printed, stderr=self.log_of("desk"), folder=self.path,
+            stdout=self.printed, stderr=self.log_of("coordinator"), folder=self.path,
         )  # fmt: skip
         self.started.append(process)
         return process
 
     @property
     def last_line(self) -> str:
-        """The last line on the desk's stderr."""
-        return self.log_of("desk").read_text().splitlines()[-1]
+        """The last line on the coordinator's stderr."""
+        return self.log_of("coordinator").read_text().splitlines()[-1]
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def ended() -> Iterator[None]:
 def networks(
     by: tuple[str, ...] = NAMES, teacher: tuple[str, ...] = NAMES[:1]
 ) -> list[NetworkSync]:
-    """A teacher of some, a member of all, and one of the desk."""
+    """A teacher of some, a member of all, and one of the coordinator."""
     return [
         NetworkSync(name="teacher", by=teacher),
         NetworkSync(name="member-0", by=by),
@@ -82,7 +82,7 @@ def networks(
 def test_the_quickest_of_what_was_tried_is_kept(tmp_path: Path) -> None:
     crew = TunedCrew(tmp_path, *networks(teacher=NAMES[:2]))
     before = crew.folder.plan_file.read_bytes()
-    processes = {"desk": crew.tune("--json")}
+    processes = {"coordinator": crew.tune("--json")}
     processes |= {name: crew.start(name) for name in NAMES[1:]}
     for name, process in processes.items():
         crew.ends(name, process)
@@ -101,7 +101,7 @@ def test_the_quickest_of_what_was_tried_is_kept(tmp_path: Path) -> None:
         assert [row.measured_s for row in kept] == [min(row.measured_s for row in rows)]
         assert plan.of(name) == kept[0].sync
         assert plan.of(name).by == NAMES[:members]
-    assert plan.of("member-1") == NetworkSync(name="member-1", by=("desk",))
+    assert plan.of("member-1") == NetworkSync(name="member-1", by=("coordinator",))
     # Each trial was one of all the network's trainers, after the one before it.
     began = [network for network, _ in crew.starts() if network != "end"]
     expected = [f"trial-{i}" for i, row in enumerate(tuned.tried) for _ in row.sync.by]
@@ -117,7 +117,7 @@ def test_a_trainer_that_is_lost_leaves_the_former_plan(tmp_path: Path) -> None:
     crew = TunedCrew(tmp_path, *networks())
     before = crew.folder.plan_file.read_bytes()
     processes = {name: crew.start(name) for name in NAMES[1:]}
-    processes["desk"] = crew.tune()
+    processes["coordinator"] = crew.tune()
 
     def is_trying() -> bool:
         if not crew.folder.log.exists():
@@ -127,7 +127,7 @@ def test_a_trainer_that_is_lost_leaves_the_former_plan(tmp_path: Path) -> None:
     until(is_trying, "the second trial", PATIENCE_S)
     processes["nuc"].kill()
     assert processes["nuc"].wait() == -signal.SIGKILL
-    assert processes["desk"].wait(PATIENCE_S) == 3
+    assert processes["coordinator"].wait(PATIENCE_S) == 3
     assert processes["tower"].wait(PATIENCE_S) == 3
     assert crew.last_line == "mdp-partition: nuc: lost; crew/crew.toml is as it was"
     assert "Traceback" not in crew.log_of("tower").read_text()
@@ -139,8 +139,8 @@ def test_a_trainer_that_is_lost_leaves_the_former_plan(tmp_path: Path) -> None:
 def test_trainers_that_do_not_come(tmp_path: Path) -> None:
     crew = TunedCrew(tmp_path, *networks())
     before = crew.folder.plan_file.read_bytes()
-    desk = crew.tune("--wait", "1")
-    assert desk.wait(PATIENCE_S) == 3
+    coordinator = crew.tune("--wait", "1")
+    assert coordinator.wait(PATIENCE_S) == 3
     assert crew.last_line == (
         "mdp-partition: nuc, tower: not there in time; crew/crew.toml is as it was"
     )
@@ -151,11 +151,11 @@ def test_trainers_that_do_not_come(tmp_path: Path) -> None:
 
 def test_a_plan_that_cannot_be_written(tmp_path: Path) -> None:
     crew = TunedCrew(tmp_path, *networks(NAMES[:2]), names=NAMES[:2])
-    tower, desk = crew.start("tower"), crew.tune("--exact")
+    tower, coordinator = crew.start("tower"), crew.tune("--exact")
     until(lambda: crew.folder.log.exists() and bool(crew.starts()), "a trial", PATIENCE_S)
     crew.folder.plan_file.unlink()
     crew.folder.plan_file.mkdir()
-    assert desk.wait(PATIENCE_S) == 2
+    assert coordinator.wait(PATIENCE_S) == 2
     assert crew.last_line.startswith("mdp-partition: crew/crew.toml: cannot be written: ")
     crew.ends("tower", tower)
     assert not crew.folder.tuned_file.exists()

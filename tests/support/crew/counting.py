@@ -5,8 +5,9 @@ lost or done twice shows in the result.
 
 python -m tests.support.crew.counting LOG LINES BATCHES EPOCHS
 
-starts the desk and four trainers, of which one kills itself in a mean, and one that comes when the
-log has LINES. Prints their process ids, what each of them has counted, and their exit codes.
+starts the coordinator and four trainers, of which one kills itself in a mean, and one that comes
+when the log has LINES. Prints their process ids, what each of them has counted, and their exit
+codes.
 """
 
 import json
@@ -25,10 +26,11 @@ import torch
 
 from mdp import console
 from partitioner.crew.averaging.groups import TrainerGroups
-from partitioner.crew.bus.control import Desk, Hand
+from partitioner.crew.bus.control import Coordinator, CoordinatorClient
 from partitioner.crew.bus.store import connect, serve_store
 from partitioner.crew.coordinator.membership import MembershipMachine
-from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.rounds import RoundLengths
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.messages import (
     Close,
@@ -45,7 +47,7 @@ from partitioner.crew.messages import (
     cursor,
 )
 
-NAMES = ("desk", "fails", "t1", "t2", "t3", "late")
+NAMES = ("coordinator", "fails", "t1", "t2", "t3", "late")
 #: The meeting in which the trainer `fails` kills itself.
 LAST_MEETING = 4
 NETWORK, DIGEST, TOKEN, HOST = "member-0", "digest", "token", "127.0.0.1"
@@ -54,9 +56,11 @@ GROUP_S, SILENT_S = 4.0, 3.0
 
 
 def machine(batches: int, epochs: int) -> MembershipMachine:
-    """Machine that the desk asks."""
+    """Machine that the coordinator asks."""
     return MembershipMachine(
-        DIGEST, {NETWORK: NAMES}, {NETWORK: Everyone(NETWORK, EVERY, batches, epochs)}
+        DIGEST,
+        {NETWORK: NAMES},
+        {NETWORK: LocalSgdSchedule(NETWORK, RoundLengths(EVERY, batches, epochs))},
     )
 
 
@@ -65,9 +69,11 @@ class Counting:
 
     def __init__(self, port: int, name: str, batches: int, epochs: int) -> None:
         store = connect(HOST, port, TOKEN, wait_s=20.0, timeout=timedelta(seconds=GROUP_S))
-        self.hand = Hand(store)
-        self.hand.join(name, DIGEST)
-        self.groups = TrainerGroups(store, self.hand.rank, HOST, self.hand.has_committed, GROUP_S)
+        self.client = CoordinatorClient(store)
+        self.client.join(name, DIGEST)
+        self.groups = TrainerGroups(
+            store, self.client.rank, HOST, self.client.has_committed, GROUP_S
+        )
         self.name, self.meetings = name, 0
         self.batches, self.epochs, self.epoch = batches, epochs, 0
         self.counts = torch.zeros(epochs * batches)
@@ -76,14 +82,14 @@ class Counting:
 
     def report(self, kind: type[TrainerReport]) -> None:
         pictures = int(self.since.sum())
-        self.hand.report(kind(rank=self.hand.rank, network=NETWORK, pictures=pictures))  # type: ignore[arg-type]
+        self.client.report(kind(rank=self.client.rank, network=NETWORK, pictures=pictures))  # type: ignore[arg-type]
 
     def train(self) -> str:
         """Take part until the end; why it was refused, or nothing."""
         self.report(Waiting)
         reason = self.rest()
         while not reason and self.epoch < self.epochs:
-            claim = self.hand.claim(cursor(NETWORK, self.epoch))
+            claim = self.client.claim(cursor(NETWORK, self.epoch))
             if claim >= self.batches:
                 self.report(Finished)
                 reason = self.rest()
@@ -91,7 +97,7 @@ class Counting:
             time.sleep(STEP_S)
             self.since[self.epoch * self.batches + claim] += 1
             self.report(Ready)
-            action = self.hand.poll()
+            action = self.client.poll()
             if isinstance(action, Refused):
                 return action.reason
             if isinstance(action, Close):
@@ -101,7 +107,7 @@ class Counting:
 
     def rest(self) -> str:
         while True:
-            action = self.hand.poll(0.5)
+            action = self.client.poll(0.5)
             match action:
                 case Refused():
                     return action.reason
@@ -116,7 +122,7 @@ class Counting:
                     return ""
 
     def meet(self, meet: Meet) -> None:
-        rank, seq = self.hand.rank, meet.seq
+        rank, seq = self.client.rank, meet.seq
         weight = meet.weights[meet.members.index(rank)]
         givers = [member for member, part in zip(meet.members, meet.weights, strict=True) if part]
         part = self.since * bool(weight)
@@ -130,26 +136,26 @@ class Counting:
             group.allreduce([total]).wait()
         except RuntimeError:
             self.groups.drop(NETWORK, meet.members)
-            self.hand.report(MeetingFailed(rank=rank, network=NETWORK, seq=seq))
+            self.client.report(MeetingFailed(rank=rank, network=NETWORK, seq=seq))
         else:
             self.mean = total.sum(0)
-            self.hand.report(Done(rank=rank, network=NETWORK, seq=seq))
+            self.client.report(Done(rank=rank, network=NETWORK, seq=seq))
 
     def close(self) -> None:
         self.groups.close()
-        self.hand.close()
+        self.client.close()
 
 
-def desk(path: Path, batches: int, epochs: int, told: Connection) -> None:
-    """The desk's process, which trains too."""
+def coordinator(path: Path, batches: int, epochs: int, told: Connection) -> None:
+    """The coordinator's process, which trains too."""
     store = serve_store(HOST, 0, TOKEN)
     watch = Watch(GROUP_S, SILENT_S, SILENT_S)
-    desk = Desk(store, machine(batches, epochs), watch, path)
+    coordinator = Coordinator(store, machine(batches, epochs), watch, path)
     told.send(store.port)
-    trainer("desk", store.port, batches, epochs)
-    while desk.states:
+    trainer("coordinator", store.port, batches, epochs)
+    while coordinator.states:
         time.sleep(0.01)
-    desk.close()
+    coordinator.close()
 
 
 def trainer(name: str, port: int, batches: int, epochs: int) -> None:
@@ -188,7 +194,7 @@ def main() -> None:
     path, lines, *numbers = sys.argv[1:]
     batches, epochs = map(int, numbers)
     mine, told = Pipe()
-    pids = {"desk": fork(desk, Path(path), batches, epochs, told)}
+    pids = {"coordinator": fork(coordinator, Path(path), batches, epochs, told)}
     port = mine.recv()
     for name in NAMES[1:-1]:
         pids[name] = fork(trainer, name, port, batches, epochs)

@@ -1,4 +1,4 @@
-"""One process of a training together: `desk FOLDER DATA` or `join ADDRESS NAME FOLDER DATA`.
+"""One process of a training together: `coordinator FOLDER DATA` or `join ADDRESS NAME FOLDER DATA`.
 
 `dying` joins and is interrupted before it writes its second checkpoint. Beside a file `by-two`
 no pass of two variants is computed by one process alone.
@@ -14,10 +14,10 @@ from mdp.formats.plan import Plan
 from mdp.testing.processes import until
 from partitioner.build.inputs import TrainingInputs
 from partitioner.build.train import train_plan
-from partitioner.crew.desk import join
 from partitioner.crew.folder import token_of
 from partitioner.crew.jobs.answers import FrozenPass
 from partitioner.crew.messages import Chunk
+from partitioner.crew.run import join
 from partitioner.data.memmaps import Array
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
@@ -55,7 +55,7 @@ def compute_by_two(folder: Path) -> None:
 
 
 def training(run: RunFolder, data: Path, progress: Progress, crew: Path | None = None) -> None:
-    """Train the plan in `run`, alone or as the desk of a crew."""
+    """Train the plan in `run`, alone or as the coordinator of a crew."""
     plan = deeper_plan(data)
     chained = {"teacher_views": "fused"} if plan.cameras else CHAINED
     wanted = config_of(data, seed=1, schedule={"chain": "star", **chained})
@@ -69,12 +69,12 @@ def interrupt(*args: object) -> None:
 
 
 def main(kind: str, *args: str) -> None:
-    """Be the desk, or join it."""
+    """Be the coordinator, or join it."""
     use_threads(1)
-    shared = Path(args[0]) if kind == "desk" else Path(args[2]).parent
+    shared = Path(args[0]) if kind == "coordinator" else Path(args[2]).parent
     if (shared / "by-two").exists():
         compute_by_two(shared)
-    if kind == "desk":
+    if kind == "coordinator":
         folder = Path(args[0])
         training(RunFolder(folder / "run"), Path(args[1]), Progress(), folder / "crew")
     else:

@@ -24,13 +24,13 @@ from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.averaging.mean import Means
 from partitioner.crew.averaging.owners import OuterStep
 from partitioner.crew.averaging.parameters import Rounds
-from partitioner.crew.bus.control import Desk, Hand
+from partitioner.crew.bus.control import Coordinator, CoordinatorClient
 from partitioner.crew.bus.store import connect, serve_store
 from partitioner.crew.coordinator.membership import MembershipMachine
 from partitioner.crew.coordinator.neighbours import Neighbours
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled
-from partitioner.crew.coordinator.rounds import growing_period
-from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.rounds import RoundLengths, growing_period
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule
 from partitioner.crew.coordinator.sizes import CodecName
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.jobs.pipeline import (
@@ -202,40 +202,49 @@ def in_stages(out: Path, crew: Crew) -> None:
 def machine(name: str) -> MembershipMachine:
     """Rounds of 8 pictures; those of `valued` grow, and some meet by their name."""
     crews = {"member-0": ("0", "1", "2")}
-    schedule: Everyone
+    schedule: LocalSgdSchedule
     if name == "shuffled":
         # Rank 0 is alone in its site, and meets one of the others in every second round.
         schedule = Shuffled(
-            "member-0", 8, BATCHES, EPOCHS, expected=range(3), cross_every=2,
+            "member-0",
+            RoundLengths(8, BATCHES, EPOCHS),
+            expected=range(3),
+            cross_every=2,
             site_of=SITES.__getitem__,
-        )  # fmt: skip
+        )
     elif name == "on_request":
-        schedule = OnRequest("member-0", 8, BATCHES, EPOCHS, expected=range(3))
+        schedule = OnRequest("member-0", RoundLengths(8, BATCHES, EPOCHS), expected=range(3))
     elif name == "neighbours":
-        schedule = Neighbours("member-0", 8, BATCHES, EPOCHS, expected=range(3))
+        schedule = Neighbours("member-0", RoundLengths(8, BATCHES, EPOCHS), expected=range(3))
     else:
-        schedule = Everyone(
-            "member-0", 8, BATCHES, EPOCHS, expected=range(3),
-            period=growing_period(8, EPOCHS * BATCHES) if name == "valued" else None,
+        schedule = LocalSgdSchedule(
+            "member-0",
+            RoundLengths(
+                8,
+                BATCHES,
+                EPOCHS,
+                period=growing_period(8, EPOCHS * BATCHES) if name == "valued" else None,
+            ),
+            expected=range(3),
             background=name == "background",
-        )  # fmt: skip
+        )
     return MembershipMachine("d", crews, {"member-0": schedule})
 
 
 class Dying:
     """Groups of a trainer that is killed in its fourth meeting, as its peers wait for it."""
 
-    def __init__(self, groups: TrainerGroups, hand: Hand) -> None:
-        self.groups, self.hand, self.meetings = groups, hand, 0
+    def __init__(self, groups: TrainerGroups, client: CoordinatorClient) -> None:
+        self.groups, self.client, self.meetings = groups, client, 0
 
     def of(self, network: str, seq: int, members: Any) -> ProcessGroupGloo:
         """Die with the group made."""
         group = self.groups.of(network, seq, members)
         self.meetings += 1
         if self.meetings == 4:
-            # The desk would find out by silence, which takes longer than a test should.
-            self.hand.report(Gone(rank=self.hand.rank))
-            while not isinstance(self.hand.poll(0.05), Refused):
+            # The coordinator would find out by silence, which takes longer than a test should.
+            self.client.report(Gone(rank=self.client.rank))
+            while not isinstance(self.client.poll(0.05), Refused):
                 pass
             os._exit(0)
         return group
@@ -245,24 +254,24 @@ class Dying:
 
 
 def rounds(out: Path, name: str, rank: int, port: int) -> None:
-    """Train in rounds of 8 pictures, under a desk in the first process."""
+    """Train in rounds of 8 pictures, under a coordinator in the first process."""
     means, codec = ROUNDS[name]
-    desk = None
+    coordinator = None
     if rank == 0:
         store = serve_store("127.0.0.1", port, "")
-        desk = Desk(store, machine(name), Watch(meeting_s=20.0), out / "log.jsonl")
+        coordinator = Coordinator(store, machine(name), Watch(meeting_s=20.0), out / "log.jsonl")
     joined = connect("127.0.0.1", port, "", wait_s=60.0)
-    hand = Hand(joined)
-    hand.join(str(rank), "d")
-    while not isinstance(hand.poll(1.0), Accepted):
+    client = CoordinatorClient(joined)
+    client.join(str(rank), "d")
+    while not isinstance(client.poll(1.0), Accepted):
         pass
     groups: Any = TrainerGroups(
-        joined.another(timedelta(seconds=20)), hand.rank, "127.0.0.1", hand.has_committed, 20.0
+        joined.another(timedelta(seconds=20)), client.rank, "127.0.0.1", client.has_committed, 20.0
     )  # fmt: skip
     if name == "killed" and rank == 2:
-        groups = Dying(groups, hand)
+        groups = Dying(groups, client)
     sync = Rounds(
-        "member-0", hand, groups, TRAINERS, first=rank == 0, means=means,
+        "member-0", client, groups, TRAINERS, first=rank == 0, means=means,
         codec_of=lambda tensor: codec if tensor.endswith("weight") else "fp32",
         scales=name == "valued", moments=2 * (name == "valued"),
         outer=OuterStep(1.0, 0.3) if name == "valued" else None,
@@ -284,12 +293,12 @@ def rounds(out: Path, name: str, rank: int, port: int) -> None:
 
     curve = fit(module, stage, plain, Progress(io.StringIO()), validate=validate)
     torch.save(flat(module), folder / "end.pt")
-    said = {"rank": hand.rank, "curve": curve, "sent": sync.bytes_sent}
+    said = {"rank": client.rank, "curve": curve, "sent": sync.bytes_sent}
     (folder / "said.json").write_bytes(msgspec.json.encode(said))
-    hand.close()
-    if desk is not None:
+    client.close()
+    if coordinator is not None:
         time.sleep(0.5)
-        desk.close()
+        coordinator.close()
 
 
 def main(out: Path, rank: int, port: int, *ports: int) -> None:

@@ -11,7 +11,7 @@ from mdp.errors import MDPError
 
 _SERVER = multiprocessing.get_context("forkserver")
 # The first optimiser would import torch._dynamo.
-_SERVER.set_forkserver_preload(["partitioner.cli.main", "partitioner.crew.desk", "torch._dynamo"])
+_SERVER.set_forkserver_preload(["partitioner.cli.main", "partitioner.crew.run", "torch._dynamo"])
 
 
 class Forked:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from partitioner.crew.bus.control import Hand
+from partitioner.crew.bus.control import CoordinatorClient
 from partitioner.crew.bus.store import connect
 from partitioner.crew.jobs.answers import FrozenPass, contribute
 from partitioner.data.memmaps import Index
@@ -41,7 +41,7 @@ def frozen(pace: float = float("inf")) -> FrozenPass:
 
 def main(port: int, name: str, pace: float) -> None:
     """Be a trainer."""
-    hand = Hand(connect("127.0.0.1", port, TOKEN))
-    hand.join(name, "d")
-    contribute(hand, frozen(pace))
-    hand.close()
+    client = CoordinatorClient(connect("127.0.0.1", port, TOKEN))
+    client.join(name, "d")
+    contribute(client, frozen(pace))
+    client.close()

@@ -1,4 +1,4 @@
-"""The desk of cameras: what a recording keeps others from, and how it ends."""
+"""The recorder of cameras: what a recording keeps others from, and how it ends."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ import pytest
 from mdp.client.cameras import FleetCameras
 from mdp.client.scenes import Scene, SceneFolder
 from mdp.protocol.masking import MaskReply
-from mdp.teach.recorder import BusyError, CameraDesk, RecordRequest
+from mdp.teach.recorder import BusyError, CameraRecorder, RecordRequest
 from mdp.testing.processes import PATIENCE_S
 
 
@@ -40,27 +40,27 @@ class PlayedCameras(FleetCameras):
 
 def play(
     tmp_path: Path,
-    use: Callable[[CameraDesk, Callable[[RecordRequest], None]], Awaitable[None]],
+    use: Callable[[CameraRecorder, Callable[[RecordRequest], None]], Awaitable[None]],
     fault: Exception | None = None,
-) -> CameraDesk:
-    """A desk after `use`, which gets a function that begins to record."""
+) -> CameraRecorder:
+    """A recorder after `use`, which gets a function that begins to record."""
 
-    async def play() -> CameraDesk:
-        desk = CameraDesk(tmp_path / "fleet.toml", None, lambda: None)
+    async def play() -> CameraRecorder:
+        recorder = CameraRecorder(tmp_path / "fleet.toml", None, lambda: None)
         cameras = PlayedCameras()
         cameras.fault = fault
-        setattr(desk, "_connect", lambda: cameras)  # noqa: B010
+        setattr(recorder, "_connect", lambda: cameras)  # noqa: B010
         folder = SceneFolder(tmp_path / "scenes", "nut")
         async with asyncio.timeout(PATIENCE_S):
-            await use(desk, lambda wanted: desk.record(wanted, folder))
-            await desk.close()
-        return desk
+            await use(recorder, lambda wanted: recorder.record(wanted, folder))
+            await recorder.close()
+        return recorder
 
     return asyncio.run(play())
 
 
-async def first_scene(desk: CameraDesk) -> None:
-    while desk.recording is None or desk.recording.scenes < 1:
+async def first_scene(recorder: CameraRecorder) -> None:
+    while recorder.recording is None or recorder.recording.scenes < 1:
         await asyncio.sleep(0.01)
 
 
@@ -69,34 +69,34 @@ SLOW = RecordRequest(label="nut", count=5, every_s=60.0, countdown_s=0.0)
 
 @pytest.mark.parametrize("end", ["stop", "close"])
 def test_a_recording_ends_before_its_next_scene(tmp_path: Path, end: str) -> None:
-    async def use(desk: CameraDesk, record: Callable[[RecordRequest], None]) -> None:
+    async def use(recorder: CameraRecorder, record: Callable[[RecordRequest], None]) -> None:
         record(SLOW)
-        await first_scene(desk)
-        await getattr(desk, end)()
+        await first_scene(recorder)
+        await getattr(recorder, end)()
 
     recording: Any = play(tmp_path, use).recording
     assert (recording.state, recording.scenes) == ("stopped", 1)
 
 
 def test_masks_are_refused_during_a_recording(tmp_path: Path) -> None:
-    async def use(desk: CameraDesk, record: Callable[[RecordRequest], None]) -> None:
+    async def use(recorder: CameraRecorder, record: Callable[[RecordRequest], None]) -> None:
         record(SLOW)
-        await first_scene(desk)
-        for request in (desk.masks(), desk.set_mask("a", None)):
+        await first_scene(recorder)
+        for request in (recorder.masks(), recorder.set_mask("a", None)):
             with pytest.raises(BusyError, match="nut is being recorded, 1 of 5 scenes: expected"):
                 await request
-        await desk.stop()
-        assert await desk.masks() == ({}, {"a": "too old"})
+        await recorder.stop()
+        assert await recorder.masks() == ({}, {"a": "too old"})
 
     play(tmp_path, use)
 
 
 def test_an_unforeseen_error_ends_a_recording(tmp_path: Path) -> None:
-    async def use(desk: CameraDesk, record: Callable[[RecordRequest], None]) -> None:
+    async def use(recorder: CameraRecorder, record: Callable[[RecordRequest], None]) -> None:
         record(SLOW)
-        assert desk._task is not None
+        assert recorder._task is not None
         with pytest.raises(ZeroDivisionError):
-            await desk._task
+            await recorder._task
 
     recording: Any = play(tmp_path, use, ZeroDivisionError()).recording
     assert (recording.state, recording.error) == ("failed", "unforeseen error: the log says more")

@@ -80,7 +80,10 @@ def test_facts_that_miss(folder: Path, run: Run, command: list[str]) -> None:
     [
         (None, "no such file: `mdp-partition crew plan` writes it"),
         ('chain = "lead"', "Invalid enum value 'lead' - at `$.chain`"),
-        ("[answers]\nby = ['nobody']", "`answers.by`: expected trainers of the facts (desk)"),
+        (
+            "[answers]\nby = ['nobody']",
+            "`answers.by`: expected trainers of the facts (coordinator)",
+        ),
         ("[[network]]\nname = 'member-7'", "`network`: expected only networks that are trained"),
         (
             "[[network]]\nname = 'member-0'\ncodec = 'int8'\nroute = 'ring'",
@@ -91,7 +94,7 @@ def test_facts_that_miss(folder: Path, run: Run, command: list[str]) -> None:
 def test_a_plan_that_contradicts_itself(
     folder: Path, run: Run, text: str | None, expected: str
 ) -> None:
-    trainer = Trainer(name="desk", address="127.0.0.1:1", memory_bytes=2**33)
+    trainer = Trainer(name="coordinator", address="127.0.0.1:1", memory_bytes=2**33)
     write_toml(folder / "crew" / "facts.toml", Facts(trainer=(trainer,)))
     if text is not None:
         (folder / "crew" / "crew.toml").write_text(f"format_version = 1\n{text}\n")
@@ -103,7 +106,7 @@ def test_a_plan_that_contradicts_itself(
 
 
 def test_nothing_to_try(folder: Path, run: Run) -> None:
-    trainer = Trainer(name="desk", address="127.0.0.1:1", memory_bytes=2**33)
+    trainer = Trainer(name="coordinator", address="127.0.0.1:1", memory_bytes=2**33)
     write_toml(folder / "crew" / "facts.toml", Facts(trainer=(trainer,)))
     (folder / "crew" / "crew.toml").write_text("format_version = 1\n")
     said = error_line(run(*TUNE, *OF_CREW))

@@ -15,15 +15,21 @@ from tests.unit.partitioner.cli.conftest import Run
 NAMES = ("n100", "raspberry-pi-5", "laptop-cpu")
 
 
+def write_quiet(folder: Path) -> None:
+    """A file of devices and links that never vary."""
+    (folder / "quiet.toml").write_text("sigma = 0.0\njitter_ms = 0.0\n")
+
+
 @pytest.fixture
 def simulated(run: Run, tmp_path: Path) -> Run:
     """Run `simulate` beside a bundle and a plan of shipped profiles' devices."""
     write_bundle(tmp_path / "bundle", devices=NAMES)
     write_toml(tmp_path / "plan.toml", colour_plan(NAMES))
+    write_quiet(tmp_path)
     return partial(run, "simulate", "--requests", 200)
 
 
-QUIET = ("--sigma", 0, "--jitter-ms", 0)
+QUIET = ("--assume", "quiet.toml")
 
 
 def test_json_has_everything(simulated: Run) -> None:
@@ -149,7 +155,10 @@ SHIPPED = "desktop-gpu, jetson-orin-nano, laptop-cpu, n100, raspberry-pi-5"
             (*SOURCE, "--hedge-ms", 5),
             "--hedge-ms: no sub-model has a replica; see --replicas and --add",
         ),
-        ((*SOURCE, "--sigma", "nan"), "--sigma: expected a number from 0 to 3, got nan"),
+        (
+            (*SOURCE, "--assume", "none.toml"),
+            "none.toml: cannot be read: No such file or directory",
+        ),
     ],
 )
 def test_bad_input_is_one_line(simulated: Run, options: tuple[object, ...], line: str) -> None:
@@ -157,7 +166,37 @@ def test_bad_input_is_one_line(simulated: Run, options: tuple[object, ...], line
     assert simulated(*options, *deadline) == (2, "", f"mdp-partition: {line}\n")
 
 
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("sigma = 4.0", "Expected `float` <= 3.0 - at `$.sigma`, found 4"),
+        ("loss = nan", "Expected `float` >= 0.0 - at `$.loss`, found nan"),
+        ("mean_down_s = 0.0", "Expected `float` > 0.0 - at `$.mean_down_s`, found 0"),
+        ("jitter = 1.0", "unknown"),
+    ],
+)
+def test_an_assumption_is_in_its_range(
+    simulated: Run, tmp_path: Path, content: str, line: str
+) -> None:
+    (tmp_path / "assumed.toml").write_text(content)
+    code, out, err = simulated(*SOURCE, "--deadline-ms", 9, "--assume", "assumed.toml")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("mdp-partition: assumed.toml: ")
+    assert line in err
+
+
+def test_assumptions_of_a_file_are_taken(simulated: Run, tmp_path: Path) -> None:
+    (tmp_path / "assumed.toml").write_text("loss = 0.25\ndetect_s = 1.0\n")
+    asked = ("--bundle", "bundle", "--deadline-ms", 9, "--json")
+    code, out, err = simulated(*asked, "--assume", "assumed.toml")
+    assert code == 0, err
+    assert json.loads(out)["assumed"] == {
+        "sigma": None, "jitter_ms": None, "loss": 0.25, "mean_down_s": 10.0, "detect_s": 1.0,
+    }  # fmt: skip
+
+
 def test_rungs_are_shown_beside_each_alone(run: Run, tmp_path: Path) -> None:
+    write_quiet(tmp_path)
     write_bundle(tmp_path / "ladder", devices=NAMES, rungs=3)
     asked = ("simulate", "--bundle", "ladder", "--requests", 2000, "--deadline-ms", 12, *QUIET)
     code, out, err = run(*asked, "--rate", 150, "--burst", 15, "--clients", 3, "--json")

@@ -40,14 +40,14 @@ def test_members_learn_their_cameras_pictures_and_shared_ones_are_trained_once(
 
 def test_slow_steps_and_means_are_waited_for() -> None:
     work = Work(networks=(NetworkWork(name="member-0", size_bytes=85e6, pictures=640, epochs=1),))
-    paces = {"desk": 2.0, "nuc": 0.5}
+    paces = {"coordinator": 2.0, "nuc": 0.5}
     trainers = tuple(
         Trainer(
             name=name, address="127.0.0.1", memory_bytes=10**10, pictures_per_s={"member-0": pace}
         )
         for name, pace in paces.items()
     )
-    line = Line(a="desk", b="nuc", latency_s=0.0, bytes_per_s=1e6, back_bytes_per_s=1e6)
+    line = Line(a="coordinator", b="nuc", latency_s=0.0, bytes_per_s=1e6, back_bytes_per_s=1e6)
     facts = Facts(trainer=trainers, line=(line,))
     gradients = SyncPlan(network=(NetworkSync(name="member-0"),))
     rounds = SyncPlan(network=(NetworkSync(name="member-0", what="parameters"),))

@@ -61,7 +61,7 @@ class Given:
     def accuracy(self, run: RunFolder) -> float:
         """Of the teacher with a linear probe."""
         teacher = self.source_of(self.training_config())
-        teacher.check_same(run)
+        run.check_teacher(teacher.facts)
         return teacher.accuracy(run, self.data, QUIET)
 
     def facts(self, wanted: TrainingConfig) -> TeacherFacts:

@@ -22,7 +22,6 @@ from partitioner.data.live_views import (
     mix_pairs,
     random_boxes,
     views_of,
-    whole_boxes,
 )
 from partitioner.networks.families import Backbone, FamilyMember, create
 from partitioner.run.settings import MemberSchedule
@@ -34,6 +33,11 @@ pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
 
 
+def whole_boxes(count: int) -> torch.Tensor:
+    """Boxes `[count, 4]` of whole pictures."""
+    return torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(count, 4)
+
+
 def pictures(count: int = 24, side: int = 32) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
@@ -41,7 +45,7 @@ def pictures(count: int = 24, side: int = 32) -> torch.Tensor:
 
 def test_a_whole_view_of_the_same_size_is_the_picture_itself() -> None:
     some = pictures(2)
-    whole, plain = whole_boxes(2, CPU), torch.ones(2)
+    whole, plain = whole_boxes(2), torch.ones(2)
     torch.testing.assert_close(views_of(some, whole, plain, 32), some.float(), atol=0.01, rtol=0)
     mirrored = views_of(some, whole, -plain, 32)
     torch.testing.assert_close(mirrored, some.float().flip(3), atol=0.01, rtol=0)
@@ -49,7 +53,7 @@ def test_a_whole_view_of_the_same_size_is_the_picture_itself() -> None:
 
 def test_a_reduced_view_keeps_the_mean() -> None:
     some = pictures(2)
-    reduced = views_of(some, whole_boxes(2, CPU), torch.ones(2), 8)
+    reduced = views_of(some, whole_boxes(2), torch.ones(2), 8)
     assert reduced.shape == (2, 3, 8, 8)
     assert reduced.mean().item() == pytest.approx(some.float().mean().item(), abs=3)
 
@@ -88,7 +92,7 @@ def unchanged(count: int, **changed: torch.Tensor) -> Perturbation:
 
 def whole_draw(perturbation: Perturbation | None, count: int = 2) -> Draw:
     ones = torch.ones(count)
-    return Draw(torch.arange(count), whole_boxes(count, CPU), ones, ones, perturbation)
+    return Draw(torch.arange(count), whole_boxes(count), ones, ones, perturbation)
 
 
 def test_a_quarter_turn_turns_the_picture() -> None:

@@ -17,7 +17,7 @@ from mdp.errors import InputError  # noqa: E402
 from mdp.formats.plan import NetworkSpec, Plan  # noqa: E402
 from partitioner.build import settings  # noqa: E402
 from partitioner.data.datasets import open_dataset  # noqa: E402
-from partitioner.data.live_views import Draw, whole_boxes  # noqa: E402
+from partitioner.data.live_views import Draw  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.progress import Progress  # noqa: E402
 from partitioner.run.settings import TrainingConfig  # noqa: E402
@@ -101,7 +101,8 @@ def test_teacher_and_predecessor_are_asked_on_the_same_view(
     first, last = work.plan.assignments
     runner.train(last, work.new_member(last))
     rows = torch.arange(5)
-    found = asked_for[0](Draw(rows, whole_boxes(5, rows.device), torch.ones(5), torch.ones(5)))
+    whole = torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(5, 4)
+    found = asked_for[0](Draw(rows, whole, torch.ones(5), torch.ones(5)))
     seen = torch.from_numpy(np.array(work.member_pixels(first, "train")[:5])).permute(0, 3, 1, 2)
     member = work.load_member(first)
     with torch.inference_mode():

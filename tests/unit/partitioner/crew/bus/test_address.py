@@ -1,4 +1,4 @@
-"""Addresses that a desk may listen on."""
+"""Addresses that a coordinator may listen on."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from partitioner.crew.planning.facts import reason_to_refuse_address
 
 
 def resolve(host: str) -> list[str]:
-    names = {"desk.lan": ["192.168.1.7"], "public.example": ["8.8.8.8"]}
+    names = {"coordinator.lan": ["192.168.1.7"], "public.example": ["8.8.8.8"]}
     return names.get(host, [host])
 
 
@@ -16,7 +16,7 @@ def resolve(host: str) -> list[str]:
     ("text", "expected"),
     [
         ("127.0.0.1:29400", ("127.0.0.1", 29400)),
-        ("desk.lan:1", ("192.168.1.7", 1)),
+        ("coordinator.lan:1", ("192.168.1.7", 1)),
         ("10.1.2.3:0", ("10.1.2.3", 0)),
         ("172.31.0.1:80", ("172.31.0.1", 80)),
         ("100.64.0.9:80", ("100.64.0.9", 80)),

@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 from mdp.errors import TransferError
 from mdp.formats.bundle import sha256_of
 from partitioner.crew.bus import files as files_module
-from partitioner.crew.bus.control import Hand
-from partitioner.crew.bus.files import DeskFiles, TrainerFiles
+from partitioner.crew.bus.control import CoordinatorClient
+from partitioner.crew.bus.files import CoordinatorFiles, TrainerFiles
 from partitioner.crew.messages import AnyFileMessage, FileHead, NoFile, Piece, PieceQuery
 
 pytestmark = pytest.mark.torch
@@ -23,17 +23,17 @@ PIECE = 100_000
 
 
 class Wire:
-    """The desk's answers, by trainer; its files answer in the caller's thread."""
+    """The coordinator's answers, by trainer; its files answer in the caller's thread."""
 
     def __init__(self, folder: Path, digest_of: Callable[[str], str] = lambda name: "") -> None:
         self.answers: dict[int, deque[AnyFileMessage]] = {}
-        self.files = DeskFiles(folder, self.post, digest_of)
+        self.files = CoordinatorFiles(folder, self.post, digest_of)
 
     def post(self, message: AnyFileMessage) -> None:
         self.answers[message.rank].append(message)
 
     def trainer(self, rank: int) -> "TrainerFiles":
-        return TrainerFiles(cast(Hand, End(self, rank)))
+        return TrainerFiles(cast(CoordinatorClient, End(self, rank)))
 
 
 class End:
@@ -75,9 +75,9 @@ def test_no_more_than_a_few_pieces_are_in_memory(tmp_path: Path, source: Path) -
     tracemalloc.start()
     try:
         trainers[0].send("handed in", source)
-        wire.files.send("the desk's", source)
+        wire.files.send("the coordinator's", source)
         after_bytes, _ = tracemalloc.get_traced_memory()
-        for name in ("handed in", "the desk's"):
+        for name in ("handed in", "the coordinator's"):
             for rank, trainer in enumerate(trainers):
                 assert trainer.fetch(name, tmp_path / f"{name}-{rank}")
         _, most_bytes = tracemalloc.get_traced_memory()
@@ -124,7 +124,7 @@ def test_a_file_that_changes_while_it_is_handed_in_is_not_kept(tmp_path: Path, d
     assert not list((tmp_path / "files").iterdir())
 
 
-def test_the_desk_takes_the_file_that_its_trainer_has_told_of(tmp_path: Path) -> None:
+def test_the_coordinator_takes_the_file_that_its_trainer_has_told_of(tmp_path: Path) -> None:
     source, got = tmp_path / "source", tmp_path / "got"
     source.write_bytes(b"weights")
     wire = Wire(tmp_path / "files", lambda name: "0" * 64)
@@ -137,7 +137,7 @@ def test_the_desk_takes_the_file_that_its_trainer_has_told_of(tmp_path: Path) ->
     assert wire.files.fetch("member-1", got)
 
 
-def test_a_disk_of_the_desk_that_cannot_be_read_ends_the_one_file(
+def test_a_disk_of_the_coordinator_that_cannot_be_read_ends_the_one_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "source"
@@ -150,7 +150,9 @@ def test_a_disk_of_the_desk_that_cannot_be_read_ends_the_one_file(
         return sha256_of(path)
 
     monkeypatch.setattr(files_module, "sha256_of", damaged)
-    with pytest.raises(TransferError, match=r"the desk cannot keep it: .*Input/output error"):
+    with pytest.raises(
+        TransferError, match=r"the coordinator cannot keep it: .*Input/output error"
+    ):
         wire.trainer(0).send("member-0", source)
     monkeypatch.undo()
     assert wire.trainer(0).send("member-0", source) == sha256_of(source)

@@ -15,7 +15,12 @@ import pytest
 from partitioner.crew.coordinator.membership import MembershipMachine
 from partitioner.crew.coordinator.neighbours import Neighbours
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled, draw_by
-from partitioner.crew.coordinator.schedule import Everyone, Exact, RoundSchedule
+from partitioner.crew.coordinator.rounds import RoundLengths
+from partitioner.crew.coordinator.schedule import (
+    LocalSgdSchedule,
+    RoundSchedule,
+    SynchronousSchedule,
+)
 from partitioner.crew.messages import (
     Accepted,
     AnyAction,
@@ -46,7 +51,7 @@ Batch = tuple[int, ...]
 
 @dataclass
 class Played:
-    """A trainer as `exchange.parameters` and `Hand` have it behave."""
+    """A trainer as `exchange.parameters` and `CoordinatorClient` have it behave."""
 
     rank: int
     name: str
@@ -74,7 +79,7 @@ class Played:
 
 
 class World:
-    """The desk, its machine, and the trainers of one history."""
+    """The coordinator, its machine, and the trainers of one history."""
 
     #: Whether a commit may leave an epoch complete and not ended.
     exact = False
@@ -101,7 +106,9 @@ class World:
 
     def made(self) -> RoundSchedule:
         """The schedule that is tested."""
-        return Everyone(NETWORK, self.random.randint(1, 12), self.batches, self.epochs)
+        return LocalSgdSchedule(
+            NETWORK, RoundLengths(self.random.randint(1, 12), self.batches, self.epochs)
+        )
 
     def join(self) -> None:
         taken = {trainer.name for trainer in self.trainers if not (trainer.killed or trainer.over)}
@@ -112,7 +119,7 @@ class World:
             trainer.sent.append(Joined(rank=trainer.rank, name=trainer.name, digest=DIGEST))
 
     def append(self, event: AnyEvent) -> None:
-        """One event comes to the desk, which acts on it."""
+        """One event comes to the coordinator, which acts on it."""
         self.log.append(event)
         self.now_s += self.random.random()
         for action in self.machine.handle(event, self.now_s):
@@ -192,7 +199,7 @@ class World:
         assert trainer.mean, "a mean is committed that a member does not have"
         seq, state = trainer.mean
         assert seq == commit.seq
-        if isinstance(self.schedule, Everyone) and trainer.base is not None:
+        if isinstance(self.schedule, LocalSgdSchedule) and trainer.base is not None:
             assert trainer.ends or commit.epoch == trainer.epoch, "the end comes as a surprise"
         assert seq > self.seq or state == self.state, "members have unlike means"
         assert self.state is None or self.state <= state, "a committed batch is lost"
@@ -318,7 +325,7 @@ class ExactWorld(World):
         #: Who has come to a step of a generation, which is named by its meeting.
         self.steps: dict[tuple[int, int], set[int]] = {}
         self.stepped: set[tuple[int, int]] = set()
-        return Exact(NETWORK, self.epochs)
+        return SynchronousSchedule(NETWORK, self.epochs)
 
     def report(self, trainer: Played, kind: type[Ready | Waiting | Finished]) -> None:
         trainer.sent.append(
@@ -396,7 +403,9 @@ class BackgroundWorld(World):
         self.given: dict[int, tuple[int, list[Batch]]] = {}
         self.in_background = 0
         every = self.random.randint(1, 12)
-        return Everyone(NETWORK, every, self.batches, self.epochs, background=True)
+        return LocalSgdSchedule(
+            NETWORK, RoundLengths(every, self.batches, self.epochs), background=True
+        )
 
     def read(self, trainer: Played) -> None:
         action = trainer.mail[0]
@@ -445,14 +454,22 @@ class SpreadWorld(World):
         every, size, draw = self.random.randint(1, 6), self.random.randint(2, 4), draw_by(5)
         if self.random.random() < 0.5:
             return Shuffled(
-                NETWORK, every, self.batches, self.epochs, size=size, draw=draw,
-                cross_every=self.random.randint(1, 3), site_of=lambda rank: "ab"[rank % 2],
-            )  # fmt: skip
+                NETWORK,
+                RoundLengths(every, self.batches, self.epochs),
+                size=size,
+                draw=draw,
+                cross_every=self.random.randint(1, 3),
+                site_of=lambda rank: "ab"[rank % 2],
+            )
         return OnRequest(
-            NETWORK, every, self.batches, self.epochs, size=size, draw=draw,
-            gap=self.random.randint(1, 9), divide=self.random.random() < 0.5,
+            NETWORK,
+            RoundLengths(every, self.batches, self.epochs),
+            size=size,
+            draw=draw,
+            gap=self.random.randint(1, 9),
+            divide=self.random.random() < 0.5,
             reach=self.random.choice((0.0, 0.25, math.inf)),
-        )  # fmt: skip
+        )
 
     def train(self, trainer: Played) -> None:
         if trainer.hand is None:
@@ -505,10 +522,13 @@ class NeighboursWorld(SpreadWorld):
         self.base: dict[int, int] = {}
         super().made()
         return Neighbours(
-            NETWORK, self.random.randint(1, 6), self.batches, self.epochs,
-            gap=self.random.randint(1, 5), backup=self.random.randint(0, 2),
-            stale=self.random.choice((0, 0, 1, 4)), skip=self.random.choice((1, 2, 8)),
-        )  # fmt: skip
+            NETWORK,
+            RoundLengths(self.random.randint(1, 6), self.batches, self.epochs),
+            gap=self.random.randint(1, 5),
+            backup=self.random.randint(0, 2),
+            stale=self.random.choice((0, 0, 1, 4)),
+            skip=self.random.choice((1, 2, 8)),
+        )
 
     def append(self, event: AnyEvent) -> None:
         super().append(event)

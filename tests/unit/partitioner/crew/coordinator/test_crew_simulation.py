@@ -2,14 +2,15 @@
 
 import pytest
 
-from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.rounds import RoundLengths
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule
 from partitioner.crew.coordinator.simulate import (
     NETWORK,
     CrewScenario,
     CrewTrace,
     Paced,
     simulate,
-    spells,
+    slow_periods,
 )
 from partitioner.crew.messages import Commit, Gone, Ready
 
@@ -48,15 +49,15 @@ def test_trainers_of_unlike_paces_share_an_epoch_by_pace() -> None:
 
 
 def test_a_schedule_of_ones_own_is_played() -> None:
-    class Eager(Everyone):
+    class Eager(LocalSgdSchedule):
         """Rounds of half the pictures."""
 
         def _due(self) -> bool:
-            return super()._due() or self._pictures() >= self.every_pictures / 2
+            return super()._due() or self._pictures() >= self._round_pictures() / 2
 
     scenario = CrewScenario(trainers=crew(1.0, 1.0), every_pictures=20, batches=100)
 
-    trace = simulate(scenario, Eager(NETWORK, 20, 100, 1))
+    trace = simulate(scenario, Eager(NETWORK, RoundLengths(20, 100, 1)))
     assert batches_of(trace) == list(range(100))
     # Beside the first meeting and the epoch's end.
     assert (commits(trace) - 2, commits(simulate(scenario)) - 2) == (10, 5)
@@ -66,7 +67,7 @@ def test_means_in_the_background_cost_no_time() -> None:
     scenario = CrewScenario(
         trainers=crew(1.0, 1.0), every_pictures=20, batches=200, epochs=2, mean_s=lambda n: 5.0
     )
-    schedule = Everyone(NETWORK, 20, 200, 2, background=True)
+    schedule = LocalSgdSchedule(NETWORK, RoundLengths(20, 200, 2), background=True)
     trace = simulate(scenario, schedule)
     assert trace.ended == "network is trained"
     # One to begin with, the last one under way in each epoch, and its end are waited for.
@@ -93,15 +94,15 @@ def test_losses_and_joins_lose_no_batch() -> None:
 
 def test_the_trace_replays_to_the_same_actions() -> None:
     scenario = CrewScenario(
-        trainers=crew(1.0, 1.5), every_pictures=10, batches=50, epochs=2, slowed=spells()
+        trainers=crew(1.0, 1.5), every_pictures=10, batches=50, epochs=2, slowed=slow_periods()
     )
-    schedule = Everyone("network", 10, 50, 2)
+    schedule = LocalSgdSchedule("network", RoundLengths(10, 50, 2))
     for _, event, actions in simulate(scenario).log:
         assert schedule.handle(event) == actions
 
 
 def test_spells_are_those_of_the_reference() -> None:
-    slowed = spells()
+    slowed = slow_periods()
     steps = 0
     for rank in range(4):
         at_s = 0.0
@@ -113,7 +114,7 @@ def test_spells_are_those_of_the_reference() -> None:
 
 @pytest.mark.parametrize("trainers", [1, 8])
 def test_rounds_keep_nine_tenths_of_the_pace_under_spells(trainers: int) -> None:
-    slowed, scenario_s = spells(), 600.0
+    slowed, scenario_s = slow_periods(), 600.0
     trace = simulate(
         CrewScenario(
             trainers=crew(*[1.0] * trainers),

@@ -8,8 +8,8 @@ from partitioner.crew.coordinator.jobs import Job, Jobs
 from partitioner.crew.messages import Gone, Joined, Made
 
 STAR = [
-    Job(name="answers", by=("desk", "tower", "nuc")),
-    Job(name="member-0", by=("desk", "tower"), after=("answers",)),
+    Job(name="answers", by=("coordinator", "tower", "nuc")),
+    Job(name="member-0", by=("coordinator", "tower"), after=("answers",)),
     Job(name="member-1", by=("tower",), after=("member-0",)),
     Job(name="member-2", by=("nuc",), after=("member-0",)),
 ]
@@ -25,7 +25,7 @@ def started(jobs: Jobs, *events: Joined | Gone | Made) -> list[tuple[str, int]]:
 
 def test_members_of_a_star_start_side_by_side() -> None:
     jobs = Jobs(STAR)
-    names = enumerate(("desk", "tower", "nuc"))
+    names = enumerate(("coordinator", "tower", "nuc"))
     begun = started(jobs, *(joined(rank, name) for rank, name in names))
     assert begun == [("answers", 0), ("answers", 1), ("answers", 2)]
     done = [Made(rank=rank, network="answers", said="{}") for rank in range(3)]
@@ -47,15 +47,15 @@ def test_members_of_a_star_start_side_by_side() -> None:
 
 def test_the_job_of_a_lost_trainer_goes_to_one_that_is_free() -> None:
     jobs = Jobs(STAR, finished=["answers", "member-0"])
-    assert started(jobs, joined(0, "desk"), joined(2, "nuc")) == [("member-2", 2)]
+    assert started(jobs, joined(0, "coordinator"), joined(2, "nuc")) == [("member-2", 2)]
     assert [(start.network, start.rank) for start in jobs.give_up()] == [("member-1", 0)]
     assert started(jobs, Gone(rank=2)) == []
     assert started(jobs, Made(rank=0, network="member-1", said="{}")) == [("member-2", 0)]
 
 
 def test_a_trainer_that_comes_back_joins_its_crew() -> None:
-    jobs = Jobs([Job(name="teacher", by=("desk", "tower"))])
-    assert started(jobs, joined(0, "desk")) == [], "the tower is awaited"
+    jobs = Jobs([Job(name="teacher", by=("coordinator", "tower"))])
+    assert started(jobs, joined(0, "coordinator")) == [], "the tower is awaited"
     assert started(jobs, joined(1, "tower")) == [("teacher", 0), ("teacher", 1)]
     assert started(jobs, Gone(rank=1), joined(2, "tower")) == [("teacher", 2)]
     assert started(jobs, Gone(rank=0), Gone(rank=2), joined(3, "nuc")) == [("teacher", 3)]
@@ -66,18 +66,18 @@ def test_a_trainer_that_comes_back_joins_its_crew() -> None:
 def test_who_came_too_late_rests_until_the_job_is_done() -> None:
     jobs = Jobs(
         [
-            Job(name="teacher", by=("desk", "tower")),
+            Job(name="teacher", by=("coordinator", "tower")),
             Job(name="member-0", by=("tower",), after=("teacher",)),
         ]
     )
-    started(jobs, joined(0, "desk"), joined(1, "tower"))
+    started(jobs, joined(0, "coordinator"), joined(1, "tower"))
     assert started(jobs, Made(rank=1, network="teacher")) == []
     assert started(jobs, Made(rank=0, network="teacher", said="{}")) == [("member-0", 1)]
 
 
 def test_a_job_that_all_leave_without_an_outcome_begins_again() -> None:
-    jobs = Jobs([Job(name="teacher", by=("desk", "tower"))])
-    started(jobs, joined(0, "desk"), joined(1, "tower"))
+    jobs = Jobs([Job(name="teacher", by=("coordinator", "tower"))])
+    started(jobs, joined(0, "coordinator"), joined(1, "tower"))
     assert started(jobs, Made(rank=1, network="teacher")) == []
     assert started(jobs, Made(rank=0, network="teacher")) == [("teacher", 0), ("teacher", 1)]
     assert started(jobs, Made(rank=1, network="teacher"), Gone(rank=0)) == [("teacher", 1)]
@@ -85,7 +85,7 @@ def test_a_job_that_all_leave_without_an_outcome_begins_again() -> None:
 
 def test_jobs_after_unknown_ones_are_refused() -> None:
     with pytest.raises(ValueError, match="member-1: after"):
-        Jobs([Job(name="member-1", by=("desk",), after=("member-0",))])
+        Jobs([Job(name="member-1", by=("coordinator",), after=("member-0",))])
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -96,7 +96,9 @@ def test_every_job_ends_whoever_comes_and_goes(seed: int) -> None:
         kind = draw.choice(("join", "made", "made", "gone"))
         starts = []
         if kind == "join":
-            starts = jobs.handle(joined(rank, draw.choice(("desk", "tower", "nuc", "spare"))))
+            starts = jobs.handle(
+                joined(rank, draw.choice(("coordinator", "tower", "nuc", "spare")))
+            )
             there.add(rank)
             rank += 1
         elif there and (one := draw.choice(sorted(there))) is not None:
@@ -109,7 +111,7 @@ def test_every_job_ends_whoever_comes_and_goes(seed: int) -> None:
         for start in starts:
             assert start.rank in there
             assert jobs.working(start.rank) == start.network
-    jobs.handle(joined(rank, "desk"))
+    jobs.handle(joined(rank, "coordinator"))
     jobs.give_up()
     there.add(rank)
     for _ in range(len(STAR) * 4):

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from partitioner.crew.coordinator.neighbours import Neighbours, graph_of, neighbours_of, reached_in
+from partitioner.crew.coordinator.rounds import RoundLengths
 from partitioner.crew.coordinator.simulate import (
     NETWORK,
     CrewScenario,
     CrewTrace,
     Paced,
     simulate,
-    spells,
+    slow_periods,
     steady,
 )
 from partitioner.crew.messages import (
@@ -70,7 +71,9 @@ class Told:
     """A machine, the last action of each trainer, and what its reports need."""
 
     def __init__(self, trainers: int = 4, batches: int = 100, **more: Any) -> None:
-        self.machine = Neighbours(NET, trainers, batches, 2, expected=range(trainers), **more)
+        self.machine = Neighbours(
+            NET, RoundLengths(trainers, batches, 2), expected=range(trainers), **more
+        )
         self.actions: list[AnyAction] = []
         self.since = dict.fromkeys(range(trainers), 0)
         self.pictures = dict.fromkeys(range(trainers), 0)
@@ -147,7 +150,7 @@ def test_who_has_what_all_neighbours_published_goes_on_with_their_mean() -> None
     assert crew.machine.claims.of(1) == 0b0010
 
 
-def test_what_comes_before_the_desk_knows_of_it_counts_once_it_does() -> None:
+def test_what_comes_before_the_coordinator_knows_of_it_counts_once_it_does() -> None:
     crew = Told(2, backup=0)
     crew.step(0)
     assert crew.receive(0, 1) == []
@@ -221,7 +224,7 @@ def test_who_is_lost_is_waited_for_no_more() -> None:
         crew.step(rank)
     crew.receive(0, 1)
     crew.receive(2, 1)
-    # Its neighbours lose the line at once, and the desk takes it for lost later.
+    # Its neighbours lose the line at once, and the coordinator takes it for lost later.
     assert crew.lose(0, 3)[0].rank == 0
     assert crew.going == {0: (Taken(1, 1, 1 / 2),)}
     crew.tell(Gone(rank=3))
@@ -303,7 +306,7 @@ def played(
         until_s=until_s,
         slowed=slowed,  # type: ignore[arg-type]
     )
-    schedule = Neighbours(NETWORK, n, 10**6, 1, expected=range(n), **more)
+    schedule = Neighbours(NETWORK, RoundLengths(n, 10**6, 1), expected=range(n), **more)
     return schedule, simulate(scenario, schedule)
 
 
@@ -337,8 +340,8 @@ def test_iterations_are_those_of_the_reference(
 @pytest.mark.parametrize("more", [{"gap": 8}, {"gap": 8, "backup": 0, "stale": 8, "skip": 1}])
 def test_nobody_is_ahead_of_its_tokens_under_spells(more: dict[str, Any]) -> None:
     n = 8
-    schedule, seen = Neighbours(NETWORK, n, 10**6, 1, expected=range(n), **more), 0
-    _, trace = played((1,) * n, spells(), until_s=300, **more)
+    schedule, seen = Neighbours(NETWORK, RoundLengths(n, 10**6, 1), expected=range(n), **more), 0
+    _, trace = played((1,) * n, slow_periods(), until_s=300, **more)
     for at_s, event, actions in trace.log:
         # The same log gives the same actions, too.
         assert schedule.handle(event, at_s) == actions
@@ -359,7 +362,7 @@ def test_losses_and_joins_lose_no_batch() -> None:
         epochs=2,
         mean_s=lambda members: 0.3,
     )
-    trace = simulate(scenario, Neighbours(NETWORK, 12, 500, 2, expected=range(4)))
+    trace = simulate(scenario, Neighbours(NETWORK, RoundLengths(12, 500, 2), expected=range(4)))
     assert trace.ended == "network is trained"
     told = [action for _, _, actions in trace.log for action in actions]
     whole = {action.seq for action in told if isinstance(action, Meet)}
@@ -374,6 +377,6 @@ def test_losses_and_joins_lose_no_batch() -> None:
     # What the slow one publishes is too old for its neighbours.
     assert takes == {0, 1, 3, 4}
     assert trace.steps() >= 1000
-    # Nobody waits until the desk knows of the loss.
+    # Nobody waits until the coordinator knows of the loss.
     waited = [span for span in trace.spans if span.kind == "wait" and span.end_s - span.start_s > 5]
     assert not [span for span in waited if 100.5 < span.end_s < 110.5]

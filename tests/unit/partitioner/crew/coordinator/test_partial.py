@@ -17,13 +17,14 @@ from partitioner.crew.coordinator.partial import (
     draw_by,
     shuffled_groups,
 )
+from partitioner.crew.coordinator.rounds import RoundLengths
 from partitioner.crew.coordinator.simulate import (
     NETWORK,
     CrewScenario,
     CrewTrace,
     Paced,
     simulate,
-    spells,
+    slow_periods,
     steady,
 )
 from partitioner.crew.messages import (
@@ -98,7 +99,7 @@ def started(schedule: S, trainers: int = 4) -> S:
 
 def pairs(every: int = 8, batches: int = 100) -> Shuffled:
     """Pairs (0 1) and (2 3) in every round."""
-    return started(Shuffled(NET, every, batches, 2, expected=range(4), draw=by_rank))
+    return started(Shuffled(NET, RoundLengths(every, batches, 2), expected=range(4), draw=by_rank))
 
 
 # --- DS-Sync ---
@@ -208,7 +209,9 @@ def test_who_is_left_of_a_group_goes_on_alone() -> None:
 
 
 def test_a_group_whose_mean_fails_meets_again_without_who_is_lost() -> None:
-    crew = started(Shuffled(NET, 8, 100, 1, expected=range(6), size=3, draw=by_rank), 6)
+    crew = started(
+        Shuffled(NET, RoundLengths(8, 100, 1), expected=range(6), size=3, draw=by_rank), 6
+    )
     told(crew, *(ready(rank, 2, 1, rank) for rank in range(6)))
     told(crew, *(waiting(rank, 2, 1) for rank in range(3)))
     assert told(crew, failed(0, 2), failed(1, 2)) == []
@@ -279,7 +282,7 @@ def requests(
         until_s=until_s,
         slowed=slowed,  # type: ignore[arg-type]
     )
-    schedule = OnRequest(NETWORK, n, 10**6, 1, expected=range(n), **more)
+    schedule = OnRequest(NETWORK, RoundLengths(n, 10**6, 1), expected=range(n), **more)
     return simulate(scenario, schedule)
 
 
@@ -319,13 +322,18 @@ def best(paces: Sequence[float], slowed: object) -> int:
 @pytest.mark.parametrize(
     ("paces", "slowed", "more", "least", "most"),
     [
-        ((1,) * 8, spells(), {"reach": math.inf, "divide": True}, 0.77, 0.845),
-        ((1,) * 8, spells(), {}, 0.95, 0.97),
+        ((1,) * 8, slow_periods(), {"reach": math.inf, "divide": True}, 0.77, 0.845),
+        ((1,) * 8, slow_periods(), {}, 0.95, 0.97),
         # The shares of the published rule depend on the draw.
         ((1, 1, 1, 3), steady, {"reach": math.inf, "divide": True}, 0.89, 1.0),
         ((1, 1, 1, 3), steady, {}, 0.99, 1.0),
     ],
-    ids=["published, spells", "reach, spells", "published, constant", "reach, constant"],
+    ids=[
+        "published, slow periods",
+        "reach, slow periods",
+        "published, constant",
+        "reach, constant",
+    ],
 )
 def test_trainers_keep_their_pace(
     paces: tuple[float, ...], slowed: object, more: dict[str, Any], least: float, most: float
@@ -337,10 +345,10 @@ def test_trainers_keep_their_pace(
 
 @pytest.mark.parametrize("seed", range(CREWS))
 def test_every_pair_meets_again_and_again(seed: int) -> None:
-    """Equal paces, or from 1 to 4, and spells: no pair waits for more than 50 n meetings."""
+    """Equal paces, or from 1 to 4, and slow periods: no pair waits for more than 50 n meetings."""
     draw, n = draw_by(seed), 2 + seed % 7
     paces = [1 + 3 * draw(-1, rank) / 2**64 if seed % 3 else 1.0 for rank in range(n)]
-    slowed = spells(seed, factor=2.5 if seed % 2 else 5.0)
+    slowed = slow_periods(seed, factor=2.5 if seed % 2 else 5.0)
     trace = requests(paces, slowed, until_s=1000 if n < 6 else 600, draw=draw)
     recent: dict[tuple[int, ...], int] = dict.fromkeys(combinations(range(n), 2), 0)
     number = 0
@@ -366,7 +374,7 @@ def finish(crew: OnRequest, seq: int, at_s: float, ranks: Sequence[int] = (0, 1)
 
 
 def test_a_request_far_from_its_partners_goes_on_alone() -> None:
-    crew = started(OnRequest(NET, 4, 100, 1, expected=range(2), reach=0.25), 2)
+    crew = started(OnRequest(NET, RoundLengths(4, 100, 1), expected=range(2), reach=0.25), 2)
     # Nothing is known of the other: it might come now. Laps count from the second on.
     for number, at_s in ((0, 0.0), (1, 4.0)):
         since, claim = 1 + number, 2 * number
@@ -383,7 +391,7 @@ def test_a_request_far_from_its_partners_goes_on_alone() -> None:
 
 def test_validation_between_epochs_makes_no_laps_long() -> None:
     """An hour passes before the first step of the second epoch: the trainers still meet."""
-    crew = started(OnRequest(NET, 4, 6, 2, expected=range(2), reach=0.25), 2)
+    crew = started(OnRequest(NET, RoundLengths(4, 6, 2), expected=range(2), reach=0.25), 2)
     seq, at_s = 1, 0.0
     for step in range(3):
         at_s += 1.0
@@ -410,7 +418,7 @@ def test_validation_between_epochs_makes_no_laps_long() -> None:
 
 
 def test_one_that_comes_late_is_behind_nobody() -> None:
-    crew = started(OnRequest(NET, 4, 100, 1, expected=range(1), gap=1), 1)
+    crew = started(OnRequest(NET, RoundLengths(4, 100, 1), expected=range(1), gap=1), 1)
     for seq in range(1, 6):
         told_on = ask(crew, 0, 4 * seq, seq, seq - 1, float(seq))
         assert told_on == [GoOn(rank=0, network=NET, seq=seq + 1, epoch=0)]
@@ -422,7 +430,7 @@ def test_one_that_comes_late_is_behind_nobody() -> None:
 
 
 def test_an_infinite_reach_is_one_of_laps_without_time_too() -> None:
-    crew = started(OnRequest(NET, 4, 100, 1, expected=range(2), reach=math.inf), 2)
+    crew = started(OnRequest(NET, RoundLengths(4, 100, 1), expected=range(2), reach=math.inf), 2)
     for seq, claim in ((1, 0), (2, 2), (3, 4)):
         assert ask(crew, 0, 2, seq, claim, 0.0) == []
         assert meetings(ask(crew, 1, 2, seq, claim + 1, 0.0)) == {seq + 1: ((0, 1), False)}
@@ -430,7 +438,7 @@ def test_an_infinite_reach_is_one_of_laps_without_time_too() -> None:
 
 
 def test_a_meeting_on_request_that_fails_is_gone_on_without() -> None:
-    crew = started(OnRequest(NET, 4, 100, 1, expected=range(2)), 2)
+    crew = started(OnRequest(NET, RoundLengths(4, 100, 1), expected=range(2)), 2)
     told(crew, ready(0, 2, 1, 0), waiting(0, 2, 1), ready(1, 2, 1, 1))
     assert meetings(told(crew, waiting(1, 2, 1))) == {2: ((0, 1), False)}
     told(crew, failed(0, 2))
@@ -457,7 +465,7 @@ def test_losses_and_joins_lose_no_batch(kind: str) -> None:
         epochs=2,
         mean_s=lambda members: 0.3,
     )
-    schedule = SCHEDULES[kind](NETWORK, 12, 500, 2, expected=range(4))
+    schedule = SCHEDULES[kind](NETWORK, RoundLengths(12, 500, 2), expected=range(4))
     trace = simulate(scenario, schedule)
     assert trace.ended == "network is trained"
     whole = deque(
@@ -470,6 +478,6 @@ def test_losses_and_joins_lose_no_batch(kind: str) -> None:
     assert trace.steps() >= 1000
     assert any(4 in meet.members for meet in some)
     # The same log gives the same actions.
-    again = SCHEDULES[kind](NETWORK, 12, 500, 2, expected=range(4))
+    again = SCHEDULES[kind](NETWORK, RoundLengths(12, 500, 2), expected=range(4))
     for at_s, event, actions in trace.log:
         assert again.handle(event, at_s) == actions

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import pytest
 
 from partitioner.crew.coordinator.rounds import (
+    RoundLengths,
     averages_moments,
     growing_means,
     growing_period,
     lengthen,
     step_factor,
 )
-from partitioner.crew.coordinator.schedule import Everyone
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule
 from partitioner.crew.coordinator.simulate import NETWORK, CrewScenario, Paced, simulate
 from partitioner.crew.messages import Meet
 from partitioner.run.step_size import learning_rate
@@ -53,7 +54,7 @@ def test_the_rounds_of_a_training() -> None:
     """188 steps without an end of an epoch."""
     trainers, steps = (Paced(name="alone", step_s=1.0),), 188
     scenario = CrewScenario(trainers=trainers, every_pictures=3, batches=steps)
-    schedule = Everyone(NETWORK, 3, steps, 1, period=growing_period(3, steps))
+    schedule = LocalSgdSchedule(NETWORK, RoundLengths(3, steps, 1, period=growing_period(3, steps)))
     log = simulate(scenario, schedule).log
     meets = [action for _, _, actions in log for action in actions if isinstance(action, Meet)]
     assert [int(meet.weights[0]) for meet in meets[1:]] == [*[3] * 20, 4, 4, 4, 5, 6, 7, 9, 89]
@@ -68,7 +69,9 @@ def test_the_means_of_a_training_are_counted() -> None:
 def test_a_round_ends_with_its_epoch() -> None:
     trainers, steps = (Paced(name="a", step_s=1.0), Paced(name="b", step_s=1.0)), 40
     scenario = CrewScenario(trainers=trainers, every_pictures=4, batches=steps, epochs=3)
-    schedule = Everyone(NETWORK, 4, steps, 3, period=growing_period(4, 3 * steps))
+    schedule = LocalSgdSchedule(
+        NETWORK, RoundLengths(4, steps, 3, period=growing_period(4, 3 * steps))
+    )
     log = simulate(scenario, schedule).log
     meets = {a.seq: a for _, _, actions in log for a in actions if isinstance(a, Meet)}
     rounds = [int(sum(meet.weights)) for meet in meets.values()][1:]

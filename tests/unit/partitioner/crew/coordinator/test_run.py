@@ -2,8 +2,9 @@
 
 from partitioner.crew.coordinator.jobs import Job, Jobs
 from partitioner.crew.coordinator.membership import MembershipMachine
+from partitioner.crew.coordinator.rounds import RoundLengths
 from partitioner.crew.coordinator.run import CrewRun
-from partitioner.crew.coordinator.schedule import ATTEMPTS, Everyone
+from partitioner.crew.coordinator.schedule import ATTEMPTS, LocalSgdSchedule
 from partitioner.crew.messages import (
     Accepted,
     AnyAction,
@@ -26,14 +27,16 @@ from partitioner.crew.messages import (
 )
 
 JOBS = [
-    Job(name="member-0", by=("desk", "tower")),
+    Job(name="member-0", by=("coordinator", "tower")),
     Job(name="member-1", by=("nuc",), after=("member-0",)),
 ]
 
 
 def new_run() -> CrewRun:
     machine = MembershipMachine("d", {job.name: job.by for job in JOBS}, {})
-    return CrewRun(machine, Jobs(JOBS), lambda network, *_: Everyone(network, 4, 2, 1))
+    return CrewRun(
+        machine, Jobs(JOBS), lambda network, *_: LocalSgdSchedule(network, RoundLengths(4, 2, 1))
+    )
 
 
 def told(run: CrewRun, *events: AnyEvent) -> list[AnyAction]:
@@ -56,7 +59,7 @@ def join(rank: int, name: str, digest: str = "d") -> Joined:
 
 def test_a_crew_trains_in_rounds_and_then_the_next_network_starts() -> None:
     run = new_run()
-    assert told(run, join(0, "desk"), join(1, "tower")) == [
+    assert told(run, join(0, "coordinator"), join(1, "tower")) == [
         Accepted(rank=0, network=""),
         Accepted(rank=1, network=""),
         Start(rank=0, network="member-0", alone=False),
@@ -93,58 +96,58 @@ def test_a_crew_trains_in_rounds_and_then_the_next_network_starts() -> None:
 
 def test_a_crew_that_was_lost_as_a_whole_begins_anew() -> None:
     run = new_run()
-    told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
+    told(run, join(0, "coordinator"), join(1, "tower"), join(2, "nuc"))
     for rank in (0, 1):
         met(run, Waiting(rank=rank, network="member-0", pictures=0))
     told(run, Gone(rank=0))
     assert Start(rank=2, network="member-0", alone=True) in told(run, Gone(rank=1))
     # Who comes back does not disturb the one that trains it now.
-    assert told(run, join(3, "desk")) == [Accepted(rank=3, network="")]
+    assert told(run, join(3, "coordinator")) == [Accepted(rank=3, network="")]
 
 
 def test_a_crew_begins_anew_where_all_were_lost_and_nobody_is_free() -> None:
     run = new_run()
-    told(run, join(0, "desk"), join(1, "tower"))
+    told(run, join(0, "coordinator"), join(1, "tower"))
     for rank in (0, 1):
         met(run, Waiting(rank=rank, network="member-0", pictures=0))
     told(run, Gone(rank=0), Gone(rank=1))
-    assert Start(rank=2, network="member-0", alone=False) in told(run, join(2, "desk"))
+    assert Start(rank=2, network="member-0", alone=False) in told(run, join(2, "coordinator"))
     entered = met(run, Waiting(rank=2, network="member-0", pictures=0))
     assert Commit(rank=2, network="member-0", seq=1, epoch=0) in entered
 
 
 def whole_run() -> CrewRun:
     machine = MembershipMachine("d", {job.name: job.by for job in JOBS}, {})
-    schedule = Everyone("member-0", 4, 2, 1)
+    schedule = LocalSgdSchedule("member-0", RoundLengths(4, 2, 1))
     return CrewRun(machine, Jobs(JOBS), lambda *_: schedule, whole=True)
 
 
 def test_a_whole_run_ends_with_the_first_trainer_that_is_lost() -> None:
     run = whole_run()
-    told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
+    told(run, join(0, "coordinator"), join(1, "tower"), join(2, "nuc"))
     # One that has nothing to do yet.
     actions = told(run, Gone(rank=2))
     assert actions[-2:] == [Refused(rank=r, network="", reason="nuc: lost") for r in (0, 1)]
     assert not any(isinstance(action, Start) for action in actions)
     # Another run goes on.
     run = new_run()
-    told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
+    told(run, join(0, "coordinator"), join(1, "tower"), join(2, "nuc"))
     assert {action.rank for action in told(run, Gone(rank=2))} == {2}
 
 
 def test_a_whole_run_ends_where_somebody_does_not_come() -> None:
     run = whole_run()
     told(run, join(1, "tower"))
-    reason = "desk, nuc: not there in time"
+    reason = "coordinator, nuc: not there in time"
     assert told(run, Waited(rank=0)) == [Refused(rank=1, network="", reason=reason)]
     run = whole_run()
-    told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
+    told(run, join(0, "coordinator"), join(1, "tower"), join(2, "nuc"))
     assert told(run, Waited(rank=0)) == []
 
 
 def test_trainers_leave_a_whole_run_that_is_done() -> None:
     run = whole_run()
-    told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
+    told(run, join(0, "coordinator"), join(1, "tower"), join(2, "nuc"))
     told(run, Made(rank=0, network="member-0", said="{}"), Made(rank=1, network="member-0"))
     told(run, Made(rank=2, network="member-1", said="{}"))
     assert run.is_finished
@@ -155,9 +158,11 @@ def test_trainers_leave_a_whole_run_that_is_done() -> None:
 def test_a_network_that_cannot_be_trained_ends_the_run() -> None:
     machine = MembershipMachine("d", {job.name: job.by for job in JOBS}, {})
     run = CrewRun(
-        machine, Jobs(JOBS), lambda network, all, _: Everyone(network, 4, 2, 1, expected=all)
+        machine,
+        Jobs(JOBS),
+        lambda network, all, _: LocalSgdSchedule(network, RoundLengths(4, 2, 1), expected=all),
     )
-    told(run, join(0, "desk"), join(1, "tower"), join(2, "nuc"))
+    told(run, join(0, "coordinator"), join(1, "tower"), join(2, "nuc"))
     actions: list[AnyAction] = []
     for rank in (0, 1):
         actions = run.handle(Waiting(rank=rank, network="member-0", pictures=0))
@@ -180,7 +185,7 @@ def test_reports_of_a_network_that_nobody_shares_change_nothing() -> None:
 
 def test_a_stranger_is_refused() -> None:
     run = new_run()
-    told(run, join(0, "desk"))
+    told(run, join(0, "coordinator"))
     refusals = told(run, join(1, "laptop"), join(2, "tower", "other"))
     assert [type(action) for action in refusals] == [Refused, Refused]
     assert told(run, Made(rank=1, network="member-0")) == []

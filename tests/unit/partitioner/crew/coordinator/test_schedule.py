@@ -6,7 +6,13 @@ import pytest
 
 from partitioner.crew.coordinator.claims import Claims
 from partitioner.crew.coordinator.membership import MembershipMachine
-from partitioner.crew.coordinator.schedule import ATTEMPTS, Everyone, Exact, RoundSchedule
+from partitioner.crew.coordinator.rounds import RoundLengths
+from partitioner.crew.coordinator.schedule import (
+    ATTEMPTS,
+    LocalSgdSchedule,
+    RoundSchedule,
+    SynchronousSchedule,
+)
 from partitioner.crew.messages import (
     Accepted,
     AnyAction,
@@ -63,9 +69,9 @@ def met(actions: Sequence[AnyAction]) -> tuple[int, dict[int, float]]:
     return meets[0].seq, dict(zip(meets[0].members, meets[0].weights, strict=True))
 
 
-def started(trainers: int, batches: int = 100, every: int = 8) -> Everyone:
+def started(trainers: int, batches: int = 100, every: int = 8) -> LocalSgdSchedule:
     """All have the first one's parameters by meeting 2, and train epoch 0."""
-    schedule = Everyone(NET, every, batches, epochs=2)
+    schedule = LocalSgdSchedule(NET, RoundLengths(every, batches, epochs=2))
     told(schedule, *(waiting(rank) for rank in range(trainers)), done(0, 1))
     assert met(told(schedule, waiting(0, since=1)))[1] == {0: 1.0} | dict.fromkeys(
         range(1, trainers), 0.0
@@ -201,7 +207,7 @@ def test_without_a_trainer_that_has_the_parameters_a_network_ends() -> None:
 
 
 def test_the_furthest_on_of_an_exact_crew_give_their_state() -> None:
-    crew = Exact(NET, epochs=1)
+    crew = SynchronousSchedule(NET, epochs=1)
     told(crew, *(waiting(rank) for rank in range(3)), done(0, 1), ready(0, 1, 1))
     # Newcomers wait for the end of the epoch, or for a generation that is made anyway.
     assert met(told(crew, waiting(0, 1, 1)))[1] == {0: 1.0, 1: 0.0, 2: 0.0}
@@ -217,7 +223,7 @@ def test_the_furthest_on_of_an_exact_crew_give_their_state() -> None:
 
 
 def test_an_exact_generation_without_a_member_is_made_anew() -> None:
-    crew = Exact(NET, epochs=1)
+    crew = SynchronousSchedule(NET, epochs=1)
     told(crew, waiting(0), waiting(1), done(0, 1), waiting(0, 0, 1), done(0, 2))
     # The state is committed, and the group that it came in has lost a member.
     assert told(crew, Gone(rank=1)) == [
@@ -226,7 +232,7 @@ def test_an_exact_generation_without_a_member_is_made_anew() -> None:
     ]
 
 
-class Halves(Everyone):
+class Halves(LocalSgdSchedule):
     """Once all have begun alike, those of lower and of higher ranks meet, each half by itself."""
 
     def groups(self, resting: Sequence[int]) -> list[dict[int, float]]:
@@ -240,7 +246,7 @@ class Halves(Everyone):
 
 def closed_halves() -> Halves:
     """Four trainers, told of meetings 2 and 3 with a batch of two pictures each."""
-    crew = Halves(NET, 8, 100, 2, expected=range(4))
+    crew = Halves(NET, RoundLengths(8, 100, 2), expected=range(4))
     told(crew, *(waiting(rank) for rank in range(4)), *(done(rank, 1) for rank in range(4)))
     told(crew, *(ready(rank, 2, 1, rank) for rank in range(4)))
     actions = told(crew, *(waiting(rank, 2, 1) for rank in range(4)))
@@ -274,17 +280,17 @@ def test_a_trainer_lost_in_one_group_leaves_the_other_alone() -> None:
 
 
 def test_who_takes_part() -> None:
-    crews = {"member-0": ("desk", "nuc"), "member-1": ("nuc",)}
-    networks = {name: Everyone(name, 8, 10, 1) for name in crews}
+    crews = {"member-0": ("coordinator", "nuc"), "member-1": ("nuc",)}
+    networks = {name: LocalSgdSchedule(name, RoundLengths(8, 10, 1)) for name in crews}
     machine = MembershipMachine("d", crews, networks)
 
     def join(rank: int, name: str, digest: str = "d") -> list[AnyAction]:
         return machine.handle(Joined(rank=rank, name=name, digest=digest))
 
-    assert join(0, "desk") == [Accepted(rank=0, network="")]
-    reason = "nas is in no crew of the plan: expected one of desk, nuc"
+    assert join(0, "coordinator") == [Accepted(rank=0, network="")]
+    reason = "nas is in no crew of the plan: expected one of coordinator, nuc"
     assert join(1, "nas") == [Refused(rank=1, network="", reason=reason)]
-    reason = "pictures, settings or version of nuc differ from the desk's: expected d, got e"
+    reason = "pictures, settings or version of nuc differ from the coordinator's: expected d, got e"
     assert join(2, "nuc", "e") == [Refused(rank=2, network="", reason=reason)]
     assert join(3, "nuc") == [Accepted(rank=3, network="")]
     # Each network has its own meetings; the same trainer may be in several.
@@ -298,6 +304,6 @@ def test_who_takes_part() -> None:
         Accepted(rank=4, network=""),
     ]
     assert networks["member-1"].members == {}
-    reason = "desk is not in the crew of member-1"
+    reason = "coordinator is not in the crew of member-1"
     refused = machine.handle(Waiting(rank=0, network="member-1", pictures=0))
     assert refused == [Refused(rank=0, network="", reason=reason)]

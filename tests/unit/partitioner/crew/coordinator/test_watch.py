@@ -21,7 +21,7 @@ def lost_at(watch: Watch, start_s: float, until_s: float, silent: int | None = N
     while now_s < until_s:
         now_s += 1.0
         for rank in {0, 1} - {silent}:
-            watch.on_sign(rank, now_s)
+            watch.on_heartbeat(rank, now_s)
         if watch.find_lost(now_s):
             assert watch.find_lost(now_s) == [1]
             return now_s
@@ -73,7 +73,7 @@ def test_in_the_background_a_step_may_take_longer_than_the_meeting() -> None:
     assert lost_at(watch, 100.0, 600.0) == 261.0
 
 
-def test_a_desk_that_has_slept_blames_nobody() -> None:
+def test_a_coordinator_that_has_slept_blames_nobody() -> None:
     watch = watched()
     watch.on_event(ready(1), 1.0)
     assert watch.find_lost(1.0) == []

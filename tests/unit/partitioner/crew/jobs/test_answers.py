@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from mdp.errors import InputError, MDPError  # noqa: E402
-from partitioner.crew.bus.control import Desk, Hand  # noqa: E402
+from partitioner.crew.bus.control import Coordinator, CoordinatorClient  # noqa: E402
 from partitioner.crew.coordinator.leases import FIRST, LEASE_S  # noqa: E402
 from partitioner.crew.jobs import answers  # noqa: E402
 from partitioner.crew.jobs.answers import FrozenPass, Shares, contribute, lead_pass, share_out  # noqa: E402
@@ -42,7 +42,7 @@ PICTURES, CLASSES = 3 * FIRST + 7, 5
 
 
 class Wire:
-    """The desk's mailbox and those of trainers, in memory."""
+    """The coordinator's mailbox and those of trainers, in memory."""
 
     def __init__(self) -> None:
         self.reports: Queue[AnyPassReport] = Queue()
@@ -88,12 +88,12 @@ def taken(waiting: Queue[T], timeout_s: float) -> T | None:
         return None
 
 
-def desk_of(wire: Wire) -> Desk:
-    return cast(Desk, wire)
+def coordinator_of(wire: Wire) -> Coordinator:
+    return cast(Coordinator, wire)
 
 
-def hand_of(wire: Wire, rank: int) -> Hand:
-    return cast(Hand, End(wire, rank))
+def client_of(wire: Wire, rank: int) -> CoordinatorClient:
+    return cast(CoordinatorClient, End(wire, rank))
 
 
 def outputs_of(variant: int) -> Callable[[Index], Sequence[Tensor]]:
@@ -130,7 +130,7 @@ def shared(folder: Path, *works: FrozenPass) -> tuple[Shares, dict[int, Exceptio
 
     def run(rank: int, work: FrozenPass) -> None:
         try:
-            contribute(hand_of(wire, rank), work)
+            contribute(client_of(wire, rank), work)
         except MDPError as error:
             failed[rank] = error
 
@@ -142,7 +142,7 @@ def shared(folder: Path, *works: FrozenPass) -> tuple[Shares, dict[int, Exceptio
         End(wire, rank)
     for thread in threads:
         thread.start()
-    found = share_out(desk_of(wire), frozen(), paths(folder), lambda more, said: None)
+    found = share_out(coordinator_of(wire), frozen(), paths(folder), lambda more, said: None)
     for thread in threads:
         thread.join()
     return found, failed
@@ -181,10 +181,10 @@ def test_the_largest_logits_alone_travel(tmp_path: Path) -> None:
     )
     wire = Wire()
     End(wire, 0)
-    thread = threading.Thread(target=contribute, args=(hand_of(wire, 0), work), daemon=True)
+    thread = threading.Thread(target=contribute, args=(client_of(wire, 0), work), daemon=True)
     thread.start()
     kept = {v: [tmp_path / f"{v}.npy"] for v in (0, 1)}
-    found = share_out(desk_of(wire), work, kept, lambda more, said: None)
+    found = share_out(coordinator_of(wire), work, kept, lambda more, said: None)
     thread.join()
     assert found.row_bytes == 2 * PICTURES * (4 * 2 + 2)
     for variant, (path,) in kept.items():
@@ -217,7 +217,7 @@ def not_finite(variant: int) -> Callable[[Index], Sequence[Tensor]]:
     [
         ({"outputs_of": other_weights}, "expected the same pictures, weights and version"),
         ({"outputs_of": other_second}, "expected the same pictures, weights and version"),
-        ({"arithmetic": "bf16"}, "computes in bf16, the desk in fp32"),
+        ({"arithmetic": "bf16"}, "computes in bf16, the coordinator in fp32"),
         ({"outputs": ("logits",), "outputs_of": lambda v: lambda i: outputs_of(v)(i)[:1]},
          "bytes of outputs to compare"),
     ],
@@ -245,9 +245,9 @@ def test_rows_that_were_not_asked_for_are_refused(tmp_path: Path) -> None:
     stranger.append(Offer(**known, arithmetic="fp32", reference=reference))
     data = bytes(FIRST * 2 * (CLASSES + 6))
     stranger.append(Rows(**known, chunk=chunk, part=0, parts=1, took_s=1.0, data=data))
-    thread = threading.Thread(target=contribute, args=(hand_of(wire, 0), work), daemon=True)
+    thread = threading.Thread(target=contribute, args=(client_of(wire, 0), work), daemon=True)
     thread.start()
-    found = share_out(desk_of(wire), work, paths(tmp_path), lambda more, said: None)
+    found = share_out(coordinator_of(wire), work, paths(tmp_path), lambda more, said: None)
     thread.join()
     assert "expected a chunk that was given out" in found.refused[1]
     assert found.pictures == {0: 2 * PICTURES}
@@ -256,16 +256,16 @@ def test_rows_that_were_not_asked_for_are_refused(tmp_path: Path) -> None:
 def test_a_trainer_that_comes_too_late_has_nothing_to_do(tmp_path: Path) -> None:
     wire = Wire()
     wire.end_pass("teacher")
-    assert contribute(hand_of(wire, 0), frozen()) == 0
+    assert contribute(client_of(wire, 0), frozen()) == 0
 
 
 def test_messages_of_an_earlier_pass_are_passed_over(tmp_path: Path) -> None:
     wire = Wire()
     End(wire, 0).append(Ask(work="earlier", rank=0))
     End(wire, 0).mailbox.put(Decline(rank=0, work="earlier", reason=""))
-    thread = threading.Thread(target=contribute, args=(hand_of(wire, 0), frozen()), daemon=True)
+    thread = threading.Thread(target=contribute, args=(client_of(wire, 0), frozen()), daemon=True)
     thread.start()
-    share_out(desk_of(wire), frozen(), paths(tmp_path), lambda more, said: None)
+    share_out(coordinator_of(wire), frozen(), paths(tmp_path), lambda more, said: None)
     thread.join()
     assert load(paths(tmp_path)[1][1]).shape == (PICTURES, 2, 3)
 
@@ -280,15 +280,15 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not list(tmp_path.rglob("*"))
 
 
-def test_the_desk_does_not_wait_for_its_own_part_that_has_failed(tmp_path: Path) -> None:
+def test_the_coordinator_does_not_wait_for_its_own_part_that_has_failed(tmp_path: Path) -> None:
     class Broken(End):
         def append(self, message: AnyPassReport) -> None:
             raise RuntimeError("out of memory")
 
     wire = Wire()
-    own = cast(Hand, Broken(wire, 0))
+    own = cast(CoordinatorClient, Broken(wire, 0))
     with pytest.raises(RuntimeError, match="out of memory"):
-        lead_pass(desk_of(wire), own, frozen(), paths(tmp_path), lambda more, said: None)
+        lead_pass(coordinator_of(wire), own, frozen(), paths(tmp_path), lambda more, said: None)
     assert wire.over == ["teacher"]
     assert list(tmp_path.iterdir()) == []
 
@@ -325,23 +325,28 @@ class Absent(Wire):
 def test_half_of_the_rows_of_a_lost_trainer_are_not_kept(tmp_path: Path) -> None:
     wire = Wire()
     with ExitStack() as stack:
-        desk = answers._Desk(
-            desk_of(wire), frozen(), paths(tmp_path), lambda more, said: None, lambda: 0.0, stack
+        coordinator = answers._PassCoordinator(
+            coordinator_of(wire),
+            frozen(),
+            paths(tmp_path),
+            lambda more, said: None,
+            lambda: 0.0,
+            stack,
         )
         End(wire, 0)
-        desk.look(offer(0))
-        desk.look(Ask(rank=0, work="teacher"))
+        coordinator.look(offer(0))
+        coordinator.look(Ask(rank=0, work="teacher"))
         order = wire.mailboxes[0].get()
         assert isinstance(order, Compute)
-        desk.look(
+        coordinator.look(
             Rows(
                 rank=0, work="teacher", chunk=order.chunk, part=0, parts=2, took_s=1.0, data=b"1"
             )
         )  # fmt: skip
-        assert desk._pieces
+        assert coordinator._pieces
         del wire.states[0]
-        desk.look(None)
-        assert not desk._pieces
+        coordinator.look(None)
+        assert not coordinator._pieces
 
 
 def offer(rank: int) -> Offer:
@@ -363,7 +368,7 @@ def test_a_chunk_is_given_again_if_its_trainer_is_lost_or_computes_nothing(
     wire, work = Absent(*said), frozen(pictures=FIRST, variants=[0])
     with pytest.raises(InputError, match="all was said"):
         share_out(
-            desk_of(wire), work, paths(tmp_path), lambda more, said: None,
+            coordinator_of(wire), work, paths(tmp_path), lambda more, said: None,
             clock=lambda: wire.now_s,
         )  # fmt: skip
     assert wire.given == [Chunk(0, 0, FIRST)] * (1 + again)

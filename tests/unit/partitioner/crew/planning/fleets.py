@@ -44,11 +44,11 @@ def lines(bytes_per_s: Mapping[str, float], latency_s: float = 0.0) -> tuple[Lin
 def three(memory_bytes: int = 64 * 10**9) -> Facts:
     """A desktop at 1 Gbit/s, and a server and a mini-PC at 100 Mbit/s."""
     paces = {
-        "desk": {"member-0": 400.0, "member-1": 900.0},
+        "coordinator": {"member-0": 400.0, "member-1": 900.0},
         "tower": {"member-0": 200.0, "member-1": 450.0},
         "nuc": {"member-0": 100.0, "member-1": 220.0},
     }
-    rates = {"desk": 1000 * MBIT, "tower": 100 * MBIT, "nuc": 100 * MBIT}
+    rates = {"coordinator": 1000 * MBIT, "tower": 100 * MBIT, "nuc": 100 * MBIT}
     return Facts(trainer=trainers(paces, memory_bytes, rates), line=lines(rates))
 
 

@@ -28,8 +28,8 @@ def test_facts_are_written_and_read(tmp_path: Path) -> None:
     assert read_facts(path) == two_sites()
     assert read_facts(path).digest == two_sites().digest != three().digest
     assert three().of("nuc").pictures_per_s["member-1"] == 220
-    assert three().is_connected(["desk", "nuc"])
-    assert not Facts(trainer=three().trainer).is_connected(["desk", "nuc"])
+    assert three().is_connected(["coordinator", "nuc"])
+    assert not Facts(trainer=three().trainer).is_connected(["coordinator", "nuc"])
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,13 @@ def test_facts_are_written_and_read(tmp_path: Path) -> None:
     [
         (lambda t: "colour = 1\n" + t, "unknown field `colour`"),
         (lambda t: t.replace('b = "nuc"', 'b = "nas"'), "`line`: expected a trainer of this file"),
-        (lambda t: t.replace('name = "nuc"', 'name = "desk"'), "each name once, found 'desk'"),
+        (
+            lambda t: t.replace('name = "nuc"', 'name = "coordinator"'),
+            "each name once, found 'coordinator'",
+        ),
         (lambda t: t.replace('a = "tower"', 'a = "nuc"'), "expected two trainers, .* got nuc"),
         (lambda t: t.replace("127.0.0.1", "8.8.8.8"), "`address`: .* private address, got '8.8"),
-        (lambda t: t.replace("127.0.0.1", "desk.lan"), "`address`: expected an IP address"),
+        (lambda t: t.replace("127.0.0.1", "coordinator.lan"), "`address`: expected an IP address"),
         (lambda t: t.replace("= 400.0", "= 0.0"), r"Expected `float` > 0.0.*pictures_per_s"),
         (lambda t: t.replace("memory_bytes = 64", "memory = 64"), "missing required field|unknown"),
     ],
@@ -69,7 +72,7 @@ def test_wrong_facts_are_refused(tmp_path: Path, edit: Callable[[str], str], mes
         ("0.0.0.0", False),
         ("2606:4700::1111", False),
         ("224.0.0.1", False),
-        ("desk", False),
+        ("coordinator", False),
         ("", False),
     ],
 )
@@ -90,12 +93,12 @@ def test_trainers_of_one_address_are_one_machine() -> None:
     addresses = ["10.9.0.1:47100", "10.9.0.2", "10.9.0.1"]
     pairs = zip(facts.trainer, addresses, strict=True)
     trainers = tuple(replace(trainer, address=address) for trainer, address in pairs)
-    assert facts.names == ("desk", "tower", "nuc")
-    assert replace(facts, trainer=trainers).machines == [("desk", "nuc"), ("tower",)]
+    assert facts.names == ("coordinator", "tower", "nuc")
+    assert replace(facts, trainer=trainers).machines == [("coordinator", "nuc"), ("tower",)]
     addresses = ["[fd00::1]:47100", "fd00::1", "fd00::2"]
     pairs = zip(facts.trainer, addresses, strict=True)
     trainers = tuple(replace(trainer, address=address) for trainer, address in pairs)
-    assert replace(facts, trainer=trainers).machines == [("desk", "tower"), ("nuc",)]
+    assert replace(facts, trainer=trainers).machines == [("coordinator", "tower"), ("nuc",)]
 
 
 def test_a_written_site_goes_first() -> None:

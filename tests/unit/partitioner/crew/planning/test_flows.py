@@ -88,8 +88,8 @@ def test_latencies_of_routes() -> None:
 def test_a_slower_line_is_a_link_of_its_own() -> None:
     facts = three()
     links = Links(facts)
-    assert links.paths["desk", "nuc"] == ("desk up", "nuc down")
-    assert links.reach("desk") == 1000 * MBIT
+    assert links.paths["coordinator", "nuc"] == ("coordinator up", "nuc down")
+    assert links.reach("coordinator") == 1000 * MBIT
     slower = msgspec.structs.replace(facts.line[-1], bytes_per_s=1e6, back_bytes_per_s=2e6)
     changed = Links(Facts(trainer=facts.trainer, line=(*facts.line[:-1], slower)))
     assert changed.paths["tower", "nuc"][-1] == "tower > nuc"

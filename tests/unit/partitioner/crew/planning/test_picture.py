@@ -8,10 +8,10 @@ from partitioner.crew.planning.costs import Span
 from partitioner.crew.planning.picture import schedule_svg
 
 SPANS = [
-    Span("desk", 0, 200, "member-0"),
+    Span("coordinator", 0, 200, "member-0"),
     Span("tower", 0, 150, "member-0"),
     Span("tower", 150, 151, "answers"),
-    Span("desk", 200, 400, "member-1"),
+    Span("coordinator", 200, 400, "member-1"),
 ]
 
 
@@ -22,7 +22,7 @@ def texts(svg: str) -> list[str]:
 def test_a_schedule_names_trainers_and_what_they_do() -> None:
     svg = schedule_svg(SPANS)
     found = texts(svg)
-    assert {"desk", "tower", "member-0", "member-1", "time in min"} <= set(found)
+    assert {"coordinator", "tower", "member-0", "member-1", "time in min"} <= set(found)
     assert found.count("member-0") == 2
     assert "answers" not in found  # a bar too narrow for its name
     assert schedule_svg(SPANS) == svg

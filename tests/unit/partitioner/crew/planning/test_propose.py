@@ -64,7 +64,7 @@ def test_plans_come_in_order_with_the_best_trainer_alone() -> None:
     assert seconds == sorted(seconds)
     alone = quickest_alone(found)
     assert alone is not None
-    assert alone.words == "desk alone"
+    assert alone.words == "coordinator alone"
     assert alone.seconds == pytest.approx(1311, rel=0.001)
     # Rounds of at most an eighth of an epoch: those of 4,096 pictures would take 849 s.
     assert seconds[0] == pytest.approx(911.9, rel=0.001)
@@ -92,7 +92,7 @@ def test_star_needs_no_links_while_members_are_trained() -> None:
     assert [len(crew) for crew in crews] == [1, 1, 1]
     alone = quickest_alone(propose(facts, work))
     assert alone is not None
-    # 1 + 3 x 0.7 units in 1 + 0.7, and the last weights have to reach the desk.
+    # 1 + 3 x 0.7 units in 1 + 0.7, and the last weights have to reach the coordinator.
     sending_s = 0.0002 + 23e6 / (0.85 * 0.1 * MBIT)
     assert best.seconds - sending_s == pytest.approx(alone.seconds * 1.7 / 3.1)
     assert choose(propose(facts, work), facts, work).plan == best.plan
@@ -101,31 +101,42 @@ def test_star_needs_no_links_while_members_are_trained() -> None:
 @pytest.mark.parametrize(
     ("gflops", "mbit", "reason"),
     [
-        ({"desk": 100.0, "nuc": 2.0}, 1000.0, "all others have 2% of its pace for member-0"),
-        ({"desk": 100.0, "nuc": 60.0}, 0.5, r"means of member-0 \(23 MB\) over 0 Mbit/s to nuc"),
-        ({"desk": 100.0, "nuc": 90.0}, 1.0, r"member-0 .* over 1 Mbit/s to nuc take what further"),
-        ({"desk": 100.0}, 1.0, "there is no other trainer"),
+        ({"coordinator": 100.0, "nuc": 2.0}, 1000.0, "all others have 2% of its pace for member-0"),
+        (
+            {"coordinator": 100.0, "nuc": 60.0},
+            0.5,
+            r"means of member-0 \(23 MB\) over 0 Mbit/s to nuc",
+        ),
+        (
+            {"coordinator": 100.0, "nuc": 90.0},
+            1.0,
+            r"member-0 .* over 1 Mbit/s to nuc take what further",
+        ),
+        ({"coordinator": 100.0}, 1.0, "there is no other trainer"),
     ],
 )
 def test_no_plan_that_is_hardly_quicker_than_one_trainer(
     gflops: dict[str, float], mbit: float, reason: str
 ) -> None:
     facts, work = fleet(gflops, mbit), Work(networks=members(1))
-    with pytest.raises(PlanRefused, match=f"{reason}.*; train on desk alone"):
+    with pytest.raises(PlanRefused, match=f"{reason}.*; train on coordinator alone"):
         choose(propose(facts, work), facts, work)
 
 
 def test_a_plan_a_little_quicker_is_refused_with_both_times() -> None:
-    facts, work = fleet({"desk": 100.0, "nuc": 9.0}, 1000), Work(networks=members(1))
-    message = r"desk and nuc \(\w+\) would take [\d,]+ s, desk alone [\d,]+ s; .* 10% quicker"
+    facts, work = fleet({"coordinator": 100.0, "nuc": 9.0}, 1000), Work(networks=members(1))
+    message = (
+        r"coordinator and nuc \(\w+\) would take [\d,]+ s, "
+        r"coordinator alone [\d,]+ s; .* 10% quicker"
+    )
     with pytest.raises(PlanRefused, match=message):
         choose(propose(facts, work), facts, work)
 
 
 def test_a_trainer_that_delays_each_round_is_left_out() -> None:
-    facts = fleet({"desk": 100.0, "tower": 100.0, "board": 1.0}, 1000)
+    facts = fleet({"coordinator": 100.0, "tower": 100.0, "board": 1.0}, 1000)
     work = Work(networks=members(1))
-    assert choose(propose(facts, work), facts, work).trainers == {"desk", "tower"}
+    assert choose(propose(facts, work), facts, work).trainers == {"coordinator", "tower"}
 
 
 @pytest.mark.parametrize(("shares", "kept"), [("equal", 0.40), ("pace", 1.0)])
@@ -187,7 +198,7 @@ TEACHER = NetworkWork(
 
 def test_a_teacher_that_fits_nowhere_whole_is_cut_into_stages() -> None:
     work = Work(networks=(TEACHER, *members(2)))
-    facts = fleet({"desk": 200.0, "tower": 100.0, "nuc": 50.0}, 1000, memory_bytes=4 * 10**9)
+    facts = fleet({"coordinator": 200.0, "tower": 100.0, "nuc": 50.0}, 1000, memory_bytes=4 * 10**9)
     best = propose(facts, work)[0]
     stages = best.plan.network[0].stage
     assert len(stages) > 1
@@ -195,14 +206,16 @@ def test_a_teacher_that_fits_nowhere_whole_is_cut_into_stages() -> None:
     assert tuple(stage.in_flight for stage in stages) == best.plan.network[0].in_flight
     assert contradictions(best.plan, facts, work) == []
     assert choose([best], facts, work) is best  # nobody can alone
-    roomy = fleet({"desk": 200.0, "tower": 100.0, "nuc": 50.0}, 1000)
+    roomy = fleet({"coordinator": 200.0, "tower": 100.0, "nuc": 50.0}, 1000)
     assert all(not p.plan.network[0].stage for p in propose(roomy, work))
 
 
 def test_stages_keep_fewer_micro_batches_where_memory_is_small() -> None:
     """With all that never waits in flight, no stages of these fit."""
     work = Work(networks=(TEACHER, *members(1)))
-    facts = fleet(dict.fromkeys(("desk", "tower", "nuc"), 100.0), 1000, memory_bytes=900 * 10**6)
+    facts = fleet(
+        dict.fromkeys(("coordinator", "tower", "nuc"), 100.0), 1000, memory_bytes=900 * 10**6
+    )
     plan = choose(propose(facts, work), facts, work).plan
     sync = plan.network[0]
     assert contradictions(plan, facts, work) == []
@@ -221,23 +234,25 @@ def test_a_teacher_that_fits_in_no_stages_is_refused_with_its_memory() -> None:
     # With a micro-batch of 4 pictures, a block needs (4 x 349 MB + 4 x 175 MB) / 12 = 175 MB.
     work = Work(networks=(TEACHER, *members(1)))
     for mb, needed, has in ((600, 1.0, 0.6), (100, 2.1, 0.1)):
-        facts = fleet({"desk": 200.0, "tower": 100.0, "nuc": 50.0}, 1000, memory_bytes=mb * 10**6)
+        facts = fleet(
+            {"coordinator": 200.0, "tower": 100.0, "nuc": 50.0}, 1000, memory_bytes=mb * 10**6
+        )
         assert propose(facts, work) == []
         with pytest.raises(
             PlanRefused,
             match="^no plan: teacher fits in no stages: with one micro-batch in flight at each, "
-            f".* desk needs about {needed} GB, it has {has} GB$",
+            f".* coordinator needs about {needed} GB, it has {has} GB$",
         ):
             choose([], facts, work)
 
 
-def test_fewer_bytes_of_answers_are_sooner_at_the_desk() -> None:
+def test_fewer_bytes_of_answers_are_sooner_at_the_coordinator() -> None:
     """2 Mbit/s carry 125 answers of 1,000 classes a second, and 1,923 of 32 logits of each."""
-    paces = {"desk": 10.0, "tower": 1000.0}
+    paces = {"coordinator": 10.0, "tower": 1000.0}
     named = trainers({n: {"answers": p, "member-0": 10.0} for n, p in paces.items()})
     facts = Facts(trainer=named, line=lines(dict.fromkeys(paces, 2 * MBIT)))
     work = Work(networks=members(1), answers=FrozenPasses(pictures=10_000, numbers=1000))
-    sync = NetworkSync(name="member-0", by=("desk",))
+    sync = NetworkSync(name="member-0", by=("coordinator",))
     for keep, rate in ((None, 135), (32, 1010)):
         found = predict(SyncPlan(answers=Answers(keep=keep), network=(sync,)), facts, work)
         assert found is not None
@@ -246,31 +261,35 @@ def test_fewer_bytes_of_answers_are_sooner_at_the_desk() -> None:
 
 
 def test_frozen_passes_are_shared_out_after_the_teacher() -> None:
-    paces = {"desk": 40.0, "tower": 20.0, "nuc": 10.0}
+    paces = {"coordinator": 40.0, "tower": 20.0, "nuc": 10.0}
     named = trainers(
         {n: {"answers": p, "member-0": 10 * p, "member-1": 10 * p} for n, p in paces.items()}
     )
     facts = Facts(trainer=named, line=lines(dict.fromkeys(paces, 20 * MBIT)))
     work = Work(networks=members(1), answers=FrozenPasses(pictures=100_000, numbers=1000))
-    by, rate = Methods(facts).answers(FrozenPasses(pictures=1, numbers=1000), facts.names, "desk")
-    assert (by, rate) == (("desk", "tower", "nuc"), 70)
+    by, rate = Methods(facts).answers(
+        FrozenPasses(pictures=1, numbers=1000), facts.names, "coordinator"
+    )
+    assert (by, rate) == (("coordinator", "tower", "nuc"), 70)
     best = propose(facts, work)[0]
     spans = {(s.trainer, s.what): s for s in best.spans}
     assert spans["nuc", "answers"].end_s == pytest.approx(100_000 / 70)
-    assert spans["desk", "member-0"].start_s == pytest.approx(100_000 / 70)
-    assert best.plan.answers.by == ("desk", "tower", "nuc")
+    assert spans["coordinator", "member-0"].start_s == pytest.approx(100_000 / 70)
+    assert best.plan.answers.by == ("coordinator", "tower", "nuc")
     # 20 Mbit/s carry 1,250 answers of 1,000 classes a second.
     quick = Facts(
         trainer=trainers({n: {"answers": 5000.0} for n in paces}),
         line=lines(dict.fromkeys(paces, 20 * MBIT)),
     )
     assert (
-        Methods(quick).answers(FrozenPasses(pictures=1, numbers=1000), quick.names, "desk")[1]
+        Methods(quick).answers(FrozenPasses(pictures=1, numbers=1000), quick.names, "coordinator")[
+            1
+        ]
         == 6250
     )
     alone = quickest_alone(propose(facts, work))
     assert alone is not None
-    assert alone.plan.answers.by == ("desk",)
+    assert alone.plan.answers.by == ("coordinator",)
     # A forward pass is a third of a step.
     learned = FrozenPasses(pictures=2100, numbers=10, network="member-0")
     chained = propose(facts, Work(networks=members(2), answers=work.answers, outputs=(learned,)))
@@ -280,15 +299,17 @@ def test_frozen_passes_are_shared_out_after_the_teacher() -> None:
     assert span.end_s - span.start_s == pytest.approx(2100 / 2100)
 
 
-def test_weights_of_a_crew_without_the_desk_are_sent_to_it() -> None:
+def test_weights_of_a_crew_without_the_coordinator_are_sent_to_it() -> None:
     facts, (network,) = three(), members(1)
     methods, nuc_s = Methods(facts), 23e6 / (0.85 * 100 * MBIT)
-    assert methods.hand_in_s(network, NetworkSync(name="member-0", by=("nuc", "desk"))) == 0.0
+    assert (
+        methods.hand_in_s(network, NetworkSync(name="member-0", by=("nuc", "coordinator"))) == 0.0
+    )
     sent = methods.hand_in_s(network, NetworkSync(name="member-0", by=("tower", "nuc")))
     assert sent == pytest.approx(nuc_s)
     away = NetworkSync(name="member-0", by=("nuc",))
-    # A trainer alone is its own desk; without a measured line nothing is predicted.
-    sole, rest = TWO.networks[0], NetworkSync(name="member-1", by=("desk",))
+    # A trainer alone is its own coordinator; without a measured line nothing is predicted.
+    sole, rest = TWO.networks[0], NetworkSync(name="member-1", by=("coordinator",))
     found = predict(SyncPlan(network=(away,)), facts, Work(networks=(sole,)))
     assert found is not None
     assert found.seconds == pytest.approx(20_000 * 20 / 100)

@@ -38,7 +38,10 @@ WORK = Work(
         for k in range(2)
     )
 )
-BOTH = '[[network]]\nname = "member-0"\nby = ["desk", "tower"]\n[[network]]\nname = "member-1"\n'
+BOTH = (
+    '[[network]]\nname = "member-0"\nby = ["coordinator", "tower"]\n'
+    '[[network]]\nname = "member-1"\n'
+)
 
 
 def read(tmp_path: Path, text: str, facts: Facts | None = None, work: Work | None = None) -> Any:
@@ -64,14 +67,14 @@ def masked(text: str) -> str:
     return network(f"what = 'parameters'\ncodec = 'top4'\n{text}")
 
 
-STAGES = 'micro_batches = 4\nstage = [{blocks = 7, by = "desk"}, {blocks = 5, by = "nuc"}]'
+STAGES = 'micro_batches = 4\nstage = [{blocks = 7, by = "coordinator"}, {blocks = 5, by = "nuc"}]'
 
 
 def in_flight(*limits: int) -> str:
     """Stages of three trainers; 0 is no limit of its own."""
     stages = [
         f'{{blocks = 4, by = "{by}"{f", in_flight = {limit}" if limit else ""}}}'
-        for by, limit in zip(("desk", "nuc", "tower"), limits, strict=True)
+        for by, limit in zip(("coordinator", "nuc", "tower"), limits, strict=True)
     ]
     return f"micro_batches = 4\nstage = [{', '.join(stages)}]"
 
@@ -239,7 +242,7 @@ def test_no_stage_has_more_in_flight_than_the_one_before(
         (network(STAGES + "\ncodec = 'fp16'", "teacher"), 'codec = "fp32"'),
         (network(STAGES + "\nwhat = 'parameters'", "teacher"), 'stage`: .* what = "gradients"'),
         (
-            network(STAGES + "\nby = ['desk']", "teacher"),
+            network(STAGES + "\nby = ['coordinator']", "teacher"),
             "stage`: expected only without by: stages have a trainer each",
         ),
         (
@@ -254,7 +257,10 @@ def test_no_stage_has_more_in_flight_than_the_one_before(
             network(STAGES.replace("= 4", "= 1"), "teacher"),
             "micro_batches`: expected at least as many as stages",
         ),
-        (network(STAGES.replace("nuc", "desk"), "teacher"), "stage`: expected each trainer once"),
+        (
+            network(STAGES.replace("nuc", "coordinator"), "teacher"),
+            "stage`: expected each trainer once",
+        ),
         (
             network(in_flight(1, 2, 1), "teacher"),
             r"`network\[0\].stage\[1\].in_flight`: expected at most 1, as many as at the stage "
@@ -272,7 +278,7 @@ def test_wrong_plans_are_refused(tmp_path: Path, text: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[answers]\nby = ['nas']", r"`answers.by`: .* \(desk, tower, nuc\), found nas"),
+        ("[answers]\nby = ['nas']", r"`answers.by`: .* \(coordinator, tower, nuc\), found nas"),
         (BOTH.replace("tower", "nas"), r"`network\[0\].by`: expected trainers of the facts"),
         (network(""), "`network`: expected all networks that are trained, member-1 is missing"),
         (BOTH + network("", "teacher"), "`network`: expected only .* found teacher"),
@@ -286,19 +292,22 @@ def test_wrong_plans_are_refused(tmp_path: Path, text: str, message: str) -> Non
         ),
         (
             neighbours("backup = 3"),
-            r"`network\[1\].meet.backup`: expected at most 2, as many neighbours as desk has, fou",
+            r"`network\[1\].meet.backup`: expected at most 2, "
+            r"as many neighbours as coordinator has, fou",
         ),
         (
-            neighbours("pairs = [['desk', 'tower'], ['tower', 'nuc']], backup = 2"),
-            r"`network\[1\].meet.backup`: expected at most 1, as many neighbours as desk has, fou",
+            neighbours("pairs = [['coordinator', 'tower'], ['tower', 'nuc']], backup = 2"),
+            r"`network\[1\].meet.backup`: expected at most 1, "
+            r"as many neighbours as coordinator has, fou",
         ),
         (
-            neighbours("pairs = [['desk', 'tower']]"),
-            r"meet.pairs`: expected to connect all trainers: nuc cannot be reached from desk",
+            neighbours("pairs = [['coordinator', 'tower']]"),
+            r"meet.pairs`: expected to connect all trainers: "
+            r"nuc cannot be reached from coordinator",
         ),
         (
-            neighbours("pairs = [['desk', 'nas']]"),
-            r"meet.pairs`: expected trainers of the network \(desk, tower, nuc\), found nas",
+            neighbours("pairs = [['coordinator', 'nas']]"),
+            r"meet.pairs`: expected trainers of the network \(coordinator, tower, nuc\), found nas",
         ),
         (
             neighbours("pairs = [['nuc', 'nuc']]"),
@@ -329,7 +338,7 @@ def test_what_was_not_measured_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\[1\].meet`: .* shuffled needs a site with several"):
         read(tmp_path, shuffled, unmeasured, WORK)
     assert read(tmp_path, shuffled, three(), WORK).of("member-1").meet == ShuffledGroups()
-    with pytest.raises(ConfigError, match=r"\[1\].shares`: .* no pace of desk was measured"):
+    with pytest.raises(ConfigError, match=r"\[1\].shares`: .* no pace of coordinator was measured"):
         read(tmp_path, BOTH + "shares = 'pace'", unmeasured, WORK)
     assert read(tmp_path, by_link, three(), WORK).of("member-1").shards == "link"
     assert read(tmp_path, BOTH + "shares = 'pace'", three(), WORK).of("member-1").shares == "pace"
@@ -338,7 +347,9 @@ def test_what_was_not_measured_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_network_has_to_fit_in_memory(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"by`: member-0 needs about 0.1 GB, desk has 0.1 GB"):
+    with pytest.raises(
+        ConfigError, match=r"by`: member-0 needs about 0.1 GB, coordinator has 0.1 GB"
+    ):
         read(tmp_path, BOTH, three(memory_bytes=91_000_000), WORK)
     assert contradictions(read(tmp_path, BOTH), three(memory_bytes=92_000_000), WORK) == []
 
@@ -346,7 +357,9 @@ def test_a_network_has_to_fit_in_memory(tmp_path: Path) -> None:
 def test_what_neighbours_send_has_to_fit_too(tmp_path: Path) -> None:
     """Of each of two, ten networks of 22.7 MB."""
     text = neighbours("gap = 4")
-    with pytest.raises(ConfigError, match=r"\[1\].by`: member-1 needs about 0.6 GB, desk has"):
+    with pytest.raises(
+        ConfigError, match=r"\[1\].by`: member-1 needs about 0.6 GB, coordinator has"
+    ):
         read(tmp_path, text, three(memory_bytes=500_000_000), WORK)
     assert contradictions(read(tmp_path, text), three(memory_bytes=580_000_000), WORK) == []
 
@@ -379,7 +392,7 @@ def test_the_first_rule_that_matches_a_tensor_counts() -> None:
 SYNC = st.builds(
     NetworkSync,
     name=st.just("member-0"),
-    by=st.sampled_from([(), ("desk",), ("desk", "tower")]),
+    by=st.sampled_from([(), ("coordinator",), ("coordinator", "tower")]),
     what=st.sampled_from(["gradients", "parameters"]),
     every_pictures=st.none() | st.integers(1, 10**6),
     shares=st.sampled_from(["equal", "pace"]),
@@ -505,17 +518,25 @@ def test_no_more_logits_are_kept_than_classes(tmp_path: Path) -> None:
 
 
 def test_a_later_stage_keeps_fewer_micro_batches() -> None:
-    """Blocks of 1 GB a batch, in 4 micro-batches: desk keeps three of them, nuc one."""
+    """Blocks of 1 GB a batch, in 4 micro-batches: coordinator keeps three of them, nuc one."""
     teacher = NetworkWork(
         name="teacher", size_bytes=12, pictures=1, epochs=1, batch=64,
         activation_bytes=12e9 / 64, blocks=12,
     )  # fmt: skip
     work = Work(networks=(teacher,))
-    stages = (Stage(blocks=4, by="desk"), Stage(blocks=4, by="tower"), Stage(blocks=4, by="nuc"))
+    stages = (
+        Stage(blocks=4, by="coordinator"),
+        Stage(blocks=4, by="tower"),
+        Stage(blocks=4, by="nuc"),
+    )
     sync = NetworkSync(name="teacher", micro_batches=4, stage=stages)
-    for gb, lacking in ((3.1, set()), (2.9, {"desk"}), (1.9, {"desk", "tower"})):
+    for gb, lacking in ((3.1, set()), (2.9, {"coordinator"}), (1.9, {"coordinator", "tower"})):
         found = contradictions(SyncPlan(network=(sync,)), three(memory_bytes=int(gb * 1e9)), work)
-        named = {name for name in ("desk", "tower", "nuc") if f"stage of {name} " in "".join(found)}
+        named = {
+            name
+            for name in ("coordinator", "tower", "nuc")
+            if f"stage of {name} " in "".join(found)
+        }
         assert named == lacking
     short = tuple(msgspec.structs.replace(stage, in_flight=1) for stage in stages)
     one = msgspec.structs.replace(sync, stage=short)
@@ -528,7 +549,7 @@ def test_a_later_stage_keeps_fewer_micro_batches() -> None:
         (13, 1.2, 3.0, r"stage`: expected 13 blocks together, found 12"),
         (12, 1.2, 1.9, r"stage`: the stage of nuc needs about 2.0 GB, nuc has 1.9 GB"),
         (12, 1.2, 2.1, ""),
-        (12, 4.0, 7.0, r"stage`: the desk, .* weights whole: 4.0 GB, tower has 3.0 GB"),
+        (12, 4.0, 7.0, r"stage`: the coordinator, .* weights whole: 4.0 GB, tower has 3.0 GB"),
     ],
 )
 def test_stages_have_to_fit(blocks: int, size_gb: float, nuc_gb: float, message: str) -> None:
@@ -540,11 +561,11 @@ def test_stages_have_to_fit(blocks: int, size_gb: float, nuc_gb: float, message:
             NetworkSync(
                 name="teacher",
                 micro_batches=4,
-                stage=(Stage(blocks=7, by="desk"), Stage(blocks=5, by="nuc")),
+                stage=(Stage(blocks=7, by="coordinator"), Stage(blocks=5, by="nuc")),
             ),
         )
     )
-    memory = {"desk": 16.0, "tower": 3.0, "nuc": nuc_gb}
+    memory = {"coordinator": 16.0, "tower": 3.0, "nuc": nuc_gb}
     facts = Facts(
         trainer=tuple(
             msgspec.structs.replace(trainer, memory_bytes=int(memory[trainer.name] * 1e9))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from partitioner.crew.coordinator.schedule import Everyone, Exact
+from partitioner.crew.coordinator.schedule import LocalSgdSchedule, SynchronousSchedule
 from partitioner.crew.messages import Done, Meet, Ready, Waiting
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.methods import Methods
@@ -44,7 +44,7 @@ from partitioner.crew.planning.tuning import (
 from partitioner.crew.planning.work import NetworkWork, Work
 from tests.unit.partitioner.crew.planning.fleets import three, two_sites
 
-NAMES = ("desk", "tower", "nuc")
+NAMES = ("coordinator", "tower", "nuc")
 SITES = NetworkWork(name="member-0", size_bytes=23e6, pictures=50_000, epochs=1)
 
 
@@ -89,7 +89,7 @@ def test_measuring_twelve_regrets_a_twentieth_of_trusting_predictions() -> None:
     assert highest["random"] == pytest.approx(131, abs=20)
 
 
-@pytest.mark.parametrize(("facts", "by"), [(three(), ("desk", "nuc")), (two_sites(), ())])
+@pytest.mark.parametrize(("facts", "by"), [(three(), ("coordinator", "nuc")), (two_sites(), ())])
 def test_candidates_are_legal_and_differ(facts: Facts, by: tuple[str, ...]) -> None:
     base = NetworkSync(name="member-0", by=by)
     found = list(candidates(Methods(facts, "any"), SITES, base))
@@ -147,11 +147,11 @@ def test_networks_alike_are_tried_once_and_others_left() -> None:
     facts = three()
     given = (
         NetworkSync(name="teacher", micro_batches=2,
-                    stage=(Stage(blocks=1, by="desk"), Stage(blocks=1, by="nuc"))),
+                    stage=(Stage(blocks=1, by="coordinator"), Stage(blocks=1, by="nuc"))),
         NetworkSync(name="member-0", by=NAMES),
         NetworkSync(name="member-1", by=NAMES),
-        NetworkSync(name="member-2", by=("desk", "nuc")),
-        NetworkSync(name="member-3", by=("desk",)),
+        NetworkSync(name="member-2", by=("coordinator", "nuc")),
+        NetworkSync(name="member-3", by=("coordinator",)),
         NetworkSync(name="member-4", by=NAMES, what="parameters", meet=ShuffledGroups()),
     )  # fmt: skip
     works = tuple(network(sync.name, epochs=20 - i) for i, sync in enumerate(given))
@@ -162,7 +162,7 @@ def test_networks_alike_are_tried_once_and_others_left() -> None:
     plan = SyncPlan(chain="star", answers=Answers(by=("nuc",)), network=given)
     found = to_tune(plan, facts, Work(networks=works))
     assert [(one.names, one.crew) for one in found] == [
-        (("member-0", "member-1"), NAMES), (("member-2",), ("desk", "nuc")),
+        (("member-0", "member-1"), NAMES), (("member-2",), ("coordinator", "nuc")),
     ]  # fmt: skip
     told = [[StepTime(1.0 + i), StepTime(0.5)] for i in range(len(trials_of(found)))][::-1]
     kept = judge(found, told)
@@ -238,10 +238,12 @@ def test_trials_come_one_after_another_and_all_end_together() -> None:
 
 
 def test_meetings_of_a_trial() -> None:
-    assert isinstance(trial_schedule("trial-0", NetworkSync(name="member-0"), 64, {0, 1}, 2), Exact)
+    assert isinstance(
+        trial_schedule("trial-0", NetworkSync(name="member-0"), 64, {0, 1}, 2), SynchronousSchedule
+    )
     sync = NetworkSync(name="member-0", what="parameters")
     rounds = trial_schedule("trial-0", sync, 64, {0, 1}, 2)
-    assert isinstance(rounds, Everyone)
+    assert isinstance(rounds, LocalSgdSchedule)
     assert rounds.claims.total == 2 * (WARM_UP + TIMED)
     facts: Any = {"network": "trial-0"}
 

@@ -40,14 +40,14 @@ class Looks:
         self.looks += 1
         if self.looks > 2:
             self.looked.set()
-        return {"desk": STATE, "tower": STATE}
+        return {"home": STATE, "tower": STATE}
 
 
 @pytest.mark.parametrize(
     ("width", "row"),
     [
-        (80, "desk     member-12   46%       1,234  epoch 2 of 40, loss 0.292, bag…      2.5"),
-        (40, "desk     member-12   46%  epoch 2 of …"),
+        (80, "home     member-12   46%       1,234  epoch 2 of 40, loss 0.292, bag…      2.5"),
+        (40, "home     member-12   46%  epoch 2 of …"),
     ],
 )
 def test_a_table_is_redrawn_in_a_line_for_each_and_removed(
@@ -57,7 +57,7 @@ def test_a_table_is_redrawn_in_a_line_for_each_and_removed(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(shown, "LOOK_S", 0.001)
     looks, terminal = Looks(), Terminal()
-    told = shown.board(looks, ["desk", "tower"], Progress(terminal))
+    told = shown.board(looks, ["home", "tower"], Progress(terminal))
 
     def interrupted() -> None:
         with told as note:
@@ -70,7 +70,7 @@ def test_a_table_is_redrawn_in_a_line_for_each_and_removed(
     said = terminal.getvalue()
     lines = ANSI.sub("", said.replace("\r", "\n")).splitlines()
     assert max(map(len, lines)) <= width
-    rows = [line.strip() for line in lines if line.startswith(" desk")]
+    rows = [line.strip() for line in lines if line.startswith(" home")]
     assert len(rows) > 1
     assert set(rows) == {row}
     assert lines.count("a note") == 1

@@ -1,4 +1,4 @@
-"""Progress that trainers report to the desk, its table, and what a log says of a training."""
+"""Progress that trainers report to the coordinator, its table, and a log's costs."""
 
 import io
 from collections.abc import Iterator
@@ -29,20 +29,20 @@ def test_a_row_says_job_share_pace_and_what_it_waits_for() -> None:
     )
     table = rows(
         {
-            "desk": at_work,
+            "coordinator": at_work,
             "tower": msgspec.structs.replace(at_work, waits=True),
             "nuc": State(sent_bytes=1000),
             "late": None,
         }
     )
     assert table == [
-        ("desk", "member-1", "46%", "1,234", "epoch 2 of 4", "2.5"),
+        ("coordinator", "member-1", "46%", "1,234", "epoch 2 of 4", "2.5"),
         ("tower", "member-1", "46%", "1,234", "waits for others", "2.5"),
         ("nuc", "", "", "", "waits for a job", "0.0"),
         ("late", "", "", "", "not there", ""),
     ]
     assert lines(table) == [
-        "desk: member-1 46%, 1,234 pictures/s, epoch 2 of 4, 2.5 MB sent",
+        "coordinator: member-1 46%, 1,234 pictures/s, epoch 2 of 4, 2.5 MB sent",
         "tower: member-1 46%, 1,234 pictures/s, waits for others, 2.5 MB sent",
         "nuc: waits for a job, 0.0 MB sent",
         "late: not there",
@@ -99,7 +99,9 @@ def log() -> Iterator[LogLine]:
     def start(rank: int, job: str) -> Start:
         return Start(rank=rank, network=job, alone=True)
 
-    yield LogLine(10.0, Joined(rank=0, name="desk", digest=""), [Accepted(rank=0, network="")])
+    yield LogLine(
+        10.0, Joined(rank=0, name="coordinator", digest=""), [Accepted(rank=0, network="")]
+    )
     begun: list[AnyAction] = [
         Accepted(rank=1, network=""),
         start(0, "teacher"),
@@ -107,7 +109,7 @@ def log() -> Iterator[LogLine]:
     ]
     yield LogLine(12.0, Joined(rank=1, name="tower", digest=""), begun)
     yield LogLine(20.0, made(0, "teacher", 1.0, 50), [start(0, "member-0")])
-    # The desk's outcome counts; what this trainer has sent for it counts as well.
+    # The coordinator's outcome counts; what this trainer has sent for it counts as well.
     yield LogLine(21.0, made(1, "teacher", 2.0, 70, said=""), [start(1, "member-1")])
     yield LogLine(25.0, Gone(rank=1), [])
     yield LogLine(30.0, made(0, "member-0", 0.0, 5), [start(0, "member-1")])
@@ -117,14 +119,14 @@ def log() -> Iterator[LogLine]:
 
 def test_the_schedule_and_what_it_cost_follow_from_the_log() -> None:
     assert spans_of(log()) == [
-        Span("desk", 2.0, 10.0, "teacher"),
+        Span("coordinator", 2.0, 10.0, "teacher"),
         Span("tower", 2.0, 11.0, "teacher"),
         Span("tower", 11.0, 15.0, "member-1"),
-        Span("desk", 10.0, 20.0, "member-0"),
-        Span("desk", 20.0, 30.0, "member-1"),
+        Span("coordinator", 10.0, 20.0, "member-0"),
+        Span("coordinator", 20.0, 30.0, "member-1"),
     ]
     assert costs_of(log()) == [
-        TrainerCost(trainer="desk", work_s=27.0, waited_s=3.0, sent_bytes=55),
+        TrainerCost(trainer="coordinator", work_s=27.0, waited_s=3.0, sent_bytes=55),
         TrainerCost(trainer="tower", work_s=11.0, waited_s=17.0, sent_bytes=70),
     ]
     assert costs_of([]) == []

@@ -1,4 +1,4 @@
-"""Actions of a trainer on what the desk tells it."""
+"""Actions of a trainer on what the coordinator tells it."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from mdp.errors import InputError, TransferError
 from partitioner.crew.bus.control import RunRefused
-from partitioner.crew.bus.store import DeskLost
+from partitioner.crew.bus.store import CoordinatorLost
 from partitioner.crew.jobs.answers import FrozenPass, OutputsRefused
 from partitioner.crew.jobs.kinds import (
     AnswersKind,
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.torch
 
 
 class Control:
-    """Tells what it was given; then the desk is lost."""
+    """Tells what it was given; then the coordinator is lost."""
 
     rank = 1
 
@@ -43,7 +43,7 @@ class Control:
 
     def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
         if not self.actions:
-            raise DeskLost("the desk is lost")
+            raise CoordinatorLost("the coordinator is lost")
         return self.actions.pop(0)
 
 
@@ -52,9 +52,9 @@ def worker(control: Control) -> Worker:
     return Worker(unused, Ends(cast(Any, control), unused), unused)
 
 
-def test_a_desk_that_ends_before_a_slow_trainer_is_not_lost() -> None:
+def test_a_coordinator_that_ends_before_a_slow_trainer_is_not_lost() -> None:
     worker(Control(may_leave=True)).run()
-    with pytest.raises(DeskLost):
+    with pytest.raises(CoordinatorLost):
         worker(Control()).run()
 
 
@@ -80,22 +80,26 @@ def test_what_successors_learn_from_is_computed_before_them(
     chain: Chain, expected: dict[str, str]
 ) -> None:
     plan = SyncPlan(chain=chain, answers=Answers(by=("nuc",)))
-    jobs = jobs_of(plan, 3, ("desk", "nuc", "tower"), teacher=False, outputs=True, evaluated=True)
+    jobs = jobs_of(
+        plan, 3, ("coordinator", "nuc", "tower"), teacher=False, outputs=True, evaluated=True
+    )
     after = {job.name: [one for one in job.after if "outputs" in one] for job in jobs}
     assert {name: one for name, found in after.items() for one in found} == expected
     by = {job.name: job.by for job in jobs}
-    assert by["outputs-0"] == by["evaluation"] == ("desk", "nuc")
-    assert by["models"] == ("desk",)
+    assert by["outputs-0"] == by["evaluation"] == ("coordinator", "nuc")
+    assert by["models"] == ("coordinator",)
     order = [job.name for job in jobs]
     assert all(order.index(one) < order.index(job.name) for job in jobs for one in job.after)
 
 
-@pytest.mark.parametrize(("by", "expected"), [((), "desk nuc"), (("nuc",), "desk nuc")])
-def test_the_desk_takes_part_in_the_answers(by: tuple[str, ...], expected: str) -> None:
+@pytest.mark.parametrize(
+    ("by", "expected"), [((), "coordinator nuc"), (("nuc",), "coordinator nuc")]
+)
+def test_the_coordinator_takes_part_in_the_answers(by: tuple[str, ...], expected: str) -> None:
     plan = SyncPlan(answers=Answers(by=by), network=(NetworkSync(name="member-0", by=("nuc",)),))
-    jobs = {job.name: job.by for job in jobs_of(plan, 1, ("desk", "nuc"), teacher=False)}
+    jobs = {job.name: job.by for job in jobs_of(plan, 1, ("coordinator", "nuc"), teacher=False)}
     assert jobs == {
-        "teacher": ("desk",), "answers": tuple(expected.split()), "member-0": ("nuc",),
+        "teacher": ("coordinator",), "answers": tuple(expected.split()), "member-0": ("nuc",),
     }  # fmt: skip
 
 
@@ -111,7 +115,7 @@ def test_the_desk_takes_part_in_the_answers(by: tuple[str, ...], expected: str) 
 def test_deleted_outputs_are_made_again_where_a_job_needs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, expected: str
 ) -> None:
-    jobs = jobs_of(SyncPlan(), 3, ("desk",), teacher=True, outputs=True, evaluated=True)
+    jobs = jobs_of(SyncPlan(), 3, ("coordinator",), teacher=True, outputs=True, evaluated=True)
     for kind in (TeacherKind, MemberKind, ModelsKind, AnswersKind, OutputsKind, EvaluationKind):
         monkeypatch.setattr(kind, "outputs", lambda self, work: [tmp_path / self.name])
     for name in files.split():
@@ -137,8 +141,8 @@ def frozen(dtype: type[np.floating]) -> FrozenPass:
     return FrozenPass("logits", 3, [0], lambda v: lambda i: [], ["logits"], "fp32", dtype)
 
 
-def sharing(desk: Any, one: FrozenPass, kept: Path) -> list[str]:
-    """Have a trainer, or a desk, do a job of one pass; returns its notes."""
+def sharing(coordinator: Any, one: FrozenPass, kept: Path) -> list[str]:
+    """Have a trainer, or a coordinator, do a job of one pass; returns its notes."""
 
     class OnePass(EvaluationKind):
         """One pass alone."""
@@ -150,13 +154,13 @@ def sharing(desk: Any, one: FrozenPass, kept: Path) -> list[str]:
     notes = list[str]()
     work = SimpleNamespace(progress=SimpleNamespace(note=notes.append))
     unused = cast(Any, None)
-    ends = Ends(unused, unused, desk)
+    ends = Ends(unused, unused, coordinator)
     crews = cast(Any, SimpleNamespace(account=WorkAccount(unused)))
     Worker(cast(Any, work), ends, crews)._share(OnePass("evaluation"))
     return notes
 
 
-def test_a_pass_that_the_desk_has_is_over(tmp_path: Path) -> None:
+def test_a_pass_that_the_coordinator_has_is_over(tmp_path: Path) -> None:
     over = list[str]()
     sharing(SimpleNamespace(end_pass=over.append), frozen(np.float16), tmp_path)
     assert over == ["logits"]
@@ -177,11 +181,13 @@ def test_a_trainer_whose_evaluation_is_refused_goes_on(
 def test_a_trainer_too_slow_for_a_pass_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The desk deletes what a pass was made from as soon as others have ended it."""
+    """The coordinator deletes what a pass was made from as soon as others have ended it."""
 
     class Gone:
         def fetch(self, name: str, path: Path) -> bool:
-            raise TransferError(f"{name}: the desk cannot read it: No such file or directory")
+            raise TransferError(
+                f"{name}: the coordinator cannot read it: No such file or directory"
+            )
 
     for kind in (EvaluationKind, ModelsKind):
         monkeypatch.setattr(kind, "inputs", lambda self, work, fetch: [tmp_path / "outputs"])
@@ -191,14 +197,14 @@ def test_a_trainer_too_slow_for_a_pass_goes_on(
     unused = cast(Any, None)
     slow = Worker(work, Ends(unused, cast(Any, Gone())), unused)
     assert slow._do(Start(rank=1, network="evaluation", alone=False)) == ""
-    assert notes == ["outputs: the desk cannot read it: No such file or directory"]
+    assert notes == ["outputs: the coordinator cannot read it: No such file or directory"]
     # What only this trainer may do is not left out.
     with pytest.raises(TransferError):
         slow._do(Start(rank=1, network="models", alone=True))
 
 
-def test_weights_that_are_shared_are_copied_by_the_desk_once_they_are_there() -> None:
-    jobs = jobs_of(SyncPlan(chain="star"), 4, ("desk", "nuc"), teacher=False, same={2: 1})
+def test_weights_that_are_shared_are_copied_by_the_coordinator_once_they_are_there() -> None:
+    jobs = jobs_of(SyncPlan(chain="star"), 4, ("coordinator", "nuc"), teacher=False, same={2: 1})
     needed = {job.name: (job.by, job.after[1:]) for job in jobs if job.name.startswith("member")}
-    assert needed["member-2"] == (("desk",), ("member-0", "member-1"))
-    assert needed["member-3"] == (("desk", "nuc"), ("member-0",))
+    assert needed["member-2"] == (("coordinator",), ("member-0", "member-1"))
+    assert needed["member-3"] == (("coordinator", "nuc"), ("member-0",))

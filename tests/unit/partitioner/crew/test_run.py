@@ -9,10 +9,10 @@ pytest.importorskip("torch")
 
 from mdp.errors import ConfigError, InputError
 from mdp.files import write_toml
-from partitioner.crew.desk import Together
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.planning.facts import Facts, Trainer
 from partitioner.crew.planning.syncplan import Answers, SyncPlan, write_plan
+from partitioner.crew.run import Together
 from partitioner.data.datasets import DIGITS, open_dataset
 from tests.support.models.runs import config_of, tiny_plan
 
@@ -39,7 +39,7 @@ def test_what_no_crew_trains(
 
 def test_a_crew_keeps_what_its_plan_says(tmp_path: Path) -> None:
     data = open_dataset(DIGITS, limit_train=20)
-    trainer = Trainer(name="desk", address="127.0.0.1", memory_bytes=2**40)
+    trainer = Trainer(name="coordinator", address="127.0.0.1", memory_bytes=2**40)
     folder = CrewFolder(tmp_path)
     write_toml(folder.facts_file, Facts(trainer=(trainer,)))
     for keep, given, expected in ((None, None, None), (3, None, 3), (3, 4, 3), (None, 4, 4)):

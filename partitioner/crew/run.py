@@ -1,6 +1,6 @@
-"""The desk of a training together, and the trainers that join it.
+"""The coordinator of a training together, and the trainers that join it.
 
-The desk owns the run folder: it plans, gives out jobs, takes part in them as a trainer, and
+The coordinator owns the run folder: it plans, gives out jobs, takes part in them as a trainer, and
 exports. Every other trainer has its own copy of the pictures, fetches what else it needs, and keeps
 a run folder of its own.
 """
@@ -27,16 +27,20 @@ from mdp.formats.plan import Plan
 from partitioner.crew.averaging.groups import TrainerGroups, timeout_s
 from partitioner.crew.begin import Begin, Ending, begin_of
 from partitioner.crew.bus.address import exposure, own_address, parse_address
-from partitioner.crew.bus.control import Desk, Hand, RunRefused, log_lines, post
-from partitioner.crew.bus.files import DeskFiles, Files, TrainerFiles
+from partitioner.crew.bus.control import Coordinator, CoordinatorClient, RunRefused, log_lines, post
+from partitioner.crew.bus.files import CoordinatorFiles, Files, TrainerFiles
 from partitioner.crew.bus.store import SignedStore, connect, serve_store
 from partitioner.crew.coordinator.jobs import Jobs
 from partitioner.crew.coordinator.membership import MembershipMachine
 from partitioner.crew.coordinator.neighbours import Graph, Neighbours, neighbours_of
 from partitioner.crew.coordinator.partial import OnRequest, Shuffled, draw_by
-from partitioner.crew.coordinator.rounds import growing_period
+from partitioner.crew.coordinator.rounds import RoundLengths, growing_period
 from partitioner.crew.coordinator.run import CrewRun
-from partitioner.crew.coordinator.schedule import Everyone, Exact, RoundSchedule
+from partitioner.crew.coordinator.schedule import (
+    LocalSgdSchedule,
+    RoundSchedule,
+    SynchronousSchedule,
+)
 from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.folder import CrewFolder
 from partitioner.crew.history import costs_of, parts_of, spans_of
@@ -99,7 +103,7 @@ def data_digest(data: Dataset) -> str:
 
 
 class Together(NamedTuple):
-    """A training by a crew, whose desk this process is."""
+    """A training by a crew, whose coordinator this process is."""
 
     folder: CrewFolder
     plan: SyncPlan
@@ -140,12 +144,13 @@ def train_together(
     bundle: str = "",
     wait_s: float = WAIT_S,
 ) -> TrainingContext:
-    """Finish the training of `work` with the trainers of a crew, as its desk.
+    """Finish the training of `work` with the trainers of a crew, as its coordinator.
 
     With a name of a `bundle` its sub-models are exported, and evaluated by all, unless all were
-    trained before; returns the work with these. The desk listens on its address in the facts. Waits
-    `wait_s` for trainers that are planned, and goes on without those that have not come. Raises
-    InputError for an address that is taken or public; RunRefused where the crew cannot go on.
+    trained before; returns the work with these. The coordinator listens on its address in the
+    facts. Waits `wait_s` for trainers that are planned, and goes on without those that have not
+    come. Raises InputError for an address that is taken or public; RunRefused where the crew cannot
+    go on.
     """
     facts, run = folder.facts(), work.run
     if plan.facts not in ("", facts.digest):
@@ -217,17 +222,19 @@ def train_together(
 
 
 class _Led(NamedTuple):
-    """A run at its desk, which is its first trainer too."""
+    """A run at its coordinator, which is its first trainer too."""
 
     ends: Ends
-    desk: Desk
+    coordinator: Coordinator
     store: SignedStore
     run: CrewRun
 
     def states(self) -> dict[str, State]:
         """Return what the trainers that are there do, by name."""
         names = dict(self.run.living)
-        return {names[rank]: state for rank, state in self.desk.states.items() if rank in names}
+        return {
+            names[rank]: state for rank, state in self.coordinator.states.items() if rank in names
+        }
 
 
 @contextmanager
@@ -243,7 +250,7 @@ def _leading(
     *,
     whole: bool = False,
 ) -> Iterator[_Led]:
-    """Be the desk of `jobs` during the block, which does them, and until all others have left.
+    """Coordinate `jobs` during the block, which does them, and until all others have left.
 
     A `whole` run ends where a trainer is lost, or is not there in `wait_s`.
     """
@@ -256,25 +263,27 @@ def _leading(
     watch, posting = Watch(begin.meeting_s), store.another()
     with ExitStack() as stack:
         files = stack.enter_context(
-            DeskFiles(folder.files, partial(post, posting), partial(_digest_of, run))
+            CoordinatorFiles(folder.files, partial(post, posting), partial(_digest_of, run))
         )
-        desk = Desk(store, run, watch, folder.log, msgspec.msgpack.encode(begin), files.put)
-        stack.callback(desk.close)
-        with closing(Hand(store, reserved=0)) as control:
+        coordinator = Coordinator(
+            store, run, watch, folder.log, msgspec.msgpack.encode(begin), files.put
+        )
+        stack.callback(coordinator.close)
+        with closing(CoordinatorClient(store, reserved=0)) as control:
             control.join(begin.names[0], digest)
             enter(control)
             patience = threading.Timer(wait_s, lambda: control.report(Waited(rank=0)))
             patience.daemon = True
             patience.start()
             try:
-                yield _Led(Ends(control, files, desk), desk, store, run)
+                yield _Led(Ends(control, files, coordinator), coordinator, store, run)
             finally:
                 patience.cancel()
-        _let_leave(desk)
-        if desk.drops:
+        _let_leave(coordinator)
+        if coordinator.drops:
             progress.note(
-                f"{desk.drops} values in the desk's store were not of this crew, and were "
-                f"deleted: another program writes to {address}"
+                f"{coordinator.drops} values in the coordinator's store were not of this crew, and "
+                f"were deleted: another program writes to {address}"
             )
 
 
@@ -312,18 +321,19 @@ def _schedule(
     """The rounds of a network that several trainers share; `names` are of all that take part."""
     sync = plan.of(network)
     if sync.what == "gradients":
-        return Exact(network, 1, expected=members)
+        return SynchronousSchedule(network, 1, expected=members)
     kind = kind_of(network)
     assert isinstance(kind, TrainingKind)
     schedule = kind.schedule(work)
     pictures = range(len(work.singles.train))[kind.rows(work)]
     trainers = len(sync.by or facts.names)
     batches = trainers * math.ceil(len(pictures) / schedule.batch_size)
-    # The desk, whose rank is lowest, gives what it has reached before.
+    # The coordinator, whose rank is lowest, gives what it has reached before.
     epoch = epochs_of(work.run.checkpoint(network)) if 0 in members else 0
     every, epochs, period = sync.round_pictures, schedule.epochs, None
     if sync.period == "grows":
         period = growing_period(every, epochs * batches)
+    lengths = RoundLengths(every, batches, epochs, epoch, period)
     meet = sync.meet
     if isinstance(meet, ShuffledGroups):
         sites = {name: site[0] for site in facts.sites for name in site}
@@ -332,14 +342,25 @@ def _schedule(
             return sites.get(names.get(rank, ""), "")
 
         return Shuffled(
-            network, every, batches, epochs, epoch, members, period, size=meet.size,
-            cross_every=meet.cross_every, site_of=site_of, draw=draw_by(work.settings.seed),
-        )  # fmt: skip
+            network,
+            lengths,
+            members,
+            size=meet.size,
+            cross_every=meet.cross_every,
+            site_of=site_of,
+            draw=draw_by(work.settings.seed),
+        )
     if isinstance(meet, RequestedGroups):
         return OnRequest(
-            network, every, batches, epochs, epoch, members, period, size=meet.size, gap=meet.gap,
-            reach=meet.reach, divide=meet.divide, draw=draw_by(work.settings.seed),
-        )  # fmt: skip
+            network,
+            lengths,
+            members,
+            size=meet.size,
+            gap=meet.gap,
+            reach=meet.reach,
+            divide=meet.divide,
+            draw=draw_by(work.settings.seed),
+        )
     if isinstance(meet, Neighbourhood):
         planned, pairs = sync.by or facts.names, meet.pairs
 
@@ -352,18 +373,17 @@ def _schedule(
             )
 
         return Neighbours(
-            network, every, batches, epochs, epoch, members, period, gap=meet.gap,
-            backup=meet.backup, stale=meet.stale, skip=meet.skip, graph_of=among,
-        )  # fmt: skip
-    return Everyone(
-        network,
-        every,
-        batches,
-        epochs,
-        epoch,
-        expected=members,
-        period=period,
-        background=sync.when == "background",
+            network,
+            lengths,
+            members,
+            gap=meet.gap,
+            backup=meet.backup,
+            stale=meet.stale,
+            skip=meet.skip,
+            graph_of=among,
+        )
+    return LocalSgdSchedule(
+        network, lengths, expected=members, background=sync.when == "background"
     )
 
 
@@ -377,9 +397,9 @@ def _digest_of(run: CrewRun, name: str) -> str:
 
 @contextmanager
 def _groups(
-    control: Hand, store: SignedStore, begin: Begin, name: str = ""
+    control: CoordinatorClient, store: SignedStore, begin: Begin, name: str = ""
 ) -> Iterator[TrainerGroups]:
-    """This trainer's groups, by default the desk's; says its name to the others."""
+    """This trainer's groups, by default the coordinator's; says its name to the others."""
     name, meeting_s = name or begin.names[0], begin.meeting_s
     own = store.another(timedelta(seconds=meeting_s))
     store.set(f"name/{control.rank}", name.encode())
@@ -392,10 +412,10 @@ def _groups(
         groups.close()
 
 
-def _let_leave(desk: Desk) -> None:
+def _let_leave(coordinator: Coordinator) -> None:
     """Keep the store until all have read that they may go."""
     until_s = time.monotonic() + _LEAVE_S
-    while desk.states and time.monotonic() < until_s:
+    while coordinator.states and time.monotonic() < until_s:
         time.sleep(0.05)
 
 
@@ -404,12 +424,13 @@ def join(
 ) -> None:
     """Take part in a training until it ends, as the trainer `name` of its plan.
 
-    Waits `wait_s` for a desk. Raises RunRefused where the desk refuses this trainer, and DeskLost.
+    Waits `wait_s` for a coordinator. Raises RunRefused where the coordinator refuses this trainer,
+    and CoordinatorLost.
     """
     host, port = parse_address(address)
-    progress.note(f"waiting for the desk at {address}")
+    progress.note(f"waiting for the coordinator at {address}")
     store = connect(host, port, token, wait_s)
-    control = Hand(store)
+    control = CoordinatorClient(store)
     with ExitStack() as stack:
         stack.enter_context(closing(control))
         files: Files = TrainerFiles(control)
@@ -464,16 +485,16 @@ def probe(
     *,
     wait_s: float = WAIT_S,
 ) -> Facts:
-    """Measure trainers and lines, as the desk `names[0]`; trainers that do not come are left out.
+    """Measure trainers and lines, as the coordinator `names[0]`.
 
-    Writes facts.toml. Raises InputError.
+    Trainers that do not come are left out. Writes facts.toml. Raises InputError.
     """
     begin = Begin(version=__version__, names=tuple(names), settings=settings, plan=plan)
 
     with (
         _leading(
             address, folder, begin, digest, Jobs(probe_jobs(names)),
-            lambda network, *_: Exact(network, 1), progress, wait_s,
+            lambda network, *_: SynchronousSchedule(network, 1), progress, wait_s,
         ) as led,
         _groups(led.ends.control, led.store, begin) as groups,
     ):  # fmt: skip
@@ -495,7 +516,7 @@ def tune(
     *,
     wait_s: float = WAIT_S,
 ) -> Tuned:
-    """Try candidates with the trainers of a crew, as its desk, and keep the quickest ones.
+    """Try candidates with the trainers of a crew, as its coordinator, and keep the quickest ones.
 
     alike: networks of the crew's plan `sync`, with the candidates of each. Writes tuned.toml
     and then crew.toml. Raises InputError where one cannot be written, and RunRefused where a
@@ -522,7 +543,7 @@ def tune(
 
     def schedule_of(job: str, members: set[int], _: Mapping[int, str]) -> RoundSchedule:
         if job not in known:
-            return Exact(job, 1)
+            return SynchronousSchedule(job, 1)
         trial, batch = known[job]
         return trial_schedule(job, trial, batch, members, len(trial.crew or facts.names))
 
