@@ -43,6 +43,9 @@ SERVED = "served.txt"
 #: The same: an empty file as long as good items wait to be learnt from.
 WAITING = "good-items-wait"
 
+#: Classes, kept items, what is wrong with them, and of the served bundle its classes, its target in
+#: milliseconds and whether it has anomaly heads; how many good items there are.
+Scanned = tuple[list[TaughtClass], list[KeptItem], str, list[str], float | None, bool, int]
 RolloutState = Literal["none", "pushing", "rolling back", "done", "failed"]
 
 
@@ -139,7 +142,8 @@ class FleetTeacher:
         self._kept: list[KeptItem] = []
         self._problem = ""
         #: All of these at the last look at them.
-        self._scanned: tuple[object, ...] = ()
+        self._scanned: Scanned | None = None
+        self._scanning = asyncio.Lock()
         self.rollout = Rollout()
         self._rollout_task: asyncio.Task[None] | None = None
         self._why_no_build = builder.why_no_build()
@@ -184,7 +188,21 @@ class FleetTeacher:
                     await self._scan_soon.wait()
 
     async def scan(self) -> None:
-        """Count scenes and kept items again."""
+        """Count scenes and kept items again.
+
+        One scan ends before the next begins: of two, the one that began first would show what the
+        other has seen to be gone.
+        """
+        async with self._scanning:
+            found = await self._look_around()
+            if found != self._scanned:
+                self._scanned = found
+                self._classes, self._kept, self._problem, self._labels, self._target_ms = found[:5]
+                self._inspects, self._good = found[5:]
+                self._wake()
+
+    async def _look_around(self) -> Scanned:
+        """Read what there is in the folders and in the served bundle."""
         try:
             classes = await asyncio.to_thread(count_classes, self.options.scenes)
             kept = [] if self._review is None else await asyncio.to_thread(self._review.items)
@@ -192,14 +210,9 @@ class FleetTeacher:
             problem = ""
         except MDPError as error:
             classes, kept, problem = self._classes, [], str(error)
-        labels, target_ms, inspects = await asyncio.to_thread(self._read_served)
+        served = await asyncio.to_thread(self._read_served)
         good = await asyncio.to_thread(self._count_good)
-        found = (classes, kept, problem, labels, target_ms, inspects, good)
-        if found != self._scanned:
-            self._scanned = found
-            self._classes, self._kept, self._problem, self._labels, self._target_ms = found[:5]
-            self._inspects, self._good = inspects, good
-            self._wake()
+        return (classes, kept, problem, *served, good)
 
     def _read_served(self) -> tuple[list[str], float | None, bool]:
         """The served bundle's classes, its plan's target in ms, and whether it has heads."""

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import shlex
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -171,8 +173,10 @@ print(json.dumps({"digest": "1" * 64, "anomaly": {"good": good, "default": 0.01}
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TeachOptions:
     """A fleet whose heads are fitted by a program that is none, in a moment."""
-    program = tmp_path / "mdp-partition"
-    program.write_text(f"#!{sys.executable}\n{PROGRAM}")
+    code, program = tmp_path / "program.py", tmp_path / "mdp-partition"
+    code.write_text(PROGRAM)
+    # The interpreter's path may have a space, which a first line of its own cannot have.
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(code)])} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setattr(builder_module, "why_no_build", lambda: "")
     monkeypatch.setattr(builder_module, "program", lambda: str(program))
@@ -384,3 +388,34 @@ def test_a_build_of_classes_keeps_its_heads(tmp_path: Path, options: TeachOption
     assert started[1][-5:] == [
         "--inspect", str(tmp_path / "items" / GOOD), "--all-good", "--rate", "0.5",
     ]  # fmt: skip
+
+
+def test_a_scan_that_began_before_a_move_does_not_bring_the_item_back(
+    tmp_path: Path, options: TeachOptions
+) -> None:
+    kept = keep(tmp_path / "kept", "17")
+
+    async def teach() -> int:
+        teacher = FleetTeacher(options)
+        review = teacher._require_review()
+        look, listed, released = review.items, threading.Event(), threading.Event()
+
+        def look_slowly() -> Any:
+            found = look()
+            listed.set()
+            released.wait(PATIENCE_S)
+            return found
+
+        review.items = look_slowly  # type: ignore[method-assign]
+        earlier = asyncio.create_task(teacher.scan())
+        await asyncio.to_thread(listed.wait, PATIENCE_S)
+        review.items = look  # type: ignore[method-assign]
+        later = asyncio.create_task(teacher.make_good("17"))
+        async with asyncio.timeout(PATIENCE_S):
+            while kept.exists():
+                await asyncio.sleep(0.01)
+            released.set()
+            await asyncio.gather(earlier, later)
+        return int(teacher.snapshot()["kept"]["total"])
+
+    assert asyncio.run(teach()) == 0
