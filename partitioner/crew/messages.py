@@ -295,7 +295,7 @@ class Commit(Action, frozen=True, tag="commit"):
 
 
 class Taken(NamedTuple):
-    """What the neighbour `source` published after `since`, and its share in a trainer's mean.
+    """Vector that the neighbour `source` published after `since`, with its share in a mean.
 
     A share of 0: it is only the oldest that may still be asked for.
     """

@@ -40,7 +40,7 @@ class Drawing:
 
     @property
     def perturbs(self) -> bool:
-        """Whether views are turned, lit otherwise or covered."""
+        """True where views are turned, lit otherwise or covered."""
         return bool(self.turn or self.light or self.covered)
 
 

@@ -547,7 +547,7 @@ class NeighboursWorld(SpreadWorld):
             self.sent.append((other, rank, trainer.since, known))
 
     def receive(self) -> None:
-        """What was published comes to a neighbour, in its order, unless a newer one comes."""
+        """Deliver to a neighbour, in order, the published that no newer one has replaced."""
         rank, source, number, known = self.sent.popleft()
         trainer, lines = self.trainers[rank], self.lines.get(rank, {})
         if self.base.get(rank, 0) < self.base[source] and not (trainer.killed or trainer.over):

@@ -108,7 +108,7 @@ class Told:
         return self.tell(Ready(**report, claims=(self.claim - 1,)), Waiting(**report))
 
     def receive(self, rank: int, source: int) -> list[AnyAction]:
-        """What was published last comes, or what will be next where nothing was."""
+        """Deliver the last published vector, or the next one where none was yet."""
         since = self.published.get(source, self.since[source])
         return self.tell(Receipt(rank=rank, network=NET, source=source, since=since))
 
