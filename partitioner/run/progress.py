@@ -27,7 +27,7 @@ Advance = Callable[[int, str], None]
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class Activity:
     """A task or step under way; a step has no units."""
 
     what: str
@@ -59,7 +59,7 @@ class Progress:
         self._clock = clock
         #: Guards what follows, of which the thread that looks reads.
         self._lock = threading.RLock()
-        self._works: list[Work] = []
+        self._works: list[Activity] = []
         self._spoken_s = 0.0
         #: Whether a line was printed since the thread has looked.
         self._noted = False
@@ -80,7 +80,7 @@ class Progress:
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
         """Print lines about a step without units while nothing else is printed."""
-        with self._under_way(Work(what, self._clock())):
+        with self._under_way(Activity(what, self._clock())):
             yield
 
     @contextmanager
@@ -114,14 +114,14 @@ class Progress:
             elif self._works:
                 self._speak(self._works[-1], now_s)
 
-    def _speak(self, work: Work, now_s: float) -> None:
+    def _speak(self, work: Activity, now_s: float) -> None:
         with self._lock:
             if now_s - self._spoken_s >= LINE_EVERY_S:
                 self.note(work.line(now_s))
                 self._spoken_s, self._noted = now_s, False
 
     @contextmanager
-    def _under_way(self, work: Work) -> Iterator[None]:
+    def _under_way(self, work: Activity) -> Iterator[None]:
         """Follow `work`, beside the first with a thread that ends with it."""
         with self._lock:
             first = not self._works
@@ -163,7 +163,7 @@ class Progress:
 
     @contextmanager
     def _lines(self, what: str, total: int, done: int) -> Iterator[Advance]:
-        work = Work(what, self._clock(), total, done, done)
+        work = Activity(what, self._clock(), total, done, done)
 
         def advance(more: int, said: str) -> None:
             work.done += more

@@ -8,7 +8,7 @@ import pytest
 
 from mdp.testing.processes import PATIENCE_S
 from partitioner.run import progress as module
-from partitioner.run.progress import Progress, Work
+from partitioner.run.progress import Activity, Progress
 
 
 class SetClock:
@@ -55,11 +55,11 @@ def test_a_terminal_gets_a_bar() -> None:
 
 
 def test_a_line_says_how_far_a_work_is() -> None:
-    work = Work("sorting", 100.0, total=10, done=4, before=4)
+    work = Activity("sorting", 100.0, total=10, done=4, before=4)
     assert work.line(112.4) == "sorting: 12 s so far"
     work.done, work.said = 6, "item 5"
     assert work.line(112.4) == "sorting: 60%, about 25 s left  item 5"
-    assert Work("reading", 90.0).line(112.4) == "reading: 22 s so far"
+    assert Activity("reading", 90.0).line(112.4) == "reading: 22 s so far"
 
 
 @pytest.fixture
