@@ -80,12 +80,13 @@ def _demo(axes: "figure.Axes", cameras: Sequence[str], subsets: Subsets) -> None
     axes.plot(len(cameras), everyone, "o", color=figure.GREEN, markersize=6, label="all")
     axes.annotate(f"{everyone:.1f}", (len(cameras), everyone), (6, -2),
                   textcoords="offset points", fontsize=8, color=figure.GREEN)  # fmt: skip
-    # Text from the lowest upwards, so far apart that it can be read.
+    # Text from the lowest upwards, so far apart that it can be read, and below the line of means.
+    height = everyone - min(subsets.values())
     low = -np.inf
     for name, value in sorted(without.items(), key=lambda item: item[1]):
-        low = max(value, low + 1.5)
+        low = max(value, low + 0.075 * height)
         axes.annotate(
-            f"without {name} {value:.1f}", (x, value), (x + 0.12, low - 3.4),
+            f"without {name} {value:.1f}", (x, value), (x + 0.12, low - 0.12 * height),
             fontsize=7.5, color=figure.RED, va="center",
         )  # fmt: skip
     axes.set_xlim(0.7, len(cameras) + 0.5)
