@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving                         # all, 34 minutes
     python -m benchmarks.serving --only gateway --quick
-    python -m benchmarks.serving --only load servers --beside 6  # idle and beside six busy processes
+    python -m benchmarks.serving --only load servers --beside 6   # also on a busy machine
 
     overhead      2 min  a call against a bare ZeroMQ exchange of the same bytes
     gateway       1 min  answers over HTTP, beside the Python client's

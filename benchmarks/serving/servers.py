@@ -287,9 +287,7 @@ def main() -> None:
     columns = [*COLUMNS, *(_of(BEFORE, f"gateway of {asked.before}") if asked.before else ())]
     if asked.workers > 1:
         columns += _of(WORKERS, f"{asked.workers} workers")
-    rows = run(
-        quick=asked.quick, before=asked.before, workers=asked.workers, beside=asked.beside
-    )
+    rows = run(quick=asked.quick, before=asked.before, workers=asked.workers, beside=asked.beside)
     for number, row in enumerate(rows):
         text = table([row], *columns).splitlines()
         print(*(text[2:] if number else text), sep="\n", flush=True)
