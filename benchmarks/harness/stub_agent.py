@@ -107,8 +107,10 @@ def main() -> None:
 
         report("LISTENING")
         assignment = bundle.assignment(asked.device)
+        # An agent of before that, in turns with this one, takes no rungs.
+        rungs = {"load_lower": lower} if lower else {}
         source = LoadableBundle(
-            bundle=bundle, assignment=assignment, load=top, load_lower=lower, batch=assignment.batch
+            bundle=bundle, assignment=assignment, load=top, batch=assignment.batch, **rungs
         )
         agent = Agent(source, router, report=report)
         signal.signal(signal.SIGTERM, lambda *_: agent.stop())

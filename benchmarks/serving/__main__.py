@@ -2,6 +2,7 @@
 
     python -m benchmarks.serving                         # all, 34 minutes
     python -m benchmarks.serving --only gateway --quick
+    python -m benchmarks.serving --only load servers --beside 6   # also on a busy machine
 
     overhead      2 min  a call against a bare ZeroMQ exchange of the same bytes
     gateway       1 min  answers over HTTP, beside the Python client's
@@ -16,6 +17,7 @@ Each writes benchmarks/results/serving-<name>.json and its table in the page on 
 else should run on the machine.
 """
 
+import sys
 import time
 
 from benchmarks.harness.machine import describe_machine
@@ -30,6 +32,8 @@ PARTS = {
     "overhead": overhead, "gateway": gateway, "push": push, "servers": servers, "load": load,
     "simulated": simulated, "batches": batches, "ladder": ladder,
 }  # fmt: skip
+#: Those that take turns with a busy machine.
+BESIDE = ("servers", "load")
 
 
 def figures() -> str:
@@ -45,11 +49,14 @@ PAGE = Page("benchmarks.serving", figures)
 
 
 def main() -> None:
-    asked = arguments(__doc__, "quick", only=tuple(PARTS), results=RESULTS)
+    asked = arguments(__doc__, "quick", only=tuple(PARTS), results=RESULTS, beside=0)
+    if asked.beside and (others := [name for name in asked.only if name not in BESIDE]):
+        sys.exit(f"--beside: expected --only of {' and '.join(BESIDE)}, got {', '.join(others)}")
+    more = {"beside": asked.beside} if asked.beside else {}
     for name in asked.only:
         print(f"== {name}", flush=True)
         machine, started_s, rows = describe_machine(), time.monotonic(), []
-        for row in PARTS[name].run(quick=asked.quick):
+        for row in PARTS[name].run(quick=asked.quick, **more):
             rows.append(row)
             text = table([row], *PARTS[name].COLUMNS).splitlines()
             print(*(text if len(rows) == 1 else text[2:]), sep="\n", flush=True)

@@ -2,6 +2,7 @@
 
     python -m benchmarks.serving --only load
     python -m benchmarks.serving.load --before COMMIT     # beside another commit, in turns
+    python -m benchmarks.serving.load --beside 6          # also beside six busy processes
 
 Three stub agents, each a process of its own, wait 5 ms for each picture of 224 pixels, so that they
 need none of the machine's cores, and answer at most some 190 a second. Callers are of one process:
@@ -20,7 +21,8 @@ need none of the machine's cores, and answer at most some 190 a second. Callers 
 `whole` answers have every member. A call is `late` if its caller had to wait longer than its
 deadline. `fair` is the fewest whole answers of a client over the most. The capacity is that of
 `loop 32` in the same run. With `--before`, the same script, with the packages of that commit, takes
-turns with this one, scenario by scenario.
+turns with this one, scenario by scenario. With `--beside`, every turn is also played beside so many
+busy processes, each time after the same without; what fits is then measured beside them as well.
 """
 
 import asyncio
@@ -31,6 +33,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -414,11 +417,19 @@ def sides(before: str) -> Iterator[dict[str, LineProcess]]:
 
 def run(
     *, quick: bool, before: str = "", only: Sequence[str] = (), turns: int = TURNS,
-    seconds: float = SECONDS,
+    seconds: float = SECONDS, beside: int = 0,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Every scenario, all sides in turns; medians over the turns, totals of late calls."""
+    """Every scenario, all sides in turns, idle and beside so many busy processes.
+
+    Yields medians over the turns, and totals of late calls.
+    """
+    # Not above, as in `sides`.
+    from benchmarks.harness.busy import busy, loads, name_with
+
     turns, seconds = (1, 0.5) if quick else (turns, seconds)
-    capacity = dict.fromkeys(LOADS, 1.0)
+    both_loads = loads(beside)
+    #: Of a fleet beside so many.
+    capacity = {(fleet, load): 1.0 for fleet in LOADS for load in both_loads}
     wanted = only or tuple(SCENARIOS)
     # What fits is measured first.
     bases = {LOADS[SCENARIOS[name].fleet] for name in wanted}
@@ -426,27 +437,33 @@ def run(
         for name, asked in SCENARIOS.items():
             if name not in wanted and name not in bases:
                 continue
-            found: dict[str, list[dict[str, Any]]] = {one: [] for one in both}
-            for turn in range(turns):
+            found: dict[tuple[str, int], list[dict[str, Any]]] = {
+                (one, load): [] for load in both_loads for one in both
+            }
+            for turn, load in product(range(turns), both_loads):
                 told = {
-                    "scenario": asked, "seconds": seconds, "capacity": capacity[asked.fleet],
-                    "seed": turn,
+                    "scenario": asked, "seconds": seconds,
+                    "capacity": capacity[asked.fleet, load], "seed": turn,
                 }  # fmt: skip
-                for one, process in both.items():
-                    process.say(json.dumps(told))
-                    found[one].append(json.loads(process.line("a row", 20 * seconds + PATIENCE_S)))
+                with busy(load):
+                    for one, process in both.items():
+                        process.say(json.dumps(told))
+                        row = process.line("a row", 20 * seconds + PATIENCE_S)
+                        found[one, load].append(json.loads(row))
             if name in bases:
-                capacity[asked.fleet] = median(row["whole_per_s"] for row in found["now"])
-            for one, rows in found.items():
+                for load in both_loads:
+                    rows = found["now", load]
+                    capacity[asked.fleet, load] = median(row["whole_per_s"] for row in rows)
+            for (one, load), rows in found.items():
                 reasons = sum((Counter(row.pop("reasons")) for row in rows), Counter[str]())
                 middle = {key: float(np.median([row[key] for row in rows])) for key in rows[0]}
                 yield {
                     "scenario": name,
-                    "side": one,
+                    "side": name_with(one, load),
                     **middle,
                     "late": sum(row["late"] for row in rows),
                     "worst_ms": max(row["worst_ms"] for row in rows),
-                    "of_capacity": middle["whole_per_s"] / capacity[asked.fleet],
+                    "of_capacity": middle["whole_per_s"] / capacity[asked.fleet, load],
                     "reasons": dict(reasons),
                     "turns": rows,
                 }
@@ -470,7 +487,7 @@ COLUMNS = (
 def main() -> None:
     asked = arguments(
         __doc__, "quick", "serve", before="", only=tuple(SCENARIOS), turns=TURNS,
-        seconds=SECONDS, flood="", bundle="", at="",
+        seconds=SECONDS, beside=0, flood="", bundle="", at="",
     )  # fmt: skip
     if asked.serve:
         serve()
@@ -481,7 +498,7 @@ def main() -> None:
     only = () if asked.only == tuple(SCENARIOS) else asked.only
     rows = run(
         quick=asked.quick, before=asked.before, only=only, turns=asked.turns,
-        seconds=asked.seconds,
+        seconds=asked.seconds, beside=asked.beside,
     )  # fmt: skip
     for number, row in enumerate(rows):
         text = table([row], *COLUMNS).splitlines()

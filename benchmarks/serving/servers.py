@@ -5,6 +5,7 @@
     python -m benchmarks.serving --only servers              # about 3 minutes
     python -m benchmarks.serving.servers --before COMMIT     # and the gateway of another commit
     python -m benchmarks.serving.servers --workers 3         # and a gateway with workers
+    python -m benchmarks.serving.servers --beside 6          # also beside six busy processes
 
 Each gets the same picture in the way that it takes one: the gateway pixels as a binary tensor and a
 JPEG file as it is; LitServe either as a multipart upload; MLServer either in base64, as it reads no
@@ -18,7 +19,8 @@ The gateway's model is one stub agent, a process of its own, as LitServe's worke
 in the server's process, with no worker to hand pictures to (`parallel_workers=0`). One caller asks
 all in turns, over connections that stay open; then several at once ask each for some seconds, in
 turns too. The callers are threads of one process on the same machine, whose time counts but in
-`cpu_ms`: processor time of a server's processes per answer, which other load changes little.
+`cpu_ms`: processor time of a server's processes per answer, which other load changes little. With
+`--beside`, each picture is asked for again beside so many busy processes.
 """
 
 import base64
@@ -41,6 +43,7 @@ import psutil
 from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_image
 
+from benchmarks.harness.busy import busy, loads, name_with
 from benchmarks.harness.commits import unpack
 from benchmarks.harness.options import arguments
 from benchmarks.harness.resampling import ratio_interval
@@ -215,12 +218,15 @@ def answers_of(asked: Asked) -> int:
         return sum(pool.map(call, range(CALLERS)))
 
 
-def run(*, quick: bool, before: str = "", workers: int = 1) -> Iterator[dict[str, Any]]:
-    """A row of each picture.
+def run(
+    *, quick: bool, before: str = "", workers: int = 1, beside: int = 0
+) -> Iterator[dict[str, Any]]:
+    """A row of each picture, and one beside so many busy processes.
 
     With `before`, a commit, its gateway is asked in the same turns, and with several `workers` one
     that has them.
     """
+    both_loads = loads(beside)
     if not PYTHON.exists():
         sys.exit(f"{PYTHON}: expected an environment with LitServe and MLServer, found none")
     with TemporaryDirectory() as folder, ExitStack() as stack:
@@ -241,7 +247,10 @@ def run(*, quick: bool, before: str = "", workers: int = 1) -> Iterator[dict[str
                 until(partial(_answers, requests("photograph", servers)), "all servers answer")
                 for what in PICTURES:
                     if (what == "camera, scaled") == scaled:
-                        yield measure(what, servers, agents)
+                        for load in both_loads:
+                            with busy(load):
+                                row = measure(what, servers, agents)
+                            yield row | {"what": name_with(what, load)}
                         if quick:
                             return
 
@@ -274,11 +283,11 @@ COLUMNS = (
 
 
 def main() -> None:
-    asked = arguments(__doc__, "quick", before="", workers=1)
+    asked = arguments(__doc__, "quick", before="", workers=1, beside=0)
     columns = [*COLUMNS, *(_of(BEFORE, f"gateway of {asked.before}") if asked.before else ())]
     if asked.workers > 1:
         columns += _of(WORKERS, f"{asked.workers} workers")
-    rows = run(quick=asked.quick, before=asked.before, workers=asked.workers)
+    rows = run(quick=asked.quick, before=asked.before, workers=asked.workers, beside=asked.beside)
     for number, row in enumerate(rows):
         text = table([row], *columns).splitlines()
         print(*(text[2:] if number else text), sep="\n", flush=True)

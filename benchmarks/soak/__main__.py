@@ -1,12 +1,14 @@
 """A fleet under load for a long time, among kills, stops and restarts.
 
     python -m benchmarks.soak --minutes 30 --keep
+    python -m benchmarks.soak --minutes 30 --keep --calm --share 0.9
 
 Three members and a replica of the second are agents with keys. A synchronous and an asynchronous
 client call them, and two clients call a gateway over HTTP, one by its own route and one by the Open
-Inference Protocol, all at 80 % of what they managed together with everything well. Every agent, and
-the gateway, is killed, stopped or restarted every few seconds, by a seeded schedule. One agent is
-only stopped, and the gateway after a third of the run, so that their memory is watched for long.
+Inference Protocol, all at a `--share` (80 %) of what they managed together just before. Every
+agent, and the gateway, is killed, stopped or restarted every few seconds, by a seeded schedule. One
+agent is only stopped, and the gateway after a third of the run, so that their memory is watched for
+long. With `--calm` nothing is, and all are watched for the whole run.
 
 Ends with 1 unless
 - every call ended, once, and with its own picture's label (a picture has one colour of a grid, and
@@ -16,9 +18,11 @@ Ends with 1 unless
 - no process holds more files, sockets or threads than before the load;
 - no process that lived for half of the run has grown by more than GROWTH_MIB over it, by the upper
   end of the 95 % interval of its trend;
-- all agents answer again after the last fault, and all end with 0 on SIGTERM.
+- all agents answer again after the last fault, and all end with 0 on SIGTERM;
+- with `--calm`, every answer was in time, and of all members.
 """
 
+import math
 import signal
 import sys
 import tempfile
@@ -35,7 +39,7 @@ from benchmarks.harness.results import RESULTS
 from benchmarks.soak.clients import PATIENCE_S, Clients, find_broken, truth_file
 from benchmarks.soak.faults import Faults, count_faults, schedule
 from benchmarks.soak.gateway import FaultyGateway
-from benchmarks.soak.page import PAGE
+from benchmarks.soak.page import CALM, PAGE
 from benchmarks.soak.pictures import DEVICES, write_colour_bundle
 from benchmarks.soak.watch import Watch, as_rows, find_growth, trends
 from mdp.files import write_json
@@ -77,16 +81,16 @@ class Soak:
         watched = {**clients, **self._fleet.agents, GATEWAY: self._gateway.process}
         return {name: process.process.pid for name, process in watched.items()}
 
-    def run(self, seconds: float) -> dict[str, Any]:
-        """Measure the fleet's capacity, load it, and compare what processes hold."""
+    def run(self, seconds: float, share: float, *, calm: bool) -> dict[str, Any]:
+        """Measure the fleet's capacity, load it to a share, and compare what processes hold."""
         clients = self._clients
         with Watch(self._pids) as watch:
             capacity = clients.capacity()
             assert clients.heal(), "answers lack members before any fault"
             before = watch.now()
-            faults = schedule(self._seed, seconds, ENDED_UNTIL)
+            faults = schedule(self._seed, seconds, {} if calm else ENDED_UNTIL)
             began_s = time.monotonic()
-            clients.begin(seconds, [LOAD * rate for rate in capacity])
+            clients.begin(seconds, [share * rate for rate in capacity])
             self._faults.begin(faults)
             done = clients.results(seconds)
             self._faults.finish()
@@ -99,7 +103,7 @@ class Soak:
         samples = [sample for sample in watch.samples if began_s < sample.at_s < ended_s]
         return {
             "capacity_per_s": [round(rate, 1) for rate in capacity],
-            "rate_per_s": [round(LOAD * rate, 1) for rate in capacity],
+            "rate_per_s": [round(share * rate, 1) for rate in capacity],
             "faults": count_faults(faults),
             "clients": [{"style": s, **d} for s, d in zip(STYLES, done, strict=True)],
             "healed": healed,
@@ -124,6 +128,8 @@ def failures(result: Mapping[str, Any]) -> list[str]:
         if client["overshoot_ms"] > OVERDUE_S * 1e3:
             late = f"a call ended {client['overshoot_ms']:.0f} ms after its deadline"
             found.append(f"the {client['style']} client: {late}")
+        elif result["calm"]:
+            found += find_missed(client)
     if not result["healed"]:
         found.append("after the last fault, calls still lack members")
     found += [f"more than before the load: {text}" for text in result["grown"]]
@@ -134,23 +140,41 @@ def failures(result: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def find_missed(client: Mapping[str, Any]) -> list[str]:
+    """Calls that had no whole answer in time, of a client whose fleet was well."""
+    counts, who = client["counts"], f"the {client['style']} client"
+    found = []
+    if late := counts.get("late", 0):
+        worst = f"by {client['overshoot_ms']:.1f} ms at most"
+        found.append(f"{who}: {late} of {counts['ended']} calls late, {worst}")
+    if missed := counts.get("partial", 0) + counts.get("error", 0):
+        found.append(f"{who}: {missed} of {counts['ended']} calls without a whole answer")
+    return found
+
+
 def main() -> int:
     """Run, print, keep; 1 if a promise was broken."""
     asked = arguments(
-        __doc__, "keep", minutes=2.0, seed=1, deadline_ms=300.0, out=Path("runs/soak.json")
-    )
+        __doc__, "keep", "calm", minutes=2.0, share=LOAD, seed=1, deadline_ms=300.0,
+        out=Path("runs/soak.json"),
+    )  # fmt: skip
+    if not 0 < asked.share <= 1:
+        sys.exit(f"--share: expected a number above 0 and up to 1, got {asked.share:g}")
+    if not 0 < asked.minutes < math.inf:
+        sys.exit(f"--minutes: expected a number above 0, got {asked.minutes:g}")
     # A terminated run ends its agents and clients too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     result: dict[str, Any] = {
         "machine": describe_machine(), "minutes": asked.minutes, "seed": asked.seed,
-        "deadline_ms": asked.deadline_ms,
+        "deadline_ms": asked.deadline_ms, "share": asked.share, "calm": asked.calm,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         soak = Soak(Path(name), stack, asked.seed, asked.deadline_ms)
-        result |= soak.run(asked.minutes * 60)
+        result |= soak.run(asked.minutes * 60, asked.share, calm=asked.calm)
         result["complaints"] = soak.finish()
     result["failures"] = failures(result)
-    write_json(RESULTS / "soak.json" if asked.keep else asked.out, result)
+    kept = RESULTS / f"{CALM if asked.calm else 'soak'}.json"
+    write_json(kept if asked.keep else asked.out, result)
     if asked.keep:
         PAGE.write()
     for client in result["clients"]:

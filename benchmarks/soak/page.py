@@ -1,10 +1,15 @@
 """The soak as figures for its page."""
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import format_machine, read_result
+from benchmarks.harness.results import RESULTS, format_machine, read_result
 from benchmarks.harness.tables import table
+
+#: The name of the result of a run without faults.
+CALM = "soak-calm"
 
 
 def figures() -> str:
@@ -13,6 +18,16 @@ def figures() -> str:
         f"{name}: {kinds['kill']} kills, {kinds['stop']} stops, {kinds['restart']} restarts"
         for name, kinds in result["faults"].items()
     )
+    blocks = [block(result, faults)]
+    if (RESULTS / f"{CALM}.json").exists():
+        calm = read_result(CALM)
+        load = f"Nothing killed or stopped, {calm['share']:.0%} of capacity"
+        blocks.append(block(calm, load))
+    return "\n\n".join(blocks)
+
+
+def block(result: Mapping[str, Any], disturbed: str) -> str:
+    """One run: its promises, its calls, and its processes' memory."""
     broken = "Broken: " + "; ".join(result["failures"]) if result["failures"] else ""
     clients = [
         {**client, "capacity": capacity, "counts": Counter(client["counts"])}
@@ -21,7 +36,7 @@ def figures() -> str:
     parts = [
         f"{result['minutes']:g} minutes, seed {result['seed']}, deadline "
         f"{result['deadline_ms']:g} ms; {format_machine(result['machine'])}. "
-        f"{faults}.",
+        f"{disturbed}.",
         f"**{broken or 'Every promise held'}.**",
         table(
             clients,
@@ -32,6 +47,7 @@ def figures() -> str:
             ("errors", "{counts[error]:,}"),
             *((what, f"{{counts[{what}]:,}}") for what in ("wrong", "mixed", "unaccounted")),
             *((f"p{name} ms", f"{{p{name.replace('.', '')}_ms:.1f}}") for name in _POINTS),
+            ("late", "{counts[late]:,}"),
             ("latest after deadline, ms", "{overshoot_ms:.1f}"),
         ),
         table(

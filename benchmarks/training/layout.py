@@ -10,15 +10,13 @@ busy. Writes benchmarks/results/training-layout.json.
 """
 
 import argparse
-import multiprocessing
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import chain
-from multiprocessing.synchronize import Event
 from typing import Any
 
+from benchmarks.harness.busy import busy
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.results import RESULTS
 from benchmarks.harness.turns import in_turns
@@ -29,28 +27,6 @@ from partitioner.training.compute import use_threads
 RESULT = RESULTS / "training-layout.json"
 THREADS, BUSY = 2, 2
 LAYOUTS = ("contiguous", "channels last")
-
-
-def keep_busy(ended: Event) -> None:
-    """Compute until `ended`."""
-    while not ended.is_set():
-        sum(range(20_000))
-
-
-@contextmanager
-def busy(processes: int) -> Iterator[None]:
-    """So many processes that compute beside the block."""
-    context = multiprocessing.get_context("spawn")
-    ended = context.Event()
-    beside = [context.Process(target=keep_busy, args=(ended,)) for _ in range(processes)]
-    for process in beside:
-        process.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        for process in beside:
-            process.join()
 
 
 def networks() -> dict[str, tuple[Any, int, int]]:

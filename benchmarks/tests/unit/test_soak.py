@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from benchmarks.soak.__main__ import failures
+from benchmarks.harness.results import read_result
+from benchmarks.soak import page
+from benchmarks.soak.__main__ import failures, main
 from benchmarks.soak.client import Asker, numbers_of, play
 from benchmarks.soak.faults import LASTS_S, QUIET_S, count_faults, schedule
 from benchmarks.soak.over_http import parse_infer
 from benchmarks.soak.pictures import DEVICES, SIZES, draw, label_of, picture_of, write_colour_bundle
 from benchmarks.soak.tally import Answer, CallFailed, Outcome, Tally, find_unaccounted, verdict
 from benchmarks.soak.watch import Held, find_growth, trends
+from mdp.files import write_json
 from mdp.formats.bundle import Bundle, model_path
 from mdp.fusion.fuse import Contribution, fuse, list_subsets, probabilities, weights_for
 
@@ -221,6 +224,7 @@ CLIENT = {
 TREND = {"process": "alpha", "seconds": 1800, "mib_per_hour": 1.0, "mib_per_hour_margin": 1.0}
 WELL: dict[str, Any] = {
     "clients": [CLIENT], "healed": True, "grown": [], "trends": [TREND], "complaints": [],
+    "calm": False,
 }  # fmt: skip
 
 
@@ -241,3 +245,50 @@ WELL: dict[str, Any] = {
 def test_each_broken_promise_fails_a_run(changes: dict[str, Any]) -> None:
     assert failures(WELL) == []
     assert len(failures(WELL | changes)) == 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "overshoot_ms", "said"),
+    [
+        ({"late": 1}, 2.5, "1 of 9 calls late, by 2.5 ms at most"),
+        ({"partial": 2}, 0.0, "2 of 9 calls without a whole answer"),
+        ({"error": 3}, 0.0, "3 of 9 calls without a whole answer"),
+    ],
+)
+def test_what_a_run_with_faults_forgives_fails_a_calm_one(
+    counts: dict[str, int], overshoot_ms: float, said: str
+) -> None:
+    client = CLIENT | {"counts": {"begun": 9, "ended": 9, "complete": 6} | counts}
+    disturbed = WELL | {"clients": [client | {"overshoot_ms": overshoot_ms}]}
+    assert failures(disturbed) == []
+    assert failures(disturbed | {"calm": True}) == [f"the sync client: {said}"]
+    assert failures(WELL | {"calm": True}) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--share", "0", "--share: expected a number above 0 and up to 1, got 0"),
+        ("--share", "1.5", "--share: expected a number above 0 and up to 1, got 1.5"),
+        ("--share", "nan", "--share: expected a number above 0 and up to 1, got nan"),
+        ("--minutes", "-1", "--minutes: expected a number above 0, got -1"),
+        ("--minutes", "inf", "--minutes: expected a number above 0, got inf"),
+    ],
+)
+def test_a_share_or_a_time_that_cannot_be_is_one_line(
+    option: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["soak", option, value])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == said
+
+
+def test_a_calm_run_has_figures_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = read_result("soak")
+    for place in ("soak.page", "harness.results"):
+        monkeypatch.setattr(f"benchmarks.{place}.RESULTS", tmp_path)
+    write_json(tmp_path / "soak.json", kept)
+    assert "of capacity" not in page.figures()
+    write_json(tmp_path / "soak-calm.json", kept | {"share": 0.9, "calm": True})
+    assert "Nothing killed or stopped, 90% of capacity." in page.figures()

@@ -4,6 +4,7 @@ Alpha computes only while its gate is open, so that a test decides how long call
 """
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -12,11 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
 import mdp
 from mdp.gateway.fleets import ServedFleet
+from mdp.mqtt.bridge import Bridge
 from mdp.requests.prediction import Prediction
 from mdp.requests.window import MOST_OUT
 from mdp.testing.bundles import DEVICES, colour_picture, write_bundle
@@ -61,12 +65,19 @@ class GatedFleet(Fleet):
 @pytest.fixture(scope="module")
 def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedFleet]:
     folder = tmp_path_factory.mktemp("gated")
-    (folder / "gate").mkdir()
+    for name in ("gate", "seen"):
+        (folder / name).mkdir()
+    Image.fromarray(RED).save(folder / "seen" / "red.png")
     with GatedFleet(folder, write_bundle(folder / "bundle")) as fleet:
         fleet.gate = folder / "gate" / "run"
         fleet.gate.touch()
-        gate = ("--hold", "run", "--gate", folder / "gate")
-        fleet.start_all("beta", "gamma", odd=("alpha", "--work-ms", 3, *gate))
+        camera = ("--source", f"folder:{folder / 'seen'}")
+        gate = ("--work-ms", 3, "--hold", "run", "--gate", folder / "gate")
+        fleet.start("alpha", *gate, *camera, odd=True, wait_for=None)
+        for device in ("beta", "gamma"):
+            fleet.start(device, *camera, wait_for=None)
+        for agent in fleet.agents.values():
+            agent.wait_for("READY")
         yield fleet
 
 
@@ -139,6 +150,87 @@ def test_a_stream_waits_in_the_window(gated: GatedFleet) -> None:
         full(queued)
     thread.join(PATIENCE_S)
     assert whole(answers) == CALLS
+
+
+def test_a_list_waits_in_the_window(gated: GatedFleet) -> None:
+    answers: list[Prediction] = []
+
+    def ask() -> None:
+        with gated.client() as client:
+            found = client.classify_many([RED] * CALLS, deadline_ms=AGES_MS, in_flight=CALLS)
+            answers.extend(found)
+
+    with gated.hold() as queued:
+        (thread,) = in_threads(ask, 1)
+        full(queued)
+        assert not answers
+    thread.join(PATIENCE_S)
+    assert whole(answers) == CALLS
+    assert max(answer.members[0].held_ms for answer in answers) > 0
+
+
+def test_an_async_client_s_list_waits_in_the_window(gated: GatedFleet) -> None:
+    async def ask() -> list[Prediction]:
+        async with mdp.AsyncClient.connect(gated.write(), timeout_s=PATIENCE_S) as client:
+            with gated.hold() as queued:
+                asked = client.classify_many([RED] * CALLS, deadline_ms=AGES_MS, in_flight=CALLS)
+                task = asyncio.create_task(asked)
+                await asyncio.to_thread(full, queued)
+                assert not task.done()
+            return await task
+
+    answers = asyncio.run(ask())
+    assert whole(answers) == CALLS
+    assert max(answer.members[0].held_ms for answer in answers) > 0
+
+
+class Published:
+    """What a broker is given, from any thread."""
+
+    def __init__(self) -> None:
+        self.payloads: list[tuple[str, str]] = []
+
+    def publish(self, topic: str, payload: str, *, retain: bool = False) -> None:
+        self.payloads.append((topic, payload))
+
+    def retract(self, topic: str) -> None:
+        raise AssertionError(topic)
+
+    def answers(self) -> list[dict[str, Any]]:
+        return [json.loads(text) for topic, text in self.payloads if topic.endswith("/answer")]
+
+
+def test_what_mqtt_asks_waits_in_the_window_behind_other_calls(gated: GatedFleet) -> None:
+    broker, others, looks = Published(), list[Prediction](), list[Prediction]()
+    with gated.client() as client, gated.hold() as queued, pytest.MonkeyPatch.context() as patch:
+        # Made here, as a fleet file that is written anew has the client connect anew.
+        bridge = Bridge(client, gated.folder / "fleet.toml", "colours", broker, print)
+        look = client.look
+
+        def step() -> None:
+            bridge.step(deadline_ms=AGES_MS, now=lambda: "now")
+
+        def noted(**how: Any) -> Prediction:
+            looks.append(look(**how))
+            return looks[-1]
+
+        patch.setattr(client, "look", noted)
+        threads = in_threads(
+            lambda: others.append(client.classify(RED, deadline_ms=AGES_MS)), MOST_OUT
+        )
+        full(queued)
+        threads += in_threads(step, 1)
+        until(lambda: client._dispatcher._book.held == 1, "the look waits for its turn")
+        # Beside the one that is computed.
+        assert queued() == MOST_OUT - 1
+        assert not broker.answers()
+        gated.gate.touch()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert whole(others) == MOST_OUT
+    (told,) = broker.answers()
+    assert (told["used"], told["label"], told["error"]) == (list(DEVICES), "red", None)
+    assert looks[0].members[0].held_ms > 0
 
 
 def test_a_gateway_s_calls_wait_in_the_window(gated: GatedFleet) -> None:

@@ -8,12 +8,14 @@ import argparse
 import json
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
 from devices.agent import server as agent
 from devices.agent.bundles import LoadableBundle
+from devices.camera.capture import DEFAULT_FPS, open_frame_buffer
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
@@ -67,11 +69,16 @@ def main() -> None:
     # Above 1 ms the socket is answered meanwhile, however often this was quick before.
     parser.add_argument("--work-ms", type=float, default=0.0)
     parser.add_argument("--hold", nargs="*", default=[])
+    parser.add_argument("--source")
     parser.add_argument("--drain-s", type=float, default=agent.DRAIN_S)
     options = parser.parse_args()
     agent.DRAIN_S = options.drain_s
     bundle = Bundle.open(options.bundle)
-    with Router(options.bind) as router:
+    with ExitStack() as stack:
+        router = stack.enter_context(Router(options.bind))
+        frames = None
+        if options.source is not None:
+            frames = stack.enter_context(open_frame_buffer(options.source, DEFAULT_FPS))
 
         def report(event: str) -> None:
             said = {"event": event, "device": options.device, "address": router.address}
@@ -82,7 +89,7 @@ def main() -> None:
             assignment=bundle.assignment(options.device),
             load=lambda: OddRuntime(options, len(bundle.manifest.labels)),
         )
-        odd = agent.Agent(source, router, report=report)
+        odd = agent.Agent(source, router, frames=frames, report=report)
         signal.signal(signal.SIGTERM, lambda *_: odd.stop())
         report("LISTENING")
         odd.serve()
