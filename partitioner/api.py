@@ -131,8 +131,9 @@ def export(
     """
     named = bundle_name(name, Path(out))
     use_threads(own_threads())
-    from partitioner.build.steps import check_target, reopen
+    from partitioner.build.steps import reopen
     from partitioner.export.write import export_bundle
+    from partitioner.run.target import check_target
 
     folder, shown = RunFolder(Path(run)), _progress_or_silent(progress)
     folder.settings()

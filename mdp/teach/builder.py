@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct, field
 
 from mdp.errors import InputError, MDPError
-from mdp.extras import PARTITION, install, missing
+from mdp.extras import INSPECT, PARTITION, install, missing
 from mdp.files import read_toml
 from mdp.formats.profile import profiles_in_package
 
@@ -167,6 +167,17 @@ def why_no_build() -> str:
     """Reason why this machine cannot build; empty where it can."""
     if module := missing(PARTITION):
         return f"{module} is not installed here; builds need it: {install('partition')}"
+    return _why_no_program()
+
+
+def why_no_heads() -> str:
+    """Reason why this machine cannot fit anomaly heads, which takes less than a build."""
+    if module := missing(INSPECT):
+        return f"{module} is not installed here; good items need it: {install('inspect')}"
+    return _why_no_program()
+
+
+def _why_no_program() -> str:
     return "" if program() else f"{PROGRAM}: not found beside this Python, nor in PATH"
 
 

@@ -147,6 +147,7 @@ class FleetTeacher:
         self.rollout = Rollout()
         self._rollout_task: asyncio.Task[None] | None = None
         self._why_no_build = builder.why_no_build()
+        self._why_no_heads = builder.why_no_heads()
 
     def _check_one_label(self) -> None:
         """Raise InputError where several labels may hold of one item: scenes teach one each.
@@ -420,11 +421,11 @@ class FleetTeacher:
         self._learn_soon(0.0)
 
     def _require_good(self) -> Path:
-        """The folder of good items; raises GoneError without any, InputError without builds."""
+        """The folder of good items; raises GoneError without any, InputError where none fits heads."""
         if self.options.inspect is None:
             raise GoneError("no good items are learnt from here: expected --teach-inspect DIR")
-        if self._why_no_build:
-            raise InputError(self._why_no_build)
+        if self._why_no_heads:
+            raise InputError(self._why_no_heads)
         return self.options.inspect
 
     def _learn_soon(self, after_s: float) -> None:

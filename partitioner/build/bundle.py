@@ -10,13 +10,7 @@ from mdp.errors import InputError
 from partitioner.build.inputs import BuildInputs
 from partitioner.build.measured.build import MeasuredBuild, build_measured
 from partitioner.build.plan import plan_with_teacher
-from partitioner.build.steps import (
-    check_target,
-    evaluate_step,
-    export_step,
-    inspect_step,
-    quantize_step,
-)
+from partitioner.build.steps import evaluate_step, export_step, inspect_step, quantize_step
 from partitioner.build.train import train_plan
 from partitioner.config import BuildConfig, measures
 from partitioner.export.evaluate import Report
@@ -24,6 +18,7 @@ from partitioner.export.inspect_bundle import InspectRequest, open_inspected
 from partitioner.planner.make_plan import Planned
 from partitioner.run.folder import RunFolder, bundle_name, default_run
 from partitioner.run.progress import Progress
+from partitioner.run.target import check_target
 from partitioner.training.context import TrainingContext
 from partitioner.training.distributed import lock_run, on_first, together
 from partitioner.training.world import world

@@ -7,8 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from mdp.errors import AgentError, InputError, MDPError
-from mdp.files import read_json
-from mdp.formats.bundle import MANIFEST, Bundle, Manifest
+from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.plan import Plan
 from mdp.formats.profile import DeviceProfile
 from mdp.runtimes.base import Execution
@@ -23,6 +22,7 @@ from partitioner.export.try_precision import MAX_LOSS, QuantizeRequest, pictures
 from partitioner.export.write import export_bundle
 from partitioner.run.folder import RunFolder, default_run
 from partitioner.run.progress import Progress
+from partitioner.run.target import check_target
 from partitioner.training.context import TrainingContext
 
 
@@ -40,15 +40,6 @@ def reopen(run: RunFolder, progress: Progress) -> TrainingContext:
         if not data.split(name).digest.startswith(getattr(facts, name)):
             raise InputError(f"{facts.source}: the {name} split changed since {run.path} was made")
     return TrainingContext(run, settings, plan, data, progress)
-
-
-def check_target(out: Path) -> None:
-    """Raise InputError if something other than a bundle or an empty folder stands at `out`."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out / MANIFEST).is_file():
-        raise InputError(f"{out}: expected a new folder or a bundle to replace, found neither")
-    read_json(out / MANIFEST, Manifest)
 
 
 def check_members(plan: Plan, data: Dataset) -> None:

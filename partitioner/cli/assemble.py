@@ -88,8 +88,8 @@ def assemble(
         rows = _rows(listed, models.parent, pictures)
         prepare(1)
         from partitioner.assembly.write import Assembly
-        from partitioner.build.steps import check_target
         from partitioner.export.evaluate import evaluate, write_report
+        from partitioner.run.target import check_target
 
         check_target(out)
         if remark := remark_on(pictures):
@@ -138,7 +138,7 @@ def _ladder(
         pictures = open_dataset(data, limit_test=limit_test, cameras=cameras)
         prepare(1)
         from partitioner.assembly.ladder import add_rungs, parse_rungs
-        from partitioner.build.steps import check_target
+        from partitioner.run.target import check_target
 
         check_target(out)
         wanted = parse_rungs(rungs, opened)

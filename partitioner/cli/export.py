@@ -70,8 +70,8 @@ def export(
             chosen = read_plan(plan)
             classes = open_dataset(data).labels if data else [str(n) for n in range(labels or 0)]
             prepare(0)
-            from partitioner.build.steps import check_target
             from partitioner.export.write import export_untrained
+            from partitioner.run.target import check_target
 
             check_target(out)
             errors = export_untrained(chosen, list(classes), out, named, Progress())

@@ -9,10 +9,12 @@ import msgspec
 import typer
 
 from mdp import console
+from mdp.errors import InputError
+from mdp.extras import INSPECT, install, missing
 from mdp.formats.bundle import Bundle
 from mdp.formats.packaged import bundle_by_name
 from mdp.fusion.anomaly_table import DEFAULT_GOOD_RATE
-from partitioner.cli.common import JsonOption, OutOption, interruptible, prepare, share_of
+from partitioner.cli.common import JsonOption, OutOption, interruptible, share_of
 from partitioner.run.progress import Progress
 
 #: Area under the ROC curve that a quantized member may lose, in points.
@@ -79,13 +81,17 @@ def inspect(
 
     Example: mdp-partition inspect --bundle bundle/ --data good/ --out bundle-inspect/
     """
+    if module := missing(INSPECT):
+        raise InputError(
+            f"{module} is not installed; this command needs it: {install('inspect')}, or "
+            "[partition]"
+        )
     rejected, lost = rate_of(rate), share_of("--max-loss", max_loss)
     with interruptible(f"{out} is as it was"), ExitStack() as stack:
         opened = Bundle.open(bundle)
         before = None if fp32 is None else Bundle.open(fp32)
-        prepare(1)
-        from partitioner.build.steps import check_target
         from partitioner.export.inspect_bundle import InspectRequest, inspect_bundle
+        from partitioner.run.target import check_target
 
         check_target(out)
         cache = Path(stack.enter_context(TemporaryDirectory(prefix="mdp-views-")))

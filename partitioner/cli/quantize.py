@@ -75,8 +75,9 @@ def quantize(
             raise InputError(f"--precision: expected some of {', '.join(known)}, got {name!r}")
     target = out or bundle
     with interruptible(f"{target} is as it was"):
-        from partitioner.build.steps import check_target, inputs_of
+        from partitioner.build.steps import inputs_of
         from partitioner.export.quantize_bundle import quantize_bundle
+        from partitioner.run.target import check_target
 
         opened = Bundle.open(bundle)
         check_target(target)

@@ -1,4 +1,7 @@
-"""Large arrays on disk: written whole or not at all, read back memory-mapped."""
+"""Large arrays on disk: written whole or not at all, read back memory-mapped.
+
+torch is imported where tensors are made: what only cuts pictures needs none (`inspect`).
+"""
 
 import math
 import os
@@ -6,17 +9,16 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import DTypeLike, NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from mdp.errors import InputError
 from mdp.files import replacing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Array = NDArray[np.floating]
 Index = NDArray[np.int64]
@@ -66,8 +68,11 @@ def load(path: Path) -> NDArray[Any]:
     return kept
 
 
-def load_weights(path: Path) -> dict[str, Tensor]:
+def load_weights(path: Path) -> "dict[str, Tensor]":
     """A finished network's weights; raises InputError where they are damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
@@ -81,6 +86,8 @@ class IndexedRows(Protocol):
         """Some of them."""
 
 
-def rows(kept: IndexedRows, index: Index) -> Tensor:
+def rows(kept: IndexedRows, index: Index) -> "Tensor":
     """Rows `[B, ...]` of a kept array as float32."""
+    import torch
+
     return torch.from_numpy(np.asarray(kept[index], dtype=np.float32))

@@ -179,6 +179,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TeachOptions:
     program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(code)])} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setattr(builder_module, "why_no_build", lambda: "")
+    monkeypatch.setattr(builder_module, "why_no_heads", lambda: "")
     monkeypatch.setattr(builder_module, "program", lambda: str(program))
     monkeypatch.setattr(teacher_module, "FleetRollout", PlayedRollout)
     monkeypatch.setattr(teacher_module, "QUIET_S", 0.0)
@@ -334,11 +335,11 @@ def test_refused_items_stay_where_they_are(tmp_path: Path, options: TeachOptions
             await teacher.make_good("17")
         teacher.suspected = dict
         # The program that builds is away.
-        teacher._why_no_build = "torch is not installed here"
+        teacher._why_no_heads = "onnx is not installed here"
         for work in (teacher.make_good("17"), asyncio.to_thread(teacher.learn_again)):
-            with pytest.raises(InputError, match="torch is not installed here"):
+            with pytest.raises(InputError, match="onnx is not installed here"):
                 await work
-        teacher._why_no_build = ""
+        teacher._why_no_heads = ""
         shutil.rmtree(tmp_path / "bundle")
         bundle_of(tmp_path / "bundle", heads=False)
         with pytest.raises(InputError, match="has no anomaly heads"):
