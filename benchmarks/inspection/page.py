@@ -360,6 +360,27 @@ def costs() -> str:
     )
 
 
+def board() -> str:
+    """Table of learning with what a board has."""
+    told = read_result("inspection-board")
+    rows = [{"limit": limit, **one} for limit, one in told["limits"].items()]
+    for row in rows:
+        row["ended"] = "learnt" if row["works"] else "ended by the kernel"
+    whole = table(
+        rows,
+        ("memory that it may take, MiB", "{limit}"),
+        ("outcome", "{ended}"),
+        ("processor time, s", "{processor_s:.1f}"),
+        ("held at most, MiB", "{peak_mib}"),
+    )
+    without = " without torch" if not told["modules"]["torch"] else ""
+    return (
+        f"{told['product']}, {told['good']} good scenes of four cameras, the whole command on one "
+        f"core, in an environment{without} of {told['installed_mb']} MB; "
+        f"{format_machine(told['machine'])}.\n\n{whole}"
+    )
+
+
 def figures() -> str:
     """All of them."""
     parts = (
@@ -373,6 +394,7 @@ def figures() -> str:
         ("Blind sides", blind),
         ("A line of items", line),
         ("Cost", costs),
+        ("Learning with what a board has", board),
     )
     on = format_machine(read_result("inspection")["machine"])
     return "\n\n".join([f"{on}.", *(f"### {title}\n\n{part()}" for title, part in parts)])

@@ -421,7 +421,7 @@ class FleetTeacher:
         self._learn_soon(0.0)
 
     def _require_good(self) -> Path:
-        """The folder of good items; raises GoneError without any, InputError where none fits heads."""
+        """The folder of good items; raises GoneError without one, InputError without a program."""
         if self.options.inspect is None:
             raise GoneError("no good items are learnt from here: expected --teach-inspect DIR")
         if self._why_no_heads:

@@ -1,6 +1,8 @@
 """Defects, draws and scores of the inspection benchmark, without a renderer."""
 
 import json
+import os
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,12 +28,14 @@ from benchmarks.inspection.measure import (
     seen_by,
     served,
 )
+from benchmarks.inspection.on_board import has_module, installed_mb, run_within
 from benchmarks.inspection.patchcore import Memory, patches
 from benchmarks.inspection.render import PRODUCTS, options_of
 from benchmarks.inspection.tails import compare
 from benchmarks.line.played import PARTS
 from benchmarks.scenes.solid_draws import PLACES
 from benchmarks.scenes.solid_items import Floats, Item, Mesh
+from mdp.testing.machine_faults import groups_work
 from partitioner.fusion.anomaly_fit import fit_anomaly
 
 
@@ -274,3 +278,24 @@ def test_a_line_of_inspected_items_knows_of_no_unknown_ones(tmp_path: Path) -> N
     assert is_visible(tmp_path)
     (tmp_path / "visible.json").write_text(json.dumps({"top": 0.0, "left": 0.0002}))
     assert not is_visible(tmp_path)
+
+
+@pytest.mark.skipif(groups_work("memory") != "", reason=groups_work("memory"))
+def test_a_command_that_takes_more_than_a_board_has_is_ended() -> None:
+    core = min(os.sched_getaffinity(0))
+    takes = [sys.executable, "-c", "print(len(bytearray(b'x') * (96 << 20)))"]
+    assert run_within(takes, 512, core)["works"]
+    assert run_within(takes, 512, core)["peak_mib"] > 96
+    assert not run_within(takes, 48, core)["works"]
+    wrong = [sys.executable, "-c", "raise SystemExit('no scenes')"]
+    with pytest.raises(RuntimeError, match="ended with 1: no scenes"):
+        run_within(wrong, 512, core)
+
+
+def test_an_environment_is_told_by_its_program(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/program").write_bytes(bytes(3_000_000))
+    assert installed_mb(tmp_path / "bin/program") == 3
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    assert has_module(tmp_path / "bin/program", "json")
+    assert not has_module(tmp_path / "bin/program", "no_module_of_this_name")

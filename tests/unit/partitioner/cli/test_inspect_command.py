@@ -53,9 +53,7 @@ def test_a_missing_module_is_named_with_the_least_that_brings_it(
 ) -> None:
     pytest.importorskip("onnx")
     out = tmp_path / "out"
-    done = run_without(
-        [module], "--bundle", str(PARTS), "--data", str(tmp_path), "--out", str(out)
-    )
+    done = run_without([module], "--bundle", str(PARTS), "--data", str(tmp_path), "--out", str(out))
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"mdp-partition: {module} is not installed; this command needs it: pip")
