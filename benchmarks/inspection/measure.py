@@ -280,11 +280,31 @@ def product(bundle: Bundle, folder: Path, cache: Path) -> dict[str, Any]:
         "by_seen": {
             str(n): [int(above[count == n].sum()), int((count == n).sum())] for n in range(5)
         },
+        "auc_by_seen": areas_by_seen(
+            surprises_of(good, table.tails), surprises, count, table.power
+        ),
         "changed": {name: served(table, scores) for name, scores in changed.items()},
         "moved_after": looks_to_moved(table, good, changed["moved"]),
         "blind_sides": blind(table, seen),
         "resampled": resampled(good, seen),
     }
+
+
+def areas_by_seen(
+    good: Scores, strange: Scores, seen: NDArray[np.int64], power: int
+) -> dict[str, dict[str, float]]:
+    """Area under the ROC curve of one camera, the mean, and of all, by how many see the defect."""
+    members, found = sorted(good), {}
+    known = fuse_surprises([good[k] for k in members], power)
+    odd = fuse_surprises([strange[k] for k in members], power)
+    for number in sorted({*seen.tolist()} - {0}):
+        mine = seen == number
+        alone = [area_under_curve(good[k], strange[k][mine]) for k in members]
+        found[str(number)] = {
+            "alone": round(float(np.mean(alone)), 4),
+            "all": round(area_under_curve(known, odd[mine]), 4),
+        }
+    return found
 
 
 def looks_to_moved(table: Anomaly, good: Scores, moved: Scores) -> dict[str, Any]:

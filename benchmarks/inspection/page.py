@@ -214,6 +214,29 @@ def kinds() -> str:
     return table(rows, ("defects", "{what}"), ("found", "{found} of {of}"))
 
 
+def seen() -> str:
+    """Areas under the curve by how many cameras see a defect: the mean over defects."""
+    rows = []
+    for number in range(1, len(CAMERAS) + 1):
+        each = [
+            (one["auc_by_seen"][str(number)], one["by_seen"][str(number)][1])
+            for one in _products().values()
+            if str(number) in one["auc_by_seen"]
+        ]
+        count = sum(defects for _, defects in each)
+        row: dict[str, Any] = {"number": number, "defects": count}
+        for key in ("alone", "all"):
+            row[key] = sum(areas[key] * defects for areas, defects in each) / count
+        rows.append(row)
+    return table(
+        rows,
+        ("seen by", "{number}"),
+        ("defects", "{defects}"),
+        ("AUC of one camera, the mean", "{alone:.3f}"),
+        ("AUC of all four", "{all:.3f}"),
+    )
+
+
 def rates() -> str:
     """Good items called different: as stated, in the test, and after changes."""
     rows = []
@@ -390,6 +413,7 @@ def figures() -> str:
         ("At a stated rate, over 40 draws of 100 good scenes that calibrate, %", draws),
         ("Tails and thresholds: six products, all four cameras, 30 draws, %", tails),
         ("Kinds of defects", kinds),
+        ("Defects by how many cameras see them", seen),
         ("Good items called different, %", rates),
         ("Blind sides", blind),
         ("A line of items", line),

@@ -21,6 +21,7 @@ from benchmarks.inspection.inspected_line import (
     without_novelty,
 )
 from benchmarks.inspection.measure import (
+    areas_by_seen,
     by_count,
     limit_of,
     looks_to_moved,
@@ -35,6 +36,7 @@ from benchmarks.inspection.tails import compare
 from benchmarks.line.played import PARTS
 from benchmarks.scenes.solid_draws import PLACES
 from benchmarks.scenes.solid_items import Floats, Item, Mesh
+from mdp.fusion.anomaly_table import MAXIMUM
 from mdp.testing.machine_faults import groups_work
 from partitioner.fusion.anomaly_fit import fit_anomaly
 
@@ -299,3 +301,11 @@ def test_an_environment_is_told_by_its_program(tmp_path: Path) -> None:
     (tmp_path / "bin/python").symlink_to(sys.executable)
     assert has_module(tmp_path / "bin/program", "json")
     assert not has_module(tmp_path / "bin/program", "no_module_of_this_name")
+
+
+def test_areas_by_how_many_cameras_see_a_defect() -> None:
+    good = {k: np.arange(100) / 100 for k in range(2)}
+    # The first defect is before one camera, the second before both; nobody sees the third.
+    strange = {0: np.array([2.0, 2.0, -1.0]), 1: np.array([-1.0, 2.0, -1.0])}
+    found = areas_by_seen(good, strange, np.array([1, 2, 0]), MAXIMUM)
+    assert found == {"1": {"alone": 0.5, "all": 1.0}, "2": {"alone": 1.0, "all": 1.0}}
