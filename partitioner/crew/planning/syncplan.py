@@ -43,6 +43,9 @@ _GIVEN_OR_NOT = (
 _ROUNDED = 0.02
 
 
+StepSize = Literal["given", "auto"]
+
+
 class TensorRule(Record, frozen=True, kw_only=True):
     """The codec of those of a network's tensors whose names match, as fnmatch does."""
 
@@ -118,7 +121,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     what: What = "gradients"
     every_pictures: Above0 | None = None
     period: Literal["same", "grows"] = "same"
-    step_size: Literal["given", "auto"] = "given"
+    step_size: StepSize = "given"
     #: AdamW's are averaged with each so many means.
     moments: Annotated[int, Meta(ge=1, le=1000)] | None = None
     owner: MeanOwner | OuterOwner = MeanOwner()

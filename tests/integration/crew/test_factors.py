@@ -34,7 +34,7 @@ class Classifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`[B, T, 3]` -> `[B, C]`."""
         feature = self.trunk(x).relu().mean(dim=1)
-        total: Tensor = sum(self.head(feature / (1 + i)) for i in range(self.passes))  # type: ignore[assignment]
+        total: Tensor = sum(self.head(feature / (1 + i)) for i in range(self.passes))
         return total
 
 

@@ -172,7 +172,10 @@ def test_jobs_side_by_side_and_exact_crews_give_the_weights_of_one_process(
         tmp_path,
         scenes,
         NetworkSync(
-            name="teacher", by=("coordinator", "tower"), shares="pace", tensor=factors_of("*.head.*")
+            name="teacher",
+            by=("coordinator", "tower"),
+            shares="pace",
+            tensor=factors_of("*.head.*"),
         ),
         NetworkSync(name="member-0", by=("tower",)),
         NetworkSync(name="member-1", by=("nuc",)),
