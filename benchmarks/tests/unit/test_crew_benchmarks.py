@@ -1,20 +1,15 @@
 """The published score of groups, and the table of links."""
 
-from statistics import mean
-
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from benchmarks.crew.assignment import published_score
-from benchmarks.crew.factors import GRADIENTS, SCALED, TODAY
-from benchmarks.crew.lengths import FINE_TUNED
 from benchmarks.crew.links import facts, row
 from benchmarks.crew.net import SIZE, TRAINERS, plans
 from benchmarks.crew.tune import ROUND_STEPS, WORK, case_of, compare, gives_weights_of_one
 from benchmarks.harness.results import read_result
 from partitioner.crew.planning.assign import search
-from partitioner.crew.planning.losses import MEASURED, SEEDS
 from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan
 from partitioner.crew.planning.tuning import Tried, to_tune, trials_of
 
@@ -61,33 +56,6 @@ def test_plans_made_by_hand_that_give_the_weights_of_one_process() -> None:
         "gradients, ring, fp32, 1 buckets", "gradients, ring, fp32, 4 buckets",
         "gradients, two_phase, fp32, 4 buckets",
     ]  # fmt: skip
-
-
-def test_the_planner_says_what_was_measured() -> None:
-    """Of rounds of an eighth or a sixteenth of an epoch, means over seeds at equal step sizes."""
-    kept = [
-        row | {"seed": 0, "rate": 1.0, "method": TODAY if row["rounds"] else GRADIENTS}
-        for row in read_result("crew-lengths")["rows"]
-        if row["rounds"] in (0, 8)
-    ]
-    kept += [row | {"pictures": 5_400} for row in read_result("crew-factors")["rows"]]
-    groups = ("pictures", "data", "start", "rate")
-    known = {
-        (*(row.get(key) for key in groups), row["seed"], row["method"]): row["test loss"]
-        for row in kept
-    }
-    assert len({row["seed"] for row in kept}) == SEEDS
-    found: dict[tuple[str, str], list[float]] = {}
-    for method, step_size in ((TODAY, "given"), (SCALED, "auto")):
-        of_group: dict[tuple[str, ...], list[float]] = {}
-        for (*group, seed, one), loss in known.items():
-            if one == method:
-                base = known[(*group, seed, GRADIENTS)]
-                of_group.setdefault(tuple(group), []).append(100 * (loss / base - 1))
-        for (_, _, start, _), more in of_group.items():
-            key = "given" if start == FINE_TUNED else "drawn"
-            found.setdefault((key, step_size), []).append(mean(more))
-    assert {k: (round(min(v), 1), round(max(v), 1)) for k, v in found.items()} == MEASURED
 
 
 def test_what_was_kept_is_compared_with_the_best_that_was_allowed() -> None:
