@@ -56,8 +56,11 @@ class Factors:
         """Bytes that this trainer has sent."""
         return self._factor_bytes + sum(layer.mean.sent_bytes for layer in self._layers)
 
-    def begin(self, meeting: Meeting) -> None:
-        """Give all members the first one's weights, as DDP does with the others."""
+    def share_weights(self, meeting: Meeting) -> None:
+        """Give all members the first one's weights, as DDP does with the others to begin with.
+
+        Of unlike processors each rounds its products in its own way, so that weights drift apart.
+        """
         for layer in self._layers:
             value = layer.weight.detach().to("cpu", copy=True).contiguous()
             meeting.group.broadcast(value, 0).wait()

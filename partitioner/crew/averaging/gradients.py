@@ -73,7 +73,7 @@ class Gradients(EveryStep):
             return module
         if self._is_factored is not None:
             self._factors = Factors(module, self._is_factored, self._means)
-            self._factors.begin(self._meeting())
+            self._factors.share_weights(self._meeting())
         self._names = {p: name for name, p in module.named_parameters() if p.requires_grad}
         wrapped = nn.parallel.DistributedDataParallel(
             module,
@@ -105,6 +105,12 @@ class Gradients(EveryStep):
         if self._factors is not None:
             self._factors.average(self._meeting(), self._sizes)
         return super().update(optimiser)
+
+    def settle(self, sums: Tensor) -> Tensor:
+        """Take the first one's weights of layers whose gradients each multiplies by itself."""
+        if self._factors is not None:
+            self._factors.share_weights(self._meeting())
+        return super().settle(sums)
 
     def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         buffer, future = bucket.buffer(), torch.futures.Future[Tensor]()

@@ -14,8 +14,10 @@ from torch.distributed import ProcessGroup  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
 from partitioner.crew.averaging.factors import Factors  # noqa: E402
+from partitioner.crew.averaging.gradients import Gradients  # noqa: E402
 from partitioner.crew.averaging.mean import Means, Meeting  # noqa: E402
 from partitioner.crew.coordinator.sizes import factors_ratio  # noqa: E402
+from partitioner.training.distributed import Crew  # noqa: E402
 from tests.support.gloo import PlainGroups, in_threads, vector  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -65,7 +67,7 @@ def average(module: Classifier, means: Means, counts: Sequence[int]) -> list[Ave
         group = cast(ProcessGroup, PlainGroups(store, rank).of("net", 0, members))
         meeting = Meeting(group=group, members=members, weights=(1.0,) * len(counts), rank=rank)
         factors = Factors(own, of_heads, means)
-        factors.begin(meeting)
+        factors.share_weights(meeting)
         start = sum(counts[:rank])
         seen = pictures[start : start + counts[rank]] if counts[rank] else pictures[:1]
         with torch.no_grad():
@@ -140,6 +142,29 @@ def test_what_is_no_head_is_refused(wanted: Callable[[str], bool], message: str)
     with pytest.raises(InputError, match=f'codec = "factors": expected dense .*{message}') as no:
         begin(module, wanted)
     assert "\n" not in str(no.value)
+
+
+def test_weights_that_drift_apart_are_those_of_the_first_after_an_epoch() -> None:
+    def trainer(rank: int) -> list[Tensor]:
+        group = cast(ProcessGroup, PlainGroups(store, rank).of("net", 0, (0, 1)))
+        gradients = Gradients(
+            Crew(rank, 2, group), Means(), lambda name: "fp32", bucket_bytes=2**20,
+            is_factored=of_heads,
+        )  # fmt: skip
+        module = Classifier(8, 4)
+        optimiser = torch.optim.AdamW(module.parameters())
+        gradients.wrap(module, optimiser, torch.device("cpu"))
+        with torch.no_grad():
+            module.head.weight.add_(rank)
+        own = module.head.weight.detach().clone()
+        assert gradients.settle(torch.ones(1)).tolist() == [1.0]
+        return [own, module.head.weight.detach()]
+
+    store = HashStore()
+    (first, settled), (drifted, same) = in_threads(2, trainer)
+    assert not torch.equal(first, drifted)
+    assert torch.equal(first, settled)
+    assert torch.equal(first, same)
 
 
 def test_rows_that_are_no_pictures_are_refused() -> None:
