@@ -35,7 +35,7 @@ from partitioner.data.datasets import open_dataset
 from partitioner.networks.submodel import init_weights
 from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec
 from partitioner.run.progress import Progress
-from partitioner.run.settings import MemberSchedule
+from partitioner.run.settings import DRAWN_OR_CUT, MemberSchedule
 from partitioner.training.cached_outputs import batch
 from partitioner.training.loop import Index, TrainingStage, fit
 from partitioner.training.synchroniser import Synchroniser
@@ -49,9 +49,11 @@ SEED = 0
 #: Rounds of an epoch; 0: gradients.
 ROUNDS = (0, 8, 4, 2)
 FINE_TUNED, FROM_SCRATCH, BEFORE = "fine-tuned", "from scratch", "before"
-#: AdamW's peak step size, as a teacher has by default, and epochs.
-RATES = {FINE_TUNED: 1e-4, FROM_SCRATCH: 1e-3, BEFORE: 1e-3}
-EPOCHS = {FINE_TUNED: 2, FROM_SCRATCH: 2, BEFORE: 4}
+#: A smaller network that begins with a selection of a teacher's weights, and learns its answers.
+CUT = "cut from its teacher"
+#: AdamW's peak step size, as a teacher has by default, or a sub-model, and epochs.
+RATES = {FINE_TUNED: 1e-4, FROM_SCRATCH: 1e-3, BEFORE: 1e-3, CUT: DRAWN_OR_CUT}
+EPOCHS = {FINE_TUNED: 2, FROM_SCRATCH: 2, BEFORE: 4, CUT: 2}
 
 
 class Learned(Case, frozen=True, kw_only=True):
@@ -71,12 +73,12 @@ class Learning(Cases, frozen=True, kw_only=True):
     cases: tuple[Learned, ...]
 
 
-def case(data: str, start: str, rounds: int, pictures: int) -> Learned:
-    """One training; its steps are of four trainers."""
+def case(data: str, start: str, rounds: int, pictures: int, trainers: int = TRAINERS) -> Learned:
+    """One training; its steps are of all trainers."""
     return Learned(
         name=f"{data}, {start}, {rounds} rounds",
-        how="rounds" if rounds else "alone", picture_s=(0.0,) * TRAINERS,
-        pictures=BATCH // TRAINERS, steps=-(-pictures // BATCH), epochs=EPOCHS[start],
+        how="rounds" if rounds else "alone", picture_s=(0.0,) * trainers,
+        pictures=BATCH // trainers, steps=-(-pictures // BATCH), epochs=EPOCHS[start],
         every=pictures // max(1, rounds), route="two_phase", codec="int8",
         data=data, start=start, rounds=rounds,
     )  # fmt: skip
@@ -111,7 +113,10 @@ class Learner(Trainer):
             name="learning", pictures=len(self.labels), schedule=schedule, seed=case.seed,
             autocast="bf16", checkpoint=self.folder / f"{case.name}-{self.rank}.pt", sync=sync,
         )  # fmt: skip
+        # What a run that was stopped has left is no part of this one.
+        stage.checkpoint.unlink(missing_ok=True)
         fit(self.module, stage, self.loss_of, Progress(io.StringIO()))
+        stage.checkpoint.unlink(missing_ok=True)
         if self.rank:
             return {}
         if case.start == BEFORE:
@@ -121,10 +126,14 @@ class Learner(Trainer):
         }  # fmt: skip
         for name in ("test", "train"):
             pixels, labels = split(self.folder, case.data, name)
-            logits, labels = outputs(self.module, pixels[:LIMIT_TEST]), labels[:LIMIT_TEST]
+            logits, labels = self.logits(pixels[:LIMIT_TEST]), labels[:LIMIT_TEST]
             said[f"{name} loss"] = float(F.cross_entropy(logits, labels))
             said[f"{name} %"] = 100 * float((logits.argmax(dim=1) == labels).float().mean())
         return said
+
+    def logits(self, pixels: Any) -> Tensor:
+        """Of pictures, `[N, C]`."""
+        return outputs(self.module, pixels)
 
 
 def network(classes: int, seed: int = SEED) -> Teacher:

@@ -19,6 +19,8 @@ from partitioner.run.progress import Progress
 if TYPE_CHECKING:
     from partitioner.crew.planning.facts import Facts
     from partitioner.crew.planning.propose import Proposal
+    from partitioner.crew.planning.syncplan import SyncPlan
+    from partitioner.crew.planning.work import Work
 
 app = console.new_app("Train on several of your own devices together.", "mdp-partition crew")
 
@@ -117,6 +119,7 @@ def plan_crew(
     Example: mdp-partition crew plan --plan plan.toml --data photos/ --crew crew/
     """
     from partitioner.crew.folder import CrewFolder
+    from partitioner.crew.planning.losses import loss_words
     from partitioner.crew.planning.propose import choose, propose
     from partitioner.crew.planning.syncplan import write_plan
 
@@ -130,12 +133,14 @@ def plan_crew(
         except PlanRefused:
             together = [proposal for proposal in proposals if len(proposal.trainers) > 1]
             if not (anyway and together):
-                _show(proposals, json)
+                _show(proposals, work, json)
                 raise
             best = together[0]
-        _show(proposals, json)
+        _show(proposals, work, json)
         write_plan(folder.plan_file, best.plan)
     Progress().note(f"{best.words}, about {best.seconds:,.1f} s: {folder.plan_file}")
+    for line in loss_words(best.plan, work):
+        Progress().note(line)
 
 
 @app.command()
@@ -219,6 +224,7 @@ def simulate(
     """
     from mdp.files import write_bytes
     from partitioner.crew.folder import CrewFolder
+    from partitioner.crew.planning.losses import loss_words
     from partitioner.crew.planning.picture import schedule_svg
     from partitioner.crew.planning.propose import predict
 
@@ -239,11 +245,14 @@ def simulate(
         for span in proposal.spans
     ]
     if json:
-        console.print_json({"seconds": proposal.seconds, "spans": spans})
+        losses = _losses(proposal.plan, work)
+        console.print_json({"seconds": proposal.seconds, "loss_percent": losses, "spans": spans})
         return
     for span in proposal.spans:
         print(f"{span.start_s:9,.1f} to {span.end_s:9,.1f} s  {span.trainer:12} {span.what}")
     print(f"{proposal.words}: {proposal.seconds:,.1f} s")
+    for line in loss_words(proposal.plan, work):
+        print(line)
 
 
 @app.command()
@@ -312,9 +321,17 @@ def _work(given: Given, plan: Path) -> Any:
     return workload(chosen, config, open_pictures(config.options, chosen.cameras))
 
 
-def _show(proposals: "list[Proposal]", json: bool) -> None:
+def _losses(plan: "SyncPlan", work: "Work") -> dict[str, list[float] | None]:
+    """What is measured of each network that does not get the weights of one process, or null."""
+    from partitioner.crew.planning.losses import losses
+
+    return {name: loss and [*loss] for name, loss in losses(plan, work).items()}
+
+
+def _show(proposals: "list[Proposal]", work: "Work", json: bool) -> None:
     if json:
-        rows = [{"trainers": sorted(p.trainers), "chain": p.plan.chain, "seconds": p.seconds}
+        rows = [{"trainers": sorted(p.trainers), "chain": p.plan.chain, "seconds": p.seconds,
+                 "loss_percent": _losses(p.plan, work)}
                 for p in proposals]  # fmt: skip
         console.print_json(rows)
         return

@@ -1,17 +1,20 @@
 """The work that a plan and its settings give a crew: sizes, epochs and arithmetic."""
 
+from collections.abc import Collection
+
 from msgspec.structs import replace
 
-from mdp.formats.plan import Plan, Spec, SubModelSpec
+from mdp.formats.plan import Assignment, Plan, Spec, SubModelSpec
 from partitioner.crew.planning import costs
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.methods import Methods
 from partitioner.crew.planning.syncplan import RequestedGroups, SyncPlan, WholeGroup
-from partitioner.crew.planning.work import FrozenPasses, NetworkWork, Work, pace
+from partitioner.crew.planning.work import FrozenPasses, NetworkWork, Start, Work, pace
 from partitioner.data.datasets import Dataset
 from partitioner.data.scenes import places, single_pictures
 from partitioner.estimates.macs import macs, parameters, tokens
 from partitioner.run.settings import Settings, TrainingConfig
+from partitioner.run.weights import weights_in
 from partitioner.training.members import twins
 
 #: Floating-point operations of a MAC; a training step does a forward pass and twice that.
@@ -25,9 +28,13 @@ def workload(plan: Plan, asked: TrainingConfig | Settings, data: Dataset) -> Wor
     where, same = places(data.train, data.cameras), twins(plan, asked.schedule)
     if asked.teacher_schedule.epochs:
         schedule = asked.teacher_schedule
+        start: Start = "given" if _has_teacher_weights(asked) else "drawn"
         networks.append(
-            _network("teacher", teacher, classes, pictures, schedule.epochs, schedule.batch_size)
+            _network(
+                "teacher", teacher, classes, pictures, schedule.epochs, schedule.batch_size, start
+            )
         )
+    given = _given_weights(asked)
     for a in plan.assignments:
         if a.k in same:
             continue
@@ -35,7 +42,8 @@ def workload(plan: Plan, asked: TrainingConfig | Settings, data: Dataset) -> Wor
         seen = len(range(pictures)[where.of(camera)])
         epochs = asked.schedule.of(a.k, pretrained=False).epochs
         name, batch = f"member-{a.k}", asked.schedule.batch_size
-        networks.append(_network(name, a.spec, classes, seen, epochs, batch))
+        start = _member_start(a, given, from_others=asked.schedule.start != "scratch")
+        networks.append(_network(name, a.spec, classes, seen, epochs, batch, start))
     longest = max(asked.schedule.epochs, asked.teacher_schedule.epochs)
     variants = min(asked.augmentation.variants, longest)
     answers = FrozenPasses(
@@ -87,8 +95,29 @@ def longest_s(plan: SyncPlan, facts: Facts, work: Work, validated: int = 0) -> f
     return max(found)
 
 
+def _has_teacher_weights(asked: TrainingConfig | Settings) -> bool:
+    if isinstance(asked, Settings):
+        return asked.teacher.pretrained or asked.teacher.checkpoint is not None
+    return asked.has_teacher_weights
+
+
+def _given_weights(asked: TrainingConfig | Settings) -> Collection[str]:
+    """timm's names of networks that have weights at hand."""
+    if isinstance(asked, Settings):
+        return asked.weights
+    folder = asked.options.weights_folder
+    return () if folder is None else weights_in(folder)
+
+
+def _member_start(a: Assignment, given: Collection[str], *, from_others: bool) -> Start:
+    """Weights that a sub-model begins with; plain ViTs are cut from others where they fit."""
+    if isinstance(a.spec, SubModelSpec):
+        return "cut" if from_others else "drawn"
+    return "given" if a.spec.name in given else "drawn"
+
+
 def _network(
-    name: str, spec: Spec, classes: int, pictures: int, epochs: int, batch: int
+    name: str, spec: Spec, classes: int, pictures: int, epochs: int, batch: int, start: Start
 ) -> NetworkWork:
     kept, boundary, blocks = 0.0, 0.0, 0
     if isinstance(spec, SubModelSpec):
@@ -100,6 +129,7 @@ def _network(
         size_bytes=4.0 * parameters(spec, classes),
         pictures=pictures,
         epochs=epochs,
+        start=start,
         batch=batch,
         gflop_per_picture=_FLOP * _STEP * macs(spec, classes) / 1e9,
         activation_bytes=kept,

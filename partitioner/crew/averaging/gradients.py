@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket, HashStore, ProcessGroup
 
 from partitioner.crew.averaging.codecs import CODECS
+from partitioner.crew.averaging.factors import Factors
 from partitioner.crew.averaging.flat import CodecOf
 from partitioner.crew.averaging.mean import Mean, Means, Meeting, Segment
 from partitioner.crew.coordinator.shares import by_pace
@@ -24,7 +25,8 @@ class Gradients(EveryStep):
     same. paces: pictures/s by rank in the group, none for equal shares. Whatever the route and the
     shares, fp32 gives the weights of one process, up to rounding; int8 and fp16 do not. What a
     codec leaves out of a gradient is added to the next one (error feedback, after Seide et al.,
-    2014), anew when DDP rebuilds its buckets, after the first step.
+    2014), anew when DDP rebuilds its buckets, after the first step. is_factored: tells of a tensor
+    that factors of its gradient travel, where they are fewer bytes; None: of none.
     """
 
     def __init__(
@@ -36,12 +38,17 @@ class Gradients(EveryStep):
         paces: Sequence[float] = (),
         bucket_bytes: int,
         members: tuple[int, ...] = (),
+        is_factored: Callable[[str], bool] | None = None,
     ) -> None:
         super().__init__(crew)
         self._means, self._codec_of = means, codec_of
         self._paces = paces or [1.0] * crew.size
         self._bucket_bytes = bucket_bytes
         self._members = members or tuple(range(crew.size))
+        self._is_factored = is_factored
+        self._factors: Factors | None = None
+        #: Pictures of the step that goes on, of each member.
+        self._sizes: list[int] = []
         self._names: dict[Tensor, str] = {}
         #: The mean of each of DDP's buckets, by its first parameter and its size.
         self._of_bucket: dict[tuple[Tensor, int], _BucketMean] = {}
@@ -51,15 +58,22 @@ class Gradients(EveryStep):
     @property
     def bytes_sent(self) -> int:
         """Bytes of gradients that this trainer has sent."""
-        return sum(bucket.mean.sent_bytes for bucket in list(self._of_bucket.values()))
+        factors = self._factors.sent_bytes if self._factors else 0
+        return factors + sum(bucket.mean.sent_bytes for bucket in list(self._of_bucket.values()))
 
     def wrap(
         self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
     ) -> nn.Module:
-        """DDP around the module, with these means instead of its own."""
+        """DDP around the module, with these means instead of its own.
+
+        Raises InputError where factors are asked for of what is not a dense layer.
+        """
         self._module = module
         if self.crew.size == 1:
             return module
+        if self._is_factored is not None:
+            self._factors = Factors(module, self._is_factored, self._means)
+            self._factors.share_weights(self._meeting())
         self._names = {p: name for name, p in module.named_parameters() if p.requires_grad}
         wrapped = nn.parallel.DistributedDataParallel(
             module,
@@ -79,12 +93,24 @@ class Gradients(EveryStep):
         rank = self.crew.rank
         for number, index in enumerate(batches):
             sizes = by_pace(self._paces, len(index))
-            start = sum(sizes[:rank])
+            start, self._sizes = sum(sizes[:rank]), sizes
             share = index[start : start + sizes[rank]]
             if len(share):
                 yield number, share, len(share) / len(index)
             else:
                 yield number, index[:1], 0.0
+
+    def update(self, optimiser: torch.optim.Optimizer) -> float:
+        """A step of one's own, once the gradients that DDP leaves out are averaged too."""
+        if self._factors is not None:
+            self._factors.average(self._meeting(), self._sizes)
+        return super().update(optimiser)
+
+    def settle(self, sums: Tensor) -> Tensor:
+        """Take the first one's weights of layers whose gradients each multiplies by itself."""
+        if self._factors is not None:
+            self._factors.share_weights(self._meeting())
+        return super().settle(sums)
 
     def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         buffer, future = bucket.buffer(), torch.futures.Future[Tensor]()

@@ -3,6 +3,8 @@
 from typing import Literal
 
 CodecName = Literal["fp32", "fp16", "int8", "top4"]
+#: Beside them, of a dense layer's gradient, the two factors that it is the product of.
+TensorCodec = Literal["fp32", "fp16", "int8", "top4", "factors"]
 
 #: Numbers of int8 that share a scale, which has 4 bytes.
 INT8_BLOCK = 256
@@ -23,6 +25,15 @@ def wire_bytes(codec: CodecName, count: int) -> int:
             return count + 4 * -(-count // INT8_BLOCK)
         case "top4":
             return bitmap_bytes(count) + four_bit_bytes(count_kept(count, KEEP))
+
+
+def factors_ratio(outputs: int, inputs: int, pictures: int) -> float:
+    """Bytes of a dense layer's factors over those of its gradient's mean in fp32.
+
+    pictures: of a step of all trainers together, of which each sends the factors of its own to all
+    others. The mean goes round a ring, or through the owners of its shards.
+    """
+    return pictures * (outputs + inputs) / (2 * outputs * inputs)
 
 
 def count_kept(count: int, keep: float) -> int:

@@ -19,6 +19,7 @@ from partitioner.crew.coordinator.sizes import CodecName
 from partitioner.crew.planning.costs import RATIO, What, answers_per_s, sent_ratio, step_s
 from partitioner.crew.planning.facts import Facts, Trainer
 from partitioner.crew.planning.flows import Links, MeanTime, Route
+from partitioner.crew.planning.losses import STEP_SIZES
 from partitioner.crew.planning.rules import refusals
 from partitioner.crew.planning.stages import PipelineFacts, in_best_order, pipeline_time
 from partitioner.crew.planning.syncplan import (
@@ -34,7 +35,7 @@ from partitioner.crew.planning.syncplan import (
 from partitioner.crew.planning.work import FrozenPasses, NetworkWork, pace
 
 #: `exact`: weights as of one process; `recorded`: beside them means of parameters in int8, whose
-#: loss was measured; `any`: all.
+#: loss was measured (`losses`); `any`: all.
 Allowed = Literal["exact", "recorded", "any"]
 
 _BUCKETS = (2**20, 5 * 2**20, BUCKET_BYTES)
@@ -188,7 +189,7 @@ class Methods:
             else:
                 mean_s = self.links.mean(route, crew).of(_transfer_bytes(network, codec))
                 every = round_pictures(network, together, mean_s)
-                yield replace(way, every_pictures=every)
+                yield replace(way, every_pictures=every, step_size=STEP_SIZES[network.start])
 
     @cached_property
     def _ways(self) -> list[tuple[What, CodecName, Route]]:

@@ -16,7 +16,7 @@ from msgspec import Meta
 from mdp.errors import ConfigError
 from mdp.files import Record, pattern, read_toml, toml_bytes, write_bytes
 from partitioner.crew.coordinator.neighbours import graph_of, neighbours_of, reached_in
-from partitioner.crew.coordinator.sizes import KEEP, CodecName
+from partitioner.crew.coordinator.sizes import KEEP, CodecName, TensorCodec
 from partitioner.crew.planning.costs import RATIO, Chain, What
 from partitioner.crew.planning.facts import Facts, Name
 from partitioner.crew.planning.flows import Route, ShardSizes
@@ -43,11 +43,14 @@ _GIVEN_OR_NOT = (
 _ROUNDED = 0.02
 
 
+StepSize = Literal["given", "auto"]
+
+
 class TensorRule(Record, frozen=True, kw_only=True):
     """The codec of those of a network's tensors whose names match, as fnmatch does."""
 
     match: Annotated[str, Meta(min_length=1, max_length=200)]
-    codec: CodecName
+    codec: TensorCodec
 
 
 class Stage(Record, frozen=True, kw_only=True):
@@ -118,7 +121,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     what: What = "gradients"
     every_pictures: Above0 | None = None
     period: Literal["same", "grows"] = "same"
-    step_size: Literal["given", "auto"] = "given"
+    step_size: StepSize = "given"
     #: AdamW's are averaged with each so many means.
     moments: Annotated[int, Meta(ge=1, le=1000)] | None = None
     owner: MeanOwner | OuterOwner = MeanOwner()
@@ -140,11 +143,11 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     @property
     def way(self) -> Route:
         """The route: with none given a ring, which int8, top4 and masks cannot take."""
-        coded = self.mask is not None or not self.codecs <= {"fp32", "fp16"}
+        coded = self.mask is not None or not self.codecs <= {"fp32", "fp16", "factors"}
         return self.route or ("two_phase" if coded else "ring")
 
     @property
-    def codecs(self) -> set[CodecName]:
+    def codecs(self) -> set[TensorCodec]:
         """Codecs of all tensors."""
         return {self.codec, *(rule.codec for rule in self.tensor)}
 
@@ -196,7 +199,18 @@ class NetworkSync(Record, frozen=True, kw_only=True):
         return {**given, **named, **of_all, "codec": frozenset(self.codecs)}
 
     def codec_of(self, tensor: str) -> CodecName:
-        """The codec of a tensor by its name: of the first rule that matches."""
+        """The codec of a tensor by its name: of the first rule that matches.
+
+        What no factors are sent of, or would be more bytes, goes in fp32.
+        """
+        found = self._rule_of(tensor)
+        return "fp32" if found == "factors" else found
+
+    def is_factored(self, tensor: str) -> bool:
+        """Tell whether factors of a tensor's gradient may travel in its place."""
+        return self._rule_of(tensor) == "factors"
+
+    def _rule_of(self, tensor: str) -> TensorCodec:
         rules = (rule.codec for rule in self.tensor if fnmatchcase(tensor, rule.match))
         return next(rules, self.codec)
 

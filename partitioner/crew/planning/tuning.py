@@ -177,8 +177,8 @@ def _shape(network: NetworkWork, crew: Sequence[str], facts: Facts) -> tuple[obj
     """Facts of a network that its candidates and their seconds follow from."""
     known = tuple(pace(facts.of(name), network) > 0 for name in crew)
     return (
-        network.name == "teacher", network.size_bytes, network.pictures, network.batch,
-        network.gflop_per_picture, network.activation_bytes, network.blocks, known,
+        network.name == "teacher", network.start, network.size_bytes, network.pictures,
+        network.batch, network.gflop_per_picture, network.activation_bytes, network.blocks, known,
     )  # fmt: skip
 
 

@@ -1,10 +1,15 @@
 """The networks to train, and how quick and large it is on a trainer. Pure."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from partitioner.crew.coordinator.sizes import CodecName
 from partitioner.crew.planning.costs import FORWARD, What, memory_bytes
 from partitioner.crew.planning.facts import ANSWERS, Trainer
+
+#: Weights that a network's training begins with: given ones, those cut from the teacher's or of an
+#: earlier sub-model, or drawn ones.
+Start = Literal["given", "cut", "drawn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +22,7 @@ class NetworkWork:
     #: Of one epoch.
     pictures: int
     epochs: int
+    start: Start = "drawn"
     #: Pictures of a step of all trainers together.
     batch: int = 64
     #: A training step's work, for trainers whose pace was not measured; 0: unknown.

@@ -67,6 +67,7 @@ class Crews:
             paces=paces,
             bucket_bytes=sync.bucket_bytes or BUCKET_BYTES,
             members=members,
+            is_factored=sync.is_factored if "factors" in sync.codecs else None,
         )
         self.account.follow(lambda: gradients.bytes_sent)
         return gradients

@@ -22,6 +22,7 @@ from partitioner.crew.bus.control import log_lines  # noqa: E402
 from partitioner.crew.folder import CrewFolder  # noqa: E402
 from partitioner.crew.history import spans_of  # noqa: E402
 from partitioner.crew.jobs.passes import HELD_OUT  # noqa: E402
+from partitioner.crew.planning.losses import MEASURED  # noqa: E402
 from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan, read_plan, write_plan  # noqa: E402
 from partitioner.export.evaluate import run_on  # noqa: E402
 from partitioner.export.sessions import logits_file  # noqa: E402
@@ -144,7 +145,21 @@ def test_a_plan_that_does_not_pay_is_refused(
     predicted = here("crew", "simulate", *of_slow, "--plot", "predicted.svg", "--json")
     assert json.loads(predicted.stdout)["seconds"] > 0
     assert "<svg" in Path("predicted.svg").read_text()
+    assert json.loads(predicted.stdout)["loss_percent"] == {}
     names = [network.name for network in read_plan(crew.plan_file).network]
+    drawn = NetworkSync(name="teacher", what="parameters", codec="int8", by=("coordinator", "nuc"))
+    same_pace = dict.fromkeys(slow, 100.0)
+    alike = [replace(trainer, pictures_per_s=same_pace) for trainer in facts_of.trainer]
+    write_toml(crew.facts_file, replace(facts_of, trainer=tuple(alike)))
+    exact = [NetworkSync(name=name) for name in names if name != "teacher"]
+    write_plan(crew.plan_file, SyncPlan(network=(drawn, *exact)))
+    predicted = here("crew", "simulate", *of_slow, "--json")
+    assert json.loads(predicted.stdout)["loss_percent"] == {
+        "teacher": [*MEASURED["drawn", "given"]]
+    }
+    said = here("crew", "simulate", *of_slow).stdout.splitlines()[-1]
+    assert said.startswith("teacher: in rounds ")
+    assert said.endswith("--exact loses nothing")
     short = [NetworkSync(name=name, what="parameters", every_pictures=1) for name in names]
     write_plan(crew.plan_file, SyncPlan(network=tuple(short)))
     refused = here("crew", "simulate", *of_slow)

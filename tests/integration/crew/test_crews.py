@@ -19,6 +19,7 @@ from partitioner.training.synchroniser import EveryStep  # noqa: E402
 from tests.support.models.crews import (  # noqa: E402
     EPOCHS,
     EXACT,
+    FACTORED,
     LOSSY,
     ROUNDS,
     TRAINERS,
@@ -73,13 +74,20 @@ def difference(ours: Any, theirs: Any) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", [*EXACT, *FACTORED])
 def test_exact_plans_end_with_the_weights_of_one_process(
     folder: Path, alone: Any, name: str
 ) -> None:
     found = ends(folder, name)
     assert all(torch.equal(found[0], other) for other in found[1:])
     assert difference(found[0], alone) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FACTORED)
+def test_factors_are_fewer_bytes(folder: Path, name: str) -> None:
+    for rank in range(TRAINERS):
+        sent = json.loads((folder / f"sent-{rank}.json").read_bytes())
+        assert 0 < sent[name] < sent[FACTORED[name]]
 
 
 def test_stages_end_with_the_weights_of_one_process(folder: Path, tmp_path: Path) -> None:

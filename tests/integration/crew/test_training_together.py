@@ -28,6 +28,7 @@ from partitioner.crew.planning.syncplan import (  # noqa: E402
     ShuffledGroups,
     Stage,
     SyncPlan,
+    TensorRule,
     WholeGroup,
     write_plan,
 )
@@ -159,13 +160,23 @@ def difference(ours: Path, theirs: Path) -> float:
     return float((one - two).norm() / two.norm())
 
 
+def factors_of(match: str) -> tuple[TensorRule, ...]:
+    """Factors of some dense layers' gradients."""
+    return (TensorRule(match=match, codec="factors"),)
+
+
 def test_jobs_side_by_side_and_exact_crews_give_the_weights_of_one_process(
     scenes: Path, alone: RunFolder, tmp_path: Path
 ) -> None:
     crew = Crew(
         tmp_path,
         scenes,
-        NetworkSync(name="teacher", by=("coordinator", "tower"), shares="pace"),
+        NetworkSync(
+            name="teacher",
+            by=("coordinator", "tower"),
+            shares="pace",
+            tensor=factors_of("*.head.*"),
+        ),
         NetworkSync(name="member-0", by=("tower",)),
         NetworkSync(name="member-1", by=("nuc",)),
     )
@@ -289,6 +300,23 @@ def test_a_trainer_that_differs_is_refused_in_a_line(data: Path, tmp_path: Path)
     processes["nuc"] = crew.start("nuc")
     for name, process in processes.items():
         crew.ends(name, process)
+
+
+def test_factors_of_a_layer_that_sees_tokens_are_refused_in_a_line(
+    data: Path, tmp_path: Path
+) -> None:
+    names = ("coordinator", "tower")
+    alone = (NetworkSync(name=name, by=("tower",)) for name in NETWORKS[1:])
+    teacher = NetworkSync(name="teacher", by=names, tensor=factors_of("*.qkv.weight"))
+    crew = Crew(tmp_path, data, teacher, *alone, names=names)
+    processes = {name: crew.start(name) for name in names}
+    for name, process in processes.items():
+        assert process.wait(PATIENCE_S) == 2, crew.log_of(name).read_text()
+        said = crew.log_of(name).read_text()
+        assert "expected dense layers that see one row of a picture, as heads, " in said
+        assert "network.blocks.0.attn.qkv.weight sees tokens: [" in said.splitlines()[-1]
+        assert "Traceback" not in said
+    assert not crew.run.teacher.exists()
 
 
 def test_a_coordinator_that_dies_goes_on_by_the_same_commands(data: Path, tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ EXACT: dict[str, tuple[Means, tuple[float, ...], int]] = {
     f"{way}-{'pace' if paces else 'equal'}-{mb}": (WAYS[way], paces, mb * 2**20)
     for way, paces, mb in product(WAYS, ((), PACES), (1, 5, 25))
 }
+#: Exact plans in which the head's gradient travels by factors: name -> the plan otherwise alike.
+FACTORED = {f"{name}-factors": name for name in ("ring-equal-25", "by_link-pace-1")}
 LOSSY: dict[CodecName, str] = {"int8": "two_phase", "fp16": "ring"}
 #: Of rounds: batches of an epoch, each cut into a step for every trainer.
 BATCHES, EPOCHS = TRAINERS * -(-PICTURES // 8), 3
@@ -319,6 +321,14 @@ def every_step(out: Path, rank: int, port: int) -> None:
     said: dict[str, int] = {}
     for name, (means, paces, bucket_bytes) in EXACT.items():
         gradients = Gradients(crew, means, always("fp32"), paces=paces, bucket_bytes=bucket_bytes)
+        torch.save(flat(train_vit(out / name, gradients)), out / f"{name}-{rank}.pt")
+        said[name] = gradients.bytes_sent
+    for name, alike in FACTORED.items():
+        means, paces, bucket_bytes = EXACT[alike]
+        gradients = Gradients(
+            crew, means, always("fp32"), paces=paces, bucket_bytes=bucket_bytes,
+            is_factored=lambda tensor: tensor.startswith("head."),
+        )  # fmt: skip
         torch.save(flat(train_vit(out / name, gradients)), out / f"{name}-{rank}.pt")
         said[name] = gradients.bytes_sent
     for codec, way in LOSSY.items():

@@ -1,12 +1,14 @@
 """Work of a crew, and how long its members may wait for each other."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 pytest.importorskip("torch")
 
+from mdp.formats.plan import NetworkSpec
 from partitioner.crew.planning.facts import Facts, Line, Trainer
 from partitioner.crew.planning.methods import Methods
 from partitioner.crew.planning.syncplan import NetworkSync, RequestedGroups, SyncPlan
@@ -36,6 +38,23 @@ def test_members_learn_their_cameras_pictures_and_shared_ones_are_trained_once(
     )
     assert shared.answers is not None
     assert shared.answers.pictures == 2 * (2 * scenes - 1)
+
+
+def test_the_weights_that_networks_begin_with(tmp_path: Path) -> None:
+    data, plan = open_dataset(str(write_scenes(tmp_path / "scenes", each=8))), tiny_plan()
+    lite = NetworkSpec(name="tf_lite0", image_size=32, parameters=10, macs=10)
+    second = replace(plan.assignments[1], submodel=None, network=lite)
+    plan = replace(plan, assignments=[plan.assignments[0], second])
+    weights = tmp_path / "weights"
+    weights.mkdir()
+
+    def starts(**options: Any) -> dict[str, str]:
+        return {n.name: n.start for n in workload(plan, config_of("d", **options), data).networks}
+
+    assert starts() == {"teacher": "drawn", "member-0": "cut", "member-1": "drawn"}
+    (weights / "tf_lite0.safetensors").touch()
+    given = starts(teacher_checkpoint="t.pth", weights=str(weights), schedule={"start": "scratch"})
+    assert given == {"teacher": "given", "member-0": "drawn", "member-1": "given"}
 
 
 def test_slow_steps_and_means_are_waited_for() -> None:

@@ -51,7 +51,7 @@ VALUES: dict[tuple[str, str], Any] = {
 #: Words that are not allowed, by the key that a rule asks for.
 OTHERS = {
     "what": ("gradients", "parameters"),
-    "codec": ("fp32", "fp16", "int8", "top4"),
+    "codec": ("fp32", "fp16", "int8", "top4", "factors"),
     "route": ("ring", "two_phase", "two_tier"),
     "stage": (GIVEN, MISSING),
     "meet": ("everyone", "shuffled", "on_request", "neighbours"),

@@ -68,6 +68,7 @@ def masked(text: str) -> str:
 
 
 STAGES = 'micro_batches = 4\nstage = [{blocks = 7, by = "coordinator"}, {blocks = 5, by = "nuc"}]'
+FACTORED = 'tensor = [{match = "*head.weight", codec = "factors"}]'
 
 
 def in_flight(*limits: int) -> str:
@@ -236,6 +237,19 @@ def test_no_stage_has_more_in_flight_than_the_one_before(
             network("what = 'parameters'\nstep_size = 2.0"),
             r"Expected `str`, got `float` - at `.*step_size`",
         ),
+        (network("codec = 'factors'"), r"Invalid enum value 'factors' - at `\$.network\[0\].codec"),
+        (
+            network(FACTORED + "\nwhat = 'parameters'"),
+            'codec`: expected "factors" only with what = "gradients", found "parameters"',
+        ),
+        (
+            network(FACTORED + "\nroute = 'two_tier'"),
+            'codec`: expected "factors" only with route = "ring" or "two_phase", found "two_tier"',
+        ),
+        (
+            network(STAGES + "\n" + FACTORED, "teacher"),
+            'stage`: expected only with codec = "fp32", found "factors"',
+        ),
         (network("shards = 'link'"), 'shards`: expected "link" only .*, found "ring"'),
         (network("micro_batches = 4"), "micro_batches`: expected only with stage: "),
         (network(STAGES), 'stage`: expected only with name = "teacher", found "member-0"'),
@@ -387,6 +401,18 @@ def test_the_first_rule_that_matches_a_tensor_counts() -> None:
     assert [sync.codec_of(t) for t in ("head.bias", "blocks.0.weight")] == ["fp32", "fp16"]
     assert sync.way == "two_phase"
     assert not is_exact(sync)
+
+
+def test_heads_travel_by_factors_where_they_are_named(tmp_path: Path) -> None:
+    plan = read(tmp_path, network(FACTORED))
+    (sync,) = plan.network
+    head, trunk = "network.head.weight", "network.blocks.0.mlp.fc1.weight"
+    assert (sync.is_factored(head), sync.is_factored(trunk)) == (True, False)
+    assert (sync.codec_of(head), sync.codec_of(trunk)) == ("fp32", "fp32")
+    assert sync.way == "ring"
+    # Up to rounding the weights of one process: run folders go on with it and without.
+    assert is_exact_plan(plan)
+    assert plan.digest == SyncPlan().digest
 
 
 SYNC = st.builds(
