@@ -162,6 +162,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/pytest --quiet tests/tutorials/typed.py
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python tools/large_files.py
