@@ -52,7 +52,7 @@ DEMO_NEEDS := editables msgspec numpy pillow pyzmq rich tomli-w typer onnxruntim
 PATIENT := $(addprefix tests/integration/,crew commands/test_partition_build.py \
 	commands/test_torchrun.py agents/test_record.py commands/test_inspected_build.py commands/test_scenes_build.py \
 	commands/test_camera_way.py commands/test_reference_bundle.py commands/test_discovery.py agents/test_bundle_push.py \
-	agents/test_change_of_bundle.py agents/test_cameras.py agents/test_inspection.py agents/test_phone.py \
+	agents/test_change_of_bundle.py agents/test_cameras.py agents/test_phone.py \
 	clients/test_examples.py commands/test_quantized_fleet.py services faults/test_strangers.py commands/test_deploy.py \
 	commands/test_sources.py commands/test_tutorials.py commands/test_demo.py commands/test_demo_trouble.py \
 	commands/test_command_line.py commands/test_doctor.py faults/test_key_changes.py faults/test_failing_models.py \
