@@ -50,13 +50,15 @@ DEMO_NEEDS := editables msgspec numpy pillow pyzmq rich tomli-w typer onnxruntim
 
 # Real processes that promise nothing about time: they may run beside others. The longest come first.
 PATIENT := $(addprefix tests/integration/,crew commands/test_partition_build.py \
-	commands/test_torchrun.py agents/test_record.py commands/test_scenes_build.py commands/test_camera_way.py \
-	commands/test_reference_bundle.py commands/test_discovery.py agents/test_bundle_push.py \
-	agents/test_change_of_bundle.py agents/test_cameras.py clients/test_examples.py \
-	commands/test_quantized_fleet.py services commands/test_deploy.py commands/test_sources.py \
-	commands/test_tutorials.py commands/test_demo.py commands/test_demo_trouble.py commands/test_command_line.py \
-	commands/test_doctor.py faults/test_key_changes.py agents/test_agent_process.py \
-	agents/test_full_disk.py agents/test_scenes.py)
+	commands/test_torchrun.py agents/test_record.py commands/test_inspected_build.py commands/test_scenes_build.py \
+	commands/test_camera_way.py commands/test_reference_bundle.py commands/test_discovery.py agents/test_bundle_push.py \
+	agents/test_change_of_bundle.py agents/test_cameras.py agents/test_phone.py \
+	clients/test_examples.py commands/test_quantized_fleet.py services faults/test_strangers.py commands/test_deploy.py \
+	commands/test_sources.py commands/test_tutorials.py commands/test_demo.py commands/test_demo_trouble.py \
+	commands/test_command_line.py commands/test_doctor.py faults/test_key_changes.py faults/test_failing_models.py \
+	agents/test_agent_process.py agents/test_service.py agents/test_rolling_change.py agents/test_mask.py \
+	agents/test_neighbour.py agents/test_several_labels.py agents/test_full_disk.py agents/test_scenes.py \
+	transport/test_router.py)
 
 # Tests with deadlines of their own run one after another, the others beside each other, a file at a
 # time: what the tests of a file share is then made once.
@@ -160,6 +162,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/pytest --quiet tests/tutorials/typed.py
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python tools/large_files.py

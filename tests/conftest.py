@@ -27,6 +27,9 @@ settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.register_profile("nightly", database=None, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
+#: After so many new objects the collector looks for cycles.
+NEW_OBJECTS = 50_000
+
 # A script that runs the tests in the background has them, and every process they start, ignore
 # Ctrl-C, which some of them are about.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -34,9 +37,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_finish() -> None:
-    """Freeze what importing the tests and torch has made: nobody need walk through it."""
+    """Freeze what importing the tests and torch has made: nobody need walk through it.
+
+    Nor need the collector come every 700 objects: torch's exporter makes and keeps millions.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(NEW_OBJECTS)
 
 
 @pytest.fixture

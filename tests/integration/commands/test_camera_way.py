@@ -30,7 +30,7 @@ from tests.support.command_lines import run_here
 from tests.support.faults.stage import Stage
 from tests.support.fleet import BIN, PLENTY_MS
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("quick_exports")]
 
 #: A device each, called as its profile; both have one picture in front of them.
 CAMERAS = ("laptop-cpu", "n100")

@@ -26,7 +26,7 @@ from tests.support.inspection import write_scenes as inspection_scenes  # noqa: 
 from tests.support.models.runs import QUIET, write_profiles  # noqa: E402
 from tests.support.models.trees import write_scenes, write_tree  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("quick_exports")]
 COMMAND = Path(sys.executable).parent / "mdp-partition"
 NETWORK = "test_vit"
 #: A teacher whose sub-models have 6 x 6 places.

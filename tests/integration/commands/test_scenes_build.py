@@ -30,7 +30,7 @@ from tests.support.models.runs import (
 from tests.support.models.training import train
 from tests.support.models.trees import write_scenes
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("quick_exports")]
 CAMERAS = ("left", "right")
 NONE: Mapping[str, Any] = {}
 NAMED = ["--camera", "alpha=left", "beta=right"]

@@ -43,8 +43,10 @@ from partitioner.crew.messages import (
 )
 
 NET = "member-0"
-#: `make invariants` plays the nightly number.
-CREWS = 60 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 9
+#: `make invariants` plays the nightly numbers.
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+CREWS = 60 if NIGHTLY else 9
+DRAWS = 2 if NIGHTLY else 1
 S = TypeVar("S", bound=PartialMeetings)
 
 
@@ -338,7 +340,7 @@ def best(paces: Sequence[float], slowed: object) -> int:
 def test_trainers_keep_their_pace(
     paces: tuple[float, ...], slowed: object, more: dict[str, Any], least: float, most: float
 ) -> None:
-    for seed in range(2):
+    for seed in range(DRAWS):
         trace = requests(paces, slowed, draw=draw_by(seed), **more)
         assert least <= trace.steps() / best(paces, slowed) <= most
 
