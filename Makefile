@@ -85,8 +85,9 @@ systemd: $(STAMP)
 
 # Images and a fleet of three by podman, with a registry: Debian, root, podman, buildah and mmdebstrap; fetches 200 MB
 # into runs/containers once. Skipped, with the reason, where podman runs nothing; a build that fails is a failure.
+# Units of deploy/quadlet by podman's generator, which Debian has from 13 on: QUADLET=PATH for one elsewhere.
 containers: $(STAMP)
-	$(BIN)/pytest -rs -s tests/containers/real.py
+	$(BIN)/pytest -rs -s tests/containers/real.py tests/containers/quadlet.py
 
 # The gateway asked by clients that are not ours, in an environment of their own of 500 MB.
 gateway-clients: $(STAMP)

@@ -31,6 +31,7 @@ CHANGES = ROOT / "CHANGELOG.md"
 PLACES = {
     "pyproject.toml": r'^(version = ")[^"]+(")$',
     "mdp/__init__.py": r'^(__version__ = ")[^"]+(")$',
+    "deploy/Containerfile": r"(^ARG VERSION=)\S+()",
     "deploy/chart/Chart.yaml": r'((?:^version: |^appVersion: "))[^"\s]+("?)$',
     "deploy/chart/values.yaml": r"((?:agent|gateway): mdp-(?:agent|gateway):)\S+()$",
     "deploy/kubernetes/mdp.yaml": r'(image: "mdp-(?:agent|gateway):)[^"]+(")$',

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -18,10 +19,11 @@ from urllib.request import urlopen
 
 import pytest
 
+from mdp import __version__
 from mdp.testing.processes import until
 from tests.support.pictures import encode_picture, four_corners
 from tests.support.registries import PROGRAM, reason_against
-from tools.containers import BASE, BuiltImages, prepare
+from tools.containers import BASE, BuiltImages, prepare, revision_of
 from tools.engine import ROOT
 from tools.prepare import MissingError
 
@@ -249,7 +251,15 @@ def test_images(built: BuiltImages) -> None:
     for target, image in built.images.items():
         config = json.loads(built.podman.run("image", "inspect", image))[0]
         assert config["User"] == "10001:10001"
-        assert config["Config"]["Labels"]["org.opencontainers.image.title"] == f"mdp-{target}"
+        labels = {
+            key.removeprefix("org.opencontainers.image."): value
+            for key, value in config["Config"]["Labels"].items()
+        }
+        assert labels["title"] == f"mdp-{target}"
+        assert labels["version"] == __version__
+        assert labels["revision"] == revision_of(ROOT)
+        assert labels["base.name"] == BASE
+        assert labels["licenses"] == metadata.metadata("mdp-edge")["License-Expression"]
         # Which podman's own format of images would have dropped.
         assert config["Healthcheck"]["Test"][0] == "CMD"
         listed = built.podman.run(
@@ -264,6 +274,32 @@ def test_images(built: BuiltImages) -> None:
                                  built.images["agent"], "-c", f"import {name}"),
             env=built.podman.environment, capture_output=True, text=True,
         ).stderr  # fmt: skip
+
+
+#: What is installed in an image, as its own Python sees it.
+LISTED = """
+import json
+from importlib.metadata import distributions
+print(json.dumps(sorted([one.metadata["Name"], one.version] for one in distributions())))
+"""
+
+
+def test_images_have_bills_of_materials(built: BuiltImages) -> None:
+    for target, image in built.images.items():
+        start = ("run", "--rm", "--network=none")
+        installed = json.loads(
+            built.podman.run(*start, "--entrypoint=python", image, "-c", LISTED)
+        )
+        text = built.podman.run(*start, "--entrypoint=cat", image, "/opt/mdp/sbom.cdx.json")
+        bill = json.loads(text)
+        project = bill["metadata"]["component"]
+        parts = bill["components"]
+        named = [[one["name"], one["version"]] for one in (project, *parts)]
+        assert sorted(named) == installed
+        assert all(one["hashes"] for one in parts), "each is pinned"
+        needs = {one["ref"]: one["dependsOn"] for one in bill["dependencies"]}
+        runtime = [ref for ref in needs[project["bom-ref"]] if "onnxruntime" in ref]
+        assert bool(runtime) == (target == "agent")
 
 
 def test_a_gateway_before_its_agents_says_why(fleet: PodmanFleet) -> None:
