@@ -16,7 +16,7 @@ KICAD  ?=
 MORE   ?=
 SEED   ?= 1
 
-.PHONY: demo demo-build pictures release test invariants scenes solids anomalib test-arm test-gpu gateway-clients systemd containers \
+.PHONY: demo demo-build pictures release test invariants scenes solids anomalib test-arm test-gpu gateway-clients systemd containers growing \
 	manifests tutorials fuzz soak \
 	truth check bench accuracy faults docs lock sbom format coverage clean
 
@@ -88,6 +88,10 @@ systemd: $(STAMP)
 # Units of deploy/quadlet by podman's generator, which Debian has from 13 on: QUADLET=PATH for one elsewhere.
 containers: $(STAMP)
 	$(BIN)/pytest -rs -s tests/containers/real.py tests/containers/quadlet.py
+
+# A hundred simulated agents in ten fleets behind three gateways, some of which are killed: a minute.
+growing: $(STAMP)
+	$(BIN)/pytest -s tests/deploy/growing.py
 
 # The gateway asked by clients that are not ours, in an environment of their own of 500 MB.
 gateway-clients: $(STAMP)

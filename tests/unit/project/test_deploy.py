@@ -85,10 +85,10 @@ def test_images_are_built_from_what_there_is() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    for name in ("agent", "gateway"):
+    for name, extra in (("agent", "agent"), ("gateway", "gateway"), ("trainer", "partition")):
         install = found[f"{name}-packages"].last("RUN")
         chosen = re.findall(r"\.whl\)\[([a-z,]+)\]", install)[0].split(",")
-        assert name in chosen
+        assert extra in chosen
         assert set(chosen) <= extras.keys()
         assert "--only-binary :all:" in install
         assert "--constraint constraints.txt" in install
