@@ -87,7 +87,7 @@ systemd: $(STAMP)
 # into runs/containers once. Skipped, with the reason, where podman runs nothing; a build that fails is a failure.
 # Units of deploy/quadlet by podman's generator, which Debian has from 13 on: QUADLET=PATH for one elsewhere.
 containers: $(STAMP)
-	$(BIN)/pytest -rs -s tests/containers/real.py tests/containers/quadlet.py
+	$(BIN)/pytest -rs -s tests/containers/real.py tests/containers/compose.py tests/containers/quadlet.py
 
 # A hundred simulated agents in ten fleets behind three gateways, some of which are killed: a minute.
 growing: $(STAMP)

@@ -58,7 +58,7 @@ def prepare(folder: Path = FOLDER) -> BuiltImages:
             podman.run(
                 "build", "--quiet", "--format=docker", "--network=none", f"--target={target}",
                 f"--tag={images[target]}", f"--build-arg=PYTHON={BASE}",
-                f"--build-arg=REVISION={revision}",
+                f"--label=org.opencontainers.image.revision={revision}",
                 f"--secret=id=pip.conf,src={settings}", f"--volume={folder / 'wheels'}:/wheels:ro",
                 f"--file={ROOT / 'deploy' / 'Containerfile'}",
                 f"--ignorefile={ROOT / 'deploy' / 'Containerfile.dockerignore'}", str(ROOT),

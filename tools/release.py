@@ -33,7 +33,7 @@ PLACES = {
     "mdp/__init__.py": r'^(__version__ = ")[^"]+(")$',
     "deploy/Containerfile": r"(^ARG VERSION=)\S+()",
     "deploy/chart/Chart.yaml": r'((?:^version: |^appVersion: "))[^"\s]+("?)$',
-    "deploy/chart/values.yaml": r"((?:agent|gateway|trainer): mdp-(?:agent|gateway|trainer):)\S+()$",
+    "deploy/chart/values.yaml": r"((?:agent|gateway|trainer): mdp-\w+:)\S+()$",
     "deploy/kubernetes/mdp.yaml": r'(image: "mdp-(?:agent|gateway):)[^"]+(")$',
     "deploy/kubernetes/kserve/serving-runtime.yaml": r"(image: mdp-gateway:)\S+()",
 }

@@ -71,7 +71,9 @@ WHOLE: dict[str, Any] = {
                     {
                         "weight": 80,
                         "preference": {
-                            "matchExpressions": [{"key": "mdp/cores", "operator": "Gt", "values": ["7"]}]
+                            "matchExpressions": [
+                                {"key": "mdp/cores", "operator": "Gt", "values": ["7"]}
+                            ]
                         },
                     }
                 ]

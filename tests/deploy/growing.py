@@ -1,4 +1,4 @@
-"""A hundred agents in ten fleets behind three gateways: `make growing`. Not collected by `make test`.
+"""A hundred agents in ten fleets behind three gateways: `make growing`, not `make test`.
 
 Agents are simulated, ten in a process, and speak the real protocol; gateways are real processes,
 each with all ten fleets. What grows is the number of gateways: they share the fleet files, which
@@ -95,8 +95,10 @@ def test_every_gateway_answers_for_every_fleet(site: GrownSite) -> None:
             assert len(site.ask(to, name)["used"]) == MEMBERS
     each_ms = (time.monotonic() - begun_s) / (GATEWAYS * FLEETS) * 1e3
     resident = [psutil.Process(to.pid).memory_info().rss / 2**20 for to in site.gateways]
-    print(f"\n{FLEETS * MEMBERS} agents, {FLEETS} fleets, {GATEWAYS} gateways: an answer of "
-          f"{MEMBERS} agents in {each_ms:.0f} ms, each gateway {max(resident):.0f} MiB")  # fmt: skip
+    print(
+        f"\n{FLEETS * MEMBERS} agents, {FLEETS} fleets, {GATEWAYS} gateways: "
+        f"an answer of {MEMBERS} agents in {each_ms:.0f} ms, a gateway {max(resident):.0f} MiB"
+    )
 
 
 def test_gateways_share_nothing(site: GrownSite) -> None:
