@@ -81,7 +81,7 @@ test-gpu: $(STAMP)
 # Units under a real systemd, PID 1 of a container, and the Ansible role on two such: Debian, root, podman and
 # mmdebstrap (and ansible); fetches 150 MB into runs/systemd once. Skipped, with the reason, where podman runs nothing.
 systemd: $(STAMP)
-	$(BIN)/pytest -rs tests/systemd/real.py tests/systemd/playbook.py
+	$(BIN)/pytest -rs -s tests/systemd/real.py tests/systemd/walk.py tests/systemd/playbook.py
 
 # Images and a fleet of three by podman, with a registry: Debian, root, podman, buildah and mmdebstrap; fetches 200 MB
 # into runs/containers once. Skipped, with the reason, where podman runs nothing; a build that fails is a failure.
