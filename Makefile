@@ -16,7 +16,7 @@ KICAD  ?=
 MORE   ?=
 SEED   ?= 1
 
-.PHONY: demo demo-build pictures release test invariants scenes solids anomalib test-arm test-gpu gateway-clients systemd containers \
+.PHONY: demo demo-build pictures release test invariants scenes solids anomalib test-arm test-gpu gateway-clients systemd containers growing \
 	manifests tutorials fuzz soak \
 	truth check bench accuracy faults docs lock sbom format coverage clean
 
@@ -83,12 +83,17 @@ test-gpu: $(STAMP)
 # Units under a real systemd, PID 1 of a container, and the Ansible role on two such: Debian, root, podman and
 # mmdebstrap (and ansible); fetches 150 MB into runs/systemd once. Skipped, with the reason, where podman runs nothing.
 systemd: $(STAMP)
-	$(BIN)/pytest -rs tests/systemd/real.py tests/systemd/playbook.py
+	$(BIN)/pytest -rs -s tests/systemd/real.py tests/systemd/walk.py tests/systemd/playbook.py
 
 # Images and a fleet of three by podman, with a registry: Debian, root, podman, buildah and mmdebstrap; fetches 200 MB
 # into runs/containers once. Skipped, with the reason, where podman runs nothing; a build that fails is a failure.
+# Units of deploy/quadlet by podman's generator, which Debian has from 13 on: QUADLET=PATH for one elsewhere.
 containers: $(STAMP)
-	$(BIN)/pytest -rs -s tests/containers/real.py
+	$(BIN)/pytest -rs -s tests/containers/real.py tests/containers/compose.py tests/containers/quadlet.py
+
+# A hundred simulated agents in ten fleets behind three gateways, some of which are killed: a minute.
+growing: $(STAMP)
+	$(BIN)/pytest -s tests/deploy/growing.py
 
 # The gateway asked by clients that are not ours, in an environment of their own of 500 MB.
 gateway-clients: $(STAMP)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.engine import ROOT, Podman, check_tools, download, make_base, start_engine
-from tools.prepare import CheckoutError, MissingError, report
+from tools.prepare import CheckoutError, MissingError, report, run
 
 FOLDER = ROOT / "runs" / "containers"
 #: What the Containerfile expects of python:slim.
@@ -49,6 +49,7 @@ def prepare(folder: Path = FOLDER) -> BuiltImages:
     download(folder, EXTRAS)
     settings = folder / "pip.conf"
     settings.write_text("[global]\nno-index = true\nfind-links = /wheels\n")
+    revision = revision_of(ROOT)
     images, added, took = dict[str, str](), dict[str, int](), dict[str, float]()
     for target in TARGETS:
         images[target] = f"localhost/mdp-{target}"
@@ -57,6 +58,7 @@ def prepare(folder: Path = FOLDER) -> BuiltImages:
             podman.run(
                 "build", "--quiet", "--format=docker", "--network=none", f"--target={target}",
                 f"--tag={images[target]}", f"--build-arg=PYTHON={BASE}",
+                f"--label=org.opencontainers.image.revision={revision}",
                 f"--secret=id=pip.conf,src={settings}", f"--volume={folder / 'wheels'}:/wheels:ro",
                 f"--file={ROOT / 'deploy' / 'Containerfile'}",
                 f"--ignorefile={ROOT / 'deploy' / 'Containerfile.dockerignore'}", str(ROOT),
@@ -66,6 +68,11 @@ def prepare(folder: Path = FOLDER) -> BuiltImages:
         took[target] = time.monotonic() - begun_s
         added[target] = size_bytes(podman, images[target]) - size_bytes(podman, BASE)
     return BuiltImages(podman=podman, images=images, added_bytes=added, took_s=took)
+
+
+def revision_of(checkout: Path) -> str:
+    """The commit that is checked out."""
+    return run(["git", "rev-parse", "HEAD"], folder=checkout)
 
 
 def size_bytes(podman: Podman, image: str) -> int:

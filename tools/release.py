@@ -31,8 +31,9 @@ CHANGES = ROOT / "CHANGELOG.md"
 PLACES = {
     "pyproject.toml": r'^(version = ")[^"]+(")$',
     "mdp/__init__.py": r'^(__version__ = ")[^"]+(")$',
+    "deploy/Containerfile": r"(^ARG VERSION=)\S+()",
     "deploy/chart/Chart.yaml": r'((?:^version: |^appVersion: "))[^"\s]+("?)$',
-    "deploy/chart/values.yaml": r"((?:agent|gateway): mdp-(?:agent|gateway):)\S+()$",
+    "deploy/chart/values.yaml": r"((?:agent|gateway|trainer): mdp-\w+:)\S+()$",
     "deploy/kubernetes/mdp.yaml": r'(image: "mdp-(?:agent|gateway):)[^"]+(")$',
     "deploy/kubernetes/kserve/serving-runtime.yaml": r"(image: mdp-gateway:)\S+()",
 }

@@ -1,11 +1,13 @@
 """Write what is installed as a software bill of materials, CycloneDX 1.6 in JSON.
 
     python tools/sbom.py FILE        (make sbom)
+    python tools/sbom.py FILE --packages FOLDER --extras agent,sign        (deploy/Containerfile)
 
-Names, versions, licences and requirements are those of the installed packages, hashes those of
-constraints.lock. The same environment gives the same bytes.
+Names, versions, licences and requirements are those of the installed packages, or of those in a
+folder, hashes those of constraints.lock. The same environment gives the same bytes.
 """
 
+import argparse
 import json
 import re
 import sys
@@ -81,13 +83,15 @@ def requirements_of(distribution: metadata.Distribution, extras: tuple[str, ...]
     return names
 
 
-def bill() -> dict[str, Any]:
-    """The whole document."""
+def bill(packages: list[str], extras: tuple[str, ...]) -> dict[str, Any]:
+    """The whole document, of what is installed in the folders `packages`, with these extras."""
     here = {
         str(canonicalize_name(d.metadata["Name"])): d
-        for d in metadata.distributions()
+        for d in metadata.distributions(path=packages)
         if canonicalize_name(d.metadata["Name"]) not in NOT_A_PART
     }
+    if PROJECT not in here:
+        raise SystemExit(f"{', '.join(packages)}: expected {PROJECT} among the packages")
     hashes = read_hashes()
     project = here[PROJECT]
     parts = [component(here[name], hashes) for name in sorted(here) if name != PROJECT]
@@ -96,7 +100,7 @@ def bill() -> dict[str, Any]:
             "ref": reference(here[name]),
             "dependsOn": sorted(
                 reference(here[other])
-                for other in requirements_of(here[name], EXTRAS if name == PROJECT else ())
+                for other in requirements_of(here[name], extras if name == PROJECT else ())
                 if other in here
             ),
         }
@@ -116,11 +120,15 @@ def bill() -> dict[str, Any]:
 
 def main() -> None:
     """Write the file that is named."""
-    if len(sys.argv) != 2:
-        sys.exit("expected the file to write, as in: python tools/sbom.py sbom.cdx.json")
-    content = bill()
-    Path(sys.argv[1]).write_text(json.dumps(content, indent=1) + "\n")
-    print(f"{sys.argv[1]}: {len(content['components'])} packages")
+    parser = argparse.ArgumentParser(description="Write a bill of materials, CycloneDX 1.6.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--packages", help="a folder of installed packages instead of this one's")
+    parser.add_argument("--extras", default=",".join(EXTRAS), help="that were installed")
+    given = parser.parse_args()
+    packages = sys.path if given.packages is None else [given.packages]
+    content = bill(packages, tuple(given.extras.split(",")))
+    given.file.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"{given.file}: {len(content['components'])} packages")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -18,12 +19,12 @@ from urllib.request import urlopen
 
 import pytest
 
+from mdp import __version__
 from mdp.testing.processes import until
 from tests.support.pictures import encode_picture, four_corners
 from tests.support.registries import PROGRAM, reason_against
-from tools.containers import BASE, BuiltImages, prepare
+from tools.containers import BASE, BuiltImages, revision_of
 from tools.engine import ROOT
-from tools.prepare import MissingError
 
 pytestmark = pytest.mark.timeout(900)
 BUNDLE = ROOT / "examples" / "bundles" / "imagenette"
@@ -138,6 +139,10 @@ class PodmanFleet:
         """Tell what the image's own check says now."""
         return self.tried("healthcheck", "run", self.named(name)).returncode == 0
 
+    def until_healthy(self, name: str) -> None:
+        """Wait until the image's own check is content."""
+        until(lambda: self.is_healthy(name), f"{name} is healthy")
+
     def logs(self, name: str) -> str:
         """All that a container has written."""
         done = self.tried("logs", self.named(name))
@@ -181,17 +186,9 @@ class PodmanFleet:
 
 
 @pytest.fixture(scope="module")
-def built() -> BuiltImages:
+def fleet(built: BuiltImages, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodmanFleet]:
     if why := reason_against():
         pytest.skip(why)
-    try:
-        return prepare()
-    except MissingError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def fleet(built: BuiltImages, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodmanFleet]:
     folder = tmp_path_factory.mktemp("fleet")
     with ExitStack() as stack:
         made = PodmanFleet(built, folder, stack)
@@ -249,7 +246,15 @@ def test_images(built: BuiltImages) -> None:
     for target, image in built.images.items():
         config = json.loads(built.podman.run("image", "inspect", image))[0]
         assert config["User"] == "10001:10001"
-        assert config["Config"]["Labels"]["org.opencontainers.image.title"] == f"mdp-{target}"
+        labels = {
+            key.removeprefix("org.opencontainers.image."): value
+            for key, value in config["Config"]["Labels"].items()
+        }
+        assert labels["title"] == f"mdp-{target}"
+        assert labels["version"] == __version__
+        assert labels["revision"] == revision_of(ROOT)
+        assert labels["base.name"] == BASE
+        assert labels["licenses"] == metadata.metadata("mdp-edge")["License-Expression"]
         # Which podman's own format of images would have dropped.
         assert config["Healthcheck"]["Test"][0] == "CMD"
         listed = built.podman.run(
@@ -266,8 +271,32 @@ def test_images(built: BuiltImages) -> None:
         ).stderr  # fmt: skip
 
 
+#: What is installed in an image, as its own Python sees it.
+LISTED = """
+import json
+from importlib.metadata import distributions
+print(json.dumps(sorted([one.metadata["Name"], one.version] for one in distributions())))
+"""
+
+
+def test_images_have_bills_of_materials(built: BuiltImages) -> None:
+    for target, image in built.images.items():
+        start = ("run", "--rm", "--network=none")
+        installed = json.loads(built.podman.run(*start, "--entrypoint=python", image, "-c", LISTED))
+        text = built.podman.run(*start, "--entrypoint=cat", image, "/opt/mdp/sbom.cdx.json")
+        bill = json.loads(text)
+        project = bill["metadata"]["component"]
+        parts = bill["components"]
+        named = [[one["name"], one["version"]] for one in (project, *parts)]
+        assert sorted(named) == installed
+        assert all(one["hashes"] for one in parts), "each is pinned"
+        needs = {one["ref"]: one["dependsOn"] for one in bill["dependencies"]}
+        runtime = [ref for ref in needs[project["bom-ref"]] if "onnxruntime" in ref]
+        assert bool(runtime) == (target == "agent")
+
+
 def test_a_gateway_before_its_agents_says_why(fleet: PodmanFleet) -> None:
-    until(lambda: fleet.is_healthy("gateway"), "the gateway is healthy")
+    fleet.until_healthy("gateway")
     status, said = fleet.asked()
     assert status == 503
     assert all(device in json.dumps(said) for device in DEVICES)
@@ -275,7 +304,8 @@ def test_a_gateway_before_its_agents_says_why(fleet: PodmanFleet) -> None:
 
 def test_three_agents_answer(whole: PodmanFleet) -> None:
     for name in (*DEVICES, "gateway"):
-        assert whole.is_healthy(name), name
+        # Which gives up after some seconds, on a busy machine too early.
+        whole.until_healthy(name)
     begun_s = time.monotonic()
     for _ in range(20):
         assert whole.uses(*DEVICES)()
@@ -328,7 +358,7 @@ def test_health_is_ready_and_no_less(whole: PodmanFleet) -> None:
         assert not whole.is_healthy("n100")
     finally:
         subprocess.run(["kill", "-CONT", pid], check=True)
-    until(lambda: whole.is_healthy("n100"), "n100 is healthy again")
+    whole.until_healthy("n100")
 
 
 def test_they_end_by_themselves(whole: PodmanFleet) -> None:

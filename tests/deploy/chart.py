@@ -27,6 +27,15 @@ WHOLE: dict[str, Any] = {
         {
             "name": "n100",
             "nodeSelector": {"kubernetes.io/arch": "amd64"},
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [
+                            {"matchExpressions": [{"key": "shelf", "operator": "Exists"}]}
+                        ]
+                    }
+                }
+            },
             "tolerations": [{"key": "shelf", "operator": "Exists", "effect": "NoSchedule"}],
             "options": ["--source=folder:/srv/pictures", "--threads=2"],
             "hostPaths": ["/srv/pictures"],
@@ -50,6 +59,28 @@ WHOLE: dict[str, Any] = {
             }
         },
     },
+    "training": {
+        "name": "photos",
+        "machines": 3,
+        "processes": 2,
+        "arguments": ["train", "--run=/work/run", "--plan=/work/plan.toml", "--data=/work/photos"],
+        "nodeSelector": {"kubernetes.io/arch": "amd64"},
+        "affinity": {
+            "nodeAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "weight": 80,
+                        "preference": {
+                            "matchExpressions": [
+                                {"key": "mdp/cores", "operator": "Gt", "values": ["7"]}
+                            ]
+                        },
+                    }
+                ]
+            }
+        },
+        "limits": {"memory": "16Gi", "nvidia.com/gpu": 2},
+    },
     "networkPolicy": {"registry": ["10.0.0.5/32"], "registryPort": 5000},
 }
 #: Values that are refused, and a part of the reason.
@@ -62,6 +93,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"bundle": {"reference": "cifar10:1"}}, "reference"),
     ({"gateway": {"replicas": 1}}, "or no node can be drained"),
     ({"networkPolicy": {"registry": ["registry.example"]}}, "registry"),
+    ({"training": {"name": "photos"}}, "training.arguments: expected those of mdp-partition"),
+    ({"training": {"name": "photos", "machines": 0}}, "machines"),
+    ({"training": {"name": "Photos"}}, "name"),
 ]
 
 

@@ -24,6 +24,7 @@ VERSIONS = ("1.37", "1.30")
 BREAKS = {
     "Deployment": ("spec.template.spec.containers.0.readinessProbe.httpGet.prot", 1),
     "DaemonSet": ("spec.template.spec.containers.0.image", 7),
+    "Job": ("spec.completionsMode", "Indexed"),
     "Namespace": ("metadata.label", {}),
     "NetworkPolicy": ("spec.podSelector.matchLabel", {}),
     "PodDisruptionBudget": ("spec.minAvailableX", 1),

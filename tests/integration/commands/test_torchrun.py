@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -265,6 +266,51 @@ def test_a_run_that_one_process_began_is_finished_by_two(runs: Runs) -> None:
     }  # fmt: skip
     for name, curve in curves[1].items():
         assert curves[0][name][-1]["loss"] == pytest.approx(curve[-1]["loss"], rel=RUN_TOLERANCE)
+
+
+def pod_arguments(rank: int, words: list[str], port: int) -> list[str]:
+    """Arguments of torchrun in a pod of the chart's job for two machines, all at this one."""
+    template = Path(__file__).parents[3] / "deploy" / "chart" / "templates" / "training.yaml"
+    text = template.read_text()
+    listed = text.split("          args:\n")[1].split("{{- range .arguments }}")[0]
+    for what, value in (
+        ("{{ .machines }}", "2"), ("{{ .processes }}", "1"), ("$(JOB_COMPLETION_INDEX)", str(rank)),
+        ("{{ .name }}-0.{{ .name }}", "127.0.0.1"), ("master-port=29500", f"master-port={port}"),
+    ):  # fmt: skip
+        assert listed.count(what) == 1, what
+        listed = listed.replace(what, value)
+    found = re.findall(r"^ +- (.+)$", listed, re.M)
+    assert found.pop() == "mdp-partition"
+    return [*found, *words]
+
+
+def test_pods_of_the_chart_train_one_network(runs: Runs, tmp_path: Path) -> None:
+    """Two launchers, as on two machines that share the run folder."""
+    shared = RunFolder(tmp_path / "shared")
+    shutil.copytree(runs.two.path, shared.path)
+    shared.member(1).unlink()
+    given = [str(shared.path) if word == str(runs.two.path) else word for word in runs.words]
+    port = free_port()
+    launcher = [sys.executable, "-m", "torch.distributed.run"]
+    started = [
+        subprocess.Popen(
+            [*launcher, *pod_arguments(rank, given, port), "--json"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=PATIENCE_S) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], said
+    assert json.loads(said[0][0]) == {"run": str(shared.path), "members": 2}
+    assert said[1][0] == ""
+    ours, theirs = (load_file(run.member(1)) for run in (shared, runs.one))
+    vectors = [torch.cat([s[key].flatten() for key in sorted(s)]) for s in (ours, theirs)]
+    assert difference(*vectors) < RUN_TOLERANCE
 
 
 def test_the_first_process_alone_reports(runs: Runs) -> None:

@@ -69,6 +69,11 @@ class Gateway:
         return self._process.process.wait(PATIENCE_S)
 
     @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.process.pid
+
+    @property
     def workers(self) -> list[psutil.Process]:
         """Its worker processes."""
         return psutil.Process(self._process.process.pid).children()

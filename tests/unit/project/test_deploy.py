@@ -1,6 +1,7 @@
 """Contents of deploy/ fit the commands, files and addresses of this checkout."""
 
 import re
+import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -84,13 +85,15 @@ def test_images_are_built_from_what_there_is() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    for name in ("agent", "gateway"):
+    for name, extra in (("agent", "agent"), ("gateway", "gateway"), ("trainer", "partition")):
         install = found[f"{name}-packages"].last("RUN")
         chosen = re.findall(r"\.whl\)\[([a-z,]+)\]", install)[0].split(",")
-        assert name in chosen
+        assert extra in chosen
         assert set(chosen) <= extras.keys()
         assert "--only-binary :all:" in install
         assert "--constraint constraints.txt" in install
+        # The bill of materials is of the extras that were installed.
+        assert f"--extras {','.join(chosen)} " in install
     for stage in found.values():
         for name, text in stage.instructions:
             if name == "RUN":
@@ -116,6 +119,26 @@ def test_compose_serves_every_device() -> None:
     built = [s["build"]["target"] for s in services.values() if "build" in s]
     assert sorted(built) == ["agent", "gateway"]
     assert all("build" in s or s["pull_policy"] == "never" for s in services.values())
+
+
+@pytest.mark.parametrize("name", ["mdp-agent@", "mdp-gateway"])
+def test_quadlet_starts_what_there_is(name: str) -> None:
+    """Units by podman start the images' own commands; `make containers` has the generator."""
+    text = (DEPLOY / "quadlet" / f"{name}.container").read_text()
+    given = dict(re.findall(r"^(\w+)=(.*)$", text.split("[Container]")[1], re.M))
+    kind = name.strip("@").removeprefix("mdp-")
+    stage = stages()[kind]
+    assert given["Image"] == f"localhost/mdp-{kind}"
+    words = given["Exec"].replace("%i", "n100").split()
+    used = options(stage.words("ENTRYPOINT")[0], words)
+    port = used["bind"].rpartition(":")[2]
+    assert given["PublishPort"].endswith(f"{port}:{port}")
+    # Plain HTTP is for this machine alone.
+    assert given["PublishPort"].startswith("127.0.0.1:") == bool(used.get("insecure"))
+    mounted = [line.split(":")[1:] for line in re.findall(r"^Volume=(.*)$", text, re.M)]
+    assert mounted == [["/srv/bundle", "ro"], ["/etc/mdp", "ro"]]
+    assert used["key"].parent == Path("/etc/mdp")
+    assert shlex.split(given["HealthCmd"]) == stage.words("HEALTHCHECK")
 
 
 def test_services_name_their_protocol() -> None:

@@ -69,3 +69,30 @@ def test_the_bill_of_materials_names_everything_once(tmp_path: Path) -> None:
     assert needs.keys() == {*parts, project}
     assert all(other in parts for others in needs.values() for other in others)
     assert pillow["purl"] in needs[project]
+
+
+def test_the_bill_of_another_environment(tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    for name, version, text in (
+        ("mdp_edge", "0.1.0", "Requires-Dist: Pillow\nRequires-Dist: torch; extra == 'partition'"),
+        ("pillow", "13.0.0", "License-Expression: MIT-CMU"),
+        ("torch", "2.0", ""),
+    ):
+        made = packages / f"{name}-{version}.dist-info"
+        made.mkdir(parents=True)
+        project = name.replace("_", "-")
+        (made / "METADATA").write_text(f"Name: {project}\nVersion: {version}\n{text}\n")
+    path = tmp_path / "sbom.json"
+    words = [sys.executable, str(ROOT / "tools" / "sbom.py"), str(path), "--extras", "agent"]
+    subprocess.run([*words, "--packages", str(packages)], check=True, timeout=60)
+    content = json.loads(path.read_text())
+    assert {one["name"] for one in content["components"]} == {"pillow", "torch"}
+    needs = {entry["ref"]: entry["dependsOn"] for entry in content["dependencies"]}
+    assert needs["pkg:pypi/mdp-edge@0.1.0"] == ["pkg:pypi/pillow@13.0.0"]
+    refused = subprocess.run(
+        [*words, "--packages", str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        f"{tmp_path}: expected mdp-edge among the packages\n",
+    )
