@@ -82,10 +82,10 @@ class Tally:
         self.missing.update(scene.missing.keys())
 
     def __str__(self) -> str:
-        parts = [f"scenes {self.kept}"]
+        parts = ["1 scene" if self.kept == 1 else f"{self.kept} scenes"]
         if self.left_out:
-            parts.append(f"left out with fewer than {LEAST_CAMERAS} cameras {self.left_out}")
-        parts += [f"without {device} {n}" for device, n in sorted(self.missing.items())]
+            parts.append(f"{self.left_out} left out with fewer than {LEAST_CAMERAS} cameras")
+        parts += [f"{n} without {device}" for device, n in sorted(self.missing.items())]
         return ", ".join(parts)
 
 

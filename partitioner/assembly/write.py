@@ -37,7 +37,7 @@ from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import Dataset, PictureSet, choose_rows, thin_out
 from partitioner.data.memmaps import Views
 from partitioner.estimates.latency import Way, fit_latency, spec_of
-from partitioner.estimates.latency_networks import older_probe
+from partitioner.estimates.latency_networks import unmeasured_networks
 from partitioner.export import sessions
 from partitioner.export.quantize import quantize_model
 from partitioner.export.unknown import unknown_logits
@@ -116,9 +116,8 @@ class Assembly:
         for model in models:
             check_execution(_here(model))
         pictures = thin_out(self.data.calibration, self.limit)
-        for profile in profiles.values():
-            if (older := older_probe(profile)) is not None:
-                self.progress.note(older)
+        for remark in unmeasured_networks(profiles.values()):
+            self.progress.note(remark)
         assignments: list[Assignment] = []
         runtimes: list[Runtime] = []
         firsts = members.file_owners(models)

@@ -213,8 +213,10 @@ def _cascade(evaluation: Evaluation, plan: Plan, ways: BothWays) -> Table:
 
 def _together(evaluation: Evaluation, plan: Plan) -> Table:
     """Every listed arrival subset, then samples of the sizes that are not listed."""
+    # Without boosting no member has a head of that kind.
+    rules = ("boosted", "stacked", "bagged") if _is_boosted(evaluation) else ("stacked", "bagged")
     table = Table(
-        "arrived", "boosted", "stacked", "bagged", "stacked ECE",
+        "arrived", *rules, "stacked ECE",
         title="every arrival subset, with the expected calibration error",
         caption="every label right, and the calibration error of each" if evaluation.by_label
         else None,
@@ -222,13 +224,13 @@ def _together(evaluation: Evaluation, plan: Plan) -> Table:
     for subset in evaluation.subsets:
         names = arrived_devices(subset.members, plan)
         ece = "" if subset.ece is None else f"{subset.ece.stacked:.2%}"
-        table.add_row(names, *_by_rule(subset), ece)
+        table.add_row(names, *_by_rule(subset, rules), ece)
     table.add_section()
     for entry in evaluation.sizes:
         what = f"{entry.size} of {len(plan.assignments)}, of {entry.sampled} such sets"
-        for word, rules in (("mean", entry.mean), ("lowest", entry.lowest)):
-            ece = f"{entry.ece.stacked:.2%}" if rules is entry.mean else ""
-            table.add_row(f"{word} {what}", *_by_rule(rules), ece)
+        for word, found in (("mean", entry.mean), ("lowest", entry.lowest)):
+            ece = f"{entry.ece.stacked:.2%}" if found is entry.mean else ""
+            table.add_row(f"{word} {what}", *_by_rule(found, rules), ece)
     return table
 
 
@@ -334,8 +336,12 @@ def _found_by(one: SubsetAnomaly, table: Anomaly) -> str:
     return f"{share:.1%} ({least:.0%} to {most:.0%})"
 
 
-def _by_rule(found: PerRule) -> list[str]:
-    values = (found.boosted, found.stacked, found.bagged)
+def _is_boosted(evaluation: Evaluation) -> bool:
+    return any(subset.boosted is not None for subset in evaluation.subsets)
+
+
+def _by_rule(found: PerRule, rules: Sequence[str]) -> list[str]:
+    values = (getattr(found, rule) for rule in rules)
     return ["-" if value is None else f"{value:.2%}" for value in values]
 
 

@@ -6,7 +6,7 @@ per measured family. Otherwise the catalogue's ratio to ViT-S/16 on another proc
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -184,16 +184,19 @@ def network_points(profile: DeviceProfile, way: Way) -> list[NetworkPoint]:
     ]
 
 
-def older_probe(profile: DeviceProfile) -> str | None:
-    """A remark where a profile has no measured networks; None if it has."""
-    if profile.networks:
-        return None
-    why = "no probe measured it" if profile.probe is None else "its probe is older than these"
-    return (
-        f"profile {profile.name!r} has no networks of families measured ({why}): their latencies "
-        "are estimated from its plain ViTs' and may be off by a factor of 2; "
-        f"mdp-agent probe --out {profile.name}.toml on the device measures them"
-    )
+def unmeasured_networks(profiles: Iterable[DeviceProfile]) -> list[str]:
+    """Remarks on profiles without measured networks, one for all of which the same is known."""
+    names: dict[str, list[str]] = {}
+    for profile in profiles:
+        if not profile.networks:
+            why = "no probe measured it" if profile.probe is None else "its probe is older"
+            names.setdefault(why, []).append(profile.name)
+    return [
+        f"no networks of families are measured in the profile of {', '.join(alike)} ({why}): their "
+        "latencies are estimated from its plain ViTs' and may be off by a factor of 2; "
+        f"mdp-agent probe --out {alike[0]}.toml on the device measures them"
+        for why, alike in names.items()
+    ]
 
 
 def fit_points(points: Sequence[NetworkPoint], sustained: float = 1.0) -> NetworkFit:

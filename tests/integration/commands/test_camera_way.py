@@ -89,7 +89,7 @@ def record(stage: Stage) -> None:
                 process.stdin.flush()
     assert process.returncode == 0, said
     assert [line for line in said if "press Enter" not in line] == [
-        f"mdp: scenes/{label}: scenes 2\n" for label in LABELS
+        f"mdp: scenes/{label}: 2 scenes\n" for label in LABELS
     ]
 
 

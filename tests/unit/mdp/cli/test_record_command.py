@@ -73,11 +73,11 @@ def test_further_classes_wait_for_enter(
     done = record(tmp_path, "--label", "a", "b", "unknown", "--count", 2)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == [
-        f"mdp: {tmp_path / 'out' / 'a'}: scenes 2",
+        f"mdp: {tmp_path / 'out' / 'a'}: 2 scenes",
         "mdp: put b before the cameras, then press Enter",
-        f"mdp: {tmp_path / 'out' / 'b'}: scenes 2",
+        f"mdp: {tmp_path / 'out' / 'b'}: 2 scenes",
         "mdp: put unknown before the cameras, then press Enter",
-        f"mdp: {tmp_path / 'out' / 'unknown'}: scenes 2",
+        f"mdp: {tmp_path / 'out' / 'unknown'}: 2 scenes",
     ]
     # A picture is at most so old: none shows what was there before.
     begins = [cameras.asked_s[n] - cameras.asked_s[n - 1] for n in (2, 4)]

@@ -77,4 +77,4 @@ def test_what_was_recorded_is_counted() -> None:
     for pictures, missing in ((BOTH, {}), ({"alpha": b"a"}, {"beta": "gone"}), ({}, {"beta": "x"})):
         tally.add(Scene(pictures=pictures, missing=missing))
     assert tally.moments == 3
-    assert str(tally) == "scenes 1, left out with fewer than 2 cameras 2, without beta 2"
+    assert str(tally) == "1 scene, 2 left out with fewer than 2 cameras, 2 without beta"

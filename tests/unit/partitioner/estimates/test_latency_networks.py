@@ -12,7 +12,7 @@ from mdp.formats.profile import DeviceProfile, NetworkPoint, Provenance, read_pr
 from partitioner.assembly.members import network_estimate
 from partitioner.estimates.catalogue import catalogue
 from partitioner.estimates.latency import Way, fit_latency
-from partitioner.estimates.latency_networks import fit_networks, older_probe, ratio_ms
+from partitioner.estimates.latency_networks import fit_networks, ratio_ms, unmeasured_networks
 from partitioner.estimates.network_terms import NAMES, network_terms
 
 MEASURED = (
@@ -113,11 +113,11 @@ def test_without_measured_networks_the_ratio_stands_in_and_says_so() -> None:
     assert found.basis == "ratio"
     assert found.ms == ratio_ms(fit_latency(profile), spec)
     assert found.high_ms == 2 * found.ms
-    assert older_probe(PROBED) is None
-    said = older_probe(profile)
-    assert said is not None
-    assert "'n100' has no networks of families measured" in said
-    assert "mdp-agent probe --out n100.toml" in said
+    other = read_profile("laptop-cpu")
+    boards = [msgspec.structs.replace(profile, name=name) for name in ("n100-1", "n100-2")]
+    (never,) = unmeasured_networks([PROBED, *boards, other])
+    assert "measured in the profile of n100-1, n100-2, laptop-cpu (no probe" in never
+    assert "mdp-agent probe --out n100-1.toml" in never
 
 
 @pytest.mark.parametrize(
