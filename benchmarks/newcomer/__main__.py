@@ -1,6 +1,6 @@
 """The first minutes of a newcomer, timed, with the bytes that they fetch and keep.
 
-    python -m benchmarks.newcomer --keep      (all: half an hour, 12 GB of disk for a while)
+    python -m benchmarks.newcomer --keep      (all: ten minutes, 12 GB of disk for a while)
     python -m benchmarks.newcomer --ways uvx demo
 
 Each way has an environment of its own, with an empty home, empty caches and none of this one's
