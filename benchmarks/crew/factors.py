@@ -229,7 +229,7 @@ def answers_in(folder: Path, data: str) -> Path:
 
 
 def row_of(one: Factored, said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is kept of a training: what the first trainer says, and the pictures of each."""
+    """The result of a training that is kept: what the first trainer says, and all pictures."""
     told = {k: v for k, v in said[0].items() if k != "pictures"}
     pictures = [trainer.get("pictures", 0) for trainer in said]
     return {

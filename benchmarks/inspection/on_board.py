@@ -70,7 +70,7 @@ def run_within(command: list[str], limit_mib: int, core: int) -> dict[str, Any]:
 
 
 def wait_for(process: "subprocess.Popen[str]") -> resource.struct_rusage:
-    """What the process used until its end, which comes after `_MOST_S` at the latest."""
+    """Usage of the process until its end, which comes after `_MOST_S` at the latest."""
     end = threading.Timer(_MOST_S, process.send_signal, [signal.SIGKILL])
     end.start()
     _, status, used = os.wait4(process.pid, 0)

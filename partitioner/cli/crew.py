@@ -322,7 +322,7 @@ def _work(given: Given, plan: Path) -> Any:
 
 
 def _losses(plan: "SyncPlan", work: "Work") -> dict[str, list[float] | None]:
-    """What is measured of each network that does not get the weights of one process, or null."""
+    """The measured loss of each network that does not get the weights of one process, or null."""
     from partitioner.crew.planning.losses import losses
 
     return {name: loss and [*loss] for name, loss in losses(plan, work).items()}

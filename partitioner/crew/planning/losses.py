@@ -41,14 +41,14 @@ _WEIGHTS: Mapping[Start, str] = {
 
 
 def loss_increase(sync: NetworkSync, start: Start) -> LossIncrease | None:
-    """What a network loses by its training in rounds; None where that was not measured."""
+    """The loss that rounds add to a network; None where that was not measured."""
     plain = NetworkSync(name=sync.name, what="parameters", codec="int8")
     chosen = {key: getattr(sync, key) for key in _ANY}
     return MEASURED.get((start, sync.step_size)) if sync == replace(plain, **chosen) else None
 
 
 def losses(plan: SyncPlan, work: Work) -> dict[str, LossIncrease | None]:
-    """What networks lose that do not get the weights of one process, by their names."""
+    """The loss added to networks that do not get the weights of one process, by name."""
     found = {}
     for network in work.networks:
         sync = plan.of(network.name)

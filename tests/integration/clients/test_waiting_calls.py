@@ -185,7 +185,7 @@ def test_an_async_client_s_list_waits_in_the_window(gated: GatedFleet) -> None:
 
 
 class Published:
-    """What a broker is given, from any thread."""
+    """Messages that a broker is given, from any thread."""
 
     def __init__(self) -> None:
         self.payloads: list[tuple[str, str]] = []

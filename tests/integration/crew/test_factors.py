@@ -41,7 +41,7 @@ class Classifier(nn.Module):
 
 
 class Averaged(NamedTuple):
-    """What a trainer ends with."""
+    """The end of one trainer: its weights and bytes."""
 
     weight: Tensor
     gradient: Tensor
