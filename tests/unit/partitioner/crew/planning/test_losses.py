@@ -1,4 +1,4 @@
-"""What is said of a plan's loss: what was measured of its networks, or that nothing was."""
+"""The words on a plan's loss: what was measured of its networks, or that nothing was."""
 
 from typing import Any
 
