@@ -126,12 +126,20 @@ class TeachRoutes:
         return json_response({"pictures": sorted(scene.pictures), "missing": dict(scene.missing)})
 
     async def picture(self, request: Request) -> Response:
-        """The picture before one camera now."""
+        """The picture before one camera now; 204 of a camera that gives none at the moment.
+
+        A camera may stop between the list of those that give pictures and the request for its
+        picture, as during a rollout: no error, which a browser would write to its console.
+        `/teach/cameras` says why.
+        """
         device = request.path_params["device"]
+        if device not in self._teacher.devices:
+            known = ", ".join(self._teacher.devices)
+            raise Refusal(404, f"no device {device[:60]!r}: expected one of {known}")
         scene = await self._teacher.preview()
         content = scene.pictures.get(device)
         if content is None:
-            raise Refusal(404, f"{device[:60]}: {scene.missing.get(device, 'no such camera')}")
+            return Response(status_code=204)
         return Response(content, media_type="image/jpeg")
 
     async def masks(self, request: Request) -> Response:

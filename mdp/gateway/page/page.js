@@ -400,7 +400,7 @@ async function showViews(looking) {
       const response = await fetch(`teach/cameras/${devicePath(node.dataset.name)}`, { headers });
       const image = node.querySelector("img");
       if ([401, 403].includes(response.status)) looking.refused = true;
-      if (!response.ok || state.looking !== looking) {
+      if (response.status !== 200 || state.looking !== looking) {
         image.hidden = true;
         return;
       }

@@ -94,7 +94,7 @@ async function showPictures({ pictures, missing }) {
     const why = node.querySelector(".no-view");
     if (pictures.includes(name)) {
       const response = await request(`teach/cameras/${devicePath(name)}`);
-      if (response.ok) {
+      if (response.status === 200) {
         put(image, await response.blob());
         why.textContent = "";
         image.hidden = false;
@@ -501,7 +501,7 @@ async function openMask(name) {
       region: [...shown], hidden: (mask?.hidden || []).map(asList), mode: "region", chosen: null,
     };
     const response = await request(`teach/cameras/${devicePath(name)}`);
-    state.mask.url = response.ok ? URL.createObjectURL(await response.blob()) : "";
+    state.mask.url = response.status === 200 ? URL.createObjectURL(await response.blob()) : "";
   } catch (error) {
     alertOf(error.message);
     return;
