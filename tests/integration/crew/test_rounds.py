@@ -404,6 +404,8 @@ def test_neighbours_take_each_others_newest(codec: CodecName, size: int) -> None
     schedule = Neighbours("net", RoundLengths(3, 100, 1), expected=range(TRAINERS), backup=0)
     coordinator, store = Coordinator(3, schedule=schedule), HashStore()
     at_once = threading.Barrier(TRAINERS)
+    # Other tests of this process may have left some that wait for who is lost.
+    before = set(threading.enumerate())
 
     def run(rank: int) -> tuple[list[float], Rounds]:
         module, found = nn.Linear(256, 1, bias=False), list[float]()
@@ -429,9 +431,10 @@ def test_neighbours_take_each_others_newest(codec: CodecName, size: int) -> None
         assert found == pytest.approx(expected[rank], rel=1e-3 if codec == "fp16" else 1e-5)
     assert coordinator.takes == 3 * 3 * 2
     # Threads end once all have said that no more comes; a head goes before each vector.
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("crew-neighbour"):
             thread.join(20)
+            assert not thread.is_alive()
     # Of three publications to each neighbour one may give way to a newer one, or to the end.
     heads = 2 * 8
     sent = [sync.bytes_sent - heads for _, sync in told]
