@@ -57,7 +57,10 @@ def no_leaks() -> Iterator[None]:
     yield
     until_s = time.monotonic() + 10
     while any(now > then for now, then in zip(_count_held(), before, strict=True)):
-        assert time.monotonic() < until_s, f"threads, files, children: {before} -> {_count_held()}"
+        assert time.monotonic() < until_s, (
+            f"threads, files, children: {before} -> {_count_held()}; threads: "
+            f"{', '.join(thread.name for thread in threading.enumerate())}"
+        )
         gc.collect()
         time.sleep(0.01)
 

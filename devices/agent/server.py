@@ -164,15 +164,16 @@ class Agent:
         for worker in workers:
             worker.start()
         self.main_loop.run(periodic)
-        if self._fatal is not None:
-            raise self._fatal
         # A model that still loads, or a computation that outlasted the draining, is left behind.
+        # After a failure, too, the other thread has to leave the socket before it is closed.
         leave_s = self._clock() + LEAVE_S
         for worker in workers:
             worker.join(timeout=max(0.0, leave_s - self._clock()))
         self.left_behind = any(worker.is_alive() for worker in workers)
         if self._reloader is not None:
             self.left_behind |= not self._reloader.join(max(0.0, leave_s - self._clock()))
+        if self._fatal is not None:
+            raise self._fatal
 
     def _until_over(self, work: Callable[[], None]) -> None:
         try:

@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from devices.agent.bundles import LoadableBundle
 from devices.agent.jobs import PictureJob
 from devices.agent.reload import Reloader
 from devices.agent.server import Agent
+from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import Failure
 from mdp.testing.agents import ANY_PORT, AgentProcess
 from mdp.testing.bundles import write_bundle
 from mdp.testing.processes import PATIENCE_S, until
+from mdp.transport import Router
 from tests.support.bundles import change_assignment
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import Fleet
@@ -76,6 +79,31 @@ def failure_of(peer: StrangePeer, bundle: Bundle, number: int) -> str:
 def assert_answer(peer: StrangePeer, bundle: Bundle, number: int) -> None:
     peer.send(request(bundle, number))
     assert replies(peer, 1) == {number: "answered"}
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_thread_at_the_socket(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def load() -> Held:
+        failed.set()
+        raise InputError("no such model")
+
+    source = LoadableBundle(bundle=shop.old, assignment=shop.old.assignment("alpha"), load=load)
+    with Router(ANY_PORT) as router:
+        poll = router.poll
+
+        def come_late(timeout_s: float | None) -> object:
+            # The other thread is at the socket only after this one has failed.
+            assert failed.wait(PATIENCE_S)
+            time.sleep(0.2)
+            return poll(timeout_s)
+
+        monkeypatch.setattr(router, "poll", come_late)
+        with pytest.raises(InputError, match="no such model"):
+            Agent(source, router).serve()
+        assert not {"first", "second"} & {thread.name for thread in threading.enumerate()}
 
 
 def test_a_failing_model_is_rolled_back(shop: Shop, open_shop: tuple[Agent, StrangePeer]) -> None:
