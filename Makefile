@@ -58,7 +58,8 @@ PATIENT := $(addprefix tests/integration/,crew commands/test_partition_build.py 
 	commands/test_command_line.py commands/test_doctor.py faults/test_key_changes.py faults/test_failing_models.py \
 	agents/test_agent_process.py agents/test_service.py agents/test_rolling_change.py agents/test_mask.py \
 	agents/test_neighbour.py agents/test_several_labels.py agents/test_full_disk.py agents/test_scenes.py \
-	transport/test_router.py)
+	transport/test_router.py transport/test_dealers.py transport/test_relay.py agents/test_inspection.py \
+	clients/test_client_lifecycle.py clients/test_testing_kit.py agents/test_quota.py)
 
 # Tests with deadlines of their own run one after another, the others beside each other, a file at a
 # time: what the tests of a file share is then made once.
