@@ -12,8 +12,8 @@ from mdp.files import MAX_TOML_BYTES, Record, read_regular, read_toml
 from mdp.formats import plan
 from mdp.formats.profile import DeviceName, DeviceProfile, LatencyPoint, Precision, RuntimeName
 from partitioner.data.class_names import ClassNames
-from partitioner.estimates import latency_networks
-from partitioner.estimates.latency import Way, own_way, spec_of
+from partitioner.estimates.latency import Estimate, Way, own_way, spec_of
+from partitioner.estimates.latency_networks import fit_networks
 from partitioner.estimates.macs import macs, memory_bytes
 from partitioner.estimates.network import choose_encoding, network_ms
 
@@ -181,7 +181,7 @@ def reference_point(profile: DeviceProfile, network: plan.NetworkSpec) -> Latenc
 
 def network_estimate(
     profile: DeviceProfile, network: plan.NetworkSpec, runtime: RuntimeName
-) -> latency_networks.NetworkEstimate | None:
+) -> Estimate | None:
     """The estimate from networks measured on the device; None without any that are comparable.
 
     Raises InputError for a profile with a network that is not in the catalogue.
@@ -192,10 +192,8 @@ def network_estimate(
         provider=profile.provider,
         threads=profile.threads,
     )
-    if not latency_networks.enough(latency_networks.network_points(profile, way)):
-        return None
-    found = latency_networks.fit_networks(profile, way).estimate(network)
-    return found if found is not None and found.basis == "measured" else None
+    fitted = fit_networks(profile, way)
+    return None if fitted is None else fitted.estimate(network)
 
 
 def assign(

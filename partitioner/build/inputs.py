@@ -131,7 +131,8 @@ class TrainingInputs:
             run.check_teacher(self.teacher.facts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Without slots, which leave no place for what is computed once.
+@dataclass(frozen=True, kw_only=True)
 class BuildInputs(TrainingInputs):
     """The inputs of a training, and the devices that are planned for."""
 
@@ -221,6 +222,7 @@ class BuildInputs(TrainingInputs):
         """Threads to train with; 0: one per core."""
         return self.config.options.threads
 
+    @cached_property
     def devices(self) -> list[DeviceLatency]:
         """Predictors of the milliseconds of networks on each device; raises InputError."""
         return [

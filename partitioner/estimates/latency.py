@@ -8,21 +8,18 @@ of Williams, Waterman and Patterson (CACM 2009) with its terms added instead of 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mdp.errors import InputError
-from mdp.formats.plan import PredictedMs, Spec, SubModelSpec
+from mdp.formats.plan import PredictedMs, SubModelSpec
 from mdp.formats.profile import DeviceProfile, LatencyPoint, Precision, RuntimeName
 from partitioner.estimates.latency_fit import fit_terms
 from partitioner.estimates.latency_quantiles import Spread, spread_of
 from partitioner.estimates.latency_terms import Array, dimensions, terms
 from partitioner.estimates.macs import macs
 from partitioner.estimates.network import choose_encoding, network_ms
-
-AnySpec = TypeVar("AnySpec", bound=Spec, contravariant=True)
 
 #: Least points of a formula.
 MIN_POINTS = 3
@@ -126,16 +123,12 @@ def matching_points(profile: DeviceProfile, way: Way | None = None) -> list[Late
             point
             for point in profile.latency
             if point.threads <= profile.threads
-            and _way_of(point, profile) == _with_threads(wanted, point.threads)
+            and _way_of(point, profile) == replace(wanted, threads=point.threads)
         ]
     if len(points) < MIN_POINTS:
         raise InputError(_too_few(profile, way, len(points)))
     _check_contradictions(profile, points)
     return points
-
-
-def _with_threads(way: Way, threads: int) -> Way:
-    return Way(precision=way.precision, runtime=way.runtime, provider=way.provider, threads=threads)
 
 
 def _too_few(profile: DeviceProfile, way: Way | None, found: int) -> str:
@@ -242,13 +235,6 @@ class LatencyModel:
         return ", ".join(outside)
 
 
-class LatencyPredictor(Protocol[AnySpec]):
-    """Predicts the milliseconds of sub-models of some kinds."""
-
-    def predict_ms(self, spec: AnySpec, num_classes: int) -> float:
-        """Predicted compute milliseconds of one picture; raises InputError."""
-
-
 def _ranges(specs: Sequence[SubModelSpec], batches: Array) -> dict[str, tuple[float, float]]:
     """Range of every dimension and of the multiply-accumulates of a run."""
     columns = dimensions(specs)
@@ -295,10 +281,10 @@ def load_factor(profile: DeviceProfile) -> float:
 
 
 def predict(
-    profile: DeviceProfile, model: LatencyPredictor[AnySpec], spec: AnySpec, num_classes: int
+    profile: DeviceProfile, compute_ms: float, image_size: int, num_classes: int
 ) -> PredictedMs:
-    """Predicted milliseconds of one picture on one device, to the microsecond."""
-    encoding = choose_encoding(profile.link, spec.image_size, num_classes)
-    network = round(network_ms(profile.link, spec.image_size, num_classes, encoding), 3)
-    compute = round(model.predict_ms(spec, num_classes), 3)
+    """Predicted milliseconds of one picture sent to a device that computes `compute_ms`."""
+    encoding = choose_encoding(profile.link, image_size, num_classes)
+    network = round(network_ms(profile.link, image_size, num_classes, encoding), 3)
+    compute = round(compute_ms, 3)
     return PredictedMs(compute=compute, network=network, total=round(compute + network, 3))

@@ -13,9 +13,6 @@ from partitioner.estimates.latency import Estimate, LatencyModel, Way, fit_laten
 from partitioner.estimates.latency_networks import NetworkLatency, fit_networks
 from partitioner.estimates.latency_terms import Array
 
-#: Extrapolation of a network whose profile has only plain ViTs.
-_BY_RATIO = "networks (measured: plain ViTs; taken from another processor)"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemberLatency:
@@ -56,8 +53,7 @@ class MemberLatency:
         found = None if self.networks is None else self.networks.estimate(spec)
         if found is None:
             raise InputError(f"the latency of {spec.words} in {self.way} is not known")
-        outside = "" if found.basis == "measured" else _BY_RATIO
-        return Estimate(ms=found.ms, low_ms=found.low_ms, high_ms=found.high_ms, outside=outside)
+        return found
 
 
 def fit_members(
@@ -65,4 +61,7 @@ def fit_members(
 ) -> MemberLatency:
     """Fit the profile's points of `way`, None being fp32 with its threads; raises InputError."""
     vit = fit_latency(profile, way)
-    return MemberLatency(vit=vit, networks=fit_networks(profile, way) if networks else None)
+    if not networks:
+        return MemberLatency(vit=vit)
+    fitted = fit_networks(profile, vit.way)
+    return MemberLatency(vit=vit, networks=NetworkLatency(fitted=fitted, vit=vit))

@@ -8,23 +8,15 @@ per measured family. Otherwise the catalogue's ratio to ViT-S/16 on another proc
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from msgspec.structs import replace
 
 from mdp.errors import InputError
 from mdp.formats.plan import NetworkSpec, SubModelSpec
-from mdp.formats.profile import DeviceProfile, NetworkPoint
+from mdp.formats.profile import DeviceProfile, NetworkPoint, Precision
 from partitioner.estimates.catalogue import catalogue, network_of
-from partitioner.estimates.latency import (
-    NINE_OF_TEN,
-    LatencyModel,
-    Way,
-    fit_latency,
-    load_factor,
-    own_way,
-)
+from partitioner.estimates.latency import NINE_OF_TEN, Estimate, LatencyModel, Way, load_factor
 from partitioner.estimates.latency_fit import non_negative_least_squares
 from partitioner.estimates.latency_terms import Array
 from partitioner.estimates.network_terms import NAMES, network_terms
@@ -48,25 +40,15 @@ _LEAST_ERROR = 0.05
 _MOST_ERROR = math.log(3)
 #: Error of a family that was not measured, relative to a measured one.
 _OTHER_FAMILY = 2.0
-#: `measured`: fitted to networks that were measured on the device; `ratio`: from the catalogue's
-#: ratio to ViT-S on another processor.
-Basis = Literal["measured", "ratio"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkEstimate:
-    """A predicted latency, its 90 % interval and its basis."""
-
-    ms: float
-    low_ms: float
-    high_ms: float
-    basis: Basis
+#: Extrapolation of a network whose profile has only plain ViTs.
+_BY_RATIO = "networks (measured: plain ViTs; taken from another processor)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NetworkFit:
-    """Coefficients of the terms, factors of measured families, and the error."""
+    """The formula fitted to networks that were measured on the device, in one way of running."""
 
+    precision: Precision
     #: Milliseconds per unit of each column of `network_terms`.
     coefficients: Array
     factors: dict[str, float]
@@ -76,85 +58,77 @@ class NetworkFit:
     sustained: float = 1.0
 
     def predict_many_ms(self, specs: Sequence[NetworkSpec]) -> Array:
-        """Milliseconds `[n]` of one picture, NaN for networks that are not in the catalogue."""
+        """Milliseconds `[n]` of one picture, NaN for networks that are not in the catalogue.
+
+        Raises InputError for another precision than the formula's.
+        """
+        for precision in {spec.precision for spec in specs}:
+            if precision != self.precision:
+                raise InputError(f"expected networks of {self.precision}, got {precision}")
         factors = [self.factors.get(_family(spec), 1.0) for spec in specs]
         found: Array = network_terms(specs) @ self.coefficients * factors * self.sustained
         return found
 
-    def range_of(self, spec: NetworkSpec) -> float:
-        """The 90 % interval as a factor to either side."""
+    def estimate(self, spec: NetworkSpec) -> Estimate | None:
+        """The prediction and its interval, or None where unknown; raises InputError."""
+        milliseconds = float(self.predict_many_ms([spec])[0])
+        if math.isnan(milliseconds):
+            return None
         error = self.error * (1 if _family(spec) in self.factors else _OTHER_FAMILY)
-        return math.exp(NINE_OF_TEN * error)
+        return _within(milliseconds, math.exp(NINE_OF_TEN * error), outside="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NetworkLatency:
     """The latency of public networks in one way of running."""
 
-    way: Way
     #: None where too few networks were measured on the device.
     fitted: NetworkFit | None
-    #: Of plain ViTs, for the ratio; None where they were not measured in this way.
-    vit: LatencyModel | None = field(repr=False)
+    #: Of plain ViTs in this way, for the ratio of those that the fit does not know.
+    vit: LatencyModel = field(repr=False)
 
     def predict_many_ms(self, specs: Sequence[NetworkSpec]) -> Array:
         """Compute milliseconds `[n]` of one picture of each network; NaN where unknown.
 
         Raises InputError for another precision than the way's.
         """
-        for precision in {spec.precision for spec in specs}:
-            if precision != self.way.precision:
-                raise InputError(f"expected networks of {self.way.precision}, got {precision}")
         found = np.full(len(specs), np.nan)
         if self.fitted is not None:
             found = self.fitted.predict_many_ms(specs)
-        if self.vit is not None:
-            for place in np.flatnonzero(np.isnan(found)).tolist():
-                ratio = ratio_ms(self.vit, specs[place])
-                found[place] = np.nan if ratio is None else ratio
+        for place in np.flatnonzero(np.isnan(found)).tolist():
+            ratio = ratio_ms(self.vit, specs[place])
+            found[place] = np.nan if ratio is None else ratio
         return found
 
-    def estimate(self, spec: NetworkSpec) -> NetworkEstimate | None:
+    def estimate(self, spec: NetworkSpec) -> Estimate | None:
         """The prediction and its interval, or None where unknown; raises InputError."""
-        milliseconds = float(self.predict_many_ms([spec])[0])
-        if math.isnan(milliseconds):
-            return None
-        basis: Basis = "ratio"
-        factor = _RATIO_RANGE
-        if self.fitted is not None and not np.isnan(network_terms([spec])).any():
-            basis, factor = "measured", self.fitted.range_of(spec)
-        return NetworkEstimate(
-            ms=milliseconds,
-            low_ms=milliseconds / factor,
-            high_ms=milliseconds * factor,
-            basis=basis,
-        )
+        if self.fitted is not None and (found := self.fitted.estimate(spec)) is not None:
+            return found
+        ratio = ratio_ms(self.vit, spec)
+        return None if ratio is None else _within(ratio, _RATIO_RANGE, outside=_BY_RATIO)
 
 
-def fit_networks(profile: DeviceProfile, way: Way | None = None) -> NetworkLatency:
-    """The latency of networks in `way`, None being the profile's own in fp32.
+def _within(milliseconds: float, factor: float, outside: str) -> Estimate:
+    return Estimate(
+        ms=milliseconds,
+        low_ms=milliseconds / factor,
+        high_ms=milliseconds * factor,
+        outside=outside,
+    )
 
-    Raises InputError where the profile has neither networks nor plain ViTs measured in that way,
-    and where it measured a network that is not in the catalogue.
+
+def fit_networks(profile: DeviceProfile, way: Way) -> NetworkFit | None:
+    """Fit the formula to the networks measured in `way`; None where they are too few.
+
+    Raises InputError where the profile measured a network that is not in the catalogue.
     """
-    wanted = way or own_way(profile)
-    points = network_points(profile, wanted)
-    fitted = fit_points(points, load_factor(profile)) if enough(points) else None
-    try:
-        vit = fit_latency(profile, way)
-    except InputError:
-        if fitted is None:
-            raise
-        vit = None
-    return NetworkLatency(way=wanted, fitted=fitted, vit=vit)
+    points = _network_points(profile, way)
+    if len({(point.name, point.image_size) for point in points}) < MIN_NETWORKS:
+        return None
+    return _fit_points(points, way.precision, load_factor(profile))
 
 
-def enough(points: Sequence[NetworkPoint]) -> bool:
-    """Tell whether a formula can be fitted."""
-    return len({(point.name, point.image_size) for point in points}) >= MIN_NETWORKS
-
-
-def network_points(profile: DeviceProfile, way: Way) -> list[NetworkPoint]:
+def _network_points(profile: DeviceProfile, way: Way) -> list[NetworkPoint]:
     """The networks measured in this way, one picture at a time.
 
     Raises InputError for one that is not in the catalogue, or not at that picture size.
@@ -199,7 +173,9 @@ def unmeasured_networks(profiles: Iterable[DeviceProfile]) -> list[str]:
     ]
 
 
-def fit_points(points: Sequence[NetworkPoint], sustained: float = 1.0) -> NetworkFit:
+def _fit_points(
+    points: Sequence[NetworkPoint], precision: Precision, sustained: float
+) -> NetworkFit:
     """Fit the formula to networks of the catalogue, minimising squared relative errors."""
     measured = np.array([point.latency_ms for point in points])
     specs = [_spec(point) for point in points]
@@ -219,7 +195,13 @@ def fit_points(points: Sequence[NetworkPoint], sustained: float = 1.0) -> Networ
         for family in families
     }
     error = float(np.hypot(_LEAST_ERROR, np.sqrt(np.mean(np.square(left_out))) / _OTHER_FAMILY))
-    return NetworkFit(coefficients=coefficients, factors=factors, error=error, sustained=sustained)
+    return NetworkFit(
+        precision=precision,
+        coefficients=coefficients,
+        factors=factors,
+        error=error,
+        sustained=sustained,
+    )
 
 
 def _log_error(predicted: float) -> float:

@@ -26,7 +26,7 @@ from partitioner.torchvision_shim import import_timm
 SIZES = (32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256)
 #: (name with recipe, family, milliseconds in fp32 and in static int8 of one onnxruntime thread of a
 #: Zen 4 core at the published size, where ViT-S/16 at 224 px takes 96.43 and 47.21). Those not
-#: measured are predicted by `partitioner.estimates.latency_networks.fit_points` from
+#: measured are predicted by `partitioner.estimates.latency_networks.fit_networks` from
 #: benchmarks/results/latency-families.json, scaled by the median ratio of common networks.
 NETWORKS: tuple[tuple[str, str, float | None, float | None], ...] = (
     ("mobilenetv4_conv_small_050.e3000_r224_in1k", "MobileNetV4", 1.60, 1.90),

@@ -211,8 +211,9 @@ def profile_timing(
         known, predicted_ms = latency.ways(profile), []
         for run in runs:
             network = replace(part.network, precision=run.precision)
-            found = fit_networks(profile, run).estimate(network) if run in known else None
-            if found is None or found.basis != "measured":
+            fitted = fit_networks(profile, run) if run in known else None
+            found = None if fitted is None else fitted.estimate(network)
+            if found is None:
                 words = f"networks in {way_words((run.precision, run.runtime))}"
                 return f"{unknown.format(words)}: measure with --here"
             predicted_ms.append(found.ms)

@@ -158,7 +158,8 @@ def replica_model(
     own = own_way(profile)
     way = replace(own, precision=spec.precision, runtime=assignment.runtime)
     model = fit_members(profile, None if way == own else way)
-    predicted = predict(profile, model, spec, num_classes)
+    compute_ms = model.predict_ms(spec, num_classes)
+    predicted = predict(profile, compute_ms, spec.image_size, num_classes)
     taken = {part.device for part in parts_of(plan)}
     name = f"{profile.name}/added" if profile.name in taken else profile.name
     return device_model(

@@ -28,7 +28,7 @@ def choose(inputs: BuildInputs, cache: Path, progress: Progress, kept: Path | No
     return run_pilot(
         inputs.data,
         inputs.weights,
-        inputs.devices(),
+        inputs.devices,
         inputs.cameras,
         inputs.target_ms,
         cache,
@@ -64,7 +64,7 @@ def predict_ms(pilot: Pilot, inputs: BuildInputs) -> dict[str, float]:
         device.profile.name: device.latency.predict_ms(
             pilot.measured[pilot.choice.rows[device.profile.name]].candidate.spec, classes
         )
-        for device in inputs.devices()
+        for device in inputs.devices
     }
 
 

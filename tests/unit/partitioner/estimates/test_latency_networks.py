@@ -12,7 +12,13 @@ from mdp.formats.profile import DeviceProfile, NetworkPoint, Provenance, read_pr
 from partitioner.assembly.members import network_estimate
 from partitioner.estimates.catalogue import catalogue
 from partitioner.estimates.latency import Way, fit_latency
-from partitioner.estimates.latency_networks import fit_networks, ratio_ms, unmeasured_networks
+from partitioner.estimates.latency_members import fit_members
+from partitioner.estimates.latency_networks import (
+    NetworkFit,
+    fit_networks,
+    ratio_ms,
+    unmeasured_networks,
+)
 from partitioner.estimates.network_terms import NAMES, network_terms
 
 MEASURED = (
@@ -59,26 +65,31 @@ def profile_with(points: list[NetworkPoint]) -> DeviceProfile:
 PROBED = profile_with([point(*network) for network in MEASURED])
 
 
+def fitted(profile: DeviceProfile) -> NetworkFit:
+    found = fit_networks(profile, WAY)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize(
     "network", [("mobilenetv4_conv_small", 160), ("efficientnet_b0", 224), ("repvit_m0_9", 224)]
 )
 def test_the_fit_to_measured_networks_predicts_others(network: tuple[str, int]) -> None:
-    found = fit_networks(PROBED, WAY).estimate(spec_of(*network))
+    found = fitted(PROBED).estimate(spec_of(*network))
     assert found is not None
-    assert found.basis == "measured"
     assert found.ms == pytest.approx(true_ms(*network), rel=0.1)
     assert found.low_ms < true_ms(*network) < found.high_ms
 
 
 def test_a_family_that_is_slower_than_its_counts_keeps_its_factor() -> None:
     slow = [point(*n, slower=1.3 if n[0].startswith("hgnet") else 1.0) for n in MEASURED]
-    plain, slowed = (fit_networks(profile_with(p)) for p in (list(PROBED.networks), slow))
+    plain, slowed = (fitted(profile_with(p)) for p in (list(PROBED.networks), slow))
     other = [spec_of("hgnetv2_b1", 160)]
     assert 1.15 < slowed.predict_many_ms(other)[0] / plain.predict_many_ms(other)[0] < 1.4
 
 
 def test_a_family_that_was_not_measured_is_less_sure() -> None:
-    model = fit_networks(PROBED, WAY)
+    model = fitted(PROBED)
     seen = model.estimate(spec_of("repvit_m0_9", 224))
     unseen = model.estimate(spec_of("caformer_s18", 224))
     assert seen is not None
@@ -88,14 +99,13 @@ def test_a_family_that_was_not_measured_is_less_sure() -> None:
 
 def test_a_few_measured_networks_tell_a_range_that_ends() -> None:
     few = profile_with([point(*network) for network in MEASURED[5:9]])
-    found = fit_networks(few, WAY).estimate(spec_of("hgnetv2_b1", 160))
+    found = fitted(few).estimate(spec_of("hgnetv2_b1", 160))
     assert found is not None
-    assert found.basis == "measured"
     assert found.high_ms < 10 * found.ms
 
 
 def test_many_predictions_are_those_of_each_and_of_strangers_there_are_none() -> None:
-    model = fit_networks(PROBED, WAY)
+    model = fitted(PROBED)
     stranger = NetworkSpec(name="net.onnx", image_size=128, parameters=1, macs=1)
     found = model.predict_many_ms([spec_of("repvit_m0_9", 224), stranger])
     known = model.estimate(spec_of("repvit_m0_9", 224))
@@ -103,14 +113,18 @@ def test_many_predictions_are_those_of_each_and_of_strangers_there_are_none() ->
     assert found[0] == known.ms
     assert math.isnan(found[1])
     assert model.estimate(stranger) is None
+    whole = fit_members(PROBED, WAY)
+    assert whole.estimate(spec_of("repvit_m0_9", 224), 10) == known
+    with pytest.raises(InputError, match="is not known"):
+        whole.predict_ms(stranger, 10)
 
 
 def test_without_measured_networks_the_ratio_stands_in_and_says_so() -> None:
     profile = read_profile("n100")
     spec = spec_of("efficientnet_b0", 224)
-    found = fit_networks(profile, None).estimate(spec)
-    assert found is not None
-    assert found.basis == "ratio"
+    assert fit_networks(profile, WAY) is None
+    found = fit_members(profile).estimate(spec, 10)
+    assert "taken from another processor" in found.outside
     assert found.ms == ratio_ms(fit_latency(profile), spec)
     assert found.high_ms == 2 * found.ms
     other = read_profile("laptop-cpu")
@@ -136,6 +150,6 @@ def test_an_unknown_network_is_refused(stranger: tuple[str, int], message: str) 
 def test_assembling_estimates_by_networks_measured_on_the_device() -> None:
     spec = spec_of("mobilenetv4_conv_small", 160)
     found = network_estimate(PROBED, spec, "onnxruntime")
-    assert found == fit_networks(PROBED, WAY).estimate(spec)
+    assert found == fitted(PROBED).estimate(spec)
     assert network_estimate(read_profile("n100"), spec, "onnxruntime") is None
     assert network_estimate(PROBED, spec, "openvino") is None

@@ -10,11 +10,10 @@ import pytest
 pytest.importorskip("torch")
 
 from mdp.formats.plan import NetworkSpec
-from mdp.formats.profile import DeviceProfile, LatencyPoint, Provenance, read_profile
+from mdp.formats.profile import DeviceProfile, LatencyPoint, Precision, Provenance, read_profile
 from mdp.testing.bundles import colour_plan
 from partitioner.estimates import latency
 from partitioner.estimates.catalogue import catalogue
-from partitioner.estimates.latency_networks import Basis, NetworkEstimate
 from partitioner.export import try_precision
 from partitioner.export.quantize import Way
 from partitioner.export.try_precision import (
@@ -154,20 +153,23 @@ def test_models_are_timed_in_turns_and_the_best_round_counts() -> None:
 def test_a_network_is_timed_by_the_networks_of_its_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     network = catalogue()["tf_efficientnet_lite0"].spec(160, 10)
     static: Way = ("int8-static", "onnxruntime")
-    basis: list[Basis] = ["measured"]
+    fits = [True]
 
     class Fitted:
         """4 ms in fp32 and 1 ms otherwise."""
 
-        def __init__(self, _: DeviceProfile, way: latency.Way) -> None:
-            self.precision = way.precision
+        def __init__(self, precision: Precision) -> None:
+            self.precision = precision
 
-        def estimate(self, spec: NetworkSpec) -> NetworkEstimate:
+        def estimate(self, spec: NetworkSpec) -> latency.Estimate:
             assert spec.precision == self.precision
             ms = 4.0 if spec.precision == "fp32" else 1.0
-            return NetworkEstimate(ms=ms, low_ms=ms, high_ms=ms, basis=basis[0])
+            return latency.Estimate(ms=ms, low_ms=ms, high_ms=ms, outside="")
 
-    monkeypatch.setattr(try_precision, "fit_networks", Fitted)
+    def fit(_: DeviceProfile, way: latency.Way) -> Fitted | None:
+        return Fitted(way.precision) if fits[0] else None
+
+    monkeypatch.setattr(try_precision, "fit_networks", fit)
     points = [point(depth, 1.0, way) for depth in (1, 2, 3) for way in (FP32, static)]
     seat = msgspec.structs.replace(SEAT, submodel=None, network=network)
 
@@ -181,5 +183,5 @@ def test_a_network_is_timed_by_the_networks_of_its_profile(monkeypatch: pytest.M
     )
     assert timing(MEASURED) == unknown
     assert "are estimated" in str(timing(profile(*points, method="estimated")))
-    basis[0] = "ratio"
+    fits[0] = False
     assert timing(profile(*points)) == unknown

@@ -84,7 +84,8 @@ def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> No
         assert assignment is not None
         profile = by_name[name]
         model = fit_latency(profile, way_of(assignment, profile))
-        predicted = predict(profile, model, assignment.vit, num_classes)
+        compute_ms = model.predict_ms(assignment.vit, num_classes)
+        predicted = predict(profile, compute_ms, assignment.vit.image_size, num_classes)
         ms = assignment.predicted_ms
         assert ms.compute == predicted.compute
         wait_ms = waited[assignment.k]

@@ -15,7 +15,7 @@ from mdp.formats.profile import DeviceProfile, read_profile
 from mdp.testing.bundles import colour_plan, subset_accuracy, write_bundle
 from partitioner.estimates.accuracy import read_shipped_law
 from partitioner.estimates.accuracy_law import AccuracyLaw, LawMember, capability_of, together
-from partitioner.estimates.latency import Way, fit_latency, own_way, predict
+from partitioner.estimates.latency import Way, fit_latency, own_way
 from partitioner.estimates.latency_quantiles import ASSUMED_SIGMA
 from partitioner.estimates.network import FRAMING_BYTES, network_ms
 from partitioner.simulation.answer_accuracy import MeasuredSubsets, PredictedSubsets
@@ -167,7 +167,7 @@ def test_an_added_device_is_predicted(profiles: dict[str, DeviceProfile]) -> Non
     n100 = profiles["n100"]
     model = replica_model(plan(), n100, 2, 3, Assumptions())
     spec = plan().assignments[2].vit
-    predicted_ms = predict(n100, fit_latency(n100), spec, 3).compute
+    predicted_ms = round(fit_latency(n100).predict_ms(spec, 3), 3)
     assert (model.name, model.k) == ("n100/added", 2)
     assert model.compute == LogNormal(median_s=predicted_ms / 1e3, sigma=ASSUMED_SIGMA)
 
