@@ -9,24 +9,11 @@ from msgspec import Struct, field
 from mdp.errors import InferenceError
 from mdp.line.items import ItemOutcome
 from mdp.line.kept import WhyKept
-from mdp.line.rules import Decision, Votes, VoteState
+from mdp.line.rules import Decision, Votes
 from mdp.protocol.messages import as_line
 from mdp.requests.prediction import Prediction
 
 TriggerKind = Literal["interval", "still", "mqtt", "http"]
-
-
-class RuleRecord(Struct, frozen=True, kw_only=True):
-    """Outcome of a class's rule."""
-
-    needed: int
-    #: Cameras of the fleet.
-    of: int
-    #: Devices that see the class.
-    seen: tuple[str, ...]
-    #: How many cameras had no vote: not in the answer, or suspected.
-    missing: int
-    state: VoteState
 
 
 class DeviceRecord(Struct, frozen=True, kw_only=True):
@@ -88,9 +75,9 @@ class ItemRecord(Struct, frozen=True, kw_only=True):
     decision: Decision
     #: For people.
     verdict: str
-    rules: Mapping[str, RuleRecord]
+    rules: Mapping[str, Votes]
     #: Votes on a difference from the good ones; null where cameras have none on that.
-    different: RuleRecord | None
+    different: Votes | None
     answer: AnswerRecord
     #: Looks taken, and how many at the end had the same outcome.
     looks: int
@@ -148,7 +135,6 @@ def record_of(
 ) -> ItemRecord:
     """The record of an item that has ended, published at `published_s` of the books' clock."""
     judgement = outcome.judgement
-    rules = {label: _rule_record(votes) for label, votes in judgement.votes.items()}
     return ItemRecord(
         item=item,
         number=outcome.number,
@@ -159,20 +145,14 @@ def record_of(
         sure=judgement.sure,
         decision=judgement.decision,
         verdict=as_line(judgement.text),
-        rules=rules,
-        different=None if judgement.different is None else _rule_record(judgement.different),
+        rules=judgement.votes,
+        different=judgement.different,
         answer=answer_record(outcome.seen),
         looks=outcome.looks,
         equal=outcome.equal,
         latency_ms=round((published_s - outcome.due_from_s) * 1e3, 2),
         deadline_ms=round(verdict_s * 1e3, 2),
         why_kept=judgement.why_kept,
-    )
-
-
-def _rule_record(votes: Votes) -> RuleRecord:
-    return RuleRecord(
-        needed=votes.needed, of=votes.of, seen=votes.seen, missing=votes.missing, state=votes.state
     )
 
 

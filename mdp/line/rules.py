@@ -84,7 +84,7 @@ class Votes(Struct, frozen=True, kw_only=True):
     of: int
     #: Devices that see it.
     seen: tuple[str, ...]
-    #: How many cameras have no vote.
+    #: How many cameras have no vote: not in the answer, or suspected.
     missing: int
     state: VoteState
 
