@@ -62,7 +62,9 @@ class RoundTrips:
 
 
 class Hedging:
-    """A session's `Hedge`: after `fixed_s`, or after what was observed if that is None.
+    """Rule of when to ask a second device beside a first one, and whether one may.
+
+    After `fixed_s`, or after what was observed if that is None.
 
     `share` is how many of all requests may be hedges; with 0 there are none.
     """
@@ -88,7 +90,7 @@ class Hedging:
     def after_s(self, device: str) -> float:
         """Seconds that `device` is given before its replica is asked beside it.
 
-        Infinity if unknown.
+        Infinity if unknown: then half of what is left.
         """
         if self._fixed_s is not None:
             return self._fixed_s

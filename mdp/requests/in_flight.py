@@ -21,7 +21,7 @@ from mdp.requests.latency import SlowDevices
 from mdp.requests.reason import DISCONNECTED, PROBATION, Code, Reason
 from mdp.requests.replicas import HEARTBEAT_S, Chance, ReplicaSelector
 from mdp.requests.request import DeviceEvent, Request, What
-from mdp.requests.session import Action, DeviceFailed, Hedge, Replied, Session
+from mdp.requests.session import Action, DeviceFailed, Replied, Session
 from mdp.requests.window import SendWindow, most_out
 
 #: What a failure of a code means; any other one is `failed`.
@@ -103,7 +103,7 @@ class InFlight(Generic[C]):
         self._hedging = Hedging(members, k_of, hedge_after_s, hedge_share)
         hedges = bool(self._selector.members) and hedge_share > 0
         #: What sessions hedge by, if there is anything to hedge with.
-        self.hedge: Hedge | None = self._hedging if hedges else None
+        self.hedge: Hedging | None = self._hedging if hedges else None
         #: Whether replica statistics and hedging have anything to follow.
         self._selects, self._observes = bool(self._selector.members), bool(hedges or first)
         #: The calls that are not decided, by number.

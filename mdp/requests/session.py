@@ -19,12 +19,13 @@ A reply that is in hand before that decision counts; later ones change nothing.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import Struct
 
 from mdp.fusion.fuse import Contribution
 from mdp.requests.choice import Choice
+from mdp.requests.hedging import Hedging
 from mdp.requests.reason import LATE, NO_TIME, NO_TURN, NOT_NEEDED, PROBATION, Reason
 from mdp.requests.request import Request
 
@@ -99,16 +100,6 @@ class Stages(Struct, frozen=True):
     sure: Callable[[Mapping[int, Contribution]], bool]
 
 
-class Hedge(Protocol):
-    """Rule of when to ask a second device beside a first one, and whether one may."""
-
-    def after_s(self, device: str) -> float:
-        """Seconds that `device` is given; infinity if unknown: then half of what is left."""
-
-    def try_spend(self) -> bool:
-        """Tell whether one more request may be spent now; True spends it."""
-
-
 class _Member(Struct, eq=False):
     """A member that has not arrived."""
 
@@ -136,7 +127,7 @@ class Session:
         choice: Choice,
         *,
         decide_s: float,
-        hedge: Hedge | None = None,
+        hedge: Hedging | None = None,
         stages: Stages | None = None,
     ) -> None:
         #: The moment of decision, and when the session wants to be told the time at the latest.

@@ -5,7 +5,7 @@ linear quantisation; error feedback after Seide et al., 1-bit stochastic gradien
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -103,19 +103,6 @@ class Int8(Codec):
         return (codes.view(-1, INT8_BLOCK) * (scales / 127)[:, None]).flatten()[:count]
 
 
-class Codes(Protocol):
-    """Numbers as bytes, one by one or in blocks."""
-
-    def bytes_of(self, count: int) -> int:
-        """Bytes of `count` numbers."""
-
-    def encode(self, vector: Tensor) -> Tensor:
-        """`[count]` fp32 -> `[bytes_of(count)]` uint8."""
-
-    def decode(self, data: Tensor, count: int) -> Tensor:
-        """The inverse of `encode`."""
-
-
 class FourBit:
     """Blocks of 128 with an fp16 scale s = max|x|; codes round(7 x / s) + 8, the low half first."""
 
@@ -155,7 +142,7 @@ class Largest(Codec):
     feeds_back = True
     sparse = True
 
-    def __init__(self, keep: float = KEEP, codes: Codes | None = None) -> None:
+    def __init__(self, keep: float = KEEP, codes: FourBit | Codec | None = None) -> None:
         self._keep, self._codes = keep, codes or FourBit()
 
     def bytes_of(self, count: int) -> int:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Literal, Protocol
+from typing import Literal
 
 from rich.console import Console
 from rich.live import Live
@@ -21,28 +21,23 @@ COLUMNS = ("trainer", "job", "done", "pictures/s", "now", "MB sent")
 NARROW, _WIDE = 64, ("pictures/s", "MB sent")
 
 
-class Sender(Protocol):
-    """A connection that carries rows and files to other trainers."""
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes of these."""
-
-
 class WorkAccount:
     """The work of one trainer and its costs; written by its main thread, read by another.
 
-    Sent are the bytes of means, and of the rows and files of `sender`: all that others get.
+    Sent are the bytes of means, and those that `sent` counts, of rows and files: all that others
+    get.
     """
 
-    def __init__(self, sender: Sender, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, sent: Callable[[], int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
         self._job, self._said, self._waits = "", "", False
         self._share = self._pictures = self._since_s = 0.0
         self._waited_s = 0.0
         #: Bytes of synchronisers that came before, and up to the last report.
         self._earlier_bytes = self._reported_bytes = 0
-        self._sender = sender
+        self._sent = sent
         self._mean_bytes: Callable[[], int] = lambda: 0
 
     def begin(self, job: str) -> None:
@@ -68,7 +63,7 @@ class WorkAccount:
     @property
     def bytes_sent(self) -> int:
         """Bytes sent in all jobs."""
-        return self._earlier_bytes + self._mean_bytes() + self._sender.bytes_sent
+        return self._earlier_bytes + self._mean_bytes() + self._sent()
 
     def step(self, share: float, said: str) -> None:
         """The step in hand is done by so much."""

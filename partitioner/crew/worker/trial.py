@@ -113,7 +113,7 @@ def try_candidates(
 
     draw: makes a network by its name, the same on all trainers.
     """
-    account = WorkAccount(control)
+    account = WorkAccount(lambda: control.bytes_sent)
     control.state = account.state
     of_job = {trial_name(number): sync for number, sync in enumerate(trials)}
     while (start := next_job(control)) is not None:

@@ -320,7 +320,7 @@ def worker_of(
 ) -> Worker:
     """Build a worker that reports progress to the coordinator, which displays everybody's."""
     # The coordinator's own rows go to itself.
-    account = WorkAccount(ends.files)
+    account = WorkAccount(lambda: ends.files.bytes_sent)
     ends.control.state = account.state
     crews = Crews(
         plan=plan, facts=facts, control=ends.control, groups=groups, store=store, account=account

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from mdp.fusion.fuse import Contribution
 from mdp.requests.choice import Choice
+from mdp.requests.hedging import Hedging
 from mdp.requests.reason import LATE, NO_TIME, NOT_NEEDED, PROBATION, Reason
 from mdp.requests.request import Request
 from mdp.requests.session import (
@@ -57,15 +57,12 @@ class Asking(Session):
         return self.start(now_s)
 
 
-@dataclass
-class HedgeAfter:
+class HedgeAfter(Hedging):
     """Every device is given `seconds`; as many hedges are allowed as there are `tokens`."""
 
-    seconds: float
-    tokens: float = math.inf
-
-    def after_s(self, device: str) -> float:
-        return self.seconds
+    def __init__(self, seconds: float, tokens: float = math.inf) -> None:
+        super().__init__({}, {}, seconds, share=1.0)
+        self.tokens = tokens
 
     def try_spend(self) -> bool:
         self.tokens -= 1

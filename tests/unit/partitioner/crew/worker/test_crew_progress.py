@@ -49,16 +49,9 @@ def test_a_row_says_job_share_pace_and_what_it_waits_for() -> None:
     ]
 
 
-class Connection:
-    """Carries rows and files."""
-
-    bytes_sent = 0
-
-
 def test_an_account_counts_a_job_and_its_waits_and_bytes() -> None:
-    now_s, connection = 100.0, Connection()
-    account, notes = WorkAccount(connection, lambda: now_s), list[str]()
-    connection.bytes_sent += 7
+    now_s, rows_bytes = 100.0, 7
+    account, notes = WorkAccount(lambda: rows_bytes, lambda: now_s), list[str]()
     account.begin("teacher")
     account.follow(lambda: 30)
     told = Told(account, notes.append, Progress(io.StringIO()))
@@ -80,7 +73,7 @@ def test_an_account_counts_a_job_and_its_waits_and_bytes() -> None:
         assert account.state().waits
     # Reports add up to what progress says, bytes between two jobs included.
     assert account.end() == (3.0, 37)
-    connection.bytes_sent += 100
+    rows_bytes += 100
     account.begin("member-0")
     account.follow(lambda: 5)  # the bytes of the one before stay
     assert account.end() == (0.0, 105)

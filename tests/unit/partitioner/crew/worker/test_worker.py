@@ -155,7 +155,7 @@ def sharing(coordinator: Any, one: FrozenPass, kept: Path) -> list[str]:
     work = SimpleNamespace(progress=SimpleNamespace(note=notes.append))
     unused = cast(Any, None)
     ends = Ends(unused, unused, coordinator)
-    crews = cast(Any, SimpleNamespace(account=WorkAccount(unused)))
+    crews = cast(Any, SimpleNamespace(account=WorkAccount(lambda: 0)))
     Worker(cast(Any, work), ends, crews)._share(OnePass("evaluation"))
     return notes
 
