@@ -155,14 +155,14 @@ def half(parts: Logits, which: int) -> Logits:
 def sum_signals(one: ClassDraw, fusion: FusionWeights, signals: Sequence[Signal]) -> Novelty:
     """Thresholds of the sum of `signals`, for every subset."""
     novelty = fit_novelty(one.calibration, fusion)
-    ones, subsets = np.ones(len(one.targets)), []
-    places = [round(rate * (len(ones) + 1)) for rate in novelty.rates]
+    subsets = []
+    places = [round(rate * (len(one.targets) + 1)) for rate in novelty.rates]
     for subset in novelty.subsets:
         scored = NoveltyScore(subset.members, fusion)
         spreads = {s: float(scored.of(one.calibration, {s: 1.0}).std()) for s in signals}
         weights: dict[Signal, float] = {s: 1 / v for s, v in spreads.items() if v > 1e-4}
         if weights:
-            values = thresholds(scored.of(one.calibration, weights), ones, places)
+            values = thresholds(scored.of(one.calibration, weights), places)
             subsets.append(
                 SubsetNovelty(
                     size=subset.size, weights=weights, thresholds=tuple(values),

@@ -37,7 +37,6 @@ def fit_bundle(
     plan: Plan,
     contributions: Mapping[int, Contribution],
     targets: Targets,
-    groups: Targets | None = None,
     *,
     more: TrainingAnswers | None = None,
     unknown: Mapping[int, Contribution] | None = None,
@@ -47,21 +46,20 @@ def fit_bundle(
     """Write the fusion weights into `folder`; returns the manifest's `files` and `cascade`.
 
     `contributions` are the members' logits `[N, C]` of the calibration pictures, `targets` `[N]`
-    their labels; pictures with one number in `groups` `[N]` count as one, each by itself without
-    it. The fusion weights alone are fitted to `more` answers too. `unknown` are the members'
-    logits `[U, C]` of pictures of no class. The models are in `folder` already. `note` is told
-    where the pictures are too few for the default rate of rejected known items. With `distance`,
-    all models tell that of their features in their logits. Raises InputError for logits that are
-    not finite.
+    their labels. The fusion weights alone are fitted to `more` answers too. `unknown` are the
+    members' logits `[U, C]` of pictures of no class. The models are in `folder` already. `note` is
+    told where the pictures are too few for the default rate of rejected known items. With
+    `distance`, all models tell that of their features in their logits. Raises InputError for logits
+    that are not finite.
     """
     if more is None:
-        fusion = fit_fusion(contributions, targets, groups)
+        fusion = fit_fusion(contributions, targets)
     else:
-        fusion = _fit_to_both(contributions, targets, groups, more)
+        fusion = _fit_to_both(contributions, targets, more)
     if plan.cameras and len(contributions) > 1:
         fusion = replace(fusion, agreement=agreement(contributions, fusion))
     fusion = replace(
-        fusion, novelty=fit_novelty(contributions, fusion, groups, unknown, note, distance=distance)
+        fusion, novelty=fit_novelty(contributions, fusion, unknown, note, distance=distance)
     )
     write_json(folder / FUSION, fusion)
     names = [*model_paths(plan), FUSION]
@@ -70,10 +68,7 @@ def fit_bundle(
 
 
 def _fit_to_both(
-    contributions: Mapping[int, Contribution],
-    targets: Targets,
-    groups: Targets | None,
-    more: TrainingAnswers,
+    contributions: Mapping[int, Contribution], targets: Targets, more: TrainingAnswers
 ) -> FusionWeights:
     """The fusion weights of calibration pictures and of others, each of these by itself.
 
@@ -83,7 +78,7 @@ def _fit_to_both(
     """
     answers = dict(more.contributions)
     if more.outdated:
-        now = calibrate_members(contributions, targets, groups)
+        now = calibrate_members(contributions, targets)
         before = calibrate_members(answers, more.targets)
         for k in more.outdated:
             ratio = np.float32(before[k].factor / now[k].factor)
@@ -94,9 +89,7 @@ def _fit_to_both(
         )
         for k, one in contributions.items()
     }
-    if groups is not None:
-        groups = np.concatenate([groups, groups.max() + 1 + np.arange(len(more.targets))])
-    return fit_fusion(together, np.concatenate([targets, more.targets]), groups)
+    return fit_fusion(together, np.concatenate([targets, more.targets]))
 
 
 def agreement(

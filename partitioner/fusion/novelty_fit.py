@@ -47,7 +47,6 @@ _DIGITS = 6
 def fit_novelty(
     contributions: Mapping[int, Contribution],
     fusion: FusionWeights,
-    groups: Targets | None = None,
     unknown: Mapping[int, Contribution] | None = None,
     note: Callable[[str], None] = lambda line: None,
     *,
@@ -55,7 +54,6 @@ def fit_novelty(
 ) -> Novelty:
     """Scores and thresholds from contributions `[N, C]` of known items.
 
-    Pictures with one number in `groups` `[N]` count as one, as they are no independent items.
     `unknown` are contributions `[U, C]` of items of no class. With `distance`, all members' models
     tell that of their features in their logits. Where the items are too few for the
     default rate, `note` is told, and the lowest rate that they support is taken.
@@ -64,15 +62,13 @@ def fit_novelty(
     if items > (most := max(_FEWEST, _MOST_LOGITS // classes)):
         rows = np.linspace(0, items - 1, most).astype(np.int64)
         contributions = {k: _rows(part, rows) for k, part in contributions.items()}
-        items, groups = most, None if groups is None else groups[rows]
-    shares = np.ones(items) if groups is None else _shares(groups)
-    count = round(float(shares.sum()))
-    places = threshold_places(count)
-    rates = tuple(_round(place / (count + 1), down=True) for place in places)
+        items = most
+    places = threshold_places(items)
+    rates = tuple(_round(place / (items + 1), down=True) for place in places)
     default = max([rate for rate in rates if rate <= DEFAULT_RATE], default=rates[0])
     if default > DEFAULT_RATE:
         note(
-            f"unknown items: {count:,} calibration pictures support no rate of rejected known "
+            f"unknown items: {items:,} calibration pictures support no rate of rejected known "
             f"items below {default:.2%}, which is taken: {DEFAULT_RATE:.0%} takes "
             f"{round(1 / DEFAULT_RATE) - 1}"
         )
@@ -81,16 +77,16 @@ def fit_novelty(
         weights = _size_weights(contributions, fusion, unknown, size, signals)
         for members in _list_of_size(len(contributions), size):
             scores = NoveltyScore(members, fusion).of(contributions, weights)
-            found.append(_subset(members, weights, thresholds(scores, shares, places)))
+            found.append(_subset(members, weights, thresholds(scores, places)))
         if size in sizes_not_listed(len(contributions)):
             sample = _sample(len(contributions), size)
             each = [NoveltyScore(one, fusion).of(contributions, weights) for one in sample]
-            pooled = [thresholds(scores, shares, places) for scores in each]
+            pooled = [thresholds(scores, places) for scores in each]
             mean = np.mean(pooled, axis=0).tolist()
             found.append(_subset((), weights, mean, size))
     unknown_count = 0 if unknown is None else len(next(iter(unknown.values())).bag)
     return Novelty(
-        rates=rates, default=default, pictures=count, subsets=found, unknown=unknown_count
+        rates=rates, default=default, pictures=items, subsets=found, unknown=unknown_count
     )
 
 
@@ -109,15 +105,9 @@ def threshold_places(count: int) -> list[int]:
     return sorted({1, *spread, max(1, int(DEFAULT_RATE * (count + 1) + 1e-9))})
 
 
-def thresholds(scores: Values, shares: Values, places: Sequence[int]) -> list[float]:
-    """The score above which the `k - 1` strangest known items are, for each k of `places`.
-
-    An item counts by its share `[N]`: those of one group count as one.
-    """
-    order = np.argsort(-scores, kind="stable")
-    before = np.cumsum(shares[order]) - shares[order]
-    rows = np.searchsorted(before, np.array(places) - 1 + 1e-9, side="right") - 1
-    found: list[float] = scores[order[rows]].tolist()
+def thresholds(scores: Values, places: Sequence[int]) -> list[float]:
+    """The score above which the `k - 1` strangest known items are, for each k of `places`."""
+    found: list[float] = np.sort(scores)[-np.array(places)].tolist()
     return found
 
 
@@ -132,13 +122,6 @@ def area_under_curve(known: Values, unknown: Values) -> float:
 
 def _rows(part: Contribution, rows: Targets) -> Contribution:
     return Contribution.of([head[rows] for head in part.heads])
-
-
-def _shares(groups: Targets) -> Values:
-    """One over the number of pictures of each picture's group `[N]`."""
-    _, place, often = np.unique(groups, return_inverse=True, return_counts=True)
-    found: Values = 1 / often[place]
-    return found
 
 
 def _list_of_size(count: int, size: int) -> list[Members]:

@@ -46,11 +46,11 @@ RIDGES = (3.0, 1.0, 0.3, 0.1, 0.03)
 #: most 0.28). Without the mean as a start 1.1 % are (at most 0.57); with the lowest penalty at once
 #: and the better rule as a start 3.3 % are, on three of the ensembles.
 STANDARD_ERRORS = 1.5
-#: Groups that the start counts for, at least, as if they had said so: with few the fit stays near.
-#: A jackknife of eight scenes and four weights is no guide.
-START_GROUPS = 30
+#: Pictures that the start counts for, at least, as if they had said so: with few the fit stays
+#: near. A jackknife of eight scenes and four weights is no guide.
+START_PICTURES = 30
 #: How fast a member's weight falls with its cross-entropy: by this many times the excess in nats,
-#: as exponent, where pictures are many; by half of that with `START_GROUPS` groups. The sum of
+#: as exponent, where pictures are many; by half of that with `START_PICTURES`. The sum of
 #: calibrated logits is best where each member knows something else. In truth all err on the same
 #: hard pictures, so that a much worse one adds its errors alone (docs/lab-log.md).
 EXCESS = 4.0
@@ -92,13 +92,6 @@ class StackingTask:
     parts: NDArray[np.float32]
     targets: Targets
     terms: Sequence[Term]
-    #: Group of every picture `[N]`, from 0 without a gap: a scene, or the picture by itself.
-    groups: Indices
-
-    @property
-    def num_groups(self) -> int:
-        """The number of groups."""
-        return int(self.groups.max()) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +100,7 @@ class StackingStart:
 
     theta: Values
     factor: float
-    #: Cross-entropy of every picture `[N]` with its group left out.
+    #: Cross-entropy of every picture `[N]`, left out of the fit.
     left_out: Values
 
 
@@ -117,64 +110,53 @@ class Calibration:
 
     factor: float
     variance: float
-    #: Cross-entropy of every picture `[N]` with its group left out.
+    #: Cross-entropy of every picture `[N]`, left out of the fit.
     left_out: Values
 
 
-def fit_fusion(
-    contributions: Mapping[int, Contribution], targets: Targets, groups: Targets | None = None
-) -> FusionWeights:
+def fit_fusion(contributions: Mapping[int, Contribution], targets: Targets) -> FusionWeights:
     """Weights for every arrival subset from contributions `[N, C]` of members 0, 1, ... without
     a gap and targets `[N]`; raises InputError for logits that are not finite.
-
-    Pictures with one number in `groups` `[N]` are left out together; without it each by itself.
     """
     for k, part in contributions.items():
         if not np.isfinite(part.heads).all():
             raise InputError(f"sub-model {k}: expected finite calibration logits, found others")
-    calibrations = calibrate_members(contributions, targets, groups)
+    calibrations = calibrate_members(contributions, targets)
     return FusionWeights(
         num_classes=contributions[0].bag.shape[1],
         subsets=[
-            _fit_subset(contributions, members, targets, groups, calibrations)
+            _fit_subset(contributions, members, targets, calibrations)
             for members in list_subsets(contributions)
         ],
         by_size=tuple(
-            fit_size(contributions, size, targets, groups)
-            for size in sizes_not_listed(len(contributions))
+            fit_size(contributions, size, targets) for size in sizes_not_listed(len(contributions))
         ),
     )
 
 
 def fit_subset(
-    contributions: Mapping[int, Contribution],
-    members: Sequence[int],
-    targets: Targets,
-    groups: Targets | None = None,
+    contributions: Mapping[int, Contribution], members: Sequence[int], targets: Targets
 ) -> SubsetWeights:
     """Weights of one subset, and the temperatures of the plain rules."""
     chosen = {k: contributions[k] for k in members}
-    calibrations = calibrate_members(chosen, targets, groups)
-    return _fit_subset(contributions, members, targets, groups, calibrations)
+    calibrations = calibrate_members(chosen, targets)
+    return _fit_subset(contributions, members, targets, calibrations)
 
 
 def _fit_subset(
     contributions: Mapping[int, Contribution],
     members: Sequence[int],
     targets: Targets,
-    groups: Targets | None,
     calibrations: Mapping[int, Calibration],
 ) -> SubsetWeights:
     parts = _parts(contributions, members)
     every = np.arange(len(parts))
-    task = StackingTask(parts, targets, [Term(every, every)], _number_groups(targets, groups))
+    task = StackingTask(parts, targets, [Term(every, every)])
     a, b, temperatures = _fit(task, len(members), [calibrations[k] for k in members])
     return SubsetWeights(members=tuple(members), a=a, b=b, temperatures=temperatures)
 
 
-def fit_scales(
-    part: Contribution, weights: SubsetWeights, targets: Targets, groups: Targets | None = None
-) -> tuple[float, float]:
+def fit_scales(part: Contribution, weights: SubsetWeights, targets: Targets) -> tuple[float, float]:
     """Factors of a lower rung's boost and bag logits `[N, C]`, with the top's `weights` kept.
 
     They have the least cross-entropy of the member alone; equal where one head has no weight, and
@@ -185,27 +167,22 @@ def fit_scales(
     heads = zip(own, part.heads[-len(own) :], strict=True)
     parts = _parts({k: Contribution.of([np.float32(one) * head for one, head in heads])}, (k,))
     every = np.arange(len(parts))
-    task = StackingTask(parts, targets, [Term(every, every)], _number_groups(targets, groups))
+    task = StackingTask(parts, targets, [Term(every, every)])
     theta = _loosen(task, _start(task, np.ones(len(parts)))).tolist()
     return theta[0], theta[-1]
 
 
-def fit_size(
-    contributions: Mapping[int, Contribution],
-    size: int,
-    targets: Targets,
-    groups: Targets | None = None,
-) -> SizeWeights:
+def fit_size(contributions: Mapping[int, Contribution], size: int, targets: Targets) -> SizeWeights:
     """Weights that all subsets of one size share, fitted to a sample of them."""
     count = len(contributions)
-    calibrations = calibrate_members(contributions, targets, groups)
+    calibrations = calibrate_members(contributions, targets)
     sample = [np.array(members) for members in sample_subsets(count, size, SAMPLED, seed=0)]
     parts = _parts(contributions, range(count))
     rows = [
         np.concatenate([members + at for at in range(0, len(parts), count)]) for members in sample
     ]
     terms = [Term(one, one) for one in rows]
-    task = StackingTask(parts, targets, terms, _number_groups(targets, groups))
+    task = StackingTask(parts, targets, terms)
     a, b, temperatures = _fit(task, size, [calibrations[k] for k in range(count)])
     return SizeWeights(size=size, a=a, b=b, temperatures=temperatures)
 
@@ -247,23 +224,13 @@ def _parts(
     )
 
 
-def _number_groups(targets: Targets, groups: Targets | None) -> Indices:
-    """Group of every picture `[N]`, from 0 without a gap; each picture's own without `groups`."""
-    if groups is None:
-        return np.arange(len(targets))
-    return np.unique(groups, return_inverse=True)[1]
-
-
 def calibrate_members(
-    contributions: Mapping[int, Contribution], targets: Targets, groups: Targets | None = None
+    contributions: Mapping[int, Contribution], targets: Targets
 ) -> dict[int, Calibration]:
     """The calibration of every member's bag head, `[N, C]`, as `fit_fusion` takes them."""
-    numbered = _number_groups(targets, groups)
     one = [Term(np.zeros(1, int), np.zeros(1, int))]
     return {
-        k: _calibrate(
-            StackingTask(_parts({k: Contribution(None, part.bag)}, (k,)), targets, one, numbered)
-        )
+        k: _calibrate(StackingTask(_parts({k: Contribution(None, part.bag)}, (k,)), targets, one))
         for k, part in contributions.items()
     }
 
@@ -275,8 +242,8 @@ def _calibrate(task: StackingTask) -> Calibration:
     gradients, hessian = _derivatives(task, np.array([factor]))
     curvature = max(float(hessian[0, 0]), _FLAT**2)
     # Of two estimates the larger: where no picture is wrong the gradients have no spread.
-    spread = float((_sums(gradients, task)[0] ** 2).sum()) / (len(task.targets) * curvature) ** 2
-    variance = max(spread, 1 / (task.num_groups * curvature))
+    spread = float((gradients[0] ** 2).sum()) / (len(task.targets) * curvature) ** 2
+    variance = max(spread, 1 / (len(task.targets) * curvature))
     return Calibration(factor, variance, start.left_out)
 
 
@@ -294,11 +261,8 @@ def shrink(values: Values, variances: Values, chance: float = 1.0) -> Values:
     return found
 
 
-def start_weights(calibrations: Sequence[Calibration], groups: Indices) -> Values:
-    """Weights `[M]` of members in the sum of logits that stacking starts from, up to a factor.
-
-    `groups` `[N]` are the groups of the calibration pictures.
-    """
+def start_weights(calibrations: Sequence[Calibration]) -> Values:
+    """Weights `[M]` of members in the sum of logits that stacking starts from, up to a factor."""
     factors = shrink(
         np.array([one.factor for one in calibrations]),
         np.array([one.variance for one in calibrations]),
@@ -307,12 +271,12 @@ def start_weights(calibrations: Sequence[Calibration], groups: Indices) -> Value
     # Pictures are hard for all members alike: differences vary less than the losses.
     excess = losses - losses.mean(axis=0)
     means = excess.mean(axis=1)
-    sums = np.stack([np.bincount(groups, row) for row in excess - means[:, np.newaxis]])
-    variances = (sums**2).sum(axis=1) / losses.shape[1] ** 2
+    pictures = losses.shape[1]
+    variances = ((excess - means[:, np.newaxis]) ** 2).sum(axis=1) / pictures**2
     if (count := len(losses)) > 1:
         # Centring over the members took a part of the variance, as `shrink` counts it.
         variances *= count / (count - 1)
-    counted = len(sums[0]) / (len(sums[0]) + START_GROUPS)
+    counted = pictures / (pictures + START_PICTURES)
     surely = shrink(means, variances, CHANCE)
     weights: Values = factors * np.exp(-EXCESS * counted * surely)
     return weights
@@ -334,13 +298,13 @@ def _fit(
         boosted = _start(task, np.concatenate([np.ones(count), none]))
         temperatures = Temperatures(boosted=1 / boosted.factor, bagged=1 / bagged.factor)
         gains = bagged.left_out - boosted.left_out
-        if _is_significant(gains, task):
+        if _is_significant(gains):
             start = boosted
-        elif not _is_significant(-gains, task):
+        elif not _is_significant(-gains):
             start = _start(task, boosted.theta + bagged.theta)
     else:
         temperatures = Temperatures(bagged=1 / _start(task, weights).factor)
-        start = _start(task, start_weights(calibrations, task.groups))
+        start = _start(task, start_weights(calibrations))
     scalars = tuple(_loosen(task, start).tolist())
     return scalars[: len(scalars) - count], scalars[len(scalars) - count :], temperatures
 
@@ -349,26 +313,20 @@ def _loosen(task: StackingTask, start: StackingStart) -> Values:
     """The scalars `[P]`, as far away from `start` as that surely helps."""
     theta, left_out = start.theta, start.left_out
     curvature = np.diag(_derivatives(task, start.theta)[1])
-    least = START_GROUPS / task.num_groups
+    least = START_PICTURES / len(task.targets)
     for ridge in [ridge for ridge in RIDGES if ridge >= least] or [least]:
         pull = _pull(curvature, ridge)
         looser, loss = _newton(task, theta, start.theta, pull)
-        if not _is_significant(left_out - loss, task) or np.abs(looser).max() > MAX_WEIGHT:
+        if not _is_significant(left_out - loss) or np.abs(looser).max() > MAX_WEIGHT:
             break
         theta, left_out = looser, loss
     return theta
 
 
-def _is_significant(gains: Values, task: StackingTask) -> bool:
-    """Tell whether the mean of gains `[N]` is surely above 0, by their spread over groups."""
-    sums = _sums((gains - gains.mean())[np.newaxis], task)[0]
-    error = float(np.sqrt((sums**2).sum())) / len(gains)
+def _is_significant(gains: Values) -> bool:
+    """Tell whether the mean of gains `[N]` is surely above 0, by their spread over pictures."""
+    error = float(np.sqrt(((gains - gains.mean()) ** 2).sum())) / len(gains)
     return float(gains.mean()) > STANDARD_ERRORS * error
-
-
-def _sums(values: Values, task: StackingTask) -> Values:
-    """Sums `[P, G]` of values `[P, N]` over the pictures of each group."""
-    return np.stack([np.bincount(task.groups, row, task.num_groups) for row in values])
 
 
 def _start(task: StackingTask, plain: Values) -> StackingStart:
@@ -405,10 +363,10 @@ def _newton(
 ) -> tuple[Values, Values]:
     """Minimise cross-entropy plus a ridge toward `center` from `theta`, by damped Newton steps.
 
-    Returns the minimum `[P]` and the cross-entropy there of every picture with its group left out
-    `[N]`. Leaving group h out moves the minimum by H^-1 g_h / N to first order (the infinitesimal
-    jackknife), with the sum g_h of its pictures' gradients, which adds g_i' H^-1 g_h / N to the
-    loss of its picture i; of single pictures the mean is Takeuchi's criterion.
+    Returns the minimum `[P]` and the cross-entropy there of every picture, left out of the fit
+    `[N]`. Leaving picture i out moves the minimum by H^-1 g_i / N to first order (the infinitesimal
+    jackknife), with its gradient g_i, which adds g_i' H^-1 g_i / N to its loss; the mean of that is
+    Takeuchi's criterion.
     """
 
     def objective(point: Values) -> float:
@@ -428,8 +386,8 @@ def _newton(
         if gained < _CONVERGED:
             break
     # The derivatives are those before the last step, which is negligible.
-    moved = np.linalg.solve(hessian + np.diag(pull), _sums(gradients, task)) / len(task.targets)
-    return theta, _losses(task, theta) + (gradients * moved[:, task.groups]).sum(axis=0)
+    moved = np.linalg.solve(hessian + np.diag(pull), gradients) / len(task.targets)
+    return theta, _losses(task, theta) + (gradients * moved).sum(axis=0)
 
 
 def _slices(task: StackingTask) -> list[slice]:

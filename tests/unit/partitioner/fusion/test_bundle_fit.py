@@ -36,25 +36,6 @@ def test_weights_are_written_and_every_file_is_hashed(tmp_path: Path) -> None:
     assert files["fusion.json"] != manifest.files["fusion.json"]
 
 
-def test_pictures_of_a_group_count_as_one(tmp_path: Path) -> None:
-    folder, random = write_bundle(tmp_path / "bundle"), np.random.default_rng(0)
-    plan, targets = Bundle.open(folder).manifest.plan, np.arange(30) % 3
-    contributions = {
-        k: Contribution(
-            None, (np.eye(3)[targets] + noise * random.normal(size=(30, 3))).astype(np.float32)
-        )
-        for k, noise in enumerate((0.3, 0.8, 0.8))
-    }
-    groups = np.arange(30) // 2
-    fit_bundle(folder, plan, contributions, targets, groups)
-    fusion = read_json(folder / "fusion.json", FusionWeights)
-    weights = replace(fusion, novelty=UNSET)
-    assert weights == fit_fusion(contributions, targets, groups)
-    assert weights != fit_fusion(contributions, targets)
-    assert fusion.novelty
-    assert fusion.novelty.pictures == 15
-
-
 def test_a_network_before_its_training_says_how_good_the_trained_one_is(tmp_path: Path) -> None:
     folder, random = write_bundle(tmp_path / "bundle"), np.random.default_rng(1)
     plan = Bundle.open(folder).manifest.plan

@@ -87,17 +87,6 @@ def test_two_items_have_a_threshold() -> None:
     assert all(np.isfinite(one.thresholds).all() for one in novelty.subsets)
 
 
-def test_items_of_one_group_count_as_one() -> None:
-    parts, fusion = fit(60)
-    often = {k: Contribution(None, np.repeat(part.bag, 5, axis=0)) for k, part in parts.items()}
-    said: list[str] = []
-    alone = fit_novelty(parts, fusion)
-    grouped = fit_novelty(often, fusion, np.repeat(np.arange(60), 5), note=said.append)
-    assert (grouped.pictures, grouped.rates) == (alone.pictures, alone.rates)
-    for one, other in zip(alone.subsets, grouped.subsets, strict=True):
-        assert one.thresholds == pytest.approx(other.thresholds, abs=1e-4)
-
-
 def test_of_very_many_logits_some_pictures_are_enough() -> None:
     parts, _ = items(1200, 1)
     many = {0: Contribution(None, np.tile(parts[0].bag, (1, 600)))}
@@ -108,9 +97,7 @@ def test_of_very_many_logits_some_pictures_are_enough() -> None:
 
 def test_thresholds_are_the_largest_scores() -> None:
     scores = np.array([0.1, 0.9, 0.5, 0.7])
-    assert thresholds(scores, np.ones(4), [1, 2, 4]) == [0.9, 0.7, 0.1]
-    # The two strangest are of one group: as one they are above the second threshold.
-    assert thresholds(scores, np.array([1, 0.5, 1, 0.5]), [1, 2]) == [0.9, 0.5]
+    assert thresholds(scores, [1, 2, 4]) == [0.9, 0.7, 0.1]
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 49, 60, 1000, 100_000])

@@ -58,7 +58,7 @@ def logits(
 def one_term(parts: np.ndarray, targets: np.ndarray) -> StackingTask:
     """All of `parts` `[P, N, C]`, each with a scalar of its own."""
     every = np.arange(len(parts))
-    return StackingTask(turn(parts), targets, [Term(every, every)], np.arange(len(targets)))
+    return StackingTask(turn(parts), targets, [Term(every, every)])
 
 
 def turn(parts: np.ndarray) -> np.ndarray:
@@ -84,7 +84,7 @@ def test_derivatives_match_finite_differences(rows: list[list[int]]) -> None:
     contributions, targets = logits(0, 40, 5, 2)
     parts = np.concatenate([c.heads for c in contributions.values()])
     terms = [Term(np.array(r), np.array(r)) for r in rows]
-    task = StackingTask(turn(parts), targets, terms, np.arange(40))
+    task = StackingTask(turn(parts), targets, terms)
     theta, step = np.array([0.3, 0.7, -0.2, 0.1]), 1e-3
     gradients, hessian = stacking._derivatives(task, theta)
     assert gradients.shape == (4, 40)
@@ -110,7 +110,7 @@ def test_the_leave_one_out_loss_is_that_of_fits_without_the_picture() -> None:
     exact = np.zeros(150)
     for i in range(150):
         rest = np.arange(150) != i
-        others = StackingTask(task.parts[:, :, rest], targets[rest], task.terms, np.arange(149))
+        others = StackingTask(task.parts[:, :, rest], targets[rest], task.terms)
         theta, _ = stacking._newton(others, start, start, pull)
         exact[i] = stacking._losses(task, theta)[i]
     penalty = exact.mean() - fitted.mean()
@@ -230,7 +230,7 @@ def test_samples_are_balanced_different_and_the_same_again(count: int) -> None:
 
 def test_shared_weights_minimise_their_samples_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacking, "RIDGES", (1e-6,))
-    monkeypatch.setattr(stacking, "START_GROUPS", 0)
+    monkeypatch.setattr(stacking, "START_PICTURES", 0)
     monkeypatch.setattr(stacking, "STANDARD_ERRORS", -np.inf)
     contributions, targets = logits(11, 60, 3, 10, noise=2.0)
     shared = fit_size(contributions, 4, targets)
@@ -377,22 +377,8 @@ def test_many_pictures_decide_whatever_the_start(
         return float((fuse(asked, fitted).argmax(axis=1) == targets[600:]).mean())
 
     shrunk = share()
-    monkeypatch.setattr(stacking, "start_weights", lambda members, _: np.ones(len(members)))
+    monkeypatch.setattr(stacking, "start_weights", lambda members: np.ones(len(members)))
     assert shrunk == pytest.approx(share(), abs=0.01)
-
-
-def test_pictures_of_a_group_count_as_one() -> None:
-    """A scene repeated ten times says no more than once, if its pictures are one group."""
-    contributions, targets = bag_members("weak", 3 * FEW, 2, asked=0)
-    rows = np.repeat(np.arange(3 * FEW), 10)
-    often = {k: Contribution(None, part.bag[rows]) for k, part in contributions.items()}
-    once = fit_fusion(contributions, targets)
-    grouped = fit_fusion(often, targets[rows], groups=7 * rows + 3)
-    single = fit_fusion(often, targets[rows])
-    for own, same in zip(once.subsets, grouped.subsets, strict=True):
-        assert same.b == pytest.approx(own.b, rel=1e-3)
-        assert same.temperatures.bagged == pytest.approx(own.temperatures.bagged, rel=1e-3)
-    assert single.subsets[-1].b != pytest.approx(once.subsets[-1].b, rel=0.05)
 
 
 def test_one_member_keeps_its_labels_and_gets_its_temperature() -> None:
@@ -425,18 +411,16 @@ def test_a_member_counts_less_by_its_cross_entropy_as_far_as_that_is_sure() -> N
     random = np.random.default_rng(0)
     hard, count = random.normal(2.0, 1.0, 60), 60
 
-    def ratio(excess: float, noise: float, groups: np.ndarray) -> float:
+    def ratio(excess: float, noise: float) -> float:
         worse = hard + excess + noise * random.normal(size=count)
         calibrations = [Calibration(1.0, 0.1, losses) for losses in (hard, worse)]
-        best, other = start_weights(calibrations, groups)
+        best, other = start_weights(calibrations)
         return float(other / best)
 
-    each, pairs = np.arange(count), np.arange(count) // 2
-    assert ratio(0.0, 0.0, each) == pytest.approx(1.0)
+    assert ratio(0.0, 0.0) == pytest.approx(1.0)
     # All but sure: exp(-EXCESS * 0.5), less as 30 more pictures are taken to see no excess.
-    assert ratio(0.5, 0.01, each) == pytest.approx(np.exp(-4 / 3), rel=0.01)
-    assert ratio(0.5, 0.01, pairs) == pytest.approx(np.exp(-1.0), rel=0.01)
-    assert ratio(0.1, 3.0, each) > 0.7
+    assert ratio(0.5, 0.01) == pytest.approx(np.exp(-4 / 3), rel=0.01)
+    assert ratio(0.1, 3.0) > 0.7
 
 
 @pytest.mark.parametrize(("members", "most"), [(2, 0.11), (3, 0.08), (4, 0.06)])
@@ -445,7 +429,7 @@ def test_members_that_are_alike_seldom_count_unequally(members: int, most: float
     unequal = 0
     for _ in range(draws):
         losses = random.normal(1.0, 1.0, 60) + random.normal(0.0, 0.5, (members, 60))
-        weights = start_weights([Calibration(1.0, 0.1, one) for one in losses], np.arange(60))
+        weights = start_weights([Calibration(1.0, 0.1, one) for one in losses])
         unequal += not np.allclose(weights, weights[0])
     assert unequal / draws < most
 
@@ -454,4 +438,4 @@ def test_any_number_of_members_that_are_the_same_count_the_same() -> None:
     losses = np.random.default_rng(0).normal(1.0, 1.0, 60)
     for members in range(1, 9):
         same = [Calibration(1.5, 0.1, losses)] * members
-        np.testing.assert_allclose(start_weights(same, np.arange(60)), 1.5)
+        np.testing.assert_allclose(start_weights(same), 1.5)
