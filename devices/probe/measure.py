@@ -210,7 +210,7 @@ class _Sensors:
         self._around, self._counters = around, counters
         self.temperature_c = around.system.temperature_c()
         self._watts: list[float] = []
-        self._read_s = self._counted_s = around.clock()
+        self._read_s = around.clock()
         self._joules = self._energy_j()
 
     def read(self) -> bool:

@@ -321,19 +321,18 @@ class FleetTeacher:
 
     async def remove_recorded(self) -> int:
         """Remove the scenes of the newest recording; raises BusyError."""
-        self._refuse_while(recording=True, build=True)
+        self._recorder.refuse_while_recording()
+        self._refuse_while_building()
         recorded, self._recorder.recorded = self._recorder.recorded, []
         removed = await asyncio.to_thread(remove_scenes, recorded)
         await self.scan()
         return removed
 
-    def _refuse_while(self, *, recording: bool = False, build: bool = False) -> None:
-        """Raise BusyError while one of these is under way."""
-        if recording:
-            self._recorder.refuse_while_recording()
-        if build and self._builder.running:
+    def _refuse_while_building(self) -> None:
+        """Raise BusyError while scenes are read: by a build, or for anomaly heads."""
+        if self._builder.running:
             raise BusyError("a build reads the scenes: expected its end first")
-        if build and self._heads.running:
+        if self._heads.running:
             raise BusyError("anomaly heads learn from good items: expected their end first")
 
     # What was kept.
@@ -383,7 +382,7 @@ class FleetTeacher:
 
     async def undo(self) -> Move:
         """Take the last move back; raises GoneError, InputError or BusyError."""
-        self._refuse_while(build=True)
+        self._refuse_while_building()
         move = await asyncio.to_thread(self._require_review().undo)
         if move.good:
             self._learn_soon(QUIET_S)
@@ -498,7 +497,8 @@ class FleetTeacher:
         if self._why_no_build:
             raise InputError(self._why_no_build)
         self._check_one_label()
-        self._refuse_while(recording=True, build=True)
+        self._recorder.refuse_while_recording()
+        self._refuse_while_building()
         if self.rollout.under_way:
             raise BusyError("a bundle is being rolled out: expected its end first")
         options, program = self.options, builder.program()
@@ -554,7 +554,7 @@ class FleetTeacher:
     ) -> None:
         if self.rollout.under_way:
             raise BusyError("a bundle is being rolled out: expected its end first")
-        self._refuse_while(build=True)
+        self._refuse_while_building()
         self.rollout = Rollout(state=state, bundle=bundle, started_s=time.monotonic())
         self._rollout_task = asyncio.create_task(self._roll_out(self.rollout, work))
         self._wake()

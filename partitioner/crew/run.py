@@ -142,13 +142,12 @@ def train_together(
     checkpoint: Path | None,
     *,
     bundle: str = "",
-    wait_s: float = WAIT_S,
 ) -> TrainingContext:
     """Finish the training of `work` with the trainers of a crew, as its coordinator.
 
     With a name of a `bundle` its sub-models are exported, and evaluated by all, unless all were
     trained before; returns the work with these. The coordinator listens on its address in the
-    facts. Waits `wait_s` for trainers that are planned, and goes on without those that have not
+    facts. Waits `WAIT_S` for trainers that are planned, and goes on without those that have not
     come. Raises InputError for an address that is taken or public; RunRefused where the crew cannot
     go on.
     """
@@ -186,7 +185,7 @@ def train_together(
 
     address, digest = facts.trainer[0].address, data_digest(work.data)
     with _leading(
-        address, folder, begin, digest, Jobs(jobs, finished), schedule_of, work.progress, wait_s
+        address, folder, begin, digest, Jobs(jobs, finished), schedule_of, work.progress, WAIT_S
     ) as led:
         for done in finished:
             for path in kind_of(done).outputs(work):

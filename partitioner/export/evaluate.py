@@ -313,13 +313,16 @@ def run_on(
 
 
 def run_rungs(
-    bundle: Bundle, pictures: PictureSet, split: str, cache: Path, progress: Progress
+    bundle: Bundle, pictures: PictureSet, cache: Path, progress: Progress
 ) -> dict[int, list[Contribution]]:
-    """Logits `[N, C]` of every rung below the top, by sub-model, ready for the top's weights."""
+    """Logits `[N, C]` of every rung below the top, by sub-model, ready for the top's weights.
+
+    Of the pictures of the test split.
+    """
     parts = [a for a in bundle.manifest.plan.assignments if a.lower]
     if not parts:
         return {}
-    what = f"{split} split, for the rungs"
+    what = "test split, for the rungs"
     views = load_views(pictures, [view_of(a) for a in parts], cache, progress, what)
     jobs = [
         (a, number, pixels)
@@ -336,7 +339,7 @@ def run_rungs(
         return scale_rung(own, a.lower[number - 1].scales)
 
     found: dict[int, list[Contribution]] = {a.k: [] for a in parts}
-    what = f"running the rungs on the {split} split"
+    what = "running the rungs on the test split"
     for (a, _, _), one in zip(jobs, side_by_side(answers, jobs, progress, what), strict=True):
         found[a.k].append(one)
     return found
@@ -354,7 +357,7 @@ def evaluate(
         return _evaluate_several(bundle, data, cache, progress)
     contributions, latencies_ms, others_cores = run_members(bundle, data, cache, progress)
     assignments, targets = bundle.manifest.plan.assignments, data.test.targets
-    rungs = run_rungs(bundle, data.test, "test", cache, progress)
+    rungs = run_rungs(bundle, data.test, cache, progress)
     lowest = {**contributions, **{k: own[-1] for k, own in rungs.items()}}
     teacher = _teacher(bundle, data, run, cache, progress)
     fusion = bundle.fusion_weights()
