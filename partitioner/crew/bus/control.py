@@ -445,13 +445,12 @@ class CoordinatorClient:
                 self._bulk.put(message, timeout=HEARTBEAT_S)
                 return
 
-    def reply(self, timeout_s: float) -> AnyPassOrder | AnyFileMessage | None:
-        """The coordinator's next word in a pass or about a file, None when there is none in time.
+    def reply(self) -> AnyPassOrder | AnyFileMessage:
+        """Wait for the coordinator's next word in a pass or about a file.
 
         Raises CoordinatorLost, and RunRefused where the coordinator takes this trainer no longer.
         """
-        reply = _next(self._replies, timeout_s)
-        if reply is None:
+        while (reply := _next(self._replies, HEARTBEAT_S)) is None:
             if self._refused is not None:
                 raise RunRefused(self._refused.reason)
             self._check()

@@ -35,8 +35,6 @@ from partitioner.crew.messages import (
 )
 
 PIECE_BYTES = 4_000_000
-#: Seconds of one look for what the coordinator says.
-LOOK_S = 1.0
 _CHANGED = "it has changed meanwhile"
 
 
@@ -114,7 +112,7 @@ class TrainerFiles:
 
     def _next(self, name: str) -> AnyFileMessage:
         while True:
-            message = self._client.reply(LOOK_S)
+            message = self._client.reply()
             # Others are of passes that are over.
             if isinstance(message, FileMessage) and message.name == name:
                 return message

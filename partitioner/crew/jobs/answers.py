@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mdp.errors import InputError, MDPError
 from partitioner.crew.bus.control import Coordinator, CoordinatorClient
+from partitioner.crew.bus.files import PIECE_BYTES
 from partitioner.crew.coordinator.leases import Leases
 from partitioner.crew.messages import (
     AnyPassOrder,
@@ -41,13 +42,11 @@ from partitioner.run.settings import Autocast
 from partitioner.training.cached_outputs import BATCH, finite_rows
 from partitioner.training.largest_logits import Keep
 
-#: Bytes of rows in one message, at most.
-PIECE_BYTES = 4_000_000
 #: Pictures whose outputs every trainer shows before it takes part, and their largest difference
 #: from the coordinator's, relative to the largest output.
 REFERENCES = 16
 TOLERANCE: Mapping[Autocast, float] = {"fp32": 1e-5, "bf16": 1e-2}
-#: Seconds between two looks at leases, or for an order, where nothing arrives.
+#: Seconds between two looks at leases, where nothing arrives.
 LOOK_S = 0.25
 
 
@@ -356,7 +355,7 @@ def contribute(
 def _next_order(end: CoordinatorClient, work: str) -> AnyPassOrder:
     """The coordinator's answer to a question."""
     while True:
-        order = end.reply(LOOK_S)
+        order = end.reply()
         # Others are left from an earlier pass.
         if isinstance(order, PassOrder) and order.work == work:
             return order

@@ -93,11 +93,11 @@ class WorkAccount:
         )
 
 
-class Patient:
-    """A trainer's end of the control whose waits are counted."""
+class ControlAround:
+    """A trainer's end of the control that hands everything on to another one."""
 
-    def __init__(self, control: TrainerControl, account: WorkAccount) -> None:
-        self._control, self._account = control, account
+    def __init__(self, control: TrainerControl) -> None:
+        self._control = control
 
     @property
     def rank(self) -> Rank:
@@ -110,14 +110,26 @@ class Patient:
 
     def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
         """The next action for this trainer, None when there is none within `timeout_s`."""
-        if not timeout_s:
-            return self._control.poll()
-        with self._account.waiting():
-            return self._control.poll(timeout_s)
+        return self._control.poll(timeout_s)
 
     def claim(self, counter: str) -> int:
         """The next number, from 0, of a counter that all trainers share."""
         return self._control.claim(counter)
+
+
+class Patient(ControlAround):
+    """A trainer's end of the control whose waits are counted."""
+
+    def __init__(self, control: TrainerControl, account: WorkAccount) -> None:
+        super().__init__(control)
+        self._account = account
+
+    def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
+        """The next action for this trainer, None when there is none within `timeout_s`."""
+        if not timeout_s:
+            return super().poll()
+        with self._account.waiting():
+            return super().poll(timeout_s)
 
 
 class Told(Progress):

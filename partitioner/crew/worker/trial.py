@@ -26,13 +26,13 @@ from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.averaging.parameters import CrewEnded
 from partitioner.crew.bus.control import CoordinatorClient, RunRefused
 from partitioner.crew.bus.store import SignedStore
-from partitioner.crew.messages import AnyAction, AnyEvent, Commit, Made, Rank, Ready, TrainerControl
+from partitioner.crew.messages import AnyAction, AnyEvent, Commit, Made, Ready, TrainerControl
 from partitioner.crew.planning.costs import member_index
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import NetworkSync, SyncPlan
 from partitioner.crew.planning.tuning import TIMED, WARM_UP, Part, RoundTime, StepTime, trial_name
 from partitioner.crew.worker.crews import Crews
-from partitioner.crew.worker.progress import WorkAccount
+from partitioner.crew.worker.progress import ControlAround, WorkAccount
 from partitioner.crew.worker.worker import next_job
 from partitioner.data.memmaps import Views
 from partitioner.data.variants import Labels
@@ -50,41 +50,32 @@ Clock = Callable[[], float]
 _RATE = 1e-6
 
 
-class RoundClock:
-    """A trainer's end of the control that notes its rounds: a TrainerControl around another one."""
+class RoundClock(ControlAround):
+    """A trainer's end of the control that notes its rounds."""
 
     def __init__(self, control: TrainerControl, clock: Clock) -> None:
-        self._control, self._clock = control, clock
+        super().__init__(control)
+        self._clock = clock
         #: Times at which means were committed, each with the own pictures before it and the time of
         #: the last of them.
         self._commits: list[tuple[float, int, float]] = []
         self._pictures, self._stepped_s = 0, 0.0
 
-    @property
-    def rank(self) -> Rank:
-        """The own rank."""
-        return self._control.rank
-
     def report(self, event: AnyEvent) -> None:
         """Append to the log."""
         if isinstance(event, Ready):
             self._pictures, self._stepped_s = event.pictures, self._clock()
-        self._control.report(event)
+        super().report(event)
 
     def poll(self, timeout_s: float = 0.0) -> AnyAction | None:
         """The next action for this trainer, None when there is none within `timeout_s`."""
-        action = self._control.poll(timeout_s)
+        action = super().poll(timeout_s)
         if isinstance(action, Commit):
             self._commits.append((self._clock(), self._pictures, self._stepped_s))
             self._pictures = 0
         return action
 
-    def claim(self, counter: str) -> int:
-        """The next number, from 0, of a counter that all trainers share."""
-        return self._control.claim(counter)
-
-    @property
-    def timed(self) -> RoundTime:
+    def last_round(self) -> RoundTime:
         """The last round; where steps are too short to be told when to meet, that is the first."""
         (began_s, *_), (ended_s, pictures, stepped_s) = self._commits[-2:]
         busy_s = stepped_s - began_s if pictures else 0.0
@@ -162,9 +153,9 @@ def _try(sync: NetworkSync, crews: Crews, drawn: Drawn, clock: Clock) -> Part:
             return ends
 
         if sync.what == "parameters":
-            timed = RoundClock(crews.control, clock)
-            steps(dataclasses.replace(crews, control=timed).rounds(sync.name))
-            return timed.timed
+            clocked = RoundClock(crews.control, clock)
+            steps(dataclasses.replace(crews, control=clocked).rounds(sync.name))
+            return clocked.last_round()
         ends: list[float] = []
 
         def train(crew: Crew, members: tuple[int, ...]) -> None:

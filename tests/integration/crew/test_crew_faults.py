@@ -186,7 +186,7 @@ def test_what_a_lost_trainer_has_begun_to_hand_in_is_deleted(tmp_path: Path) -> 
         with closing(coordinator):
             with joined(store, "nuc") as client:
                 client.append(FileHead(rank=client.rank, name="member-0", bytes=7, sha256="0" * 64))
-                assert client.reply(WAIT_S)
+                assert client.reply()
                 assert len(list(folder.iterdir())) == 1
             until(lambda: not list(folder.iterdir()), "the end of its file", WAIT_S)
 

@@ -48,8 +48,8 @@ class End:
 
     send = append
 
-    def reply(self, timeout_s: float) -> AnyFileMessage | None:
-        return self.answers.popleft() if self.answers else None
+    def reply(self) -> AnyFileMessage:
+        return self.answers.popleft()
 
 
 @pytest.fixture(autouse=True)

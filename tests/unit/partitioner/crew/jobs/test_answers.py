@@ -77,8 +77,8 @@ class End:
 
     send = append
 
-    def reply(self, timeout_s: float) -> AnyPassOrder | None:
-        return taken(self.mailbox, timeout_s)
+    def reply(self) -> AnyPassOrder:
+        return self.mailbox.get()
 
 
 def taken(waiting: Queue[T], timeout_s: float) -> T | None:

@@ -62,7 +62,7 @@ def test_the_timed_round_is_the_last_one() -> None:
     clock.report(ready(16))
     clock.report(Waiting(rank=1, network="trial-0", pictures=16, since=2))
     assert (clock.poll(), clock.poll()) == (commit(3), None)
-    assert clock.timed == RoundTime(pictures=16, busy_s=3.5, seconds=6.0)
+    assert clock.last_round() == RoundTime(pictures=16, busy_s=3.5, seconds=6.0)
     assert [type(event) for event in control.events] == [Ready, Ready, Ready, Waiting]
     assert (clock.rank, clock.claim("cursor/trial-0/0"), control.claims) == (
         1, 7, ["cursor/trial-0/0"],
@@ -74,7 +74,7 @@ def test_a_round_without_a_step_of_ones_own() -> None:
     clock = RoundClock(ScriptedControl(commit(1), commit(2)), lambda: next(ticks))
     clock.poll()
     clock.poll()
-    assert clock.timed == RoundTime(pictures=0, busy_s=0.0, seconds=1.0)
+    assert clock.last_round() == RoundTime(pictures=0, busy_s=0.0, seconds=1.0)
 
 
 @pytest.fixture(scope="module")
