@@ -142,7 +142,7 @@ def measure_draw(case: TrayCase, draw: int, options: argparse.Namespace) -> list
         "classes": _answers_of_classes(sets, data, split),
         "classes_summed": _answers_of_classes(sets, data, split, summed=True),
     }
-    rows, held = [], data.held(data.test)
+    rows, held = [], data.flags(data.test)
     for count in range(1, len(CAMERAS) + 1):
         row: dict[str, Any] = {"case": case.name, "draw": draw, "cameras": count}
         for way, told_by in ways.items():
@@ -163,7 +163,7 @@ def measure_draw(case: TrayCase, draw: int, options: argparse.Namespace) -> list
 
 def _answers_of_several(sets: LabelSets, data: Dataset, split: dict[str, dict[str, Floats]]) -> Any:
     """A function from members to the labels told of the test trays, each label by itself."""
-    train, held = data.train.targets, data.held(data.train)
+    train, held = data.train.targets, data.flags(data.train)
     groups = np.arange(len(train))
     fitted, tested = {}, {}
     for k, camera in enumerate(CAMERAS):
@@ -174,7 +174,7 @@ def _answers_of_several(sets: LabelSets, data: Dataset, split: dict[str, dict[st
         later = classifier.logits(np.asarray(split["calibration"][camera], np.float64))
         fitted[k] = _contribution(np.concatenate([left_out.logits, later]))
         tested[k] = _contribution(classifier.logits(np.asarray(split["test"][camera], np.float64)))
-    both = np.concatenate([held, data.held(data.calibration)])
+    both = np.concatenate([held, data.flags(data.calibration)])
 
     def told(members: tuple[int, ...]) -> Flags:
         weights = fit_several_subset(fitted, members, both)
@@ -206,9 +206,9 @@ def _answers_of_classes(
         weights = fit_subset(fitted, members, both)
         shares = probabilities(fuse(tested, weights))
         if summed:
-            return np.asarray(shares @ sets.held(np.arange(count)) > EVEN)
+            return np.asarray(shares @ sets.flags(np.arange(count)) > EVEN)
         found: Index = shares.argmax(axis=1)
-        return sets.held(found)
+        return sets.flags(found)
 
     return told
 

@@ -182,7 +182,7 @@ class Dispatcher:
     ) -> Call:
         """Begin a call; `done` is called when there is its answer, perhaps before this returns."""
         now_s, decide_s = self._clock(), deadline.decide_s
-        choice = self._book.choose(now_s, self._gone(), decide_s)
+        choice = self._book.choose(now_s, self._absences(), decide_s)
         if choice.unavailable or choice.probing or self._excluded:
             self._log_excluded(choice)
         stages = None
@@ -277,7 +277,7 @@ class Dispatcher:
                 failed = DeviceFailed(device=device, reason=turn.reason, now_s=self._clock())
                 self._act(turn.number, call.session.handle(failed))
 
-    def _gone(self) -> dict[str, Reason]:
+    def _absences(self) -> dict[str, Reason]:
         """Device -> reason, for those left out or without a connection."""
         connected = self._transport.connected
         if len(connected) == len(self._k_of) and not self.left_out:

@@ -181,7 +181,7 @@ class Gateway:
         self._fleets = dict(fleets)
         self._teacher, self._first = teacher, first
         if teacher is not None:
-            teacher.suspected = self._suspected
+            teacher.suspected = self._suspicions
         self._deadline_ms = deadline_ms
         self._workers = workers
         for fleet in self._fleets.values() if workers is not None else ():
@@ -243,7 +243,7 @@ class Gateway:
         self._wake()
         await fleet.watch()
 
-    def _suspected(self) -> dict[str, Suspicion]:
+    def _suspicions(self) -> dict[str, Suspicion]:
         """Devices whose cameras are suspected now."""
         devices = (one for fleet in self._fleets.values() for one in fleet.roll.devices.values())
         return {one.name: one.suspect for one in devices if one.suspect is not None}

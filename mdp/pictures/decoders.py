@@ -222,14 +222,14 @@ def memory_for(needed_bytes: int) -> Iterator[None]:
     while not large.acquire(timeout=_CHECK_S):
         _check_wanted(current)
     try:
-        with nullcontext() if shared is None else _locked(shared, current):
+        with nullcontext() if shared is None else _lock_file(shared, current):
             yield
     finally:
         large.release()
 
 
 @contextmanager
-def _locked(descriptor: int, current: "Decoding[Any] | None") -> Iterator[None]:
+def _lock_file(descriptor: int, current: "Decoding[Any] | None") -> Iterator[None]:
     """Hold a file's lock, which belongs to the process."""
     while True:
         try:

@@ -450,7 +450,7 @@ class FleetTeacher:
         report = self._heads.progress.report
         if report is not None and self._learns_for:
             wanted, self._learns_for = self._learns_for, ""
-            served = self._served()
+            served = self._served_bundle()
             if served is not None and served.digest == wanted:
                 folder = self.options.builds / report.bundle
                 self._start_rollout("pushing", folder.name, lambda: self._push(folder))
@@ -508,7 +508,7 @@ class FleetTeacher:
         if config is None:
             entries = read_devices(options.fleet).devices
             profiles = builder.profiles_of(list(dict.fromkeys(e.plan_device for e in entries)))
-        out, served = self._new_folder(), self._served()
+        out, served = self._new_folder(), self._served_bundle()
         words = builder.build_words(
             scenes=options.scenes,
             out=out,
@@ -521,7 +521,7 @@ class FleetTeacher:
         )
         self._builder.start([program, *words], out)
 
-    def _served(self) -> Bundle | None:
+    def _served_bundle(self) -> Bundle | None:
         """The served bundle, whose name and rate the next one has; None without any."""
         try:
             return read_fleet(self.options.fleet)[1]

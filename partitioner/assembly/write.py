@@ -149,10 +149,10 @@ class Assembly:
             labels, unknown = len(self.data.labels), self.data.unknown
             cascade, more, sets = None, self._more(plan), self.data.sets
             if sets is not None:
-                held = sets.held(pictures.targets)
+                held = sets.flags(pictures.targets)
                 others = None
                 if more is not None:
-                    others = more.contributions, sets.held(more.targets)
+                    others = more.contributions, sets.flags(more.targets)
                 files = fit_bundle_of_several(folder, plan, calibration, held, others)
             else:
                 files, cascade = fit_bundle(

@@ -131,10 +131,10 @@ class Dataset:
         assert self.split_anew is not None
         return self.split_anew(cameras)
 
-    def held(self, pictures: PictureSet) -> Held:
+    def flags(self, pictures: PictureSet) -> Held:
         """Tell whether each label holds of each picture `[N, L]`, with several labels an item."""
         assert self.sets is not None
-        return self.sets.held(pictures.targets)
+        return self.sets.flags(pictures.targets)
 
     @property
     def set_names(self) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class LabelSets:
         """The index of the set that a folder names; raises InputError."""
         return self.sets.index(labels_of(folder, where))
 
-    def held(self, targets: NDArray[np.int64]) -> Held:
+    def flags(self, targets: NDArray[np.int64]) -> Held:
         """Tell whether each label holds `[N, L]`, of items with these indices of sets `[N]`."""
         table = np.array([[label in one for label in self.labels] for one in self.sets])
         found: Held = table[targets]
@@ -113,7 +113,7 @@ def check_held(sets: LabelSets, targets: NDArray[np.int64], where: str) -> None:
             f"{where}: has no items: expected more of some set of labels, so that one can be held "
             "out"
         )
-    held = sets.held(targets)
+    held = sets.flags(targets)
     for label, share in zip(sets.labels, held.mean(axis=0).tolist(), strict=True):
         if share in (0.0, 1.0):
             which = "all" if share else "none"

@@ -413,7 +413,7 @@ def fit_folds(batches: Iterable[Sequence[Floats]], layers: Sequence[Layer], fold
                     of_layer.add(values[rows == fold])
         start += len(batch[0])
 
-    def merged(left_out: int | None) -> list[LayerFit]:
+    def fit_layers(left_out: int | None) -> list[LayerFit]:
         found = []
         for place in range(len(layers)):
             whole = Moments()
@@ -423,7 +423,7 @@ def fit_folds(batches: Iterable[Sequence[Floats]], layers: Sequence[Layer], fold
             found.append(whole.fit())
         return found
 
-    return FoldFits(whole=merged(None), left_out=[merged(fold) for fold in range(folds)])
+    return FoldFits(whole=fit_layers(None), left_out=[fit_layers(fold) for fold in range(folds)])
 
 
 def maps_by_folds(

@@ -415,7 +415,7 @@ def evaluate(
 def _evaluate_several(bundle: Bundle, data: Dataset, cache: Path, progress: Progress) -> Report:
     """The same for a bundle of which several labels may hold: without a teacher and rungs."""
     contributions, latencies_ms, others_cores = run_members(bundle, data, cache, progress)
-    fusion, held = bundle.fusion_weights(), data.held(data.test)
+    fusion, held = bundle.fusion_weights(), data.flags(data.test)
     subsets, by_label = measure_several(contributions, fusion, held, ECE_BINS)
     evaluation = Evaluation(
         data=Path(data.source).name,

@@ -84,12 +84,12 @@ class PilotPictures:
         """At most `limit` training pictures, in scenes with a picture of every camera."""
         if not data.cameras:
             kept = thin_out(data.train, limit, least=LEAST)
-            held = None if data.sets is None else data.held(kept)
+            held = None if data.sets is None else data.flags(kept)
             return cls(kept, np.arange(len(kept)), None, held)
         whole = thin_out(_whole_scenes(data), limit // len(data.cameras), least=LEAST)
         where = places(whole, data.cameras)
         singles = single_pictures(replace(data, train=whole)).train
-        held = None if data.sets is None else data.held(singles)
+        held = None if data.sets is None else data.flags(singles)
         return cls(singles, where.scene, where, held)
 
     @property

@@ -43,7 +43,7 @@ def leave_out_several(
     of_fold = folds(targets, groups)
     scores = scores_left_out(features, held.astype(np.float64), of_fold)
     parts = of_fold % _PARTS
-    logits = [_calibrated(one, held, parts) for one in scores]
+    logits = [_calibrate_parts(one, held, parts) for one in scores]
     losses = [
         float(np.logaddexp(0, np.where(held, -one, one)).sum(axis=1).mean()) for one in logits
     ]
@@ -69,7 +69,7 @@ def fit_several(
     )
 
 
-def _calibrated(scores: Array, held: Flags, parts: Index) -> Array:
+def _calibrate_parts(scores: Array, held: Flags, parts: Index) -> Array:
     """Log-odds `[N, L]` of scores; those of each part by scale and shift of the other parts."""
     logits = np.empty_like(scores)
     names: Sequence[int] = np.unique(parts).tolist()

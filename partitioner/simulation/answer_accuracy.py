@@ -57,9 +57,9 @@ class MeasuredSubsets:
         floor = self._bundle.expected_accuracy(members, rule, lowest)
         if top is None or floor is None:
             return None
-        return top + (floor - top) * self._lowered(members, rungs)
+        return top + (floor - top) * self._share_of_loss(members, rungs)
 
-    def _lowered(self, members: tuple[int, ...], rungs: tuple[int, ...]) -> float:
+    def _share_of_loss(self, members: tuple[int, ...], rungs: tuple[int, ...]) -> float:
         """Share of the way from the top (0) to the lowest rungs (1) that these have gone.
 
         By what they lose alone of what the lowest lose, or by their steps where none loses.

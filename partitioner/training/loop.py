@@ -213,7 +213,7 @@ def _train(
         pictures=epochs * stage.pictures,
     ) as advance:
         for epoch in range(len(curve), epochs):
-            if stage.patience and stage.sync.decided(epoch - _best_epoch(curve) > stage.patience):
+            if stage.patience and stage.sync.all_stop(epoch - _best_epoch(curve) > stage.patience):
                 break
 
             own = 0

@@ -75,7 +75,7 @@ class Synchroniser(Protocol):
     def from_first(self, value_of: Callable[[], float]) -> float:
         """A number that the first process computes, of the settled network."""
 
-    def decided(self, stop: bool) -> bool:
+    def all_stop(self, stop: bool) -> bool:
         """Tell whether all stop at the end of an epoch; `stop` is what this process makes of it."""
 
 
@@ -161,6 +161,6 @@ class EveryStep:
         """The others wait for it."""
         return from_first(value_of, self.crew)
 
-    def decided(self, stop: bool) -> bool:
+    def all_stop(self, stop: bool) -> bool:
         """All have seen the same."""
         return stop

@@ -280,7 +280,7 @@ class _NetworkTraining:
         begun_s = clock()
         targets = torch.from_numpy(calibration.targets)
         if self.inputs.data.sets is not None:
-            targets = torch.from_numpy(self.inputs.data.held(calibration)).float()
+            targets = torch.from_numpy(self.inputs.data.flags(calibration)).float()
         frozen_loss = _cross_entropy(member, views, targets)
         expected = estimate_training(
             (clock() - begun_s) / len(views),

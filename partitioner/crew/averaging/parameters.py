@@ -278,7 +278,7 @@ class Rounds:
             self._send(settled, message, place)
         return float(message[0])
 
-    def decided(self, stop: bool) -> bool:
+    def all_stop(self, stop: bool) -> bool:
         """Decide as the first trainer does; a newcomer goes on with the others."""
         if self._settled is None:
             return stop and not self._behind

@@ -182,7 +182,7 @@ class Links:
         """Seconds of a mean of `crew`, whose pairs were all measured."""
         return _mean(self, route, tuple(crew), shards)
 
-    def published(self, neighbours: Mapping[str, set[str]]) -> MeanTime:
+    def publication(self, neighbours: Mapping[str, set[str]]) -> MeanTime:
         """Seconds in which each sends its vector to its neighbours, all at once."""
         pairs = [(a, b) for a, others in neighbours.items() for b in sorted(others)]
         latency_s = max((self.lines[pair][0] for pair in pairs), default=0.0)

@@ -144,7 +144,7 @@ class Methods:
         if isinstance(meet, WholeGroup):
             return mean_of(crew)
         if isinstance(meet, Neighbourhood):
-            return self.links.published(neighbours_of(crew, meet.pairs))
+            return self.links.publication(neighbours_of(crew, meet.pairs))
         if isinstance(meet, RequestedGroups):
             return mean_of(_worst_group(crew, meet.size, seconds))
         sites = self.links.sites_of(crew)

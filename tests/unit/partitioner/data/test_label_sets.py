@@ -32,7 +32,7 @@ def test_a_folder_names_the_labels_of_its_items_in_any_order() -> None:
     assert sets.labels == ("bent", "dirty")
     assert sets.names == ("none", "bent", "bent+dirty", "dirty")
     assert sets.place("dirty+bent", "here") == sets.place("bent+dirty", "here") == 2
-    held = sets.held(np.array([0, 1, 2, 3]))
+    held = sets.flags(np.array([0, 1, 2, 3]))
     assert held.tolist() == [[False, False], [True, False], [True, True], [False, True]]
 
 
@@ -60,7 +60,7 @@ def test_every_split_has_its_share_of_every_set(tmp_path: Path) -> None:
         pictures = data.split(name)
         counts = np.bincount(pictures.targets)
         assert len(set(counts.tolist())) == 1, "each as often"
-        assert (data.held(pictures).mean(axis=0) == 0.5).all()
+        assert (data.flags(pictures).mean(axis=0) == 0.5).all()
     assert data.remark == ""
 
 
@@ -78,7 +78,7 @@ def test_sets_may_differ_between_train_and_test(tmp_path: Path) -> None:
     data = opened(root)
     tested = {data.set_names[target] for target in data.test.targets.tolist()}
     assert tested == {"bent", "dirty+worn", "none"}
-    assert data.held(data.test).sum(axis=0).tolist() == [3, 3, 3]
+    assert data.flags(data.test).sum(axis=0).tolist() == [3, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_the_models_outputs_are_log_odds_of_each_label(
     bundle, _, folder = built
     data = open_dataset(str(scenes), cameras=("left", "right"), several=True)
     logits, *_ = run_members(bundle, data, folder, Progress())
-    held = data.held(data.test)
+    held = data.flags(data.test)
     for one in logits.values():
         shares = sigmoid(one.bag)
         assert shares.mean(axis=0) == pytest.approx(held.mean(axis=0), abs=0.15)
@@ -210,7 +210,7 @@ def test_what_time_is_left_trains_by_binary_cross_entropy(
     assert losses[f"{taught.record.share:g}"] == min(losses.values())
     assert found.frozen is not None
     # More than how common each label is.
-    shares = inputs.data.held(inputs.data.train).mean(axis=0)
+    shares = inputs.data.flags(inputs.data.train).mean(axis=0)
     common = -(shares * np.log(shares) + (1 - shares) * np.log(1 - shares)).sum()
     assert min(losses.values()) < common - 0.1
     frozen, trained = (one.evaluation.subsets[0] for one in (found.frozen, found.report))
