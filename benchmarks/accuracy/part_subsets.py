@@ -30,9 +30,9 @@ from partitioner.estimates.accuracy_records import (
     record_subsets,
 )
 from partitioner.estimates.catalogue import catalogue
-from partitioner.export.catalogue import cost
 from partitioner.fusion.stacking import fit_subset
 from partitioner.networks.families import create
+from tools.catalogue import cost
 
 RESULT = RESULTS / "part-subsets.json"
 #: Networks whose members are put together: alone, and those that take about as long.

@@ -28,8 +28,8 @@ from partitioner.estimates.accuracy_records import (
     record_subsets,
 )
 from partitioner.estimates.catalogue import catalogue
-from partitioner.export.catalogue import cost
 from partitioner.networks.families import create
+from tools.catalogue import cost
 
 RESULT = RESULTS / "network-subsets.json"
 KINDS = ("", "short", "scratch")

@@ -1,6 +1,6 @@
 """Public networks that a member may be: published accuracy and counted cost.
 
-`catalogue.json` is written by `python -m partitioner.export.catalogue`. Accuracies are top-1 on
+`catalogue.json` is written by `python -m tools.catalogue`. Accuracies are top-1 on
 ImageNet-1k as published with timm (huggingface/pytorch-image-models, results-imagenet.csv); what a
 network costs is counted with the timm version that the file names.
 """

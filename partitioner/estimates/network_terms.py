@@ -1,6 +1,6 @@
 """Terms of the latency formula of public networks.
 
-`served_costs.json` is written by `python -m partitioner.export.served_costs`: counts of every
+`served_costs.json` is written by `python -m tools.served_costs`: counts of every
 network of the catalogue at its published picture size, in the form that devices serve.
 """
 

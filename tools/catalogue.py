@@ -1,6 +1,6 @@
 """Write the planner's catalogue of public networks, with counted costs.
 
-    python -m partitioner.export.catalogue --results results-imagenet.csv --out FILE
+    python -m tools.catalogue --results results-imagenet.csv --out FILE
 
 The results file is timm's own table of published accuracies.
 """

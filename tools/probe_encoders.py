@@ -1,6 +1,6 @@
 """Make the graphs without weights that `mdp-agent probe` measures.
 
-    python -m partitioner.export.probe_encoders --out devices/probe/encoders_data
+    python -m tools.probe_encoders --out devices/probe/encoders_data
 
 Every graph is an untrained sub-model, exported and quantized like a bundle's members. Its large
 tensors are replaced by their range; the device draws random ones, so that onnxruntime optimises the

@@ -11,7 +11,8 @@ import pytest
 
 from devices.probe.encoders import complete, extract, read_index
 from mdp.formats.plan import SubModelSpec
-from partitioner.export.probe_encoders import (
+from partitioner.export.quantize import quantize_model
+from tools.probe_encoders import (
     DESIGN,
     NETWORK_PRECISIONS,
     TIERS_OF,
@@ -24,7 +25,6 @@ from partitioner.export.probe_encoders import (
     network_specs,
     without_tensors,
 )
-from partitioner.export.quantize import quantize_model
 
 pytestmark = pytest.mark.torch
 

@@ -1,6 +1,6 @@
 """Count layers and operators of the catalogue's networks as served, branches re-parametrised.
 
-python -m partitioner.export.served_costs --out partitioner/estimates/served_costs.json
+python -m tools.served_costs --out partitioner/estimates/served_costs.json
 """
 
 import argparse
