@@ -1,11 +1,11 @@
-"""Tools that `make check` runs: subjects that fit, small files, live links."""
+"""Tools of the gate: subjects that fit, small files, live links; and counted words."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tools import large_files, links, subjects
+from tools import large_files, links, subjects, words
 
 
 def git(folder: Path, *words: str) -> None:
@@ -94,3 +94,15 @@ def test_dead_links_anchors_and_mentions_are_named(
         "README.md: link to #none: expected a heading of this name",
         f"module.py: mention of {gone}: expected a file",
     ]
+
+
+def test_words_that_name_no_subject_are_counted() -> None:
+    count = words.Count()
+    one = ('"""What is it."""', "class Box:", "    def told(self): ...", "    def read(self): ...")
+    two = ('"""A box."""', "class Box: ...", "def feed(): ...", "def _served(): ...")
+    count.add("one.py", "".join(f"{line}\n" for line in one))
+    count.add("two.py", "".join(f"{line}\n" for line in two))
+    assert (count.lines, count.docstrings, count.functions) == (8, 2, 4)
+    assert count.questions == ["one.py:1 What is it."]
+    assert count.participles == ["one.py:3 told", "two.py:4 _served"]
+    assert count.twice == {"Box": ["one.py:2", "two.py:2"]}
