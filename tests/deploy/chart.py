@@ -3,6 +3,8 @@
 PYTHON tests/deploy/chart.py --write      writes deploy/kubernetes/mdp.yaml anew
 PYTHON tests/deploy/chart.py OUT          compares it, and writes every option's manifests to OUT
                                           (make manifests)
+PYTHON tests/deploy/chart.py --values     prints what it renders with the values (YAML) that come in
+                                          by standard input (make cluster)
 
 PYTHON has helm-python-sdk, which is Helm 4 as a library.
 """
@@ -22,7 +24,12 @@ HEAD = "# Rendered from deploy/chart as it is: python tests/deploy/chart.py --wr
 #: Every option at once.
 WHOLE: dict[str, Any] = {
     "imagePullSecrets": ["images"],
-    "bundle": {"reference": f"oci://r.example:5000/a/b@sha256:{'0' * 64}", "key": "release"},
+    "updateStrategy": "OnDelete",
+    "bundle": {
+        "reference": f"oci://r.example:5000/a/b@sha256:{'0' * 64}",
+        "key": "release",
+        "authority": "authority",
+    },
     "devices": [
         {
             "name": "n100",
@@ -91,6 +98,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"devices": [{"name": "n100", "option": []}]}, "option"),
     ({"device": [{"name": "n100"}]}, "device"),
     ({"bundle": {"reference": "cifar10:1"}}, "reference"),
+    ({"updateStrategy": "Recreate"}, "updateStrategy"),
     ({"gateway": {"replicas": 1}}, "or no node can be drained"),
     ({"networkPolicy": {"registry": ["registry.example"]}}, "registry"),
     ({"training": {"name": "photos"}}, "training.arguments: expected those of mdp-partition"),
@@ -109,6 +117,12 @@ def rendered(values: dict[str, Any]) -> str:
 
 def main(argument: str) -> None:
     """Write or check; the exit code is 1 with a line where something is wrong."""
+    if argument == "--values":
+        try:
+            print(rendered(yaml.safe_load(sys.stdin)), end="")
+        except HelmError as error:
+            sys.exit(" ".join(str(error).split()))
+        return
     whole = rendered({})
     if argument == "--write":
         RENDERED.write_text(whole)

@@ -39,6 +39,9 @@ capabilities: {drop: [ALL]}
     {{- end }}
   env:
     - {name: REGISTRY_AUTH_FILE, value: /run/registry/auth.json}
+    {{- if .root.Values.bundle.authority }}
+    - {name: SSL_CERT_FILE, value: /run/authority/ca.crt}
+    {{- end }}
   securityContext:
     {{- include "mdp.confined" . | nindent 4 }}
   resources:
@@ -49,6 +52,9 @@ capabilities: {drop: [ALL]}
     - {name: login, mountPath: /run/registry, readOnly: true}
     {{- if .root.Values.bundle.key }}
     - {name: release, mountPath: /run/release, readOnly: true}
+    {{- end }}
+    {{- if .root.Values.bundle.authority }}
+    - {name: authority, mountPath: /run/authority, readOnly: true}
     {{- end }}
     - {name: tmp, mountPath: /tmp}
 {{- end }}
@@ -68,5 +74,9 @@ capabilities: {drop: [ALL]}
 {{- if .Values.bundle.key }}
 - name: release
   secret: {secretName: {{ .Values.bundle.key }}, defaultMode: 0440}
+{{- end }}
+{{- if .Values.bundle.authority }}
+- name: authority
+  secret: {secretName: {{ .Values.bundle.authority }}, defaultMode: 0440}
 {{- end }}
 {{- end }}
