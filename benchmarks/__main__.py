@@ -29,6 +29,7 @@ PAGES = {
     "crew-parts": "crew.parts",
     "crew-spread": "crew.spread",
     "crew-star": "crew.star",
+    "deployed-cluster": "keep.__main__:deployed-cluster",
     "depth-cuts": "pilot.depths_page",
     "first-minutes": "newcomer.page:minutes",
     "first-minutes-extras": "newcomer.page:extras",

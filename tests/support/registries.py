@@ -4,6 +4,8 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -103,6 +105,24 @@ class MemoryRegistry:
         """Paths that were asked, by method."""
         paths = [urlsplit(one.full_url).path for one in self.seen if one.get_method() == method]
         return [path for path in paths if path.endswith(ending)]
+
+
+#: As Apache's htpasswd -B, by the C library.
+_HASHED = """
+import ctypes, os, sys
+library = ctypes.CDLL("libcrypt.so.1")
+library.crypt.restype = library.crypt_gensalt.restype = ctypes.c_char_p
+salt = library.crypt_gensalt(b"$2y$", 5, os.urandom(16), 16)
+print(library.crypt(sys.argv[1].encode(), salt).decode())
+"""
+
+
+def hashed(password: str) -> str:
+    """A password as a registry's file of passwords has it."""
+    done = subprocess.run(
+        [sys.executable, "-c", _HASHED, password], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
 
 
 def reason_against() -> str:

@@ -30,7 +30,7 @@ from mdp.registry.transfer import pull_from_registry, push_to_registry
 from mdp.testing.agents import AgentFleet
 from mdp.testing.bundles import DEVICES, colour_picture, write_bundle
 from mdp.testing.machine_faults import mounting_works, small_disk
-from tests.support.registries import real_registry, reason_against
+from tests.support.registries import hashed, real_registry, reason_against
 from tests.support.web.gateway import self_signed
 
 pytestmark = pytest.mark.skipif(bool(reason_against()), reason=reason_against())
@@ -150,10 +150,7 @@ def test_skopeo_reads_it(plain: str, bundle: Path, tmp_path: Path) -> None:
 def test_tls_and_a_login(bundle: Path, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path / "tls")
     passwords = tmp_path / "passwords"
-    hashed = subprocess.run(
-        [sys.executable, "-c", HASHED, PASSWORD], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    passwords.write_text(f"{USER}:{hashed}\n")
+    passwords.write_text(f"{USER}:{hashed(PASSWORD)}\n")
     tls = {"tls": {"certificate": str(certificate), "key": str(key)}}
     auth = {"htpasswd": {"realm": "shelf", "path": str(passwords)}}
     with real_registry(tmp_path / "registry", http=tls, auth=auth) as host:
@@ -194,16 +191,6 @@ def test_tls_and_a_login(bundle: Path, tmp_path: Path) -> None:
         code, _, wrong = ran("pull", f"oci://{host}/shelf/colours:1", "--out", tmp_path / "x")
         assert code == 3
         assert "speaks no TLS (--insecure for plain HTTP)" in wrong
-
-
-#: As Apache's htpasswd -B, by the C library.
-HASHED = """
-import ctypes, os, sys
-library = ctypes.CDLL("libcrypt.so.1")
-library.crypt.restype = library.crypt_gensalt.restype = ctypes.c_char_p
-salt = library.crypt_gensalt(b"$2y$", 5, os.urandom(16), 16)
-print(library.crypt(sys.argv[1].encode(), salt).decode())
-"""
 
 
 class TokenServer:

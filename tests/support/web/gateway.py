@@ -148,19 +148,19 @@ def gateway(
         yield Gateway(json.loads(process.line("an event"))["url"], process)
 
 
-def self_signed(folder: Path) -> tuple[Path, Path]:
-    """A certificate of 127.0.0.1 and its key, as PEM files in `folder`."""
+def self_signed(folder: Path, *names: str) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1, or of these, and its key, as PEM files in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "server")])
     now = datetime.datetime.now(datetime.UTC)
     day = datetime.timedelta(days=1)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    whose = [_general_name(one) for one in names or ("127.0.0.1",)]
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - day)
         .not_valid_after(now + day)
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(whose), critical=False)
         .sign(key, hashes.SHA256())
     )
     paths = folder / "certificate.pem", folder / "key.pem"
@@ -173,3 +173,10 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
         )
     )
     return paths
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
