@@ -27,6 +27,7 @@ PAGES = {
     "crew-net": "crew.net",
     "crew-pace": "crew.pace",
     "crew-parts": "crew.parts",
+    "crew-second-order": "crew.second_order",
     "crew-spread": "crew.spread",
     "crew-star": "crew.star",
     "deployed-cluster": "keep.__main__:deployed-cluster",

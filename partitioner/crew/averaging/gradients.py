@@ -1,5 +1,6 @@
 """Gradients averaged in every step, over DDP: shares by pace, any route, fewer bytes."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch._C._distributed_c10d import GradBucket, HashStore, ProcessGroup
 from partitioner.crew.averaging.codecs import CODECS
 from partitioner.crew.averaging.factors import Factors
 from partitioner.crew.averaging.flat import CodecOf
+from partitioner.crew.averaging.kfac import Kfac
 from partitioner.crew.averaging.mean import Mean, Means, Meeting, Segment
 from partitioner.crew.coordinator.shares import by_pace
 from partitioner.training.distributed import Crew
@@ -26,7 +28,9 @@ class Gradients(EveryStep):
     shares, fp32 gives the weights of one process, up to rounding; int8 and fp16 do not. What a
     codec leaves out of a gradient is added to the next one (error feedback, after Seide et al.,
     2014), anew when DDP rebuilds its buckets, after the first step. is_factored: tells of a tensor
-    that factors of its gradient travel, where they are fewer bytes; None: of none.
+    that factors of its gradient travel, where they are fewer bytes; None: of none. kfac_step: step
+    size of dense layers as a multiple of the optimiser's, of which then each has an owner that
+    preconditions its gradient; None: all layers take the optimiser's steps.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class Gradients(EveryStep):
         bucket_bytes: int,
         members: tuple[int, ...] = (),
         is_factored: Callable[[str], bool] | None = None,
+        kfac_step: float | None = None,
     ) -> None:
         super().__init__(crew)
         self._means, self._codec_of = means, codec_of
@@ -47,6 +52,8 @@ class Gradients(EveryStep):
         self._members = members or tuple(range(crew.size))
         self._is_factored = is_factored
         self._factors: Factors | None = None
+        self._kfac_step = kfac_step
+        self._kfac: Kfac | None = None
         #: Pictures of the step that goes on, of each member.
         self._sizes: list[int] = []
         self._names: dict[Tensor, str] = {}
@@ -58,8 +65,8 @@ class Gradients(EveryStep):
     @property
     def bytes_sent(self) -> int:
         """Bytes of gradients that this trainer has sent."""
-        factors = self._factors.sent_bytes if self._factors else 0
-        return factors + sum(bucket.mean.sent_bytes for bucket in list(self._of_bucket.values()))
+        others = sum(one.sent_bytes for one in (self._factors, self._kfac) if one is not None)
+        return others + sum(bucket.mean.sent_bytes for bucket in list(self._of_bucket.values()))
 
     def wrap(
         self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
@@ -69,8 +76,12 @@ class Gradients(EveryStep):
         Raises InputError where factors are asked for of what is not a dense layer.
         """
         self._module = module
+        if self._kfac_step is not None:
+            self._kfac = Kfac(module, self._means, self._kfac_step)
         if self.crew.size == 1:
             return module
+        if self._kfac is not None:
+            self._kfac.share_weights(self._meeting())
         if self._is_factored is not None:
             self._factors = Factors(module, self._is_factored, self._means)
             self._factors.share_weights(self._meeting())
@@ -101,7 +112,15 @@ class Gradients(EveryStep):
                 yield number, index[:1], 0.0
 
     def update(self, optimiser: torch.optim.Optimizer) -> float:
-        """A step of one's own, once the gradients that DDP leaves out are averaged too."""
+        """A step of one's own, once the gradients that DDP leaves out are averaged too.
+
+        Dense layers whose gradients are preconditioned have taken theirs before, and count in no
+        norm but by not being finite.
+        """
+        if self._kfac is not None:
+            meeting = self._meeting() if self.crew.size > 1 else None
+            if not self._kfac.take_step(optimiser, self._sizes, meeting):
+                return math.inf
         if self._factors is not None:
             self._factors.average(self._meeting(), self._sizes)
         return super().update(optimiser)

@@ -50,11 +50,15 @@ class Rule(NamedTuple):
 RULES = (
     Rule(EXACT, "what", ("gradients",), "each trainer's own steps are others"),
     Rule(EXACT, "codec", ("fp32", "factors"), "other codecs round"),
+    Rule(EXACT, "owner", ("mean",), "its steps are not the optimiser's"),
     Rule("every_pictures", "what", ("parameters",), "gradients meet every step"),
     Rule("period", "what", ("parameters",), "gradients meet every step", ("grows",)),
     Rule("step_size", "what", ("parameters",), "gradients are of whole batches", ("auto",)),
     Rule("moments", "what", ("parameters",), "those of averaged gradients are the same on all"),
     Rule("owner", "what", ("parameters",), "an outer step is one of parameters", ("outer",)),
+    Rule("owner", "what", ("gradients",), "curvature is that of gradients", ("kfac",)),
+    Rule("owner", "codec", ("fp32",), "small eigenvalues make rounding large", ("kfac",)),
+    Rule("owner", "route", ("ring", "two_phase"), "each layer has one owner of all", ("kfac",)),
     Rule("when", "what", ("parameters",), "a step needs its gradients", ("background",)),
     Rule("when", "owner", ("mean",), "its momentum would be late", ("background",)),
     Rule("when", "moments", (MISSING,), "AdamW's go on meanwhile", ("background",)),
@@ -80,6 +84,7 @@ RULES = (
     Rule("stage", "name", ("teacher",), "members are small"),
     Rule("stage", "what", ("gradients",), "all stages take every step"),
     Rule("stage", "codec", ("fp32",), "a stage's gradients are its own"),
+    Rule("stage", "owner", ("mean",), "a stage's layers have no other owner"),
     Rule("stage", "by", (MISSING,), "stages have a trainer each"),
     Rule("stage", "micro_batches", (GIVEN,), "a batch is cut into as many"),
 )

@@ -77,6 +77,13 @@ class OuterOwner(Record, frozen=True, kw_only=True, tag_field="kind", tag="outer
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
 
+class KfacOwner(Record, frozen=True, kw_only=True, tag_field="kind", tag="kfac"):
+    """The owner of a dense layer preconditions its gradient: see `averaging.kfac`."""
+
+    #: Step size of dense layers, as a multiple of the schedule's.
+    step: Annotated[float, Meta(gt=0, le=1000)] = 10.0
+
+
 class WholeGroup(Record, frozen=True, kw_only=True, tag_field="kind", tag="everyone"):
     """All trainers of a network meet."""
 
@@ -124,7 +131,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     step_size: StepSize = "given"
     #: AdamW's are averaged with each so many means.
     moments: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    owner: MeanOwner | OuterOwner = MeanOwner()
+    owner: MeanOwner | OuterOwner | KfacOwner = MeanOwner()
     when: Literal["at_once", "background"] = "at_once"
     meet: WholeGroup | ShuffledGroups | RequestedGroups | Neighbourhood = WholeGroup()
     shares: Literal["equal", "pace"] = "equal"

@@ -12,7 +12,7 @@ from partitioner.crew.bus.store import SignedStore
 from partitioner.crew.messages import TrainerControl
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.flows import Links
-from partitioner.crew.planning.syncplan import BUCKET_BYTES, OuterOwner, SyncPlan
+from partitioner.crew.planning.syncplan import BUCKET_BYTES, KfacOwner, OuterOwner, SyncPlan
 from partitioner.crew.worker.progress import Patient, WorkAccount
 from partitioner.training.distributed import Crew
 from partitioner.training.synchroniser import Synchroniser
@@ -68,6 +68,7 @@ class Crews:
             bucket_bytes=sync.bucket_bytes or BUCKET_BYTES,
             members=members,
             is_factored=sync.is_factored if "factors" in sync.codecs else None,
+            kfac_step=sync.owner.step if isinstance(sync.owner, KfacOwner) else None,
         )
         self.account.follow(lambda: gradients.bytes_sent)
         return gradients

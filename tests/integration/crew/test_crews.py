@@ -10,23 +10,30 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from partitioner.crew.averaging.gradients import Gradients  # noqa: E402
 from partitioner.crew.bus.control import replay  # noqa: E402
 from partitioner.crew.coordinator.schedule import LocalSgdSchedule  # noqa: E402
 from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
 from partitioner.crew.messages import GoOn, Meet  # noqa: E402
 from partitioner.crew.planning.costs import RATIO  # noqa: E402
+from partitioner.training.distributed import Crew  # noqa: E402
 from partitioner.training.synchroniser import EveryStep  # noqa: E402
 from tests.support.models.crews import (  # noqa: E402
     EPOCHS,
     EXACT,
     FACTORED,
+    KFAC_STEP,
     LOSSY,
+    PRECONDITIONED,
     ROUNDS,
     TRAINERS,
+    WAYS,
+    always,
     flat,
     join_state,
     machine,
     main,
+    train_narrow,
     train_teacher,
     train_vit,
 )  # fmt: skip
@@ -81,6 +88,23 @@ def test_exact_plans_end_with_the_weights_of_one_process(
     found = ends(folder, name)
     assert all(torch.equal(found[0], other) for other in found[1:])
     assert difference(found[0], alone) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", PRECONDITIONED)
+def test_preconditioned_gradients_end_with_the_weights_of_one_process_with_them(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    of_one = Gradients(
+        Crew(0, 1), WAYS["ring"], always("fp32"), bucket_bytes=2**20, kfac_step=KFAC_STEP
+    )
+    expected = flat(train_narrow(tmp_path, of_one))
+    found = ends(folder, name)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    assert difference(found[0], expected) < TOLERANCE
+    # It took other steps than the optimiser's.
+    (tmp_path / "plain").mkdir()
+    plain = flat(train_narrow(tmp_path / "plain", EveryStep()))
+    assert difference(found[0], plain) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", FACTORED)

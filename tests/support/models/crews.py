@@ -78,6 +78,10 @@ EXACT: dict[str, tuple[Means, tuple[float, ...], int]] = {
 }
 #: Exact plans in which the head's gradient travels by factors: name -> the plan otherwise alike.
 FACTORED = {f"{name}-factors": name for name in ("ring-equal-25", "by_link-pace-1")}
+#: Plans in which dense layers are preconditioned: name -> the plan otherwise alike.
+PRECONDITIONED = {f"{name}-kfac": name for name in ("ring-equal-25", "by_link-pace-1")}
+#: Step size of these layers, as a multiple of the schedule's.
+KFAC_STEP = 2.0
 LOSSY: dict[CodecName, str] = {"int8": "two_phase", "fp16": "ring"}
 #: Of rounds: batches of an epoch, each cut into a step for every trainer.
 BATCHES, EPOCHS = TRAINERS * -(-PICTURES // 8), 3
@@ -135,6 +139,33 @@ def train_vit(out: Path, sync: Synchroniser) -> nn.Module:
     schedule = MemberSchedule(epochs=1, batch_size=7, learning_rate=0.001)
     stage = TrainingStage(
         name="exact", pictures=20, schedule=schedule, seed=3, autocast="fp32",
+        checkpoint=out / "checkpoint.pt", sync=sync,
+    )  # fmt: skip
+    fit(module, stage, loss, Progress(io.StringIO()))
+    return module
+
+
+class Narrow(nn.Module):
+    """Dense layers with fewer inputs than a batch has pictures: their curvature is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(9)
+        self.first, self.norm, self.head = nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, 3, 16, 16]` -> `[B, 5]`."""
+        seen = nn.functional.adaptive_avg_pool2d(x, (2, 1)).flatten(1) * 10
+        logits: Tensor = self.head(self.norm(self.first(seen).tanh()))
+        return logits
+
+
+def train_narrow(out: Path, sync: Synchroniser) -> nn.Module:
+    """Twelve steps of 10 pictures."""
+    module = Narrow()
+    schedule = MemberSchedule(epochs=6, batch_size=10, learning_rate=0.001)
+    stage = TrainingStage(
+        name="narrow", pictures=20, schedule=schedule, seed=3, autocast="fp32",
         checkpoint=out / "checkpoint.pt", sync=sync,
     )  # fmt: skip
     fit(module, stage, loss, Progress(io.StringIO()))
@@ -331,6 +362,14 @@ def every_step(out: Path, rank: int, port: int) -> None:
         )  # fmt: skip
         torch.save(flat(train_vit(out / name, gradients)), out / f"{name}-{rank}.pt")
         said[name] = gradients.bytes_sent
+    for name, alike in PRECONDITIONED.items():
+        means, paces, bucket_bytes = EXACT[alike]
+        gradients = Gradients(
+            crew, means, always("fp32"), paces=paces, bucket_bytes=bucket_bytes,
+            kfac_step=KFAC_STEP,
+        )  # fmt: skip
+        (out / name).mkdir(exist_ok=True)
+        torch.save(flat(train_narrow(out / name, gradients)), out / f"{name}-{rank}.pt")
     for codec, way in LOSSY.items():
         gradients = Gradients(crew, WAYS[way], always(codec), bucket_bytes=2**25)
         torch.save(flat(train_vit(out / codec, gradients)), out / f"{codec}-{rank}.pt")

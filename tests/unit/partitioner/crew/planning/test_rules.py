@@ -16,6 +16,7 @@ from partitioner.crew.planning.rules import (
     refusals,
 )
 from partitioner.crew.planning.syncplan import (
+    KfacOwner,
     MeanOwner,
     Neighbourhood,
     NetworkSync,
@@ -33,6 +34,7 @@ VALUES: dict[tuple[str, str], Any] = {
     ("every_pictures", GIVEN): 64,
     ("moments", GIVEN): 2,
     ("owner", "outer"): OuterOwner(),
+    ("owner", "kfac"): KfacOwner(),
     ("owner", "mean"): MeanOwner(),
     ("mask", GIVEN): 0.1,
     ("meet", "everyone"): WholeGroup(),

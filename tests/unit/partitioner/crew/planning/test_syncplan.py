@@ -14,6 +14,7 @@ from mdp.errors import ConfigError
 from mdp.files import decode_content, toml_bytes
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import (
+    KfacOwner,
     MeanOwner,
     Neighbourhood,
     NetworkSync,
@@ -432,7 +433,9 @@ SYNC = st.builds(
     step_size=st.sampled_from(["given", "auto"]),
     moments=st.none() | st.integers(1, 9),
     when=st.sampled_from(["at_once", "background"]),
-    owner=st.sampled_from([MeanOwner(), OuterOwner(), OuterOwner(step=0.7, momentum=0.9)]),
+    owner=st.sampled_from(
+        [MeanOwner(), OuterOwner(), OuterOwner(step=0.7, momentum=0.9), KfacOwner()]
+    ),
     meet=st.sampled_from(
         [
             WholeGroup(),

@@ -1,0 +1,294 @@
+"""Optimisers that use curvature, beside AdamW, by one process.
+
+    python -m benchmarks.crew.second_order --data FOLDER FOLDER --scratch FOLDER [--minutes 30]
+
+The small ViT of `benchmarks.crew.lengths` from random weights, two class-per-folder trees. AdamW
+has all epochs, the others three quarters of them, each with a whole schedule of the step size:
+they win if they end with no more loss, in no more time. K-FAC is `owner = {kind = "kfac"}` of a
+crew of one; Muon is torch's (Jordan and others, 2024), SOAP is Adam in the eigenbasis of Shampoo's
+preconditioner (Vyas and others, ICLR 2025, arXiv 2409.11321), both for the matrices of the blocks,
+beside AdamW for what is left, with the step size that was best for it. Step sizes of each are
+tried on one seed, and the one that ends with the least loss is trained with two more.
+
+It goes on from the kept result, and begins nothing after so many minutes. Writes
+benchmarks/results/crew-second-order.json after every training.
+"""
+
+import argparse
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.crew import lengths
+from benchmarks.crew.lengths import BATCH, network, outputs, split
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, read_result
+from benchmarks.harness.tables import table
+from mdp.files import write_json
+from partitioner.crew.averaging.gradients import Gradients
+from partitioner.crew.averaging.mean import Means
+from partitioner.run.progress import Progress
+from partitioner.run.settings import MemberSchedule
+from partitioner.training.cached_outputs import batch
+from partitioner.training.distributed import Crew
+from partitioner.training.loop import Index, TrainingStage, fit
+from partitioner.training.synchroniser import EveryStep, Synchroniser
+
+RESULT = RESULTS / "crew-second-order.json"
+LIMIT_TRAIN, LIMIT_TEST = 6_000, 2_000
+SEEDS = 3
+#: AdamW's epochs, and those of the others.
+EPOCHS, FEWER = 8, 6
+RATE, WEIGHT_DECAY = 1e-3, 0.05
+ADAMW, MUON, SOAP, KFAC = "AdamW", "Muon", "SOAP", "K-FAC"
+#: Step sizes as multiples of 0.001; of Muon, with AdamW's size of a step, and of K-FAC those of
+#: the layers that it has.
+GRID: dict[str, tuple[float, ...]] = {
+    ADAMW: (1.0, 2.0, 4.0),
+    MUON: (1.0, 2.0, 4.0, 8.0),
+    SOAP: (1.0, 2.0, 4.0, 8.0),
+    KFAC: (1.0, 3.0, 10.0, 30.0),
+}
+
+
+class Soap(torch.optim.Optimizer):
+    """Adam in the eigenbasis of the gradient's two covariances, which turns every tenth step.
+
+    After Vyas and others, SOAP: improving and stabilizing Shampoo using Adam, arXiv 2409.11321.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take a step of every matrix."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._step(parameter, group["lr"], group["weight_decay"])
+
+    def _step(self, parameter: nn.Parameter, rate: float, decay: float) -> None:
+        gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None
+        if not state:
+            state["covariances"] = [gradient @ gradient.T, gradient.T @ gradient]
+            state["basis"] = [torch.linalg.eigh(one).eigenvectors for one in state["covariances"]]
+            state["first"], state["second"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
+            state["steps"] = 0
+            # The first gradient gives the basis alone.
+            return
+        left, right = state["basis"]
+        state["steps"] += 1
+        turned = left.T @ gradient @ right
+        state["first"].lerp_(gradient, 0.05)
+        state["second"].lerp_(turned.square(), 0.05)
+        corrected = 1 - 0.95 ** state["steps"]
+        first = left.T @ state["first"] @ right
+        change = (first / corrected) / ((state["second"] / corrected).sqrt() + 1e-8)
+        parameter.mul_(1 - rate * decay).sub_(rate * (left @ change @ right.T))
+        for one, new in zip(
+            state["covariances"], (gradient @ gradient.T, gradient.T @ gradient), strict=True
+        ):
+            one.lerp_(new, 0.05)
+        if state["steps"] % 10 == 0:
+            # A step of power iteration, orthogonalised.
+            state["basis"] = [
+                torch.linalg.qr(covariance @ basis).Q
+                for covariance, basis in zip(state["covariances"], state["basis"], strict=True)
+            ]
+
+
+class Matrices(EveryStep):
+    """Steps of the blocks' matrices by another optimiser than the loop's."""
+
+    def __init__(
+        self, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], multiple: float
+    ) -> None:
+        """`multiple`: step size of the matrices as a multiple of the loop's."""
+        super().__init__()
+        self._make, self._multiple = make, multiple
+
+    def wrap(
+        self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
+    ) -> nn.Module:
+        """The module as it is."""
+        self._matrices = [
+            parameter
+            for name, parameter in module.named_parameters()
+            if ".blocks." in name and parameter.dim() == 2
+        ]
+        assert self._matrices
+        self._own = self._make(self._matrices)
+        return super().wrap(module, optimiser, device)
+
+    def update(self, optimiser: torch.optim.Optimizer) -> float:
+        """Clip all gradients, and have each optimiser take its parameters' step."""
+        assert self._module is not None
+        norm = nn.utils.clip_grad_norm_(self._module.parameters(), 1.0)
+        for group in self._own.param_groups:
+            group["lr"] = self._multiple * optimiser.param_groups[0]["lr"]
+        self._own.step()
+        for parameter in self._matrices:
+            parameter.grad = None
+        optimiser.step()
+        return float(norm)
+
+
+class Trained(NamedTuple):
+    """A training's place in the result."""
+
+    data: str
+    method: str
+    multiple: float
+    seed: int
+
+
+def sync_of(method: str, multiple: float, rate: float) -> Synchroniser:
+    """The steps of a method, with these of its matrices as a multiple of 0.001.
+
+    rate: that of the loop's optimiser.
+    """
+    of_loop = multiple * RATE / rate
+    if method == MUON:
+        return Matrices(
+            lambda matrices: torch.optim.Muon(
+                matrices, lr=rate, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"
+            ),
+            of_loop,
+        )
+    if method == SOAP:
+        return Matrices(lambda matrices: Soap(matrices, rate, WEIGHT_DECAY), of_loop)
+    if method == KFAC:
+        return Gradients(
+            Crew(), Means(), lambda name: "fp32", bucket_bytes=2**25, kfac_step=of_loop
+        )
+    return EveryStep()
+
+
+def train(one: Trained, rate: float, folder: Path) -> dict[str, Any]:
+    """Train once; the row of the result, with the seconds of training alone."""
+    pixels, labels = split(folder, one.data, "train")
+    module = network(int(labels.max()) + 1, one.seed)
+    epochs = EPOCHS if one.method == ADAMW else FEWER
+    rate = one.multiple * RATE if one.method == ADAMW else rate
+
+    def loss_of(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
+        logits = network(batch(pixels, index, torch.device("cpu"))).float()
+        return {"loss": F.cross_entropy(logits, labels[index], label_smoothing=0.1)}
+
+    schedule = MemberSchedule(
+        epochs=epochs, batch_size=BATCH, learning_rate=rate, weight_decay=WEIGHT_DECAY
+    )
+    stage = TrainingStage(
+        name="training", pictures=len(labels), schedule=schedule, seed=one.seed, autocast="bf16",
+        checkpoint=folder / "second-order.pt", sync=sync_of(one.method, one.multiple, rate),
+    )  # fmt: skip
+    stage.checkpoint.unlink(missing_ok=True)
+    started_s = time.monotonic()
+    fit(module, stage, loss_of, Progress(io.StringIO()))
+    seconds = time.monotonic() - started_s
+    stage.checkpoint.unlink(missing_ok=True)
+    row: dict[str, Any] = {**one._asdict(), "epochs": epochs, "seconds": seconds}
+    for name in ("test", "train"):
+        seen, wanted = split(folder, one.data, name)
+        logits, wanted = outputs(module, seen[:LIMIT_TEST]), wanted[:LIMIT_TEST]
+        row[f"{name} loss"] = float(F.cross_entropy(logits, wanted))
+        row[f"{name} %"] = 100 * float((logits.argmax(dim=1) == wanted).float().mean())
+    return row
+
+
+def best_multiple(rows: Sequence[Mapping[str, Any]], data: str, method: str) -> float | None:
+    """The step size with the least test loss on the first seed; None before all were tried."""
+    losses = {
+        row["multiple"]: row["test loss"]
+        for row in rows
+        if (row["data"], row["method"], row["seed"]) == (data, method, 0)
+    }
+    return min(losses, key=losses.__getitem__) if losses.keys() == set(GRID[method]) else None
+
+
+def next_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Trained | None:
+    """The next training; all of AdamW's step sizes come before the others, which use the best."""
+    known = {(row["data"], row["method"], row["multiple"], row["seed"]) for row in rows}
+    for seed in range(SEEDS):
+        for data in names:
+            for method, grid in GRID.items():
+                best = best_multiple(rows, data, method)
+                for multiple in grid if seed == 0 or best is None else [best]:
+                    if (data, method, multiple, seed) not in known:
+                        return Trained(data, method, multiple, seed)
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.crew.second_order", description=__doc__
+    )
+    parser.add_argument("--data", type=Path, nargs=2, required=True)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    options = parser.parse_args()
+    folder, until_s = options.scratch, time.monotonic() + 60 * options.minutes
+    folder.mkdir(parents=True, exist_ok=True)
+    lengths.LIMIT_TRAIN, lengths.LIMIT_TEST = LIMIT_TRAIN, LIMIT_TEST
+    counts, machine = lengths.prepare(options.data, folder), describe_machine()
+    rows: list[dict[str, Any]] = []
+    if RESULT.exists():
+        rows = msgspec.json.decode(RESULT.read_bytes())["rows"]
+    while (one := next_of(rows, list(counts))) and time.monotonic() < until_s:
+        rate = RATE * (best_multiple(rows, one.data, ADAMW) or 1.0)
+        rows.append(train(one, rate, folder))
+        write_json(RESULT, {"machine": machine, "pictures": counts, "rows": rows})
+        print(rows[-1], flush=True)
+    PAGE.write()
+
+
+def figures() -> str:
+    """A row for each data set and method: means over seeds at its best step size."""
+    rows = read_result(RESULT.stem)["rows"]
+    found = []
+    for data in dict.fromkeys(row["data"] for row in rows):
+        base: dict[str, float] = {}
+        for method in GRID:
+            best = best_multiple(rows, data, method)
+            if best is None:
+                continue
+            some = [
+                row
+                for row in rows
+                if (row["data"], row["method"], row["multiple"]) == (data, method, best)
+            ]
+            means = {
+                key: mean(row[key] for row in some)
+                for key in ("train loss", "test loss", "test %", "seconds")
+            }
+            base = base or means
+            found.append((data, method, best, some, means, base))
+    return table(
+        found,
+        ("pictures", lambda one: one[0]),
+        ("optimiser", lambda one: one[1]),
+        ("epochs", lambda one: one[3][0]["epochs"]),
+        ("step size, of 0.001", lambda one: f"{one[2]:g}"),
+        ("seeds", lambda one: len(one[3])),
+        ("training loss", lambda one: f"{one[4]['train loss']:.3f}"),
+        ("test loss", lambda one: f"{one[4]['test loss']:.3f}"),
+        ("test %", lambda one: f"{one[4]['test %']:.1f}"),
+        ("seconds, of AdamW's", lambda one: f"{one[4]['seconds'] / one[5]['seconds']:.2f}"),
+    )
+
+
+PAGE = Page("benchmarks.crew.second_order", figures)
+
+
+if __name__ == "__main__":
+    main()
