@@ -22,6 +22,7 @@ from partitioner.crew.folder import CrewFolder  # noqa: E402
 from partitioner.crew.planning.facts import Facts, Line, Trainer  # noqa: E402
 from partitioner.crew.planning.syncplan import (  # noqa: E402
     Answers,
+    KfacOwner,
     Neighbourhood,
     NetworkSync,
     RequestedGroups,
@@ -325,7 +326,7 @@ def test_a_coordinator_that_dies_goes_on_by_the_same_commands(data: Path, tmp_pa
         tmp_path,
         data,
         NetworkSync(name="teacher", by=names, what="parameters", every_pictures=16),
-        NetworkSync(name="member-0", by=names),
+        NetworkSync(name="member-0", by=names, owner=KfacOwner(step=1.0)),
         NetworkSync(name="member-1", by=("tower",)),
         names=names,
     )
