@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import GradBucket, HashStore, ProcessGroup
 from partitioner.crew.averaging.codecs import CODECS
 from partitioner.crew.averaging.factors import Factors
 from partitioner.crew.averaging.flat import CodecOf
-from partitioner.crew.averaging.kfac import Kfac
+from partitioner.crew.averaging.kfac import Kfac, KfacSettings
 from partitioner.crew.averaging.mean import Mean, Means, Meeting, Segment
 from partitioner.crew.coordinator.shares import by_pace
 from partitioner.training.distributed import Crew
@@ -28,9 +28,9 @@ class Gradients(EveryStep):
     shares, fp32 gives the weights of one process, up to rounding; int8 and fp16 do not. What a
     codec leaves out of a gradient is added to the next one (error feedback, after Seide et al.,
     2014), anew when DDP rebuilds its buckets, after the first step. is_factored: tells of a tensor
-    that factors of its gradient travel, where they are fewer bytes; None: of none. kfac_step: step
-    size of dense layers as a multiple of the optimiser's, of which then each has an owner that
-    preconditions its gradient; None: all layers take the optimiser's steps.
+    that factors of its gradient travel, where they are fewer bytes; None: of none. kfac: of
+    dense layers, of which then each has an owner that preconditions its gradient; None: all layers
+    take the optimiser's steps.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Gradients(EveryStep):
         bucket_bytes: int,
         members: tuple[int, ...] = (),
         is_factored: Callable[[str], bool] | None = None,
-        kfac_step: float | None = None,
+        kfac: KfacSettings | None = None,
     ) -> None:
         super().__init__(crew)
         self._means, self._codec_of = means, codec_of
@@ -52,7 +52,7 @@ class Gradients(EveryStep):
         self._members = members or tuple(range(crew.size))
         self._is_factored = is_factored
         self._factors: Factors | None = None
-        self._kfac_step = kfac_step
+        self._kfac_settings = kfac
         self._kfac: Kfac | None = None
         #: Pictures of the step that goes on, of each member.
         self._sizes: list[int] = []
@@ -76,8 +76,8 @@ class Gradients(EveryStep):
         Raises InputError where factors are asked for of what is not a dense layer.
         """
         self._module = module
-        if self._kfac_step is not None:
-            self._kfac = Kfac(module, self._means, self._kfac_step)
+        if self._kfac_settings is not None:
+            self._kfac = Kfac(module, self._means, self._kfac_settings)
         if self.crew.size == 1:
             return module
         if self._kfac is not None:

@@ -29,9 +29,9 @@ from partitioner.crew.averaging.mean import Means, Meeting, exchange
 UPDATE_EVERY, DECOMPOSE_EVERY = 10, 100
 #: Share of the factors that an update keeps.
 _KEPT = 0.95
-#: Damping as a share of the mean eigenvalue of the curvature, and the largest change of the
-#: network's answers by a step, as a Kullback-Leibler divergence to second order.
-_DAMPING, _MOST_CHANGE = 0.003, 0.001
+#: The largest change of the network's answers by a step, as a Kullback-Leibler divergence to second
+#: order.
+_MOST_CHANGE = 0.01
 _MOMENTUM = 0.9
 #: Widest layer: a factor of 4,096 is decomposed in a minute, and its half has 34 MB.
 _WIDEST = 4096
@@ -100,17 +100,31 @@ def owners_of(costs: Sequence[tuple[float, float]], trainers: int) -> list[int]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KfacSettings:
+    """Numbers of K-FAC that a training chooses.
+
+    With a small batch most of a gradient is noise, which lies in directions of little curvature:
+    divided by it, it is nearly all of a step. So the damping is many times the mean curvature.
+    """
+
+    #: Step size as a multiple of the optimiser's.
+    step: float
+    #: Damping as a multiple of a layer's mean curvature, the mean of the eigenvalues.
+    damping: float
+
+
 class Kfac:
     """Takes the steps of a network's dense layers, in place of its optimiser.
 
-    `step` is the step size as a multiple of the optimiser's. Momentum and decay of weights, which
+    Momentum and decay of weights, which
     is that of the optimiser's first group, are applied to the preconditioned gradients. Layers
     without a weight to train, or with more than 4,096 inputs or outputs, stay with the optimiser.
     """
 
-    def __init__(self, module: nn.Module, means: Means, step: float) -> None:
+    def __init__(self, module: nn.Module, means: Means, settings: KfacSettings) -> None:
         """Raises InputError for a network without such a layer."""
-        self._means, self._step = means, step
+        self._means, self._settings = means, settings
         self._layers = [
             PreconditionedLayer(name, layer)
             for name, layer in module.named_modules()
@@ -153,7 +167,9 @@ class Kfac:
         gathered = self._gather(parts, owners, meeting)
         decomposes = due and self._steps % DECOMPOSE_EVERY == 0
         preconditioned = {
-            i: self._layers[i].precondition(gathered[i], members, due=due, decomposes=decomposes)
+            i: self._layers[i].precondition(
+                gathered[i], members, self._settings.damping, due=due, decomposes=decomposes
+            )
             for i in own
         }
         steps, change = self._spread(preconditioned, owners, meeting)
@@ -164,7 +180,7 @@ class Kfac:
         )
         if finite:
             group = optimiser.param_groups[0]
-            size = self._step * group["lr"]
+            size = self._settings.step * group["lr"]
             scale = limit_change(size, change)
             for i, layer in enumerate(self._layers):
                 layer.move(steps[i] * scale, size, group["weight_decay"])
@@ -349,7 +365,7 @@ class PreconditionedLayer:
         return [_upper(outputs), _upper(inputs)]
 
     def precondition(
-        self, gathered: Tensor, members: int, *, due: bool, decomposes: bool
+        self, gathered: Tensor, members: int, damping: float, *, due: bool, decomposes: bool
     ) -> tuple[Tensor, float]:
         """The step `[M, N]` by the sums of what members sent, and the sum of step x gradient."""
         gradient = gathered[: self.gradient_numbers].view(self.shape) / members
@@ -359,7 +375,7 @@ class PreconditionedLayer:
             self._curvature = Curvature.of(*self._factors)
         if self._curvature is None:
             return torch.full_like(gradient, torch.nan), torch.nan
-        step = self._curvature.precondition(gradient, _DAMPING * self._curvature.mean)
+        step = self._curvature.precondition(gradient, damping * self._curvature.mean)
         return step, float((step * gradient).sum())
 
     def _update(self, triangles: Tensor) -> None:

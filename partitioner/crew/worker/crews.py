@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from partitioner.crew.averaging.codecs import CODECS, Largest
 from partitioner.crew.averaging.gradients import Gradients
 from partitioner.crew.averaging.groups import TrainerGroups
+from partitioner.crew.averaging.kfac import KfacSettings
 from partitioner.crew.averaging.mean import Means
 from partitioner.crew.averaging.owners import OuterStep
 from partitioner.crew.averaging.parameters import Rounds
@@ -60,6 +61,9 @@ class Crews:
         """Means of gradients, in one generation."""
         sync = self.plan.of(network)
         paces = [self._pace(network, rank) for rank in members] if sync.shares == "pace" else ()
+        kfac = None
+        if isinstance(sync.owner, KfacOwner):
+            kfac = KfacSettings(step=sync.owner.step, damping=sync.owner.damping)
         gradients = Gradients(
             crew,
             self._means(network),
@@ -68,7 +72,7 @@ class Crews:
             bucket_bytes=sync.bucket_bytes or BUCKET_BYTES,
             members=members,
             is_factored=sync.is_factored if "factors" in sync.codecs else None,
-            kfac_step=sync.owner.step if isinstance(sync.owner, KfacOwner) else None,
+            kfac=kfac,
         )
         self.account.follow(lambda: gradients.bytes_sent)
         return gradients

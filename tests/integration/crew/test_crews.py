@@ -22,7 +22,7 @@ from tests.support.models.crews import (  # noqa: E402
     EPOCHS,
     EXACT,
     FACTORED,
-    KFAC_STEP,
+    KFAC,
     LOSSY,
     PRECONDITIONED,
     ROUNDS,
@@ -94,9 +94,7 @@ def test_exact_plans_end_with_the_weights_of_one_process(
 def test_preconditioned_gradients_end_with_the_weights_of_one_process_with_them(
     folder: Path, tmp_path: Path, name: str
 ) -> None:
-    of_one = Gradients(
-        Crew(0, 1), WAYS["ring"], always("fp32"), bucket_bytes=2**20, kfac_step=KFAC_STEP
-    )
+    of_one = Gradients(Crew(0, 1), WAYS["ring"], always("fp32"), bucket_bytes=2**20, kfac=KFAC)
     expected = flat(train_narrow(tmp_path, of_one))
     found = ends(folder, name)
     assert all(torch.equal(found[0], other) for other in found[1:])

@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGl
 from partitioner.crew.averaging.flat import CodecOf
 from partitioner.crew.averaging.gradients import Gradients
 from partitioner.crew.averaging.groups import TrainerGroups
+from partitioner.crew.averaging.kfac import KfacSettings
 from partitioner.crew.averaging.mean import Means
 from partitioner.crew.averaging.owners import OuterStep
 from partitioner.crew.averaging.parameters import Rounds
@@ -80,8 +81,7 @@ EXACT: dict[str, tuple[Means, tuple[float, ...], int]] = {
 FACTORED = {f"{name}-factors": name for name in ("ring-equal-25", "by_link-pace-1")}
 #: Plans in which dense layers are preconditioned: name -> the plan otherwise alike.
 PRECONDITIONED = {f"{name}-kfac": name for name in ("ring-equal-25", "by_link-pace-1")}
-#: Step size of these layers, as a multiple of the schedule's.
-KFAC_STEP = 2.0
+KFAC = KfacSettings(step=2.0, damping=0.003)
 LOSSY: dict[CodecName, str] = {"int8": "two_phase", "fp16": "ring"}
 #: Of rounds: batches of an epoch, each cut into a step for every trainer.
 BATCHES, EPOCHS = TRAINERS * -(-PICTURES // 8), 3
@@ -366,7 +366,7 @@ def every_step(out: Path, rank: int, port: int) -> None:
         means, paces, bucket_bytes = EXACT[alike]
         gradients = Gradients(
             crew, means, always("fp32"), paces=paces, bucket_bytes=bucket_bytes,
-            kfac_step=KFAC_STEP,
+            kfac=KFAC,
         )  # fmt: skip
         (out / name).mkdir(exist_ok=True)
         torch.save(flat(train_narrow(out / name, gradients)), out / f"{name}-{rank}.pt")
