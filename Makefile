@@ -16,7 +16,7 @@ KICAD  ?=
 MORE   ?=
 SEED   ?= 1
 
-.PHONY: demo demo-build pictures release test invariants scenes solids anomalib test-arm test-gpu gateway-clients systemd containers cluster cluster-programs growing \
+.PHONY: demo demo-build pictures release test invariants scenes solids anomalib test-arm test-gpu gateway-clients systemd containers training-image cluster cluster-programs growing \
 	manifests tutorials fuzz soak \
 	truth check bench accuracy faults docs lock sbom format coverage clean
 
@@ -83,14 +83,23 @@ test-gpu: $(STAMP)
 
 # Units under a real systemd, PID 1 of a container, and the Ansible role on two such: Debian, root, podman and
 # mmdebstrap (and ansible); fetches 150 MB into runs/systemd once. Skipped, with the reason, where podman runs nothing.
+# This and the next three: KEEP=yes keeps times and sizes for docs/results/deployed.md.
 systemd: $(STAMP)
 	$(BIN)/pytest -rs -s tests/systemd/real.py tests/systemd/walk.py tests/systemd/playbook.py
+	$(if $(KEEP),$(BIN)/python -m benchmarks.deployed systemd walk playbook)
 
 # Images and a fleet of three by podman, with a registry: Debian, root, podman, buildah and mmdebstrap; fetches 200 MB
 # into runs/containers once. Skipped, with the reason, where podman runs nothing; a build that fails is a failure.
 # Units of deploy/quadlet by podman's generator, which Debian has from 13 on: QUADLET=PATH for one elsewhere.
+# The agent's image of 64-bit ARM is built and started by an emulator, qemu-user-binfmt of version 10 or later.
 containers: $(STAMP)
-	$(BIN)/pytest -rs -s tests/containers/real.py tests/containers/compose.py tests/containers/quadlet.py
+	$(BIN)/pytest -rs -s $(addprefix tests/containers/,real.py compose.py quadlet.py arm64.py)
+	$(if $(KEEP),$(BIN)/python -m benchmarks.deployed containers compose arm64)
+
+# The image `trainer`, and the chart's job in two containers; fetches 400 MB, or with torch's build for CUDA 3 GB.
+training-image: $(STAMP)
+	$(BIN)/pytest -rs -s tests/containers/training.py
+	$(if $(KEEP),$(BIN)/python -m benchmarks.deployed trainer)
 
 # The chart on three nodes of a Kubernetes that is started for it, each in namespaces of its own: as for `containers`, and
 # with etcd, containerd, kubectl and Kubernetes' own programs, which are on PATH, in KUBERNETES=FOLDER, or in runs/cluster/bin
@@ -111,6 +120,7 @@ cluster-programs: $(STAMP)
 # A hundred simulated agents in ten fleets behind three gateways, some of which are killed: a minute.
 growing: $(STAMP)
 	$(BIN)/pytest -s tests/deploy/growing.py
+	$(if $(KEEP),$(BIN)/python -m benchmarks.deployed growing)
 
 # The gateway asked by clients that are not ours, in an environment of their own of 500 MB.
 gateway-clients: $(STAMP)

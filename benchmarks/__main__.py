@@ -30,6 +30,7 @@ PAGES = {
     "crew-second-order": "crew.second_order",
     "crew-spread": "crew.spread",
     "crew-star": "crew.star",
+    "deployed": "deployed.page",
     "deployed-cluster": "keep.__main__:deployed-cluster",
     "depth-cuts": "pilot.depths_page",
     "first-minutes": "newcomer.page:minutes",

@@ -65,24 +65,33 @@ def check_tools(*more: str) -> None:
         raise MissingError("needs root")
 
 
-def make_base(tree: Path, packages: Sequence[str]) -> None:
-    """Write a minimal system of this one's release, from its own sources of packages."""
+def make_base(tree: Path, packages: Sequence[str], architecture: str = "") -> None:
+    """Write a minimal system of this one's release, from its own sources of packages.
+
+    Of another Debian architecture, such as arm64, its packages are set up by an emulator.
+    """
     sources = [path for path in (Path("/etc/apt/sources.list"),) if path.is_file()]
     lists = Path("/etc/apt/sources.list.d")
     sources += sorted(one for one in lists.glob("*") if one.suffix in (".sources", ".list"))
     suite = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     unfinished = tree.with_name("unfinished.tar")
     left_out = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in LEFT_OUT]
-    words = ["--variant=minbase", f"--include={','.join(packages)}", *left_out, suite]
+    words = ["--variant=minbase", f"--include={','.join(packages)}", *left_out]
+    words += [f"--architectures={architecture}"] if architecture else []
+    words.append(suite)
     run(["mmdebstrap", "--quiet", *words, str(unfinished), *map(str, sources)])
     unfinished.rename(tree)
 
 
-def start_engine(folder: Path, tree: Path, image: str, changes: Iterable[str] = ()) -> Podman:
+def start_engine(
+    folder: Path, tree: Path, image: str, changes: Iterable[str] = (), architecture: str = ""
+) -> Podman:
     """podman as this machine has it set up, or with modest settings; raises MissingError.
 
-    It has run the tree as an image of that name, with `changes` as a Containerfile has them.
+    It has run the tree as an image of that name, with `changes` as a Containerfile has them, and of
+    another architecture where one is given.
     """
+    foreign = [f"--arch={architecture}"] if architecture else []
     modest = folder / "containers.conf"
     modest.write_text(_MODEST)
     why = ""
@@ -91,8 +100,8 @@ def start_engine(folder: Path, tree: Path, image: str, changes: Iterable[str] = 
         try:
             if not has_image(podman, image):
                 options = [f"--change={change}" for change in changes]
-                podman.run("import", *options, str(tree), image)
-            podman.run("run", "--rm", "--network=none", image, "true")
+                podman.run("import", *foreign, *options, str(tree), image)
+            podman.run("run", "--rm", "--network=none", *foreign, image, "true")
         except MissingError as error:
             why = str(error)
         else:
@@ -106,14 +115,14 @@ def has_image(podman: Podman, image: str) -> bool:
     return subprocess.run(command, env=podman.environment, capture_output=True).returncode == 0
 
 
-def download(folder: Path, extras: Sequence[str]) -> str:
+def download(folder: Path, extras: Sequence[str], platforms: Sequence[str] = ()) -> str:
     """Fetch wheels of what the package requires, and its build, into `folder`/wheels.
 
-    Returns a digest of what that is; raises MissingError, or CheckoutError for requirements that
-    exclude each other.
+    `platforms` are pip's names of another machine's. Returns a digest of what that is; raises
+    MissingError, or CheckoutError for requirements that exclude each other.
     """
     constraints, text = ROOT / "constraints.txt", (ROOT / "pyproject.toml").read_bytes()
-    content = constraints.read_bytes() + text + ",".join(extras).encode()
+    content = constraints.read_bytes() + text + ",".join((*extras, *platforms)).encode()
     digest = hashlib.sha256(content).hexdigest()[:12]
     wheels, done = folder / "wheels", folder / "wheels.json"
     if not done.is_file() or json.loads(done.read_text()) != digest:
@@ -123,6 +132,7 @@ def download(folder: Path, extras: Sequence[str]) -> str:
         for extra in extras:
             wanted += made["project"]["optional-dependencies"][extra]
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
+        pip += [f"--platform={name}" for name in platforms]
         try:
             run([*pip, "--dest", str(wheels), "--constraint", str(constraints), *wanted])
         except MissingError as error:

@@ -20,17 +20,23 @@ from urllib.request import urlopen
 import pytest
 
 from mdp.testing.processes import until
+from tests.support.figures import Figures
+from tests.support.patience import PATIENT_S
 from tests.support.pictures import encode_picture, four_corners
-from tools.containers import TARGETS, BuiltImages
+from tools.containers import BuiltImages
 from tools.engine import ROOT
 from tools.prepare import MissingError, run
 
-pytestmark = pytest.mark.timeout(900)
+# Not of fixtures: images are built as quickly as network and machine allow.
+pytestmark = pytest.mark.timeout(2 * PATIENT_S, func_only=True)
+PART = "compose"
 FILE = ROOT / "deploy" / "compose.yaml"
 DEVICES = {"laptop-cpu", "n100", "raspberry-pi-5"}
 #: A network that nothing else of this machine should have.
 BRIDGE = "10.250.0.1/24"
 URL = "http://127.0.0.1:8080"
+#: Seconds that services are given to end.
+GRACE_S = 60
 
 
 class Composed:
@@ -43,9 +49,16 @@ class Composed:
         """The output of Compose."""
         done = subprocess.run(
             [*self._compose, "--file", str(FILE), *words],
-            env=self._environment, capture_output=True, text=True, timeout=400,
+            env=self._environment, capture_output=True, text=True, timeout=PATIENT_S,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    def version(self) -> str:
+        """Compose's."""
+        done = subprocess.run(
+            [*self._compose, "version", "--short"], capture_output=True, text=True
+        )
         return done.stdout.strip()
 
     def docker(self, *words: str) -> str:
@@ -60,13 +73,23 @@ class Composed:
 
     def until_healthy(self, service: str) -> None:
         """Wait until docker says so."""
-        until(lambda: self.state(service)["Health"]["Status"] == "healthy", f"{service} is healthy")
+        until(
+            lambda: self.state(service)["Health"]["Status"] == "healthy",
+            f"{service} is healthy",
+            PATIENT_S,
+        )
+
+    def until_whole(self) -> float:
+        """Wait until all devices answer; seconds."""
+        begun_s = time.monotonic()
+        until(lambda: self.used() == DEVICES, "an answer of all", PATIENT_S)
+        return time.monotonic() - begun_s
 
     def used(self) -> set[str]:
         """Devices of an answer; none while there is none."""
         place = f"{URL}/v2/models/cifar10/classify?deadline_ms=10000"
         try:
-            with urlopen(place, encode_picture(four_corners(), "PNG"), timeout=60) as reply:
+            with urlopen(place, encode_picture(four_corners(), "PNG"), timeout=PATIENT_S) as reply:
                 return set(json.load(reply)["used"])
         except (URLError, ConnectionError):
             return set()
@@ -82,7 +105,9 @@ def compose_command() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def composed(built: BuiltImages, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
+def composed(
+    built: BuiltImages, figures: Figures, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Composed]:
     folder = tmp_path_factory.mktemp("docker")
     with ExitStack() as stack:
         try:
@@ -93,7 +118,7 @@ def composed(built: BuiltImages, tmp_path_factory: pytest.TempPathFactory) -> It
             environment = start_docker(folder, stack)
         except MissingError as error:
             pytest.skip(str(error))
-        for target in TARGETS:
+        for target in built.images:
             kept = folder / f"{target}.tar"
             image = built.images[target]
             built.podman.run("save", "--quiet", "--output", str(kept), image)
@@ -104,8 +129,10 @@ def composed(built: BuiltImages, tmp_path_factory: pytest.TempPathFactory) -> It
         stack.callback(made.run, "down", "--volumes")
         begun_s = time.monotonic()
         made.run("up", "--detach", "--no-build")
-        until(lambda: made.used() == DEVICES, "an answer of all")
-        print(f"\nup until an answer of all: {time.monotonic() - begun_s:.1f} s")
+        made.until_whole()
+        figures.put(up_s=time.monotonic() - begun_s)
+        figures.engines["docker"] = made.docker("version", "--format={{.Server.Version}}")
+        figures.engines["compose"] = made.version()
         yield made
 
 
@@ -122,7 +149,7 @@ def start_docker(folder: Path, stack: ExitStack) -> dict[str, str]:
              "--iptables=false"],
             stdout=errors, stderr=errors,
         )  # fmt: skip
-    stack.callback(process.wait, 60)
+    stack.callback(process.wait, PATIENT_S)
     stack.callback(process.terminate)
     environment = os.environ | {"DOCKER_HOST": where}
 
@@ -130,7 +157,7 @@ def start_docker(folder: Path, stack: ExitStack) -> dict[str, str]:
         asked = subprocess.run(["docker", "version"], env=environment, capture_output=True)
         return asked.returncode == 0 or process.poll() is not None
 
-    until(is_over, "dockerd starts")
+    until(is_over, "dockerd starts", PATIENT_S)
     if process.poll() is not None:
         said = log.read_text().strip().splitlines() or ["nothing was said"]
         raise MissingError(f"dockerd: {said[-1]}")
@@ -143,22 +170,28 @@ def test_all_are_healthy(composed: Composed) -> None:
     assert composed.state("keys")["ExitCode"] == 0
 
 
-def test_an_agent_that_is_killed_is_started_again(composed: Composed) -> None:
+def test_an_agent_that_is_killed_is_started_again(composed: Composed, figures: Figures) -> None:
     before = composed.state("n100")["Pid"]
+    begun_s = time.monotonic()
     subprocess.run(["kill", "-KILL", str(before)], check=True)
-    until(lambda: composed.state("n100")["Pid"] not in (0, before), "docker starts it again")
-    until(lambda: composed.used() == DEVICES, "an answer of all")
+    until(
+        lambda: composed.state("n100")["Pid"] not in (0, before),
+        "docker starts it again",
+        PATIENT_S,
+    )
+    composed.until_whole()
+    figures.put(back_s=time.monotonic() - begun_s)
 
 
 def test_keys_outlive_another_up(composed: Composed) -> None:
     words = ("exec", "--no-TTY", "n100", "cat", "/keys/n100.public")
     before = composed.run(*words)
     composed.run("up", "--detach", "--no-build", "--force-recreate")
-    until(lambda: composed.used() == DEVICES, "an answer of all")
+    composed.until_whole()
     assert composed.run(*words) == before
 
 
 def test_they_end_by_themselves(composed: Composed) -> None:
-    composed.run("stop")
+    composed.run("stop", f"--timeout={GRACE_S}")
     for service in (*DEVICES, "gateway"):
         assert composed.state(service)["ExitCode"] == 0, service

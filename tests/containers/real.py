@@ -21,21 +21,27 @@ import pytest
 
 from mdp import __version__
 from mdp.testing.processes import until
+from tests.support.figures import Figures
+from tests.support.patience import PATIENT_S
 from tests.support.pictures import encode_picture, four_corners
 from tests.support.registries import PROGRAM, reason_against
 from tools.containers import BASE, BuiltImages, revision_of
 from tools.engine import ROOT
 
-pytestmark = pytest.mark.timeout(900)
+# Not of fixtures: images are built as quickly as network and machine allow.
+pytestmark = pytest.mark.timeout(2 * PATIENT_S, func_only=True)
+PART = "containers"
 BUNDLE = ROOT / "examples" / "bundles" / "imagenette"
+#: For an answer of whoever is there, and one that nobody may miss, whatever else this machine does.
+DEADLINE_MS, PLENTY_MS = 10_000, 60_000
 DEVICES = ("laptop-cpu", "n100", "raspberry-pi-5")
 #: As docs/how-to/containers.md has them.
 CONFINED = ("--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges",
             "--pids-limit=256", "--memory=1g")  # fmt: skip
 SOURCE = "oci://registry:5000/shelf/imagenette:1"
 REGISTRY = "version: 0.1\nstorage: {filesystem: {rootdirectory: /tmp}}\nhttp: {addr: ':5000'}\n"
-#: What was measured, for who reads the output.
-took: dict[str, float] = {}
+#: Seconds an agent is given to answer what it has accepted, and to end.
+GRACE_S = 60
 
 
 class PodmanFleet:
@@ -62,7 +68,7 @@ class PodmanFleet:
             env=podman.environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENT_S,
         )
 
     def named(self, name: str) -> str:
@@ -102,7 +108,7 @@ class PodmanFleet:
 
     def remove(self, name: str) -> None:
         """Remove a container, whatever it does."""
-        self._run("rm", "--force", "--time=20", self.named(name))
+        self._run("rm", "--force", f"--time={GRACE_S}", self.named(name))
 
     def kill(self, name: str) -> None:
         """Kill a container's process, and wait for its end."""
@@ -116,7 +122,7 @@ class PodmanFleet:
     def stop(self, name: str) -> float:
         """Stop a container as an engine does; the seconds until it has ended, by itself."""
         begun_s = time.monotonic()
-        self._run("stop", "--time=20", self.named(name))
+        self._run("stop", f"--time={GRACE_S}", self.named(name))
         ended_s = time.monotonic() - begun_s
         assert self.state(name)["ExitCode"] == 0, self.logs(name)
         return ended_s
@@ -141,7 +147,7 @@ class PodmanFleet:
 
     def until_healthy(self, name: str) -> None:
         """Wait until the image's own check is content."""
-        until(lambda: self.is_healthy(name), f"{name} is healthy")
+        until(lambda: self.is_healthy(name), f"{name} is healthy", PATIENT_S)
 
     def logs(self, name: str) -> str:
         """All that a container has written."""
@@ -156,22 +162,22 @@ class PodmanFleet:
         """The gateway's, on this machine."""
         return f"http://{self._run('port', self.named('gateway'), '8080')}"
 
-    def asked(self) -> tuple[int, dict[str, Any]]:
+    def asked(self, deadline_ms: int = DEADLINE_MS) -> tuple[int, dict[str, Any]]:
         """Status and content of the gateway's answer about a picture."""
-        place = f"{self.url()}/v2/models/imagenette/classify?deadline_ms=10000"
+        place = f"{self.url()}/v2/models/imagenette/classify?deadline_ms={deadline_ms}"
         try:
-            with urlopen(place, self.picture, timeout=60) as reply:
+            with urlopen(place, self.picture, timeout=PATIENT_S) as reply:
                 return reply.status, json.load(reply)
         except HTTPError as error:
             with error:
                 return error.code, json.load(error)
 
-    def uses(self, *devices: str) -> Callable[[], bool]:
+    def uses(self, *devices: str, deadline_ms: int = DEADLINE_MS) -> Callable[[], bool]:
         """Tell whether exactly these devices answer."""
 
         def reached() -> bool:
             try:
-                status, answer = self.asked()
+                status, answer = self.asked(deadline_ms)
             except (URLError, ConnectionError):
                 return False
             return status == 200 and set(answer["used"]) == set(devices)
@@ -181,7 +187,7 @@ class PodmanFleet:
     def answered_by(self, *devices: str) -> float:
         """Wait until exactly these devices answer; seconds."""
         begun_s = time.monotonic()
-        until(self.uses(*devices), f"an answer of {devices}")
+        until(self.uses(*devices), f"an answer of {devices}", PATIENT_S)
         return time.monotonic() - begun_s
 
 
@@ -227,7 +233,6 @@ def fleet(built: BuiltImages, tmp_path_factory: pytest.TempPathFactory) -> Itera
             ),
         )
         yield made
-    print(f"\nmeasured: {json.dumps({name: round(value, 2) for name, value in took.items()})}")
 
 
 @pytest.fixture
@@ -241,8 +246,13 @@ def whole(fleet: PodmanFleet) -> PodmanFleet:
     return fleet
 
 
-def test_images(built: BuiltImages) -> None:
-    print(f"\n{built}")
+def test_images(built: BuiltImages, figures: Figures) -> None:
+    figures.put(base_mb=built.base_bytes / 1e6)
+    for target in built.images:
+        figures.put(**{
+            f"{target}_built_s": built.took_s[target],
+            f"{target}_added_mb": built.added_bytes[target] / 1e6,
+        })  # fmt: skip
     for target, image in built.images.items():
         config = json.loads(built.podman.run("image", "inspect", image))[0]
         assert config["User"] == "10001:10001"
@@ -302,51 +312,58 @@ def test_a_gateway_before_its_agents_says_why(fleet: PodmanFleet) -> None:
     assert all(device in json.dumps(said) for device in DEVICES)
 
 
-def test_three_agents_answer(whole: PodmanFleet) -> None:
+def test_three_agents_answer(whole: PodmanFleet, figures: Figures) -> None:
     for name in (*DEVICES, "gateway"):
         # Which gives up after some seconds, on a busy machine too early.
         whole.until_healthy(name)
     begun_s = time.monotonic()
     for _ in range(20):
-        assert whole.uses(*DEVICES)()
-    took["answer_s"] = (time.monotonic() - begun_s) / 20
+        assert whole.uses(*DEVICES, deadline_ms=PLENTY_MS)()
+    figures.put(answer_ms=(time.monotonic() - begun_s) / 20 * 1e3)
     # Each has its own model alone, and the gateway none.
     found = whole.execute("n100", "find", "/srv/mdp/bundle", "-name", "model.onnx").stdout.split()
     assert found == ["/srv/mdp/bundle/submodels/1/model.onnx"]
     assert whole.execute("gateway", "find", "/srv/mdp", "-name", "*.onnx").stdout == ""
 
 
-def test_they_are_confined(whole: PodmanFleet) -> None:
+def test_they_are_confined(whole: PodmanFleet, figures: Figures) -> None:
+    resident_mb = {}
     for name in (*DEVICES, "gateway"):
         status = Path(f"/proc/{whole.process(name)}/status").read_text()
         shown = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         assert set(shown["Uid"].split()) == {"10001"}
         assert {shown["CapEff"], shown["CapBnd"]} == {"0" * 16}
         assert shown["NoNewPrivs"] == "1"
-        took[f"{name}_mb"] = int(shown["VmRSS"].split()[0]) / 1024
+        resident_mb[name] = int(shown["VmRSS"].split()[0]) * 1024 / 1e6
         for place in ("/opt/mdp/x", "/etc/x", "/srv/mdp/x", "/keys/x"):
             assert whole.execute(name, "touch", place).returncode == 1
+    figures.put(gateway_resident_mb=resident_mb.pop("gateway"))
+    figures.put(agent_resident_mb=max(resident_mb.values()))
 
 
-def test_a_killed_agent_is_missed_and_comes_back(whole: PodmanFleet) -> None:
+def test_a_killed_agent_is_missed_and_comes_back(whole: PodmanFleet, figures: Figures) -> None:
     whole.kill("n100")
-    whole.answered_by("laptop-cpu", "raspberry-pi-5")
+    figures.put(missed_s=whole.answered_by("laptop-cpu", "raspberry-pi-5"))
     status, answer = whole.asked()
     assert (status, answer["missing"].keys()) == (200, {"n100"})
+    begun_s = time.monotonic()
     whole.begin("n100")
-    took["back_s"] = whole.answered_by(*DEVICES)
+    whole.answered_by(*DEVICES)
+    figures.put(back_s=time.monotonic() - begun_s)
 
 
-def test_an_agent_at_another_address_is_found(whole: PodmanFleet) -> None:
+def test_an_agent_at_another_address_is_found(whole: PodmanFleet, figures: Figures) -> None:
     before = whole.address("n100")
     whole.remove("n100")
     # Which takes the address that was free.
     whole.start("other", "agent", "-c", "import time; time.sleep(300)",
                 options=(f"--ip={before}", "--entrypoint=python"))  # fmt: skip
     try:
+        begun_s = time.monotonic()
         whole.agent("n100")
         assert whole.address("n100") != before
-        took["moved_s"] = whole.answered_by(*DEVICES)
+        whole.answered_by(*DEVICES)
+        figures.put(moved_s=time.monotonic() - begun_s)
     finally:
         whole.remove("other")
 
@@ -361,10 +378,10 @@ def test_health_is_ready_and_no_less(whole: PodmanFleet) -> None:
     whole.until_healthy("n100")
 
 
-def test_they_end_by_themselves(whole: PodmanFleet) -> None:
-    took["agent_stops_s"] = whole.stop("n100")
+def test_they_end_by_themselves(whole: PodmanFleet, figures: Figures) -> None:
+    figures.put(agent_stops_s=whole.stop("n100"))
     assert "DRAINING" in whole.logs("n100")
-    took["gateway_stops_s"] = whole.stop("gateway")
+    figures.put(gateway_stops_s=whole.stop("gateway"))
     whole.begin("gateway")
     whole.begin("n100")
     whole.answered_by(*DEVICES)

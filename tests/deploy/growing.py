@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from mdp.testing.processes import LineProcess, until
+from tests.support.figures import Figures
 from tests.support.pictures import encode_picture, four_corners
 from tests.support.web.gateway import Gateway, gateway
 from tools.engine import ROOT
@@ -94,11 +95,12 @@ def test_every_gateway_answers_for_every_fleet(site: GrownSite) -> None:
         for name in NAMES:
             assert len(site.ask(to, name)["used"]) == MEMBERS
     each_ms = (time.monotonic() - begun_s) / (GATEWAYS * FLEETS) * 1e3
-    resident = [psutil.Process(to.pid).memory_info().rss / 2**20 for to in site.gateways]
-    print(
-        f"\n{FLEETS * MEMBERS} agents, {FLEETS} fleets, {GATEWAYS} gateways: "
-        f"an answer of {MEMBERS} agents in {each_ms:.0f} ms, a gateway {max(resident):.0f} MiB"
-    )
+    resident = [psutil.Process(to.pid).memory_info().rss / 1e6 for to in site.gateways]
+    with Figures("growing") as figures:
+        figures.put(
+            agents=FLEETS * MEMBERS, fleets=FLEETS, gateways=GATEWAYS,
+            answer_ms=each_ms, gateway_resident_mb=max(resident),
+        )  # fmt: skip
 
 
 def test_gateways_share_nothing(site: GrownSite) -> None:

@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from mdp.testing.processes import PATIENCE_S
+from tests.support.patience import PATIENT_S
 from tools.engine import Podman
 from tools.systemd import Prepared
 
@@ -23,7 +23,11 @@ class Board:
         words = ["exec", "--env=PATH=/opt/mdp/bin:/usr/sbin:/usr/bin:/sbin:/bin", self.name]
         command = self.podman.command(*words, "bash", "-c", script)
         return subprocess.run(
-            command, env=self.podman.environment, capture_output=True, text=True, timeout=120
+            command,
+            env=self.podman.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENT_S + 60,
         )
 
     def run(self, script: str) -> str:
@@ -34,7 +38,7 @@ class Board:
 
     def until(self, condition: str) -> None:
         """Wait until a command succeeds."""
-        tried = f"for i in $(seq {int(PATIENCE_S * 5)}); do {condition} && exit; sleep .2; done"
+        tried = f"until {condition}; do test $SECONDS -gt {PATIENT_S:.0f} && break; sleep .1; done"
         self.run(f"{{ {tried}; }} > /dev/null 2>&1; {condition}")
 
     def property_of(self, setting: str, unit: str) -> str:
@@ -47,7 +51,7 @@ class Board:
 
     def restart(self) -> None:
         """Boot again."""
-        self.podman.run("restart", "--time=20", self.name)
+        self.podman.run("restart", "--time=60", self.name)
         self.until_booted()
 
 
@@ -75,3 +79,11 @@ def boot_board(
         yield board
     finally:
         podman.run("rm", "--force", "--time=1", name)
+
+
+def engines_of(board: Board) -> dict[str, str]:
+    """Versions of what runs a board, and on it."""
+    return {
+        "podman": board.podman.run("version", "--format={{.Client.Version}}"),
+        "systemd": board.run("systemctl --version").split()[1],
+    }

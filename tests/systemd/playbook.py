@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +14,15 @@ from mdp.formats.bundle import Bundle
 from mdp.registry.connection import connect
 from mdp.registry.reference import parse_reference
 from mdp.registry.transfer import push_to_registry
+from tests.support.figures import Figures
 from tests.support.registries import PROGRAM, real_registry, reason_against
-from tests.systemd.boards import WHEELS, Board, boot_board
+from tests.systemd.boards import WHEELS, Board, boot_board, engines_of
 from tools.engine import ROOT
-from tools.prepare import MissingError
+from tools.prepare import MissingError, run
 from tools.systemd import Prepared, prepare
 
-pytestmark = pytest.mark.timeout(3600)
+# Not of fixtures: a Debian is made as quickly as network and machine allow.
+pytestmark = pytest.mark.timeout(7200, func_only=True)
 DEVICES = ("n100", "laptop-cpu")
 PLAYBOOK = ROOT / "deploy" / "ansible" / "agents.yml"
 BUNDLE = ROOT / "examples" / "bundles" / "cifar10"
@@ -66,7 +69,7 @@ class Shelf:
             env=podman.environment | settings,
             capture_output=True,
             text=True,
-            timeout=1200,
+            timeout=3600,
         )
 
     def pids(self) -> list[str]:
@@ -97,6 +100,14 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="module")
+def figures(shelf: Shelf) -> Iterator[Figures]:
+    said = run(["ansible", "--version"]).partition("\n")[0]
+    engines = engines_of(shelf.boards[DEVICES[0]]) | {"ansible-core": said.split()[-1].strip("]")}
+    with Figures("playbook", engines) as made:
+        yield made
+
+
 def registry_mounts(folder: Path) -> list[str]:
     """A registry's program and store for boards without a network: each has the same at hand."""
     if reason_against():
@@ -117,21 +128,25 @@ def count_changed(done: subprocess.CompletedProcess[str]) -> list[int]:
     return [int(number) for number in re.findall(r"ok=\d+\s+changed=(\d+)", done.stdout)]
 
 
-def test_two_boards(shelf: Shelf) -> None:
+def test_two_boards(shelf: Shelf, figures: Figures) -> None:
     # The first board whose agent does not start keeps the others as they are.
     done = shelf.play(mdp_port="80")
     assert done.returncode != 0
     assert "expected a port from 1024" in done.stdout
     assert "TASK [mdp_agent : READY]" not in done.stdout
     assert shelf.boards[DEVICES[1]].try_script("test -e /srv/mdp").returncode == 1
+    begun_s = time.monotonic()
     first = count_changed(shelf.play())
+    figures.put(boards=len(DEVICES), played_s=time.monotonic() - begun_s)
     assert len(first) == 2
     assert min(first) > 0
     for device, board in shelf.boards.items():
         assert board.run("mdp-agent health") == f"READY {device}"
         assert (shelf.folder / "keys" / f"{device}.public").exists()
     before = shelf.pids()
+    begun_s = time.monotonic()
     assert count_changed(shelf.play()) == [0, 0]
+    figures.put(again_s=time.monotonic() - begun_s)
     assert shelf.pids() == before, "nothing was interrupted"
     # A client whose key is taken away here is no client there.
     (shelf.folder / "clients" / "former.public").write_bytes(

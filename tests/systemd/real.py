@@ -7,17 +7,21 @@ says, where no such container can be run.
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
-from tests.systemd.boards import Board, boot_board
+from tests.support.figures import Figures
+from tests.support.patience import PATIENT_S
+from tests.systemd.boards import Board, boot_board, engines_of
 from tools.engine import ROOT
 from tools.prepare import MissingError
 from tools.systemd import Prepared, prepare
 
-pytestmark = pytest.mark.timeout(600)
+# Not of fixtures: a Debian is made as quickly as network and machine allow.
+pytestmark = pytest.mark.timeout(3 * PATIENT_S, func_only=True)
 BUNDLES = ROOT / "examples" / "bundles"
 DEVICE, OTHER = "n100", "laptop-cpu"
 NAME = f"mdp-agent-{DEVICE}"
@@ -103,6 +107,12 @@ def booted(prepared: Prepared) -> Iterator[AgentBoard]:
         yield board
 
 
+@pytest.fixture(scope="module")
+def figures(booted: AgentBoard) -> Iterator[Figures]:
+    with Figures("systemd", engines_of(booted)) as made:
+        yield made
+
+
 @pytest.fixture
 def board(booted: AgentBoard) -> Iterator[AgentBoard]:
     """The container without a unit, and with an empty journal."""
@@ -125,9 +135,11 @@ def board(booted: AgentBoard) -> Iterator[AgentBoard]:
         "tcp://lo:7500",
     ],
 )
-def test_every_form_of_bind(board: AgentBoard, bind: str) -> None:
+def test_every_form_of_bind(board: AgentBoard, figures: Figures, bind: str) -> None:
     command = INSTALL.replace("tcp://127.0.0.1:7500", f"'{bind}'")
+    begun_s = time.monotonic()
     said = board.install(command=command)
+    figures.put(installed_s=time.monotonic() - begun_s)
     assert f"{NAME}: started" in said
     assert board.run("mdp-agent health") == f"READY {DEVICE}"
     # Any user may ask.
@@ -163,18 +175,20 @@ def test_an_unchanged_agent_is_left_alone(board: AgentBoard) -> None:
     assert "restarted" in board.install("--threads 1 --replace")
 
 
-def test_it_comes_back_when_killed(board: AgentBoard) -> None:
+def test_it_comes_back_when_killed(board: AgentBoard, figures: Figures) -> None:
     board.install()
     board.drop_in("RestartSec=100ms")
     killed = board.property_of("MainPID", NAME)
+    begun_s = time.monotonic()
     board.run(f"kill -9 {killed}")
     board.until(f"test $(systemctl show -p NRestarts --value {NAME}) = 1")
     board.until_ready()
+    figures.put(back_s=time.monotonic() - begun_s)
     assert board.property_of("MainPID", NAME) != killed
     board.answers()
 
 
-def test_it_comes_back_when_it_hangs(board: AgentBoard) -> None:
+def test_it_comes_back_when_it_hangs(board: AgentBoard, figures: Figures) -> None:
     board.install()
     hung = board.property_of("MainPID", NAME)
     board.run(f"kill -STOP {hung}")
@@ -185,22 +199,28 @@ def test_it_comes_back_when_it_hangs(board: AgentBoard) -> None:
     board.until_ready()
     board.drop_in("WatchdogSec=3\\nRestartSec=100ms")
     board.run(f"systemctl restart {NAME}")
+    begun_s = time.monotonic()
     board.run(f"kill -STOP {board.property_of('MainPID', NAME)}")
     board.until(f"test $(systemctl show -p NRestarts --value {NAME}) = 1")
     board.until_ready()
+    figures.put(hung_s=time.monotonic() - begun_s)
     assert "Watchdog timeout" in board.journal()
     board.answers()
 
 
-def test_reload_and_stop(board: AgentBoard) -> None:
+def test_reload_and_stop(board: AgentBoard, figures: Figures) -> None:
     board.install()
     before = board.property_of("MainPID", NAME)
     board.run("ln -sfn second /srv/next && mv -T /srv/next /srv/bundle")
+    begun_s = time.monotonic()
     board.run(f"systemctl reload {NAME}")
     board.until(f"journalctl -u {NAME} -o cat | grep 'serves imagenette'")
+    figures.put(reloaded_s=time.monotonic() - begun_s)
     assert board.property_of("MainPID", NAME) == before
     board.answers()
+    begun_s = time.monotonic()
     board.run(f"systemctl stop {NAME}")
+    figures.put(stopped_s=time.monotonic() - begun_s)
     assert board.property_of("Result", NAME) == "success"
     assert "DRAINING" in board.journal()
     done = board.try_script("mdp-agent health")
@@ -208,10 +228,12 @@ def test_reload_and_stop(board: AgentBoard) -> None:
     assert "no agent is on port 7500" in done.stderr
 
 
-def test_it_starts_with_the_machine(board: AgentBoard) -> None:
+def test_it_starts_with_the_machine(board: AgentBoard, figures: Figures) -> None:
     board.install()
+    begun_s = time.monotonic()
     board.restart()
     board.until_ready()
+    figures.put(booted_s=time.monotonic() - begun_s)
     board.answers()
 
 
@@ -357,13 +379,16 @@ def test_memory_is_bounded(board: AgentBoard) -> None:
     board.until_ready()
 
 
-def test_how_exposed_units_are(board: AgentBoard) -> None:
+def test_how_exposed_units_are(board: AgentBoard, figures: Figures) -> None:
     board.install(f"--audit /var/log/{NAME}/audit.jsonl --allow-push /var/lib/{NAME}")
     units = [UNIT, *(f"/deploy/mdp-{name}.service" for name in ("gateway", "mqtt", "watch"))]
     for unit in units:
         board.run(f"systemd-analyze verify --man=no {unit} 2>&1 | grep . && exit 1; true")
         rated = f"systemd-analyze security --offline=yes --threshold={MOST_EXPOSED} --no-pager"
-        board.run(f"{rated} {unit}")
+        said = board.run(f"{rated} {unit}")
+        (score,) = re.findall(r"Overall exposure level for \S+: ([\d.]+)", said)
+        if unit == UNIT:
+            figures.put(exposure=float(score))
 
 
 def test_units_of_clients(board: AgentBoard) -> None:

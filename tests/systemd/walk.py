@@ -10,12 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from tests.systemd.boards import NOW, WHEELS, Board, boot_board
+from tests.support.figures import Figures
+from tests.support.patience import PATIENT_S
+from tests.systemd.boards import NOW, WHEELS, Board, boot_board, engines_of
 from tools.engine import ROOT
 from tools.prepare import MissingError
 from tools.systemd import IMAGE, prepare
 
-pytestmark = pytest.mark.timeout(900)
+# Not of fixtures: a Debian is made as quickly as network and machine allow.
+pytestmark = pytest.mark.timeout(3 * PATIENT_S, func_only=True)
 BUNDLE = ROOT / "examples" / "bundles" / "cifar10"
 #: What a person types on the board, in this order.
 STEPS = (
@@ -61,4 +64,5 @@ def test_a_bare_board_answers_after_a_reboot(bare: Board) -> None:
     bare.run(f'/opt/mdp/bin/python -c "{picture}"')
     asked = "mdp classify --fleet /root/fleet.toml --deadline-ms 20000 --json /root/gray.png"
     assert json.loads(bare.run(asked))["used"] == ["n100"]
-    print(f"\n{len(STEPS)} commands, {installed_s:.0f} s; READY after a reboot {rebooted_s:.0f} s")
+    with Figures("walk", engines_of(bare)) as figures:
+        figures.put(commands=len(STEPS), installed_s=installed_s, rebooted_s=rebooted_s)

@@ -26,6 +26,7 @@ from partitioner.data.datasets import open_dataset  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.progress import Advance, Progress  # noqa: E402
 from tests.integration.crew.test_training_together import free_port  # noqa: E402
+from tests.support.chart_job import pod_arguments  # noqa: E402
 from tests.support.models import fitted  # noqa: E402
 from tests.support.models.fitted import Net, cases, stage, stop_at, train_and_write  # noqa: E402
 from tests.support.models.forked import Forked, command  # noqa: E402
@@ -268,33 +269,17 @@ def test_a_run_that_one_process_began_is_finished_by_two(runs: Runs) -> None:
         assert curves[0][name][-1]["loss"] == pytest.approx(curve[-1]["loss"], rel=RUN_TOLERANCE)
 
 
-def pod_arguments(rank: int, words: list[str], port: int) -> list[str]:
-    """Arguments of torchrun in a pod of the chart's job for two machines, all at this one."""
-    template = Path(__file__).parents[3] / "deploy" / "chart" / "templates" / "training.yaml"
-    text = template.read_text()
-    listed = text.split("          args:\n")[1].split("{{- range .arguments }}")[0]
-    for what, value in (
-        ("{{ .machines }}", "2"), ("{{ .processes }}", "1"), ("$(JOB_COMPLETION_INDEX)", str(rank)),
-        ("{{ .name }}-0.{{ .name }}", "127.0.0.1"), ("master-port=29500", f"master-port={port}"),
-    ):  # fmt: skip
-        assert listed.count(what) == 1, what
-        listed = listed.replace(what, value)
-    found = re.findall(r"^ +- (.+)$", listed, re.M)
-    assert found.pop() == "mdp-partition"
-    return [*found, *words]
-
-
 def test_pods_of_the_chart_train_one_network(runs: Runs, tmp_path: Path) -> None:
     """Two launchers, as on two machines that share the run folder."""
     shared = RunFolder(tmp_path / "shared")
     shutil.copytree(runs.two.path, shared.path)
     shared.member(1).unlink()
     given = [str(shared.path) if word == str(runs.two.path) else word for word in runs.words]
-    port = free_port()
+    place = ("127.0.0.1", free_port())
     launcher = [sys.executable, "-m", "torch.distributed.run"]
     started = [
         subprocess.Popen(
-            [*launcher, *pod_arguments(rank, given, port), "--json"],
+            [*launcher, *pod_arguments(rank, given, place), "--json"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
         )

@@ -74,6 +74,12 @@ def test_the_version_stands_in_every_place_and_is_the_same() -> None:
         changed = with_version(text, pattern, "9.8.7")
         assert changed != text
         assert changed.replace("9.8.7", present_version()) == text
+    # Once for all images, whose stages take it from there.
+    lines = (ROOT / "deploy/Containerfile").read_text().splitlines()
+    (given,) = [number for number, line in enumerate(lines) if line.startswith("ARG VERSION=")]
+    assert not [line for line in lines[:given] if line.startswith("FROM ")]
+    used = sum('version="${VERSION}"' in line for line in lines)
+    assert used == lines.count("ARG VERSION") > 0
     with pytest.raises(ReleaseRefused, match="found none"):
         with_version("", PLACES["pyproject.toml"], "9.8.7")
 
