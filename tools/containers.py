@@ -55,6 +55,8 @@ class BuiltImages:
 
     podman: Podman
     base_bytes: int
+    #: The commit that was checked out.
+    revision: str
     #: Target of the Containerfile -> image, its bytes beyond the base's, and seconds of the build.
     images: dict[str, str]
     added_bytes: dict[str, int]
@@ -108,6 +110,7 @@ def prepare(wanted: ImageSet = SERVING) -> BuiltImages:
     return BuiltImages(
         podman=podman,
         base_bytes=size_bytes(podman, base),
+        revision=revision,
         images=images,
         added_bytes=added,
         took_s=took,

@@ -25,7 +25,7 @@ from tests.support.figures import Figures
 from tests.support.patience import PATIENT_S
 from tests.support.pictures import encode_picture, four_corners
 from tests.support.registries import PROGRAM, reason_against
-from tools.containers import BASE, BuiltImages, revision_of
+from tools.containers import BASE, BuiltImages
 from tools.engine import ROOT
 
 # Not of fixtures: images are built as quickly as network and machine allow.
@@ -262,7 +262,7 @@ def test_images(built: BuiltImages, figures: Figures) -> None:
         }
         assert labels["title"] == f"mdp-{target}"
         assert labels["version"] == __version__
-        assert labels["revision"] == revision_of(ROOT)
+        assert labels["revision"] == built.revision
         assert labels["base.name"] == BASE
         assert labels["licenses"] == metadata.metadata("mdp-edge")["License-Expression"]
         # Which podman's own format of images would have dropped.
