@@ -91,7 +91,8 @@ systemd: $(STAMP)
 # Images and a fleet of three by podman, with a registry: Debian, root, podman, buildah and mmdebstrap; fetches 200 MB
 # into runs/containers once. Skipped, with the reason, where podman runs nothing; a build that fails is a failure.
 # Units of deploy/quadlet by podman's generator, which Debian has from 13 on: QUADLET=PATH for one elsewhere.
-# The agent's image of 64-bit ARM is built and started by an emulator, qemu-user-binfmt of version 10 or later.
+# The agent's image of 64-bit ARM is built and started by an emulator, which fetches 300 MB more; skipped where no
+# qemu-user-binfmt of version 10 or later (Debian 13's) is registered with the kernel.
 containers: $(STAMP)
 	$(BIN)/pytest -rs -s $(addprefix tests/containers/,real.py compose.py quadlet.py arm64.py)
 	$(if $(KEEP),$(BIN)/python -m benchmarks.deployed containers compose arm64)
