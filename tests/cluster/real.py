@@ -27,7 +27,7 @@ from tests.cluster.nodes import CONTROL, PAUSE, Cluster, reason_against
 from tests.support import registries
 from tests.support.pictures import encode_picture, four_corners
 from tests.support.web.gateway import self_signed
-from tools.containers import TARGETS, BuiltImages, prepare
+from tools.containers import SERVING, BuiltImages, prepare
 from tools.engine import ROOT
 from tools.kubernetes import FOLDER
 from tools.prepare import MissingError, run
@@ -216,7 +216,7 @@ def fleet(built: BuiltImages, tmp_path_factory: pytest.TempPathFactory) -> Itera
         archive = packed(built, folder)
         cluster.load(archive, {
             f"localhost/mdp-{one}:latest": f"docker.io/library/mdp-{one}:{__version__}"
-            for one in TARGETS
+            for one in SERVING.targets
         })  # fmt: skip
         archive.unlink()
         took["images_loaded_s"] = time.monotonic() - began_s
