@@ -130,7 +130,7 @@ def test_pods_of_the_job_train_what_one_would(pods: TrainingPods, figures: Figur
         pods.start(
             MEETING[0] if rank == 0 else "photos-1.photos",
             "torchrun",
-            pod_arguments(rank, words_of("photos.run")),
+            pod_arguments(rank, ["mdp-partition", *words_of("photos.run")]),
         )
         for rank in (0, 1)
     )
