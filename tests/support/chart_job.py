@@ -12,7 +12,8 @@ MEETING = ("photos-0.photos", 29500)
 def pod_arguments(rank: int, words: Sequence[str], meeting: tuple[str, int] = MEETING) -> list[str]:
     """Arguments of torchrun in a pod of a job named photos for two machines.
 
-    `words` are mdp-partition, or the path of it, and its arguments, `meeting` is another host and port than the job's own.
+    `words` are mdp-partition, or the path of it, and its arguments; `meeting` is another host and
+    port than the job's own.
     """
     host, port = meeting
     text = _TEMPLATE.read_text()
