@@ -67,8 +67,10 @@ def boot_board(
         f"--volume={prepared.wheels}:{WHEELS}:ro",
         *(f"--volume={mount}:ro" for mount in mounts),
     ]
+    # A systemd that ends would empty the register of emulators, which is that of the one kernel.
+    mask = "ln -sf /dev/null /etc/systemd/system/systemd-binfmt.service"
     # Credentials are mounted, and have to be seen from the services' own mounts.
-    start = ["sh", "-c", "mount --make-rshared / && exec /sbin/init"]
+    start = ["sh", "-c", f"{mask} && mount --make-rshared / && exec /sbin/init"]
     options = ["--systemd=always", "--privileged", f"--network={network}", "--pids-limit=2000"]
     # Else, beside control groups of version 1, systemd finds none of memory.
     options.append("--cgroupns=private")
