@@ -57,11 +57,15 @@ class ServedAgent:
     def __init__(self, images: BuiltImages, folder: Path) -> None:
         self._podman, self._image, self.folder = images.podman, images.images["agent"], folder
         self.name = f"mdp-{folder.parent.name}-{folder.name}"
-        (folder / "keys" / "clients").mkdir(parents=True)
-        for name in (DEVICE, "client"):
-            new_keys(folder / "keys", name, new_pair)
-        shutil.copy(folder / "keys" / "client.public", folder / "keys" / "clients")
-        for path in (folder / "keys", *(folder / "keys").rglob("*")):
+        #: Keys of the agent, whose user reads them, and of the client, which is this process.
+        self._keys, self._own = folder / "keys", folder / "own"
+        (self._keys / "clients").mkdir(parents=True)
+        self._own.mkdir()
+        new_keys(self._keys, DEVICE, new_pair)
+        new_keys(self._own, "client", new_pair)
+        shutil.copy(self._own / "client.public", self._keys / "clients")
+        shutil.copy(self._keys / f"{DEVICE}.public", self._own)
+        for path in (self._keys, *self._keys.rglob("*")):
             shutil.chown(path, 10001, 10001)
 
     def run(self, *words: str) -> str:
@@ -75,7 +79,7 @@ class ServedAgent:
         self.run(
             *("run", "--detach", f"--name={self.name}", "--publish=127.0.0.1::7500", *options),
             *(*CONFINED, f"--volume={BUNDLE}:/bundle:ro"),
-            *(f"--volume={self.folder / 'keys'}:/keys:ro", self._image),
+            *(f"--volume={self._keys}:/keys:ro", self._image),
             *("run", "--bundle=/bundle", f"--device={DEVICE}", "--bind=tcp://0.0.0.0:7500"),
             *(f"--key=/keys/{DEVICE}.secret", "--clients=/keys/clients"),
         )
@@ -88,7 +92,8 @@ class ServedAgent:
     def _is_ready(self) -> bool:
         said = self._tried("logs", self.name)
         assert self.inspect("State")["Running"], said.stdout + said.stderr
-        return "READY" in said.stdout
+        # An agent writes its states to standard error.
+        return " READY: " in said.stderr
 
     def _tried(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = self._podman.command(*words)
@@ -107,13 +112,12 @@ class ServedAgent:
 
     def answer(self) -> Prediction:
         """The answer to a picture, through keys and TCP."""
-        keys = self.folder / "keys"
         address = f"tcp://{self.run('port', self.name, '7500')}"
         fleet = self.folder / "fleet.toml"
         new_fleet(
             Bundle.open(BUNDLE), [f"{DEVICE}={address}"], fleet,
-            public_key=lambda name: load_public(keys / f"{name}.public"),
-            key=keys / "client.secret",
+            public_key=lambda name: load_public(self._own / f"{name}.public"),
+            key=self._own / "client.secret",
         )  # fmt: skip
         with Client(fleet) as client:
             picture = encode_picture(four_corners(), "PNG")
