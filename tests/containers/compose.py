@@ -35,8 +35,6 @@ DEVICES = {"laptop-cpu", "n100", "raspberry-pi-5"}
 #: A network that nothing else of this machine should have.
 BRIDGE = "10.250.0.1/24"
 URL = "http://127.0.0.1:8080"
-#: Seconds that services are given to end.
-GRACE_S = 60
 
 
 class Composed:
@@ -192,6 +190,7 @@ def test_keys_outlive_another_up(composed: Composed) -> None:
 
 
 def test_they_end_by_themselves(composed: Composed) -> None:
-    composed.run("stop", f"--timeout={GRACE_S}")
+    # Within the file's own `stop_grace_period`, after which Docker kills.
+    composed.run("stop")
     for service in (*DEVICES, "gateway"):
         assert composed.state(service)["ExitCode"] == 0, service

@@ -41,7 +41,7 @@ CONFINED = ("--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-
 SOURCE = "oci://registry:5000/shelf/imagenette:1"
 REGISTRY = "version: 0.1\nstorage: {filesystem: {rootdirectory: /tmp}}\nhttp: {addr: ':5000'}\n"
 #: Seconds an agent is given to answer what it has accepted, and to end.
-GRACE_S = 60
+GRACE_S = 20
 
 
 class PodmanFleet:
