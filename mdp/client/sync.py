@@ -494,8 +494,13 @@ class Client(BaseClient, Closing):
                 self._step(self._connection, 0.0)
 
     def _is_awaited(self) -> bool:
-        """Tell whether another thread waits for a call that has not ended."""
-        return any(not waiting.over for waiting in tuple(self._followers))
+        """Tell whether another thread waits for a call that has not ended.
+
+        One that began to wait only after the connections were closed gets an error, no answer.
+        """
+        return not self._connection.transport.closed and any(
+            not waiting.over for waiting in tuple(self._followers)
+        )
 
     def _tell_follower(self) -> None:
         """Have one thread that waits take its turn: the last one, which has to wait longest."""

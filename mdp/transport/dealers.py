@@ -399,6 +399,11 @@ class Dealers:
             if self._process is this_process() and not self._epoll.closed:
                 os.eventfd_write(self._waker, 1)
 
+    @property
+    def closed(self) -> bool:
+        """Tell whether `close` was called."""
+        return self._context.closed
+
     def close(self) -> None:
         """Close every socket; unsent messages are dropped."""
         if self._process is this_process() and not self._context.closed:

@@ -356,7 +356,7 @@ class Cluster(Closing):
         return done.stdout.strip()
 
     def objects(self, *words: str) -> list[dict[str, Any]]:
-        """What `kubectl get` lists."""
+        """List the objects that `kubectl get` finds."""
         found: list[dict[str, Any]] = json.loads(self.kubectl("get", *words, "--output=json"))[
             "items"
         ]

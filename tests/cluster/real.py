@@ -170,7 +170,7 @@ class ChartFleet:
         self.cluster.publish_names()
 
     def caller(self) -> Caller:
-        """Who asks the gateways' Service, from outside."""
+        """A caller from outside, which asks the gateways' Service."""
         address = self.kubectl("get", "service", "gateway", "--output=jsonpath={.spec.clusterIP}")
         picture = encode_picture(four_corners(), "PNG")
         return Caller(address, NAME, self.certificate, self.token, "imagenette", picture)

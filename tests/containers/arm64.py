@@ -102,7 +102,7 @@ class ServedAgent:
         )
 
     def health(self) -> str:
-        """What the image's own check says; nothing where it gave up."""
+        """Ask the image's own check for its verdict; empty where it gave up."""
         return self._tried("exec", self.name, "mdp-agent", "health").stdout.strip()
 
     def inspect(self, key: str) -> dict[str, object]:

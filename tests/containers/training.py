@@ -74,7 +74,7 @@ class TrainingPods:
         return made
 
     def end_of(self, made: str) -> str:
-        """What a container wrote to its standard output; fails unless it succeeded."""
+        """Standard output of a container that ended; fails unless it succeeded."""
         done = self._tried("wait", made)
         said = self._tried("logs", made)
         assert done.stdout.strip() == "0", said.stdout + said.stderr

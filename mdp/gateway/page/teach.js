@@ -9,7 +9,7 @@ const UNKNOWN = "unknown";
 // Scenes of a class below which a build knows little.
 const FEW = 10;
 
-const state = { told: null, model: null, offset_s: 0, items: [], place: 0, shown: null, wanted: null, stamp: "", keys: [], looking: null, mask: null, devices: [] };
+const state = { told: null, model: null, offset_s: 0, items: [], place: 0, shown: null, wanted: null, leaving: new Set(), stamp: "", keys: [], looking: null, mask: null, devices: [] };
 
 async function change(path, method, content) {
   const body = content === undefined ? undefined : JSON.stringify(content);
@@ -200,15 +200,17 @@ async function showReview({ kept, classes, served }) {
     return;
   }
   try {
-    const { items } = await told(await request("teach/kept"));
+    const listed = await told(await request("teach/kept"));
     // Asked for before something was moved: what is there now comes with the next event.
     if (state.stamp !== stamp) return;
+    // One that was put right here is there until the gateway has moved it, but is not shown again.
+    const items = listed.items.filter((each) => !state.leaving.has(each.name));
     const before = items.some((each) => each.name === state.wanted) ? state.wanted : state.shown;
     // One that comes back only now is still wanted then.
     if (before === state.wanted) state.wanted = null;
     state.items = items;
     const place = items.findIndex((each) => each.name === before);
-    state.place = place >= 0 ? place : Math.min(state.place, items.length - 1);
+    state.place = place >= 0 ? place : Math.max(0, Math.min(state.place, items.length - 1));
     showItem();
   } catch (error) {
     alertOf(error.message);
@@ -305,6 +307,7 @@ async function discard() {
 
 // An item that the gateway left where it was is shown again.
 async function settle(item, answer) {
+  state.leaving.delete(item.name);
   if (!answer) {
     state.wanted = item.name;
     state.stamp = "";
@@ -316,6 +319,7 @@ async function settle(item, answer) {
 function leave(item) {
   state.showing?.abort();
   state.shown = null;
+  state.leaving.add(item.name);
   state.items = state.items.filter((each) => each !== item);
   state.place = Math.max(0, Math.min(state.place, state.items.length - 1));
   // It is asked for anew where the gateway says no.

@@ -18,9 +18,10 @@ import pytest
 import mdp
 from mdp.client import crops as views
 from mdp.client import sync
+from mdp.client.base import FleetConnection
 from mdp.pictures.crop import Picture
 from mdp.testing.bundles import LABELS, colour_picture
-from mdp.testing.processes import PATIENCE_S
+from mdp.testing.processes import PATIENCE_S, until
 from mdp.testing.raw_agent import raw_agent
 from mdp.transport import dealers
 from tests.support.fakes import FakeAgent
@@ -64,6 +65,50 @@ def test_a_client_can_be_closed_while_other_threads_call(fleet: Fleet) -> None:
         for thread in threads:
             thread.join(PATIENCE_S)
     assert ends == ["this client is closed"] * 15
+
+
+def test_a_call_that_begins_to_wait_while_another_thread_closes_the_client(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed, may_wait, others_turn = (threading.Event() for _ in range(3))
+    with fleet.client() as client:
+        await_answer, is_awaited = client._await_answer, client._is_awaited
+
+        def await_when_told(connection: FleetConnection, waiting: Any) -> mdp.Prediction:
+            handed.set()
+            assert may_wait.wait(PATIENCE_S)
+            return await_answer(connection, waiting)
+
+        def is_awaited_after_another_turn() -> bool:
+            if threading.current_thread() is closing and not others_turn.is_set():
+                # The turn of a third thread ended before the one that closes got its own.
+                client._close_all()
+                others_turn.set()
+                may_wait.set()
+                until(lambda: bool(client._followers), "the call waits")
+            return is_awaited()
+
+        monkeypatch.setattr(client, "_await_answer", await_when_told)
+        monkeypatch.setattr(client, "_is_awaited", is_awaited_after_another_turn)
+        ends: list[object] = []
+
+        def end_of(use: Callable[[], object]) -> None:
+            try:
+                ends.append(use())
+            except mdp.InputError as error:
+                ends.append(str(error))
+
+        closing = threading.Thread(target=end_of, args=[client.close])
+        # A stream hands its calls in before it waits for them.
+        calling = threading.Thread(
+            target=end_of, args=[lambda: list(client.classify_many([RED], deadline_ms=PLENTY_MS))]
+        )
+        calling.start()
+        assert handed.wait(PATIENCE_S)
+        closing.start()
+        for thread in (closing, calling):
+            thread.join(PATIENCE_S)
+        assert sorted(map(str, ends)) == ["None", "this client is closed"]
 
 
 FORKS = """

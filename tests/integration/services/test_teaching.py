@@ -315,6 +315,38 @@ def test_kept_items_are_put_right_with_one_key_each(room: Room, page: Browser) -
     page.log()
 
 
+#: Has the page's requests to remove an item wait until `sendRemovals` is called.
+HOLD_REMOVALS = """
+const send = window.fetch;
+const held = new Promise((resolve) => { window.sendRemovals = resolve; });
+window.fetch = async (path, options) => {
+  if (options?.method === "DELETE") {
+    await held;
+    window.fetch = send;
+  }
+  return send(path, options);
+};
+"""
+
+
+@needs_browser
+def test_an_item_that_is_being_removed_is_not_shown_again(room: Room, page: Browser) -> None:
+    room.keep("24", "red")
+    page.wait_for("#item-name", "^Item 24$")
+    page.run(HOLD_REMOVALS)
+    page.press("#item", "x")
+    # The list that comes with this one has the first one still, in front.
+    room.keep("25", "red")
+    page.wait_for("#review-count", "^2 kept: ")
+    page.wait_for("#item-name", "^Item 25$")
+    page.run("window.sendRemovals()")
+    page.wait_for("#review-count", "^1 kept: ")
+    page.wait_for("#item-name", "^Item 25$")
+    page.press("#item", "x")
+    page.wait_for("#no-review", "Nothing is left")
+    assert page.log() == []
+
+
 @needs_browser
 def test_what_can_be_read_in_light_dark_and_on_a_phone(room: Room, page: Browser) -> None:
     room.keep("31", "red")
