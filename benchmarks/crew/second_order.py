@@ -5,11 +5,12 @@
 The small ViT of `benchmarks.crew.lengths` from random weights, two class-per-folder trees. AdamW
 has all epochs, the others three quarters of them, each with a whole schedule of the step size:
 they win if they end with no more loss, in no more time: processor seconds of one thread, which
-work beside it changes little. K-FAC is `owner = {kind = "kfac"}` of a
-crew of one; Muon is torch's (Jordan and others, 2024), SOAP is Adam in the eigenbasis of Shampoo's
-preconditioner (Vyas and others, ICLR 2025, arXiv 2409.11321), both for the matrices of the blocks,
-beside AdamW for what is left, with the step size that was best for it. Step sizes of each are
-tried on one seed, and the one that ends with the least loss is trained with two more.
+work beside it changes little. AdamW and Muon are also trained for five eighths. K-FAC is
+`owner = {kind = "kfac"}` of a crew of one; Muon is torch's (Jordan and others, 2024), SOAP is Adam
+in the eigenbasis of Shampoo's preconditioner (Vyas and others, ICLR 2025, arXiv 2409.11321), both
+for the matrices of the blocks, beside AdamW for what is left, with the step size that was best for
+it. Step sizes of each are tried on one seed, and the one that ends with the least loss is trained
+with two more.
 
 It goes on from the kept result, and begins nothing after so many minutes. Writes
 benchmarks/results/crew-second-order.json after every training.
@@ -50,18 +51,20 @@ from partitioner.training.synchroniser import EveryStep, Synchroniser
 RESULT = RESULTS / "crew-second-order.json"
 LIMIT_TRAIN, LIMIT_TEST = 6_000, 2_000
 SEEDS = 3
-#: AdamW's epochs, and those of the others.
-EPOCHS, FEWER = 8, 6
 RATE, WEIGHT_DECAY = 1e-3, 0.05
 ADAMW, MUON, SOAP, KFAC = "AdamW", "Muon", "SOAP", "K-FAC"
 #: Step sizes as multiples of 0.001; of Muon, with AdamW's size of a step, and of K-FAC those of
 #: the layers that it has.
 GRID: dict[str, tuple[float, ...]] = {
-    ADAMW: (1.0, 2.0, 4.0),
+    ADAMW: (0.5, 1.0, 2.0, 4.0),
     MUON: (1.0, 2.0, 4.0, 8.0),
     SOAP: (1.0, 2.0, 4.0, 8.0),
     KFAC: (1.0, 3.0, 10.0, 30.0),
 }
+#: Methods and their epochs, AdamW's whole training first.
+COMPARED: tuple[tuple[str, int], ...] = (
+    (ADAMW, 8), (ADAMW, 5), (MUON, 6), (MUON, 5), (SOAP, 6), (KFAC, 6),
+)  # fmt: skip
 
 
 class Soap(torch.optim.Optimizer):
@@ -152,6 +155,7 @@ class Trained(NamedTuple):
 
     data: str
     method: str
+    epochs: int
     multiple: float
     seed: int
 
@@ -186,7 +190,6 @@ def train(one: Trained, rate: float, folder: Path) -> dict[str, Any]:
     """Train once; the row of the result, with the processor seconds of training alone."""
     pixels, labels = split(folder, one.data, "train")
     module = network(int(labels.max()) + 1, one.seed)
-    epochs = EPOCHS if one.method == ADAMW else FEWER
     rate = one.multiple * RATE if one.method == ADAMW else rate
 
     def loss_of(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
@@ -194,7 +197,7 @@ def train(one: Trained, rate: float, folder: Path) -> dict[str, Any]:
         return {"loss": F.cross_entropy(logits, labels[index], label_smoothing=0.1)}
 
     schedule = MemberSchedule(
-        epochs=epochs, batch_size=BATCH, learning_rate=rate, weight_decay=WEIGHT_DECAY
+        epochs=one.epochs, batch_size=BATCH, learning_rate=rate, weight_decay=WEIGHT_DECAY
     )
     stage = TrainingStage(
         name="training", pictures=len(labels), schedule=schedule, seed=one.seed, autocast="bf16",
@@ -205,7 +208,7 @@ def train(one: Trained, rate: float, folder: Path) -> dict[str, Any]:
     fit(module, stage, loss_of, Progress(io.StringIO()))
     seconds = time.process_time() - started_s
     stage.checkpoint.unlink(missing_ok=True)
-    row: dict[str, Any] = {**one._asdict(), "epochs": epochs, "seconds": seconds}
+    row: dict[str, Any] = {**one._asdict(), "seconds": seconds}
     for name in ("test", "train"):
         seen, wanted = split(folder, one.data, name)
         logits, wanted = outputs(module, seen[:LIMIT_TEST]), wanted[:LIMIT_TEST]
@@ -214,26 +217,29 @@ def train(one: Trained, rate: float, folder: Path) -> dict[str, Any]:
     return row
 
 
-def best_multiple(rows: Sequence[Mapping[str, Any]], data: str, method: str) -> float | None:
+def best_multiple(
+    rows: Sequence[Mapping[str, Any]], data: str, method: str, epochs: int
+) -> float | None:
     """The step size with the least test loss on the first seed; None before all were tried."""
     losses = {
         row["multiple"]: row["test loss"]
         for row in rows
-        if (row["data"], row["method"], row["seed"]) == (data, method, 0)
+        if (row["data"], row["method"], row["epochs"], row["seed"]) == (data, method, epochs, 0)
     }
     return min(losses, key=losses.__getitem__) if losses.keys() == set(GRID[method]) else None
 
 
 def next_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Trained | None:
     """The next training; all of AdamW's step sizes come before the others, which use the best."""
-    known = {(row["data"], row["method"], row["multiple"], row["seed"]) for row in rows}
+    known = {Trained(*(row[key] for key in Trained._fields)) for row in rows}
     for seed in range(SEEDS):
         for data in names:
-            for method, grid in GRID.items():
-                best = best_multiple(rows, data, method)
-                for multiple in grid if seed == 0 or best is None else [best]:
-                    if (data, method, multiple, seed) not in known:
-                        return Trained(data, method, multiple, seed)
+            for method, epochs in COMPARED:
+                best = best_multiple(rows, data, method, epochs)
+                for multiple in GRID[method] if seed == 0 or best is None else [best]:
+                    one = Trained(data, method, epochs, multiple, seed)
+                    if one not in known:
+                        return one
     return None
 
 
@@ -254,7 +260,7 @@ def main() -> None:
     if RESULT.exists():
         rows = msgspec.json.decode(RESULT.read_bytes())["rows"]
     while (one := next_of(rows, list(counts))) and time.monotonic() < until_s:
-        rate = RATE * (best_multiple(rows, one.data, ADAMW) or 1.0)
+        rate = RATE * (best_multiple(rows, one.data, *COMPARED[0]) or 1.0)
         rows.append(train(one, rate, folder))
         write_json(RESULT, {"machine": machine, "pictures": counts, "rows": rows})
         print(rows[-1], flush=True)
@@ -267,14 +273,15 @@ def figures() -> str:
     found = []
     for data in dict.fromkeys(row["data"] for row in rows):
         base: dict[str, float] = {}
-        for method in GRID:
-            best = best_multiple(rows, data, method)
+        for method, epochs in COMPARED:
+            best = best_multiple(rows, data, method, epochs)
             if best is None:
                 continue
             some = [
                 row
                 for row in rows
-                if (row["data"], row["method"], row["multiple"]) == (data, method, best)
+                if (row["data"], row["method"], row["epochs"]) == (data, method, epochs)
+                and row["multiple"] == best
             ]
             means = {
                 key: mean(row[key] for row in some)
