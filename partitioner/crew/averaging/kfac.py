@@ -10,8 +10,9 @@ Kronecker-factored approximate curvature for modern neural network architectures
 arXiv 2311.00636.
 
 Among several trainers each layer has one owner, to which alone its gradients and factors are sent,
-half of a symmetric matrix, and no inverse is sent by it but the step itself: after the placement
-of PAD-KFAC (Zhang and others, IEEE TPDS 2023).
+half of a symmetric matrix, and which sends no inverse but the step itself: preconditioning by one
+trainer a layer, after DP-KFAC (Zhang, Shi, Wang and Li, arXiv 2206.15143), whose owners have
+factors of their own pictures alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -81,7 +81,7 @@ class KfacOwner(Record, frozen=True, kw_only=True, tag_field="kind", tag="kfac")
     """The owner of a dense layer preconditions its gradient: see `averaging.kfac`."""
 
     #: Step size of dense layers, as a multiple of the schedule's.
-    step: Annotated[float, Meta(gt=0, le=1000)] = 3.0
+    step: Annotated[float, Meta(gt=0, le=1000)] = 10.0
     #: As a multiple of a layer's mean curvature.
     damping: Annotated[float, Meta(gt=0, le=1e9)] = 1000.0
 

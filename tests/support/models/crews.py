@@ -135,14 +135,7 @@ def loss(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
 
 def train_vit(out: Path, sync: Synchroniser) -> nn.Module:
     """Three steps of 7 pictures or 6."""
-    module = ViT()
-    schedule = MemberSchedule(epochs=1, batch_size=7, learning_rate=0.001)
-    stage = TrainingStage(
-        name="exact", pictures=20, schedule=schedule, seed=3, autocast="fp32",
-        checkpoint=out / "checkpoint.pt", sync=sync,
-    )  # fmt: skip
-    fit(module, stage, loss, Progress(io.StringIO()))
-    return module
+    return _train(ViT(), out, sync, epochs=1, batch_size=7)
 
 
 class Narrow(nn.Module):
@@ -162,10 +155,16 @@ class Narrow(nn.Module):
 
 def train_narrow(out: Path, sync: Synchroniser) -> nn.Module:
     """Twelve steps of 10 pictures."""
-    module = Narrow()
-    schedule = MemberSchedule(epochs=6, batch_size=10, learning_rate=0.001)
+    return _train(Narrow(), out, sync, epochs=6, batch_size=10)
+
+
+def _train(
+    module: nn.Module, out: Path, sync: Synchroniser, *, epochs: int, batch_size: int
+) -> nn.Module:
+    """Train `module` with 20 pictures."""
+    schedule = MemberSchedule(epochs=epochs, batch_size=batch_size, learning_rate=0.001)
     stage = TrainingStage(
-        name="narrow", pictures=20, schedule=schedule, seed=3, autocast="fp32",
+        name="exact", pictures=20, schedule=schedule, seed=3, autocast="fp32",
         checkpoint=out / "checkpoint.pt", sync=sync,
     )  # fmt: skip
     fit(module, stage, loss, Progress(io.StringIO()))
