@@ -25,6 +25,7 @@ PAGES = {
     "crew-links": "crew.links",
     "crew-meetings": "crew.meetings",
     "crew-net": "crew.net",
+    "crew-next-forward": "crew.next_forward",
     "crew-pace": "crew.pace",
     "crew-parts": "crew.parts",
     "crew-second-order": "crew.second_order",

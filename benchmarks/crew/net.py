@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -75,6 +75,37 @@ def namespaces(count: int) -> Iterator[list[str]]:
     finally:
         for name in [*names, switch]:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def run_in(
+    names: Sequence[str], cases: Sequence[Case], port: int, module: str, kind: type[Cases] = Cases
+) -> list[dict[str, Any]]:
+    """Figures that each trainer, a process of `module` in a namespace, gives of cases, by name."""
+    asked = kind(
+        trainers=len(names), hosts=tuple(f"10.77.0.{n + 1}" for n in range(len(names))),
+        port=port, cases=tuple(cases),
+    )  # fmt: skip
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE",
+        "GLOO_SOCKET_IFNAME": "eth0",
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "cases.json").write_bytes(msgspec.json.encode(asked))
+        command = [sys.executable, "-m", module, folder]
+        started = [
+            subprocess.Popen(["ip", "netns", "exec", name, *command, str(rank)], env=environment)
+            for rank, name in enumerate(names)
+        ]
+        try:
+            if any(process.wait() for process in started):
+                raise SystemExit("a trainer failed")
+        finally:
+            for process in started:
+                process.kill()
+        return [
+            msgspec.json.decode(Path(folder, f"said-{rank}.json").read_bytes())
+            for rank in range(len(names))
+        ]
 
 
 def base(**more: Any) -> Case:
@@ -185,28 +216,9 @@ PAGE = Page("benchmarks.crew.net", figures)
 def main() -> None:
     """Measure and write."""
     cases = [LINES, *headline(), *plans()]
-    asked = Cases(
-        trainers=TRAINERS, hosts=tuple(f"10.77.0.{n + 1}" for n in range(TRAINERS)), port=PORT,
-        cases=tuple(cases),
-    )  # fmt: skip
     machine = describe_machine()
-    with tempfile.TemporaryDirectory() as folder, namespaces(TRAINERS) as names:
-        Path(folder, "cases.json").write_bytes(msgspec.json.encode(asked))
-        environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE",
-            "GLOO_SOCKET_IFNAME": "eth0",
-        }  # fmt: skip
-        command = [sys.executable, "-m", "benchmarks.crew.played", folder]
-        started = [
-            subprocess.Popen(["ip", "netns", "exec", name, *command, str(rank)], env=environment)
-            for rank, name in enumerate(names)
-        ]
-        if sum(process.wait() for process in started):
-            raise SystemExit("a trainer failed")
-        said = [
-            msgspec.json.decode(Path(folder, f"said-{rank}.json").read_bytes())
-            for rank in range(TRAINERS)
-        ]
+    with namespaces(TRAINERS) as names:
+        said = run_in(names, cases, PORT, "benchmarks.crew.played")
     measured = {case.name: seconds(case.name, said) / case.steps for case in cases[1:]}
     facts = facts_of(said)
     # One trainer takes a step of all four's pictures.

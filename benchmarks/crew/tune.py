@@ -12,13 +12,9 @@ benchmarks/results/crew-tune.json.
 """
 
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,8 +33,9 @@ from benchmarks.crew.net import (
     facts_of,
     namespaces,
     plans,
+    run_in,
 )
-from benchmarks.crew.played import NETWORK, Case, Cases, Trainer, seconds, take_part
+from benchmarks.crew.played import NETWORK, Case, Trainer, seconds, take_part
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, read_result
@@ -144,35 +141,6 @@ class TuningTrainer(Trainer):
         return Drawn(played.module, played.loss_of, schedule)
 
 
-def run_cases(cases: list[Case], machines: list[str], port: int) -> list[dict[str, Any]]:
-    """Run cases by all trainers; what each said."""
-    asked = Cases(
-        trainers=TRAINERS, hosts=tuple(f"10.77.0.{n + 1}" for n in range(TRAINERS)), port=port,
-        cases=tuple(cases),
-    )  # fmt: skip
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE",
-        "GLOO_SOCKET_IFNAME": "eth0",
-    }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "cases.json").write_bytes(msgspec.json.encode(asked))
-        command = [sys.executable, "-m", "benchmarks.crew.tune", folder]
-        started = [
-            subprocess.Popen(["ip", "netns", "exec", name, *command, str(rank)], env=environment)
-            for rank, name in enumerate(machines)
-        ]
-        try:
-            if any(process.wait() for process in started):
-                raise SystemExit("a trainer failed")
-        finally:
-            for process in started:
-                process.kill()
-        return [
-            msgspec.json.decode(Path(folder, f"said-{rank}.json").read_bytes())
-            for rank in range(TRAINERS)
-        ]
-
-
 def case_of(name: str, sync: NetworkSync, facts: Facts) -> Case:
     """A plan that was kept, as those made by hand are trained."""
     links = Links(facts)
@@ -239,12 +207,12 @@ def main() -> None:
                            pictures=PICTURES, steps=1, layers=base().layers, width=base().width)
                       for name in ASKED)]  # fmt: skip
     with namespaces(TRAINERS) as machines:
-        said = run_cases(tries, machines, PORT)
+        said = run_in(machines, tries, PORT, "benchmarks.crew.tune")
         tried = {name: msgspec.convert(said[0][name]["tried"], list[Tried]) for name in ASKED}
         kept = {name: next(one for one in some if one.kept) for name, some in tried.items()}
         facts = facts_of(said)
         tuned = [case_of(f"tuned, {name}", one.sync, facts) for name, one in kept.items()]
-        trained = run_cases([*plans(), *tuned], machines, PORT + 100)
+        trained = run_in(machines, [*plans(), *tuned], PORT + 100, "benchmarks.crew.tune")
     took = {case.name: seconds(case.name, trained) / case.steps for case in [*plans(), *tuned]}
     result: dict[str, Any] = {
         "machine": machine,

@@ -14,7 +14,7 @@ from partitioner.crew.averaging.codecs import CODECS
 from partitioner.crew.averaging.factors import Factors
 from partitioner.crew.averaging.flat import CodecOf
 from partitioner.crew.averaging.kfac import Kfac, KfacSettings
-from partitioner.crew.averaging.mean import Mean, Means, Meeting, Segment
+from partitioner.crew.averaging.mean import Mean, Means, Meeting, Segment, Shards
 from partitioner.crew.coordinator.shares import by_pace
 from partitioner.training.distributed import Crew
 from partitioner.training.synchroniser import EveryStep, Index, Share
@@ -136,21 +136,17 @@ class Gradients(EveryStep):
         of_bucket = self._mean_of(bucket)
 
         def average() -> Tensor:
-            gradient, mean = buffer.cpu(), of_bucket.mean
-            if of_bucket.left is not None:
-                gradient = gradient + of_bucket.left
-            shards = mean.collect(gradient, self._meeting())
-            found = mean.spread(shards)
-            mean.commit()
-            if shards.sent is not gradient:
-                of_bucket.left = gradient - shards.sent
+            shards = of_bucket.collect(buffer.cpu(), self._meeting())
+            found = of_bucket.mean.spread(shards)
+            of_bucket.mean.commit()
             buffer.copy_(found)
             return buffer
 
         if buffer.device.type == "cpu":
-            self._thread.submit(_settle, future, average)
+            self._thread.submit(settle_future, future, average)
         else:
-            _settle(future, average)  # a copy from a device waits for the backward pass anyway
+            # A copy from a device waits for the backward pass anyway.
+            settle_future(future, average)
         return future
 
     def _meeting(self) -> Meeting:
@@ -183,6 +179,15 @@ class _BucketMean:
     mean: Mean
     left: Tensor | None = None
 
+    def collect(self, gradient: Tensor, meeting: Meeting) -> Shards:
+        """Bring the mean to its owners; `gradient` is the own one, of which nothing was sent."""
+        if self.left is not None:
+            gradient = gradient + self.left
+        shards = self.mean.collect(gradient, meeting)
+        if shards.sent is not gradient:
+            self.left = gradient - shards.sent
+        return shards
+
 
 def _for_ddp(crew: Crew) -> ProcessGroup | None:
     """The crew's group; DDP takes no group of gloo's own type, but one that holds it.
@@ -199,7 +204,7 @@ def _for_ddp(crew: Crew) -> ProcessGroup | None:
     return holding
 
 
-def _settle(future: torch.futures.Future[Tensor], action: Callable[[], Tensor]) -> None:
+def settle_future(future: torch.futures.Future[Tensor], action: Callable[[], Tensor]) -> None:
     """Give a future the outcome of `action`."""
     try:
         future.set_result(action())

@@ -49,8 +49,22 @@ def step_s(
     """
     if what == "parameters":
         return compute_s + (mean_s + wait_s) / steps
-    backward_s = (1 - FORWARD) * compute_s
-    return FORWARD * compute_s + max(backward_s + mean_s / buckets, mean_s + backward_s / buckets)
+    return FORWARD * compute_s + _beside((1 - FORWARD) * compute_s, mean_s, buckets)
+
+
+def next_forward_s(compute_s: float, mean_s: float, buckets: float = math.inf) -> float:
+    """Seconds of a step whose means take their first half during the backward pass.
+
+    The other half is under way during the next step's forward pass. After DeAR (arXiv 2302.12445).
+    """
+    forward_s, half_s = FORWARD * compute_s, mean_s / 2
+    backward_s = compute_s - forward_s
+    return _beside(forward_s, half_s, buckets) + _beside(backward_s, half_s, buckets)
+
+
+def _beside(pass_s: float, sending_s: float, buckets: float) -> float:
+    """Seconds of a pass beside which buckets are sent, of which one waits for the other."""
+    return max(pass_s + sending_s / buckets, sending_s + pass_s / buckets)
 
 
 def sent_ratio(

@@ -16,7 +16,14 @@ from msgspec.structs import replace
 from partitioner.crew.coordinator.neighbours import neighbours_of
 from partitioner.crew.coordinator.rounds import growing_means
 from partitioner.crew.coordinator.sizes import CodecName
-from partitioner.crew.planning.costs import RATIO, What, answers_per_s, sent_ratio, step_s
+from partitioner.crew.planning.costs import (
+    RATIO,
+    What,
+    answers_per_s,
+    next_forward_s,
+    sent_ratio,
+    step_s,
+)
 from partitioner.crew.planning.facts import Facts, Trainer
 from partitioner.crew.planning.flows import Links, MeanTime, Route
 from partitioner.crew.planning.losses import STEP_SIZES
@@ -359,7 +366,10 @@ def _by_gradients(
     """A step in each batch, whose shares end together or are equal."""
     slowest = network.batch / len(paces) / min(paces)
     compute_s = network.batch / sum(paces) if sync.shares == "pace" else slowest
-    seconds = step_s("gradients", compute_s, mean_s, buckets=_buckets(network, sync))
+    buckets = _buckets(network, sync)
+    seconds = step_s("gradients", compute_s, mean_s, buckets=buckets)
+    if sync.when == "next_forward":
+        seconds = next_forward_s(compute_s, mean_s, buckets)
     return Method(sync, network.batch / seconds, mean_s)
 
 

@@ -62,6 +62,10 @@ RULES = (
     Rule("when", "what", ("parameters",), "a step needs its gradients", ("background",)),
     Rule("when", "owner", ("mean",), "its momentum would be late", ("background",)),
     Rule("when", "moments", (MISSING,), "AdamW's go on meanwhile", ("background",)),
+    Rule("when", "what", ("gradients",), "rounds begin with all parameters", ("next_forward",)),
+    Rule("when", "route", ("two_phase", "two_tier"), "a ring has one phase", ("next_forward",)),
+    Rule("when", "owner", ("mean",), "its steps need all gradients", ("next_forward",)),
+    Rule("when", "codec", ("fp32", "fp16", "int8"), "factors have no owner", ("next_forward",)),
     Rule("meet", "what", ("parameters",), "gradients are averaged by all", PARTIAL),
     Rule("meet", "owner", ("mean",), "an outer step is from a mean of all", PARTIAL),
     Rule("meet", "when", ("at_once",), "who meets next has to be known", PARTIAL),
@@ -85,6 +89,7 @@ RULES = (
     Rule("stage", "what", ("gradients",), "all stages take every step"),
     Rule("stage", "codec", ("fp32",), "a stage's gradients are its own"),
     Rule("stage", "owner", ("mean",), "a stage's layers have no other owner"),
+    Rule("stage", "when", ("at_once",), "a stage has its parameters alone"),
     Rule("stage", "by", (MISSING,), "stages have a trainer each"),
     Rule("stage", "micro_batches", (GIVEN,), "a batch is cut into as many"),
 )

@@ -134,7 +134,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     #: AdamW's are averaged with each so many means.
     moments: Annotated[int, Meta(ge=1, le=1000)] | None = None
     owner: MeanOwner | OuterOwner | KfacOwner = MeanOwner()
-    when: Literal["at_once", "background"] = "at_once"
+    when: Literal["at_once", "background", "next_forward"] = "at_once"
     meet: WholeGroup | ShuffledGroups | RequestedGroups | Neighbourhood = WholeGroup()
     shares: Literal["equal", "pace"] = "equal"
     route: Route | None = None
@@ -151,9 +151,10 @@ class NetworkSync(Record, frozen=True, kw_only=True):
 
     @property
     def way(self) -> Route:
-        """The route: with none given a ring, which int8, top4 and masks cannot take."""
+        """The route: with none given a ring, unless what travels needs two phases."""
         coded = self.mask is not None or not self.codecs <= {"fp32", "fp16", "factors"}
-        return self.route or ("two_phase" if coded else "ring")
+        needed = coded or self.when == "next_forward"
+        return self.route or ("two_phase" if needed else "ring")
 
     @property
     def codecs(self) -> set[TensorCodec]:

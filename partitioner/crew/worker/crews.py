@@ -7,6 +7,7 @@ from partitioner.crew.averaging.gradients import Gradients
 from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.averaging.kfac import KfacSettings
 from partitioner.crew.averaging.mean import Means
+from partitioner.crew.averaging.next_forward import NextForwardGradients
 from partitioner.crew.averaging.owners import OuterStep
 from partitioner.crew.averaging.parameters import Rounds
 from partitioner.crew.bus.store import SignedStore
@@ -64,7 +65,8 @@ class Crews:
         kfac = None
         if isinstance(sync.owner, KfacOwner):
             kfac = KfacSettings(step=sync.owner.step, damping=sync.owner.damping)
-        gradients = Gradients(
+        kind = NextForwardGradients if sync.when == "next_forward" else Gradients
+        gradients = kind(
             crew,
             self._means(network),
             sync.codec_of,

@@ -17,13 +17,15 @@ from partitioner.crew.coordinator.sizes import CodecName  # noqa: E402
 from partitioner.crew.messages import GoOn, Meet  # noqa: E402
 from partitioner.crew.planning.costs import RATIO  # noqa: E402
 from partitioner.training.distributed import Crew  # noqa: E402
-from partitioner.training.synchroniser import EveryStep  # noqa: E402
+from partitioner.training.synchroniser import MAX_GRADIENT_NORM, EveryStep  # noqa: E402
 from tests.support.models.crews import (  # noqa: E402
     EPOCHS,
     EXACT,
     FACTORED,
     KFAC,
     LOSSY,
+    NEXT_FORWARD,
+    NEXT_FORWARD_EPOCHS,
     PRECONDITIONED,
     ROUNDS,
     TRAINERS,
@@ -103,6 +105,37 @@ def test_preconditioned_gradients_end_with_the_weights_of_one_process_with_them(
     (tmp_path / "plain").mkdir()
     plain = flat(train_narrow(tmp_path / "plain", EveryStep()))
     assert difference(found[0], plain) > 100 * TOLERANCE
+
+
+class Noting(EveryStep):
+    """One process that notes the norm of every step's gradients."""
+
+    def __init__(self) -> None:
+        super().__init__(Crew(0, 1))
+        self.norms: list[float] = []
+
+    def update(self, optimiser: Any) -> float:
+        self.norms.append(super().update(optimiser))
+        return self.norms[-1]
+
+
+@pytest.mark.parametrize("name", NEXT_FORWARD)
+def test_means_in_the_next_forward_pass_end_as_those_at_once(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    found, at_once = ends(folder, name), ends(folder, f"{name}-at-once")
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    # Two routes at once differ by as much: the clipped norm is rounded in another way.
+    assert difference(found[0], at_once[0]) < TOLERANCE
+    for rank in range(TRAINERS):
+        sent = json.loads((folder / f"sent-{rank}.json").read_bytes())
+        assert sent[name] == sent[f"{name}-at-once"] > 0
+    # Some of these steps are clipped, and there are 21.
+    alone = Noting()
+    ends_alone = flat(train_vit(tmp_path, alone, NEXT_FORWARD_EPOCHS))
+    assert len(alone.norms) == 21
+    assert max(alone.norms) > MAX_GRADIENT_NORM
+    assert difference(found[0], ends_alone) < 10 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", FACTORED)

@@ -327,7 +327,7 @@ def test_a_coordinator_that_dies_goes_on_by_the_same_commands(data: Path, tmp_pa
         data,
         NetworkSync(name="teacher", by=names, what="parameters", every_pictures=16),
         NetworkSync(name="member-0", by=names, owner=KfacOwner(step=1.0)),
-        NetworkSync(name="member-1", by=("tower",)),
+        NetworkSync(name="member-1", by=names, when="next_forward"),
         names=names,
     )
     processes = {name: crew.start(name) for name in names}

@@ -23,6 +23,7 @@ from partitioner.crew.averaging.gradients import Gradients
 from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.averaging.kfac import KfacSettings
 from partitioner.crew.averaging.mean import Means
+from partitioner.crew.averaging.next_forward import NextForwardGradients
 from partitioner.crew.averaging.owners import OuterStep
 from partitioner.crew.averaging.parameters import Rounds
 from partitioner.crew.bus.control import Coordinator, CoordinatorClient
@@ -79,6 +80,11 @@ EXACT: dict[str, tuple[Means, tuple[float, ...], int]] = {
 }
 #: Exact plans in which the head's gradient travels by factors: name -> the plan otherwise alike.
 FACTORED = {f"{name}-factors": name for name in ("ring-equal-25", "by_link-pace-1")}
+#: Exact plans whose means reach all in the next forward pass.
+NEXT_FORWARD = {
+    f"{name}-next": name for name in ("two_phase-equal-1", "by_link-pace-1", "two_tier-pace-25")
+}
+NEXT_FORWARD_EPOCHS = 7
 #: Plans in which dense layers are preconditioned: name -> the plan otherwise alike.
 PRECONDITIONED = {f"{name}-kfac": name for name in ("ring-equal-25", "by_link-pace-1")}
 KFAC = KfacSettings(step=2.0, damping=0.003)
@@ -133,9 +139,9 @@ def loss(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
     return {"loss": nn.functional.cross_entropy(network(PIXELS[index]), LABELS[index])}
 
 
-def train_vit(out: Path, sync: Synchroniser) -> nn.Module:
-    """Three steps of 7 pictures or 6."""
-    return _train(ViT(), out, sync, epochs=1, batch_size=7)
+def train_vit(out: Path, sync: Synchroniser, epochs: int = 1) -> nn.Module:
+    """Three steps an epoch, of 7 pictures or 6."""
+    return _train(ViT(), out, sync, epochs=epochs, batch_size=7)
 
 
 class Narrow(nn.Module):
@@ -361,6 +367,13 @@ def every_step(out: Path, rank: int, port: int) -> None:
         )  # fmt: skip
         torch.save(flat(train_vit(out / name, gradients)), out / f"{name}-{rank}.pt")
         said[name] = gradients.bytes_sent
+    for name, alike in NEXT_FORWARD.items():
+        means, paces, bucket_bytes = EXACT[alike]
+        for kind, path in ((Gradients, f"{name}-at-once"), (NextForwardGradients, name)):
+            gradients = kind(crew, means, always("fp32"), paces=paces, bucket_bytes=bucket_bytes)
+            trained = train_vit(out / path, gradients, NEXT_FORWARD_EPOCHS)
+            torch.save(flat(trained), out / f"{path}-{rank}.pt")
+            said[path] = gradients.bytes_sent
     for name, alike in PRECONDITIONED.items():
         means, paces, bucket_bytes = EXACT[alike]
         gradients = Gradients(

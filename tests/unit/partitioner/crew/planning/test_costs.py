@@ -12,6 +12,7 @@ from partitioner.crew.planning.costs import (
     answers_per_s,
     makespan_s,
     memory_bytes,
+    next_forward_s,
     sent_ratio,
     step_s,
     timeline,
@@ -87,6 +88,21 @@ def test_buckets_hide_all_but_the_first_and_the_last() -> None:
     assert step_s("gradients", 3.0, 2.0, buckets=4) == 3.5
     assert step_s("gradients", 3.0, 6.0, buckets=4) == 7.5
     assert step_s("parameters", 3.0, 2.0, steps=4, wait_s=1.0) == 3.75
+
+
+@pytest.mark.parametrize(
+    ("mean_s", "at_once", "next_forward"),
+    [(2, 3, 3), (3, 4, 3.5), (4, 5, 4), (6, 7, 6), (12, 13, 12)],
+)
+def test_means_beside_both_passes(mean_s: float, at_once: float, next_forward: float) -> None:
+    # A forward pass of a second and a backward pass of two.
+    assert step_s("gradients", 3.0, mean_s) == pytest.approx(at_once)
+    assert next_forward_s(3.0, mean_s) == pytest.approx(next_forward)
+
+
+def test_the_first_bucket_to_be_used_is_waited_for() -> None:
+    assert next_forward_s(3.0, 2.0, buckets=4) == pytest.approx(1.25 + 2.25)
+    assert next_forward_s(3.0, 4.0, buckets=1) == pytest.approx(3.0 + 4.0)
 
 
 def test_bits_of_a_number_in_a_mean() -> None:

@@ -60,7 +60,7 @@ OTHERS = {
     "name": ("teacher", "member-0"),
     "by": (GIVEN, MISSING),
     "owner": ("mean", "outer"),
-    "when": ("at_once", "background"),
+    "when": ("at_once", "background", "next_forward"),
     "moments": (GIVEN, MISSING),
     "micro_batches": (GIVEN, MISSING),
 }

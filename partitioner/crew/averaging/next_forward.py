@@ -1,0 +1,214 @@
+"""Gradients whose means reach all trainers during the forward pass of the next step.
+
+A mean has two phases. During the backward pass the mean of each of DDP's buckets is brought to its
+owners; it is sent to all while the next step's forward pass is under way, the layers that run first
+before the others. A bucket's parameters take their step just before the first of their layers runs.
+Of the seconds of a mean one half is then hidden by each pass. After DeAR (Zhang, Shi, Chu, Wang and
+Li, arXiv 2302.12445).
+"""
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+
+from mdp.errors import InputError
+from partitioner.crew.averaging.gradients import Gradients, settle_future
+from partitioner.crew.averaging.mean import Mean, Shards
+from partitioner.training.synchroniser import MAX_GRADIENT_NORM
+
+
+class NextForwardGradients(Gradients):
+    """`Gradients` in two phases, of which the second takes place in the next forward pass.
+
+    Needs a route of two phases. With fp32 the weights are those of one process, up to rounding.
+    """
+
+    #: Means of this step's buckets at their owners, in DDP's order.
+    _collected: list["_Collected"]
+    #: The same of the last step, in the order in which layers run.
+    _clipped: list["_Coming"]
+    #: Means on their way, by each parameter that waits for its own.
+    _coming: dict[Tensor, "_Coming"]
+
+    def wrap(
+        self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
+    ) -> nn.Module:
+        """DDP around the module, and a step of a layer's parameters before it runs."""
+        self._optimiser = optimiser
+        self._collected, self._clipped, self._coming = [], [], {}
+        wrapped = super().wrap(module, optimiser, device)
+        if self.crew.size > 1:
+            layers = [
+                (layer, own)
+                for layer in module.modules()
+                if (own := [p for p in layer.parameters(recurse=False) if p.requires_grad])
+            ]
+            self._hooks = [
+                layer.register_forward_pre_hook(partial(self._before_layer, own))
+                for layer, own in layers
+            ]
+            self._hooks.append(module.register_forward_hook(self._after_network))
+        return wrapped
+
+    def update(self, optimiser: torch.optim.Optimizer) -> float:
+        """The norm of all gradients, by which they are clipped; steps are taken as means come.
+
+        Step sizes are those of now.
+        """
+        if self.crew.size == 1:
+            return super().update(optimiser)
+        assert self._module is not None
+        collected, self._collected = self._collected, []
+        # Each number of a mean has one owner.
+        squares = torch.tensor([sum(one.square for one in collected)], dtype=torch.float64)
+        self.crew.require_group().allreduce([squares]).wait()
+        norm = math.sqrt(float(squares))
+        # What is there now is neither the own gradient nor the mean.
+        self._module.zero_grad(set_to_none=True)
+        if math.isfinite(norm):
+            # As torch.nn.utils.clip_grad_norm_ has it.
+            factor = min(1.0, MAX_GRADIENT_NORM / (norm + 1e-6))
+            rates = [float(group["lr"]) for group in optimiser.param_groups]
+            self._clipped = [_Coming(one, factor, rates) for one in reversed(collected)]
+        return norm
+
+    def after_step(self, pictures: int) -> None:
+        """Begin to send means to all: only now, as a step's losses would wait behind them."""
+        for coming in self._clipped:
+            coming.start(self._thread)
+            self._coming |= dict.fromkeys(coming.collected.places, coming)
+        self._clipped = []
+
+    def settle(self, sums: Tensor) -> Tensor:
+        """Take the steps of all means that are on their way."""
+        self._take_steps(list(self._coming))
+        return super().settle(sums)
+
+    def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        buffer, future = bucket.buffer(), torch.futures.Future[Tensor]()
+        of_bucket, start = self._mean_of(bucket), int(buffer.storage_offset())
+        places = {
+            parameter: _Place(view.size(), view.stride(), int(view.storage_offset()) - start)
+            for parameter, view in zip(bucket.parameters(), bucket.gradients(), strict=True)
+        }
+
+        def collect() -> Tensor:
+            shards = of_bucket.collect(buffer.cpu(), self._meeting())
+            self._collected.append(_Collected(of_bucket.mean, shards, places))
+            return buffer
+
+        if buffer.device.type == "cpu":
+            self._thread.submit(settle_future, future, collect)
+        else:
+            settle_future(future, collect)
+        return future
+
+    def _before_layer(self, parameters: Sequence[Tensor], *_: Any) -> None:
+        if self._coming:
+            self._take_steps(parameters)
+
+    def _after_network(self, *_: Any) -> None:
+        """Refuse a network of which parameters are used by others than the layers that have them.
+
+        They would have been used before their step.
+        """
+        if self._coming:
+            late = sorted(self._names[parameter] for parameter in self._coming)
+            self._remove_hooks()
+            raise InputError(
+                'when = "next_forward": expected parameters that only their own layers use, '
+                f"found {', '.join(late)}"
+            )
+
+    def _take_steps(self, parameters: Sequence[Tensor]) -> None:
+        """Take the steps of the buckets of some parameters, once their means have come."""
+        for parameter in parameters:
+            if (coming := self._coming.get(parameter)) is None:
+                continue
+            try:
+                mean = coming.result()
+            except RuntimeError:  # of gloo: a member is lost
+                self._remove_hooks()
+                raise
+            self._take_step(coming, mean)
+            for one in coming.collected.places:
+                del self._coming[one]
+
+    def _take_step(self, coming: "_Coming", mean: Tensor) -> None:
+        groups = self._optimiser.param_groups
+        now = [group["lr"] for group in groups]
+        for group, rate in zip(groups, coming.rates, strict=True):
+            group["lr"] = rate
+        places = coming.collected.places
+        for parameter, place in places.items():
+            gradient = torch.as_strided(mean, place.size, place.stride, place.offset)
+            parameter.grad = (gradient * coming.factor).to(parameter.device)
+        self._optimiser.step()
+        for parameter in places:
+            parameter.grad = None
+        for group, rate in zip(groups, now, strict=True):
+            group["lr"] = rate
+
+    def _remove_hooks(self) -> None:
+        """End the wait for means: another crew may train the same network."""
+        self._coming.clear()
+        for hook in self._hooks:
+            hook.remove()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The place of a parameter's gradient in its bucket."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    """The mean of a bucket at its owners."""
+
+    mean: Mean
+    shards: Shards
+    #: By parameter.
+    places: dict[Tensor, _Place]
+
+    @property
+    def square(self) -> float:
+        """The sum of squares of the own shard's numbers."""
+        return float(self.shards.own.double().square().sum())
+
+    def spread(self) -> Tensor:
+        """Send the own shard to all; returns the mean."""
+        found = self.mean.spread(self.shards)
+        self.mean.commit()
+        return found
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A mean on its way, and the step that its parameters take by it."""
+
+    collected: _Collected
+    #: What the mean is multiplied by, so that the norm of all is at most the greatest allowed.
+    factor: float
+    #: Step sizes of the optimiser's groups.
+    rates: list[float]
+    _mean: Future[Tensor] | None = None
+
+    def start(self, thread: Executor) -> None:
+        """Begin to send it to all."""
+        self._mean = thread.submit(self.collected.spread)
+
+    def result(self) -> Tensor:
+        """The mean, once it has come; raises RuntimeError where a member is lost."""
+        assert self._mean is not None
+        return self._mean.result()
