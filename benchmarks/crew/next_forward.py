@@ -5,7 +5,7 @@
 The trainers and cables of `benchmarks.crew.net`: four, 20 Mbit/s, computing played by sleeping.
 Networks of 16 equal layers, 2.3 MB, whose backward pass takes as long as a mean in two phases
 takes over these cables, half as long, or a quarter. Torch's DDP, this package's gradients at once,
-by a ring and in two phases, and `when = "next_forward"`, each with buckets of 2, 4 and 8 layers,
+by a ring and in two phases, and `when = "next_forward"`, each with buckets of 1, 2 and 4 layers,
 20 steps each; the quickest size of each counts. The first step, in which torch learns the order of
 the gradients, counts too. Needs root and iproute2. Writes
 benchmarks/results/crew-next-forward.json.
@@ -38,7 +38,7 @@ SIZE = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
 MEAN_S = 2 * (TRAINERS - 1) / TRAINERS * SIZE * 8 / (MBIT * 1e6)
 #: Seconds of a mean, of those of a backward pass.
 RATIOS = (1, 2, 4)
-BUCKETS = (2, 4, 8)
+BUCKETS = (1, 2, 4)
 Way = Literal["DDP", "at once, ring", "at once, two_phase", "next_forward"]
 WAYS: tuple[Way, ...] = ("DDP", "at once, ring", "at once, two_phase", "next_forward")
 
