@@ -1,14 +1,15 @@
 """The teacher in stages of consecutive blocks, each on a trainer: torch's 1F1B over a crew's group.
 
-Every trainer has its own stage's parameters, gradients and moments alone in memory. Weights are
-those of one process, up to rounding: a batch's micro-batches are padded to one size with pictures
-that have no part in the loss, and gradients are clipped by the norm over all stages.
+Every trainer has its own stage's parameters, gradients and moments alone in memory. Several
+pipelines share a batch, and those who have the same stage average its gradients. Weights are those
+of one process, up to rounding: a batch's micro-batches are padded to one size with pictures that
+have no part in the loss, and gradients are clipped by the norm over all stages.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional as F
 
 from mdp.formats.plan import TeacherSpec
+from partitioner.crew.averaging.codecs import CODECS
+from partitioner.crew.averaging.mean import Mean, Means, Meeting, Segment
 from partitioner.data.memmaps import Views
 from partitioner.data.variants import Labels
 from partitioner.networks.teacher import Teacher, build_teacher
@@ -48,8 +51,9 @@ class Cut:
     micro_batches: int
     #: Most micro-batches here between forward and backward; more than never waits is of no use.
     in_flight: int
-    #: Rank in the group, by stage.
-    ranks: tuple[int, ...]
+    #: Pipelines that share every batch, and which of them this process is in.
+    pipelines: int = 1
+    pipeline: int = 0
 
     @property
     def is_first(self) -> bool:
@@ -60,6 +64,21 @@ class Cut:
     def is_last(self) -> bool:
         """Tell whether it gives the logits."""
         return self.index == len(self.blocks) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageGroups:
+    """Groups of a trainer of a stage."""
+
+    #: All trainers of all stages.
+    crew: Crew
+    #: Those of the own pipeline, and their ranks in its group, by stage.
+    pipeline: Crew
+    ranks: tuple[int, ...]
+    #: The way in which those who train the same stage average its gradients.
+    means: Means = field(default_factory=Means)
+    #: These; None where there is one pipeline.
+    meeting: Meeting | None = None
 
 
 def stage_of(name: str, blocks: Sequence[int]) -> int:
@@ -138,32 +157,41 @@ class StagePictures:
 class Pipeline(EveryStep):
     """A `Synchroniser` of trainers that have a stage each, and the loss of a batch over all.
 
-    `begun` has to hold while it trains. between: tokens and width between two blocks. checkpoint:
-    of this stage; the one before the last is kept beside it, as another stage may be lost before
-    it has written its last.
+    `default_group` of the own pipeline has to hold while it trains. between: tokens and width
+    between two blocks. checkpoint: of this stage; the one before the last is kept beside it, as
+    another stage may be lost before it has written its last.
     """
 
     def __init__(
         self,
-        crew: Crew,
+        groups: StageGroups,
         cut: Cut,
         pictures: StagePictures,
         between: tuple[int, int],
         checkpoint: Path,
     ) -> None:
-        super().__init__(crew)
-        self._between = between
+        super().__init__(groups.crew)
+        self._between, self._groups = between, groups
+        self._mean = Mean([], groups.means)
         self._cut, self._pictures, self._checkpoint = cut, pictures, checkpoint
         self._schedule: Any = None
         self._wanted: Tensor | None = None
-        self._count = 0
+        #: Pictures of the batch that goes on, those of other pipelines too.
+        self._batch = np.zeros(0, dtype=np.int64)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of gradients that this trainer has sent to others of its stage."""
+        return self._mean.sent_bytes
 
     def wrap(
         self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
     ) -> nn.Module:
         """Make the stage; returns the module itself."""
         self._module, cut, seen = module, self._cut, self._pictures
-        size = -(-seen.batch_size // cut.micro_batches)
+        size = self._micro_size
+        numbers = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        self._mean = Mean([Segment(0, numbers, CODECS["fp32"])], self._groups.means)
         between = torch.empty(size, *self._between, requires_grad=True)
         pixels = torch.empty(size, 3, seen.side, seen.side)
         stage = PipelineStage(
@@ -174,7 +202,7 @@ class Pipeline(EveryStep):
             input_args=pixels if cut.is_first else between,
             output_args=torch.empty(size, seen.classes) if cut.is_last else between,
         )
-        stage.stage_index_to_group_rank = dict(enumerate(cut.ranks))
+        stage.stage_index_to_group_rank = dict(enumerate(self._groups.ranks))
         # Schedule1F1B begins with as many forward passes as it sees stages from here on.
         in_flight = min(cut.in_flight, len(cut.blocks) - cut.index)
         stage.num_stages = cut.index + in_flight
@@ -183,18 +211,24 @@ class Pipeline(EveryStep):
         return module
 
     def shares(self, batches: Sequence[Index], epoch: int) -> Iterator[Share]:
-        """Every batch, whole."""
+        """The own pipeline's part of every batch, of which the loss is a part of the batch's."""
         for number, index in enumerate(batches):
-            yield number, index, 1.0
+            self._batch = index
+            yield number, np.array_split(index, self._cut.pipelines)[self._cut.pipeline], 1.0
+
+    @property
+    def _micro_size(self) -> int:
+        """Pictures of a micro-batch, those included that have no part in the loss."""
+        return -(-self._pictures.batch_size // (self._cut.pipelines * self._cut.micro_batches))
 
     def loss_of(self, network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
         """The forward and backward passes of a batch: gradients are there when it returns.
 
         The loss is that of the last stage and 0 in all others; nothing depends on it any more.
         """
-        seen, many = self._pictures, self._cut.micro_batches
-        size = -(-seen.batch_size // many)
-        self._count = len(index)
+        seen, many, size = self._pictures, self._cut.micro_batches, self._micro_size
+        #: Stands where a micro-batch has fewer pictures.
+        any_picture = self._batch[0]
         # Padded micro by micro: a picture's rows are then those of its own micro-batch.
         padded = np.full((many, size), -1, dtype=np.int64)
         for row, part in zip(padded, np.array_split(index, many), strict=True):
@@ -205,10 +239,10 @@ class Pipeline(EveryStep):
         said: dict[str, Any] = {}
         if self._cut.is_first:
             views = seen.pixels[epoch % len(seen.pixels)]
-            given = [batch(views, np.where(rows < 0, index[0], rows), _CPU)]
+            given = [batch(views, np.where(rows < 0, any_picture, rows), _CPU)]
         if self._cut.is_last:
             labels = seen.labels[epoch % len(seen.labels)]
-            self._wanted = labels[np.where(rows < 0, index[0], rows)]
+            self._wanted = labels[np.where(rows < 0, any_picture, rows)]
             said = {"target": torch.arange(len(rows)).where(torch.from_numpy(rows) >= 0, -1)}
             said["losses"] = losses
         self._schedule.step(*given, **said, return_outputs=False)
@@ -222,19 +256,29 @@ class Pipeline(EveryStep):
         wanted = self._wanted[rows[real]]
         smoothing = self._pictures.label_smoothing
         total = F.cross_entropy(logits[real], wanted, label_smoothing=smoothing, reduction="sum")
-        return total / self._count
+        return total / len(self._batch)
 
     def update(self, optimiser: torch.optim.Optimizer) -> float:
         """Take a step with gradients clipped by their norm over all stages."""
         assert self._module is not None
         gradients = [p.grad for p in self._module.parameters() if p.grad is not None]
+        if self._groups.meeting is not None:
+            self._add_up(gradients, self._groups.meeting)
         norm = nn.utils.get_total_norm(gradients)
         squares = norm.double().cpu().square().reshape(1)
-        self.crew.require_group().allreduce([squares]).wait()
+        self._groups.pipeline.require_group().allreduce([squares]).wait()
         if not squares.isfinite():  # all stages have to see it
             squares.fill_(torch.nan)
         total = squares.sqrt().float()[0].to(norm.device)
         return step_clipped(self._module, optimiser, total)
+
+    def _add_up(self, gradients: Sequence[Tensor], meeting: Meeting) -> None:
+        """Replace the own stage's gradients by the sums of all pipelines' parts of the batch."""
+        own = torch.cat([gradient.flatten().float().cpu() for gradient in gradients])
+        total = self._mean.spread(self._mean.collect(own, meeting)) * len(meeting.members)
+        parts = torch.split(total, [gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
 
     def settle(self, sums: Tensor) -> Tensor:
         """Keep the checkpoint of the epoch before, which all stages have written."""

@@ -108,10 +108,8 @@ class Methods:
         if min(paces) <= 0 or not self._is_connected(crew):
             return None
         if sync.stage:
-            pipeline, unit_s = self._pipeline(network, crew, sync.micro_batches or 1)
-            blocks = [stage.blocks for stage in sync.stage]
-            time = pipeline_time(blocks, dataclasses.replace(pipeline, in_flight=sync.in_flight))
-            return Method(sync, network.batch / (time * unit_s))
+            mean_s = self._stage_mean_s(network, sync)
+            return Method(sync, network.batch / (self._passes_s(network, sync) + mean_s), mean_s)
         if not self._fits(network, sync, crew):
             return None
         if len(crew) == 1:
@@ -309,10 +307,35 @@ class Methods:
         sync = NetworkSync(name=network.name, micro_batches=micro_batches, stage=stages)
         return Method(sync, network.batch / (found.time * unit_s))
 
+    def _passes_s(self, network: NetworkWork, sync: NetworkSync) -> float:
+        """Seconds of a batch's passes through the slowest of the pipelines that share it."""
+        blocks, parts = [stage.blocks for stage in sync.stage], len(sync.pipelines)
+        found = []
+        for crew in sync.pipelines:
+            pipeline, unit_s = self._pipeline(network, crew, (sync.micro_batches or 1) * parts)
+            pipeline = dataclasses.replace(
+                pipeline, micro_batches=sync.micro_batches or 1, in_flight=sync.in_flight
+            )
+            found.append(pipeline_time(blocks, pipeline) * unit_s)
+        return max(found)
+
+    def _stage_mean_s(self, network: NetworkWork, sync: NetworkSync) -> float:
+        """Seconds in which the trainers of each stage average its gradients, after the passes."""
+        if len(sync.pipelines) == 1:
+            return 0.0
+        block_bytes = network.size_bytes / max(1, network.blocks)
+        return max(
+            self.links.mean(sync.way, stage.trainers, sync.shards).of(stage.blocks * block_bytes)
+            for stage in sync.stage
+        )
+
     def _pipeline(
         self, network: NetworkWork, crew: Sequence[str], micro_batches: int
     ) -> tuple[PipelineFacts, float]:
-        """A pipeline, and seconds of its unit: of one block's forward pass on the first trainer."""
+        """A pipeline, and seconds of its unit: of one block's forward pass on the first trainer.
+
+        micro_batches: of a whole batch.
+        """
         pictures = network.batch / micro_batches
         paces = [self._pace(name, network) for name in crew]
         unit_s = pictures / paces[0] / (3 * network.blocks)

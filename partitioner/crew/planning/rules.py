@@ -90,7 +90,7 @@ RULES = (
     Rule("stage", "codec", ("fp32",), "a stage's gradients are its own"),
     Rule("stage", "owner", ("mean",), "a stage's layers have no other owner"),
     Rule("stage", "when", ("at_once",), "a stage has its parameters alone"),
-    Rule("stage", "by", (MISSING,), "stages have a trainer each"),
+    Rule("stage", "by", (MISSING,), "stages name their trainers"),
     Rule("stage", "micro_batches", (GIVEN,), "a batch is cut into as many"),
 )
 

@@ -54,13 +54,19 @@ class TensorRule(Record, frozen=True, kw_only=True):
 
 
 class Stage(Record, frozen=True, kw_only=True):
-    """Consecutive blocks of a network on one trainer of a pipeline."""
+    """Consecutive blocks of a network, on one trainer of each pipeline."""
 
     blocks: Annotated[int, Meta(ge=1, le=1000)]
-    by: Name
+    #: With several, each is of another pipeline, and all average the stage's gradients.
+    by: Name | Annotated[Trainers, Meta(min_length=1)]
     #: Micro-batches between their forward and backward passes, at most those of the stage before;
     #: without it, what never waits, or those of the stage before.
     in_flight: Annotated[int, Meta(ge=1, le=1000)] | None = None
+
+    @property
+    def trainers(self) -> Trainers:
+        """Its trainers, by pipeline."""
+        return (self.by,) if isinstance(self.by, str) else self.by
 
 
 class MeanOwner(Record, frozen=True, kw_only=True, tag_field="kind", tag="mean"):
@@ -178,8 +184,16 @@ class NetworkSync(Record, frozen=True, kw_only=True):
 
     @property
     def crew(self) -> Trainers:
-        """The trainers of it; nobody in particular where no one is named."""
-        return self.by or tuple(stage.by for stage in self.stage)
+        """The trainers of it; nobody in particular where no one is named.
+
+        Of pipelines one after another, each in the order of its stages.
+        """
+        return self.by or tuple(name for pipeline in self.pipelines for name in pipeline)
+
+    @property
+    def pipelines(self) -> tuple[Trainers, ...]:
+        """The trainers of each pipeline, by stage."""
+        return tuple(zip(*(stage.trainers for stage in self.stage), strict=False))
 
     @property
     def in_flight(self) -> tuple[int, ...]:
@@ -332,7 +346,8 @@ def _of_the_crews(plan: SyncPlan) -> Iterator[str]:
     crews = [("answers.by", plan.answers.by)]
     crews += [(f"network[{i}].by", sync.by) for i, sync in enumerate(plan.network)]
     for i, sync in enumerate(plan.network):
-        crews.append((f"network[{i}].stage", tuple(stage.by for stage in sync.stage)))
+        of_stages = tuple(name for stage in sync.stage for name in stage.trainers)
+        crews.append((f"network[{i}].stage", of_stages))
     for key, crew in crews:
         for name, count in Counter(crew).items():
             if count > 1:
@@ -352,11 +367,15 @@ def _of_a_network(sync: NetworkSync) -> Iterator[str]:
         yield "micro_batches`: expected at least as many as stages"
     if len(sync.stage) == 1:
         yield "stage`: expected at least 2, or `by`"
+    counts = [len(stage.trainers) for stage in sync.stage]
+    if len(set(counts)) > 1:
+        found = ", ".join(map(str, counts))
+        yield f"stage`: expected as many trainers at each stage, found {found}"
     for i, (before, limit) in enumerate(pairwise(sync.in_flight), 1):
         if limit > before:
             yield (
                 f"stage[{i}].in_flight`: expected at most {before}, as many as at the stage "
-                f"before, found {limit}: {sync.stage[i].by} would wait for ever"
+                f"before, found {limit}: {sync.stage[i].trainers[0]} would wait for ever"
             )
 
 
@@ -482,9 +501,12 @@ def _of_stages(
         yield f"`{key}.stage`: expected {network.blocks} blocks together, found {found}"
         return
     micro_batches = sync.micro_batches or 1
+    # A pipeline has its part of a batch alone.
+    cuts = micro_batches * len(sync.pipelines)
     needed = {
-        stage.by: stage.blocks * network.block_bytes(kept, micro_batches)
+        name: stage.blocks * network.block_bytes(kept, cuts)
         for stage, kept in zip(sync.stage, sync.in_flight, strict=True)
+        for name in stage.trainers
     }
     using = [facts.names[0], *(plan.answers.by or facts.names)]
     using += [name for other in plan.network if other != sync for name in other.crew or facts.names]

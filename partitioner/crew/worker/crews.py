@@ -47,7 +47,7 @@ class Crews:
             self.groups,
             trainers,
             first=True,  # each keeps its own files
-            means=self._means(network),
+            means=self.means(network),
             codec_of=sync.codec_of,
             scales=sync.step_size == "auto",
             moments=sync.moments or 0,
@@ -68,7 +68,7 @@ class Crews:
         kind = NextForwardGradients if sync.when == "next_forward" else Gradients
         gradients = kind(
             crew,
-            self._means(network),
+            self.means(network),
             sync.codec_of,
             paces=paces,
             bucket_bytes=sync.bucket_bytes or BUCKET_BYTES,
@@ -79,7 +79,8 @@ class Crews:
         self.account.follow(lambda: gradients.bytes_sent)
         return gradients
 
-    def _means(self, network: str) -> Means:
+    def means(self, network: str) -> Means:
+        """The way in which a network's means are taken."""
         sync = self.plan.of(network)
         return Means(route=sync.way, shards=sync.shards, uplink=self._uplink, site=self._site)
 

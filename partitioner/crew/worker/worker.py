@@ -228,6 +228,7 @@ class Worker:
             crews.control,
             crews.groups,
             crews.name_of,
+            crews.means("teacher"),
             self._ends.files,
         )
 

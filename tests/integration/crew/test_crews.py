@@ -32,6 +32,7 @@ from tests.support.models.crews import (  # noqa: E402
     WAYS,
     always,
     flat,
+    in_pipelines,
     join_state,
     machine,
     main,
@@ -151,6 +152,37 @@ def test_stages_end_with_the_weights_of_one_process(folder: Path, tmp_path: Path
     assert len(found) == sum(len(stage["weights"]) for stage in stages)  # none is held twice
     assert difference(join_state(found), train_teacher(tmp_path)) < TOLERANCE
     assert stages[0]["losses"] == stages[1]["losses"] == stages[2]["losses"]
+
+
+def test_pipelines_end_with_the_weights_of_one_process(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        said = [tmp_path / f"{rank}.log" for rank in range(4)]
+        started = [
+            Forked(in_pipelines, tmp_path, rank, port, stderr=said[rank]) for rank in range(4)
+        ]
+        try:
+            codes = [process.wait(PATIENCE_S) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+    assert codes == [0] * 4, "\n".join(path.read_text() for path in said)
+    ends = [
+        [torch.load(tmp_path / f"pipeline-{pipeline}-stage-{index}" / "end.pt") for index in (0, 1)]
+        for pipeline in (0, 1)
+    ]
+    found = [{n: v for stage in stages for n, v in stage["weights"].items()} for stages in ends]
+    assert difference(join_state(found[0]), train_teacher(tmp_path)) < TOLERANCE
+    for name, value in found[0].items():
+        assert torch.equal(found[1][name], value)
+    for stages in ends:
+        for stage in stages:
+            assert stage["losses"] == ends[0][0]["losses"]
+            numbers = sum(value.numel() for value in stage["weights"].values())
+            # Six steps, in each of which half is sent to the other one, and the own half's mean.
+            assert 0 < stage["sent"] <= 6 * 4 * numbers
 
 
 @pytest.mark.parametrize("codec", LOSSY)

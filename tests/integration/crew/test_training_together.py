@@ -287,6 +287,27 @@ def test_a_teacher_in_stages_goes_on_after_one_is_lost(
     assert not [*tmp_path.glob("run*/checkpoint-*"), *tmp_path.glob("run*/cache/teacher-stage*")]
 
 
+def test_a_teacher_in_two_pipelines(scenes: Path, alone: RunFolder, tmp_path: Path) -> None:
+    names = ("coordinator", "tower", "nuc", "den")
+    stages = (
+        Stage(blocks=1, by=("nuc", "coordinator")),
+        Stage(blocks=2, by=("tower", "den"), in_flight=1),
+    )
+    crew = Crew(
+        tmp_path,
+        scenes,
+        NetworkSync(name="teacher", micro_batches=2, stage=stages),
+        *(NetworkSync(name=name, by=("coordinator",)) for name in NETWORKS[1:]),
+        names=names,
+        answers=("coordinator",),
+    )
+    processes = {name: crew.start(name) for name in names}
+    for name, process in processes.items():
+        crew.ends(name, process)
+    assert len(crew.run.read_curves()["teacher"]) == len(alone.read_curves()["teacher"])
+    assert difference(crew.run.teacher, alone.teacher) < 1e-4
+
+
 def test_a_trainer_that_differs_is_refused_in_a_line(data: Path, tmp_path: Path) -> None:
     crew = Crew(tmp_path, data, *(NetworkSync(name=name, by=("coordinator",)) for name in NETWORKS))
     processes = {name: crew.start(name) for name in ("coordinator", "tower")}

@@ -38,11 +38,13 @@ from partitioner.crew.coordinator.watch import Watch
 from partitioner.crew.jobs.pipeline import (
     Cut,
     Pipeline,
+    StageGroups,
     StagePictures,
     default_group,
     part_of,
     stage_of,
 )
+from partitioner.crew.jobs.staged import groups_of_stages
 from partitioner.crew.messages import Accepted, Gone, Refused
 from partitioner.data.variants import Labels
 from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec
@@ -216,24 +218,51 @@ def train_teacher(out: Path) -> Tensor:
 
 def in_stages(out: Path, crew: Crew) -> None:
     """Train the teacher in unequal stages, of which the last rank has the first."""
-    blocks, index = (1, 2, 1), TRAINERS - 1 - crew.rank
+    ranks = tuple(range(TRAINERS))[::-1]
+    index = ranks.index(crew.rank)
+    cut = Cut(blocks=(1, 2, 1), index=index, micro_batches=3, in_flight=2)
+    train_stage(out / f"stage-{index}", StageGroups(crew=crew, pipeline=crew, ranks=ranks), cut)
+
+
+def in_pipelines(out: Path, rank: int, port: int) -> None:
+    """Train the teacher as one of four: in two pipelines of two stages each."""
+    torch.set_num_threads(1)
+    served = serve_store("127.0.0.1", port, "") if rank == 0 else None
+    store = connect("127.0.0.1", port, "", wait_s=60.0)
+    groups = TrainerGroups(store, rank, "127.0.0.1", lambda network, seq: False, 60.0)
+    group = cast(ProcessGroup, groups.of("teacher", 0, range(4)))
+    places = [1, 3, 0, 2]
+    pipeline, index = divmod(places.index(rank), 2)
     cut = Cut(
-        blocks=blocks, index=index, micro_batches=3, in_flight=2, ranks=tuple(range(TRAINERS))[::-1]
-    )
+        blocks=(1, 3), index=index, micro_batches=2, in_flight=2 - index, pipelines=2,
+        pipeline=pipeline,
+    )  # fmt: skip
+    crew = Crew(rank, 4, group)
+    with groups_of_stages(crew, range(4), places, 2, groups, WAYS["two_phase"]) as found:
+        train_stage(out / f"pipeline-{pipeline}-stage-{index}", found, cut)
+        group.barrier().wait()
+    del served
+
+
+def train_stage(folder: Path, groups: StageGroups, cut: Cut) -> None:
+    """Train one stage, and keep its weights and losses."""
     state = new_teacher().state_dict()
-    own = {name: value for name, value in state.items() if stage_of(name, blocks) == index}
+    own = {name: value for name, value in state.items() if stage_of(name, cut.blocks) == cut.index}
     teacher, between = part_of(DEEP, 5, cut, own)
     pictures = StagePictures(
         pixels=VIEWS if cut.is_first else [],
         labels=[Labels(LABELS.numpy(), 5, None)] if cut.is_last else [],
         batch_size=7, label_smoothing=0.1, classes=5, side=12, autocast="fp32",
     )  # fmt: skip
-    folder = out / f"stage-{index}"
     folder.mkdir()
-    sync = Pipeline(crew, cut, pictures, between, folder / "checkpoint.pt")
-    with default_group(crew):
+    sync = Pipeline(groups, cut, pictures, between, folder / "checkpoint.pt")
+    with default_group(groups.pipeline):
         curve = fit(teacher, teacher_stage(folder, sync), sync.loss_of, Progress(io.StringIO()))
-    kept = {"weights": teacher.state_dict(), "losses": [epoch["loss"] for epoch in curve]}
+    kept = {
+        "weights": teacher.state_dict(),
+        "losses": [epoch["loss"] for epoch in curve],
+        "sent": sync.sent_bytes,
+    }
     torch.save(kept, folder / "end.pt")
 
 

@@ -17,6 +17,7 @@ from partitioner.crew.planning.syncplan import (
     NetworkSync,
     RequestedGroups,
     ShuffledGroups,
+    Stage,
     SyncPlan,
     WholeGroup,
     contradictions,
@@ -228,6 +229,31 @@ def test_stages_keep_fewer_micro_batches_where_memory_is_small() -> None:
     found = predict(SyncPlan(network=(slower, *plan.network[1:])), facts, work)
     assert found is not None
     assert found.plan.network[0].in_flight == (1,) * len(sync.stage)
+
+
+def test_two_pipelines_share_a_batch_and_average_their_stages() -> None:
+    names = ("coordinator", "tower", "nuc", "den")
+    facts = fleet(dict.fromkeys(names, 100.0), 1000)
+    work = Work(networks=(TEACHER, *members(1)))
+
+    def pictures_per_s(*by: tuple[str, ...], micro_batches: int) -> float:
+        stages = tuple(Stage(blocks=6, by=trainers) for trainers in by)
+        sync = NetworkSync(name="teacher", micro_batches=micro_batches, stage=stages)
+        plan = SyncPlan(network=(sync, NetworkSync(name="member-0", by=("coordinator",))))
+        found = predict(plan, facts, work)
+        assert found is not None
+        return found.methods[0].pictures_per_s
+
+    # Micro-batches of as many pictures, half as many in each of the two.
+    one = pictures_per_s(("coordinator",), ("tower",), micro_batches=8)
+    two = pictures_per_s(("coordinator", "nuc"), ("tower", "den"), micro_batches=4)
+    passes_s = TEACHER.batch / one * (4 + 1) / (8 + 1)
+    mean_s = TEACHER.batch / two - passes_s
+    links = Methods(facts).links
+    size_bytes = TEACHER.size_bytes / 2
+    assert mean_s == pytest.approx(
+        max(links.mean("ring", pair).of(size_bytes) for pair in (names[::2], names[1::2])), rel=0.1
+    )
 
 
 def test_a_teacher_that_fits_in_no_stages_is_refused_with_its_memory() -> None:

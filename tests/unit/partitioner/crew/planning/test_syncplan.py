@@ -258,7 +258,7 @@ def test_no_stage_has_more_in_flight_than_the_one_before(
         (network(STAGES + "\nwhat = 'parameters'", "teacher"), 'stage`: .* what = "gradients"'),
         (
             network(STAGES + "\nby = ['coordinator']", "teacher"),
-            "stage`: expected only without by: stages have a trainer each",
+            "stage`: expected only without by: stages name their trainers",
         ),
         (
             network("stage = [{blocks = 7, by = 'a'}, {blocks = 5, by = 'b'}]", "teacher"),
@@ -275,6 +275,29 @@ def test_no_stage_has_more_in_flight_than_the_one_before(
         (
             network(STAGES.replace("nuc", "coordinator"), "teacher"),
             "stage`: expected each trainer once",
+        ),
+        (
+            network(
+                "micro_batches = 4\nstage = "
+                "[{blocks = 7, by = ['a', 'b']}, {blocks = 5, by = 'c'}]",
+                "teacher",
+            ),
+            "stage`: expected as many trainers at each stage, found 2, 1",
+        ),
+        (
+            network(
+                "micro_batches = 4\nstage = "
+                "[{blocks = 7, by = ['a', 'b']}, {blocks = 5, by = ['c', 'b']}]",
+                "teacher",
+            ),
+            "stage`: expected each trainer once, found b twice",
+        ),
+        (
+            network(
+                "micro_batches = 4\nstage = [{blocks = 7, by = []}, {blocks = 5, by = []}]",
+                "teacher",
+            ),
+            r"stage\[0\]\.by",
         ),
         (
             network(in_flight(1, 2, 1), "teacher"),
@@ -570,6 +593,43 @@ def test_a_later_stage_keeps_fewer_micro_batches() -> None:
     short = tuple(msgspec.structs.replace(stage, in_flight=1) for stage in stages)
     one = msgspec.structs.replace(sync, stage=short)
     assert contradictions(SyncPlan(network=(one,)), three(memory_bytes=1_100_000_000), work) == []
+
+
+def test_pipelines_are_of_the_trainers_at_one_place_of_each_stage(tmp_path: Path) -> None:
+    stages = (Stage(blocks=7, by=("coordinator", "den")), Stage(blocks=5, by=("tower", "nuc")))
+    plan = SyncPlan(network=(NetworkSync(name="teacher", micro_batches=4, stage=stages),))
+    write_plan(tmp_path / "crew.toml", plan)
+    (sync,) = read_plan(tmp_path / "crew.toml").network
+    assert sync == plan.network[0]
+    assert sync.pipelines == (("coordinator", "tower"), ("den", "nuc"))
+    assert sync.crew == ("coordinator", "tower", "den", "nuc")
+    assert is_exact(sync)
+
+
+def test_a_pipeline_keeps_its_part_of_a_batch() -> None:
+    """Blocks of 1 GB a batch: half of it in each pipeline, of which a stage keeps it all."""
+    teacher = NetworkWork(
+        name="teacher", size_bytes=12, pictures=1, epochs=1, batch=64,
+        activation_bytes=12e9 / 64, blocks=12,
+    )  # fmt: skip
+    work = Work(networks=(teacher,))
+    one = (Stage(blocks=6, by="coordinator"), Stage(blocks=6, by="nuc", in_flight=1))
+    two = (
+        Stage(blocks=6, by=("coordinator", "tower")),
+        Stage(blocks=6, by=("nuc", "den"), in_flight=1),
+    )
+    names = ("coordinator", "tower", "nuc", "den")
+    for stages, gb, lacking in ((one, 5.9, True), (one, 6.1, False), (two, 2.9, True),
+                                (two, 3.1, False)):  # fmt: skip
+        facts = Facts(
+            trainer=tuple(
+                msgspec.structs.replace(three().trainer[0], name=name, memory_bytes=int(gb * 1e9))
+                for name in names
+            )
+        )
+        sync = NetworkSync(name="teacher", micro_batches=2, stage=stages)
+        found = contradictions(SyncPlan(network=(sync,)), facts, work)
+        assert any("the stage of coordinator " in one for one in found) == lacking
 
 
 @pytest.mark.parametrize(
