@@ -6,9 +6,9 @@ The small ViT of `benchmarks.crew.lengths` from random weights, two class-per-fo
 has all epochs, the others three quarters of them, each with a whole schedule of the step size:
 they win if they end with no more loss, in no more time: processor seconds of one thread, which
 work beside it changes little. AdamW and Muon are also trained for five eighths. K-FAC is
-`owner = {kind = "kfac"}` of a crew of one; Muon is torch's (Jordan and others, 2024), SOAP is Adam
-in the eigenbasis of Shampoo's preconditioner (Vyas and others, ICLR 2025, arXiv 2409.11321), both
-for the matrices of the blocks, beside AdamW for what is left, with the step size that was best for
+`owner = {kind = "kfac"}` and Muon `owner = {kind = "muon"}` of a crew of one, SOAP is Adam in the
+eigenbasis of Shampoo's preconditioner (Vyas and others, ICLR 2025, arXiv 2409.11321) for the
+matrices of the blocks; beside each AdamW takes what is left, with the step size that was best for
 it. Step sizes of each are tried on one seed, and the one that ends with the least loss is trained
 with two more.
 
@@ -39,6 +39,7 @@ from mdp.files import write_json
 from partitioner.crew.averaging.gradients import Gradients
 from partitioner.crew.averaging.kfac import KfacSettings
 from partitioner.crew.averaging.mean import Means
+from partitioner.crew.averaging.muon import MuonSettings
 from partitioner.crew.planning.syncplan import KfacOwner
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule
@@ -166,22 +167,15 @@ def sync_of(method: str, multiple: float, rate: float) -> Synchroniser:
     rate: that of the loop's optimiser.
     """
     of_loop = multiple * RATE / rate
-    if method == MUON:
-        return Matrices(
-            lambda matrices: torch.optim.Muon(
-                matrices, lr=rate, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"
-            ),
-            of_loop,
-        )
     if method == SOAP:
         return Matrices(lambda matrices: Soap(matrices, rate, WEIGHT_DECAY), of_loop)
-    if method == KFAC:
+    owners: dict[str, KfacSettings | MuonSettings] = {
+        MUON: MuonSettings(step=of_loop),
+        KFAC: KfacSettings(step=of_loop, damping=KfacOwner().damping),
+    }
+    if method in owners:
         return Gradients(
-            Crew(),
-            Means(),
-            lambda name: "fp32",
-            bucket_bytes=2**25,
-            kfac=KfacSettings(step=of_loop, damping=KfacOwner().damping),
+            Crew(), Means(), lambda name: "fp32", bucket_bytes=2**25, owner=owners[method]
         )
     return EveryStep()
 

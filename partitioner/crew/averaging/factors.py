@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mdp.errors import InputError
 from partitioner.crew.averaging.codecs import CODECS
+from partitioner.crew.averaging.layer_owners import copy_from_first
 from partitioner.crew.averaging.mean import Mean, Means, Meeting, Segment, exchange
 from partitioner.crew.coordinator.sizes import factors_ratio
 
@@ -61,11 +62,7 @@ class Factors:
 
         Of unlike processors each rounds its products in its own way, so that weights drift apart.
         """
-        for layer in self._layers:
-            value = layer.weight.detach().to("cpu", copy=True).contiguous()
-            meeting.group.broadcast(value, 0).wait()
-            with torch.no_grad():
-                layer.weight.copy_(value)
+        copy_from_first((layer.weight for layer in self._layers), meeting)
 
     def average(self, meeting: Meeting, pictures: Sequence[int]) -> None:
         """Replace the gradients of a step by their means over the members.

@@ -15,6 +15,7 @@ from partitioner.crew.averaging.factors import Factors
 from partitioner.crew.averaging.flat import CodecOf
 from partitioner.crew.averaging.kfac import Kfac, KfacSettings
 from partitioner.crew.averaging.mean import Mean, Means, Meeting, Segment, Shards
+from partitioner.crew.averaging.muon import MuonSettings, MuonSteps
 from partitioner.crew.coordinator.shares import by_pace
 from partitioner.training.distributed import Crew
 from partitioner.training.synchroniser import EveryStep, Index, Share
@@ -28,9 +29,8 @@ class Gradients(EveryStep):
     shares, fp32 gives the weights of one process, up to rounding; int8 and fp16 do not. What a
     codec leaves out of a gradient is added to the next one (error feedback, after Seide et al.,
     2014), anew when DDP rebuilds its buckets, after the first step. is_factored: tells of a tensor
-    that factors of its gradient travel, where they are fewer bytes; None: of none. kfac: of
-    dense layers, of which then each has an owner that preconditions its gradient; None: all layers
-    take the optimiser's steps.
+    that factors of its gradient travel, where they are fewer bytes; None: of none. owner: of
+    layers of which each has an owner that takes its step; None: all take the optimiser's steps.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Gradients(EveryStep):
         bucket_bytes: int,
         members: tuple[int, ...] = (),
         is_factored: Callable[[str], bool] | None = None,
-        kfac: KfacSettings | None = None,
+        owner: KfacSettings | MuonSettings | None = None,
     ) -> None:
         super().__init__(crew)
         self._means, self._codec_of = means, codec_of
@@ -52,8 +52,8 @@ class Gradients(EveryStep):
         self._members = members or tuple(range(crew.size))
         self._is_factored = is_factored
         self._factors: Factors | None = None
-        self._kfac_settings = kfac
-        self._kfac: Kfac | None = None
+        self._owner_settings = owner
+        self._owner: Kfac | MuonSteps | None = None
         #: Pictures of the step that goes on, of each member.
         self._sizes: list[int] = []
         self._names: dict[Tensor, str] = {}
@@ -65,7 +65,7 @@ class Gradients(EveryStep):
     @property
     def bytes_sent(self) -> int:
         """Bytes of gradients that this trainer has sent."""
-        others = sum(one.sent_bytes for one in (self._factors, self._kfac) if one is not None)
+        others = sum(one.sent_bytes for one in (self._factors, self._owner) if one is not None)
         return others + sum(bucket.mean.sent_bytes for bucket in list(self._of_bucket.values()))
 
     def wrap(
@@ -73,15 +73,16 @@ class Gradients(EveryStep):
     ) -> nn.Module:
         """DDP around the module, with these means instead of its own.
 
-        Raises InputError where factors are asked for of what is not a dense layer.
+        Raises InputError where factors are asked for of what is not a dense layer, and where no
+        layer can have an owner.
         """
         self._module = module
-        if self._kfac_settings is not None:
-            self._kfac = Kfac(module, self._means, self._kfac_settings)
+        if self._owner_settings is not None:
+            self._owner = self._owner_settings.prepare(module, self._means)
         if self.crew.size == 1:
             return module
-        if self._kfac is not None:
-            self._kfac.share_weights(self._meeting())
+        if self._owner is not None:
+            self._owner.share_weights(self._meeting())
         if self._is_factored is not None:
             self._factors = Factors(module, self._is_factored, self._means)
             self._factors.share_weights(self._meeting())
@@ -114,12 +115,12 @@ class Gradients(EveryStep):
     def update(self, optimiser: torch.optim.Optimizer) -> float:
         """A step of one's own, once the gradients that DDP leaves out are averaged too.
 
-        Dense layers whose gradients are preconditioned have taken theirs before, and count in no
-        norm but by not being finite.
+        Layers that have an owner have taken theirs before, and count in no norm but by not being
+        finite.
         """
-        if self._kfac is not None:
+        if self._owner is not None:
             meeting = self._meeting() if self.crew.size > 1 else None
-            if not self._kfac.take_step(optimiser, self._sizes, meeting):
+            if not self._owner.take_step(optimiser, self._sizes, meeting):
                 return math.inf
         if self._factors is not None:
             self._factors.average(self._meeting(), self._sizes)

@@ -15,7 +15,7 @@ trainer a layer, after DP-KFAC (Zhang, Shi, Wang and Li, arXiv 2206.15143), whos
 factors of their own pictures alone.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mdp.errors import InputError
-from partitioner.crew.averaging.mean import Means, Meeting, exchange
+from partitioner.crew.averaging.layer_owners import FLOP_PER_S, LayerOwners, copy_from_first
+from partitioner.crew.averaging.mean import Means, Meeting
 
 #: Steps between two updates of the factors, and between two decompositions.
 UPDATE_EVERY, DECOMPOSE_EVERY = 10, 100
@@ -36,8 +37,8 @@ _MOST_CHANGE = 0.01
 _MOMENTUM = 0.9
 #: Widest layer: a factor of 4,096 is decomposed in a minute, and its half has 34 MB.
 _WIDEST = 4096
-#: Operations of a decomposition as a multiple of the side's cube, and a second of a processor.
-_OPERATIONS, _FLOP_PER_S = 25, 1e10
+#: Operations of a decomposition as a multiple of the side's cube.
+_OPERATIONS = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +82,6 @@ def limit_change(step_size: float, change: float, most: float = _MOST_CHANGE) ->
     return 1.0 if found <= most else float((most / found) ** 0.5)
 
 
-def owners_of(costs: Sequence[tuple[float, float]], trainers: int) -> list[int]:
-    """The place of each layer's owner, by its seconds of computing and of receiving.
-
-    The costliest first, each to the trainer who is then done first, computing and receiving side by
-    side (Graham's rule of longest processing time, 1969). Of equal ones the first, and the lowest
-    place.
-    """
-    computing, receiving = [0.0] * trainers, [0.0] * trainers
-    found = [0] * len(costs)
-    for i in sorted(range(len(costs)), key=lambda i: -max(costs[i])):
-        computes, receives = costs[i]
-        place = min(
-            range(trainers), key=lambda p: max(computing[p] + computes, receiving[p] + receives)
-        )
-        computing[place] += computes
-        receiving[place] += receives
-        found[i] = place
-    return found
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KfacSettings:
     """Numbers of K-FAC that a training chooses.
@@ -114,6 +95,10 @@ class KfacSettings:
     #: Damping as a multiple of a layer's mean curvature, the mean of the eigenvalues.
     damping: float
 
+    def prepare(self, module: nn.Module, means: Means) -> "Kfac":
+        """The steps of a network's layers; raises InputError for a network without any."""
+        return Kfac(module, means, self)
+
 
 class Kfac:
     """Takes the steps of a network's dense layers, in place of its optimiser.
@@ -125,7 +110,7 @@ class Kfac:
 
     def __init__(self, module: nn.Module, means: Means, settings: KfacSettings) -> None:
         """Raises InputError for a network without such a layer."""
-        self._means, self._settings = means, settings
+        self._settings, self._owners = settings, LayerOwners(means)
         self._layers = [
             PreconditionedLayer(name, layer)
             for name, layer in module.named_modules()
@@ -139,17 +124,16 @@ class Kfac:
         ignored = [name for layer in self._layers for name in layer.parameter_names]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)  # type: ignore[no-untyped-call]
         self._steps = 0
-        self.sent_bytes = 0
         self._note_next()
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this trainer has sent."""
+        return self._owners.sent_bytes
 
     def share_weights(self, meeting: Meeting) -> None:
         """Give all members the first one's weights, as DDP does with the others to begin with."""
-        for layer in self._layers:
-            for parameter in layer.parameters:
-                value = parameter.detach().to("cpu", copy=True).contiguous()
-                meeting.group.broadcast(value, 0).wait()
-                with torch.no_grad():
-                    parameter.copy_(value)
+        copy_from_first((p for layer in self._layers for p in layer.parameters), meeting)
 
     def take_step(
         self, optimiser: torch.optim.Optimizer, pictures: Sequence[int], meeting: Meeting | None
@@ -162,10 +146,10 @@ class Kfac:
         """
         due = self._is_due
         place, members = (meeting.place, len(meeting.members)) if meeting else (0, 1)
-        owners = self._owners(meeting)
+        owners = self._place(meeting)
         parts = [layer.take(pictures, place, due=due) for layer in self._layers]
         own = [i for i, owner in enumerate(owners) if owner == place]
-        gathered = self._gather(parts, owners, meeting)
+        gathered = self._owners.gather(parts, owners, meeting)
         decomposes = due and self._steps % DECOMPOSE_EVERY == 0
         preconditioned = {
             i: self._layers[i].precondition(
@@ -195,38 +179,14 @@ class Kfac:
         for layer in self._layers:
             layer.notes = self._is_due
 
-    def _owners(self, meeting: Meeting | None) -> list[int]:
-        if meeting is None:
-            return [0] * len(self._layers)
-        n = len(meeting.members)
-        slowest = min(self._means.uplink(member) for member in meeting.members)
-        costs = []
-        for layer in self._layers:
-            cubes = sum(side**3 for side in layer.shape)
-            computes = _OPERATIONS * cubes / _FLOP_PER_S / DECOMPOSE_EVERY
-            numbers = layer.gradient_numbers + layer.factor_numbers / UPDATE_EVERY
-            costs.append((computes, (n - 1) * 4 * numbers / slowest))
-        return owners_of(costs, n)
-
-    def _gather(
-        self, parts: Sequence[Tensor], owners: Sequence[int], meeting: Meeting | None
-    ) -> Mapping[int, Tensor]:
-        """The sums over all members of what is sent of the own layers, by layer."""
-        place = meeting.place if meeting else 0
-        own = [i for i, owner in enumerate(owners) if owner == place]
-        found = {i: parts[i] for i in own}
-        if meeting is None:
-            return found
-        others = [p for p in range(len(meeting.members)) if p != place]
-        sent = {p: _join(parts[i] for i, owner in enumerate(owners) if owner == p) for p in others}
-        size = 4 * sum(parts[i].numel() for i in own)
-        received = self._exchange(meeting, sent, dict.fromkeys(others, size))
-        # In the order of members, so that the sums are the same whoever the owner is.
-        cut = {p: _cut(received[p], [parts[i].numel() for i in own]) for p in others}
-        cut[place] = [parts[i] for i in own]
-        for row, i in enumerate(own):
-            found[i] = torch.stack([cut[p][row] for p in sorted(cut)]).sum(dim=0)
-        return found
+    def _place(self, meeting: Meeting | None) -> list[int]:
+        """The places of the layers' owners."""
+        cubes = [sum(side**3 for side in layer.shape) for layer in self._layers]
+        seconds = [_OPERATIONS * one / FLOP_PER_S / DECOMPOSE_EVERY for one in cubes]
+        numbers = [
+            layer.gradient_numbers + layer.factor_numbers / UPDATE_EVERY for layer in self._layers
+        ]
+        return self._owners.place(seconds, numbers, meeting)
 
     def _spread(
         self,
@@ -235,39 +195,14 @@ class Kfac:
         meeting: Meeting | None,
     ) -> tuple[dict[int, Tensor], float]:
         """The steps of all layers, and the sum of step times gradient over all numbers."""
-        found = {i: step for i, (step, _) in steps.items()}
-        changes = {i: change for i, (_, change) in steps.items()}
-        if meeting is not None:
-            place = meeting.place
-            others = [p for p in range(len(meeting.members)) if p != place]
-            data = _join(
-                torch.cat([step.flatten(), step.new_tensor([change])])
-                for step, change in steps.values()
-            )
-            numbers = {
-                p: [
-                    layer.gradient_numbers + 1
-                    for layer, owner in zip(self._layers, owners, strict=True)
-                    if owner == p
-                ]
-                for p in others
-            }
-            sizes = {p: 4 * sum(counts) for p, counts in numbers.items()}
-            received = self._exchange(meeting, dict.fromkeys(others, data), sizes)
-            for p in others:
-                rows = [i for i, owner in enumerate(owners) if owner == p]
-                for i, part in zip(rows, _cut(received[p], numbers[p]), strict=True):
-                    found[i] = part[:-1].view(self._layers[i].shape)
-                    changes[i] = float(part[-1])
-            # The own ones are rounded as the others receive them.
-            changes |= {i: float(torch.tensor(changes[i])) for i in steps}
-        return found, sum(changes[i] for i in sorted(changes))
-
-    def _exchange(
-        self, meeting: Meeting, sent: Mapping[int, Tensor], sizes: Mapping[int, int]
-    ) -> dict[int, Tensor]:
-        self.sent_bytes += sum(data.numel() for data in sent.values())
-        return exchange(meeting, sent, sizes)
+        own = {
+            i: torch.cat([step.flatten(), step.new_tensor([change])])
+            for i, (step, change) in steps.items()
+        }
+        numbers = [layer.gradient_numbers + 1 for layer in self._layers]
+        found = self._owners.spread(own, numbers, owners, meeting)
+        changes = sum(float(found[i][-1]) for i in sorted(found))
+        return {i: one[:-1].view(self._layers[i].shape) for i, one in found.items()}, changes
 
 
 @dataclass(slots=True, eq=False)
@@ -427,14 +362,3 @@ def _symmetric(triangle: Tensor, side: int) -> Tensor:
 
 def _are_finite(tensors: Sequence[Tensor]) -> bool:
     return all(bool(one.isfinite().all()) for one in tensors)
-
-
-def _join(parts: Iterable[Tensor]) -> Tensor:
-    """Numbers of all parts as bytes."""
-    found = [part.flatten() for part in parts]
-    return torch.cat([*found, torch.zeros(0)]).view(torch.uint8)
-
-
-def _cut(data: Tensor, numbers: Sequence[int]) -> list[Tensor]:
-    """The inverse of `_join`, in one row each."""
-    return list(torch.split(data.view(torch.float32), list(numbers)))

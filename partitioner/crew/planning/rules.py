@@ -13,6 +13,8 @@ GIVEN, MISSING = "given", "missing"
 EXACT = "weights of one process"
 #: Kinds of `meet` in which only some of a network's trainers meet at a time.
 PARTIAL = ("shuffled", "on_request", "neighbours")
+#: Kinds of `owner` of a layer.
+_BY_LAYER = ("kfac", "muon")
 
 
 class Rule(NamedTuple):
@@ -58,7 +60,9 @@ RULES = (
     Rule("owner", "what", ("parameters",), "an outer step is one of parameters", ("outer",)),
     Rule("owner", "what", ("gradients",), "curvature is that of gradients", ("kfac",)),
     Rule("owner", "codec", ("fp32",), "small eigenvalues make rounding large", ("kfac",)),
-    Rule("owner", "route", ("ring", "two_phase"), "each layer has one owner of all", ("kfac",)),
+    Rule("owner", "what", ("gradients",), "its momentum is that of gradients", ("muon",)),
+    Rule("owner", "codec", ("fp32",), "owners get gradients as they are", ("muon",)),
+    Rule("owner", "route", ("ring", "two_phase"), "each layer has one owner of all", _BY_LAYER),
     Rule("when", "what", ("parameters",), "a step needs its gradients", ("background",)),
     Rule("when", "owner", ("mean",), "its momentum would be late", ("background",)),
     Rule("when", "moments", (MISSING,), "AdamW's go on meanwhile", ("background",)),

@@ -92,6 +92,13 @@ class KfacOwner(Record, frozen=True, kw_only=True, tag_field="kind", tag="kfac")
     damping: Annotated[float, Meta(gt=0, le=1e9)] = 1000.0
 
 
+class MuonOwner(Record, frozen=True, kw_only=True, tag_field="kind", tag="muon"):
+    """The owner of a block's matrix takes its step by Muon: see `averaging.muon`."""
+
+    #: Step size of blocks' matrices, as a multiple of the schedule's.
+    step: Annotated[float, Meta(gt=0, le=1000)] = 2.0
+
+
 class WholeGroup(Record, frozen=True, kw_only=True, tag_field="kind", tag="everyone"):
     """All trainers of a network meet."""
 
@@ -139,7 +146,7 @@ class NetworkSync(Record, frozen=True, kw_only=True):
     step_size: StepSize = "given"
     #: AdamW's are averaged with each so many means.
     moments: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    owner: MeanOwner | OuterOwner | KfacOwner = MeanOwner()
+    owner: MeanOwner | OuterOwner | KfacOwner | MuonOwner = MeanOwner()
     when: Literal["at_once", "background", "next_forward"] = "at_once"
     meet: WholeGroup | ShuffledGroups | RequestedGroups | Neighbourhood = WholeGroup()
     shares: Literal["equal", "pace"] = "equal"

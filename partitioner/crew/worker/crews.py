@@ -7,6 +7,7 @@ from partitioner.crew.averaging.gradients import Gradients
 from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.averaging.kfac import KfacSettings
 from partitioner.crew.averaging.mean import Means
+from partitioner.crew.averaging.muon import MuonSettings
 from partitioner.crew.averaging.next_forward import NextForwardGradients
 from partitioner.crew.averaging.owners import OuterStep
 from partitioner.crew.averaging.parameters import Rounds
@@ -14,7 +15,13 @@ from partitioner.crew.bus.store import SignedStore
 from partitioner.crew.messages import TrainerControl
 from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.flows import Links
-from partitioner.crew.planning.syncplan import BUCKET_BYTES, KfacOwner, OuterOwner, SyncPlan
+from partitioner.crew.planning.syncplan import (
+    BUCKET_BYTES,
+    KfacOwner,
+    MuonOwner,
+    OuterOwner,
+    SyncPlan,
+)
 from partitioner.crew.worker.progress import Patient, WorkAccount
 from partitioner.training.distributed import Crew
 from partitioner.training.synchroniser import Synchroniser
@@ -62,9 +69,11 @@ class Crews:
         """Means of gradients, in one generation."""
         sync = self.plan.of(network)
         paces = [self._pace(network, rank) for rank in members] if sync.shares == "pace" else ()
-        kfac = None
+        owner: KfacSettings | MuonSettings | None = None
         if isinstance(sync.owner, KfacOwner):
-            kfac = KfacSettings(step=sync.owner.step, damping=sync.owner.damping)
+            owner = KfacSettings(step=sync.owner.step, damping=sync.owner.damping)
+        elif isinstance(sync.owner, MuonOwner):
+            owner = MuonSettings(step=sync.owner.step)
         kind = NextForwardGradients if sync.when == "next_forward" else Gradients
         gradients = kind(
             crew,
@@ -74,7 +83,7 @@ class Crews:
             bucket_bytes=sync.bucket_bytes or BUCKET_BYTES,
             members=members,
             is_factored=sync.is_factored if "factors" in sync.codecs else None,
-            kfac=kfac,
+            owner=owner,
         )
         self.account.follow(lambda: gradients.bytes_sent)
         return gradients

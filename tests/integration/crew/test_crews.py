@@ -97,7 +97,7 @@ def test_exact_plans_end_with_the_weights_of_one_process(
 def test_preconditioned_gradients_end_with_the_weights_of_one_process_with_them(
     folder: Path, tmp_path: Path, name: str
 ) -> None:
-    of_one = Gradients(Crew(0, 1), WAYS["ring"], always("fp32"), bucket_bytes=2**20, kfac=KFAC)
+    of_one = Gradients(Crew(0, 1), WAYS["ring"], always("fp32"), bucket_bytes=2**20, owner=KFAC)
     expected = flat(train_narrow(tmp_path, of_one))
     found = ends(folder, name)
     assert all(torch.equal(found[0], other) for other in found[1:])

@@ -23,6 +23,7 @@ from partitioner.crew.planning.facts import Facts, Line, Trainer  # noqa: E402
 from partitioner.crew.planning.syncplan import (  # noqa: E402
     Answers,
     KfacOwner,
+    MuonOwner,
     Neighbourhood,
     NetworkSync,
     RequestedGroups,
@@ -297,7 +298,8 @@ def test_a_teacher_in_two_pipelines(scenes: Path, alone: RunFolder, tmp_path: Pa
         tmp_path,
         scenes,
         NetworkSync(name="teacher", micro_batches=2, stage=stages),
-        *(NetworkSync(name=name, by=("coordinator",)) for name in NETWORKS[1:]),
+        NetworkSync(name="member-0", by=("coordinator", "tower"), owner=MuonOwner()),
+        NetworkSync(name="member-1", by=("coordinator",)),
         names=names,
         answers=("coordinator",),
     )

@@ -407,7 +407,7 @@ def every_step(out: Path, rank: int, port: int) -> None:
         means, paces, bucket_bytes = EXACT[alike]
         gradients = Gradients(
             crew, means, always("fp32"), paces=paces, bucket_bytes=bucket_bytes,
-            kfac=KFAC,
+            owner=KFAC,
         )  # fmt: skip
         (out / name).mkdir(exist_ok=True)
         torch.save(flat(train_narrow(out / name, gradients)), out / f"{name}-{rank}.pt")

@@ -13,7 +13,8 @@ from torch.distributed import ProcessGroup  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
 from partitioner.crew.averaging import kfac as curvatures  # noqa: E402
-from partitioner.crew.averaging.kfac import Curvature, Kfac, KfacSettings, limit_change, owners_of  # noqa: E402
+from partitioner.crew.averaging.kfac import Curvature, Kfac, KfacSettings, limit_change  # noqa: E402
+from partitioner.crew.averaging.layer_owners import owners_of  # noqa: E402
 from partitioner.crew.averaging.mean import Means, Meeting  # noqa: E402
 from tests.support.gloo import PlainGroups, in_threads, vector  # noqa: E402
 

@@ -18,6 +18,7 @@ from partitioner.crew.planning.rules import (
 from partitioner.crew.planning.syncplan import (
     KfacOwner,
     MeanOwner,
+    MuonOwner,
     Neighbourhood,
     NetworkSync,
     OuterOwner,
@@ -35,6 +36,7 @@ VALUES: dict[tuple[str, str], Any] = {
     ("moments", GIVEN): 2,
     ("owner", "outer"): OuterOwner(),
     ("owner", "kfac"): KfacOwner(),
+    ("owner", "muon"): MuonOwner(),
     ("owner", "mean"): MeanOwner(),
     ("mask", GIVEN): 0.1,
     ("meet", "everyone"): WholeGroup(),

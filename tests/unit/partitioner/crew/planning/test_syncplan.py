@@ -16,6 +16,7 @@ from partitioner.crew.planning.facts import Facts
 from partitioner.crew.planning.syncplan import (
     KfacOwner,
     MeanOwner,
+    MuonOwner,
     Neighbourhood,
     NetworkSync,
     OuterOwner,
@@ -457,7 +458,7 @@ SYNC = st.builds(
     moments=st.none() | st.integers(1, 9),
     when=st.sampled_from(["at_once", "background"]),
     owner=st.sampled_from(
-        [MeanOwner(), OuterOwner(), OuterOwner(step=0.7, momentum=0.9), KfacOwner()]
+        [MeanOwner(), OuterOwner(), OuterOwner(step=0.7, momentum=0.9), KfacOwner(), MuonOwner()]
     ),
     meet=st.sampled_from(
         [
