@@ -152,21 +152,28 @@ def outputs(module: nn.Module, pixels: Any) -> Tensor:
 
 
 def split(folder: Path, data: str, name: str) -> tuple[Any, Tensor]:
-    """Pictures `[N, 32, 32, 3]`, memory-mapped, and labels `[N]`."""
+    """Pictures `[N, side, side, 3]`, memory-mapped, and labels `[N]`."""
     pixels = np.load(folder / f"{data}-{name}.npy", mmap_mode="r")
     return pixels, torch.from_numpy(np.load(folder / f"{data}-{name}-labels.npy"))
 
 
-def prepare(sources: Sequence[Path], folder: Path) -> dict[str, int]:
-    """Cut the pictures of every tree; how many are trained on."""
+def prepare(
+    sources: Sequence[Path],
+    folder: Path,
+    *,
+    side: int = 32,
+    limit_train: int = LIMIT_TRAIN,
+    limit_test: int = LIMIT_TEST,
+) -> dict[str, int]:
+    """Cut the pictures of every tree, `side` wide; how many are trained on."""
     counts = {}
     for source in sources:
-        data = open_dataset(str(source), limit_train=LIMIT_TRAIN, limit_test=LIMIT_TEST)
+        data = open_dataset(str(source), limit_train=limit_train, limit_test=limit_test)
         counts[source.name] = len(data.train)
         for name in ("train", "test"):
             if not (folder / f"{source.name}-{name}-labels.npy").exists():
                 some = data.split(name)
-                (pixels,) = load_views(some, [View(32)], folder, Progress(io.StringIO()), name)
+                (pixels,) = load_views(some, [View(side)], folder, Progress(io.StringIO()), name)
                 np.save(folder / f"{source.name}-{name}.npy", pixels)
                 np.save(folder / f"{source.name}-{name}-labels.npy", some.targets)
     return counts

@@ -1,11 +1,14 @@
 """Optimisers that use curvature, beside AdamW, by one process.
 
-    python -m benchmarks.crew.second_order --data FOLDER FOLDER --scratch FOLDER [--minutes 30]
+    python -m benchmarks.crew.second_order --data FOLDER FOLDER --scratch FOLDER [--weights FILE]
+        [--minutes 30]
 
-The small ViT of `benchmarks.crew.lengths` from random weights, two class-per-folder trees. AdamW
-has all epochs, the others three quarters of them, each with a whole schedule of the step size:
-they win if they end with no more loss, in no more time: processor seconds of one thread, which
-work beside it changes little. AdamW and Muon are also trained for five eighths. K-FAC is
+Two class-per-folder trees, and two starts: the small ViT of `benchmarks.crew.lengths` from random
+weights, and where a FILE with weights of timm's vit_tiny_patch16_224 is given, that network at 64
+px with 2,000 pictures, AdamW and Muon alone. AdamW has all epochs, the others three quarters of
+them, each with a whole schedule of the step size: they win if they end with no more loss, in no
+more time: processor seconds of one thread, which work beside it changes little. From random weights
+AdamW and Muon are also trained for five eighths. K-FAC is
 `owner = {kind = "kfac"}` and Muon `owner = {kind = "muon"}` of a crew of one, SOAP is Adam in the
 eigenbasis of Shampoo's preconditioner (Vyas and others, ICLR 2025, arXiv 2409.11321) for the
 matrices of the blocks; beside each AdamW takes what is left, with the step size that was best for
@@ -20,6 +23,7 @@ import argparse
 import io
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -29,8 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.crew import lengths
-from benchmarks.crew.lengths import BATCH, network, outputs, split
+from benchmarks.crew.lengths import BATCH, network, outputs, prepare, split
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, read_result
@@ -41,6 +44,8 @@ from partitioner.crew.averaging.kfac import KfacSettings
 from partitioner.crew.averaging.mean import Means
 from partitioner.crew.averaging.muon import MuonSettings
 from partitioner.crew.planning.syncplan import KfacOwner
+from partitioner.networks.teacher import teacher_spec
+from partitioner.networks.teacher_weights import load_teacher
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule
 from partitioner.training.cached_outputs import batch
@@ -50,22 +55,30 @@ from partitioner.training.loop import Index, TrainingStage, fit
 from partitioner.training.synchroniser import EveryStep, Synchroniser
 
 RESULT = RESULTS / "crew-second-order.json"
+#: Pictures of training and calibration, of which a tenth is calibration, and of the test.
 LIMIT_TRAIN, LIMIT_TEST = 6_000, 2_000
+#: The same of a network with given weights, and its side in pixels.
+GIVEN_TRAIN, GIVEN_SIDE = 2_200, 64
+GIVEN_NETWORK = "vit_tiny_patch16_224"
 SEEDS = 3
 RATE, WEIGHT_DECAY = 1e-3, 0.05
+SCRATCH, GIVEN = "random", "given"
 ADAMW, MUON, SOAP, KFAC = "AdamW", "Muon", "SOAP", "K-FAC"
-#: Step sizes as multiples of 0.001; of Muon, with AdamW's size of a step, and of K-FAC those of
-#: the layers that it has.
-GRID: dict[str, tuple[float, ...]] = {
-    ADAMW: (0.5, 1.0, 2.0, 4.0),
-    MUON: (1.0, 2.0, 4.0, 8.0),
-    SOAP: (1.0, 2.0, 4.0, 8.0),
-    KFAC: (1.0, 3.0, 10.0, 30.0),
+#: Step sizes by start and method, as multiples of 0.001; of Muon, with AdamW's size of a step, and
+#: of K-FAC those of the layers that it has.
+GRID: dict[tuple[str, str], tuple[float, ...]] = {
+    (SCRATCH, ADAMW): (0.5, 1.0, 2.0, 4.0),
+    (SCRATCH, MUON): (1.0, 2.0, 4.0, 8.0),
+    (SCRATCH, SOAP): (1.0, 2.0, 4.0, 8.0),
+    (SCRATCH, KFAC): (1.0, 3.0, 10.0, 30.0),
+    (GIVEN, ADAMW): (0.05, 0.1, 0.2, 0.4),
+    (GIVEN, MUON): (0.05, 0.1, 0.2, 0.4, 0.8),
 }
-#: Methods and their epochs, AdamW's whole training first.
-COMPARED: tuple[tuple[str, int], ...] = (
-    (ADAMW, 8), (ADAMW, 5), (MUON, 6), (MUON, 5), (SOAP, 6), (KFAC, 6),
-)  # fmt: skip
+#: Methods and their epochs by start, AdamW's whole training first.
+COMPARED: dict[str, tuple[tuple[str, int], ...]] = {
+    SCRATCH: ((ADAMW, 8), (ADAMW, 5), (MUON, 6), (MUON, 5), (SOAP, 6), (KFAC, 6)),
+    GIVEN: ((ADAMW, 4), (ADAMW, 3), (MUON, 3)),
+}
 
 
 class Soap(torch.optim.Optimizer):
@@ -154,6 +167,7 @@ class Matrices(EveryStep):
 class Trained(NamedTuple):
     """A training's place in the result."""
 
+    start: str
     data: str
     method: str
     epochs: int
@@ -180,10 +194,19 @@ def sync_of(method: str, multiple: float, rate: float) -> Synchroniser:
     return EveryStep()
 
 
-def train(one: Trained, rate: float, folder: Path) -> dict[str, Any]:
+def module_of(one: Trained, classes: int, weights: Path | None) -> nn.Module:
+    """The network before its training."""
+    if one.start == SCRATCH:
+        return network(classes, one.seed)
+    torch.manual_seed(one.seed)
+    spec = teacher_spec(GIVEN_NETWORK, {"img_size": GIVEN_SIDE})
+    return load_teacher(spec, classes, weights)
+
+
+def train(one: Trained, rate: float, folder: Path, weights: Path | None) -> dict[str, Any]:
     """Train once; the row of the result, with the processor seconds of training alone."""
     pixels, labels = split(folder, one.data, "train")
-    module = network(int(labels.max()) + 1, one.seed)
+    module = module_of(one, int(labels.max()) + 1, weights)
     rate = one.multiple * RATE if one.method == ADAMW else rate
 
     def loss_of(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
@@ -211,29 +234,36 @@ def train(one: Trained, rate: float, folder: Path) -> dict[str, Any]:
     return row
 
 
-def best_multiple(
-    rows: Sequence[Mapping[str, Any]], data: str, method: str, epochs: int
-) -> float | None:
-    """The step size with the least test loss on the first seed; None before all were tried."""
-    losses = {
-        row["multiple"]: row["test loss"]
-        for row in rows
-        if (row["data"], row["method"], row["epochs"], row["seed"]) == (data, method, epochs, 0)
-    }
-    return min(losses, key=losses.__getitem__) if losses.keys() == set(GRID[method]) else None
+def best_multiple(rows: Sequence[Mapping[str, Any]], which: Trained) -> float | None:
+    """The step size with the least test loss on the first seed; None before all were tried.
+
+    which: any training of the same start, data, method and epochs.
+    """
+    first = [
+        row for row in rows if trained(row) == which._replace(seed=0, multiple=row["multiple"])
+    ]
+    losses = {row["multiple"]: row["test loss"] for row in first}
+    grid = GRID[which.start, which.method]
+    return min(losses, key=losses.__getitem__) if losses.keys() == set(grid) else None
 
 
-def next_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Trained | None:
+def trained(row: Mapping[str, Any]) -> Trained:
+    """The training of a row."""
+    return Trained(*(row[key] for key in Trained._fields))
+
+
+def next_of(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], starts: Sequence[str]
+) -> Trained | None:
     """The next training; all of AdamW's step sizes come before the others, which use the best."""
-    known = {Trained(*(row[key] for key in Trained._fields)) for row in rows}
-    for seed in range(SEEDS):
-        for data in names:
-            for method, epochs in COMPARED:
-                best = best_multiple(rows, data, method, epochs)
-                for multiple in GRID[method] if seed == 0 or best is None else [best]:
-                    one = Trained(data, method, epochs, multiple, seed)
-                    if one not in known:
-                        return one
+    known = {trained(row) for row in rows}
+    for start, seed, data in product(starts, range(SEEDS), names):
+        for method, epochs in COMPARED[start]:
+            one = Trained(start, data, method, epochs, 0.0, seed)
+            best = best_multiple(rows, one)
+            for multiple in GRID[start, method] if seed == 0 or best is None else [best]:
+                if (found := one._replace(multiple=multiple)) not in known:
+                    return found
     return None
 
 
@@ -243,57 +273,76 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, nargs=2, required=True)
     parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--weights", type=Path)
     parser.add_argument("--minutes", type=float, default=30.0)
     options = parser.parse_args()
-    folder, until_s = options.scratch, time.monotonic() + 60 * options.minutes
-    folder.mkdir(parents=True, exist_ok=True)
+    folders, until_s = {SCRATCH: options.scratch}, time.monotonic() + 60 * options.minutes
+    if options.weights is not None:
+        folders[GIVEN] = options.scratch / "given"
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
     use_threads(1)
-    lengths.LIMIT_TRAIN, lengths.LIMIT_TEST = LIMIT_TRAIN, LIMIT_TEST
-    counts, machine = lengths.prepare(options.data, folder), describe_machine()
+    machine = describe_machine()
+    counts = {
+        SCRATCH: prepare(
+            options.data, folders[SCRATCH], limit_train=LIMIT_TRAIN, limit_test=LIMIT_TEST
+        )
+    }
+    if GIVEN in folders:
+        counts[GIVEN] = prepare(
+            options.data,
+            folders[GIVEN],
+            side=GIVEN_SIDE,
+            limit_train=GIVEN_TRAIN,
+            limit_test=LIMIT_TEST,
+        )
     rows: list[dict[str, Any]] = []
     if RESULT.exists():
         rows = msgspec.json.decode(RESULT.read_bytes())["rows"]
-    while (one := next_of(rows, list(counts))) and time.monotonic() < until_s:
-        rate = RATE * (best_multiple(rows, one.data, *COMPARED[0]) or 1.0)
-        rows.append(train(one, rate, folder))
+    names = [source.name for source in options.data]
+    while (one := next_of(rows, names, list(folders))) and time.monotonic() < until_s:
+        (method, epochs), *_ = COMPARED[one.start]
+        adamw = best_multiple(rows, one._replace(method=method, epochs=epochs))
+        rows.append(train(one, RATE * (adamw or 1.0), folders[one.start], options.weights))
         write_json(RESULT, {"machine": machine, "pictures": counts, "rows": rows})
         print(rows[-1], flush=True)
     PAGE.write()
 
 
 def figures() -> str:
-    """A row for each data set and method: means over seeds at its best step size."""
+    """A row for each start, data set and method: means over seeds at its best step size."""
     rows = read_result(RESULT.stem)["rows"]
     found = []
-    for data in dict.fromkeys(row["data"] for row in rows):
+    for start, data in dict.fromkeys((row["start"], row["data"]) for row in rows):
         base: dict[str, float] = {}
-        for method, epochs in COMPARED:
-            best = best_multiple(rows, data, method, epochs)
+        for method, epochs in COMPARED[start]:
+            which = Trained(start, data, method, epochs, 0.0, 0)
+            best = best_multiple(rows, which)
             if best is None:
                 continue
             some = [
                 row
                 for row in rows
-                if (row["data"], row["method"], row["epochs"]) == (data, method, epochs)
-                and row["multiple"] == best
+                if trained(row) == which._replace(multiple=best, seed=row["seed"])
             ]
             means = {
                 key: mean(row[key] for row in some)
                 for key in ("train loss", "test loss", "test %", "seconds")
             }
             base = base or means
-            found.append((data, method, best, some, means, base))
+            found.append((which, best, len(some), means, base))
     return table(
         found,
-        ("pictures", lambda one: one[0]),
-        ("optimiser", lambda one: one[1]),
-        ("epochs", lambda one: one[3][0]["epochs"]),
-        ("step size, of 0.001", lambda one: f"{one[2]:g}"),
-        ("seeds", lambda one: len(one[3])),
-        ("training loss", lambda one: f"{one[4]['train loss']:.3f}"),
-        ("test loss", lambda one: f"{one[4]['test loss']:.3f}"),
-        ("test %", lambda one: f"{one[4]['test %']:.1f}"),
-        ("CPU seconds, of AdamW's", lambda one: f"{one[4]['seconds'] / one[5]['seconds']:.2f}"),
+        ("weights", lambda one: one[0].start),
+        ("pictures", lambda one: one[0].data),
+        ("optimiser", lambda one: one[0].method),
+        ("epochs", lambda one: one[0].epochs),
+        ("step size, of 0.001", lambda one: f"{one[1]:g}"),
+        ("seeds", lambda one: one[2]),
+        ("training loss", lambda one: f"{one[3]['train loss']:.3f}"),
+        ("test loss", lambda one: f"{one[3]['test loss']:.3f}"),
+        ("test %", lambda one: f"{one[3]['test %']:.1f}"),
+        ("CPU seconds, of AdamW's", lambda one: f"{one[3]['seconds'] / one[4]['seconds']:.2f}"),
     )
 
 
