@@ -184,12 +184,11 @@ def main() -> None:
     options = parser.parse_args()
     folder, until_s = options.scratch, time.monotonic() + 60 * options.minutes
     folder.mkdir(parents=True, exist_ok=True)
-    lengths.LIMIT_TRAIN, lengths.LIMIT_TEST = LIMIT_TRAIN, LIMIT_TEST
-    result = RESULT
+    train, test, result = LIMIT_TRAIN, LIMIT_TEST, RESULT
     if options.trial:
-        lengths.LIMIT_TRAIN, lengths.LIMIT_TEST = FEW_TRAIN, FEW_TEST
-        result = folder / RESULT.name
-    counts, machine = lengths.prepare(options.data, folder), describe_machine()
+        train, test, result = FEW_TRAIN, FEW_TEST, folder / RESULT.name
+    counts = lengths.prepare(options.data, folder, limit_train=train, limit_test=test)
+    machine = describe_machine()
     rows = [] if options.anew else take_up(result, counts)
     known = {key_of(row) for row in rows}
     for data in counts:

@@ -8,9 +8,10 @@ weights, and where a FILE with weights of timm's vit_tiny_patch16_224 is given, 
 px with 2,000 pictures, AdamW and Muon alone. AdamW has all epochs, the others three quarters of
 them, each with a whole schedule of the step size: they win if they end with no more loss, in no
 more time: processor seconds of one thread, which work beside it changes little. From random weights
-AdamW and Muon are also trained for five eighths. K-FAC is
-`owner = {kind = "kfac"}` and Muon `owner = {kind = "muon"}` of a crew of one, SOAP is Adam in the
-eigenbasis of Shampoo's preconditioner (Vyas and others, ICLR 2025, arXiv 2409.11321) for the
+AdamW and Muon are also trained for five eighths.
+
+K-FAC is `owner = {kind = "kfac"}` and Muon `owner = {kind = "muon"}` of a crew of one, SOAP is Adam
+in the eigenbasis of Shampoo's preconditioner (Vyas and others, ICLR 2025, arXiv 2409.11321) for the
 matrices of the blocks; beside each AdamW takes what is left, with the step size that was best for
 it. Step sizes of each are tried on one seed, and the one that ends with the least loss is trained
 with two more.
