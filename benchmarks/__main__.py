@@ -30,6 +30,7 @@ PAGES = {
     "crew-parts": "crew.parts",
     "crew-second-order": "crew.second_order",
     "crew-spread": "crew.spread",
+    "crew-stages": "crew.stages",
     "crew-star": "crew.star",
     "deployed": "deployed.page",
     "deployed-cluster": "keep.__main__:deployed-cluster",

@@ -26,14 +26,13 @@ def workload(plan: Plan, asked: TrainingConfig | Settings, data: Dataset) -> Wor
     teacher, networks = plan.require_teacher().shape, list[NetworkWork]()
     pictures, classes = len(single_pictures(data).train), len(data.labels)
     where, same = places(data.train, data.cameras), twins(plan, asked.schedule)
+    arithmetic = _arithmetic(asked)
     if asked.teacher_schedule.epochs:
         schedule = asked.teacher_schedule
         start: Start = "given" if _has_teacher_weights(asked) else "drawn"
-        networks.append(
-            _network(
-                "teacher", teacher, classes, pictures, schedule.epochs, schedule.batch_size, start
-            )
-        )
+        epochs, batch = schedule.epochs, schedule.batch_size
+        network = _network("teacher", teacher, classes, pictures, epochs, batch, start, arithmetic)
+        networks.append(network)
     given = _given_weights(asked)
     for a in plan.assignments:
         if a.k in same:
@@ -43,7 +42,7 @@ def workload(plan: Plan, asked: TrainingConfig | Settings, data: Dataset) -> Wor
         epochs = asked.schedule.of(a.k, pretrained=False).epochs
         name, batch = f"member-{a.k}", asked.schedule.batch_size
         start = _member_start(a, given, from_others=asked.schedule.start != "scratch")
-        networks.append(_network(name, a.spec, classes, seen, epochs, batch, start))
+        networks.append(_network(name, a.spec, classes, seen, epochs, batch, start, arithmetic))
     longest = max(asked.schedule.epochs, asked.teacher_schedule.epochs)
     variants = min(asked.augmentation.variants, longest)
     answers = FrozenPasses(
@@ -101,6 +100,12 @@ def _has_teacher_weights(asked: TrainingConfig | Settings) -> bool:
     return asked.has_teacher_weights
 
 
+def _arithmetic(asked: TrainingConfig | Settings) -> costs.Arithmetic:
+    """Arithmetic of training; the one that needs more memory where each trainer may choose."""
+    autocast = asked.autocast if isinstance(asked, Settings) else asked.options.autocast
+    return "fp32" if autocast == "auto" else autocast
+
+
 def _given_weights(asked: TrainingConfig | Settings) -> Collection[str]:
     """timm's names of networks that have weights at hand."""
     if isinstance(asked, Settings):
@@ -117,12 +122,19 @@ def _member_start(a: Assignment, given: Collection[str], *, from_others: bool) -
 
 
 def _network(
-    name: str, spec: Spec, classes: int, pictures: int, epochs: int, batch: int, start: Start
+    name: str,
+    spec: Spec,
+    classes: int,
+    pictures: int,
+    epochs: int,
+    batch: int,
+    start: Start,
+    arithmetic: costs.Arithmetic,
 ) -> NetworkWork:
     kept, boundary, blocks = 0.0, 0.0, 0
     if isinstance(spec, SubModelSpec):
         length, blocks = tokens(spec), spec.depth
-        kept = costs.activation_bytes(1, length, spec.embed_dim, spec.depth, spec.num_heads)
+        kept = costs.activation_bytes(1, length, spec.embed_dim, spec.depth, arithmetic)
         boundary = 4.0 * length * spec.embed_dim
     return NetworkWork(
         name=name,
@@ -135,4 +147,6 @@ def _network(
         activation_bytes=kept,
         boundary_bytes=boundary,
         blocks=blocks,
+        picture_bytes=4.0 * 3 * spec.image_size**2,
+        arithmetic=arithmetic,
     )

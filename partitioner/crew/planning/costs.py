@@ -28,8 +28,15 @@ RATIO: Mapping[CodecName, float] = {
 }
 #: A training step is one forward pass and a backward pass of twice its work.
 FORWARD = 1 / 3
+#: Arithmetic of training, as `run.settings` has it.
+Arithmetic = Literal["fp32", "bf16"]
 #: Weights, gradients and AdamW's two moments.
 _TRAINED = 4
+#: Bytes that a block keeps of each number of its tokens: of some 20 numbers each.
+_BYTES_OF_A_NUMBER: Mapping[Arithmetic, float] = {"fp32": 80.0, "bf16": 52.0}
+#: What computing and sending need besides, and copies of a picture that the first layers keep.
+WORKING_BYTES: Mapping[Arithmetic, float] = {"fp32": 85e6, "bf16": 45e6}
+PICTURE_COPIES: Mapping[Arithmetic, float] = {"fp32": 4.0, "bf16": 1.0}
 
 
 def step_s(
@@ -82,9 +89,15 @@ def sent_ratio(
     return (1 - settling) * ratio / stride + settling * RATIO[whole_codec(codec)]
 
 
-def activation_bytes(pictures: int, tokens: int, width: int, depth: int, heads: int) -> float:
-    """Activations that a vision transformer keeps for its backward pass, in fp32; rough."""
-    return 4 * pictures * depth * (18 * tokens * width + 2 * heads * tokens**2)
+def activation_bytes(
+    pictures: int, tokens: int, width: int, depth: int, arithmetic: Arithmetic = "fp32"
+) -> float:
+    """Activations that the blocks of a vision transformer keep for their backward pass.
+
+    By what pipelines of such blocks were measured to have (benchmarks.crew.stages). Torch's fused
+    attention keeps no product of tokens with tokens.
+    """
+    return _BYTES_OF_A_NUMBER[arithmetic] * pictures * depth * tokens * width
 
 
 def memory_bytes(

@@ -257,11 +257,12 @@ class Methods:
 
     def _by_pace(self, network: NetworkWork) -> list[str]:
         """Trainers that have memory for a stage of at least one block, the quickest first."""
-        least = network.block_bytes(1, _most_micro_batches(network))
+        many = _most_micro_batches(network)
         names = [
             trainer.name
             for trainer in self.facts.trainer
-            if self._pace(trainer.name, network) > 0 and trainer.memory_bytes >= least
+            if self._pace(trainer.name, network) > 0
+            and network.most_blocks(trainer.memory_bytes, 1, many)
         ]
         return sorted(names, key=lambda name: -self._pace(name, network))
 
@@ -274,12 +275,16 @@ class Methods:
         if not network.blocks or not self.facts.trainer:
             return ""
         micro_batches = _most_micro_batches(network)
-        least = network.block_bytes(1, micro_batches)
         crew = self._by_pace(network)[: min(_MOST_STAGES, micro_batches)]
         memory = {name: self._trainers[name].memory_bytes for name in crew or self.facts.names}
         largest = max(memory, key=lambda name: memory[name])
-        others = sum(int(there // least) for name, there in memory.items() if name != largest)
-        needed, there = (network.blocks - others) * least, memory[largest]
+        others = sum(
+            network.most_blocks(there, 1, micro_batches)
+            for name, there in memory.items()
+            if name != largest
+        )
+        left, there = network.blocks - others, memory[largest]
+        needed = network.stage_bytes(left, 1, micro_batches, is_first=True)
         if needed <= there:
             return ""
         return (
@@ -292,9 +297,8 @@ class Methods:
         self, network: NetworkWork, crew: Sequence[str], micro_batches: int
     ) -> Method | None:
         kept = range(1, len(crew) + 1)
-        block_bytes = [network.block_bytes(n, micro_batches) for n in kept]
         memory = [self._trainers[name].memory_bytes for name in crew]
-        most = [[int(there // each) for each in block_bytes] for there in memory]
+        most = [[network.most_blocks(there, n, micro_batches) for n in kept] for there in memory]
         pipeline, unit_s = self._pipeline(network, crew, micro_batches)
         try:
             found = in_best_order(network.blocks, pipeline, most)

@@ -511,8 +511,8 @@ def _of_stages(
     # A pipeline has its part of a batch alone.
     cuts = micro_batches * len(sync.pipelines)
     needed = {
-        name: stage.blocks * network.block_bytes(kept, cuts)
-        for stage, kept in zip(sync.stage, sync.in_flight, strict=True)
+        name: network.stage_bytes(stage.blocks, kept, cuts, is_first=i == 0)
+        for i, (stage, kept) in enumerate(zip(sync.stage, sync.in_flight, strict=True))
         for name in stage.trainers
     }
     using = [facts.names[0], *(plan.answers.by or facts.names)]

@@ -4,7 +4,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from partitioner.crew.coordinator.sizes import CodecName
-from partitioner.crew.planning.costs import FORWARD, What, memory_bytes
+from partitioner.crew.planning.costs import (
+    FORWARD,
+    PICTURE_COPIES,
+    WORKING_BYTES,
+    Arithmetic,
+    What,
+    memory_bytes,
+)
 from partitioner.crew.planning.facts import ANSWERS, Trainer
 
 #: Weights that a network's training begins with: given ones, those cut from the teacher's or of an
@@ -32,6 +39,9 @@ class NetworkWork:
     #: Of the output of one block for a picture, and the number of blocks: for stages.
     boundary_bytes: float = 0.0
     blocks: int = 0
+    #: Of a picture as the network takes it: for stages.
+    picture_bytes: float = 0.0
+    arithmetic: Arithmetic = "fp32"
 
     @property
     def all_pictures(self) -> int:
@@ -55,10 +65,27 @@ class NetworkWork:
             what, codec, self.size_bytes, kept, outer=outer, masked=masked, received=received
         )
 
-    def block_bytes(self, in_flight: int, micro_batches: int) -> float:
-        """Memory for one block in a stage that keeps so many of a batch's micro-batches."""
-        kept = min(in_flight, micro_batches) * self.batch / micro_batches * self.activation_bytes
-        return (memory_bytes("gradients", "fp32", self.size_bytes) + kept) / self.blocks
+    def stage_bytes(
+        self, blocks: float, in_flight: int, micro_batches: int, *, is_first: bool
+    ) -> float:
+        """Memory of a stage that keeps so many of a batch's micro-batches.
+
+        The first one has the pictures of a batch, and copies of those that it keeps. By what
+        pipelines were measured to have (benchmarks.crew.stages).
+        """
+        kept = min(in_flight, micro_batches) * self.batch / micro_batches
+        network_bytes = memory_bytes("gradients", "fp32", self.size_bytes)
+        network_bytes += kept * self.activation_bytes
+        found = WORKING_BYTES[self.arithmetic] + blocks * network_bytes / self.blocks
+        if is_first:
+            copies = PICTURE_COPIES[self.arithmetic]
+            found += (self.batch + copies * kept) * self.picture_bytes
+        return found
+
+    def most_blocks(self, memory_bytes: float, in_flight: int, micro_batches: int) -> int:
+        """The blocks that fit in so much memory, in whatever stage."""
+        none, one = (self.stage_bytes(n, in_flight, micro_batches, is_first=True) for n in (0, 1))
+        return max(0, int((memory_bytes - none) // (one - none)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
