@@ -11,14 +11,12 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
-from mdp.errors import InputError
 from partitioner.crew.averaging.gradients import Gradients, settle_future
 from partitioner.crew.averaging.mean import Mean, Shards
 from partitioner.training.synchroniser import MAX_GRADIENT_NORM
@@ -36,6 +34,12 @@ class NextForwardGradients(Gradients):
     _clipped: list["_Coming"]
     #: Means on their way, by each parameter that waits for its own.
     _coming: dict[Tensor, "_Coming"]
+    #: Parameters by the layer that has them.
+    _waiting: dict[nn.Module, list[nn.Parameter]]
+    #: Layers that have run in the first pass; None afterwards.
+    _ran: set[nn.Module] | None
+    #: Parameters of layers that did not.
+    _used_elsewhere: list[nn.Parameter]
 
     def wrap(
         self, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
@@ -43,17 +47,18 @@ class NextForwardGradients(Gradients):
         """DDP around the module, and a step of a layer's parameters before it runs."""
         self._optimiser = optimiser
         self._collected, self._clipped, self._coming = [], [], {}
+        self._ran, self._used_elsewhere = set(), []
         wrapped = super().wrap(module, optimiser, device)
         if self.crew.size > 1:
-            layers = [
-                (layer, own)
+            self._waiting = {
+                layer: own
                 for layer in module.modules()
                 if (own := [p for p in layer.parameters(recurse=False) if p.requires_grad])
-            ]
+            }
             self._hooks = [
-                layer.register_forward_pre_hook(partial(self._before_layer, own))
-                for layer, own in layers
+                layer.register_forward_pre_hook(self._before_layer) for layer in self._waiting
             ]
+            self._hooks.append(module.register_forward_pre_hook(self._before_network))
             self._hooks.append(module.register_forward_hook(self._after_network))
         return wrapped
 
@@ -110,22 +115,26 @@ class NextForwardGradients(Gradients):
             settle_future(future, collect)
         return future
 
-    def _before_layer(self, parameters: Sequence[Tensor], *_: Any) -> None:
-        if self._coming:
-            self._take_steps(parameters)
+    def _before_network(self, *_: Any) -> None:
+        self._take_steps(self._used_elsewhere)
+
+    def _before_layer(self, layer: nn.Module, *_: Any) -> None:
+        if self._ran is None:
+            self._take_steps(self._waiting[layer])
+        else:
+            self._ran.add(layer)
 
     def _after_network(self, *_: Any) -> None:
-        """Refuse a network of which parameters are used by others than the layers that have them.
+        """Take the steps of layers that did not run, in this batch or ever.
 
-        They would have been used before their step.
+        Parameters of layers that were not called in the first pass may be used by others, as those
+        within torch's attention are: from then on they are waited for before the network runs.
         """
-        if self._coming:
-            late = sorted(self._names[parameter] for parameter in self._coming)
-            self._remove_hooks()
-            raise InputError(
-                'when = "next_forward": expected parameters that only their own layers use, '
-                f"found {', '.join(late)}"
-            )
+        if self._ran is not None:
+            left = self._waiting.keys() - self._ran
+            self._used_elsewhere = [p for layer in left for p in self._waiting[layer]]
+            self._ran = None
+        self._take_steps(list(self._coming))
 
     def _take_steps(self, parameters: Sequence[Tensor]) -> None:
         """Take the steps of the buckets of some parameters, once their means have come."""

@@ -45,6 +45,9 @@ from partitioner.crew.planning.work import FrozenPasses, NetworkWork, pace
 #: loss was measured (`losses`); `any`: all.
 Allowed = Literal["exact", "recorded", "any"]
 
+#: Seconds of a step whose means come in two halves, of those with no other cost, over lines of 20
+#: Mbit/s (benchmarks.crew.next_forward): members wait for each other in every bucket, twice.
+_HALVED = 1.1
 _BUCKETS = (2**20, 5 * 2**20, BUCKET_BYTES)
 #: A mean takes at most this of a round, which has at least so many steps and at most a share of an
 #: epoch.
@@ -190,7 +193,12 @@ class Methods:
             way = replace(sync, what=what, codec=codec, route=route)
             if what == "gradients":
                 for bucket_bytes in _BUCKETS:
-                    yield replace(way, shares="pace", bucket_bytes=bucket_bytes)
+                    at_once = replace(way, shares="pace", bucket_bytes=bucket_bytes)
+                    yield at_once
+                    halved = replace(at_once, when="next_forward")
+                    # Where codecs may round, rounds are quicker.
+                    if codec == "fp32" and not any(refusals(halved.words)):
+                        yield halved
             else:
                 mean_s = self.links.mean(route, crew).of(_transfer_bytes(network, codec))
                 every = round_pictures(network, together, mean_s)
@@ -396,7 +404,7 @@ def _by_gradients(
     buckets = _buckets(network, sync)
     seconds = step_s("gradients", compute_s, mean_s, buckets=buckets)
     if sync.when == "next_forward":
-        seconds = next_forward_s(compute_s, mean_s, buckets)
+        seconds = _HALVED * next_forward_s(compute_s, mean_s, buckets)
     return Method(sync, network.batch / seconds, mean_s)
 
 

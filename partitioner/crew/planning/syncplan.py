@@ -440,7 +440,8 @@ def _of_facts(plan: SyncPlan, facts: Facts, work: Work | None) -> Iterator[str]:
 def memory_bytes_of(network: NetworkWork, sync: NetworkSync, crew: Trainers) -> float:
     """Memory that each of a network's trainers needs; tensors with codecs of their own count."""
     codec: CodecName = "int8" if sync.codecs & {"int8", "top4"} else sync.codec
-    received = 0.0
+    # Means that are on their way lie beside the gradients of the next step.
+    received = 1.0 if sync.when == "next_forward" else 0.0
     if isinstance(sync.meet, Neighbourhood):
         # One that was behind may be ahead before this trainer has ended its step.
         most = max(map(len, neighbours_of(crew, sync.meet.pairs).values()))

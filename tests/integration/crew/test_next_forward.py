@@ -1,4 +1,4 @@
-"""Means that come during the next forward pass: what is refused, and a member that is lost."""
+"""Means that come during the next forward pass: whose steps wait, and a member that is lost."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -11,8 +11,8 @@ from torch import Tensor, nn  # noqa: E402
 from torch._C._distributed_c10d import HashStore  # noqa: E402
 from torch.distributed import ProcessGroup  # noqa: E402
 
-from mdp.errors import InputError  # noqa: E402
 from partitioner.crew.averaging import next_forward  # noqa: E402
+from partitioner.crew.averaging.gradients import Gradients  # noqa: E402
 from partitioner.crew.averaging.mean import Means  # noqa: E402
 from partitioner.crew.averaging.next_forward import NextForwardGradients  # noqa: E402
 from partitioner.training.distributed import Crew  # noqa: E402
@@ -41,9 +41,9 @@ class Layers(nn.Module):
 class Member:
     """A trainer of two."""
 
-    def __init__(self, store: HashStore, place: int, module: Layers) -> None:
+    def __init__(self, store: HashStore, place: int, module: Layers, kind: type[Gradients]) -> None:
         group = cast(ProcessGroup, PlainGroups(store, place).of("net", 0, (0, 1)))
-        self.gradients = NextForwardGradients(
+        self.gradients = kind(
             Crew(place, 2, group), Means(route="two_phase"), lambda name: "fp32", bucket_bytes=4
         )
         self.module, self.place = module, place
@@ -60,12 +60,17 @@ class Member:
             self.gradients.after_step(3)
 
 
-def by_two(run: Callable[[Member], Any], *, around: bool = False) -> list[Any]:
+def by_two(
+    run: Callable[[Member], Any],
+    *,
+    around: bool = False,
+    kind: type[Gradients] = NextForwardGradients,
+) -> list[Any]:
     store = HashStore()
 
     def trained(place: int) -> Any:
         # Drawn with one seed, of which threads share the state.
-        return run(Member(store, place, modules[place]))
+        return run(Member(store, place, modules[place], kind))
 
     modules = [Layers(around=around) for _ in range(2)]
     return in_threads(2, trained)
@@ -90,23 +95,19 @@ def test_layers_take_their_steps_as_they_run() -> None:
     assert torch.equal(first, second)
 
 
-def test_weights_that_are_used_without_their_layer_are_refused() -> None:
-    def run(member: Member) -> str:
-        # In the first step all parameters are one bucket, which the first layer waits for.
-        with pytest.raises(InputError) as got:
-            member.take_steps(3)
-        # Whoever trains it then is not asked to wait.
-        member.module(torch.zeros(1, 4))
-        return str(got.value)
+@pytest.mark.parametrize("around", [False, True])
+def test_weights_that_are_used_without_their_layer_are_waited_for(around: bool) -> None:
+    def run(member: Member) -> tuple[Tensor, Tensor]:
+        # From the second step on each parameter has a bucket of its own.
+        member.take_steps(4)
+        member.gradients.settle(torch.zeros(1))
+        return member.module.first.weight.detach(), member.module.second.weight.detach()
 
-    assert (
-        by_two(run, around=True)
-        == [
-            'when = "next_forward": expected parameters that only their own layers use, found '
-            "second.bias, second.weight"
-        ]
-        * 2
-    )
+    found = by_two(run, around=around)
+    expected = by_two(run, kind=Gradients)
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.allclose(one, other, atol=1e-6)
 
 
 def test_a_member_lost_between_the_phases_fails_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from partitioner.crew.planning.syncplan import (
     SyncPlan,
     WholeGroup,
     contradictions,
+    is_exact,
     is_exact_plan,
 )
 from partitioner.crew.planning.work import FrozenPasses, NetworkWork, Work
@@ -229,6 +230,22 @@ def test_stages_keep_fewer_micro_batches_where_memory_is_small() -> None:
     found = predict(SyncPlan(network=(slower, *plan.network[1:])), facts, work)
     assert found is not None
     assert found.plan.network[0].in_flight == (1,) * len(sync.stage)
+
+
+@pytest.mark.parametrize(("mbit", "when"), [(1000, "at_once"), (30, "next_forward")])
+def test_halves_of_means_are_proposed_where_lines_are_as_slow_as_passes(
+    mbit: float, when: str
+) -> None:
+    """Passes of 64 pictures take 2.7 s; means of 10 MB some 0.1 s or 4 s."""
+    network = NetworkWork(
+        name="member-0", size_bytes=1e7, pictures=5000, epochs=1, gflop_per_picture=1.0
+    )
+    names = ("coordinator", "tower", "nuc")
+    facts = fleet(dict.fromkeys(names, 8.0), mbit)
+    best = Methods(facts, "exact").best(network, names)
+    assert best is not None
+    assert best.sync.when == when
+    assert is_exact(best.sync)
 
 
 def test_two_pipelines_share_a_batch_and_average_their_stages() -> None:
