@@ -72,8 +72,8 @@ GRID: dict[tuple[str, str], tuple[float, ...]] = {
     (SCRATCH, MUON): (1.0, 2.0, 4.0, 8.0),
     (SCRATCH, SOAP): (1.0, 2.0, 4.0, 8.0),
     (SCRATCH, KFAC): (1.0, 3.0, 10.0, 30.0),
-    (GIVEN, ADAMW): (0.05, 0.1, 0.2, 0.4),
-    (GIVEN, MUON): (0.05, 0.1, 0.2, 0.4, 0.8),
+    (GIVEN, ADAMW): (0.1, 0.2, 0.4, 0.8, 1.6),
+    (GIVEN, MUON): (0.1, 0.2, 0.4, 0.8, 1.6),
 }
 #: Methods and their epochs by start, AdamW's whole training first.
 COMPARED: dict[str, tuple[tuple[str, int], ...]] = {
