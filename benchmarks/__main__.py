@@ -21,6 +21,7 @@ PAGES = {
     "crew-factors": "crew.factors",
     "crew-frozen": "crew.frozen",
     "crew-heads": "crew.heads",
+    "crew-hooks": "crew.hooks",
     "crew-lengths": "crew.lengths",
     "crew-links": "crew.links",
     "crew-meetings": "crew.meetings",
