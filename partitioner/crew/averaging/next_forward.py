@@ -100,7 +100,7 @@ class NextForwardGradients(Gradients):
         buffer, future = bucket.buffer(), torch.futures.Future[Tensor]()
         of_bucket, start = self._mean_of(bucket), int(buffer.storage_offset())
         places = {
-            parameter: _Place(view.size(), view.stride(), int(view.storage_offset()) - start)
+            parameter: _BucketView(view.size(), view.stride(), int(view.storage_offset()) - start)
             for parameter, view in zip(bucket.parameters(), bucket.gradients(), strict=True)
         }
 
@@ -173,8 +173,8 @@ class NextForwardGradients(Gradients):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """The place of a parameter's gradient in its bucket."""
+class _BucketView:
+    """The view of a bucket that is a parameter's gradient."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -188,7 +188,7 @@ class _Collected:
     mean: Mean
     shards: Shards
     #: By parameter.
-    places: dict[Tensor, _Place]
+    places: dict[Tensor, _BucketView]
 
     @property
     def square(self) -> float:
