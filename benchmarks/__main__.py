@@ -32,6 +32,7 @@ PAGES = {
     "crew-second-order": "crew.second_order",
     "crew-spread": "crew.spread",
     "crew-stages": "crew.stages",
+    "crew-tune": "crew.tune",
     "crew-star": "crew.star",
     "deployed": "deployed.page",
     "deployed-cluster": "keep.__main__:deployed-cluster",

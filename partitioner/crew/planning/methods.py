@@ -48,7 +48,8 @@ Allowed = Literal["exact", "recorded", "any"]
 #: Seconds of a step whose means come in two halves, of those with no other cost, over lines of 20
 #: Mbit/s (benchmarks.crew.next_forward): members wait for each other in every bucket, twice.
 _HALVED = 1.1
-_BUCKETS = (2**20, 5 * 2**20, BUCKET_BYTES)
+#: Bytes of a bucket: over slow lines small ones hide more, over quick ones they cost latencies.
+_BUCKETS = (2**18, 2**20, 5 * 2**20, BUCKET_BYTES)
 #: A mean takes at most this of a round, which has at least so many steps and at most a share of an
 #: epoch.
 _MEAN_SHARE, _LEAST_STEPS, _EPOCH_SHARE = 0.1, 16, 1 / 8
