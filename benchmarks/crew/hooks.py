@@ -43,6 +43,8 @@ LIMIT_TRAIN, LIMIT_TEST = 6_000, 5_000
 SEEDS, RATES, TRAINERS = 3, (1.0, 2.0), 4
 #: Steps of PowerSGD that send everything.
 WARM_UP = 10
+#: More than the network has.
+BUCKET_BYTES = 100 * 2**20
 Way = Literal["fp32", "int8", "torch's fp16", "PowerSGD, rank 1", "PowerSGD, rank 4"]
 
 
@@ -72,7 +74,8 @@ class HookedSteps(EveryStep):
         """DDP around the module."""
         self._module = module
         self._numbers = sum(p.numel() for p in module.parameters() if p.requires_grad)
-        wrapped = nn.parallel.DistributedDataParallel(module)
+        # In several buckets PowerSGD's messages over gloo come in another order at each trainer.
+        wrapped = nn.parallel.DistributedDataParallel(module, bucket_cap_mb=BUCKET_BYTES / 2**20)
         if self._way == "torch's fp16":
             wrapped.register_comm_hook(None, fp16_compress_hook)
         else:
