@@ -147,13 +147,13 @@ def _serve(
         agent, signs = built.agent, LifeSigns(options.device)
         serve_health(built.address, lambda: signs.line(agent.state), report, stack)
 
-        def notify() -> None:
+        def notify(*, reload_begins: bool = False) -> None:
             if alive := agent.is_alive():
                 signs.give()
             if notifier is not None:
                 notifier.send_due(
                     agent.state,
-                    reloading=agent.is_reloading,
+                    reloading=reload_begins or agent.is_reloading,
                     alive=alive,
                     now_us=time.monotonic_ns() // 1000,
                 )
@@ -161,6 +161,8 @@ def _serve(
         def periodic() -> None:
             if reload_requests:
                 reload_requests.clear()
+                # Before it begins, as it may have ended by the next look: systemd waits for both.
+                notify(reload_begins=True)
                 built.reload()
             notify()
 
