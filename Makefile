@@ -16,7 +16,7 @@ KICAD  ?=
 MORE   ?=
 SEED   ?= 1
 
-.PHONY: demo demo-build pictures release test invariants scenes solids anomalib test-arm test-gpu gateway-clients systemd twenty-boards containers training-image cluster cluster-programs growing \
+.PHONY: demo demo-build pictures release test invariants scenes solids anomalib test-arm test-gpu gateway-clients systemd containers training-image cluster cluster-programs growing \
 	manifests tutorials fuzz soak \
 	truth check bench accuracy faults docs lock sbom format coverage clean
 
@@ -83,15 +83,10 @@ test-gpu: $(STAMP)
 
 # Units under a real systemd, PID 1 of a container, and the Ansible role on two such: Debian, root, podman and
 # mmdebstrap (and ansible); fetches 150 MB into runs/systemd once. Skipped, with the reason, where podman runs nothing.
-# This and the next four: KEEP=yes keeps times and sizes for docs/results/deployed.md.
+# This and the next three: KEEP=yes keeps times and sizes for docs/results/deployed.md.
 systemd: $(STAMP)
 	$(BIN)/pytest -rs -s tests/systemd/real.py tests/systemd/walk.py tests/systemd/playbook.py
 	$(if $(KEEP),$(BIN)/python -m benchmarks.deployed systemd walk playbook)
-
-# The Ansible role on twenty such containers at once: as for `systemd`, and ansible.
-twenty-boards: $(STAMP)
-	$(BIN)/pytest -rs -s tests/systemd/twenty.py
-	$(if $(KEEP),$(BIN)/python -m benchmarks.deployed twenty)
 
 # Images and a fleet of three by podman, with a registry: Debian, root, podman, buildah and mmdebstrap; fetches 200 MB
 # into runs/containers once. Skipped, with the reason, where podman runs nothing; a build that fails is a failure.

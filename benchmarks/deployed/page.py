@@ -80,16 +80,6 @@ PARTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "again_s": "again: nothing changed, no agent interrupted",
         },
     ),
-    "twenty": (
-        "The Ansible role on twenty boards",
-        {
-            "boards": "boards",
-            "booted_s": "made and booted, one after the other",
-            "played_s": "first play, until all are READY",
-            "again_s": "again: nothing changed, no agent interrupted",
-            "bundle_s": "another bundle, until all serve it",
-        },
-    ),
     "growing": (
         "Growing",
         {

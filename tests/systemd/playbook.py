@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,21 +34,19 @@ def _plain(value: object) -> object:
 
 
 class Shelf:
-    """Boards by their names, each of a device, and what this machine has of them."""
+    """Two boards, and what this machine has of them."""
 
-    def __init__(
-        self, prepared: Prepared, boards: dict[str, Board], devices: dict[str, str], folder: Path
-    ) -> None:
-        self.boards, self.devices, self.folder = boards, devices, folder
-        self._podman, self._wheel = prepared.podman, prepared.wheel
+    def __init__(self, prepared: Prepared, boards: dict[str, Board], folder: Path) -> None:
+        self.boards, self.folder, self._podman = boards, folder, prepared.podman
+        self._wheel = prepared.wheel
 
     def play(self, **variables: object) -> subprocess.CompletedProcess[str]:
         """Run ansible-playbook."""
         podman = self._podman
         extra = " ".join(podman.command()[1:])
         hosts = [
-            f"{name} ansible_host={board.name} mdp_device={self.devices[name]}"
-            for name, board in self.boards.items()
+            f"{device} ansible_host={board.name} mdp_device={device}"
+            for device, board in self.boards.items()
         ]
         inventory = self.folder / "boards.ini"
         inventory.write_text("[boards]\n" + "\n".join(hosts) + "\n")
@@ -78,35 +75,27 @@ class Shelf:
     def pids(self) -> list[str]:
         """The agents' processes."""
         return [
-            board.property_of("MainPID", f"mdp-agent-{self.devices[name]}")
-            for name, board in self.boards.items()
+            board.property_of("MainPID", f"mdp-agent-{name}") for name, board in self.boards.items()
         ]
-
-
-@contextmanager
-def make_shelf(devices: dict[str, str], folder: Path) -> Iterator[Shelf]:
-    """Boards of these names and devices, a bundle, and a client's key; raises MissingError."""
-    prepared = prepare()
-    mounts = registry_mounts(folder / "registry")
-    with ExitStack() as stack:
-        boards = {name: stack.enter_context(boot_board(prepared, mounts)) for name in devices}
-        shutil.copytree(BUNDLE, folder / "cifar10")
-        first = next(iter(boards.values()))
-        first.run("pip install --quiet --no-index --no-deps --force-reinstall /now/*.whl")
-        first.run("mdp keys new --out /root --name client")
-        (folder / "clients").mkdir()
-        public = first.run("cat /root/client.public")
-        (folder / "clients" / "client.public").write_text(f"{public}\n")
-        yield Shelf(prepared, boards, devices, folder)
 
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
     if shutil.which("ansible-playbook") is None:
         pytest.skip("ansible-playbook is not installed")
+    folder = tmp_path_factory.mktemp("shelf")
     try:
-        with make_shelf({name: name for name in DEVICES}, tmp_path_factory.mktemp("shelf")) as made:
-            yield made
+        prepared = prepare()
+        registry = folder / "registry"
+        mounts = registry_mounts(registry)
+        with boot_board(prepared, mounts) as first, boot_board(prepared, mounts) as second:
+            shutil.copytree(BUNDLE, folder / "cifar10")
+            first.run("pip install --quiet --no-index --no-deps --force-reinstall /now/*.whl")
+            first.run("mdp keys new --out /root --name client")
+            (folder / "clients").mkdir()
+            public = first.run("cat /root/client.public")
+            (folder / "clients" / "client.public").write_text(f"{public}\n")
+            yield Shelf(prepared, dict(zip(DEVICES, (first, second), strict=True)), folder)
     except MissingError as error:
         pytest.skip(str(error))
 
