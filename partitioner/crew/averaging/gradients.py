@@ -133,8 +133,7 @@ class Gradients(EveryStep):
         return super().settle(sums)
 
     def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        buffer, future = bucket.buffer(), torch.futures.Future[Tensor]()
-        of_bucket = self._mean_of(bucket)
+        buffer, of_bucket = bucket.buffer(), self._mean_of(bucket)
 
         def average() -> Tensor:
             shards = of_bucket.collect(buffer.cpu(), self._meeting())
@@ -143,11 +142,18 @@ class Gradients(EveryStep):
             buffer.copy_(found)
             return buffer
 
-        if buffer.device.type == "cpu":
-            self._thread.submit(settle_future, future, average)
+        return self._start(average, buffer.device)
+
+    def _start(
+        self, action: Callable[[], Tensor], device: torch.device
+    ) -> torch.futures.Future[Tensor]:
+        """Begin what makes of a bucket on `device` what DDP takes for its gradients."""
+        future = torch.futures.Future[Tensor]()
+        if device.type == "cpu":
+            self._thread.submit(_settle, future, action)
         else:
             # A copy from a device waits for the backward pass anyway.
-            settle_future(future, average)
+            _settle(future, action)
         return future
 
     def _meeting(self) -> Meeting:
@@ -205,7 +211,7 @@ def _for_ddp(crew: Crew) -> ProcessGroup | None:
     return holding
 
 
-def settle_future(future: torch.futures.Future[Tensor], action: Callable[[], Tensor]) -> None:
+def _settle(future: torch.futures.Future[Tensor], action: Callable[[], Tensor]) -> None:
     """Give a future the outcome of `action`."""
     try:
         future.set_result(action())

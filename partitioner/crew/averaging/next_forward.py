@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
-from partitioner.crew.averaging.gradients import Gradients, settle_future
+from partitioner.crew.averaging.gradients import Gradients
 from partitioner.crew.averaging.mean import Mean, Shards
 from partitioner.training.synchroniser import MAX_GRADIENT_NORM
 
@@ -88,7 +88,7 @@ class NextForwardGradients(Gradients):
         """Begin to send means to all: only now, as a step's losses would wait behind them."""
         for coming in self._clipped:
             coming.start(self._thread)
-            self._coming |= dict.fromkeys(coming.collected.places, coming)
+            self._coming |= dict.fromkeys(coming.collected.views, coming)
         self._clipped = []
 
     def settle(self, sums: Tensor) -> Tensor:
@@ -97,23 +97,19 @@ class NextForwardGradients(Gradients):
         return super().settle(sums)
 
     def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        buffer, future = bucket.buffer(), torch.futures.Future[Tensor]()
-        of_bucket, start = self._mean_of(bucket), int(buffer.storage_offset())
-        places = {
+        buffer, of_bucket = bucket.buffer(), self._mean_of(bucket)
+        start = int(buffer.storage_offset())
+        views = {
             parameter: _BucketView(view.size(), view.stride(), int(view.storage_offset()) - start)
             for parameter, view in zip(bucket.parameters(), bucket.gradients(), strict=True)
         }
 
         def collect() -> Tensor:
             shards = of_bucket.collect(buffer.cpu(), self._meeting())
-            self._collected.append(_Collected(of_bucket.mean, shards, places))
+            self._collected.append(_Collected(of_bucket.mean, shards, views))
             return buffer
 
-        if buffer.device.type == "cpu":
-            self._thread.submit(settle_future, future, collect)
-        else:
-            settle_future(future, collect)
-        return future
+        return self._start(collect, buffer.device)
 
     def _before_network(self, *_: Any) -> None:
         self._take_steps(self._used_elsewhere)
@@ -147,7 +143,7 @@ class NextForwardGradients(Gradients):
                 self._remove_hooks()
                 raise
             self._take_step(coming, mean)
-            for one in coming.collected.places:
+            for one in coming.collected.views:
                 del self._coming[one]
 
     def _take_step(self, coming: "_Coming", mean: Tensor) -> None:
@@ -155,12 +151,12 @@ class NextForwardGradients(Gradients):
         now = [group["lr"] for group in groups]
         for group, rate in zip(groups, coming.rates, strict=True):
             group["lr"] = rate
-        places = coming.collected.places
-        for parameter, place in places.items():
-            gradient = torch.as_strided(mean, place.size, place.stride, place.offset)
+        views = coming.collected.views
+        for parameter, view in views.items():
+            gradient = torch.as_strided(mean, view.size, view.stride, view.offset)
             parameter.grad = (gradient * coming.factor).to(parameter.device)
         self._optimiser.step()
-        for parameter in places:
+        for parameter in views:
             parameter.grad = None
         for group, rate in zip(groups, now, strict=True):
             group["lr"] = rate
@@ -188,7 +184,7 @@ class _Collected:
     mean: Mean
     shards: Shards
     #: By parameter.
-    places: dict[Tensor, _BucketView]
+    views: dict[Tensor, _BucketView]
 
     @property
     def square(self) -> float:
