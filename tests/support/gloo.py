@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store
+
+from partitioner.crew.averaging.mean import Meeting
 
 R = TypeVar("R")
 
@@ -28,6 +30,13 @@ class PlainGroups:
         store = PrefixStore(f"{network}/{seq}", self.store)
         place = list(members).index(self.rank)
         return ProcessGroupGloo(store, place, len(members), self.timeout)
+
+
+def meeting_of_equals(store: Store, rank: int, count: int) -> Meeting:
+    """A meeting of `count` trainers that count alike."""
+    members = tuple(range(count))
+    group = cast(ProcessGroup, PlainGroups(store, rank).of("net", 0, members))
+    return Meeting(group=group, members=members, weights=(1.0,) * count, rank=rank)
 
 
 def vector(count: int, seed: int) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """K-FAC: curvature, the limit of a step, owners of layers, and one trainer's steps."""
 
 import copy
-from typing import cast
 
 import pytest
 
@@ -9,14 +8,13 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 from torch._C._distributed_c10d import HashStore  # noqa: E402
-from torch.distributed import ProcessGroup  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
 from partitioner.crew.averaging import kfac as curvatures  # noqa: E402
 from partitioner.crew.averaging.kfac import Curvature, Kfac, KfacSettings, limit_change  # noqa: E402
 from partitioner.crew.averaging.layer_owners import owners_of  # noqa: E402
-from partitioner.crew.averaging.mean import Means, Meeting  # noqa: E402
-from tests.support.gloo import PlainGroups, in_threads, vector  # noqa: E402
+from partitioner.crew.averaging.mean import Means  # noqa: E402
+from tests.support.gloo import in_threads, meeting_of_equals, vector  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -98,7 +96,7 @@ def train(
 
     The trainers begin with unlike layers, and take the first one's.
     """
-    store, members = HashStore(), tuple(range(len(counts)))
+    store = HashStore()
     torch.manual_seed(1)
     module = Classifier()
 
@@ -108,9 +106,7 @@ def train(
             nn.init.zeros_(own.head.weight)
         kfac, meeting = Kfac(own, Means(route="two_phase"), settings), None
         if len(counts) > 1:
-            group = cast(ProcessGroup, PlainGroups(store, rank).of("net", 0, members))
-            weights = (1.0,) * len(counts)
-            meeting = Meeting(group=group, members=members, weights=weights, rank=rank)
+            meeting = meeting_of_equals(store, rank, len(counts))
             kfac.share_weights(meeting)
         optimiser = torch.optim.AdamW(own.parameters(), lr=rate, weight_decay=0.05)
         pictures = vector(PICTURES * 12, 5).view(PICTURES, 4, 3)

@@ -1,7 +1,6 @@
 """Muon: its step, one trainer's and several trainers' steps, and what is refused."""
 
 import copy
-from typing import cast
 
 import pytest
 
@@ -9,12 +8,11 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 from torch._C._distributed_c10d import HashStore  # noqa: E402
-from torch.distributed import ProcessGroup  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
-from partitioner.crew.averaging.mean import Means, Meeting  # noqa: E402
+from partitioner.crew.averaging.mean import Means  # noqa: E402
 from partitioner.crew.averaging.muon import MuonSettings, MuonSteps  # noqa: E402
-from tests.support.gloo import PlainGroups, in_threads  # noqa: E402
+from tests.support.gloo import in_threads, meeting_of_equals  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -65,7 +63,7 @@ def test_a_step_makes_singular_values_one() -> None:
 
 def train(counts: tuple[int, ...], steps: int = 6) -> list[tuple[Blocks, int]]:
     """Steps of the same batch, of which each trainer has so many pictures."""
-    store, members = HashStore(), tuple(range(len(counts)))
+    store = HashStore()
     torch.manual_seed(1)
     module = Blocks()
     generator = torch.Generator().manual_seed(2)
@@ -77,9 +75,7 @@ def train(counts: tuple[int, ...], steps: int = 6) -> list[tuple[Blocks, int]]:
             nn.init.zeros_(own.first.weight)
         muon, meeting = MuonSteps(own, Means(route="two_phase"), SETTINGS), None
         if len(counts) > 1:
-            group = cast(ProcessGroup, PlainGroups(store, rank).of("net", 0, members))
-            weights = (1.0,) * len(counts)
-            meeting = Meeting(group=group, members=members, weights=weights, rank=rank)
+            meeting = meeting_of_equals(store, rank, len(counts))
             muon.share_weights(meeting)
         optimiser = torch.optim.AdamW(own.parameters(), lr=1e-3)
         start = sum(counts[:rank])
@@ -119,8 +115,7 @@ def test_what_is_not_finite_changes_nothing_at_any_trainer() -> None:
     modules = [Blocks() for _ in range(2)]
 
     def trainer(rank: int) -> bool:
-        group = cast(ProcessGroup, PlainGroups(store, rank).of("net", 0, (0, 1)))
-        meeting = Meeting(group=group, members=(0, 1), weights=(1.0, 1.0), rank=rank)
+        meeting = meeting_of_equals(store, rank, 2)
         module = modules[rank]
         muon = MuonSteps(module, Means(), SETTINGS)
         muon.share_weights(meeting)
