@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from partitioner.crew.coordinator.neighbours import neighbours_of
 from partitioner.crew.coordinator.rounds import growing_means
 from partitioner.crew.coordinator.sizes import CodecName
+from partitioner.crew.planning.assign import Labels, search
 from partitioner.crew.planning.costs import (
     RATIO,
     What,
@@ -35,6 +36,7 @@ from partitioner.crew.planning.syncplan import (
     NetworkSync,
     RequestedGroups,
     Stage,
+    Trainers,
     WholeGroup,
     is_exact,
     memory_bytes_of,
@@ -63,6 +65,10 @@ _ROUTES: tuple[Route, ...] = ("ring", "two_phase", "two_tier")
 _WHAT: tuple[What, ...] = ("gradients", "parameters")
 _MICRO_BATCHES = (2, 4, 8, 16)
 _MOST_STAGES = 4
+#: Places of trainers in pipelines that local search looks at.
+_REGROUPED = 300
+#: Each further trainer has to make a crew this much quicker: it can also delay and fail.
+WORTH = 1.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,19 +256,78 @@ class Methods:
         return min(took, default=math.inf)
 
     def in_stages(self, network: NetworkWork) -> Method | None:
-        """A pipeline of unequal stages, for a network that fits on no trainer whole."""
+        """Pipelines of unequal stages, for a network that fits on no trainer whole.
+
+        Several pipelines share a batch where they are worth their trainers. Who is in which stage
+        of which pipeline is grouped after DT-FM: the trainers of a stage average its gradients,
+        those of a pipeline send each other what is between their blocks, and local search weighs
+        both by the lines' predicted seconds.
+        """
         if not network.blocks:
             return None
-        names = self._by_pace(network)
-        found = []
+        names, found = self._by_pace(network), list[Method | None]()
         for count in range(2, min(_MOST_STAGES, len(names), network.blocks) + 1):
-            crew = names[:count]
-            if self._is_connected(crew):
-                for micro_batches in _MICRO_BATCHES:
-                    if count <= micro_batches <= network.batch:
-                        found.append(self._stages(network, crew, micro_batches))
+            for parts in range(1, len(names) // count + 1):
+                groupings = self._groupings(names[: count * parts], parts)
+                for micro_batches, groups in product(_MICRO_BATCHES, groupings):
+                    if count <= micro_batches <= network.batch // parts:
+                        found.append(self._stages(network, groups, micro_batches))
         some = [method for method in found if method is not None]
-        return max(some, key=lambda method: method.pictures_per_s, default=None)
+        best = max(some, key=_worth_of, default=None)
+        if best is None or len(best.sync.pipelines) == 1:
+            return best
+        return max(best, *self._regrouped(network, best.sync, names), key=_worth_of)
+
+    def _groupings(self, crew: Sequence[str], parts: int) -> list[tuple[Trainers, ...]]:
+        """The trainers of each stage, of so many pipelines: by pace; by site those of a stage
+        together, or those of a pipeline. None where lines between them were not measured.
+        """
+        if not self._is_connected(crew):
+            return []
+        by_site = [name for site in self.links.sites_of(crew) for name in site]
+        count = len(crew) // parts
+        stages = [
+            tuple(tuple(names[i * parts : (i + 1) * parts]) for i in range(count))
+            for names in (crew, by_site)
+        ]
+        pipelines = tuple(tuple(by_site[i::count]) for i in range(count))
+        return list(dict.fromkeys([*stages, pipelines]))
+
+    def _regrouped(
+        self, network: NetworkWork, sync: NetworkSync, names: Sequence[str]
+    ) -> Iterator[Method]:
+        """Pipelines whose trainers have changed places, with the stages of `sync` and new ones."""
+        stages, parts = sync.stage, len(sync.pipelines)
+        micro_batches = sync.micro_batches or 1
+        memory = [
+            network.stage_bytes(stage.blocks, kept, micro_batches * parts, is_first=i == 0)
+            for i, (stage, kept) in enumerate(zip(stages, sync.in_flight, strict=True))
+        ]
+        placed = [name for stage in stages for name in stage.trainers]
+        placed += [name for name in names if name not in placed]
+
+        def groups_of(labels: Labels) -> list[Trainers]:
+            """The trainers of each stage; who is placed behind them takes no part."""
+            found = [placed[label] for label in labels[: parts * len(stages)]]
+            return [tuple(found[i * parts : (i + 1) * parts]) for i in range(len(stages))]
+
+        def with_groups(groups: Sequence[Trainers]) -> NetworkSync:
+            moved = (replace(one, by=by) for one, by in zip(stages, groups, strict=True))
+            return replace(sync, stage=tuple(moved))
+
+        def seconds(labels: Labels) -> tuple[float, ...]:
+            groups = groups_of(labels)
+            fits = all(
+                needed <= self._trainers[name].memory_bytes
+                for needed, group in zip(memory, groups, strict=True)
+                for name in group
+            )
+            method = self.predict(network, with_groups(groups)) if fits else None
+            return (1 / method.pictures_per_s if method else math.inf,)
+
+        groups = groups_of(search([tuple(range(len(placed)))], seconds, 0, (), _REGROUPED))
+        again = self.predict(network, with_groups(groups))
+        return filter(None, (again, self._stages(network, groups, micro_batches)))
 
     def _by_pace(self, network: NetworkWork) -> list[str]:
         """Trainers that have memory for a stage of at least one block, the quickest first."""
@@ -303,29 +368,38 @@ class Methods:
         )
 
     def _stages(
-        self, network: NetworkWork, crew: Sequence[str], micro_batches: int
+        self, network: NetworkWork, groups: Sequence[Trainers], micro_batches: int
     ) -> Method | None:
-        kept = range(1, len(crew) + 1)
-        memory = [self._trainers[name].memory_bytes for name in crew]
-        most = [[network.most_blocks(there, n, micro_batches) for n in kept] for there in memory]
-        pipeline, unit_s = self._pipeline(network, crew, micro_batches)
+        """The best stages of trainers in groups, each of one stage, in whatever order.
+
+        Cut for the slowest of each group and the least memory in it. None where they do not fit.
+        """
+        kept, cuts = range(1, len(groups) + 1), micro_batches * len(groups[0])
+        memory = [min(self._trainers[name].memory_bytes for name in group) for group in groups]
+        most = [[network.most_blocks(there, n, cuts) for n in kept] for there in memory]
+        slowest = [min(group, key=lambda name: self._pace(name, network)) for group in groups]
+        way_s = max(self._way_s(network, pipeline, cuts) for pipeline in zip(*groups, strict=True))
+        of_batch, _ = self._pipeline(network, slowest, cuts, way_s)
+        pipeline = dataclasses.replace(of_batch, micro_batches=micro_batches)
         try:
             found = in_best_order(network.blocks, pipeline, most)
         except ValueError:  # they do not fit
             return None
         stages = tuple(
-            Stage(blocks=size, by=crew[i], in_flight=limit)
+            Stage(blocks=size, by=_one_or_all(groups[i]), in_flight=limit)
             for i, size, limit in zip(found.order, found.blocks, found.in_flight, strict=True)
         )
         sync = NetworkSync(name=network.name, micro_batches=micro_batches, stage=stages)
-        return Method(sync, network.batch / (found.time * unit_s))
+        return self.predict(network, sync)
 
     def _passes_s(self, network: NetworkWork, sync: NetworkSync) -> float:
         """Seconds of a batch's passes through the slowest of the pipelines that share it."""
         blocks, parts = [stage.blocks for stage in sync.stage], len(sync.pipelines)
         found = []
         for crew in sync.pipelines:
-            pipeline, unit_s = self._pipeline(network, crew, (sync.micro_batches or 1) * parts)
+            cuts = (sync.micro_batches or 1) * parts
+            way_s = self._way_s(network, crew, cuts)
+            pipeline, unit_s = self._pipeline(network, crew, cuts, way_s)
             pipeline = dataclasses.replace(
                 pipeline, micro_batches=sync.micro_batches or 1, in_flight=sync.in_flight
             )
@@ -342,23 +416,39 @@ class Methods:
             for stage in sync.stage
         )
 
+    def _way_s(self, network: NetworkWork, crew: Sequence[str], micro_batches: int) -> float:
+        """Seconds of a micro-batch's way between the worst connected two of a pipeline.
+
+        micro_batches: of a whole batch.
+        """
+        size_bytes = network.boundary_bytes * network.batch / micro_batches
+        lines = (self.links.lines[a, b] for a in crew for b in crew if a != b)
+        return max(late + size_bytes / rate for late, rate in lines)
+
     def _pipeline(
-        self, network: NetworkWork, crew: Sequence[str], micro_batches: int
+        self, network: NetworkWork, crew: Sequence[str], micro_batches: int, way_s: float
     ) -> tuple[PipelineFacts, float]:
         """A pipeline, and seconds of its unit: of one block's forward pass on the first trainer.
 
         micro_batches: of a whole batch.
         """
-        pictures = network.batch / micro_batches
         paces = [self._pace(name, network) for name in crew]
-        unit_s = pictures / paces[0] / (3 * network.blocks)
-        lines = [self.links.lines[a, b] for a in crew for b in crew if a != b]
-        way_s = max(late + network.boundary_bytes * pictures / rate for late, rate in lines)
+        unit_s = network.batch / micro_batches / paces[0] / (3 * network.blocks)
         speeds = tuple(one / paces[0] for one in paces)
         pipeline = PipelineFacts(
             speeds=speeds, micro_batches=micro_batches, transfer=way_s / unit_s
         )
         return pipeline, unit_s
+
+
+def _worth_of(method: Method) -> float:
+    """Pictures a second, less what further trainers have to bring."""
+    return method.pictures_per_s / WORTH ** (len(method.sync.crew) - 1)
+
+
+def _one_or_all(group: Trainers) -> str | Trainers:
+    """A trainer by its name where it is alone at a stage."""
+    return group[0] if len(group) == 1 else group
 
 
 def _most_micro_batches(network: NetworkWork) -> int:

@@ -9,14 +9,12 @@ from mdp.errors import PlanRefused
 from partitioner.crew.planning.assign import EXACT, best_crew, side_by_side
 from partitioner.crew.planning.costs import Chain, CrewJob, Span, makespan_s, timeline
 from partitioner.crew.planning.facts import ANSWERS, Facts
-from partitioner.crew.planning.methods import Allowed, Method, Methods
+from partitioner.crew.planning.methods import WORTH, Allowed, Method, Methods
 from partitioner.crew.planning.syncplan import Answers, SyncPlan, contradictions, is_exact_plan
 from partitioner.crew.planning.work import NetworkWork, Work
 
 #: A plan has to be this much quicker than the quickest trainer alone.
 LEAST_SPEED_UP = 1.1
-#: Each further trainer has to make a crew this much quicker: it can also delay and fail.
-_WORTH = 1.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ def choose(proposals: Sequence[Proposal], facts: Facts, work: Work) -> Proposal:
             "no plan: no trainers together have the memory, the measured paces and the measured "
             "lines for every network"
         )
-    best = min(proposals, key=lambda p: p.seconds * _WORTH ** (len(p.trainers) - 1))
+    best = min(proposals, key=lambda p: p.seconds * WORTH ** (len(p.trainers) - 1))
     alone = quickest_alone(proposals)
     if reason := reason_to_refuse(best, alone, facts, work):
         raise PlanRefused(reason)
@@ -202,7 +200,7 @@ class _Maker:
         seconds = network.all_pictures / method.pictures_per_s + self._hand_in_s(
             network, method.sync
         )
-        return seconds * _WORTH ** (len(crew) - 1)
+        return seconds * WORTH ** (len(crew) - 1)
 
     def _in_order(self, crew: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(sorted(crew, key=self._places.__getitem__))

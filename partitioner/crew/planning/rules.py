@@ -94,6 +94,8 @@ RULES = (
     Rule("stage", "codec", ("fp32",), "a stage's gradients are its own"),
     Rule("stage", "owner", ("mean",), "a stage's layers have no other owner"),
     Rule("stage", "when", ("at_once",), "a stage has its parameters alone"),
+    Rule("stage", "shares", ("equal",), "pipelines have equal parts of a batch"),
+    Rule("stage", "bucket_bytes", (MISSING,), "a stage's gradients are averaged at once"),
     Rule("stage", "by", (MISSING,), "stages name their trainers"),
     Rule("stage", "micro_batches", (GIVEN,), "a batch is cut into as many"),
 )

@@ -207,18 +207,22 @@ def _best_of(
 def _at_least(blocks: Sequence[int], pipeline: PipelineFacts) -> float:
     """A lower bound of `pipeline_time`: of a stage's own passes, and of waiting for those after it.
 
-    A stage begins after the forward passes before it, and ends before their backward passes. Of
-    what it keeps, each micro-batch goes to the last stage and back before its place is free.
+    A stage begins after the forward passes before it, and ends before their backward passes, with
+    the ways between. Of what it keeps, each micro-batch goes to the last stage and back before its
+    place is free.
     """
     many, count = pipeline.micro_batches, len(blocks)
     busy = [(FORWARD + BACKWARD) * n / s for n, s in zip(blocks, pipeline.speeds, strict=True)]
-    before = list(accumulate(busy, initial=0.0))
+    there_and_back = 2 * pipeline.transfer
+    starts = list(accumulate([own + there_and_back for own in busy[:-1]], initial=0.0))
+    end = starts[-1] + busy[-1]
     kept = pipeline.in_flight or range(count, 0, -1)
     least = 0.0
-    for own, start, limit in zip(busy, before[:-1], kept, strict=True):
+    for own, start, limit in zip(busy, starts, kept, strict=True):
         turns = -(-many // limit)
-        least = max(least, start + many * own, start + turns * (before[-1] - start))
-    return least
+        least = max(least, start + many * own, start + turns * (end - start))
+    # Rounding may put the sum above the time of the passes.
+    return least * (1 - _EPSILON)
 
 
 def _least_of_all(blocks: int, pipeline: PipelineFacts, most: Sequence[int]) -> float:
@@ -236,9 +240,11 @@ def _least_of_all(blocks: int, pipeline: PipelineFacts, most: Sequence[int]) -> 
         for used, (way, least) in best.items():
             for size in range(1, min(limit, blocks - used) + 1):
                 own = (FORWARD + BACKWARD) * size / speed
+                # With the ways to the stages after it and back.
+                on = own + 2 * pipeline.transfer * (used > 0)
                 shortest, lowest = before.get(used + size, (math.inf, math.inf))
-                tried = max(many * own, turns * (own + way), own + least)
-                before[used + size] = min(shortest, own + way), min(lowest, tried)
+                tried = max(many * own, turns * (on + way), on + least)
+                before[used + size] = min(shortest, on + way), min(lowest, tried)
         best = before
     return best[blocks][1] * (1 - _EPSILON)
 

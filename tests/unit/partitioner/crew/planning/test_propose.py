@@ -1,6 +1,8 @@
 """Proposals: in order, legal, with the best trainer alone, and refused where that is better."""
 
+import dataclasses
 from collections.abc import Mapping
+from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
@@ -271,6 +273,52 @@ def test_two_pipelines_share_a_batch_and_average_their_stages() -> None:
     assert mean_s == pytest.approx(
         max(links.mean("ring", pair).of(size_bytes) for pair in (names[::2], names[1::2])), rel=0.1
     )
+
+
+def test_as_many_pipelines_are_proposed_as_are_worth_their_trainers() -> None:
+    work = Work(networks=(TEACHER, *members(1)))
+    names = ("coordinator", *(f"t{i}" for i in range(5)))
+    facts = fleet(dict.fromkeys(names, 100.0), 1000, memory_bytes=1500 * 10**6)
+    plan = choose(propose(facts, work), facts, work).plan
+    assert contradictions(plan, facts, work) == []
+    assert len(plan.network[0].pipelines) == 2
+    assert sorted(plan.network[0].crew) == sorted(names)
+    # Over slow lines averaging takes more than the second pipeline brings.
+    slow = fleet(dict.fromkeys(names, 100.0), 20, memory_bytes=1500 * 10**6)
+    assert len(choose(propose(slow, work), slow, work).plan.network[0].pipelines) == 1
+
+
+@pytest.mark.parametrize("boundary_bytes", [6e4, 6e6])
+def test_places_in_pipelines_are_the_best_of_all(boundary_bytes: float) -> None:
+    """By what lines carry, a stage's trainers are of one site, or a pipeline's."""
+    network = dataclasses.replace(TEACHER, boundary_bytes=boundary_bytes, size_bytes=2e7)
+    facts = two_sites()
+    paces = {"a0": 10.0, "a1": 9.0, "b0": 8.0, "b1": 7.0}
+    facts = Facts(
+        trainer=trainers({n: {"teacher": pace} for n, pace in paces.items()}),
+        line=facts.line,
+        trunk=facts.trunk,
+    )
+    methods = Methods(facts)
+    found = methods.in_stages(network)
+    assert found is not None
+    sync = found.sync
+    assert len(sync.pipelines) == 2
+
+    def placed(names: tuple[str, ...]) -> float:
+        stages = zip(sync.stage, (names[:2], names[2:]), strict=True)
+        method = methods.predict(
+            network, replace(sync, stage=tuple(replace(one, by=by) for one, by in stages))
+        )
+        assert method is not None
+        return method.pictures_per_s
+
+    everywhere = {names: placed(names) for names in permutations(paces)}
+    assert found.pictures_per_s == pytest.approx(max(everywhere.values()))
+    assert min(everywhere.values()) < 0.9 * found.pictures_per_s
+    together = {frozenset(stage.trainers) for stage in sync.stage}
+    of_sites = {frozenset({"a0", "a1"}), frozenset({"b0", "b1"})}
+    assert (together == of_sites) == (boundary_bytes < 1e6)
 
 
 def test_a_teacher_that_fits_in_no_stages_is_refused_with_its_memory() -> None:

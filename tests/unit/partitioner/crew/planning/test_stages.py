@@ -109,7 +109,7 @@ def test_given_limits_stay() -> None:
     st.lists(st.sampled_from([1.0, 2.0]), min_size=2, max_size=3),
     st.integers(1, 5),
     st.lists(st.integers(8, 40), min_size=3, max_size=3),
-    st.sampled_from([0.0, 1.5]),
+    st.sampled_from([0.0, 1.5, 20.0]),
 )
 def test_stages_under_memory_are_the_best_of_all(
     blocks: int, speeds: list[float], many: int, memory: list[int], transfer: float
