@@ -105,7 +105,7 @@ class _Played(torch.autograd.Function):
         return grad[0], None, None
 
 
-_PLAYED: Callable[[Tensor, float, float], Tensor] = _Played.apply
+PLAYED: Callable[[Tensor, float, float], Tensor] = _Played.apply
 
 
 class Network(nn.Module):
@@ -122,7 +122,7 @@ class Network(nn.Module):
         part_s = self.step_s / len(self.layers)
         x = x.requires_grad_()
         for layer in self.layers:
-            x = layer(_PLAYED(x, FORWARD * part_s, (1 - FORWARD) * part_s))
+            x = layer(PLAYED(x, FORWARD * part_s, (1 - FORWARD) * part_s))
         return x
 
 
