@@ -23,7 +23,7 @@ import os
 import shutil
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -44,9 +44,11 @@ from benchmarks.harness.results import RESULTS, format_machine, read_result
 from benchmarks.harness.tables import table
 from benchmarks.scenes.few import CAMERAS
 from benchmarks.scenes.figure import picture
+from benchmarks.scenes.twins import RESULT as SURFACES
 from benchmarks.scenes.unknown import OTHERS
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle, Evaluation
+from mdp.fusion.fuse import Contribution, FusionWeights, fuse, weights_for
 from mdp.fusion.novelty import doubt, energy
 from partitioner.build.bundle import build_bundle
 from partitioner.build.measured.fine_tuning import (
@@ -172,9 +174,13 @@ def build(options: Namespace, name: str, data: Path, cameras: Sequence[str]) -> 
         cache.mkdir(exist_ok=True)
         seen = open_dataset(str(data), cameras=CAMERAS)
         known, *_ = run_on(bundle, seen.test, "test", cache, progress)
+        answered = fuse_all(known, fusion)
+        row["pairs"] = list(pairs_of(options, answered, seen.test.targets))
         row["unknown"] = {}
         for kind, pictures in unknown_items(options).items():
             strange, *_ = run_on(bundle, pictures, kind, cache, progress)
+            if kind == "near twins":
+                row["of_their_class"] = auc_of_predicted(answered, fuse_all(strange, fusion))
             found = measure_rejection(known, fusion, fusion.novelty, strange).subsets
             row["unknown"][kind] = [
                 {
@@ -185,6 +191,48 @@ def build(options: Namespace, name: str, data: Path, cameras: Sequence[str]) -> 
                 for size in range(1, len(CAMERAS) + 1)
             ]
     return row
+
+
+def fuse_all(contributions: Mapping[int, Contribution], fusion: FusionWeights) -> np.ndarray:
+    """Logits `[N, C]` of all cameras together, less their mean over the classes."""
+    weights = weights_for(tuple(sorted(contributions)), "stacked", fusion)
+    logits = np.asarray(fuse(contributions, weights), dtype=np.float64)
+    found: np.ndarray = logits - logits.mean(axis=1, keepdims=True)
+    return found
+
+
+def pairs_of(
+    options: Namespace, logits: np.ndarray, targets: np.ndarray
+) -> Iterator[dict[str, Any]]:
+    """Of each pair whose classes are both taught: how often its items are taken for one of the two,
+    and how often the right one of the two has the larger logit.
+    """
+    classes = classes_of(options)[0]
+    names = sorted(path.name for path in options.parts.iterdir() if path.is_dir())
+    for first, second in zip(names[::2], names[1::2], strict=True):
+        if first in classes and second in classes:
+            both = [classes.index(first), classes.index(second)]
+            rows = np.isin(targets, both)
+            taken = np.take(both, logits[rows][:, both].argmax(axis=1))
+            yield {
+                "classes": [first, second],
+                "pair": float(np.isin(logits[rows].argmax(axis=1), both).mean()),
+                "within": float((taken == targets[rows]).mean()),
+            }
+
+
+def auc_of_predicted(known: np.ndarray, unknown: np.ndarray) -> float:
+    """Area under the ROC curve by the energy of unknown items `[U, C]` beside those known ones that
+    are taken for the same class, over the classes that they are taken for.
+    """
+    taken, own = unknown.argmax(axis=1), known.argmax(axis=1)
+    areas = [
+        (np.sum(taken == c), area_under_curve(energy(known[own == c]), energy(unknown[taken == c])))
+        for c in np.unique(taken)
+        if (own == c).any()
+    ]
+    counts, values = zip(*areas, strict=True)
+    return float(np.average(values, weights=counts))
 
 
 def _mean(values: Sequence[float | None]) -> float:
@@ -485,7 +533,40 @@ def figures() -> str:
             *((f"known, {n}", of_unknown("other things", "known_rejected", n)[1]) for n in sizes),
         ),
     ]
+    drawn = {row["seed"]: row for row in unknown if "pairs" in row}
+    blocks += [
+        "Near twins: how far apart their surfaces are in a picture; per cent of test items of the "
+        "two that four trained cameras take for one of them, and in which the right one of the two "
+        "has the larger logit:",
+        table(
+            read_result(SURFACES.stem)["rows"],
+            ("pair", lambda row: " / ".join(row["classes"])),
+            ("pixels apart, mean", "{mean_px:.2f}"),
+            ("two draws of the first", "{of_itself_px:.2f}"),
+            ("surface over a pixel apart", lambda row: f"{row['over_a_pixel']:.0%}"),
+            ("of another colour", lambda row: f"{row['other_colour']:.0%}"),
+            *(
+                (f"draw {seed}: {named}", pair_of(row, key))
+                for key, named in (("pair", "one of the two"), ("within", "the right one"))
+                for seed, row in sorted(drawn.items())
+            ),
+        ),
+        "Area under the ROC curve of near twins beside the known items that are taken for the same "
+        "class, by four cameras: "
+        + ", ".join(f"{row['of_their_class']:.3f}" for _, row in sorted(drawn.items()))
+        + ".",
+    ]
     return "\n\n".join(blocks)
+
+
+def pair_of(row: Mapping[str, Any], key: str) -> Callable[[Mapping[str, Any]], str]:
+    """Per cent of a pair in a draw; where one of the two was left out, that."""
+
+    def cell(surfaces: Mapping[str, Any]) -> str:
+        found = [one[key] for one in row["pairs"] if one["classes"] == surfaces["classes"]]
+        return f"{100 * found[0]:.0f}" if found else "one left out"
+
+    return cell
 
 
 PAGE = Page("benchmarks.scenes.verdict", figures, picture)

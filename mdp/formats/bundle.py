@@ -136,6 +136,16 @@ class SubsetLabels(Record, frozen=True):
     each: Fraction
 
 
+class Confusion(Record, frozen=True):
+    """Two classes that all members together often take for each other."""
+
+    labels: tuple[str, str]
+    #: Of both classes.
+    pictures: Annotated[int, Meta(ge=1)]
+    #: Of these, those of either that are taken for the other.
+    confused: Annotated[int, Meta(ge=1)]
+
+
 class LowestRungs(Record, frozen=True):
     """The arrival subsets with every device that has rungs at its lowest one."""
 
@@ -166,6 +176,8 @@ class Evaluation(Record, frozen=True):
     lowest: LowestRungs | UnsetType = UNSET
     #: Not written where labels exclude each other.
     by_label: list[SubsetLabels] | UnsetType = UNSET
+    #: The most frequent first; not written where there are none.
+    confusions: tuple[Confusion, ...] | UnsetType = UNSET
 
 
 class TriedPrecision(Record, frozen=True):
@@ -290,6 +302,9 @@ class Manifest(Record, frozen=True, kw_only=True):
         count = len(self.plan.assignments)
         if self.evaluation is not None:
             _check_measured("evaluation", self.evaluation, count)
+            for one in self.evaluation.confusions or ():
+                if not set(one.labels) <= set(self.labels) or len(set(one.labels)) < 2:
+                    raise ValueError(f"`evaluation.confusions` name {', '.join(one.labels)}")
             lowest = self.evaluation.lowest
             if bool(lowest) != any(a.lower for a in self.plan.assignments):
                 raise ValueError("`evaluation.lowest` goes with `rungs` in the plan")

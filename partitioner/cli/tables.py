@@ -20,6 +20,8 @@ from partitioner.export.evaluate import Report
 from partitioner.fusion.cascade_cost import BothWays
 from partitioner.regions import WHOLE, where
 
+#: Pairs of classes that are told to be taken for each other.
+_CONFUSED_SHOWN = 3
 #: Room for a network's name and size in a table 80 columns wide.
 NAME_WIDTH = 17
 
@@ -90,7 +92,12 @@ def print_report(report: Report, plan: Plan, labels: Sequence[str] = ()) -> None
             console.print(told)
     if (ways := report.both_ways(plan)) is not None:
         console.print(_cascade(evaluation, plan, ways))
-    for remark in (one_does_as_well(evaluation, what), beside_measured(plan, evaluation)):
+    remarks = (
+        one_does_as_well(evaluation, what),
+        often_confused(evaluation, what),
+        beside_measured(plan, evaluation),
+    )
+    for remark in remarks:
         if remark:
             console.print(remark, soft_wrap=True, highlight=False)
 
@@ -130,6 +137,27 @@ def beside_measured(plan: Plan, evaluation: Evaluation) -> str:
     if plan.accuracy.all_in is not None:
         predicted = f"predicted {plan.accuracy.all_in:.1%}"
     return f"accuracy with all in: {predicted}, measured {measured:.1%}"
+
+
+def often_confused(evaluation: Evaluation, what: str) -> str:
+    """The pairs of classes that are confused most, and what helps; empty where there are none.
+
+    what: pictures or scenes.
+    """
+    pairs = evaluation.confusions or ()
+    if not pairs:
+        return ""
+    shown = "; ".join(
+        f"{' and '.join(one.labels)} ({one.confused:,} of {one.pictures:,} {what} of the two)"
+        for one in pairs[:_CONFUSED_SHOWN]
+    )
+    others = len(pairs) - _CONFUSED_SHOWN
+    if others > 0:
+        shown += f"; and {others} more {'pair' if others == 1 else 'pairs'}"
+    return (
+        f"taken for each other: {shown}. More or closer {what} of both help where you see the "
+        "difference in them; where you do not, make them one class"
+    )
 
 
 def one_does_as_well(evaluation: Evaluation, what: str) -> str:

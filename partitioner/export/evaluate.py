@@ -53,6 +53,7 @@ from partitioner.data.crops import View, load_views, view_of
 from partitioner.data.datasets import Dataset, PictureSet, thin_out
 from partitioner.data.scenes import fuse_answers, places, single_pictures
 from partitioner.estimates.macs import macs, parameters
+from partitioner.export.confusions import confusions
 from partitioner.export.sessions import (
     latency_ms,
     logits_file,
@@ -400,6 +401,12 @@ def evaluate(
             subsets=subset_accuracies(lowest, fusion, targets),
             sizes=size_accuracies(lowest, fusion, targets),
         ),
+        confusions=confusions(
+            fuse(contributions, weights_for(tuple(sorted(contributions)), "stacked", fusion)),
+            targets,
+            bundle.manifest.labels,
+        )
+        or UNSET,
     )
     busy = [cores for cores in (others_cores, teacher[2] if teacher else None) if cores is not None]
     return Report(

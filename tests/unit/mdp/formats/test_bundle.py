@@ -25,6 +25,11 @@ def folder(tmp_path: Path) -> Path:
     return write_bundle(tmp_path / "bundle")
 
 
+def _confused(manifest: dict[str, Any], *labels: str) -> None:
+    found = {"labels": labels, "pictures": 50, "confused": 24}
+    manifest["evaluation"]["confusions"] = [found]
+
+
 def _cascade(manifest: dict[str, Any], **changes: Any) -> None:
     thresholds = dict.fromkeys(("boosted", "stacked", "bagged"), 0.9)
     told = {"first": [0], "pictures": 1000, "escalated": 0.25, **thresholds}
@@ -159,6 +164,8 @@ def _first(manifest: dict[str, Any]) -> dict[str, Any]:
             lambda m: m["evaluation"].update(sizes=[msgspec.to_builtins(size_accuracy(2))]),
             r"`evaluation.sizes` have to list each of the sizes \[\]",
         ),
+        (lambda m: _confused(m, "red", "mauve"), "`evaluation.confusions` name red, mauve"),
+        (lambda m: _confused(m, "red", "red"), "`evaluation.confusions` name red, red"),
         (lambda m: m["plan"]["assignments"][0].update(threads=1025), "`int` <= 1024"),
         (lambda m: m["plan"]["assignments"][0].update(k=1), "listed by `k`, from 0 without gaps"),
         (lambda m: _cascade(m, first=[]), r"length >= 1 - at `\$\.cascade\.first`"),

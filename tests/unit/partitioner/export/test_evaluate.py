@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mdp.formats.bundle import (
     CascadeAccuracy,
+    Confusion,
     Evaluation,
     MemberAccuracy,
     Rejection,
@@ -309,6 +310,24 @@ def test_a_member_as_good_alone_is_named(capsys: pytest.CaptureFixture[str]) -> 
     assert (
         "beta alone is right on 90.00% of these 100 pictures, all 2 members together on 89.00%"
     ) in said
+
+
+def test_classes_that_are_taken_for_each_other_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan, plain = colour_plan(("alpha", "beta"), (8, 8)), report(2)
+    print_report(plain, plan)
+    assert "taken for each other" not in capsys.readouterr().out
+    pairs = [(("nut", "cap nut"), 50, 24)] + [(("a", str(n)), 40, 4) for n in range(3)]
+    evaluation = msgspec.structs.replace(
+        plain.evaluation, confusions=tuple(Confusion(*pair) for pair in pairs)
+    )
+    print_report(dataclasses.replace(plain, evaluation=evaluation), plan)
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "taken for each other: nut and cap nut (24 of 50 pictures of the two); a and 0 (4 " in said
+    )
+    assert "; and 1 more pair. More or closer pictures of both help where" in said
 
 
 def test_the_table_compares_a_cascade(capsys: pytest.CaptureFixture[str]) -> None:
