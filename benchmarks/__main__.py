@@ -32,6 +32,7 @@ PAGES = {
     "crew-second-order": "crew.second_order",
     "crew-spread": "crew.spread",
     "crew-stages": "crew.stages",
+    "crew-slow-lines": "crew.slow_lines",
     "crew-stage-seconds": "crew.stage_seconds",
     "crew-tune": "crew.tune",
     "crew-star": "crew.star",

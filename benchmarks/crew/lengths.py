@@ -106,6 +106,10 @@ class Learner(Trainer):
         return {"loss": F.cross_entropy(logits, self.labels[index], label_smoothing=0.1)}
 
     def _fit(self, sync: Synchroniser) -> dict[str, Any]:
+        self._train(sync)
+        return self._measure()
+
+    def _train(self, sync: Synchroniser) -> None:
         case = self.case
         rate = case.rate * RATES[case.start]
         schedule = MemberSchedule(epochs=case.epochs, batch_size=BATCH, learning_rate=rate)
@@ -117,6 +121,9 @@ class Learner(Trainer):
         stage.checkpoint.unlink(missing_ok=True)
         fit(self.module, stage, self.loss_of, Progress(io.StringIO()))
         stage.checkpoint.unlink(missing_ok=True)
+
+    def _measure(self) -> dict[str, Any]:
+        case = self.case
         if self.rank:
             return {}
         if case.start == BEFORE:

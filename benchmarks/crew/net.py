@@ -51,11 +51,11 @@ def ran(*command: str) -> None:
 
 
 @contextmanager
-def namespaces(count: int) -> Iterator[list[str]]:
+def namespaces(count: int, mbit: int = MBIT) -> Iterator[list[str]]:
     """Namespaces of trainers on one switch, which have 10.77.0.1 and so on; removed at the end."""
     mark = f"mdp-crew-{os.getpid()}-"
     switch, names = mark + "switch", [f"{mark}{n}" for n in range(count)]
-    tbf = ["tbf", "rate", f"{MBIT}mbit", "burst", str(_BURST_BYTES), "limit", str(_QUEUE_BYTES)]
+    tbf = ["tbf", "rate", f"{mbit}mbit", "burst", str(_BURST_BYTES), "limit", str(_QUEUE_BYTES)]
     try:
         ran("ip", "netns", "add", switch)
         ran("ip", "-n", switch, "link", "add", "br0", "type", "bridge")

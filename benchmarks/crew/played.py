@@ -73,6 +73,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     route: Route = "ring"
     shards: ShardSizes = "equal"
     codec: CodecName = "fp32"
+    #: Of parameters only each so many-th number travels in a mean.
+    stride: int = 1
     bucket_bytes: int = 25 * 2**20
     uplink: tuple[float, ...] = ()
     sites: tuple[str, ...] = ()
@@ -262,7 +264,7 @@ class Trainer:
         )  # fmt: skip
         sync = Rounds(
             NETWORK, client, groups, n, first=self.rank == 0, means=self._means(),
-            codec_of=self._codec_of, scales=case.scales, moments=case.moments,
+            codec_of=self._codec_of, scales=case.scales, moments=case.moments, stride=case.stride,
         )  # fmt: skip
         said = self._fit(sync) | {"sent_bytes": sync.bytes_sent + sync.settling_bytes}
         distributed.barrier()
