@@ -23,6 +23,7 @@ from msgspec import Struct, field
 from mdp.errors import InputError, MDPError
 from mdp.extras import INSPECT, PARTITION, install, missing
 from mdp.files import read_toml
+from mdp.formats.bundle import Confusion
 from mdp.formats.profile import profiles_in_package
 
 PROGRAM = "mdp-partition"
@@ -70,6 +71,8 @@ class BuildReport(Struct, frozen=True, kw_only=True):
     scenes: int
     #: Device -> share of these that it is right on alone.
     alone: dict[str, float]
+    #: Pairs of classes that all together take for each other, the most frequent first.
+    confusions: tuple[Confusion, ...] = ()
     seconds: float = 0.0
 
 
@@ -114,6 +117,7 @@ class _Printed(Struct, frozen=True):
     pictures: int
     members: list[_BuiltMember]
     pilot: _Pilot | None = None
+    confusions: tuple[Confusion, ...] = ()
 
 
 class _FittedHeads(Struct, frozen=True):
@@ -271,6 +275,7 @@ def read_report(out: Path, content: bytes, seconds: float) -> BuildReport:
         measured=whole.bagged if whole.stacked is None else whole.stacked,
         scenes=printed.pictures,
         alone={member.device: member.accuracy for member in printed.members},
+        confusions=printed.confusions,
         seconds=round(seconds, 1),
     )
 

@@ -420,6 +420,9 @@ function showBuild({ build, heads, recording }) {
   text("measured", percent(report.measured));
   text("measured-text", `on ${report.scenes} scenes that it never saw`);
   $("measured-mark").style.left = width(report.measured);
+  const pairs = report.confusions.slice(0, 3).map(({ labels, pictures, confused }) => `${labels.join(" and ")} (${confused} of ${pictures} scenes)`);
+  $("confusions").hidden = !pairs.length;
+  text("confusions", pairs.length ? `Taken for each other: ${pairs.join(", ")}. Record more scenes of both, closer or from other sides.` : "");
   text("alone", `Alone: ${Object.entries(report.alone).map(([name, share]) => `${name} ${percent(share, 0)}`).join(", ")}. Built in ${clock(report.seconds)}.`);
 }
 

@@ -276,7 +276,7 @@ class Methods:
         best = max(some, key=_worth_of, default=None)
         if best is None or len(best.sync.pipelines) == 1:
             return best
-        return max(best, *self._regrouped(network, best.sync, names), key=_worth_of)
+        return max(best, *self._regroup(network, best.sync, names), key=_worth_of)
 
     def _groupings(self, crew: Sequence[str], parts: int) -> list[tuple[Trainers, ...]]:
         """The trainers of each stage, of so many pipelines: by pace; by site those of a stage
@@ -293,7 +293,7 @@ class Methods:
         pipelines = tuple(tuple(by_site[i::count]) for i in range(count))
         return list(dict.fromkeys([*stages, pipelines]))
 
-    def _regrouped(
+    def _regroup(
         self, network: NetworkWork, sync: NetworkSync, names: Sequence[str]
     ) -> Iterator[Method]:
         """Pipelines whose trainers have changed places, with the stages of `sync` and new ones."""

@@ -442,6 +442,12 @@ def test_from_a_new_class_to_answers_and_back(room: Room, page: Browser) -> None
     page.wait_for("#rollout-text", "^All 2 boards serve ")
     made = read_fleet(fleet)[1]
     assert made.digest != before.digest
+    assert made.manifest.evaluation is not None
+    pairs = (made.manifest.evaluation.confusions or ())[:3]
+    shown = page.text("#confusions")
+    assert bool(pairs) == ("Taken for each other: " in shown)
+    for pair in pairs:
+        assert f"{' and '.join(pair.labels)} ({pair.confused} of {pair.pictures} scenes)" in shown
     assert NEW in made.manifest.labels
     # The gateway's model keeps its name.
     assert made.manifest.name == before.manifest.name

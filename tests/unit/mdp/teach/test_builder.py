@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from mdp.errors import InputError
+from mdp.formats.bundle import Confusion
 from mdp.teach import builder as builder_module
 from mdp.teach.builder import (
     CANCELLED,
@@ -89,6 +90,10 @@ def test_the_report() -> None:
     report = read_report(Path("b/1"), json.dumps(REPORT).encode(), 61.23)
     assert (report.bundle, report.predicted, report.measured, report.scenes) == ("1", 0.9, 0.85, 24)
     assert (report.alone, report.seconds) == ({"n100": 0.5, "pi": 0.6}, 61.2)
+    assert report.confusions == ()
+    pair = {"labels": ["nut", "cap nut"], "pictures": 10, "confused": 4}
+    confused = read_report(Path("b"), json.dumps({**REPORT, "confusions": [pair]}).encode(), 0.0)
+    assert confused.confusions == (Confusion(("nut", "cap nut"), 10, 4),)
     for content in (b"", b"{}", b"\xff", b"[]", json.dumps({**REPORT, "subsets": []}).encode()):
         with pytest.raises(InputError, match="printed no report"):
             read_report(Path("b/1"), content, 0.0)
