@@ -5,20 +5,22 @@
 The networks, pictures and processes of `benchmarks.crew.lengths`, with fewer pictures, and beside
 them the chain as users run it: a smaller network that is cut from its teacher and learns its
 answers. Gradients, rounds of a sixteenth of an epoch, and rounds with `step_size = "auto"`,
-`period = "grows"` and `moments`, each at 1, 2, 4 and 8 times the default step size, three seeds,
-both data sets; by four equal trainers, and by three of which the paces are 4 : 2 : 1. Computing is
-real, the processes share the cores; unequal paces are played by sleeping beside it.
+`period = "grows"` and `moments`, each at 1, 2, 4 and 8 times the default step size with one seed,
+and at its best of these with two more, both data sets; by four equal trainers, and by three of
+which the paces are 4 : 2 : 1. Computing is real, the processes share the cores; unequal paces are
+played by sleeping beside it.
 
-It goes on from the kept result, seed by seed, and begins nothing after so many minutes, so that it
-can be run in pieces: the page says how many seeds each figure has. Writes
-benchmarks/results/crew-factors.json after every few trainings. With `--trial` a few pictures do,
-and the result stays in the scratch folder.
+It goes on from the kept result and begins nothing after so many minutes, so that it can be run in
+pieces: the page says how many seeds each figure has. Writes benchmarks/results/crew-factors.json
+after every few trainings. With `--trial` a few pictures do, and the result stays in the scratch
+folder.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -125,18 +127,40 @@ class FactoredCases(Learning, frozen=True, kw_only=True):
     cases: tuple[Factored, ...]
 
 
-def cases_of(counts: Mapping[str, int]) -> Iterator[list[Factored]]:
-    """All trainings, in parts of the same processes, seed by seed; equal paces come first."""
-    for seed in range(SEEDS):
-        for paces, place in ((paces, place) for paces in PACES for place in range(4)):
-            for data, (start, grid) in ((data, of) for data in counts for of in GRID.items()):
-                rate = grid[place]
-                methods = METHODS if paces == EQUAL else UNEQUAL_METHODS
+def cases_of(
+    counts: Mapping[str, int], rows: Sequence[Mapping[str, Any]]
+) -> Iterator[list[Factored]]:
+    """All trainings, in parts of the same processes; equal paces come first.
+
+    Of each data set and start the multiples of the step size are tried with the first seed, and
+    other seeds with the best of each method by `rows`, which has what was trained before.
+    """
+    for places in (range(2), range(4)):
+        for paces, data, start in product(PACES, counts, GRID):
+            methods = tuple(METHODS) if paces == EQUAL else UNEQUAL_METHODS
+            for place in places:
                 yield [
-                    case(data, start, method, rate, seed, counts[data], paces)
+                    case(data, start, method, GRID[start][place], 0, counts[data], paces)
                     for method in methods
                     if not place or method not in _ONCE
                 ]
+            for seed in range(1, SEEDS):
+                best = {one: _best_rate(rows, (data, start, one, paces)) for one in methods}
+                yield [
+                    case(data, start, method, rate, seed, counts[data], paces)
+                    for method, rate in best.items()
+                    if rate is not None
+                ]
+
+
+def _best_rate(rows: Sequence[Mapping[str, Any]], which: tuple[str, str, str, str]) -> float | None:
+    """The multiple with the least test loss of the first seed; None where none was trained."""
+    losses = {
+        row["rate"]: row["test loss"]
+        for row in rows
+        if key_of(row)[:4] == which and not row["seed"]
+    }
+    return min(losses, key=lambda rate: losses[rate], default=None)
 
 
 class Key(NamedTuple):
@@ -193,7 +217,7 @@ def main() -> None:
     known = {key_of(row) for row in rows}
     for data in counts:
         teach(data, counts[data], folder)
-    for some in cases_of(counts):
+    for some in cases_of(counts, rows):
         if time.monotonic() > until_s:
             break
         some = [one for one in some if key_of_case(one) not in known]
@@ -202,8 +226,9 @@ def main() -> None:
         trainers = len(some[0].picture_s)
         said = run_trainers(FactoredCases, some, trainers, folder, "benchmarks.crew.factors")
         rows += [row_of(one, [trainer[one.name] for trainer in said]) for one in some]
+        known |= {key_of_case(one) for one in some}
         write_json(result, {"machine": machine, "pictures": counts, "rows": rows})
-    print(f"{len(rows)} of {sum(map(len, cases_of(counts)))} trainings: {result}")
+    print(f"{len(rows)} trainings: {result}")
     if not options.trial:
         PAGE.write()
 
