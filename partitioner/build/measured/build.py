@@ -67,7 +67,8 @@ def build_measured(
     """Build the bundle `out`; what is done is kept in `run`, and not done again.
 
     A bundle of frozen networks stands first. Then the networks are trained in what is left of the
-    minutes, and those that are better on the calibration split replace it. Raises InputError.
+    minutes, and those that are not surely worse on the calibration split replace it. Raises
+    InputError.
     """
     started_s = clock()
     use_threads(inputs.threads or own_threads())

@@ -106,7 +106,7 @@ class Taught:
         record = self.record
         did = f"{record.epochs:.1f} epochs in {record.seconds / 60:.1f} minutes"
         if self.path is None:
-            return f"{did}; no better than frozen on the calibration split, so frozen is kept"
+            return f"{did}; worse than frozen on the calibration split, so frozen is kept"
         mixed = "" if record.share == 1 else f", {record.share:g} of them and the rest frozen"
         return f"{did}; trained weights are kept{mixed}"
 
@@ -281,7 +281,7 @@ class _NetworkTraining:
         targets = torch.from_numpy(calibration.targets)
         if self.inputs.data.sets is not None:
             targets = torch.from_numpy(self.inputs.data.flags(calibration)).float()
-        frozen_loss = _cross_entropy(member, views, targets)
+        frozen_losses = _cross_entropies(member, views, targets)
         expected = estimate_training(
             (clock() - begun_s) / len(views),
             len(kept.pixels),
@@ -310,7 +310,7 @@ class _NetworkTraining:
             progress=self.progress,
             clock=clock,
         )
-        share, losses, state = _choose(member, frozen, frozen_loss, views, targets)
+        share, losses, state = _choose(member, frozen, frozen_losses, views, targets)
         if share:
             write_bytes(weights, save(state))
             self.serving_s = expected.serving_s
@@ -376,27 +376,40 @@ class _NetworkTraining:
 def _choose(
     member: FamilyMember,
     frozen: Mapping[str, Tensor],
-    frozen_loss: float,
+    frozen_losses: Tensor,
     views: Views,
     targets: Tensor,
 ) -> tuple[float, dict[str, float], dict[str, Tensor]]:
-    """The share of trained weights with the least cross-entropy on the calibration split.
+    """The share of trained weights that `choose_share` takes by the calibration split.
 
-    Beside it the cross-entropy by share, and the weights. `views` are those of the split.
+    Beside it the mean cross-entropy by share, and the weights. `views` are those of the split.
     """
     tuned = {name: value.clone() for name, value in member.state_dict().items()}
     states: dict[float, dict[str, Tensor]] = {0.0: dict(frozen)}
-    losses = {0.0: frozen_loss}
+    losses = {0.0: frozen_losses}
     for share in _SHARES:
         if share < 1:
             states[share] = _between(frozen, tuned, share)
         else:
             states[share] = tuned
         member.load_state_dict(states[share])
-        losses[share] = _cross_entropy(member, views, targets)
-    best = min(losses, key=lambda share: (losses[share], share))
+        losses[share] = _cross_entropies(member, views, targets)
+    best = choose_share(losses)
     state = {name: value.cpu().contiguous() for name, value in states[best].items()}
-    return best, {f"{share:g}": loss for share, loss in losses.items()}, state
+    return best, {f"{share:g}": float(found.mean()) for share, found in losses.items()}, state
+
+
+def choose_share(losses: Mapping[float, Tensor]) -> float:
+    """The share of trained weights with the least mean loss, of losses `[N]` of pictures by share.
+
+    Share 0, the frozen weights, only where they are better by more than a standard error of the
+    pictures' differences: few pictures say little, and training seldom harms (docs/lab-log.md).
+    """
+    best = min(_SHARES, key=lambda share: (float(losses[share].mean()), share))
+    harm = losses[best] - losses[0.0]
+    # Weights that are no numbers compare with nothing.
+    is_harmless = bool(harm.mean() <= harm.std(correction=0) / math.sqrt(len(harm)))
+    return best if is_harmless else 0.0
 
 
 def _between(
@@ -411,20 +424,20 @@ def _between(
     }
 
 
-def _cross_entropy(member: FamilyMember, views: Views, targets: Tensor) -> float:
-    """The mean cross-entropy of a member on views `[N, S, S, 3]` of classes `[N]`.
+def _cross_entropies(member: FamilyMember, views: Views, targets: Tensor) -> Tensor:
+    """The cross-entropy `[N]` of a member on each of views `[N, S, S, 3]` of classes `[N]`.
 
     Of labels `[N, L]` that do not exclude each other the binary one, summed over them.
     """
-    device, total = training_device(), 0.0
+    device, found = training_device(), list[Tensor]()
     for start in range(0, len(views), BATCH):
         logits = _predict(member, views, start)
         right = targets[start : start + BATCH].to(device)
         if right.ndim > 1:
-            total += float(binary_losses(logits, right).sum())
+            found.append(binary_losses(logits, right))
         else:
-            total += float(torch.nn.functional.cross_entropy(logits, right, reduction="sum"))
-    return total / len(views)
+            found.append(torch.nn.functional.cross_entropy(logits, right, reduction="none"))
+    return torch.cat(found).double().cpu()
 
 
 def _predict(member: FamilyMember, views: Views, start: int) -> Tensor:

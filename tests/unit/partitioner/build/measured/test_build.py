@@ -278,7 +278,7 @@ def test_the_minutes_hold_with_the_check_and_the_bundle_of_what_was_trained(
 
         monkeypatch.setattr(module, name, slow)
 
-    slowly(training, "_cross_entropy", lambda _, views, __: took * len(views))
+    slowly(training, "_cross_entropies", lambda _, views, __: took * len(views))
     # The first pass sets everything up: no measure of the pace.
     first_s = iter([15.0])
     slowly(training, "_predict", lambda *_: next(first_s, 0.0))

@@ -1,5 +1,6 @@
-"""Estimates of the time that a training and its check take."""
+"""Estimates of the time that a training and its check take, and the choice of its weights."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
+
+import torch
 
 from mdp.formats.plan import NetworkSpec, SubModelSpec
 from partitioner.build.measured import training
@@ -20,6 +23,7 @@ from partitioner.build.measured.training import (
     ENOUGH,
     LEAST_S,
     FittedMember,
+    choose_share,
     estimate_training,
     train_networks,
 )
@@ -99,3 +103,27 @@ def test_time_is_shared_out_by_the_expected_time_of_an_epoch(
     assert taught_s > epochs_s[0]
     train_networks(inputs, members, {0: members[1]}, nothing, 1000.0, nothing, clock)
     assert slots_s[0] / taught_s == pytest.approx(slots_s[1] / epochs_s[1])
+
+
+@pytest.mark.parametrize(
+    ("frozen", "half", "whole", "expected"),
+    [
+        # Better, and half of the trained weights better than all.
+        ((1.0, 1.2, 0.8), (0.5, 0.6, 0.4), (0.6, 0.7, 0.5), 0.5),
+        ((1.0, 1.2, 0.8), (0.6, 0.7, 0.5), (0.5, 0.6, 0.4), 1.0),
+        # Worse by less than the pictures differ: a mean of 0.1, with a standard error of 0.5.
+        ((1.0, 1.0, 1.0), (1.1, 2.0, 0.2), (3.0, 3.0, 3.0), 0.5),
+        # Worse on every picture.
+        ((1.0, 1.0, 1.0), (1.1, 1.2, 1.1), (1.2, 1.2, 1.2), 0.0),
+        ((1.0, 1.0, 1.0), (math.nan, 1.0, 1.0), (math.nan, 1.0, 1.0), 0.0),
+        # One picture.
+        ((1.0,), (0.5,), (0.6,), 0.5),
+        ((1.0,), (1.1,), (1.2,), 0.0),
+    ],
+)
+def test_frozen_weights_stay_where_trained_ones_are_surely_worse(
+    frozen: tuple[float, ...], half: tuple[float, ...], whole: tuple[float, ...], expected: float
+) -> None:
+    losses = {0.0: frozen, 0.5: half, 1.0: whole}
+    given = {share: torch.tensor(found).double() for share, found in losses.items()}
+    assert choose_share(given) == expected
