@@ -5,10 +5,10 @@
 Four trainers in the namespaces of `benchmarks.crew.net`, with cables of 10 Mbit/s, train the small
 ViT of `benchmarks.crew.lengths` from random weights, two epochs. Computing is real, and every
 trainer sleeps 10 ms for each picture beside it, which makes it slower than what two cores take for
-all four. Rounds of a quarter to a sixteenth of an epoch in int8, and of a sixteenth, a fiftieth
-and two batches in top4 with a mask of a tenth (CocktailSGD). Of step sizes of once, twice and four
-times the default the best for one seed counts, two further seeds are trained with it. Seconds are
-those from the first step to the last mean. Needs root and iproute2. Writes
+all four. Rounds of a quarter to a sixteenth of an epoch in int8, and of a sixteenth and of two
+batches in top4 with a mask of a tenth (CocktailSGD). Of step sizes of once and twice the default
+the better for one seed counts, two further seeds are trained with it. Seconds are those from the
+first step to the last mean. Needs root and iproute2. Writes
 benchmarks/results/crew-slow-lines.json.
 """
 
@@ -37,8 +37,8 @@ from partitioner.training.synchroniser import Synchroniser
 
 RESULT = RESULTS / "crew-slow-lines.json"
 MBIT, PICTURE_S = 10, 0.010
-LIMIT_TRAIN, LIMIT_TEST = 2_700, 5_000
-RATES, SEEDS = (1.0, 2.0, 4.0), 3
+LIMIT_TRAIN, LIMIT_TEST = 2_000, 5_000
+RATES, SEEDS = (1.0, 2.0), 3
 
 
 class Way(NamedTuple):
@@ -60,7 +60,6 @@ WAYS = (
     Way("int8", 1, 4),
     Way("int8", 1, 8),
     Way("int8", 1, 16),
-    Way("top4", 10, 8),
     Way("top4", 10, 16),
     Way("top4", 10, 0),
 )
