@@ -1,4 +1,4 @@
-"""How far the surfaces of near twins are from each other in a camera's picture.
+"""Distances between the surfaces of near twins in a camera's picture.
 
     python -m benchmarks.scenes.twins --parts parts/ --models /usr/share/kicad/3dmodels
 
@@ -28,18 +28,23 @@ RESULT = RESULTS / "scenes-twins.json"
 #: Points on a surface, and pixels of half of an item's diagonal: a camera of 32 degrees that is
 #: 4.2 such halves away.
 POINTS, PIXELS = 60_000, 53.0
+#: Characters of a class's name, which may be the beginning of a model's alone.
+LABEL = 80
 #: Largest difference of a channel, 0..1, of colours that count as one.
 SAME_COLOUR = 0.1
 Floats = NDArray[np.float64]
 
 
 def model_of(models: Path, label: str) -> Item:
-    """The model that a class is named after; raises FileNotFoundError."""
-    family, _, start = label.partition("-")
+    """The model that a class is named after, by at most `LABEL` characters.
+
+    Raises FileNotFoundError.
+    """
+    family = label.partition("-")[0]
     for folder in sorted(models.iterdir()):
         if folder.name.partition(".")[0] == family:
             for file in sorted(folder.glob("*.wrl")):
-                if f"{family}-{file.stem}"[: len(label)] == label and file.stem.startswith(start):
+                if f"{family}-{file.stem}"[:LABEL] == label:
                     meshes = vrml_meshes(file.read_text(errors="replace"), str(file))
                     return Item(label, family, meshes)
     raise FileNotFoundError(f"{models}: expected a model of {label}")

@@ -379,8 +379,7 @@ class Methods:
         most = [[network.most_blocks(there, n, cuts) for n in kept] for there in memory]
         slowest = [min(group, key=lambda name: self._pace(name, network)) for group in groups]
         way_s = max(self._way_s(network, pipeline, cuts) for pipeline in zip(*groups, strict=True))
-        of_batch, _ = self._pipeline(network, slowest, cuts, way_s)
-        pipeline = dataclasses.replace(of_batch, micro_batches=micro_batches)
+        pipeline, _ = self._pipeline(network, slowest, micro_batches, cuts, way_s)
         try:
             found = in_best_order(network.blocks, pipeline, most)
         except ValueError:  # they do not fit
@@ -394,15 +393,12 @@ class Methods:
 
     def _passes_s(self, network: NetworkWork, sync: NetworkSync) -> float:
         """Seconds of a batch's passes through the slowest of the pipelines that share it."""
-        blocks, parts = [stage.blocks for stage in sync.stage], len(sync.pipelines)
-        found = []
+        blocks, micro_batches = [stage.blocks for stage in sync.stage], sync.micro_batches or 1
+        cuts, found = micro_batches * len(sync.pipelines), []
         for crew in sync.pipelines:
-            cuts = (sync.micro_batches or 1) * parts
             way_s = self._way_s(network, crew, cuts)
-            pipeline, unit_s = self._pipeline(network, crew, cuts, way_s)
-            pipeline = dataclasses.replace(
-                pipeline, micro_batches=sync.micro_batches or 1, in_flight=sync.in_flight
-            )
+            pipeline, unit_s = self._pipeline(network, crew, micro_batches, cuts, way_s)
+            pipeline = dataclasses.replace(pipeline, in_flight=sync.in_flight)
             found.append(pipeline_time(blocks, pipeline) * unit_s)
         return max(found)
 
@@ -416,24 +412,24 @@ class Methods:
             for stage in sync.stage
         )
 
-    def _way_s(self, network: NetworkWork, crew: Sequence[str], micro_batches: int) -> float:
+    def _way_s(self, network: NetworkWork, crew: Sequence[str], cuts: int) -> float:
         """Seconds of a micro-batch's way between the worst connected two of a pipeline.
 
-        micro_batches: of a whole batch.
+        cuts: micro-batches of a whole batch.
         """
-        size_bytes = network.boundary_bytes * network.batch / micro_batches
+        size_bytes = network.boundary_bytes * network.batch / cuts
         lines = (self.links.lines[a, b] for a in crew for b in crew if a != b)
         return max(late + size_bytes / rate for late, rate in lines)
 
     def _pipeline(
-        self, network: NetworkWork, crew: Sequence[str], micro_batches: int, way_s: float
+        self, network: NetworkWork, crew: Sequence[str], micro_batches: int, cuts: int, way_s: float
     ) -> tuple[PipelineFacts, float]:
         """A pipeline, and seconds of its unit: of one block's forward pass on the first trainer.
 
-        micro_batches: of a whole batch.
+        micro_batches: of the pipeline's part of a batch; cuts: of a whole batch.
         """
         paces = [self._pace(name, network) for name in crew]
-        unit_s = network.batch / micro_batches / paces[0] / (3 * network.blocks)
+        unit_s = network.batch / cuts / paces[0] / (3 * network.blocks)
         speeds = tuple(one / paces[0] for one in paces)
         pipeline = PipelineFacts(
             speeds=speeds, micro_batches=micro_batches, transfer=way_s / unit_s
