@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import signal
 import socket
 import subprocess
 import sys
@@ -103,11 +104,16 @@ def test_a_call_that_begins_to_wait_while_another_thread_closes_the_client(
         calling = threading.Thread(
             target=end_of, args=[lambda: list(client.classify_many([RED], deadline_ms=PLENTY_MS))]
         )
-        calling.start()
-        assert handed.wait(PATIENCE_S)
-        closing.start()
-        for thread in (closing, calling):
-            thread.join(PATIENCE_S)
+        with ExitStack() as stack:
+            # A stopped agent's answer cannot come before the call waits.
+            for agent in fleet.agents.values():
+                agent.signal(signal.SIGSTOP)
+                stack.callback(agent.signal, signal.SIGCONT)
+            calling.start()
+            assert handed.wait(PATIENCE_S)
+            closing.start()
+            for thread in (closing, calling):
+                thread.join(PATIENCE_S)
         assert sorted(map(str, ends)) == ["None", "this client is closed"]
 
 

@@ -206,7 +206,8 @@ def test_rounds_and_passes_survive_a_trainer_that_is_killed(
     (tmp_path / "by-two").touch()
     # Of the teacher one is lost; of the members who is left are two.
     meetings: tuple[WholeGroup | RequestedGroups | ShuffledGroups | Neighbourhood, ...] = (
-        ShuffledGroups() if first == "shuffled" else Neighbourhood(),
+        # Without a backup each waits until a neighbour's parameters have come, and takes them.
+        ShuffledGroups() if first == "shuffled" else Neighbourhood(backup=0),
         RequestedGroups(reach=math.inf, divide=True),
         WholeGroup(),
     )
