@@ -53,6 +53,7 @@ PAGES = {
     "scenes": "scenes.__main__",
     "scenes-drift": "scenes.drift",
     "scenes-few": "scenes.few",
+    "scenes-one-to-six": "scenes.one_to_six",
     "scenes-sent": "scenes.sent",
     "scenes-trained": "scenes.trained",
     "scenes-trays": "scenes.trays",

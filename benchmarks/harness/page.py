@@ -43,13 +43,16 @@ class Page:
     #: The mark names it; the document is the one with that mark.
     writer: str
     figures: Callable[[], str]
-    #: The content of an SVG file with the document's name.
+    #: The content of an SVG file with the document's name, and how that file's name ends.
     picture: Callable[[], bytes] | None = None
+    ending: str = ".svg"
 
     def files(self) -> dict[Path, bytes]:
         """Content of the document and of the picture, if any; raises InputError."""
         files = {self.path: fill(self.path, self.writer, self.figures())}
-        return files | ({self.path.with_suffix(".svg"): self.picture()} if self.picture else {})
+        if self.picture:
+            files[self.path.with_name(f"{self.path.stem}{self.ending}")] = self.picture()
+        return files
 
     @property
     def path(self) -> Path:
