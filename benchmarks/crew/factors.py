@@ -90,8 +90,6 @@ PACES: dict[str, tuple[float, ...]] = {
 }
 #: Gradients have the weights of one process whatever the paces; what had lost is not tried again.
 UNEQUAL_METHODS = (TODAY, SCALED, GROWING)
-#: Moments, which cost more bytes and had gained nothing, are tried at the default step size.
-_ONCE = (MOMENTS,)
 #: Of the network that is cut: picture, patch, width, blocks and heads of attention.
 SMALLER = SubModelSpec(
     image_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=1, mlp_ratio=4.0
@@ -142,7 +140,6 @@ def cases_of(
                 yield [
                     case(data, start, method, GRID[start][place], 0, counts[data], paces)
                     for method in methods
-                    if not place or method not in _ONCE
                 ]
             for seed in range(1, SEEDS):
                 best = {one: _best_rate(rows, (data, start, one, paces)) for one in methods}

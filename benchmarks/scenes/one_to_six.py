@@ -106,7 +106,7 @@ def figures() -> str:
             f"subsets of so many cameras; {', '.join(result['networks'])}, {epochs} epochs; "
             f"{format_machine(result['machine'])}.",
             table(
-                [(state, found) for state, found in sizes.items()],
+                list(sizes.items()),
                 ("", lambda row: row[0]),
                 *(
                     (f"{n}", lambda row, n=n: f"{mean(row[1][n - 1]):.1f}{_range(row[1][n - 1])}")
