@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from partitioner.crew.planning.losses import MEASURED, loss_increase, loss_words, losses
 from partitioner.crew.planning.methods import Allowed
@@ -36,7 +37,7 @@ def test_the_planner_proposes_what_lost_less_and_says_what_it_loses() -> None:
     assert given == (
         f"member-0: in rounds {least:+.1f} to {most:+.1f} % of test loss against averaged "
         "gradients, measured of given weights (small ViTs, four equal trainers, two epochs, one "
-        "seed); --exact loses nothing"
+        "to three seeds); --exact loses nothing"
     )
     least, most = MEASURED["drawn", "given"]
     assert drawn.startswith(f"member-1: in rounds {least:+.1f} to {most:+.1f} % of test loss")
@@ -44,8 +45,10 @@ def test_the_planner_proposes_what_lost_less_and_says_what_it_loses() -> None:
 
 def test_what_was_not_measured_is_said_so() -> None:
     work = two("cut", "cut")
-    assert [sync.step_size for sync in proposed(work).network] == ["given", "given"]
-    assert loss_words(proposed(work), work) == [
+    plan = proposed(work)
+    assert [sync.step_size for sync in plan.network] == ["given", "given"]
+    sent = [replace(sync, codec="fp16") for sync in plan.network]
+    assert loss_words(replace(plan, network=tuple(sent)), work) == [
         "member-0, member-1: what this way loses was not measured of weights cut from the teacher "
         "or an earlier sub-model; --exact loses nothing"
     ]
