@@ -28,19 +28,19 @@ def proposed(work: Work, allowed: Allowed = "recorded") -> SyncPlan:
 
 
 def test_the_planner_proposes_what_lost_less_and_says_what_it_loses() -> None:
-    work = two("given", "drawn")
+    work = two("given", "cut")
     plan = proposed(work)
     assert [sync.what for sync in plan.network] == ["parameters"] * 2
     assert [sync.step_size for sync in plan.network] == ["auto", "given"]
-    given, drawn = loss_words(plan, work)
+    given, cut = loss_words(plan, work)
     least, most = MEASURED["given", "auto"]
     assert given == (
         f"member-0: in rounds {least:+.1f} to {most:+.1f} % of test loss against averaged "
         "gradients, measured of given weights (small ViTs, four equal trainers, two epochs, one "
         "to three seeds); --exact loses nothing"
     )
-    least, most = MEASURED["drawn", "given"]
-    assert drawn.startswith(f"member-1: in rounds {least:+.1f} to {most:+.1f} % of test loss")
+    least, most = MEASURED["cut", "given"]
+    assert cut.startswith(f"member-1: in rounds {least:+.1f} to {most:+.1f} % of test loss")
 
 
 def test_what_was_not_measured_is_said_so() -> None:
