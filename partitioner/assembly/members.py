@@ -34,9 +34,8 @@ class Model(Record, frozen=True):
     image_size: plan.ImageSize | None = None
     #: Transformer blocks kept of a plain vision transformer of timm, from the first on; 0: all.
     depth: Annotated[int, Meta(ge=0, le=64)] = 0
-    #: Of a plain vision transformer trained here: `tokens`, its class token beside the mean of its
-    #: patch tokens; `own`: as its recipe pools.
-    pooling: Literal["own", "tokens"] = "own"
+    #: Of a network trained here; `own`: as its recipe pools.
+    pooling: Literal["own", "tokens", "stages"] = "own"
     #: Normalisation of pixels 0..1 of an ONNX file; timm knows its own.
     mean: Channels | None = None
     std: Channels | None = None

@@ -15,9 +15,17 @@ from partitioner.torchvision_shim import import_timm
 _HEADS = ("head.", "head_dist.", "classifier.", "fc.")
 
 
-#: `own`: the pooling of the network's recipe; `tokens`: of a plain ViT the class token and the mean
-#: of the patch tokens, side by side.
-Pooling = Literal["own", "tokens"]
+#: `own`: the pooling of the network's recipe; `tokens`: of a plain ViT the class token, the mean
+#: and the standard deviation of the patch tokens, side by side; `stages`: of a network with stages
+#: the pooling of its recipe beside the means of its later stages. These tell classes apart that its
+#: own pooling does not, most where pictures differ from those that it was trained on
+#: (docs/lab-log.md).
+Pooling = Literal["own", "tokens", "stages"]
+#: Least number of input pixels from one place of a stage's output to the next, for its mean to be a
+#: part of the feature.
+_LEAST_STRIDE = 8
+#: Added to a variance before its root, whose slope has no bound at 0.
+_LEAST_VARIANCE = 1e-6
 
 
 class Backbone(NamedTuple):
@@ -31,21 +39,72 @@ class Backbone(NamedTuple):
 
 
 class TokenFeatures(nn.Module):
-    """A plain ViT whose feature is its class token, if any, and the mean of its patch tokens."""
+    """A plain ViT whose feature is its class token, if any, beside statistics of patch tokens."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        """Feature `[B, 2D]` of normalised pictures `[B, 3, S, S]`; `[B, D]` without class token."""
+        """Feature `[B, 3D]` of normalised pictures `[B, 3, S, S]`; without class token `[B, 2D]`.
+
+        D is the width of the tokens.
+        """
         return token_features(self.network, self.network.forward_features(x))
 
 
 def token_features(network: Any, tokens: Tensor) -> Tensor:
-    """The class token, if any, and the mean of the patch tokens of `tokens[B, T, D]`, joined."""
-    mean = tokens[:, network.num_prefix_tokens :].mean(dim=1)
-    return mean if network.cls_token is None else torch.cat([tokens[:, 0], mean], dim=1)
+    """The class token, if any, the mean and the standard deviation of patch tokens, joined.
+
+    `tokens` are `[B, T, D]`. Pooling by mean and standard deviation is that of Snyder and others,
+    X-vectors: robust DNN embeddings for speaker recognition, ICASSP 2018.
+    """
+    patches = tokens[:, network.num_prefix_tokens :]
+    spread = (patches.float().var(dim=1, correction=0) + _LEAST_VARIANCE).sqrt()
+    joined = [patches.mean(dim=1), spread.to(patches.dtype)]
+    return torch.cat(joined if network.cls_token is None else [tokens[:, 0], *joined], dim=1)
+
+
+class StageFeatures(nn.Module):
+    """A network with stages whose feature is its own beside the means of its later stages."""
+
+    def __init__(self, network: Any, stages: list[int]) -> None:
+        """`stages` are places in the list of stages that timm knows of the network."""
+        super().__init__()
+        self.network, self.stages = network, stages
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Feature `[B, D + sum of the stages' channels]` of normalised pictures `[B, 3, S, S]`."""
+        last, outputs = self.network.forward_intermediates(x, indices=self.stages)
+        own = self.network.forward_head(last)
+        return torch.cat([own, *(output.mean(dim=(2, 3)) for output in outputs)], dim=1)
+
+
+def later_stages(network: Any) -> list[int]:
+    """Places of stages whose means tell more than a network's own feature; empty without any.
+
+    Of stages of one size the last one counts, and none that the own feature is the mean of.
+    """
+    if last_stage(network) is None or not hasattr(network, "forward_intermediates"):
+        return []
+    listed = network.feature_info
+    info = getattr(listed, "info", listed)
+    places = {stage["reduction"]: place for place, stage in enumerate(info)}
+    own = getattr(network, "head_hidden_size", network.num_features)
+    return [
+        place
+        for stride, place in places.items()
+        if stride >= _LEAST_STRIDE and info[place]["num_chs"] != own
+    ]
+
+
+def trunk_of(network: Any, pooling: Pooling) -> nn.Module:
+    """The network whose output `[B, D]` is its feature by `pooling`."""
+    if pooling == "tokens":
+        return TokenFeatures(network)
+    stages = later_stages(network) if pooling == "stages" else []
+    trunk: nn.Module = StageFeatures(network, stages) if stages else network
+    return trunk
 
 
 class FamilyMember(Member):
@@ -61,7 +120,7 @@ class FamilyMember(Member):
     ) -> None:
         """Reads pretrained `weights` where given; raises InputError naming what does not fit."""
         network = create(backbone, 0, weights)
-        trunk = TokenFeatures(network) if backbone.pooling == "tokens" else network
+        trunk = trunk_of(network, backbone.pooling)
         width = _feature_width(trunk, backbone.image_size)
         super().__init__(trunk, normalisation(network), width, num_classes, boosting=boosting)
         self.backbone = backbone
@@ -201,14 +260,20 @@ class NetworkStage(NamedTuple):
         )
 
 
-def last_stage(network: Any) -> NetworkStage | None:
-    """The last stage of a timm network, before what its classifier needs; None of a plain ViT."""
+def last_stage(trunk: Any) -> NetworkStage | None:
+    """The last stage of a network, before what its classifier needs; None of a plain ViT.
+
+    Of `StageFeatures` it is that of the network within.
+    """
+    inside = isinstance(trunk, StageFeatures)
+    network = trunk.network if inside else trunk
     listed = getattr(network, "feature_info", None)
     # A list while a network is whole; an object of timm's where it was made for its features.
     info = getattr(listed, "info", listed)
     if not info or hasattr(network, "pos_embed"):
         return None
-    return NetworkStage(info[-1]["module"], info[-1]["num_chs"])
+    place = info[-1]["module"]
+    return NetworkStage(f"network.{place}" if inside else place, info[-1]["num_chs"])
 
 
 def own_classifier(name: str, weights: Path) -> nn.Linear | None:

@@ -20,15 +20,17 @@ _OWN, _FITTED = (0.25, 0.5, 1.0), (0.0, 0.25, 0.5, 1.0)
 class Blend:
     """Rows of a network's own classifier, and factors of their logits and of the fitted ones."""
 
+    #: It reads the first part of the feature.
     own: Classifier
     own_factor: float
     fitted_factor: float
 
     def with_fitted(self, fitted: Classifier) -> Classifier:
         """The one linear classifier that gives the blend's answers."""
+        weight = self.fitted_factor * fitted.weight
+        weight[:, : self.own.weight.shape[1]] += self.own_factor * self.own.weight
         return Classifier(
-            weight=self.own_factor * self.own.weight + self.fitted_factor * fitted.weight,
-            bias=self.own_factor * self.own.bias + self.fitted_factor * fitted.bias,
+            weight=weight, bias=self.own_factor * self.own.bias + self.fitted_factor * fitted.bias
         )
 
 
@@ -40,7 +42,8 @@ def find_blend(
     None, and `left_out` itself, where the fitted classifier alone is best. `features` are `[N, D]`,
     `targets` `[N]`.
     """
-    own_answers = log_softmax(own.logits(np.asarray(features, dtype=np.float64)))
+    read = features[:, : own.weight.shape[1]]
+    own_answers = log_softmax(own.logits(np.asarray(read, dtype=np.float64)))
     best, found = _loss(left_out.answers, targets), None
     predictions = left_out
     for own_factor, fitted_factor in product(_OWN, _FITTED):

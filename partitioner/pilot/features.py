@@ -19,6 +19,7 @@ from partitioner.networks.families import (
     normalisation,
     own_classifier,
     token_features,
+    trunk_of,
 )
 from partitioner.networks.inference_form import to_inference_form
 from partitioner.pilot.linear import Classifier
@@ -63,7 +64,7 @@ def cut_features(
     pixels: Views,
     advance: Advance,
 ) -> dict[int, Features]:
-    """Features `[N, 2D]` after each of `depths` layers, from views `[N, S, S, 3]`, in one pass.
+    """Features `[N, 3D]` after each of `depths` layers, from views `[N, S, S, 3]`, in one pass.
 
     They are those of `TokenFeatures` of the network cut to that depth. Raises InputError.
     """
@@ -80,15 +81,21 @@ def cut_features(
         )
         return [token_features(network, torch.cat([rest[1], rest[0]], dim=1)) for rest in found]
 
-    return dict(zip(depths, _run(network, features, pixels, advance), strict=True))
+    return dict(
+        zip(depths, _run(network, normalisation(network), features, pixels, advance), strict=True)
+    )
 
 
 def network_features(
     name: str, image_size: int, weights: Path, pixels: Views, advance: Advance
 ) -> NetworkFeatures:
-    """The pooled features of a whole network, from views `[N, S, S, 3]`; raises InputError."""
+    """The features of a whole network, from views `[N, S, S, 3]`; raises InputError.
+
+    They are its own beside the means of its stages, if it has any.
+    """
     noise = torch.randn(1, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
-    network: Any = to_inference_form(create(Backbone(name, image_size), 0, weights), noise)
+    plain = create(Backbone(name, image_size), 0, weights)
+    network: Any = to_inference_form(trunk_of(plain, "stages"), noise)
     # A third less time in convolutions, measured with EfficientNet-Lite at 128 px.
     layout = torch.channels_last
     network = network.to(memory_format=layout)
@@ -102,13 +109,13 @@ def network_features(
         found = network(x.to(memory_format=layout))
         return [found, means.pop() if means else found]
 
-    return NetworkFeatures(*_run(network, features, pixels, advance))
+    return NetworkFeatures(*_run(network, normalisation(plain), features, pixels, advance))
 
 
 def own_rows(name: str, depth: int, weights: Path, rows: Sequence[int]) -> Classifier | None:
-    """The rows `rows` of a network's own classifier, for the feature that the pilot takes.
+    """The rows `rows` of a network's own classifier, for the first part of the pilot's feature.
 
-    None unless it reads that feature: of a plain ViT, the class token after all of its layers.
+    None unless it reads that part: of a plain ViT, the class token after all of its layers.
     """
     if depth and depth != _depth_of_token(name):
         return None
@@ -117,8 +124,6 @@ def own_rows(name: str, depth: int, weights: Path, rows: Sequence[int]) -> Class
         return None
     part = cut_classifier(classifier, list(rows))
     weight, bias = (value.detach().double().numpy() for value in (part.weight, part.bias))
-    if depth:
-        weight = np.hstack([weight, np.zeros_like(weight)])
     return Classifier(weight=weight, bias=bias)
 
 
@@ -131,9 +136,11 @@ def _depth_of_token(name: str) -> int:
     return len(network.blocks) if reads_token else 0
 
 
-def _run(network: Any, features: Any, pixels: Views, advance: Advance) -> list[Features]:
+def _run(
+    network: Any, normalise: Any, features: Any, pixels: Views, advance: Advance
+) -> list[Features]:
     """Every output of `features` for all pictures."""
-    normalise, parts = normalisation(network), list[list[Features]]()
+    parts = list[list[Features]]()
     size = max(1, min(_BATCH, _PIXELS // pixels.shape[1] ** 2))
     with (
         torch.inference_mode(),

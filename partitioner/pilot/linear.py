@@ -203,7 +203,8 @@ def interval(right: int, count: int, tested: int | None = None) -> tuple[float, 
     centre = (share + z**2 / (2 * worth)) / (1 + z**2 / worth)
     width = z / (1 + z**2 / worth)
     width *= math.sqrt(share * (1 - share) / worth + z**2 / (4 * worth**2))
-    return max(0.0, centre - width), min(1.0, centre + width)
+    # Of shares of 0 and 1 one end is the share itself, but for rounding.
+    return max(0.0, min(share, centre - width)), min(1.0, max(share, centre + width))
 
 
 def _standardise(features: NDArray[np.floating]) -> tuple[Array, Array, Array]:

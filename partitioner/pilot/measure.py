@@ -62,7 +62,7 @@ from partitioner.run.progress import Advance, Progress
 #: Most pictures that candidates are compared on.
 COMPARED = 1000
 #: Changed with what kept predictions mean.
-_KEPT_FORMAT = 4
+_KEPT_FORMAT = 5
 #: PilotPictures of each class, or scenes, that are compared in any case, where there are so many.
 LEAST = 5
 
@@ -531,5 +531,5 @@ def fit_member(
 
 def backbone_of(one: FrozenNetwork) -> Backbone:
     """The network of a candidate, as members are built from it."""
-    pooling: Pooling = "tokens" if one.depth else "own"
+    pooling: Pooling = "tokens" if one.depth else "stages"
     return Backbone(one.name, one.spec.image_size, one.depth, pooling)

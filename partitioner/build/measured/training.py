@@ -51,7 +51,7 @@ _IN_FP32, _MARGIN = 2.0, 1.5
 #: Bytes of pictures, at most, that a training holds in memory.
 _MEMORY_BYTES = 1_000_000_000
 #: Part of every key; changed with what a training of the same key does.
-_FORMAT = 4
+_FORMAT = 5
 #: Views are cut from pictures of this many times the side.
 _CANVAS = 1.25
 #: Shares of the trained weights that are tried, the rest being the frozen network's: weights in
