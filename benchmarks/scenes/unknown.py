@@ -39,8 +39,8 @@ from partitioner.pilot.linear import fit, leave_groups_out
 
 RESULT = RESULTS / "scenes-unknown.json"
 NETWORK, SIDE = "tf_efficientnet_lite0", 128
-#: Width of the feature that its classifier reads.
-READ = 1280
+#: Width of the feature that its classifier reads: its own, and the means of three stages.
+READ = 1280 + 40 + 112 + 320
 CAMERAS = ("top", "left", "right", "back")
 #: Scenes of a class to learn from, to calibrate, to test.
 LEARNED, CALIBRATED, TESTED = slice(0, 40), slice(40, 50), slice(50, 75)

@@ -316,7 +316,7 @@ def train_views(options: Namespace, data: Dataset, side: int) -> dict[str, Any]:
     cache.mkdir(exist_ok=True)
     weights = weights_at_hand(options.weights)[name]
     torch.manual_seed(options.seed)
-    member = FamilyMember(Backbone(name, side), len(data.labels), weights).eval()
+    member = FamilyMember(Backbone(name, side, pooling="stages"), len(data.labels), weights).eval()
     network = LargestOverViews(member)
     learned = SceneViews.of(data.train, math.ceil(1.25 * side), cache, "train")
     # The classifier is fitted to the frozen features first, as those of the bundles.
