@@ -33,9 +33,11 @@ from benchmarks.harness.turns import in_turns
 from benchmarks.pilot.pools import CAMERAS, FeatureStore, PicturePool, PoolPictures
 from mdp.errors import InputError
 from mdp.files import write_bytes, write_json
+from mdp.fusion.fuse import Contribution, fuse, weights_for
 from mdp.runtimes.onnxruntime import open_session
 from partitioner.assembly.class_rows import rows_by_network
 from partitioner.export.write import ServedMember, to_onnx
+from partitioner.fusion.stacking import fit_fusion
 from partitioner.networks.families import FamilyMember
 from partitioner.networks.members import to_served_form
 from partitioner.pilot.blend import find_blend
@@ -176,23 +178,45 @@ def score(answers: Array, teacher: Array, targets: Index) -> dict[str, float]:
     }
 
 
-def fuse(
-    choice: ChosenNetworks, answers: Mapping[str, Array], teacher: Array, targets: Index
+def score_devices(
+    choice: ChosenNetworks,
+    learnt: tuple[Mapping[str, Array], Index],
+    tested: tuple[Mapping[str, Array], Index],
+    teacher: Array,
 ) -> dict[str, Any]:
-    """Scores of the sum of the devices' answers, and of the worst sum without one of them."""
-    total = np.sum(list(answers.values()), axis=0)
+    """Scores of the devices' fused answers, and of the worst ones without one of them.
+
+    Answers and classes of the pictures that fusion weights are fitted to, as those of a bundle, and
+    of those of the test.
+    """
+    names, (answers, targets) = list(choice.rows), tested
+    weights = fit_fusion(_contributions(learnt[0], names), learnt[1])
+    parts = _contributions(answers, names)
+
+    def fused(members: Sequence[int]) -> dict[str, float]:
+        answered = fuse(parts, weights_for(members, "stacked", weights))
+        return score(answered.astype(np.float64), teacher, targets)
+
+    every = range(len(names))
     without = {
-        name: score(total - own, teacher, targets)
-        for name, own in answers.items()
-        if len(answers) > 1
+        name: fused([other for other in every if other != k])
+        for k, name in enumerate(names)
+        if len(names) > 1
     }
     return {
         "rows": choice.rows,
         "predicted": choice.together,
-        "alone": {name: share(own, targets) for name, own in answers.items()},
-        "together": score(total, teacher, targets),
+        "alone": {name: share(answers[name], targets) for name in names},
+        "together": fused(every),
         "without": {name: one["accuracy"] for name, one in without.items()},
         "one_missing": min(without.values(), key=lambda one: one["accuracy"], default=None),
+    }
+
+
+def _contributions(answers: Mapping[str, Array], names: Sequence[str]) -> dict[int, Contribution]:
+    return {
+        k: Contribution.of([np.asarray(answers[name], dtype=np.float32)])
+        for k, name in enumerate(names)
     }
 
 
@@ -219,8 +243,11 @@ class Contest:
             choice = choose(
                 allowed, lambda _, row: learnt.answers[row], learnt.targets, networks=names
             )
-            own = {device: tested.answers[row] for device, row in choice.rows.items()}
-            return fuse(choice, own, teacher, tested.targets)
+            fitted, own = (
+                {device: one.answers[row] for device, row in choice.rows.items()}
+                for one in (learnt, tested)
+            )
+            return score_devices(choice, (fitted, learnt.targets), (own, tested.targets), teacher)
 
         fitting = within(self.ratios, budget)
         of_all = within(self.ratios, budget * sum(SPEEDS.values()))
@@ -250,8 +277,12 @@ class Contest:
                 lambda camera, row: learnt[camera].answers[row],
                 learnt[CAMERAS[0]].targets,
             )
-            own = {camera: tested[camera].answers[row] for camera, row in choice.rows.items()}
-            return fuse(choice, own, teacher, tested[CAMERAS[0]].targets)
+            fitted, own = (
+                {camera: one[camera].answers[row] for camera, row in choice.rows.items()}
+                for one in (learnt, tested)
+            )
+            targets, expected = (one[CAMERAS[0]].targets for one in (learnt, tested))
+            return score_devices(choice, (fitted, targets), (own, expected), teacher)
 
         def alone(rows: Sequence[int]) -> dict[str, Any]:
             found = [together(rows, [camera]) for camera in CAMERAS]

@@ -17,6 +17,8 @@ from benchmarks.pilot.depths import (
     interpolate,
     ratios_to,
     score,
+    score_devices,
+    share,
     teacher_of,
     within,
 )
@@ -34,6 +36,7 @@ from mdp.errors import InputError
 from mdp.formats.plan import SubModelSpec
 from partitioner.estimates.catalogue import catalogue
 from partitioner.pilot.candidates import FrozenNetwork
+from partitioner.pilot.choice import ChosenNetworks
 
 pytestmark = pytest.mark.torch
 
@@ -160,6 +163,17 @@ def test_each_device_serves_what_its_part_of_the_time_is_enough_for() -> None:
     fleet = found["fleet"]
     assert fleet["one_missing"]["accuracy"] == min(fleet["without"].values())
     assert set(fleet["without"]) == set(SPEEDS)
+
+
+def test_devices_count_as_much_as_the_training_pictures_say() -> None:
+    """A device that is sure and right as often as wrong would outvote the other in a sum."""
+    choice = ChosenNetworks(rows={"good": 0, "bad": 1}, alone={}, together=1.0, without={})
+    targets = np.arange(60) % 2
+    told = {"good": answers("+" * 60, targets), "bad": 4 * answers("++--" * 15, targets)}
+    found = score_devices(choice, (told, targets), (told, targets), told["good"])
+    assert share(told["good"] + told["bad"], targets) == 0.5
+    assert found["together"]["accuracy"] == 1.0
+    assert found["one_missing"]["accuracy"] == found["without"]["good"] == 0.5
 
 
 def test_each_camera_has_a_network_and_a_single_one_the_best_camera() -> None:
