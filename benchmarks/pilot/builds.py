@@ -70,6 +70,7 @@ def figures() -> str:
             ("trained: best alone", lambda row: _format_trained(row, "alone")),
             ("together", lambda row: _format_trained(row, "together")),
             ("one missing, at least", lambda row: _best(row["served"]["one_missing"])),
+            ("epochs", _epochs),
             ("seconds", lambda row: f"{row['seconds']:.0f}"),
         ),
     ))  # fmt: skip
@@ -92,6 +93,11 @@ def _frozen(row: Mapping[str, Any], key: str) -> str:
 
 def _format_trained(row: Mapping[str, Any], key: str) -> str:
     return _best(row["served"][key]) if row["kept"] else "frozen"
+
+
+def _epochs(row: Mapping[str, Any]) -> str:
+    """Of each network that was trained."""
+    return ", ".join(f"{one['epochs']:.0f}" for one in row["trained"].values())
 
 
 def _best(value: float | list[float] | None) -> str:

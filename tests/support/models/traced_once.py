@@ -63,11 +63,13 @@ def traced_once() -> Iterator[None]:
 
 def _export_once(module: nn.Module, args: tuple[Tensor], **how: Any) -> Any:
     (example,) = args
-    key = (repr(module), tuple(example.shape), tuple(how["output_names"]), how["opset_version"])
     tensors = (*module.named_parameters(), *module.named_buffers())
     weights = {name: tensor.detach().numpy().copy() for name, tensor in tensors}
+    shapes = tuple((name, weight.shape) for name, weight in weights.items())
+    how_exported = tuple(how["output_names"]), how["opset_version"]
+    key = (repr(module), shapes, tuple(example.shape), how_exported)
     known = _known.get(key)
-    if known is not None and known.weights.keys() == weights.keys():
+    if known is not None:
         model = known.with_weights(weights)
         if model is not None and _computes(model, module, example):
             return SimpleNamespace(model_proto=model)

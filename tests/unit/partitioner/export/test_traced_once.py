@@ -20,7 +20,7 @@ SIDE = 4
 class Net(nn.Module):
     """A linear network whose factor is no weight, and is not seen in its structure."""
 
-    def __init__(self, seed: int, factor: float = 1.0, zero: bool = False) -> None:
+    def __init__(self, seed: int, factor: float = 1.0, zero: bool = False, shifts: int = 1) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.first, self.last = nn.Linear(3 * SIDE**2, 8), nn.Linear(8, 3)
@@ -28,10 +28,12 @@ class Net(nn.Module):
             for layer in (self.first, self.last):
                 nn.init.zeros_(layer.bias)
         self.factor = factor
+        #: Not seen in the structure either.
+        self.register_buffer("shift", torch.zeros(shifts, 1, 1))
 
     def forward(self, images: Tensor) -> tuple[Tensor]:
         hidden = torch.relu(self.first(images.flatten(1).float() / 255))
-        return (self.factor * self.last(hidden),)
+        return ((self.factor * self.last(hidden) + self.shift).sum(dim=0),)
 
 
 @pytest.fixture
@@ -72,6 +74,13 @@ def test_networks_of_one_structure_are_traced_once(exported: list[nn.Module]) ->
 def test_what_the_structure_does_not_show_is_traced_anew(exported: list[nn.Module]) -> None:
     for factor in (1.0, 2.0):
         net = Net(0, factor)
+        assert_is(export(net), net)
+    assert len(exported) == 2
+
+
+def test_buffers_of_other_shapes_are_traced_anew(exported: list[nn.Module]) -> None:
+    for shifts in (2, 3):
+        net = Net(0, shifts=shifts)
         assert_is(export(net), net)
     assert len(exported) == 2
 
