@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mdp.runtimes.base import CPU
 from mdp.runtimes.onnxruntime import import_onnxruntime
-from partitioner.assembly.imported import ServedMember, stage_of
-from partitioner.export.write import to_onnx
+from partitioner.assembly.imported import stage_of
+from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.families import (
     Backbone,
     FamilyMember,
