@@ -7,7 +7,11 @@ WEIGHTS has files by timm's names. The build is asked for on the named devices, 
 of --cameras where these are given, and reports the accuracy of the frozen networks and of what is
 served in the end. With --teacher NAME and its --teacher-weights FILE the build is the rival: it
 trains sub-models by this teacher, which begin with WEIGHTS of their own, for --epochs, of which as
-many are to be asked for as the minutes of the other build take. The row is added to
+many are to be asked for as the minutes of the other build take.
+
+With --part SHARE the devices are the three of `benchmarks.pilot.depths`: as quick as the machine on
+which it timed networks, half and a quarter as quick. Each has to compute its answer in this share
+of the teacher's time there, and --profiles and --latency-ms do not count. The row is added to
 benchmarks/results/measured-builds.json, in place of an earlier one of the same build.
 """
 
@@ -22,7 +26,7 @@ from benchmarks.harness.options import arguments
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, format_machine, read_result
 from benchmarks.harness.tables import table
-from mdp.files import write_json
+from mdp.files import write_json, write_toml
 from mdp.formats.bundle import Bundle
 from mdp.formats.profile import read_profiles
 from partitioner.config import Given
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 
 RESULT = RESULTS / "measured-builds.json"
 #: What tells builds apart.
-_KEYS = ("data", "devices", "latency_ms", "minutes", "seed", "teacher")
+_KEYS = ("data", "devices", "part", "latency_ms", "minutes", "seed", "teacher")
 
 
 def accuracies(report: "Report") -> dict[str, Any]:
@@ -62,7 +66,7 @@ def figures() -> str:
             ("draw", lambda row: row["seed"]),
             ("classes", lambda row: row["classes"]),
             ("devices", lambda row: ", ".join(row["devices"])),
-            ("ms", lambda row: f"{row['latency_ms']:g}"),
+            ("ms", _limit),
             ("build", _way),
             ("predicted, %", lambda row: _share(row["predicted"])),
             ("frozen: best alone", lambda row: _frozen(row, "alone")),
@@ -79,6 +83,11 @@ def figures() -> str:
 def _pictures(row: Mapping[str, Any]) -> str:
     compared = f", {row['train']:,} compared" if row["train"] else ""
     return f"{row['data']}{compared}"
+
+
+def _limit(row: Mapping[str, Any]) -> str:
+    part = f", {row['part']:g} of the teacher's" if row.get("part") else ""
+    return f"{row['latency_ms']:g}{part}"
 
 
 def _way(row: Mapping[str, Any]) -> str:
@@ -139,6 +148,24 @@ def _facts(built: "BuildOutcome", bundle: Bundle) -> dict[str, Any]:
     }
 
 
+def _key(row: Mapping[str, Any]) -> list[Any]:
+    """The build that a row is of; rows from before a key was there lack it."""
+    return [row.get(key) or "" for key in _KEYS]
+
+
+def _write_profiles(part: float, folder: Path) -> tuple[list[str], float]:
+    """Files of the three devices' profiles, and milliseconds of this share of the teacher's."""
+    from benchmarks.pilot.speeds import speed_profiles, teacher_ms
+
+    times = read_result("depth-cuts")
+    files = list[str]()
+    for profile in speed_profiles(times):
+        file = folder / f"{profile.name}.toml"
+        write_toml(file, profile)
+        files.append(str(file))
+    return files, round(part * teacher_ms(times), 3)
+
+
 def main() -> None:
     asked = arguments(
         __doc__,
@@ -147,6 +174,7 @@ def main() -> None:
         scratch=Path,
         profiles="raspberry-pi-5 n100 laptop-cpu",
         latency_ms=12.0,
+        part=0.0,
         minutes=10.0,
         cameras="",
         seed=0,
@@ -159,7 +187,9 @@ def main() -> None:
     from partitioner.build.bundle import build_bundle
 
     machine = describe_machine()
-    profiles = asked.profiles.split()
+    profiles, latency_ms = asked.profiles.split(), asked.latency_ms
+    if asked.part:
+        profiles, latency_ms = _write_profiles(asked.part, asked.scratch)
     devices = [profile.name for profile in read_profiles(profiles)]
     cameras = dict(zip(devices, asked.cameras.split(), strict=False))
     options: dict[str, Any] = {
@@ -167,7 +197,7 @@ def main() -> None:
         "run.weights": str(asked.weights),
         "run.seed": asked.seed,
         "plan.profiles": profiles,
-        "plan.latency_ms": asked.latency_ms,
+        "plan.latency_ms": latency_ms,
     }
     if cameras:
         options["plan.cameras"] = cameras
@@ -180,6 +210,8 @@ def main() -> None:
     else:
         options["run.minutes"] = asked.minutes
     way = f"{asked.teacher}-{asked.epochs}" if asked.teacher else f"{asked.minutes:g}"
+    if asked.part:
+        way += f"-part-{asked.part:g}"
     out = asked.scratch / f"{asked.data.name}-{way}-{asked.seed}"
     run, begun_s = RunFolder(Path(f"{out}.run")), time.monotonic()
     built = build_bundle(Given(None, options).build(), out, Progress(), run=run.path)
@@ -191,7 +223,8 @@ def main() -> None:
         "tested": built.report.evaluation.pictures,
         "devices": devices,
         "cameras": cameras,
-        "latency_ms": asked.latency_ms,
+        "latency_ms": latency_ms,
+        "part": asked.part,
         "minutes": asked.minutes,
         "seed": asked.seed,
         "teacher": asked.teacher,
@@ -202,7 +235,7 @@ def main() -> None:
         "run_mb": sum(f.stat().st_size for f in run.path.rglob("*") if f.is_file()) / 1e6,
     }
     before = read_result("measured-builds")["rows"] if RESULT.exists() else []
-    others = [one for one in before if any(one.get(key, "") != row[key] for key in _KEYS)]
+    others = [one for one in before if _key(one) != _key(row)]
     write_json(RESULT, {"machine": machine, "rows": [*others, row]})
 
 

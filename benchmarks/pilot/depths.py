@@ -68,8 +68,13 @@ PARTS, CAMERAS_FUSED = "parts, one picture", "parts, four cameras"
 CLASSES = 10
 #: More than a class of a draw has.
 _EACH = 1000
-#: The scenes of parts to learn from, and those of the test.
-_LEARNT, _TESTED = ("s000", "s039"), ("s050", "s074")
+#: The first and last of 40 scenes of parts to learn from, and of 25 of the test, in each draw; of
+#: the third the scenes to learn from are the last 25 and the first 15.
+PARTS_DRAWS = (
+    (("s000", "s039"), ("s050", "s074")),
+    (("s025", "s064"), ("s000", "s024")),
+    (("s050", "s014"), ("s025", "s049")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +376,7 @@ def rows(
     seeds: int,
     folder: Path,
 ) -> Iterator[dict[str, Any]]:
-    """One for each draw of each data set, and two for the parts, kept in `folder`."""
+    """One for each draw of each data set, and two for each of the parts, kept in `folder`."""
     for draw, (name, shown) in product(range(seeds), SETS.items()):
         train, test = (
             PicturePool(f"{draw}/{name}-10-classes/{half}", _EACH, {}) for half in ("train", "test")
@@ -385,22 +390,23 @@ def rows(
             return _row(shown, draw, facts, contest.tested, map(contest.measure_pictures, BUDGETS))
 
         yield keep(folder / f"{name}-{draw}.json", measure)
-    yield from keep(folder / "parts.json", lambda: _measure_parts(store, some, ratios))
+    for draw in range(min(seeds, len(PARTS_DRAWS))):
+        measure_parts = partial(_measure_parts, store, some, ratios, draw)
+        yield from keep(folder / f"parts-{draw}.json", measure_parts)
 
 
 def _measure_parts(
-    store: FeatureStore, some: Sequence[FrozenNetwork], ratios: Sequence[float]
+    store: FeatureStore, some: Sequence[FrozenNetwork], ratios: Sequence[float], draw: int
 ) -> list[dict[str, Any]]:
     """The parts as single pictures of all cameras, and as scenes."""
     parts = PicturePool("parts", _EACH, {}, classes=CLASSES)
-    facts, contest = _answers(
-        store, some, ratios, replace(parts, names=_LEARNT), replace(parts, names=_TESTED)
-    )
+    learnt, tested = (replace(parts, names=names) for names in PARTS_DRAWS[draw])
+    facts, contest = _answers(store, some, ratios, learnt, tested)
     scenes = {key: count // len(CAMERAS) for key, count in facts.items()}
     fused = contest.tested.fused()
     return [
-        _row(PARTS, 0, facts, contest.tested, map(contest.measure_pictures, BUDGETS)),
-        _row(CAMERAS_FUSED, 0, scenes, fused, map(contest.measure_cameras, BUDGETS)),
+        _row(PARTS, draw, facts, contest.tested, map(contest.measure_pictures, BUDGETS)),
+        _row(CAMERAS_FUSED, draw, scenes, fused, map(contest.measure_cameras, BUDGETS)),
     ]
 
 

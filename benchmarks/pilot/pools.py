@@ -35,7 +35,8 @@ class PicturePool:
     holding: str = ""
     #: The files of a class that are not counted, in their order.
     skipped: int = 0
-    #: The first and the last name of the files that count, by the alphabet; empty: all.
+    #: The first and the last name of the files that count, by the alphabet; empty: all. Where the
+    #: last comes before the first, it goes on from the alphabet's end at its beginning.
     names: tuple[str, str] | tuple[()] = ()
     #: The first classes, by the alphabet; 0: all.
     classes: int = 0
@@ -73,7 +74,12 @@ class PicturePool:
         return PoolPictures(tuple(labels), tuple(sources), np.array(targets), np.array(groups))
 
     def _counts(self, name: str) -> bool:
-        return not self.names or self.names[0] <= name <= self.names[1]
+        if not self.names:
+            return True
+        first, last = self.names
+        if first <= last:
+            return first <= name <= last
+        return name >= first or name <= last
 
 
 def _hash(path: Path) -> bytes:

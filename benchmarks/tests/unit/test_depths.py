@@ -8,7 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from benchmarks.harness.results import read_result
 from benchmarks.pilot.depths import (
+    CLASSES,
+    PARTS_DRAWS,
     SPEEDS,
     AnsweredPictures,
     Contest,
@@ -32,9 +35,13 @@ from benchmarks.pilot.depths_page import (
     promises,
 )
 from benchmarks.pilot.pools import CAMERAS, PicturePool, PoolPictures
+from benchmarks.pilot.speeds import speed_profiles, teacher_ms
 from mdp.errors import InputError
+from mdp.files import write_toml
 from mdp.formats.plan import SubModelSpec
+from mdp.formats.profile import read_profiles
 from partitioner.estimates.catalogue import catalogue
+from partitioner.estimates.latency import fit_latency
 from partitioner.pilot.candidates import FrozenNetwork
 from partitioner.pilot.choice import ChosenNetworks
 
@@ -43,13 +50,14 @@ pytestmark = pytest.mark.torch
 VIT, LITE = "vit_tiny_patch16_224", "tf_efficientnet_lite0"
 
 
-def cut(depth: int, side: int = 64) -> FrozenNetwork:
-    return FrozenNetwork(
-        VIT,
-        SubModelSpec(
-            image_size=side, patch_size=16, embed_dim=192, depth=depth, num_heads=3, mlp_ratio=4.0
-        ),
+def encoder(depth: int, side: int = 64) -> SubModelSpec:
+    return SubModelSpec(
+        image_size=side, patch_size=16, embed_dim=192, depth=depth, num_heads=3, mlp_ratio=4.0
     )
+
+
+def cut(depth: int, side: int = 64) -> FrozenNetwork:
+    return FrozenNetwork(VIT, encoder(depth, side))
 
 
 def lite(side: int = 64) -> FrozenNetwork:
@@ -91,7 +99,28 @@ def test_a_pool_holds_the_named_scenes_of_the_first_classes(tmp_path: Path) -> N
     assert found.labels == ("a", "b")
     assert {path.parent.name for path in found.sources} == {"s1", "s2"}
     assert len(found.sources) == 2 * 2 * len(CAMERAS)
-    assert len({pool.name, replace(pool, names=()).name, replace(pool, classes=0).name}) == 3
+    around = replace(pool, names=("s3", "s0"))
+    assert {path.parent.name for path in around.read(tmp_path).sources} == {"s3", "s0"}
+    different = (pool, around, replace(pool, names=()), replace(pool, classes=0))
+    assert len({one.name for one in different}) == len(different)
+
+
+def test_no_draw_of_parts_learns_from_scenes_of_its_test(tmp_path: Path) -> None:
+    for number in range(75):
+        (tmp_path / "parts" / "a" / f"s{number:03}").mkdir(parents=True)
+    tests = list[str]()
+    for names in PARTS_DRAWS:
+        learnt, tested = (
+            {
+                path.parent.name
+                for path in PicturePool("parts", 99, {}, names=one).read(tmp_path).sources
+            }
+            for one in names
+        )
+        assert (len(learnt), len(tested)) == (40, 25)
+        assert not learnt & tested
+        tests += tested
+    assert len(set(tests)) == len(tests)
 
 
 def test_a_budget_keeps_what_takes_no_more_and_says_where_nothing_does() -> None:
@@ -267,3 +296,17 @@ def test_classifiers_answer_pictures_left_out_of_their_fit_and_those_of_a_test()
     for one in found:
         assert one.answers[0].shape == (40, 2)
         assert one.accuracies()[0] > 0.9
+
+
+def test_devices_as_slow_as_named_are_predicted_to_take_what_was_timed(tmp_path: Path) -> None:
+    times = read_result("depth-cuts")
+    for profile in speed_profiles(times):
+        write_toml(tmp_path / f"{profile.name}.toml", profile)
+    profiles = read_profiles([str(tmp_path / f"{name.replace(' ', '-')}.toml") for name in SPEEDS])
+    timed = [one for one in times["candidates"] if one["timed"] and one["depth"]]
+    for profile, speed in zip(profiles, SPEEDS.values(), strict=True):
+        latency = fit_latency(profile)
+        for one in timed:
+            predicted = latency.predict_ms(encoder(one["depth"], one["image_size"]), CLASSES)
+            assert predicted * speed == pytest.approx(one["ms"], rel=0.1)
+    assert teacher_ms(times) == max(one["ms"] for one in timed)
