@@ -94,6 +94,8 @@ def measure(way: Way, folder: Path, wheel: Path) -> dict[str, float]:
         spent = follow(way, here, variables)
         return {
             **spent,
+            "commands": way.commands,
+            "words": way.words,
             "fetched_bytes": fetched.count,
             "clone_bytes": used_bytes(here / ".git") if way.clone else 0,
             "disk_bytes": used_bytes(folder) - before,

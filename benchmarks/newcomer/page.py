@@ -26,6 +26,8 @@ def figures() -> str:
             table(
                 rows,
                 ("way", "{what}"),
+                ("commands", "{commands}"),
+                ("words of its page", lambda row: row["words"] or ""),
                 ("installed after, s", "{installed_s:.0f}"),
                 ("seen after, s", "{end_s:.0f}"),
                 ("of processor time, s", "{processor_s:.0f}"),

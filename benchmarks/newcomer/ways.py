@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TUTORIAL = ROOT / "docs" / "tutorials" / "four-cameras.md"
+TUTORIALS = ROOT / "docs" / "tutorials"
 #: A line that scripts print once all is installed, and what `mdp demo` prints then.
 INSTALLED, STARTING = "everything is installed", "starting 4 agents"
 #: What `mdp demo` prints after the address of its page.
@@ -42,6 +42,18 @@ class Way:
     page: bool = False
     #: A package with the program that a newcomer has already; it is in $TOOLS.
     tool: str = ""
+    #: Of the page that is followed to its end; 0 where the commands are all there is to read.
+    words: int = 0
+
+    @property
+    def commands(self) -> int:
+        """What a newcomer types: commands over several lines count once.
+
+        `make` installs an environment by itself; here that is asked for apart, to be timed.
+        """
+        lines = self.script.replace("\\\n", " ").splitlines()
+        apart = ("make .venv", f"echo {INSTALLED}")
+        return sum(bool(line.strip()) and not line.startswith(apart) for line in lines)
 
 
 def ways() -> dict[str, Way]:
@@ -62,10 +74,8 @@ def ways() -> dict[str, Way]:
         ),
         "demo": Way("`make demo`, all of its text", f"{make}make demo", clone=True),
         "picture": Way("a picture of one's own, answered by three agents", _PICTURE),
-        "cameras": Way(
-            "four cameras of one's own, the whole tutorial", tutorial(TUTORIAL.read_text()),
-            clone=True,
-        ),
+        "pictures": tutorial("classes of one's own", "from-pictures-to-a-bundle"),
+        "cameras": tutorial("four cameras of one's own", "four-cameras"),
         "demo-build": Way(
             "`make demo-build`",
             f"make .venv/.installed\necho {INSTALLED}\nmake demo-build",
@@ -74,8 +84,14 @@ def ways() -> dict[str, Way]:
     }  # fmt: skip
 
 
-def tutorial(page: str) -> str:
-    """The commands of a tutorial that installs in its first block and runs those of `sh`."""
+def tutorial(what: str, name: str) -> Way:
+    """A tutorial that installs in its first block, followed word for word: all blocks of `sh`."""
+    page = (TUTORIALS / f"{name}.md").read_text()
     blocks = _BLOCK.findall(page)
     steps = [text for language, text in blocks if language == "sh"]
-    return "\n".join([blocks[0][1], f"echo {INSTALLED}", *steps])
+    return Way(
+        f"{what}, the whole [tutorial](../tutorials/{name}.md)",
+        "\n".join([blocks[0][1], f"echo {INSTALLED}", *steps]),
+        clone=True,
+        words=len(_BLOCK.sub("", page).split()),
+    )

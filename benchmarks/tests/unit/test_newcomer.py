@@ -7,17 +7,26 @@ from pathlib import Path
 import pytest
 
 from benchmarks.newcomer.__main__ import WayFailed, environment, follow, used_bytes
-from benchmarks.newcomer.ways import INSTALLED, TUTORIAL, Way, tutorial, ways
+from benchmarks.newcomer.ways import INSTALLED, TUTORIALS, Way, ways
 
 
-def test_the_tutorial_is_followed_word_for_word() -> None:
-    script = tutorial(TUTORIAL.read_text())
+def test_a_tutorial_is_followed_word_for_word() -> None:
+    script = ways()["cameras"].script
     installation, _, rest = script.partition(f"echo {INSTALLED}")
     assert "pip install '.[agent,partition,weights]'" in installation
     steps = ("mdp keys new", "mdp record", "mdp-partition build", "mdp bundle push", "mdp look")
     places = [rest.index(step) for step in steps]
     assert places == sorted(places)
     assert "stacked from" not in script
+
+
+def test_commands_over_several_lines_count_once_and_a_page_without_its_commands() -> None:
+    way = Way("an example", f"one\necho {INSTALLED}\n\ntwo \\\n  three \\\n  four\nfive &\n")
+    assert way.commands == 3
+    found = ways()["pictures"]
+    page = (TUTORIALS / "from-pictures-to-a-bundle.md").read_text()
+    assert 0.5 * len(page.split()) < found.words < len(page.split())
+    assert "kill -KILL $device" in found.script
 
 
 def test_every_way_says_when_all_is_installed() -> None:
