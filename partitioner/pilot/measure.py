@@ -241,8 +241,9 @@ def run_pilot(
 ) -> Pilot:
     """Measure every candidate that keeps the target on some device, and choose one for each.
 
-    With `shared` devices that have the time for the same candidates get the same one. `epochs` are
-    those that there will be time to train a candidate for; None where none is trained.
+    With `shared` devices of different cameras that have the time for the same candidates get the
+    same one. `epochs` are those that there will be time to train a candidate for; None where none
+    is trained.
 
     `weights` are files by timm's name, `cameras` the devices' in scenes, `class_rows` the row of
     each class in the own classifiers of networks that have them. Predictions are kept in the folder
@@ -277,7 +278,7 @@ def run_pilot(
     def predictions(device: str, row: int) -> Array:
         return measured[row].left_out.answers[pictures.rows_of(cameras.get(device))]
 
-    alike, truth = _alike(allowed) if shared else [], pictures.truth
+    alike, truth = _alike(allowed, cameras) if shared else [], pictures.truth
     if epochs is not None:
         allowed = without_slow(
             allowed,
@@ -292,8 +293,9 @@ def run_pilot(
             predictions,
             targets,
             alike,
-            None if cameras else {row: one.candidate.name for row, one in measured.items()},
+            {row: one.candidate.name for row, one in measured.items()},
             truth.part(first),
+            cameras,
         )
     # Those of all candidates are more than a hundred MB.
     measured = {
@@ -318,12 +320,16 @@ def run_pilot(
     )
 
 
-def _alike(allowed: Mapping[str, Sequence[int]]) -> list[list[str]]:
-    """Devices that have the time for the same candidates."""
-    groups: dict[tuple[int, ...], list[str]] = {}
+def _alike(allowed: Mapping[str, Sequence[int]], cameras: Mapping[str, str]) -> list[list[str]]:
+    """Devices of different cameras that have the time for the same candidates."""
+    groups: dict[tuple[int, ...], list[dict[str, str]]] = {}
     for device, rows in allowed.items():
-        groups.setdefault(tuple(rows), []).append(device)
-    return list(groups.values())
+        camera, like = cameras[device], groups.setdefault(tuple(rows), [])
+        group = next((one for one in like if camera not in one), None)
+        if group is None:
+            like.append(group := {})
+        group[camera] = device
+    return [list(group.values()) for like in groups.values() for group in like]
 
 
 def _measure(
