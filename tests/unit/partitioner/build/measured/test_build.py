@@ -255,7 +255,7 @@ def test_too_few_minutes_are_said_and_train_nothing(
     _, found = run(inputs, tmp_path / "bundle", clock=TickingClock())
     assert not found.taught
     shown = capsys.readouterr().err
-    assert "s of --minutes 0.1 are left to train it, expected at least 20" in shown
+    assert "s of --minutes 0.1 are left to train it, an epoch of 108 pictures takes" in shown
     assert "epochs of" not in shown
     # Whoever waits sees the choice before anything is trained.
     assert "n100: test_vit, first " in shown
@@ -295,9 +295,12 @@ def test_the_minutes_hold_with_the_check_and_the_bundle_of_what_was_trained(
     assert 90 < clock.now_s - begun_s <= 120
 
 
+@pytest.mark.parametrize("minutes", [1.0, 3.0])
 def test_where_no_epoch_fits_the_minutes_that_would_do_are_said(
-    weights: Path, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    weights: Path, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], minutes: float
 ) -> None:
+    """Also where measuring took the time in which an epoch's pace would be measured."""
+
     class Slow(Clock):
         """A clock that goes on by ten seconds at each question: a slow network's."""
 
@@ -305,13 +308,13 @@ def test_where_no_epoch_fits_the_minutes_that_would_do_are_said(
             self.now_s += 10
             return self.now_s
 
-    inputs = inputs_of(weights, tree, **{"run.minutes": 3.0, "plan.latency_ms": 1.0})
+    inputs = inputs_of(weights, tree, **{"run.minutes": minutes, "plan.latency_ms": 1.0})
     _, found = run(inputs, tmp_path / "bundle", clock=Slow())
     assert not found.taught
     shown = capsys.readouterr().err
     assert re.search(
-        r"stays frozen: \d+ s of --minutes 3 are left to train it, an epoch of \d+ pictures takes "
-        r"about \d+: --minutes \d+ has time for 6 epochs",
+        rf"stays frozen: \d+ s of --minutes {minutes:g} are left to train it, an epoch of \d+ "
+        r"pictures takes about \d+: --minutes \d+ has time for 6 epochs",
         shown,
     )
 
@@ -425,8 +428,16 @@ def test_the_command_prints_what_was_predicted_beside_what_was_measured(
 
 
 def test_cameras_of_like_devices_share_one_network_in_training(
-    weights: Path, tmp_path: Path
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Pictures of a scene that lacks a camera are trained on as well."""
+    held = []
+
+    def hold(member: FamilyMember, pictures: live_views.Pictures, *rest: Any, **more: Any) -> Any:
+        held.append(pictures)
+        return fine_tune(member, pictures, *rest, **more)
+
+    monkeypatch.setattr(training, "fine_tune", hold)
     scenes = write_scenes(tmp_path / "scenes", each=24)
     inputs = inputs_of(
         weights,
@@ -442,6 +453,9 @@ def test_cameras_of_like_devices_share_one_network_in_training(
     assert len(set(found.pilot.choice.rows.values())) == 1
     (taught,) = found.taught.values()
     assert taught.record.epochs > 0
+    assert inputs.data.incomplete == {"right": 1}
+    (pictures,) = held
+    assert len(pictures.pixels) == 2 * len(inputs.data.train) - 1
     first, second = bundle.manifest.plan.assignments
     assert (first.camera, second.camera) == ("left", "right")
     # Each file also tells the distance of its own camera's features.
