@@ -8,7 +8,7 @@ plain ViT are measured in one pass at each picture size.
 import hashlib
 import io
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -225,6 +225,22 @@ def plain_shapes(names: Sequence[str]) -> dict[str, SubModelSpec]:
     return found
 
 
+def find_candidates(
+    weights: Collection[str], devices: Sequence[DeviceLatency], target_ms: float
+) -> tuple[list[FrozenNetwork], dict[str, list[int]]]:
+    """All candidates of the networks `weights`, and the places of those that keep the target.
+
+    The latter are by device. Raises InputError where there are none.
+    """
+    some = candidates(list(weights), plain_shapes(list(weights)))
+    if not some:
+        raise InputError(
+            "--weights: expected a plain vision transformer or a network of the catalogue "
+            f"(docs/results/families.md), found {', '.join(weights) or 'no weights'}"
+        )
+    return some, check_fit(devices, some, target_ms)
+
+
 def run_pilot(
     data: Dataset,
     weights: Mapping[str, Path],
@@ -249,13 +265,7 @@ def run_pilot(
     each class in the own classifiers of networks that have them. Predictions are kept in the folder
     `kept`, by network and pictures, and not computed again. Raises InputError.
     """
-    some = candidates(list(weights), plain_shapes(list(weights)))
-    if not some:
-        raise InputError(
-            "--weights: expected a plain vision transformer or a network of the catalogue "
-            f"(docs/results/families.md), found {', '.join(weights) or 'no weights'}"
-        )
-    allowed = check_fit(devices, some, target_ms)
+    some, allowed = find_candidates(weights, devices, target_ms)
     pictures = PilotPictures.of(data, COMPARED)
     for remark in (
         remark_on_unknown(list(weights), devices, some),
@@ -495,12 +505,13 @@ def fit_member(
     progress: Progress,
     path: Path,
     known: Measured | None = None,
-) -> tuple[NetworkFeatures, HeldOutPredictions]:
+) -> tuple[NetworkFeatures, HeldOutPredictions, Blend | None]:
     """Write a member's weights to `path`, with a classifier fitted to `pictures`.
 
     `rows` are those of the classes in the network's own classifier, where it has them. `known` is
     what was measured on the very same pictures: nothing of it is computed again. Returns the
-    features, and the predictions for pictures left out of the fit. Raises InputError.
+    features, the predictions for pictures left out of the fit, and the network's own rows in them.
+    Raises InputError.
     """
     if known is not None and known.features is not None:
         features, left_out, blend = known.features, known.left_out, known.blend
@@ -532,7 +543,7 @@ def fit_member(
         member.bag.weight.copy_(torch.from_numpy(classifier.weight))
         member.bag.bias.copy_(torch.from_numpy(classifier.bias))
     save_file({name: tensor.contiguous() for name, tensor in member.state_dict().items()}, path)
-    return features, left_out
+    return features, left_out, blend
 
 
 def backbone_of(one: FrozenNetwork) -> Backbone:

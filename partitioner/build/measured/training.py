@@ -32,6 +32,7 @@ from partitioner.data.memmaps import Views
 from partitioner.data.scenes import single_pictures
 from partitioner.estimates.macs import macs
 from partitioner.networks.families import Backbone, FamilyMember
+from partitioner.pilot.blend import Blend
 from partitioner.pilot.candidates import FrozenNetwork
 from partitioner.pilot.features import NetworkFeatures
 from partitioner.pilot.linear import HeldOutPredictions
@@ -84,6 +85,8 @@ class FittedMember:
     #: Features of these pictures, and the predictions of each left out of the fit.
     features: NetworkFeatures
     left_out: HeldOutPredictions
+    #: Rows of the network's own classifier in these predictions; None: they have no part in them.
+    blend: Blend | None
 
     def load(self, num_classes: int) -> FamilyMember:
         """The network with its weights."""

@@ -368,6 +368,23 @@ def test_weights_of_another_folder_are_not_taken_for_a_run(
     assert not (tmp_path / "bundle").exists()
 
 
+def test_where_nothing_fits_no_run_folder_is_left(
+    weights: Path, tree: Path, tmp_path: Path
+) -> None:
+    """Whoever then trains a teacher instead is not told that the folder is another build's."""
+    with pytest.raises(InputError, match=r"nothing fits 'n100'"):
+        run(inputs_of(weights, tree, **{"plan.latency_ms": 0.01}), tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_build_by_measurement_is_not_that_of_a_training(
+    weights: Path, tree: Path, tmp_path: Path
+) -> None:
+    run(inputs_of(weights, tree, **{"plan.latency_ms": 1.0}), tmp_path / "bundle")
+    with pytest.raises(InputError, match=r"bundle\.run: .* found that of a build by measurement"):
+        RunFolder(tmp_path / "bundle.run").check_new()
+
+
 def test_a_finished_build_is_made_again_from_what_is_kept(
     weights: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,10 +395,14 @@ def test_a_finished_build_is_made_again_from_what_is_kept(
     monkeypatch.setattr(measure, "cut_features", _refuse(cut_features, most=1))
     again, _ = run(inputs, tmp_path / "bundle")
     assert again.digest == first.digest
-    # A damaged file is measured anew.
+    # A damaged file is measured anew, and what a killed build left is removed.
     kept[0].write_bytes(b"not a file of numpy")
+    left = tmp_path / "bundle.run" / "members-killed"
+    left.mkdir()
+    (left / "member-0.safetensors").write_bytes(b"half")
     monkeypatch.undo()
     assert run(inputs, tmp_path / "bundle")[0].digest == first.digest
+    assert not left.exists()
 
 
 def test_a_plan_is_made_by_measurement_too(weights: Path, tree: Path, tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ def test_time_is_shared_out_by_the_expected_time_of_an_epoch(
     inputs: Any = SimpleNamespace(data=SimpleNamespace(labels=list("abcdefghij")))
     nothing: Any = None
     members = {
-        row: FittedMember(one, Path("weights"), nothing, nothing) for row, one in enumerate(chosen)
+        row: FittedMember(one, Path("weights"), nothing, nothing, nothing)
+        for row, one in enumerate(chosen)
     }
     assert train_networks(inputs, members, {}, nothing, 400.0, nothing, clock) == {}
     assert sum(slots_s) == pytest.approx(300.0)
