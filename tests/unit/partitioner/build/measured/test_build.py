@@ -135,7 +135,8 @@ def test_depths_are_measured_and_the_chosen_cut_is_what_the_bundle_serves(
         assert chosen["latency_ms"] <= 1.5
         assert assignment.predicted_ms.total == pytest.approx(chosen["latency_ms"], abs=1e-3)
     assert bundle.manifest.provenance[f"given_{VIT}"].startswith(f"{VIT}.safetensors, sha256 ")
-    assert pilot["together"]["low"] < pilot["together"]["accuracy"] < pilot["together"]["high"]
+    together = pilot["together"]
+    assert together["low"] < together["accuracy"] <= together["high"] <= 1
     assert not found.taught
 
 
